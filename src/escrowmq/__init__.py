@@ -1,0 +1,1 @@
+"""EscrowMQ: transactional messages. The public names, grouped, nothing else."""

@@ -1,0 +1,67 @@
+"""Growing arrays with a head that can be let go: the one storage shape of the ledger."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Columns:
+    """Rows numbered by ordinal ``first`` .. ``end``-1, one array a column, amortised growth at the end, trim at the head.
+
+    Ordinals never change. ``columns["name"]`` is the live part as an array (index 0 is ordinal ``first``); it is a view,
+    valid until the next append or trim.
+    """
+
+    __slots__ = ("_arrays", "_size", "_start", "first")
+
+    def __init__(self, dtypes: dict[str, Any], first: int = 0, capacity: int = 0) -> None:
+        self.first = first
+        self._start = 0
+        self._size = 0
+        self._arrays: dict[str, npt.NDArray[Any]] = {name: np.empty(capacity, dtype) for name, dtype in dtypes.items()}
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def end(self) -> int:
+        """The ordinal that the next row gets."""
+        return self.first + self._size
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        return self._arrays[name][self._start : self._start + self._size]
+
+    def extend(self, count: int, **values: Any) -> int:
+        """Add ``count`` rows; each value is an array of that length or a scalar. The first new ordinal."""
+        begin = self._start + self._size
+        if begin + count > len(next(iter(self._arrays.values()))):
+            self._grow(count)
+            begin = self._start + self._size
+        for name, array in self._arrays.items():
+            array[begin : begin + count] = values[name]
+        ordinal = self.first + self._size
+        self._size += count
+        return ordinal
+
+    def trim(self, first: int) -> None:
+        """Let rows below ordinal ``first`` go."""
+        gone = min(max(first - self.first, 0), self._size)
+        self.first += gone
+        self._start += gone
+        self._size -= gone
+        capacity = len(next(iter(self._arrays.values())))
+        if self._start > 4096 and self._start > capacity // 2:
+            self._move(max(2 * self._size, 64))
+
+    def _grow(self, count: int) -> None:
+        self._move(max(2 * self._size, self._size + count, 64))
+
+    def _move(self, capacity: int) -> None:
+        for name, array in self._arrays.items():
+            fresh = np.empty(capacity, array.dtype)
+            fresh[: self._size] = array[self._start : self._start + self._size]
+            self._arrays[name] = fresh
+        self._start = 0

@@ -1,0 +1,244 @@
+"""What can be asked of the ledger, and what it answers. All plain values; times are microseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from escrowmq.model import DecidedBy
+from escrowmq.schemas import Kind
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One frame to be: rows of schema ``STORED[kind]``. Its position and time are given by the log when it is appended."""
+
+    kind: Kind
+    batch: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What ``decide`` returns: events to append and apply *in this order*, and the answer to give once they are durable.
+
+    An event's rows that hold positions of their own frame (a new transaction's id, a lease's id) assume that the
+    events are appended next, the first at the ledger's ``next_position``; nothing may come between.
+    """
+
+    events: tuple[Event, ...] = ()
+    answer: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Configure:
+    """Make ``rules`` those of the ledger. Answer: None."""
+
+    rules: Rules
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTopic:
+    """Make a topic, or give it more queues. ``queues`` None: the default. Answer: {"name", "queues"}."""
+
+    name: str
+    queues: int | None = None
+    may_exist: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession:
+    """Begin a producer session; a newer one of the same group and instance fences the older. Answer: epoch (int)."""
+
+    group: str
+    instance: str
+    transactional: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Plain messages: ``batch`` of schema OUTGOING, ``sessions`` an epoch a row (0: none). Answer: PRODUCED."""
+
+    batch: pa.RecordBatch
+    sessions: Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Half messages, else as :class:`Send`."""
+
+    batch: pa.RecordBatch
+    sessions: Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Decisions: ``batch`` of schema ENDING, ``sessions`` an epoch a row (0: an operator's). Answer: ENDED."""
+
+    batch: pa.RecordBatch
+    sessions: Int64s
+    by: DecidedBy = DecidedBy.PRODUCER
+
+
+@dataclass(frozen=True, slots=True)
+class AskChecks:
+    """Take up to ``limit`` due transactions of a producer group for asking. Answer: :class:`Asked`."""
+
+    group: str
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Transactions to ask about (arrays of one length): positions, session epochs, attempt numbers from 1."""
+
+    transactions: Int64s
+    epochs: Int64s
+    attempts: Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Whatever is due by the clock, questions apart: delayed messages released, leases ended, transactions parked or
+    rolled back whose checks are exhausted or whose half_retention is over. At most ``limit`` rows a kind. Answer: None."""
+
+    limit: int = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Recheck:
+    """Open parked or undecided transactions anew: no checks spent, due now. Answer: codes (uint8 array)."""
+
+    transactions: pa.Array  # fixed_size_binary(16)
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """Make a consumer group, or join it (same subscription). Answer: {"group": ordinal, "created": bool}."""
+
+    group: str
+    subscription: Subscription
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Lease messages to a member. Answer: :class:`Leased` (empty when nothing is there)."""
+
+    group: str
+    member: int
+    max_messages: int
+    lease_us: int
+    queue_ids: Sequence[int] | None = None  # restrict to these
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """Leased messages (arrays of one length), in the order they are to be delivered."""
+
+    leases: Int64s
+    queue_ids: Int64s
+    offsets: Int64s
+    attempts: Int64s
+    positions: Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Acknowledgements of one consumer group: ``batch`` of schema SETTLING. Answer: ENDED (OK, LEASE_LOST, BAD_REQUEST)."""
+
+    group: str
+    batch: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class SettleDead:
+    """Retry (deliver again, attempts counted anew) or discard dead letters. Answer: codes (uint8 array)."""
+
+    group: str
+    queue_ids: Int64s
+    offsets: Int64s
+    retry: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Retain:
+    """Let go of what is older than ``visible_us``. ``limit_position``: segments reach no further. Answer: position (int)
+    below which the log may drop whole segments; undecided half messages below it have been expired by the events."""
+
+    visible_us: int
+    limit_position: int
+
+
+Command = (
+    Configure
+    | CreateTopic
+    | OpenSession
+    | Send
+    | Prepare
+    | End
+    | AskChecks
+    | Tick
+    | Recheck
+    | Subscribe
+    | Receive
+    | Settle
+    | SettleDead
+    | Retain
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """The settings that the fold of the log depends on. They are events themselves, so replay needs no settings."""
+
+    transaction_timeout_us: int = 6_000_000
+    check_interval_us: int = 30_000_000
+    check_max: int = 15
+    half_retention_us: int = 72 * 3600 * 1_000_000
+    exhausted_rollback: bool = False
+    reject_transactional: bool = False
+    mixed_groups: bool = False
+    auto_create_topics: bool = True
+    default_queues: int = 4
+    max_attempts: int = 16
+    retry_backoff_us: int = 1_000_000
+    retry_backoff_max_us: int = 300_000_000
+    dedup_window_us: int = 3_600_000_000
+    dedup_max: int = 1 << 20
+    max_body_bytes: int = 4 << 20
+    max_key_bytes: int = 1024
+    max_tag_bytes: int = 128
+    max_tags: int = 65_536
+    max_properties_bytes: int = 32 << 10
+    max_delay_us: int = 40 * 86400 * 1_000_000
+    max_topics: int = 4096
+    max_queues: int = 1024
+    max_groups: int = 4096
+    max_open_transactions: int = 4_000_000
+    max_transaction_messages: int = 10_000
+    max_leases: int = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscription:
+    """What a consumer group consumes, the same for all its members.
+
+    ``start`` is ``"earliest"``, ``"latest"`` or microseconds since 1970 as a string; it is resolved once, when the group
+    first meets a queue. ``max_attempts`` and the back-offs None: the rules'. ``tags`` empty: all.
+    """
+
+    topics: tuple[str, ...]
+    tags: tuple[str, ...] = ()
+    ordered: bool = False
+    start: str = "earliest"
+    max_attempts: int | None = None
+    retry_backoff_us: int | None = None
+    retry_backoff_max_us: int | None = None
+    starts: dict[str, int] = field(default_factory=dict)
+    """Resolved first offsets by queue id (as text, for JSON); filled by ``decide``, never by a caller."""

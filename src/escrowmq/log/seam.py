@@ -1,0 +1,138 @@
+"""The commit log as a seam: what the engine needs of any log, local segments today, a replicated one later.
+
+Contract, held by ``escrowmq.testing.log_conformance``:
+
+- ``append`` numbers frames by ``sequence`` (0, 1, 2 ...) and their rows by ``position`` (0, 1, 2 ... over all kinds); a
+  position is never used for two rows that anybody was told of.
+- After ``sync`` returns, every frame appended before is there after any crash. Before, any of them may be missing, but
+  what remains is a prefix.
+- ``read`` sees appended frames at once; what may be *shown* before a sync is the engine's affair.
+- A failed write or sync stops the log: everything after raises Corrupt(LOG_FAILED) until it is opened anew. A full disk
+  is found by ``reserve``, which raises Overloaded(DISK_FULL) and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from escrowmq.schemas import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One batch of the log. ``position`` is that of the first row, ``time_us`` the broker's time of the append."""
+
+    kind: Kind
+    sequence: int
+    position: int
+    time_us: int
+    epoch: int
+    batch: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A ledger's state after every frame below ``sequence``; ``tables`` are Arrow tables by name."""
+
+    sequence: int
+    position: int
+    time_us: int
+    tables: dict[str, pa.Table]
+
+
+class CommitLog(Protocol):
+    """An open log; this opener has fenced the one before. One writer thread; ``read`` and ``frames`` from any thread."""
+
+    @property
+    def shard(self) -> int:
+        """The shard's id, made when the log was (uint32, never 0)."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """How often the log was opened, this time included."""
+        ...
+
+    @property
+    def next_sequence(self) -> int: ...
+
+    @property
+    def next_position(self) -> int: ...
+
+    @property
+    def last_time_us(self) -> int:
+        """Time of the last frame; 0 when there is none. The engine's clock starts no earlier."""
+        ...
+
+    @property
+    def first_position(self) -> int:
+        """The lowest position still stored."""
+        ...
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes of frames appended by this opener, headers included, snapshots not."""
+        ...
+
+    def reserve(self, size: int) -> None:
+        """Make sure that appends of ``size`` bytes will find room; Overloaded(DISK_FULL) if not, and nothing changed."""
+        ...
+
+    def append(self, kind: Kind, batch: pa.RecordBatch, time_us: int) -> int:
+        """Add one frame; the position of its first row. Buffered: it reaches the disk with ``sync`` at the latest."""
+        ...
+
+    def sync(self) -> None:
+        """Write what is buffered in one write, sync once. Corrupt(LOG_FAILED) stops the log."""
+        ...
+
+    def frames(self, start: int = 0, kinds: Sequence[Kind] | None = None, end: int | None = None) -> Iterator[Frame]:
+        """Stored frames with ``start <= sequence < end``, in order, of the given kinds; bodies are not copied."""
+        ...
+
+    def frames_at(
+        self, position: int, kinds: Sequence[Kind] | None = None, end_position: int | None = None
+    ) -> Iterator[Frame]:
+        """As :meth:`frames`, from the frame that holds ``position`` to those that begin below ``end_position``."""
+        ...
+
+    def read(self, positions: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        """The PLAIN and HALF rows at ``positions``, in that order (schema STORED, plus ``stored_us`` int64 at the end).
+
+        Rejected(RANGE_PURGED) if one has left the log, Corrupt(DAMAGED) with the place if a frame does not check.
+        Runs of neighbouring positions come without a copy of the bodies where they lie in one frame.
+        """
+        ...
+
+    def time_at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The time_us of the frame that holds each position."""
+        ...
+
+    def position_before(self, time_us: int) -> int:
+        """The position that begins the first segment holding anything newer than ``time_us``: what retention may drop lies below."""
+        ...
+
+    def save_snapshot(self, tables: dict[str, pa.Table], sequence: int, position: int, time_us: int) -> None:
+        """Store a snapshot durably (may run on another thread while appends go on); keeps the last two."""
+        ...
+
+    def load_snapshot(self) -> Snapshot | None:
+        """The newest snapshot that checks; a damaged one is passed over when frames can stand in for it, else Corrupt."""
+        ...
+
+    def bytes_since_snapshot(self) -> int: ...
+
+    def drop_before(self, position: int) -> int:
+        """Drop whole segments that lie below ``position``; how many. The newest snapshot must cover them: it is made
+        the *base*, part of the log itself, before anything is removed."""
+        ...
+
+    def close(self, *, clean: bool = True) -> None:
+        """Sync, cut the reserved tail, give the folder back."""
+        ...

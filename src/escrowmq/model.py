@@ -1,0 +1,192 @@
+"""Frozen values that users hold: messages, receipts, ids, outcomes, checks."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import IntEnum
+
+from escrowmq.errors import Code, Misuse
+
+_TRANSACTION_ID = struct.Struct(">IIQ")
+
+
+class Outcome(IntEnum):
+    """What the local transaction came to."""
+
+    UNKNOWN = 0
+    COMMIT = 1
+    ROLLBACK = 2
+
+
+COMMIT = Outcome.COMMIT
+ROLLBACK = Outcome.ROLLBACK
+UNKNOWN = Outcome.UNKNOWN
+
+
+class TransactionState(IntEnum):
+    """Where a transaction stands in the ledger. Only ``OPEN`` and ``PARKED`` can still change."""
+
+    OPEN = 0
+    COMMITTED = 1
+    ROLLED_BACK = 2
+    PARKED = 3
+    EXPIRED = 4
+
+
+class DecidedBy(IntEnum):
+    """Who brought a decision about."""
+
+    PRODUCER = 0
+    CHECK = 1
+    OPERATOR = 2
+    EXHAUSTED = 3
+    RETENTION = 4
+
+
+class Act(IntEnum):
+    """What a consumer does with leased messages."""
+
+    ACK = 0
+    NACK = 1
+    EXTEND = 2
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TransactionId:
+    """Self-describing id of a transaction: any process can end it, after any time.
+
+    ``position`` is the log position of the transaction's first half message on the shard ``shard``; ``epoch`` is the
+    producer session that prepared it.
+    """
+
+    shard: int
+    epoch: int
+    position: int
+
+    def __str__(self) -> str:
+        return f"{self.shard:08x}-{self.epoch:x}-{self.position:x}"
+
+    def __bytes__(self) -> bytes:
+        return _TRANSACTION_ID.pack(self.shard, self.epoch, self.position)
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> TransactionId:
+        """The id from its 16 bytes (big-endian shard, epoch, position); raises :class:`Misuse` on another length."""
+        if len(raw) != _TRANSACTION_ID.size:
+            raise Misuse(Code.BAD_ARGUMENT, f"a transaction id has 16 bytes, not {len(raw)}")
+        return cls(*_TRANSACTION_ID.unpack(raw))
+
+    @classmethod
+    def parse(cls, text: str) -> TransactionId:
+        """The id from its printed form ``SHARD-EPOCH-POSITION`` (hexadecimal); raises :class:`Misuse` otherwise."""
+        try:
+            shard, epoch, position = (int(part, 16) for part in text.split("-"))
+            identity = cls(shard, epoch, position)
+            bytes(identity)
+        except (ValueError, struct.error):
+            raise Misuse(
+                Code.BAD_ARGUMENT, f"{text!r} is not a transaction id", "ids look like 9f3a01c2-3-2a"
+            ) from None
+        return identity
+
+
+def message_id(value: str | bytes | uuid.UUID) -> bytes:
+    """The 16 bytes that name a message on the wire.
+
+    16 bytes and UUIDs stand for themselves, 32 hexadecimal digits for the bytes they spell; any other string or bytes
+    is digested (BLAKE2b, 128 bits), so the caller's own ids (``"order-17"``) can be used everywhere an id is asked for.
+    """
+    if isinstance(value, uuid.UUID):
+        return value.bytes
+    if isinstance(value, str):
+        if len(value) == 32:
+            try:
+                return bytes.fromhex(value)
+            except ValueError:
+                pass
+        value = value.encode()
+    elif len(value) == 16:
+        return bytes(value)
+    return hashlib.blake2b(value, digest_size=16).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message as a producer gives it.
+
+    ``delay`` and ``check_immunity`` are seconds; ``queue`` None lets the broker choose (by key, else by turns);
+    ``message_id`` None lets the client make one (see :func:`message_id` for what can be given).
+    """
+
+    topic: str
+    body: bytes
+    key: str | None = None
+    tag: str | None = None
+    properties: Mapping[str, str] | None = None
+    delay: float = 0.0
+    check_immunity: float | None = None
+    queue: int | None = None
+    message_id: str | bytes | uuid.UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The broker's durable answer to one message.
+
+    ``transaction_id`` is set for half messages. ``offset`` is the message's place in its queue, None while it has none
+    (half messages, delayed messages, QoS 0).
+    """
+
+    message_id: bytes
+    topic: str
+    queue: int
+    position: int
+    offset: int | None = None
+    transaction_id: TransactionId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedMessage:
+    """One half message as a checker sees it."""
+
+    topic: str
+    body: bytes
+    key: str | None
+    tag: str | None
+    properties: Mapping[str, str]
+    message_id: bytes
+    born: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The broker's question: what became of this transaction? ``attempt`` counts from 1."""
+
+    transaction_id: TransactionId
+    attempt: int
+    messages: tuple[CheckedMessage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionResult:
+    """What :meth:`Producer.send_in_transaction` came to.
+
+    ``outcome`` is what the local transaction returned (an exception or nothing is ``UNKNOWN``), ``status`` what the
+    broker answered to it, ``error`` the exception of the local transaction, if it raised one.
+    """
+
+    receipt: Receipt
+    outcome: Outcome
+    status: Code
+    error: BaseException | None = field(default=None, compare=False)
+
+    @property
+    def transaction_id(self) -> TransactionId:
+        """The transaction that was ended (or left to the check-back)."""
+        assert self.receipt.transaction_id is not None  # a half message's receipt always has one
+        return self.receipt.transaction_id

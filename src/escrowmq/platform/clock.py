@@ -1,0 +1,26 @@
+"""Broker time: microseconds that never step back, whatever the wall clock does."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """What the engine asks for the time. ``now_us`` never decreases within one process."""
+
+    def now_us(self) -> int:
+        """Microseconds since 1970."""
+        ...
+
+
+class SystemClock:
+    """Wall time read once at the start, then carried on by the monotonic clock, so jumps of the wall clock change nothing."""
+
+    def __init__(self) -> None:
+        self._start_wall_ns = time.time_ns()
+        self._start_ns = time.monotonic_ns()
+
+    def now_us(self) -> int:
+        """Microseconds since 1970."""
+        return (self._start_wall_ns + time.monotonic_ns() - self._start_ns) // 1000

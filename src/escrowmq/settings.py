@@ -1,0 +1,190 @@
+"""One table of settings and limits → flags of ``escrowmq serve``, environment (``ESCROWMQ_…``), TOML, documentation.
+
+Each field of :class:`BrokerSettings` is one line of the table: name, default, unit, reason. Durations are seconds as
+floats; text forms such as ``"500ms"``, ``"8min"``, ``"72h"``, ``"7d"`` are read too. Sizes are bytes; ``"4MiB"`` is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from escrowmq.errors import Code, Misuse
+
+SECONDS = "seconds"
+BYTES = "bytes"
+COUNT = "count"
+CHOICE = "choice"
+FLAG = "flag"
+TEXT = "text"
+
+
+def _setting(default: Any, unit: str, reason: str, *, least: float = 0, choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"unit": unit, "reason": reason, "least": least, "choices": choices})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSettings:
+    """Everything a broker can be told. Raises Misuse(BAD_SETTING) naming the setting when a value is out of range."""
+
+    # Check-back (systems.md 1.6 to 1.8)
+    transaction_timeout: float = _setting(
+        6.0, SECONDS, "a half message undecided this long is asked about first", least=0.001
+    )
+    check_interval: float = _setting(30.0, SECONDS, "between two questions about one transaction", least=0.001)
+    check_max: int = _setting(15, COUNT, "questions about one transaction before it is parked", least=1)
+    half_retention: float = _setting(
+        72 * 3600.0, SECONDS, "an undecided half message older than this is parked", least=1
+    )
+    checks_exhausted: str = _setting(
+        "park",
+        CHOICE,
+        "what follows the last question: park (for the operator) or rollback",
+        choices=("park", "rollback"),
+    )
+    checks_in_flight: int = _setting(
+        20_000, COUNT, "questions one member may have unanswered; protects slow producers", least=1
+    )
+
+    # Groups and topics
+    reject_transactional: bool = _setting(False, FLAG, "refuse half messages with NO_PERMISSION")
+    mixed_groups: bool = _setting(False, FLAG, "let a transactional producer group also send plain messages")
+    auto_create_topics: bool = _setting(True, FLAG, "make a topic at its first message or subscription")
+    default_queues: int = _setting(4, COUNT, "queues of a topic made without a number", least=1)
+
+    # Consumption
+    lease_seconds: float = _setting(60.0, SECONDS, "a consumer must settle its messages within this time", least=0.001)
+    max_attempts: int = _setting(
+        16, COUNT, "deliveries of one message to one group before its dead-letter queue", least=1
+    )
+    retry_backoff: float = _setting(1.0, SECONDS, "before the second delivery; doubles each time", least=0)
+    retry_backoff_max: float = _setting(300.0, SECONDS, "longest time between two deliveries", least=0)
+
+    # Storage
+    retention: float = _setting(7 * 86400.0, SECONDS, "segments wholly older than this are dropped", least=1)
+    segment_bytes: int = _setting(256 << 20, BYTES, "size at which a segment is sealed", least=1 << 12)
+    compression: str = _setting("none", CHOICE, "of message frames", choices=("none", "lz4"))
+    dedup_window: float = _setting(
+        3600.0, SECONDS, "a message id sent again within this time gets its first receipt", least=0
+    )
+    dedup_max: int = _setting(
+        1 << 20, COUNT, "runs of message ids remembered; one steady client needs one per window", least=1
+    )
+    snapshot_bytes: int = _setting(
+        256 << 20, BYTES, "log written since the last snapshot before the next; bounds restart time", least=1 << 12
+    )
+
+    # Limits: checked where data enters
+    max_body_bytes: int = _setting(4 << 20, BYTES, "one message; a reader must be able to hold several", least=1)
+    max_key_bytes: int = _setting(1024, BYTES, "keys are compared and indexed", least=1)
+    max_tag_bytes: int = _setting(128, BYTES, "tags are names, not data", least=1)
+    max_tags: int = _setting(65_536, COUNT, "distinct tags of a shard; each is remembered", least=1)
+    max_properties_bytes: int = _setting(32 << 10, BYTES, "names and values together", least=0)
+    max_batch_rows: int = _setting(65_536, COUNT, "rows of one request", least=1)
+    max_batch_bytes: int = _setting(64 << 20, BYTES, "one request in memory", least=1 << 10)
+    max_delay: float = _setting(40 * 86400.0, SECONDS, "longest delay of a message", least=0)
+    max_topics: int = _setting(4096, COUNT, "topics of a shard", least=1)
+    max_queues: int = _setting(1024, COUNT, "queues of one topic", least=1)
+    max_groups: int = _setting(4096, COUNT, "producer groups, and consumer groups, of a shard", least=1)
+    max_open_transactions: int = _setting(4_000_000, COUNT, "undecided transactions of one producer group", least=1)
+    max_transaction_messages: int = _setting(10_000, COUNT, "messages of one transaction", least=1)
+    max_waiting_bytes: int = _setting(
+        256 << 20, BYTES, "requests waiting for the writer; more get QUEUE_FULL", least=1 << 10
+    )
+    max_leases: int = _setting(10_000, COUNT, "unsettled leases of one consumer group", least=1)
+    max_receive_rows: int = _setting(65_536, COUNT, "messages of one receive", least=1)
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            _check(f, getattr(self, f.name))
+
+    @classmethod
+    def load(cls, path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> BrokerSettings:
+        """Defaults, then the TOML file's table ``[broker]``, then ``ESCROWMQ_NAME`` variables, then ``overrides``.
+
+        Raises Misuse(BAD_SETTING) for an unknown name (with the nearest right one) or an unreadable value.
+        """
+        values: dict[str, Any] = {}
+        if path is not None:
+            try:
+                values.update(tomllib.loads(path.read_text()).get("broker", {}))
+            except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+                raise Misuse(Code.BAD_SETTING, f"cannot read {path}: {problem}") from problem
+        for f in dataclasses.fields(cls):
+            if (text := os.environ.get(f"ESCROWMQ_{f.name.upper()}")) is not None:
+                values[f.name] = text
+        values.update({name: value for name, value in (overrides or {}).items() if value is not None})
+        return cls.of(values)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> BrokerSettings:
+        """Settings from names and values, texts included."""
+        known = {f.name: f for f in dataclasses.fields(cls)}
+        for name in values:
+            if name not in known:
+                raise Misuse(Code.BAD_SETTING, f"there is no setting {name!r}", nearest(name, list(known)))
+        return cls(**{name: _read(known[name], value) for name, value in values.items()})
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """A hint that names the known name most like ``name``."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else ""
+
+
+_UNITS = {
+    SECONDS: {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0},
+    BYTES: {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 1000, "mb": 10**6, "gb": 10**9},
+}
+
+
+def parse_quantity(text: str, unit: str) -> float:
+    """``"8min"`` → 480.0 (seconds), ``"4MiB"`` → 4194304.0 (bytes); ValueError otherwise."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].lower() not in _UNITS[unit]:
+        raise ValueError(f"{text!r} is not a number of {unit} such as {'8min' if unit == SECONDS else '4MiB'}")
+    return float(match[1]) * _UNITS[unit][match[2].lower()]
+
+
+def _read(f: dataclasses.Field[Any], value: Any) -> Any:
+    """``value`` in the type of setting ``f``."""
+    unit = f.metadata["unit"]
+    try:
+        if unit == FLAG:
+            if isinstance(value, bool):
+                return value
+            return {
+                "1": True,
+                "true": True,
+                "yes": True,
+                "on": True,
+                "0": False,
+                "false": False,
+                "no": False,
+                "off": False,
+            }[str(value).strip().lower()]
+        if unit in _UNITS:
+            number = parse_quantity(value, unit) if isinstance(value, str) else value
+            return float(number) if unit == SECONDS else int(number)
+        if unit == COUNT:
+            return int(value)
+        return value
+    except (ValueError, KeyError, TypeError) as problem:
+        raise Misuse(Code.BAD_SETTING, f"{f.name} = {value!r}: not readable as {unit}", str(problem)) from problem
+
+
+def _check(f: dataclasses.Field[Any], value: Any) -> None:
+    unit, least, choices = f.metadata["unit"], f.metadata["least"], f.metadata["choices"]
+    if unit in (SECONDS, BYTES, COUNT):
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != value or value < least:
+            raise Misuse(Code.BAD_SETTING, f"{f.name} = {value!r}: a number of {unit}, at least {least}")
+    elif choices and value not in choices:
+        raise Misuse(Code.BAD_SETTING, f"{f.name} = {value!r}: one of {', '.join(choices)}")

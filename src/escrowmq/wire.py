@@ -1,0 +1,118 @@
+"""The calls a client can make, whatever carries them: Arrow Flight, or a plain function call when embedded.
+
+Three shapes (see :class:`Link`):
+
+- *exchanges* carry batches both ways, pipelined, answered row for row; the answer's rows match the request's;
+- *actions* are small questions and admin acts, JSON both ways;
+- *reads* stream batches out: browsing topics and the system views.
+
+The actions, with their requests and answers (JSON; ids as printed text, times in microseconds; ``?`` marks optional):
+
+| action | request | answer |
+| --- | --- | --- |
+| hello | | protocol, version, shard, epoch, limits {max_body_bytes, max_batch_rows, ...} |
+| health | | status ("ok", "full", "stopped", "stopping"), reason |
+| stats | | one number a metric |
+| session.open | group, instance, transactional | session |
+| topics.list | | topics [{name, queues [{queue, queue_id, head, end}]}] |
+| topics.create | name, queues?, may_exist? | name, queues |
+| producers.list | | producers [{group, transactional, members, open, parked, oldest_us}] |
+| groups.subscribe | group, topics, tags?, ordered?, start?, max_attempts?, retry_backoff?, retry_backoff_max? | group, created |
+| groups.list | | groups [{name, topics, tags, ordered, dead_letters, queues [{topic, queue, head, end, floor, next, ...}]}] |
+| transactions.list | state?, group?, older_than?, limit?, after? | transactions [...], next? |
+| transactions.show | id | the transaction, messages [...], timeline [{time_us, event, ...}] |
+| transactions.settle | ids, outcome ("commit", "rollback") | codes [name] |
+| transactions.recheck | ids | codes [name] |
+| dead_letters.list | group, limit?, after? | dead_letters [{topic, queue, offset, attempts, cause, dead_us, key, tag, message_id}] |
+| dead_letters.settle | group, items [{topic, queue, offset}] or all, act ("retry", "discard") | codes [name] |
+| lookup | message_id? or key?, topic?, limit? | messages [{..., state, body_base64}] |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from enum import StrEnum
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from escrowmq import schemas
+
+PROTOCOL_VERSION = 1
+
+HALF_VIEW_NAME = "%half"
+OP_VIEW_NAME = "%op"
+DEAD_LETTER_PREFIX = "%dead-letters."  # + consumer group: its dead-letter queue, readable like a topic
+
+
+class Exchange(StrEnum):
+    """Batch exchanges. Each has one request and one answer schema; the options are JSON."""
+
+    SEND = "send"  # options: {"session": int, "flush": "sync"|"async"}
+    PREPARE = "prepare"  # options: {"session": int}
+    END = "end"  # options: {"session": int, "by": DecidedBy}
+    SETTLE = "settle"  # options: {"group": str}
+    RECEIVE = "receive"
+    # options: {"group": str, "member": int, "max_messages": int, "max_bytes": int, "wait_ms": int, "lease_ms": int|None}
+    # The answer is empty when nothing came within wait_ms (long poll). A member is a random int of the client's.
+
+
+REQUEST: dict[Exchange, pa.Schema] = {
+    Exchange.SEND: schemas.OUTGOING,
+    Exchange.PREPARE: schemas.OUTGOING,
+    Exchange.END: schemas.ENDING,
+    Exchange.SETTLE: schemas.SETTLING,
+    Exchange.RECEIVE: pa.schema([]),
+}
+ANSWER: dict[Exchange, pa.Schema] = {
+    Exchange.SEND: schemas.PRODUCED,
+    Exchange.PREPARE: schemas.PRODUCED,
+    Exchange.END: schemas.ENDED,
+    Exchange.SETTLE: schemas.ENDED,
+    Exchange.RECEIVE: schemas.DELIVERY,
+}
+
+
+class CheckStream(Protocol):
+    """A live check-back subscription; closing it takes the member off the list of those to ask."""
+
+    def close(self) -> None: ...
+
+    @property
+    def broken(self) -> bool:
+        """Whether the carrier lost it (the client should open another)."""
+        ...
+
+
+class Link(Protocol):
+    """One broker, as a client sees it. Thread-safe. All errors are EscrowError."""
+
+    @property
+    def address(self) -> str: ...
+
+    def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: dict[str, Any]) -> Future[pa.RecordBatch]:
+        """Start one exchange; the future's answer has schema ``ANSWER[kind]``, or raises EscrowError.
+
+        Requests of one kind on one link keep their order. Unknown(DISCONNECTED) if the carrier broke after the request
+        may have left; the link then reconnects by itself, with back-off, when it is used again.
+        """
+        ...
+
+    def action(self, name: str, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+        """One JSON question; raises EscrowError, Unknown(TIMED_OUT) after ``timeout`` seconds."""
+        ...
+
+    def read(self, request: dict[str, Any]) -> pa.RecordBatchReader:
+        """Browse: {"source": topic or view, "queue": int, "start": int, "end": int|None, "max_rows": int|None,
+        "columns": [..]|None}. Topics by queue and offset (schema DELIVERY), ``%half`` and ``%op`` by position."""
+        ...
+
+    def watch(self, session: int, on_checks: Callable[[pa.RecordBatch], None]) -> CheckStream:
+        """Be a member to ask: ``on_checks`` gets batches of schema CHECKS, on a thread of the link, until closed.
+
+        Answers go back through ``exchange(Exchange.END, ..., {"session": s, "by": DecidedBy.CHECK})``.
+        """
+        ...
+
+    def close(self) -> None: ...
