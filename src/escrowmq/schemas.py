@@ -172,7 +172,7 @@ STORED: dict[Kind, pa.Schema] = {
     Kind.CHECKED: _schema(("transaction", pa.int64())),
     Kind.PARKED: _schema(("transaction", pa.int64())),
     Kind.REOPENED: _schema(("transaction", pa.int64())),
-    Kind.RELEASED: _schema(("position", pa.int64())),
+    Kind.RELEASED: _schema(("position", pa.int64()), ("delayed", pa.int64())),  # "delayed": ordinal in ledger/delays.py
     Kind.GROUP: _schema(("name", pa.utf8()), ("subscription", pa.utf8())),  # JSON of ledger.Subscription
     Kind.LEASED: _schema(
         ("lease", pa.int64()),

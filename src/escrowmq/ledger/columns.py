@@ -6,6 +6,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+
+
+def all_equal(values: npt.NDArray[Any]) -> bool:
+    """Whether every element is the first one (true of none)."""
+    return not len(values) or bool(values[0] == values[-1] and (values == values[0]).all())
 
 
 class Columns:
@@ -34,7 +40,7 @@ class Columns:
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         return self._arrays[name][self._start : self._start + self._size]
 
-    def extend(self, count: int, **values: Any) -> int:
+    def extend(self, count: int, /, **values: Any) -> int:
         """Add ``count`` rows; each value is an array of that length or a scalar. The first new ordinal."""
         begin = self._start + self._size
         if begin + count > len(next(iter(self._arrays.values()))):
@@ -55,6 +61,20 @@ class Columns:
         capacity = len(next(iter(self._arrays.values())))
         if self._start > 4096 and self._start > capacity // 2:
             self._move(max(2 * self._size, 64))
+
+    def to_table(self) -> pa.Table:
+        """The live rows as a copy; the first ordinal rides in the schema's metadata."""
+        names = list(self._arrays)
+        table = pa.table([pa.array(self[name].copy()) for name in names], names=names)
+        return table.replace_schema_metadata({"first": str(self.first)})
+
+    def load(self, table: pa.Table) -> None:
+        """Become what :meth:`to_table` gave."""
+        self.first = int((table.schema.metadata or {}).get(b"first", b"0"))
+        self._start = 0
+        self._size = table.num_rows
+        for name, array in self._arrays.items():
+            self._arrays[name] = np.array(table.column(name).to_numpy(), dtype=array.dtype)
 
     def _grow(self, count: int) -> None:
         self._move(max(2 * self._size, self._size + count, 64))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from escrowmq.ledger.columns import Columns
 
@@ -85,9 +86,24 @@ class QueueIndex:
         rest = self._entries["position"][max(start - self.head, 0) :]
         return int(rest.min()) if len(rest) else None
 
+    def trim_below(self, position: int) -> None:
+        """Let everything go up to the last offset whose message stands below log position ``position``."""
+        below = np.flatnonzero(self._entries["position"] < position)
+        if len(below):
+            self.trim(self.head + int(below[-1]) + 1)
+
     def trim(self, head: int) -> None:
         """Let offsets below ``head`` go."""
         self._entries.trim(head)
         head = self._entries.first
         times = self._times["offset"]
         self._times.trim(self._times.first + max(int(np.searchsorted(times, head, side="right")) - 1, 0))
+
+    def to_tables(self) -> tuple[pa.Table, pa.Table]:
+        """Entries and times, as copies."""
+        return self._entries.to_table(), self._times.to_table()
+
+    def load(self, head: int, entries: pa.Table, times: pa.Table) -> None:
+        """Become what :meth:`to_tables` gave, its first offset being ``head``."""
+        self._entries.load(entries.replace_schema_metadata({"first": str(head)}))
+        self._times.load(times.replace_schema_metadata())

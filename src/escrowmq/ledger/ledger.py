@@ -1,0 +1,361 @@
+"""The ledger: ``decide(command, now) → events and answer``, ``apply(event)``; state is nothing but applied events.
+
+Both are pure in the sense of the design: no clock, disk, socket or randomness, and ``decide`` changes no state. Times
+come in with the call. Whoever holds a ledger appends a decision's events to the log in order, makes them durable,
+applies them, and answers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from escrowmq.errors import Code, error
+from escrowmq.ledger.admission import group_by_queue
+from escrowmq.ledger.commands import (
+    AskChecks,
+    Command,
+    Configure,
+    CreateTopic,
+    Decision,
+    End,
+    Event,
+    OpenSession,
+    Prepare,
+    Receive,
+    Recheck,
+    Retain,
+    Rules,
+    Send,
+    Settle,
+    SettleDead,
+    Subscribe,
+    Tick,
+)
+from escrowmq.ledger.dedup import Dedup
+from escrowmq.ledger.delays import Delays
+from escrowmq.ledger.groups import Groups
+from escrowmq.ledger.messages import decide_produce
+from escrowmq.ledger.queues import QueueIndex
+from escrowmq.ledger.sessions import Sessions
+from escrowmq.ledger.topics import Topics
+from escrowmq.ledger.transactions import COMMITTED, EXPIRED, NONE, ROLLED_BACK, Transactions
+from escrowmq.schemas import STORED, Kind
+
+Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+
+_GROUP_KINDS = frozenset(
+    {Kind.GROUP, Kind.LEASED, Kind.ACKED, Kind.RETRIED, Kind.DEAD, Kind.DEAD_SETTLED, Kind.EXTENDED}
+)
+_COUNTERS = (
+    "messages_total",
+    "half_messages_total",
+    "committed_total",
+    "rolled_back_total",
+    "expired_total",
+    "checks_asked_total",
+    "parked_total",
+    "delivered_total",
+    "acked_messages_total",
+)
+
+
+class Ledger:
+    """All state of one shard. Not thread-safe: the shard's one writer owns it."""
+
+    def __init__(self, shard: int) -> None:
+        self.shard = shard
+        self.rules = Rules()
+        self.next_position = 0
+        self.trimmed_position = 0
+        self.last_time_us = 0
+        self.counters = dict.fromkeys(_COUNTERS, 0)
+        self.topics = Topics()
+        self.sessions = Sessions()
+        self.dedup = Dedup()
+        self.delays = Delays()
+        self.transactions = Transactions(shard, self.sessions)
+        self.groups = Groups()
+
+    # Deciding
+
+    def decide(self, command: Command, now_us: int) -> Decision:
+        """What follows from ``command`` at ``now_us``. Raises EscrowError when the command as a whole is refused."""
+        match command:
+            case Send() | Prepare():
+                return decide_produce(self, command, now_us)
+            case End():
+                return self.transactions.decide_end(command, self.rules)
+            case Receive():
+                return self.groups.decide_receive(command, self.topics, self.rules, now_us, self.next_position)
+            case Settle():
+                return self.groups.decide_settle(command, self.topics, self.rules, now_us, self.next_position)
+            case AskChecks():
+                return self.transactions.decide_ask(command, now_us, self.rules)
+            case Tick():
+                return self._decide_tick(now_us, command.limit)
+            case OpenSession():
+                return self.sessions.decide_open(command, self.rules)
+            case Subscribe():
+                return self._decide_subscribe(command, now_us)
+            case CreateTopic():
+                return self.topics.decide_create(command, self.rules)
+            case Recheck():
+                return self.transactions.decide_recheck(command.transactions)
+            case SettleDead():
+                return self.groups.decide_settle_dead(command, self.topics, self.rules, now_us)
+            case Retain():
+                return self._decide_retain(command)
+            case Configure():
+                return self._decide_configure(command)
+
+    def _decide_configure(self, command: Configure) -> Decision:
+        if command.rules == self.rules:
+            return Decision()
+        text = json.dumps(dataclasses.asdict(command.rules), sort_keys=True)
+        batch = pa.RecordBatch.from_arrays([pa.array([text])], schema=STORED[Kind.RULES])
+        return Decision((Event(Kind.RULES, batch),))
+
+    def _decide_tick(self, now_us: int, limit: int) -> Decision:
+        events = self.delays.decide_release(now_us, limit)
+        events += self.transactions.decide_tick(now_us, limit, self.rules)
+        events += self.groups.decide_tick(self.topics, self.rules, now_us, limit)
+        return Decision(tuple(events))
+
+    def _decide_subscribe(self, command: Subscribe, now_us: int) -> Decision:
+        """A subscription makes topics that are missing, if the rules say so, and begins at their first message."""
+        missing = [name for name in command.subscription.topics if not self.topics.has(name)]
+        if not missing or not self.rules.auto_create_topics:
+            return self.groups.decide_subscribe(command, self.topics, self.rules, now_us)
+        made = [self.topics.decide_create(CreateTopic(name), self.rules) for name in dict.fromkeys(missing)]
+        if len(self.topics.by_name) + len(made) > self.rules.max_topics:
+            raise error(Code.TOO_MANY, f"there are {len(self.topics.by_name)} topics", "max_topics")
+        creation = self.topics.creation([(d.answer["name"], d.answer["queues"]) for d in made])
+        planned = Topics()
+        planned.restore(self.topics.snapshot())
+        planned.apply_topic(creation.batch)
+        decision = self.groups.decide_subscribe(command, planned, self.rules, now_us)
+        return Decision((creation, *decision.events), decision.answer)
+
+    def _decide_retain(self, command: Retain) -> Decision:
+        """How far the log may be dropped: not past anything that is visible for less than the retention, waits for its
+        time, or is undecided for less than the retention."""
+        limit = command.limit_position
+        waiting = self.delays.lowest_position()
+        stops = [q.lowest_position(q.offset_at(command.visible_us)) for q in self.topics.queues]
+        limit = min([limit, *(s for s in (waiting, *stops) if s is not None)])
+        limit, events = self.transactions.expire(command.visible_us, limit)
+        if limit <= self.trimmed_position:
+            return Decision((), self.trimmed_position)
+        columns = [pa.array([limit], pa.int64()), pa.array([command.visible_us], pa.int64())]
+        trimmed = pa.RecordBatch.from_arrays(columns, schema=STORED[Kind.TRIMMED])
+        return Decision((*events, Event(Kind.TRIMMED, trimmed)), limit)
+
+    # Applying
+
+    def apply(self, kind: Kind, batch: pa.RecordBatch, position: int, time_us: int) -> None:
+        """Take one event of the log in. ``position`` is that of its first row, ``time_us`` the broker's time of it."""
+        self.next_position = position + batch.num_rows
+        self.last_time_us = time_us
+        if kind in _GROUP_KINDS:
+            self.groups.apply(kind, batch, position, time_us, self.topics, self.rules)
+        elif (act := self._acts.get(kind)) is not None:
+            act(self, batch, position, time_us)
+
+    def _apply_plain(self, batch: pa.RecordBatch, position: int, time_us: int) -> None:
+        tags = self._enter(batch, position, time_us)
+        positions = np.arange(position, position + batch.num_rows)
+        queue_ids, visible = batch.column("queue_id").to_numpy(), batch.column("visible_us").to_numpy()
+        self.counters["messages_total"] += batch.num_rows
+        self._place(positions, queue_ids, tags, visible, time_us)
+
+    def _apply_half(self, batch: pa.RecordBatch, position: int, time_us: int) -> None:
+        tags = self._enter(batch, position, time_us)
+        self.counters["half_messages_total"] += batch.num_rows
+        self.transactions.apply_half(batch, tags, position, time_us)
+
+    def _enter(self, batch: pa.RecordBatch, position: int, time_us: int) -> Int32s:
+        """What all messages do on their way in: be remembered by id, take a turn. Their tag numbers."""
+        self.dedup.add(batch.column("message_id"), position, time_us, self.rules)
+        queue_ids = np.flatnonzero(np.bincount(batch.column("queue_id").to_numpy()))
+        for name in {self.topics.queues[queue_id].place.topic for queue_id in queue_ids.tolist()}:
+            self.topics.by_name[name].turn += 1
+        return self.topics.number_tags(batch.column("tag"))
+
+    def _place(self, positions: Int64s, queue_ids: Int32s, tags: Int32s, visible: Int64s, time_us: int) -> None:
+        """Put messages at the end of their queues; those with a time still to come wait for it."""
+        late = visible > time_us
+        if late.any():
+            self.delays.add(positions[late], queue_ids[late], tags[late], visible[late])
+            positions, queue_ids, tags = positions[~late], queue_ids[~late], tags[~late]
+        for queue_id, rows in group_by_queue(queue_ids):
+            self.topics.queues[queue_id].append(positions[rows], tags[rows], time_us)
+
+    def _apply_decided(self, batch: pa.RecordBatch, _position: int, time_us: int) -> None:
+        _, positions, queue_ids, tags = self.transactions.apply_decided(batch)
+        self._place(positions, queue_ids, tags, self.transactions.visible_us(positions), time_us)
+        for state, size in enumerate(np.bincount(batch.column("state").to_numpy()).tolist()):
+            if size:
+                self.counters[_STATE_COUNTERS[state]] += size
+
+    def _apply_released(self, batch: pa.RecordBatch, _position: int, time_us: int) -> None:
+        positions, queue_ids, tags = self.delays.take(batch.column("delayed").to_numpy())
+        for queue_id, rows in group_by_queue(queue_ids):
+            self.topics.queues[queue_id].append(positions[rows], tags[rows], time_us)
+
+    def _apply_checked(self, batch: pa.RecordBatch, _position: int, time_us: int) -> None:
+        self.counters["checks_asked_total"] += batch.num_rows
+        self.transactions.apply_checked(batch, time_us, self.rules)
+
+    def _apply_parked(self, batch: pa.RecordBatch, _position: int, _time_us: int) -> None:
+        self.counters["parked_total"] += batch.num_rows
+        self.transactions.apply_parked(batch)
+
+    def _apply_trimmed(self, batch: pa.RecordBatch, _position: int, _time_us: int) -> None:
+        position = batch.column("position")[0].as_py()
+        self.trimmed_position = position
+        for queue in self.topics.queues:
+            queue.trim_below(position)
+        self.transactions.apply_trim(position)
+        self.groups.apply_trim(self.topics)
+
+    def _apply_rules(self, batch: pa.RecordBatch, _position: int, _time_us: int) -> None:
+        self.rules = _read_rules(batch.column("rules")[0].as_py())
+
+    _acts: ClassVar[dict[Kind, Callable[[Ledger, pa.RecordBatch, int, int], None]]] = {
+        Kind.PLAIN: _apply_plain,
+        Kind.HALF: _apply_half,
+        Kind.DECIDED: _apply_decided,
+        Kind.CHECKED: _apply_checked,
+        Kind.PARKED: _apply_parked,
+        Kind.REOPENED: lambda self, batch, _, time_us: self.transactions.apply_reopened(batch, time_us),
+        Kind.RELEASED: _apply_released,
+        Kind.TOPIC: lambda self, batch, _, __: self.topics.apply_topic(batch),
+        Kind.SESSION: lambda self, batch, _, __: self.sessions.apply_session(batch),
+        Kind.RULES: _apply_rules,
+        Kind.TRIMMED: _apply_trimmed,
+    }
+
+    # Snapshots
+
+    def snapshot(self) -> dict[str, pa.Table]:
+        """The whole state as Arrow tables (copies: they may be written while the ledger goes on)."""
+        scalars = {
+            "next_position": self.next_position,
+            "trimmed_position": self.trimmed_position,
+            "last_time_us": self.last_time_us,
+            "counters": self.counters,
+            "rules": dataclasses.asdict(self.rules),
+        }
+        tables = {"ledger": pa.table({"state": [json.dumps(scalars, sort_keys=True)]})}
+        for part in (self.topics, self.sessions, self.dedup, self.delays, self.transactions, self.groups):
+            tables |= part.snapshot()
+        return tables
+
+    @classmethod
+    def restore(cls, shard: int, tables: dict[str, pa.Table]) -> Ledger:
+        """A ledger that is equal to the one that gave the snapshot."""
+        ledger = cls(shard)
+        scalars = json.loads(tables["ledger"]["state"][0].as_py())
+        ledger.next_position = scalars["next_position"]
+        ledger.trimmed_position = scalars["trimmed_position"]
+        ledger.last_time_us = scalars["last_time_us"]
+        ledger.counters |= scalars["counters"]
+        ledger.rules = _read_rules(json.dumps(scalars["rules"]))
+        for part in (ledger.topics, ledger.sessions, ledger.dedup, ledger.delays, ledger.groups):
+            part.restore(tables)
+        ledger.transactions.restore(tables, ledger.rules)
+        return ledger
+
+    # Looking
+
+    def next_due_us(self) -> int | None:
+        """When :class:`Tick` next has something to do; None when nothing waits."""
+        now = self.last_time_us
+        times = (
+            self.delays.next_due_us(now),
+            self.transactions.next_due_us(now, self.rules),
+            self.groups.next_due_us(),
+        )
+        return min((t for t in times if t is not None), default=None)
+
+    def check_due_us(self, group: str) -> int | None:
+        """When a producer group's next transaction is to be asked about."""
+        ordinal = self.sessions.ordinal(group)
+        return None if ordinal is None else self.transactions.check_due_us(ordinal, self.last_time_us)
+
+    def groups_with_checks(self) -> list[str]:
+        """Producer groups that have undecided transactions."""
+        return [self.sessions.groups[g] for g, count in self.transactions.open.items() if count]
+
+    def has_work(self, group: str, now_us: int) -> bool:
+        """Whether a consumer group would be given something now."""
+        return self.groups.has_work(group, self.topics, now_us)
+
+    def next_retry_us(self, group: str) -> int | None:
+        """When a consumer group's next retry is due."""
+        return self.groups.next_retry_us(group)
+
+    def queue_id(self, topic: str, queue: int) -> int:
+        """The id of a queue; Rejected(UNKNOWN_TOPIC or BAD_QUEUE)."""
+        return self.topics.queue_id(topic, queue)
+
+    def queue(self, queue_id: int) -> QueueIndex:
+        """One consume queue."""
+        return self.topics.queues[queue_id]
+
+    def half_states(self, positions: Int64s) -> tuple[npt.NDArray[np.uint8], Int32s, Int64s, Int64s, Int64s]:
+        """For half messages: state, checks, due_us, first position and epoch of their transactions.
+
+        Those that left with retention come as EXPIRED with position -1 (nothing undecided ever leaves).
+        """
+        owners = self.transactions.owner_of(positions)
+        gone = owners == NONE
+        owners[gone] = self.transactions.rows.first
+        if not len(self.transactions.rows):
+            size = len(positions)
+            none, zero = np.full(size, NONE, np.int64), np.zeros(size, np.int64)
+            return np.full(size, EXPIRED, np.uint8), zero.astype(np.int32), zero, none, zero
+        column = self.transactions.column
+        states, checks = column("state", owners).astype(np.uint8), column("checks", owners).astype(np.int32)
+        due, first = column("due_us", owners).astype(np.int64), column("first", owners).astype(np.int64)
+        states[gone], first[gone] = EXPIRED, NONE
+        return states, checks, due, first, column("epoch", owners).astype(np.int64)
+
+    def stats(self, now_us: int) -> dict[str, float]:
+        """One number a metric."""
+        oldest = self.transactions.oldest_open()
+        age = 0.0
+        if oldest < self.transactions.rows.end:
+            first = self.transactions.column("first", np.array([oldest])).astype(np.int64)
+            age = max(now_us - int(self.transactions.prepared_us(first)[0]), 0) / 1e6
+        return {
+            **self.counters,
+            "open_half_messages": sum(self.transactions.open.values()),
+            "oldest_half_age_seconds": age,
+            "parked": sum(self.transactions.parked.values()),
+            "delayed_waiting": self.delays.waiting,
+            "dedup_runs": len(self.dedup),
+            "topics": len(self.topics.by_name),
+            "producer_groups": len(self.sessions.groups),
+        }
+
+
+_STATE_COUNTERS = {
+    COMMITTED: "committed_total",
+    ROLLED_BACK: "rolled_back_total",
+    EXPIRED: "expired_total",
+}
+
+
+def _read_rules(text: str) -> Rules:
+    """Rules from JSON; a name that this version does not know is of no effect, a missing one has its default."""
+    known = {f.name for f in dataclasses.fields(Rules)}
+    return Rules(**{name: value for name, value in json.loads(text).items() if name in known})

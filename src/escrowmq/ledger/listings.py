@@ -1,0 +1,121 @@
+"""What people want to see of a ledger: topics, producer groups, transactions, as plain dicts for JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from escrowmq.errors import Code, error
+from escrowmq.ledger.ledger import Ledger
+from escrowmq.ledger.transactions import NONE, OPEN, PARKED
+from escrowmq.model import DecidedBy, TransactionId, TransactionState
+
+Int64s = npt.NDArray[np.int64]
+
+
+def topics_list(ledger: Ledger) -> list[dict[str, Any]]:
+    """Topics with their queues' first and next offsets."""
+    queues = ledger.topics.queues
+    return [
+        {
+            "name": topic.name,
+            "queues": [
+                {"queue": number, "queue_id": queue_id, "head": queues[queue_id].head, "end": queues[queue_id].end}
+                for number, queue_id in enumerate(topic.queue_ids)
+            ],
+        }
+        for topic in ledger.topics.by_name.values()
+    ]
+
+
+def producers_list(ledger: Ledger) -> list[dict[str, Any]]:
+    """Producer groups with what they have undecided."""
+    return [
+        {
+            "group": name,
+            "transactional": ledger.sessions.is_transactional(ordinal),
+            "open": ledger.transactions.open.get(ordinal, 0),
+            "parked": ledger.transactions.parked.get(ordinal, 0),
+        }
+        for ordinal, name in enumerate(ledger.sessions.groups)
+    ]
+
+
+def transactions(
+    ledger: Ledger,
+    *,
+    state: str | None = None,
+    group: str | None = None,
+    before_us: int | None = None,
+    limit: int = 100,
+    after: int = -1,
+) -> list[dict[str, Any]]:
+    """Transactions in the order of their prepare, from position ``after`` (not included) on.
+
+    ``state``: a name of TransactionState, or "undecided" for OPEN and PARKED; ``before_us``: prepared before that time.
+    Rejected(UNKNOWN_GROUP), Rejected(BAD_REQUEST).
+    """
+    table = ledger.transactions
+    keep = table.rows["first"] > after
+    if state is not None:
+        keep &= np.isin(table.rows["state"], _states(state))
+    if group is not None:
+        ordinal = ledger.sessions.ordinal(group)
+        if ordinal is None:
+            raise error(Code.UNKNOWN_GROUP, f"no producer group {group!r}")
+        keep &= table.groups_of(np.arange(table.rows.first, table.rows.end)) == ordinal
+    rows = np.flatnonzero(keep)
+    if before_us is not None:
+        rows = rows[table.prepared_us(table.rows["first"][rows]) < before_us]
+    return [_describe(ledger, int(row) + table.rows.first) for row in rows[:limit]]
+
+
+def _states(name: str) -> list[int]:
+    if name.lower() == "undecided":
+        return [OPEN, PARKED]
+    try:
+        return [int(TransactionState[name.upper()])]
+    except KeyError:
+        names = ", ".join(s.name.lower() for s in TransactionState)
+        raise error(Code.BAD_REQUEST, f"{name!r} is not a state", f"one of undecided, {names}") from None
+
+
+def transaction(ledger: Ledger, identity: TransactionId) -> dict[str, Any]:
+    """One transaction, with ``positions``: those of its half messages. Rejected(UNKNOWN_TRANSACTION, WRONG_SHARD)."""
+    if identity.shard != ledger.shard:
+        raise error(Code.WRONG_SHARD, f"{identity} lives on another broker")
+    ordinal = int(ledger.transactions.find(np.array([identity.position]))[0])
+    if ordinal == NONE or int(ledger.transactions.column("epoch", np.array([ordinal]))[0]) != identity.epoch:
+        raise error(Code.UNKNOWN_TRANSACTION, f"no transaction {identity} on this broker")
+    _, positions, _, _ = ledger.transactions.messages_of(np.array([ordinal]))
+    return {**_describe(ledger, ordinal), "positions": positions}
+
+
+def messages_of(ledger: Ledger, first: Int64s) -> tuple[Int64s, Int64s]:
+    """All half messages of the transactions with these first positions: positions, and index into ``first``."""
+    index, positions, _, _ = ledger.transactions.messages_of(ledger.transactions.find(first))
+    return positions, index
+
+
+def _describe(ledger: Ledger, ordinal: int) -> dict[str, Any]:
+    table = ledger.transactions
+    at = np.array([ordinal])
+    value = {name: int(table.column(name, at)[0]) for name in ("first", "epoch", "state", "by", "checks", "messages")}
+    state = TransactionState(value["state"])
+    described: dict[str, Any] = {
+        "id": str(TransactionId(ledger.shard, value["epoch"], value["first"])),
+        "position": value["first"],
+        "group": ledger.sessions.groups[int(table.groups_of(at)[0])],
+        "instance": ledger.sessions.instance(value["epoch"]),
+        "state": state.name.lower(),
+        "checks": value["checks"],
+        "messages": value["messages"],
+        "prepared_us": int(table.prepared_us(np.array([value["first"]]))[0]),
+    }
+    if state == TransactionState.OPEN:
+        described["due_us"] = int(table.column("due_us", at)[0])
+    elif state != TransactionState.PARKED:
+        described["decided_by"] = DecidedBy(value["by"]).name.lower()
+    return described

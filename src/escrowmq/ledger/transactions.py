@@ -1,0 +1,514 @@
+"""Transactions: half messages in escrow, their one decision, and who is to be asked when it does not come.
+
+Theory of operation. A transaction is one row: the position of its first half message, the session that prepared it, its
+state. Further half messages of it are rows of a second table that hang on it as a chain. Positions rise, so a
+transaction is found from its id by binary search; nothing is kept per message but these columns.
+
+Rules:
+
+1. States and what may follow them::
+
+       from \\ event    COMMIT       ROLLBACK      checks exhausted        retention     recheck
+       OPEN            COMMITTED    ROLLED_BACK   PARKED / ROLLED_BACK    EXPIRED       OPEN, no checks spent
+       PARKED          COMMITTED    ROLLED_BACK   -                       EXPIRED       OPEN, no checks spent
+       COMMITTED       (already)    (conflict)    -                       -             (decided)
+       ROLLED_BACK     (conflict)   (already)     -                       -             (decided)
+       EXPIRED         (expired)    (expired)     -                       -             (decided)
+
+2. The first decision in the log is final (I5). A decision names position *and* epoch, so it can hit no other
+   transaction (I6), and comes from a session of the group that prepared it (I15).
+3. Only OPEN transactions past their time are asked (I10), at most ``check_max`` times, each ask an event before it is
+   an act (I11). Taking nobody's attempt is left to the caller: it asks for a group only when somebody is there.
+4. After the last ask an interval passes; then the transaction is parked or rolled back, as the rules say (I12). The
+   same at ``half_retention``, asked or not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from escrowmq.errors import Code
+from escrowmq.ledger.columns import Columns, all_equal
+from escrowmq.ledger.commands import AskChecks, Asked, Decision, End, Event, Rules
+from escrowmq.ledger.schedule import DueIndex
+from escrowmq.ledger.sessions import OPERATOR, Sessions
+from escrowmq.model import DecidedBy, Outcome, TransactionState
+from escrowmq.schemas import ENDED, STORED, TRANSACTION_ID_DTYPE, Kind
+
+Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+UInt8s = npt.NDArray[np.uint8]
+Bools = npt.NDArray[np.bool_]
+
+OPEN, COMMITTED, ROLLED_BACK, PARKED, EXPIRED = (int(s) for s in TransactionState)
+NONE = -1
+
+_REPEATED: dict[tuple[int, int], Code] = {
+    (COMMITTED, Outcome.COMMIT): Code.ALREADY_COMMITTED,
+    (COMMITTED, Outcome.ROLLBACK): Code.CONFLICT,
+    (ROLLED_BACK, Outcome.COMMIT): Code.CONFLICT,
+    (ROLLED_BACK, Outcome.ROLLBACK): Code.ALREADY_ROLLED_BACK,
+    (COMMITTED, Outcome.UNKNOWN): Code.ALREADY_COMMITTED,
+    (ROLLED_BACK, Outcome.UNKNOWN): Code.ALREADY_ROLLED_BACK,
+    (EXPIRED, Outcome.COMMIT): Code.EXPIRED,
+    (EXPIRED, Outcome.ROLLBACK): Code.EXPIRED,
+    (EXPIRED, Outcome.UNKNOWN): Code.EXPIRED,
+    (OPEN, Outcome.UNKNOWN): Code.NOTED,
+    (PARKED, Outcome.UNKNOWN): Code.NOTED,
+}
+_ANSWER = np.full((5, 3), Code.OK, np.uint8)  # [state, outcome]; OK: this one decides
+for (_state, _outcome), _code in _REPEATED.items():
+    _ANSWER[_state, _outcome] = _code
+_DECIDES = np.array([Code.NOTED, Code.COMMITTED, Code.ROLLED_BACK], np.uint8)  # [outcome]
+_BECOMES = np.array([OPEN, COMMITTED, ROLLED_BACK], np.uint8)  # [outcome]
+
+
+def decided_batch(first: Int64s, state: UInt8s | int, by: DecidedBy, epochs: Int64s | int) -> pa.RecordBatch:
+    """Rows of Kind.DECIDED."""
+    size = len(first)
+    columns = [
+        pa.array(first),
+        pa.array(np.broadcast_to(np.asarray(state, np.uint8), size)),
+        pa.array(np.full(size, by, np.uint8)),
+        pa.array(np.broadcast_to(np.asarray(epochs, np.uint32), size)),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=STORED[Kind.DECIDED])
+
+
+class Transactions:
+    """The transaction table of a shard."""
+
+    def __init__(self, shard: int, sessions: Sessions) -> None:
+        self.shard = shard
+        self._sessions = sessions
+        self.rows = Columns(
+            {
+                "first": np.int64,  # position of the first half message; rises
+                "epoch": np.uint32,
+                "state": np.uint8,
+                "by": np.uint8,
+                "checks": np.int32,
+                "messages": np.int32,
+                "due_us": np.int64,  # the next ask; after the last ask, the end of waiting
+                "queue_id": np.int32,  # of the first half message, as are tag and (elsewhere) visible_us
+                "tag": np.int32,
+                "last": np.int64,  # newest row of `joined`, -1 none
+            }
+        )
+        self.joined = Columns(
+            {"position": np.int64, "owner": np.int64, "before": np.int64, "queue_id": np.int32, "tag": np.int32}
+        )
+        self._delayed = Columns({"position": np.int64, "visible_us": np.int64})  # half messages with a delay
+        self._times = Columns({"position": np.int64, "time_us": np.int64})  # when positions were prepared
+        self._due: dict[int, DueIndex] = {}  # by producer group
+        self._last_waits = DueIndex(self._alive)  # the last ask is out
+        self.open: dict[int, int] = {}
+        self.parked: dict[int, int] = {}
+        self._floor = 0  # no OPEN transaction below this ordinal
+
+    # Finding
+
+    def find(self, positions: Int64s) -> Int64s:
+        """Ordinals of transactions by the position of their first half message; -1 where there is none."""
+        first = self.rows["first"]
+        index = np.searchsorted(first, positions)
+        found = index < len(first)
+        found[found] = first[index[found]] == positions[found]
+        ordinals: Int64s = np.where(found, index + self.rows.first, NONE)
+        return ordinals
+
+    def find_ids(self, ids: pa.Array) -> tuple[Int64s, UInt8s]:
+        """Ordinals of transaction ids, and a code a row: OK, WRONG_SHARD or UNKNOWN_TRANSACTION."""
+        raw = np.frombuffer(ids.buffers()[1], TRANSACTION_ID_DTYPE, len(ids), 16 * ids.offset)
+        codes = np.zeros(len(ids), np.uint8)
+        ordinals = self.find(raw["position"].astype(np.int64))
+        known = np.flatnonzero(ordinals != NONE)
+        wrong = self.rows["epoch"][ordinals[known] - self.rows.first] != raw["epoch"][known]
+        ordinals[known[wrong]] = NONE
+        codes[ordinals == NONE] = Code.UNKNOWN_TRANSACTION
+        foreign = raw["shard"] != self.shard
+        codes[foreign], ordinals[foreign] = Code.WRONG_SHARD, NONE
+        return ordinals, codes
+
+    def ids(self, first: Int64s, epochs: npt.NDArray[np.generic]) -> pa.Array:
+        """Transaction ids (16 bytes) from positions and epochs."""
+        raw = np.empty(len(first), TRANSACTION_ID_DTYPE)
+        raw["shard"], raw["epoch"], raw["position"] = self.shard, epochs, first
+        return pa.Array.from_buffers(pa.binary(16), len(first), [None, pa.py_buffer(raw.tobytes())])
+
+    def owner_of(self, positions: Int64s) -> Int64s:
+        """Ordinals of the transactions that half messages belong to; -1 where there is none (any more)."""
+        owners = self.find(positions)
+        index = np.searchsorted(self.joined["position"], positions)
+        hit = (owners == NONE) & (index < len(self.joined))
+        hit[hit] = self.joined["position"][index[hit]] == positions[hit]
+        owners[hit] = self.joined["owner"][index[hit]]
+        owners[owners < self.rows.first] = NONE
+        return owners
+
+    def groups_of(self, ordinals: Int64s) -> Int64s:
+        """Producer groups of transactions."""
+        return self._sessions.groups_of(self.column("epoch", ordinals).astype(np.int64))
+
+    def column(self, name: str, ordinals: Int64s) -> npt.NDArray[Any]:
+        """One column at some ordinals."""
+        return self.rows[name][ordinals - self.rows.first]
+
+    def prepared_us(self, positions: Int64s) -> Int64s:
+        """When half messages became durable."""
+        times = self._times
+        index = np.searchsorted(times["position"], positions, side="right") - 1
+        return times["time_us"][np.maximum(index, 0)]
+
+    def messages_of(self, ordinals: Int64s) -> tuple[Int64s, Int64s, Int32s, Int32s]:
+        """All half messages of transactions: index into ``ordinals``, position, queue id, tag; by index, then position."""
+        owners = np.arange(len(ordinals))
+        parts = [(owners, *(self.column(name, ordinals) for name in ("first", "queue_id", "tag")))]
+        links = self.column("last", ordinals).astype(np.int64)
+        hanging = links != NONE
+        if not hanging.any():
+            return parts[0]  # type: ignore[return-value]
+        while hanging.any():
+            owners, rows = owners[hanging], links[hanging] - self.joined.first
+            parts.append((owners, *(self.joined[name][rows] for name in ("position", "queue_id", "tag"))))
+            links = self.joined["before"][rows]
+            hanging = links != NONE
+        index, positions, queue_ids, tags = (np.concatenate(column) for column in zip(*parts, strict=True))
+        order = np.lexsort((positions, index))
+        return index[order], positions[order], queue_ids[order], tags[order]
+
+    def visible_us(self, positions: Int64s) -> Int64s:
+        """Until when half messages are to be held back; 0: not at all."""
+        if not len(self._delayed):
+            return np.zeros(len(positions), np.int64)
+        index = np.minimum(np.searchsorted(self._delayed["position"], positions), len(self._delayed) - 1)
+        visible: Int64s = np.where(self._delayed["position"][index] == positions, self._delayed["visible_us"][index], 0)
+        return visible
+
+    # Half messages
+
+    def apply_half(self, batch: pa.RecordBatch, tags: Int32s, position: int, time_us: int) -> None:
+        """Kind.HALF."""
+        size = batch.num_rows
+        own = np.arange(position, position + size)
+        owner = batch.column("transaction").to_numpy()
+        visible = batch.column("visible_us").to_numpy()
+        if not len(self._times) or self._times["time_us"][-1] < time_us:
+            self._times.extend(1, position=position, time_us=time_us)
+        late = np.flatnonzero(visible > 0)
+        if len(late):
+            self._delayed.extend(len(late), position=own[late], visible_us=visible[late])
+        begins = owner == own
+        if begins.all():
+            self._begin(batch, tags, own, slice(None))
+            return
+        if begins.any():
+            self._begin(batch, tags, own, np.flatnonzero(begins))
+        self._join(batch, tags, own, owner, np.flatnonzero(~begins))
+
+    def _begin(self, batch: pa.RecordBatch, tags: Int32s, own: Int64s, at: slice | Int64s) -> None:
+        first, due = own[at], batch.column("due_us").to_numpy()[at]
+        epochs = batch.column("epoch").to_numpy()[at]
+        ordinal = self.rows.extend(
+            len(first),
+            first=first,
+            epoch=epochs,
+            state=OPEN,
+            by=0,
+            checks=0,
+            messages=1,
+            due_us=due,
+            queue_id=batch.column("queue_id").to_numpy()[at],
+            tag=tags[at],
+            last=NONE,
+        )
+        ordinals = np.arange(ordinal, ordinal + len(first))
+        self._count(self.open, ordinals, 1)
+        self._schedule(ordinals, due)
+
+    def _join(self, batch: pa.RecordBatch, tags: Int32s, own: Int64s, owner: Int64s, at: Int64s) -> None:
+        owners = self.find(owner[at])
+        order = np.argsort(owners, kind="stable")
+        at, owners = at[order], owners[order]
+        rows = owners - self.rows.first
+        begins = np.concatenate(([True], owners[1:] != owners[:-1]))
+        ordinals = np.empty(len(at), np.int64)
+        ordinals[np.argsort(own[at], kind="stable")] = np.arange(self.joined.end, self.joined.end + len(at))
+        before = np.where(begins, self.rows["last"][rows], np.concatenate(([NONE], ordinals[:-1])))
+        by_position = np.argsort(own[at], kind="stable")
+        self.joined.extend(
+            len(at),
+            position=own[at][by_position],
+            owner=owners[by_position],
+            before=before[by_position],
+            queue_id=batch.column("queue_id").to_numpy()[at][by_position],
+            tag=tags[at][by_position],
+        )
+        ends = np.append(begins[1:], True)
+        self.rows["last"][rows[ends]] = ordinals[ends]
+        np.add.at(self.rows["messages"], rows, 1)
+
+    # Decisions
+
+    def decide_end(self, command: End, rules: Rules) -> Decision:
+        """Answer each row by the state table; the rows that decide become one event."""
+        outcomes = command.batch.column("outcome").to_numpy()
+        ordinals, codes = self.find_ids(command.batch.column("transaction"))
+        sessions = self._sessions.check(command.sessions, transactional=None, rules=rules)
+        codes = np.where(sessions != Code.OK, sessions, codes)
+        codes[outcomes > Outcome.ROLLBACK] = Code.BAD_REQUEST
+        rows = np.flatnonzero(codes == Code.OK)
+        if command.by != DecidedBy.OPERATOR:
+            rows = self._owned(rows, ordinals, command.sessions, codes)
+        elif (command.sessions != OPERATOR).any():
+            codes[rows], rows = Code.BAD_REQUEST, rows[:0]
+        codes[rows] = _ANSWER[self.column("state", ordinals[rows]), outcomes[rows]]
+        rows = rows[codes[rows] == Code.OK]
+        codes[rows] = _DECIDES[outcomes[rows]]
+        winners = rows
+        if not (
+            np.diff(ordinals[rows]) > 0
+        ).all():  # maybe the same transaction twice in one batch: its first row decides
+            _, first_row, back = np.unique(ordinals[rows], return_index=True, return_inverse=True)
+            leader = rows[first_row][back]
+            later = leader != rows
+            codes[rows[later]] = _ANSWER[_BECOMES[outcomes[leader[later]]], outcomes[rows[later]]]
+            winners = np.sort(rows[first_row])
+        answer = pa.RecordBatch.from_arrays([pa.array(codes)], schema=ENDED)
+        if not len(winners):
+            return Decision((), answer)
+        first = self.column("first", ordinals[winners]).astype(np.int64)
+        batch = decided_batch(first, _BECOMES[outcomes[winners]], command.by, command.sessions[winners])
+        return Decision((Event(Kind.DECIDED, batch),), answer)
+
+    def _owned(self, rows: Int64s, ordinals: Int64s, sessions: Int64s, codes: UInt8s) -> Int64s:
+        """The rows whose session is of the transaction's group; the others get their code."""
+        anonymous = sessions[rows] == OPERATOR
+        codes[rows[anonymous]] = Code.UNKNOWN_SESSION
+        rows = rows[~anonymous]
+        foreign = self._sessions.groups_of(sessions[rows]) != self.groups_of(ordinals[rows])
+        codes[rows[foreign]] = Code.WRONG_GROUP
+        owned: Int64s = rows[~foreign]
+        return owned
+
+    def apply_decided(self, batch: pa.RecordBatch) -> tuple[Int64s, Int64s, Int32s, Int32s]:
+        """Kind.DECIDED. What became visible by it, as of :meth:`messages_of`."""
+        ordinals = self.find(batch.column("transaction").to_numpy())
+        rows = ordinals - self.rows.first
+        states = batch.column("state").to_numpy()
+        was_parked = self.rows["state"][rows] == PARKED
+        self._count(self.parked, ordinals[was_parked], -1)
+        self._count(self.open, ordinals[~was_parked], -1)
+        self.rows["state"][rows] = states
+        self.rows["by"][rows] = batch.column("decided_by").to_numpy()
+        committed = states == COMMITTED
+        return self.messages_of(ordinals if committed.all() else ordinals[committed])
+
+    # Check-back
+
+    def decide_ask(self, command: AskChecks, now_us: int, rules: Rules) -> Decision:
+        """Which transactions of a group to ask about now; CHECKED goes to the log before the question to the producer."""
+        group = self._sessions.ordinal(command.group)
+        empty = np.empty(0, np.int64)
+        if group is None or group not in self._due:
+            return Decision((), Asked(empty, empty, empty))
+        due = self._unique(self._due[group].due(now_us, command.limit))
+        checks = self.column("checks", due)
+        spent = due[checks >= rules.check_max]  # the rules were tightened meanwhile
+        asked, checks = due[checks < rules.check_max], checks[checks < rules.check_max]
+        events = self._exhaust(spent, rules)
+        first = self.column("first", asked).astype(np.int64)
+        if len(asked):
+            batch = pa.RecordBatch.from_arrays([pa.array(first)], schema=STORED[Kind.CHECKED])
+            events.append(Event(Kind.CHECKED, batch))
+        epochs = self.column("epoch", asked).astype(np.int64)
+        return Decision(tuple(events), Asked(first, epochs, checks.astype(np.int64) + 1))
+
+    def apply_checked(self, batch: pa.RecordBatch, time_us: int, rules: Rules) -> None:
+        """Kind.CHECKED."""
+        ordinals = self.find(batch.column("transaction").to_numpy())
+        rows = ordinals - self.rows.first
+        self.rows["checks"][rows] += 1
+        due_us = time_us + rules.check_interval_us
+        self.rows["due_us"][rows] = due_us
+        last = self.rows["checks"][rows] >= rules.check_max
+        self._last_waits.put(ordinals[last], due_us)
+        self._schedule(ordinals[~last], np.full(int((~last).sum()), due_us))
+
+    def decide_tick(self, now_us: int, limit: int, rules: Rules) -> list[Event]:
+        """Park, or roll back, what was asked for the last time an interval ago or has come to half_retention."""
+        for group, index in self._due.items():
+            index.sweep(now_us, self.open.get(group, 0))
+        asked_out = self._last_waits.due(now_us, limit)
+        aged = self._aged(now_us - rules.half_retention_us, limit)
+        return self._exhaust(np.unique(np.concatenate((asked_out, aged))), rules)
+
+    def _aged(self, before_us: int, limit: int) -> Int64s:
+        """OPEN transactions prepared at ``before_us`` or earlier."""
+        index = int(np.searchsorted(self._times["time_us"], before_us, side="right"))
+        end = int(self._times["position"][index]) if index < len(self._times) else None
+        low = self.oldest_open() - self.rows.first
+        high = len(self.rows) if end is None else int(np.searchsorted(self.rows["first"], end))
+        if not len(self._times) or high <= low:
+            return np.empty(0, np.int64)
+        return np.flatnonzero(self.rows["state"][low:high] == OPEN)[:limit] + low + self.rows.first
+
+    def _exhaust(self, ordinals: Int64s, rules: Rules) -> list[Event]:
+        if not len(ordinals):
+            return []
+        first = self.column("first", ordinals).astype(np.int64)
+        if rules.exhausted_rollback:
+            return [Event(Kind.DECIDED, decided_batch(first, ROLLED_BACK, DecidedBy.EXHAUSTED, OPERATOR))]
+        return [Event(Kind.PARKED, pa.RecordBatch.from_arrays([pa.array(first)], schema=STORED[Kind.PARKED]))]
+
+    def apply_parked(self, batch: pa.RecordBatch) -> None:
+        """Kind.PARKED."""
+        ordinals = self.find(batch.column("transaction").to_numpy())
+        self.rows["state"][ordinals - self.rows.first] = PARKED
+        self._count(self.open, ordinals, -1)
+        self._count(self.parked, ordinals, 1)
+
+    def decide_recheck(self, ids: pa.Array) -> Decision:
+        """Open parked or undecided transactions anew. Answer: a code a row."""
+        ordinals, codes = self.find_ids(ids)
+        rows = np.flatnonzero(codes == Code.OK)
+        undecided = np.isin(self.column("state", ordinals[rows]), (OPEN, PARKED))
+        codes[rows[~undecided]] = Code.TRANSACTION_DECIDED
+        chosen = np.unique(ordinals[rows[undecided]])
+        if not len(chosen):
+            return Decision((), codes)
+        first = self.column("first", chosen).astype(np.int64)
+        batch = pa.RecordBatch.from_arrays([pa.array(first)], schema=STORED[Kind.REOPENED])
+        return Decision((Event(Kind.REOPENED, batch),), codes)
+
+    def apply_reopened(self, batch: pa.RecordBatch, time_us: int) -> None:
+        """Kind.REOPENED."""
+        ordinals = self.find(batch.column("transaction").to_numpy())
+        rows = ordinals - self.rows.first
+        was_parked = ordinals[self.rows["state"][rows] == PARKED]
+        self._count(self.parked, was_parked, -1)
+        self._count(self.open, was_parked, 1)
+        self.rows["state"][rows] = OPEN
+        self.rows["checks"][rows] = 0
+        self.rows["due_us"][rows] = time_us
+        self._floor = min(self._floor, int(ordinals.min()))
+        self._schedule(ordinals, np.full(len(ordinals), time_us))
+
+    def check_due_us(self, group: int, now_us: int) -> int | None:
+        """When the group's next question is due; None when nothing is open."""
+        if not self.open.get(group) or group not in self._due:
+            return None
+        return self._due[group].next_due_us(now_us)
+
+    def next_due_us(self, now_us: int, rules: Rules) -> int | None:
+        """When :meth:`decide_tick` next has something to do."""
+        times = [self._last_waits.next_due_us(now_us)]
+        oldest = self.oldest_open()
+        if oldest < self.rows.end:
+            first = self.rows["first"][oldest - self.rows.first]
+            times.append(int(self.prepared_us(np.array([first]))[0]) + rules.half_retention_us)
+        return min((t for t in times if t is not None), default=None)
+
+    def oldest_open(self) -> int:
+        """The lowest ordinal that is OPEN; ``rows.end`` when none is."""
+        self._floor = max(self._floor, self.rows.first)
+        while self._floor < self.rows.end:
+            start = self._floor - self.rows.first
+            chunk = self.rows["state"][start : start + 65_536] == OPEN
+            if chunk.any():
+                self._floor += int(chunk.argmax())
+                break
+            self._floor += len(chunk)
+        return self._floor
+
+    # Retention
+
+    def expire(self, visible_us: int, limit_position: int) -> tuple[int, list[Event]]:
+        """How far retention may go for undecided transactions, and the EXPIRED decisions it needs for that: those
+        prepared before ``visible_us`` are expired, a younger one is a stop."""
+        undecided = np.flatnonzero(np.isin(self.rows["state"], (OPEN, PARKED)))
+        first = self.rows["first"][undecided]
+        old = self.prepared_us(first) < visible_us if len(first) else np.empty(0, np.bool_)
+        stops = first[~old]
+        limit = min(limit_position, int(stops[0])) if len(stops) else limit_position
+        gone = first[old & (first < limit)]
+        if not len(gone):
+            return limit, []
+        return limit, [Event(Kind.DECIDED, decided_batch(gone, EXPIRED, DecidedBy.RETENTION, OPERATOR))]
+
+    def apply_trim(self, position: int) -> None:
+        """Let go of everything below ``position``; all of it is decided."""
+        gone = int(np.searchsorted(self.rows["first"], position))
+        self.rows.trim(self.rows.first + gone)
+        for table in (self.joined, self._delayed):
+            table.trim(table.first + int(np.searchsorted(table["position"], position)))
+        keep = max(int(np.searchsorted(self._times["position"], position, side="right")) - 1, 0)
+        self._times.trim(self._times.first + keep)
+
+    # Keeping count
+
+    def _alive(self, ordinals: Int64s, due_us: int) -> Bools:
+        rows = ordinals - self.rows.first
+        alive = rows >= 0
+        kept = rows[alive]
+        alive[alive] = (self.rows["state"][kept] == OPEN) & (self.rows["due_us"][kept] == due_us)
+        return alive
+
+    def _schedule(self, ordinals: Int64s, due_us: Int64s) -> None:
+        if not len(ordinals):
+            return
+        groups = self.groups_of(ordinals)
+        if all_equal(groups):
+            self._due.setdefault(int(groups[0]), DueIndex(self._alive)).put(ordinals, due_us)
+            return
+        for group in np.unique(groups).tolist():
+            mine = groups == group
+            self._due.setdefault(group, DueIndex(self._alive)).put(ordinals[mine], due_us[mine])
+
+    def _count(self, counts: dict[int, int], ordinals: Int64s, sign: int) -> None:
+        if not len(ordinals):
+            return
+        epochs = self.column("epoch", ordinals)
+        if all_equal(epochs):
+            group = int(self._sessions.groups_of(epochs[:1].astype(np.int64))[0])
+            counts[group] = counts.get(group, 0) + sign * len(ordinals)
+            return
+        groups, sizes = np.unique(self.groups_of(ordinals), return_counts=True)
+        for group, size in zip(groups.tolist(), sizes.tolist(), strict=True):
+            counts[group] = counts.get(group, 0) + sign * size
+
+    @staticmethod
+    def _unique(ordinals: Int64s) -> Int64s:
+        """Without repeats, in order of first appearance (an entry can stand in two buckets of one time)."""
+        _, index = np.unique(ordinals, return_index=True)
+        return ordinals[np.sort(index)] if len(index) < len(ordinals) else ordinals
+
+    # Snapshots
+
+    def snapshot(self) -> dict[str, pa.Table]:
+        """The state as tables."""
+        return {
+            "transactions": self.rows.to_table(),
+            "joined": self.joined.to_table(),
+            "delayed_halves": self._delayed.to_table(),
+            "prepare_times": self._times.to_table(),
+        }
+
+    def restore(self, tables: dict[str, pa.Table], rules: Rules) -> None:
+        """Become what :meth:`snapshot` gave; counts and due times are rebuilt from the rows."""
+        self.rows.load(tables["transactions"])
+        self.joined.load(tables["joined"])
+        self._delayed.load(tables["delayed_halves"])
+        self._times.load(tables["prepare_times"])
+        self._floor = self.rows.first
+        states = self.rows["state"]
+        self._count(self.parked, np.flatnonzero(states == PARKED) + self.rows.first, 1)
+        waiting = np.flatnonzero(states == OPEN)
+        self._count(self.open, waiting + self.rows.first, 1)
+        last = self.rows["checks"][waiting] >= rules.check_max
+        for rows, put in ((waiting[last], self._last_waits.put), (waiting[~last], self._schedule)):
+            put(rows + self.rows.first, self.rows["due_us"][rows])

@@ -1,0 +1,148 @@
+"""A ledger in a test's hand: commands in, answers out, events kept, with the purity of ``decide`` watched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from escrowmq.ledger.commands import (
+    AskChecks,
+    Asked,
+    Command,
+    Configure,
+    End,
+    OpenSession,
+    Prepare,
+    Rules,
+    Send,
+    Tick,
+)
+from escrowmq.ledger.ledger import Ledger
+from escrowmq.model import DecidedBy, Outcome, message_id
+from escrowmq.schemas import ENDING, OUTGOING, STORED, Kind
+
+_counter = iter(range(1 << 62))
+
+
+def outgoing(rows: Iterable[dict[str, Any]]) -> pa.RecordBatch:
+    """A batch of schema OUTGOING; what a row leaves out has its default, ``message_id`` a fresh one."""
+    filled = []
+    for row in rows:
+        given = dict(row)
+        identity = given.pop("message_id", None)
+        raw = (
+            message_id(identity) if identity is not None else (7).to_bytes(8, "big") + next(_counter).to_bytes(8, "big")
+        )
+        defaults = {
+            "topic": "orders",
+            "key": None,
+            "tag": None,
+            "properties": None,
+            "body": b"",
+            "queue": -1,
+            "born_us": 0,
+            "delay_us": 0,
+            "immunity_us": 0,
+            "transaction": None,
+        }
+        unknown = given.keys() - defaults.keys()
+        if unknown:
+            raise TypeError(f"no such columns: {sorted(unknown)}")
+        filled.append({**defaults, **given, "message_id": raw})
+    return pa.RecordBatch.from_pylist(filled, schema=OUTGOING)
+
+
+def tables_equal(one: dict[str, pa.Table], other: dict[str, pa.Table]) -> bool:
+    """Whether two snapshots are the same."""
+    return one.keys() == other.keys() and all(one[name].equals(other[name], check_metadata=True) for name in one)
+
+
+class LedgerDriver:
+    """A ledger with a log that is a list. ``strict`` checks after every decide that it changed nothing."""
+
+    def __init__(self, rules: Rules | None = None, *, shard: int = 0xE5C0, strict: bool = True) -> None:
+        self.ledger = Ledger(shard)
+        self.events: list[tuple[Kind, pa.RecordBatch, int, int]] = []
+        self.now_us = 1_700_000_000_000_000
+        self.strict = strict
+        if rules is not None:
+            self.do(Configure(rules))
+
+    def do(self, command: Command) -> Any:
+        """Decide, apply every event, answer."""
+        before = self.ledger.snapshot() if self.strict else {}
+        decision = self.ledger.decide(command, self.now_us)
+        if self.strict and not tables_equal(before, self.ledger.snapshot()):
+            raise AssertionError(f"decide changed the state: {command}")
+        for event in decision.events:
+            if not event.batch.schema.equals(STORED[event.kind]):
+                raise AssertionError(f"{event.kind.name} is not of its schema")
+            event.batch.validate(full=True)
+            position = self.ledger.next_position
+            self.events.append((event.kind, event.batch, position, self.now_us))
+            self.ledger.apply(event.kind, event.batch, position, self.now_us)
+        return decision.answer
+
+    def replay(self) -> Ledger:
+        """A new ledger folded from the same events."""
+        fresh = Ledger(self.ledger.shard)
+        for kind, batch, position, time_us in self.events:
+            fresh.apply(kind, batch, position, time_us)
+        return fresh
+
+    def advance(self, seconds: float) -> None:
+        """Let broker time pass."""
+        self.now_us += int(seconds * 1e6)
+
+    def session(self, group: str = "g", instance: str = "i", *, transactional: bool = True) -> int:
+        """Open a producer session; its epoch."""
+        epoch: int = self.do(OpenSession(group, instance, transactional))
+        return epoch
+
+    def send(self, *rows: dict[str, Any], session: int = 0) -> list[dict[str, Any]]:
+        """Plain messages; the answer's rows."""
+        batch = outgoing(rows)
+        answer: pa.RecordBatch = self.do(Send(batch, np.full(batch.num_rows, session)))
+        rows: list[dict[str, Any]] = answer.to_pylist()
+        return rows
+
+    def prepare(self, session: int, *rows: dict[str, Any]) -> list[dict[str, Any]]:
+        """Half messages; the answer's rows."""
+        batch = outgoing(rows)
+        answer: pa.RecordBatch = self.do(Prepare(batch, np.full(batch.num_rows, session)))
+        rows: list[dict[str, Any]] = answer.to_pylist()
+        return rows
+
+    def end(self, session: int, *pairs: tuple[bytes, Outcome], by: DecidedBy = DecidedBy.PRODUCER) -> list[int]:
+        """Decisions; a code a row."""
+        batch = pa.RecordBatch.from_arrays(
+            [pa.array([p[0] for p in pairs], pa.binary(16)), pa.array([int(p[1]) for p in pairs], pa.uint8())],
+            schema=ENDING,
+        )
+        answer: pa.RecordBatch = self.do(End(batch, np.full(len(pairs), session), by))
+        codes: list[int] = answer.column("code").to_pylist()
+        return codes
+
+    def ask(self, group: str = "g", limit: int = 1000) -> Asked:
+        """Take what is due for asking."""
+        asked: Asked = self.do(AskChecks(group, limit))
+        return asked
+
+    def tick(self) -> None:
+        """Let what is due happen."""
+        self.do(Tick())
+
+    def queue(self, topic: str = "orders", queue: int = 0) -> list[int]:
+        """Log positions of a queue's messages, in offset order."""
+        index = self.ledger.queue(self.ledger.queue_id(topic, queue))
+        positions: list[int] = index.positions(index.head, index.end).tolist()
+        return positions
+
+    def visible(self, topic: str = "orders") -> list[int]:
+        """Log positions of everything that consumers of a topic can see, sorted."""
+        if not self.ledger.topics.has(topic):
+            return []
+        return sorted(p for q in range(len(self.ledger.topics.queue_ids(topic))) for p in self.queue(topic, q))
