@@ -106,15 +106,15 @@ class LedgerDriver:
         """Plain messages; the answer's rows."""
         batch = outgoing(rows)
         answer: pa.RecordBatch = self.do(Send(batch, np.full(batch.num_rows, session)))
-        rows: list[dict[str, Any]] = answer.to_pylist()
-        return rows
+        listed: list[dict[str, Any]] = answer.to_pylist()
+        return listed
 
     def prepare(self, session: int, *rows: dict[str, Any]) -> list[dict[str, Any]]:
         """Half messages; the answer's rows."""
         batch = outgoing(rows)
         answer: pa.RecordBatch = self.do(Prepare(batch, np.full(batch.num_rows, session)))
-        rows: list[dict[str, Any]] = answer.to_pylist()
-        return rows
+        listed: list[dict[str, Any]] = answer.to_pylist()
+        return listed
 
     def end(self, session: int, *pairs: tuple[bytes, Outcome], by: DecidedBy = DecidedBy.PRODUCER) -> list[int]:
         """Decisions; a code a row."""
