@@ -138,10 +138,7 @@ class Ledger:
         if len(self.topics.by_name) + len(made) > self.rules.max_topics:
             raise error(Code.TOO_MANY, f"there are {len(self.topics.by_name)} topics", "max_topics")
         creation = self.topics.creation([(d.answer["name"], d.answer["queues"]) for d in made])
-        planned = Topics()
-        planned.restore(self.topics.snapshot())
-        planned.apply_topic(creation.batch)
-        decision = self.groups.decide_subscribe(command, planned, self.rules, now_us)
+        decision = self.groups.decide_subscribe(command, self.topics.with_created(creation), self.rules, now_us)
         return Decision((creation, *decision.events), decision.answer)
 
     def _decide_retain(self, command: Retain) -> Decision:

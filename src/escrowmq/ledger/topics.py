@@ -128,6 +128,15 @@ class Topics:
         batch = pa.RecordBatch.from_arrays([*columns, pa.array(first_ids, pa.int32())], schema=STORED[Kind.TOPIC])
         return Event(Kind.TOPIC, batch)
 
+    def with_created(self, creation: Event) -> Topics:
+        """A directory as it will be after :meth:`creation`; the queues that exist are shared, not copied."""
+        planned = Topics()
+        planned.queues = list(self.queues)
+        planned.by_name = {name: Topic(name, list(topic.queue_ids), topic.turn) for name, topic in self.by_name.items()}
+        planned._tags = self._tags
+        planned.apply_topic(creation.batch)
+        return planned
+
     def apply_topic(self, batch: pa.RecordBatch) -> None:
         """Kind.TOPIC."""
         for row in batch.to_pylist():
