@@ -1,0 +1,50 @@
+"""``events.jsonl``: what happened during a run, one JSON object a line, written by whoever drove it.
+
+Every event has ``at_us`` (microseconds since 1970) and ``event``:
+
+========  ================================================================
+killed    ``who`` was ended with SIGKILL; ``where`` says at which point
+started   ``who`` was started (again)
+asked     the broker asked ``who`` about a transaction; ``answer`` is what it said
+progress  ``who`` has done ``number`` of its units so far
+========  ================================================================
+
+Others may be there and are passed over.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from escrowmq.errors import Code, Misuse
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """A run's events, in the order of their times."""
+
+    every: tuple[dict[str, Any], ...] = ()
+
+    @classmethod
+    def read(cls, path: Path | None) -> Events:
+        """From a file; none when there is no file. A last line that was cut off is passed over, others must be JSON."""
+        if path is None or not path.exists():
+            return cls()
+        lines = path.read_text().split("\n")
+        try:
+            events = [json.loads(line) for line in lines[:-1] if line]
+        except ValueError as problem:
+            raise Misuse(Code.BAD_ARGUMENT, f"{path} is not made of JSON lines: {problem}") from problem
+        return cls(tuple(sorted(events, key=lambda event: int(event["at_us"]))))
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        """Those with this ``event``."""
+        return [event for event in self.every if event["event"] == name]
+
+    @property
+    def kills(self) -> list[dict[str, Any]]:
+        """Every ``kill -9``."""
+        return self.of("killed")

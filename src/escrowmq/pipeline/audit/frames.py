@@ -1,0 +1,125 @@
+"""The comparison itself, as functions DataFrame → DataFrame: by id and content, never by count.
+
+1. A *witness* is one row that speaks of an id: ``comparison, id, expected (1 or 0), digest``. Both sides of every
+   comparison become witnesses of one frame, so that all comparisons together cost one shuffle.
+2. A *tally* is what all witnesses of one id in one comparison say: how many rows on either side, and the lowest and the
+   highest digest of their content.
+3. A *finding* is what is wrong with a tally:
+
+   ========  =============================================================
+   lost      expected, not found
+   leaked    found, not expected
+   repeated  more than one row on a side
+   altered   on both sides, with content that is not the same everywhere
+   ========  =============================================================
+
+One id lost and another repeated leave the counts equal and are still two findings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+
+from escrowmq.pipeline.audit.manifest import KINDS
+
+
+def digest(columns: Sequence[str]) -> Column:
+    """64 bits of the content of ``columns`` (int64): equal content, equal digest, on any machine.
+
+    ``xxhash64`` hashes column after column, so borders between texts count; it passes over nulls, so those are hashed as
+    flags of their own.
+    """
+    return f.xxhash64(*[f.col(name) for name in columns], *[f.col(name).isNull() for name in columns])
+
+
+def witnesses(side: DataFrame, columns: Sequence[str], *, comparison: int, expected: bool) -> DataFrame:
+    """Rows of one side (``id`` and ``columns``) → ``comparison`` int, ``id`` string, ``expected`` int, ``digest`` int64."""
+    return side.select(
+        f.lit(comparison).alias("comparison"),
+        f.coalesce(f.col("id"), f.lit("(no id)")).alias("id"),
+        f.lit(int(expected)).alias("expected"),
+        digest(columns).alias("digest"),
+    )
+
+
+def tally(frames: Sequence[DataFrame]) -> DataFrame:
+    """Witnesses → ``comparison, id, expected, found`` (rows on either side), ``same`` (bool: one content everywhere)."""
+    together = reduce(DataFrame.unionByName, frames)
+    return (
+        together.groupBy("comparison", "id")
+        .agg(
+            f.sum("expected").alias("expected"),
+            f.sum(1 - f.col("expected")).alias("found"),
+            f.min("digest").alias("lowest"),
+            f.max("digest").alias("highest"),
+        )
+        .select("comparison", "id", "expected", "found", (f.col("lowest") == f.col("highest")).alias("same"))
+    )
+
+
+def findings(tallies: DataFrame, judges: Sequence[Sequence[str]]) -> DataFrame:
+    """Tallies → one row a finding: ``kind, id, comparison, expected, found``; ``judges[c]``: kinds that comparison c reports."""
+    expected, found = f.col("expected"), f.col("found")
+    wrong = {
+        "lost": (expected > 0) & (found == 0),
+        "leaked": (expected == 0) & (found > 0),
+        "repeated": (expected > 1) | (found > 1),
+        "altered": (expected > 0) & (found > 0) & ~f.col("same"),
+    }
+    verdicts = [
+        f.when(wrong[kind] & f.col("comparison").isin(judging), f.lit(kind))
+        for kind in KINDS
+        if (judging := [c for c, kinds in enumerate(judges) if kind in kinds])
+    ]
+    return tallies.select(
+        "id", "comparison", "expected", "found", f.explode(f.array_compact(f.array(*verdicts))).alias("kind")
+    )
+
+
+def undecided(half: DataFrame) -> DataFrame:
+    """Half messages (``id``, ``state`` text) → the ids that are still in escrow, as findings of the kind ``orphaned``."""
+    return (
+        half.where(f.col("state").isin("open", "parked"))
+        .groupBy("id")
+        .agg(f.count("*").alias("found"))
+        .select(
+            "id",
+            f.lit(-1).alias("comparison"),
+            f.lit(0).cast("long").alias("expected"),
+            "found",
+            f.lit("orphaned").alias("kind"),
+        )
+    )
+
+
+def ids_by_kind(found: DataFrame) -> DataFrame:
+    """Findings → ``kind, ids``: distinct ids of each kind; one id found wrong in several places counts once."""
+    return found.groupBy("kind").agg(f.countDistinct("id").alias("ids"))
+
+
+def ids_by_comparison(found: DataFrame) -> DataFrame:
+    """Findings → ``comparison, ids``: distinct ids found wrong by each comparison."""
+    return found.groupBy("comparison").agg(f.countDistinct("id").alias("ids"))
+
+
+def sides(tallies: DataFrame) -> DataFrame:
+    """Tallies → one row a comparison: ``comparison, ids, expected, found`` (ids and rows of either side)."""
+    return tallies.groupBy("comparison").agg(
+        f.count("*").alias("ids"), f.sum("expected").alias("expected"), f.sum("found").alias("found")
+    )
+
+
+def seen_by_all(effects: Sequence[DataFrame]) -> DataFrame:
+    """Effects of each consumer (``id``) → the ids that every one of them has (``id``)."""
+    marked = [frame.select("id").distinct().withColumn("consumer", f.lit(n)) for n, frame in enumerate(effects)]
+    together = reduce(DataFrame.unionByName, marked)
+    return (
+        together.groupBy("id")
+        .agg(f.count("*").alias("consumers"))
+        .where(f.col("consumers") == len(effects))
+        .select("id")
+    )

@@ -1,0 +1,142 @@
+"""What a run folder holds and what has to agree: ``manifest.json``, written by whoever made the run, read by the audit.
+
+Everything is named relative to the run folder, so that a folder can be moved or copied as a whole::
+
+    {
+      "log": "broker",                        data folder of the broker; or a URL of one that is running
+      "files":  {"placed": {"path": "orders.parquet", "id": "order_id", "where": {"cancelled": "false"}}},
+      "tables": {"orders": {"database": "orders.db", "table": "orders", "id": "order_id", "where": {}}},
+      "topics": {"orders": {"fields": ["units", "amount_cents"]}},            fields of its JSON bodies
+      "comparisons": [
+        {"expected": "table:orders", "found": "topic:orders", "columns": ["units"], "judges": ["lost", ...]}
+      ],
+      "consumers": {"cart": "carts"},         consumer → the table that its effects are in
+      "events": "events.jsonl"                what happened when; kills among it (optional)
+    }
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from escrowmq.errors import Code, Misuse
+
+NAME = "manifest.json"
+KINDS = ("lost", "repeated", "altered", "leaked")
+"""What a comparison can find wrong with an id (see :mod:`escrowmq.pipeline.audit.frames`)."""
+
+MESSAGE_COLUMNS = ("message_id", "transaction_id", "tag", "properties", "body")
+"""Columns that every topic has beside the fields of its bodies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of one of the SQLite databases; ``where`` keeps the rows whose columns equal these texts."""
+
+    database: str
+    table: str
+    id: str
+    where: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A Parquet file: what was asked for, before any database knew of it."""
+
+    path: str
+    id: str
+    where: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic whose messages have the id as their key and a JSON object with ``fields`` as their body."""
+
+    fields: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two sides that must hold the same ids with the same ``columns``; sides are ``file:``, ``table:``, ``topic:`` or
+    ``half:NAME`` (the half messages of topic NAME whose transaction committed)."""
+
+    expected: str
+    found: str
+    columns: tuple[str, ...]
+    judges: tuple[str, ...] = KINDS
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A run folder as the audit sees it."""
+
+    folder: Path
+    log: str
+    tables: dict[str, Table]
+    topics: dict[str, Topic]
+    comparisons: tuple[Comparison, ...]
+    consumers: dict[str, str]
+    files: dict[str, File] = field(default_factory=dict)
+    events: str | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """The manifest of a run folder. Raises Misuse(BAD_ARGUMENT) that says what is wrong with it."""
+        path = folder / NAME
+        if not path.is_file():
+            raise Misuse(
+                Code.BAD_ARGUMENT, f"{folder} is not a run folder: it has no {NAME}", "`escrowmq demo` makes one"
+            )
+        try:
+            return cls.of(folder, json.loads(path.read_text()))
+        except (ValueError, TypeError, KeyError, AttributeError) as problem:
+            raise Misuse(Code.BAD_ARGUMENT, f"{path} cannot be used: {problem}") from problem
+
+    @classmethod
+    def of(cls, folder: Path, raw: dict[str, Any]) -> Manifest:
+        """From the JSON form; ValueError, KeyError or TypeError when it does not fit."""
+        manifest = cls(
+            folder=folder,
+            log=raw["log"],
+            tables={name: Table(**value) for name, value in raw["tables"].items()},
+            topics={name: Topic(tuple(value.get("fields", ()))) for name, value in raw["topics"].items()},
+            comparisons=tuple(
+                Comparison(c["expected"], c["found"], tuple(c["columns"]), tuple(c.get("judges", KINDS)))
+                for c in raw["comparisons"]
+            ),
+            consumers=dict(raw.get("consumers", {})),
+            files={name: File(**value) for name, value in raw.get("files", {}).items()},
+            events=raw.get("events"),
+        )
+        manifest._check()
+        return manifest
+
+    def label(self, side: str) -> str:
+        """A side as people call it: ``cart.db carts``, ``topic orders``, ``orders.parquet``."""
+        kind, _, name = side.partition(":")
+        if kind == "table":
+            return f"{self.tables[name].database} {self.tables[name].table}"
+        if kind == "file":
+            return self.files[name].path
+        return f"topic {name}" if kind == "topic" else f"committed half messages of {name}"
+
+    def _check(self) -> None:
+        known: dict[str, Mapping[str, object]] = {
+            "table": self.tables,
+            "file": self.files,
+            "topic": self.topics,
+            "half": self.topics,
+        }
+        for comparison in self.comparisons:
+            for side in (comparison.expected, comparison.found):
+                kind, _, name = side.partition(":")
+                if name not in known.get(kind, ()):
+                    raise ValueError(f"a comparison names {side!r}, which is not described")
+            if unknown := set(comparison.judges) - set(KINDS):
+                raise ValueError(f"a comparison judges {', '.join(sorted(unknown))}; known are {', '.join(KINDS)}")
+        if unknown := set(self.consumers.values()) - set(self.tables):
+            raise ValueError(f"consumers name tables that are not described: {', '.join(sorted(unknown))}")

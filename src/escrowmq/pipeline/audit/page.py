@@ -1,0 +1,283 @@
+"""``report.html``: the verdict and its pictures on one page that needs nothing else, not even a network."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib import resources
+from itertools import accumulate
+from pathlib import Path
+
+from escrowmq.pipeline import svg
+from escrowmq.pipeline.audit.events import Events
+from escrowmq.pipeline.audit.pictures import Pictures
+from escrowmq.pipeline.audit.timeline import BUCKETS, LATENCY_STEPS
+from escrowmq.pipeline.audit.verdict import Verdict
+from escrowmq.pipeline.svg import Mark, Series
+
+NAME = "report.html"
+
+BLUE, GREEN, AMBER, RED, VIOLET, SLATE = "#2563eb", "#059669", "#d97706", "#dc2626", "#7c3aed", "#64748b"
+_KILL_COLORS = {"broker": RED, "shop": AMBER}
+_CONSUMER_COLORS = (VIOLET, "#0891b2", "#be185d", "#4d7c0f")
+_MOST_ROWS = 100
+
+
+def write_page(folder: Path, verdict: Verdict, pictures: Pictures, events: Events) -> Path:
+    """Write ``report.html`` into the run folder; its path."""
+    path = folder / NAME
+    path.write_text(page(verdict, pictures, events), encoding="utf-8")
+    return path
+
+
+def page(verdict: Verdict, pictures: Pictures, events: Events) -> str:
+    """The whole page as text."""
+    css = resources.files("escrowmq.pipeline.audit").joinpath("page.css").read_text(encoding="utf-8")
+    body = "".join(
+        [_head(verdict), _charts(pictures, events), _comparisons(verdict), _findings(verdict), _kills(events, pictures)]
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>EscrowMQ audit</title><style>{css}</style></head><body><main>{body}</main></body></html>\n"
+    )
+
+
+def _head(verdict: Verdict) -> str:
+    words = "All sides agree" if verdict.agrees else "The sides disagree"
+    mood = "agree" if verdict.agrees else "disagree"
+    plain = ("orders", "committed", "rolled_back", "consumed", "kills", "checks")
+    judged = ("lost", "repeated", "altered", "leaked", "orphaned")
+    figures = [_figure(name, getattr(verdict, name), "") for name in plain]
+    figures += [_figure(name, value := getattr(verdict, name), "bad" if value else "good") for name in judged]
+    return (
+        "<h1>Did every order reach everyone it concerns, once?</h1>"
+        '<p class="lead">The orders database, the broker’s log and every consumer’s database, '
+        "compared by id and content on Spark.</p>"
+        f'<div class="verdict {mood}">{words}</div><div class="figures">{"".join(figures)}</div>'
+    )
+
+
+def _figure(name: str, value: int, mood: str) -> str:
+    return f'<div class="figure {mood}"><b>{value:,}</b><span>{escape(name.replace("_", " "))}</span></div>'
+
+
+def _charts(pictures: Pictures, events: Events) -> str:
+    if not pictures.over_time:
+        return ""
+    return _states(pictures, events) + _escrow(pictures, events) + _asked(pictures, events) + _latency(pictures)
+
+
+def _states(pictures: Pictures, events: Events) -> str:
+    x = _times(pictures)
+    series = [
+        Series(label, color, _cumulative(pictures, event))
+        for event, label, color in (
+            ("prepared", "prepared", SLATE),
+            ("committed", "committed", BLUE),
+            ("rolled_back", "rolled back", AMBER),
+        )
+    ]
+    consumers = [who for who in dict.fromkeys(e["who"] for e in events.of("progress")) if who != "shop"]
+    for who, color in zip(consumers, _CONSUMER_COLORS, strict=False):
+        steps = [(_seconds(e["at_us"], pictures), e["number"]) for e in events.of("progress") if e["who"] == who]
+        steps = [(0.0, 0), *[step for step in steps if step[0] > 0]]
+        xs, values = [step[0] for step in steps], [step[1] for step in steps]
+        series.append(Series(f"applied by {who}", color, values, dashed=True, x=xs))
+    chart = svg.lines(
+        "Transactions over time",
+        x,
+        series,
+        marks=_marks(pictures, events),
+        x_label="since the first half message",
+        y_label="transactions",
+    )
+    return _section(
+        "States over time",
+        "How many transactions were prepared and decided, and how many messages each consumer had applied. "
+        "A triangle marks a kill -9.",
+        chart,
+    )
+
+
+def _escrow(pictures: Pictures, events: Events) -> str:
+    prepared = _cumulative(pictures, "prepared")
+    decided = [
+        sum(n) for n in zip(*(_cumulative(pictures, e) for e in pictures.over_time if e != "prepared"), strict=True)
+    ]
+    held = [max(a - b, 0) for a, b in zip(prepared, decided or [0] * len(prepared), strict=True)]
+    chart = svg.lines(
+        "In escrow",
+        _times(pictures),
+        [Series("undecided", VIOLET, held, filled=True)],
+        marks=_marks(pictures, events),
+        x_label="since the first half message",
+        y_label="transactions",
+        height=220,
+    )
+    return _section(
+        "In escrow",
+        "Transactions whose half messages are stored and whose decision is still out. What a killed producer leaves "
+        "behind stays here until the check-back settles it.",
+        chart,
+    )
+
+
+def _asked(pictures: Pictures, events: Events) -> str:
+    asked = events.of("asked")
+    if not asked:
+        return ""
+    edges = [n * pictures.bucket_us / 1e6 for n in range(BUCKETS + 1)]
+    wide = edges[::2]
+    answers = {
+        "commit": ("answered commit", GREEN),
+        "rollback": ("answered rollback", AMBER),
+        "unknown": ("unknown", SLATE),
+    }
+    series = []
+    for answer, (label, color) in answers.items():
+        at = Counter(
+            min(max(int(_seconds(e["at_us"], pictures) / (wide[1] - wide[0])), 0), len(wide) - 2)
+            for e in asked
+            if e["answer"] == answer
+        )
+        if at:
+            series.append(Series(label, color, [at[n] for n in range(len(wide) - 1)]))
+    chart = svg.bars(
+        "Checks asked",
+        wide,
+        series,
+        x_ticks=[(t, f"{t:g} s") for t in svg.nice_ticks(wide[-1], 8) if t <= wide[-1]],
+        marks=_marks(pictures, events),
+        x_label="since the first half message",
+        y_label="questions",
+        height=220,
+    )
+    return _section(
+        "Checks asked",
+        "Each bar counts questions of the broker to the shop about transactions that stayed undecided too long, by the "
+        "shop’s answer.",
+        chart,
+    )
+
+
+def _latency(pictures: Pictures) -> str:
+    steps = [step for by in pictures.latencies.values() for step in by]
+    if not steps:
+        return ""
+    first, last = min(steps), max(steps) + 1
+    series = [
+        Series(label, color, [pictures.latencies.get(by, {}).get(step, 0) for step in range(first, last)])
+        for by, label, color in (
+            ("producer", "decided by the producer", BLUE),
+            ("check", "decided by a check-back", GREEN),
+            ("operator", "decided by the operator", AMBER),
+            ("exhausted", "checks exhausted", RED),
+            ("retention", "expired", SLATE),
+        )
+        if by in pictures.latencies
+    ]
+    powers = range(math.ceil(first / LATENCY_STEPS), last // LATENCY_STEPS + 1)
+    chart = svg.bars(
+        "Latency of decisions",
+        list(range(first, last + 1)),
+        series,
+        x_ticks=[(p * LATENCY_STEPS, _duration(10.0**p)) for p in powers],
+        x_label="from durable half message to durable decision (logarithmic)",
+        y_label="transactions (√ scale)",
+        scale=math.sqrt,
+    )
+    return _section("Latency of decisions", "How long a transaction was in escrow, by who decided it.", chart)
+
+
+def _comparisons(verdict: Verdict) -> str:
+    rows = [
+        [
+            escape(s.expected),
+            escape(s.found),
+            f"{s.ids:,}",
+            f"{s.expected_rows:,}",
+            f"{s.found_rows:,}",
+            f"{s.wrong_ids:,}",
+        ]
+        for s in verdict.comparisons
+    ]
+    heads = ["what must be there", "where it must be", "#ids", "#rows expected", "#rows found", "#ids that differ"]
+    return _section("What was compared", "Each line lays two sides beside each other, id by id.", _table(heads, rows))
+
+
+def _findings(verdict: Verdict) -> str:
+    if not verdict.findings:
+        return ""
+    shown = verdict.findings[:_MOST_ROWS]
+    rows = [
+        [
+            f'<td class="kind">{escape(f.kind)}</td>',
+            f"<code>{escape(f.id)}</code>",
+            escape(f.between),
+            str(f.expected),
+            str(f.found),
+        ]
+        for f in shown
+    ]
+    more = verdict.findings_in_all - len(shown)
+    note = f"{more:,} more are not shown." if more > 0 else ""
+    return _section("Findings", note, _table(["kind", "id", "between", "#expected", "#found"], rows))
+
+
+def _kills(events: Events, pictures: Pictures) -> str:
+    if not events.kills:
+        return ""
+    rows = [
+        [f"{_seconds(e['at_us'], pictures):.1f} s", escape(e["who"]), escape(e.get("where", ""))] for e in events.kills
+    ]
+    return _section(
+        "Kills", "Each process was ended with SIGKILL and started again.", _table(["#at", "who", "where"], rows)
+    )
+
+
+def _section(title: str, note: str, content: str) -> str:
+    return f'<section><h2>{escape(title)}</h2><p class="note">{escape(note)}</p>{content}</section>'
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Cells are HTML; a head that begins with # makes its column one of numbers."""
+    numeric = [head.startswith("#") for head in heads]
+    klass = [' class="number"' if n else "" for n in numeric]
+    top = "".join(f"<th{k}>{escape(head.lstrip('#'))}</th>" for head, k in zip(heads, klass, strict=True))
+    body = "".join(
+        "<tr>"
+        + "".join(c if c.startswith("<td") else f"<td{k}>{c}</td>" for c, k in zip(row, klass, strict=True))
+        + "</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _times(pictures: Pictures) -> list[float]:
+    """Seconds at the end of each bucket, 0 in front."""
+    return [n * pictures.bucket_us / 1e6 for n in range(BUCKETS + 1)]
+
+
+def _cumulative(pictures: Pictures, event: str) -> list[int]:
+    return [0, *accumulate(pictures.over_time.get(event, [0] * BUCKETS))]
+
+
+def _marks(pictures: Pictures, events: Events) -> list[Mark]:
+    return [
+        Mark(max(_seconds(e["at_us"], pictures), 0.0), f"{e['who']} killed", _KILL_COLORS.get(e["who"], VIOLET))
+        for e in events.kills
+    ]
+
+
+def _seconds(at_us: int, pictures: Pictures) -> float:
+    return (at_us - pictures.start_us) / 1e6
+
+
+def _duration(microseconds: float) -> str:
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if microseconds >= size:
+            return f"{microseconds / size:g} {unit}"
+    return f"{microseconds:g} µs"

@@ -1,0 +1,75 @@
+"""What the audit says, and its JSON form ``verdict.json``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+NAME = "verdict.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One id that two sides do not agree on; ``expected`` and ``found`` count rows on either side."""
+
+    kind: str
+    id: str
+    between: str
+    expected: int
+    found: int
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One comparison in numbers: what was laid beside what, ``ids`` in all, rows on either side."""
+
+    expected: str
+    found: str
+    ids: int
+    expected_rows: int
+    found_rows: int
+    wrong_ids: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The audit's verdict. ``lost`` … ``orphaned`` count distinct ids; ``findings`` names them, at most some hundred."""
+
+    orders: int  # distinct ids among the half messages
+    transactions: int
+    committed: int  # transactions
+    rolled_back: int  # transactions
+    consumed: int  # ids with an effect in every consumer's database
+    lost: int
+    repeated: int
+    altered: int
+    leaked: int
+    orphaned: int  # still undecided
+    kills: int
+    checks: int  # questions the broker asked
+    consumers: dict[str, int]  # consumer → effects in its database
+    comparisons: tuple[Side, ...]
+    findings: tuple[Finding, ...]
+    findings_in_all: int
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all sides hold the same ids with the same content."""
+        return not (self.lost or self.repeated or self.altered or self.leaked)
+
+    @property
+    def settled(self) -> bool:
+        """Whether, besides, no transaction is left undecided."""
+        return self.agrees and not self.orphaned
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, the verdict's word first."""
+        return {"verdict": "agree" if self.agrees else "disagree", **asdict(self)}
+
+    def write(self, folder: Path) -> Path:
+        """Write ``verdict.json``; its path."""
+        path = folder / NAME
+        path.write_text(json.dumps(self.to_json(), indent=2) + "\n")
+        return path

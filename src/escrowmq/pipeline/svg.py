@@ -1,0 +1,211 @@
+"""A few plain charts as SVG text: lines over time, bars of a histogram. Nothing to install, nothing to load."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+WIDTH, HEIGHT = 960, 300
+LEFT, RIGHT, TOP, BOTTOM = 64, 20, 34, 46
+"""Pixels around the plotting area of a chart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One named row of values; ``values[i]`` belongs to ``x[i]`` of its chart. ``filled`` draws the area below, too."""
+
+    name: str
+    color: str
+    values: Sequence[float]
+    filled: bool = False
+    dashed: bool = False
+    x: Sequence[float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment worth a vertical line."""
+
+    at: float
+    label: str
+    color: str
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A chart's plotting area: data ranges and the way from data to pixels."""
+
+    x_range: tuple[float, float]
+    y_top: float
+    height: int = HEIGHT
+    y_ticks: tuple[float, ...] = field(default=())
+
+    def x(self, value: float) -> float:
+        """Pixels from the left edge."""
+        low, high = self.x_range
+        return LEFT + (value - low) / ((high - low) or 1) * (WIDTH - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        """Pixels from the top edge."""
+        return self.height - BOTTOM - value / (self.y_top or 1) * (self.height - TOP - BOTTOM)
+
+
+def nice_ticks(top: float, about: int = 5) -> list[float]:
+    """Round numbers from 0 to at least ``top``, about so many."""
+    if top <= 0:
+        return [0.0, 1.0]
+    rough = top / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
+    step = max(step, 1.0) if top >= 1 else step
+    return [step * n for n in range(math.ceil(top / step) + 1)]
+
+
+def lines(
+    title: str,
+    x: Sequence[float],
+    series: Sequence[Series],
+    *,
+    marks: Sequence[Mark] = (),
+    x_label: str = "",
+    y_label: str = "",
+    height: int = HEIGHT,
+) -> str:
+    """Lines over a common x axis in seconds, with marks as dashed verticals."""
+    ticks = nice_ticks(max((max(s.values, default=0) for s in series), default=0))
+    span = max(x[-1] if x else 1.0, max((mark.at for mark in marks), default=0.0))
+    frame = Frame((0.0, span or 1.0), ticks[-1], height)
+    x_ticks = [(t, f"{t:g} s") for t in nice_ticks(span, 8) if t <= span]
+    parts = [_axes(frame, ticks, x_ticks, x_label, y_label)]
+    parts += [_line(frame, s.x if s.x is not None else x, s) for s in series]
+    parts += [_mark(frame, mark) for mark in marks]
+    legend = [(s.name, s.color) for s in series] + sorted({(mark.label, mark.color) for mark in marks})
+    return _chart(title, height, [*parts, _legend(legend)])
+
+
+def bars(
+    title: str,
+    edges: Sequence[float],
+    series: Sequence[Series],
+    *,
+    x_ticks: Sequence[tuple[float, str]] = (),
+    marks: Sequence[Mark] = (),
+    x_label: str = "",
+    y_label: str = "",
+    height: int = HEIGHT,
+    scale: Callable[[float], float] = float,
+) -> str:
+    """Bars stacked series on series; bar i lies between ``edges[i]`` and ``edges[i+1]``. ``scale`` shapes the y axis
+    (for example :func:`math.sqrt`, so that a bar of one is seen beside a bar of thousands)."""
+    count = len(edges) - 1
+    stacked = [sum(s.values[i] for s in series) for i in range(count)]
+    ticks = _scaled_ticks(max(stacked, default=0), scale)
+    frame = Frame((edges[0], edges[-1]), scale(ticks[-1]), height)
+    parts = [_axes(frame, ticks, x_ticks, x_label, y_label, scale)]
+    for i in range(count):
+        below = 0.0
+        left, right = frame.x(edges[i]) + 0.75, frame.x(edges[i + 1]) - 0.75
+        for s in series:
+            if value := s.values[i]:
+                top, bottom = frame.y(scale(below + value)), frame.y(scale(below))
+                parts.append(
+                    f'<rect x="{left:.1f}" y="{top:.1f}" width="{max(right - left, 1):.1f}" '
+                    f'height="{max(bottom - top, 1):.1f}" rx="1.5" fill="{s.color}">'
+                    f"<title>{escape(s.name)}: {value:,}</title></rect>"
+                )
+                below += value
+    parts += [_mark(frame, mark) for mark in marks]
+    legend = [(s.name, s.color) for s in series] + sorted({(mark.label, mark.color) for mark in marks})
+    return _chart(title, height, [*parts, _legend(legend)])
+
+
+def _scaled_ticks(top: float, scale: Callable[[float], float]) -> list[float]:
+    """Ticks for the y axis: evenly spaced numbers, or powers of ten where the scale bends."""
+    if scale is float:
+        return nice_ticks(top)
+    powers = [float(10**n) for n in range(0, max(math.ceil(math.log10(max(top, 1))), 1) + 1)]
+    while len(powers) > 1 and powers[-2] >= top:
+        powers.pop()
+    best = nice_ticks(top)[-1]
+    return [
+        0.0,
+        *[p for p in powers if p < best and scale(p) > scale(best) * 0.04 and scale(p) < scale(best) * 0.85],
+        best,
+    ]
+
+
+def _chart(title: str, height: int, parts: Sequence[str]) -> str:
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title, quote=True)}" '
+        f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
+    )
+
+
+def _axes(
+    frame: Frame,
+    y_ticks: Sequence[float],
+    x_ticks: Sequence[tuple[float, str]],
+    x_label: str,
+    y_label: str,
+    scale: Callable[[float], float] = float,
+) -> str:
+    bottom, right = frame.height - BOTTOM, WIDTH - RIGHT
+    parts = []
+    for tick in y_ticks:
+        y = frame.y(scale(tick))
+        parts.append(f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{tick:,.0f}</text>')
+    for value, text in x_ticks:
+        x = frame.x(value)
+        parts.append(f'<line class="axis" x1="{x:.1f}" y1="{bottom}" x2="{x:.1f}" y2="{bottom + 5}"/>')
+        parts.append(f'<text class="tick" x="{x:.1f}" y="{bottom + 19}" text-anchor="middle">{escape(text)}</text>')
+    parts.append(f'<line class="axis" x1="{LEFT}" y1="{bottom}" x2="{right}" y2="{bottom}"/>')
+    middle = (LEFT + right) / 2
+    parts.append(
+        f'<text class="label" x="{middle}" y="{frame.height - 8}" text-anchor="middle">{escape(x_label)}</text>'
+    )
+    y = (TOP + bottom) / 2
+    parts.append(
+        f'<text class="label" x="14" y="{y}" text-anchor="middle" transform="rotate(-90 14 {y})">{escape(y_label)}</text>'
+    )
+    return "".join(parts)
+
+
+def _line(frame: Frame, x: Sequence[float], series: Series) -> str:
+    if not series.values:
+        return ""
+    points = [f"{frame.x(at):.1f},{frame.y(value):.1f}" for at, value in zip(x, series.values, strict=True)]
+    path = "M" + " L".join(points)
+    area = ""
+    if series.filled:
+        base = frame.y(0)
+        area = (
+            f'<path d="{path} L{frame.x(x[-1]):.1f},{base:.1f} L{frame.x(x[0]):.1f},{base:.1f} Z" '
+            f'fill="{series.color}" opacity="0.14"/>'
+        )
+    dash = ' stroke-dasharray="6 4"' if series.dashed else ""
+    return (
+        f'{area}<path d="{path}" fill="none" stroke="{series.color}" stroke-width="2" stroke-linejoin="round"{dash}/>'
+    )
+
+
+def _mark(frame: Frame, mark: Mark) -> str:
+    x = frame.x(mark.at)
+    return (
+        f'<g class="mark"><title>{escape(mark.label)} at {mark.at:.1f} s</title>'
+        f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{frame.height - BOTTOM}" stroke="{mark.color}" '
+        f'stroke-width="1.3" stroke-dasharray="2 3"/>'
+        f'<path d="M{x - 4.5:.1f},{TOP - 6} h9 l-4.5,7 z" fill="{mark.color}"/></g>'
+    )
+
+
+def _legend(entries: Sequence[tuple[str, str]]) -> str:
+    """One line above the plot, left to right; widths are guessed from the number of characters."""
+    parts, x = [], float(LEFT)
+    for name, color in entries:
+        parts.append(f'<rect x="{x:.0f}" y="6" width="12" height="12" rx="3" fill="{color}"/>')
+        parts.append(f'<text class="legend" x="{x + 18:.0f}" y="16">{escape(name)}</text>')
+        x += 18 + 7.1 * len(name) + 22
+    return "".join(parts)

@@ -1,0 +1,75 @@
+"""Finding a Java."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from escrowmq.errors import Misuse
+from escrowmq.pipeline import java
+from escrowmq.pipeline.session import driver_memory_mib
+
+
+def fake_java(path: Path, version: str) -> Path:
+    """A program that calls itself a Java, and prints its arguments otherwise."""
+    path.parent.mkdir(parents=True)
+    path.write_text(
+        f'#!/bin/sh\nif [ "$1" = -version ]; then echo \'openjdk version "{version}"\' >&2; exit; fi\n'
+        'for a do echo "<$a>"; done\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('java version "1.8.0_392"', 8),
+        ('openjdk version "21" 2023-09-19', 21),
+        ("command not found", 0),
+    ],
+)
+def test_versions_are_read(text: str, version: int) -> None:
+    assert java.parse_version(text) == version
+
+
+def test_java_home_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_java(tmp_path / "home" / "bin" / "java", "21.0.1")
+    fake_java(tmp_path / "path" / "java", "17.0.1")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'path'}:/usr/bin:/bin")
+    assert (java.find_java().found, java.find_java().version) == ("JAVA_HOME", 21)
+
+
+def test_an_old_java_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_java(tmp_path / "home" / "bin" / "java", "1.8.0_392")
+    fake_java(tmp_path / "path" / "java", "17.0.1")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'path'}:/usr/bin:/bin")
+    assert (java.find_java().found, java.find_java().version) == ("PATH", 17)
+
+
+def test_without_any_the_message_says_what_was_found_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = fake_java(tmp_path / "bin" / "java", "11.0.2")
+    monkeypatch.setattr(java, "_candidates", lambda: [("PATH", old)])
+    with pytest.raises(Misuse, match=r"PATH: .* is Java 11.*jre"):
+        java.find_java()
+
+
+def test_the_launcher_drops_one_flag_and_keeps_every_other_argument(tmp_path: Path) -> None:
+    import subprocess
+
+    real = fake_java(tmp_path / "a folder" / "java", "17.0.1")
+    home = java.write_launcher(java.Java(real, 17, "PATH"), tmp_path / "home")
+    arguments = ["-Da=b c", "--add-modules=jdk.incubator.vector", "", "$HOME 'x'", "*"]
+    printed = subprocess.run([home / "bin" / "java", *arguments], capture_output=True, text=True, check=True).stdout
+    assert printed.splitlines() == ["<-Da=b c>", "<>", "<$HOME 'x'>", "<*>"]
+
+
+@pytest.mark.parametrize(("machine_gib", "heap_mib"), [(1, 512), (4, 1024), (64, 4096)])
+def test_the_heap_follows_the_machine(machine_gib: int, heap_mib: int) -> None:
+    assert driver_memory_mib(machine_gib << 30) == heap_mib

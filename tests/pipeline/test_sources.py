@@ -1,0 +1,79 @@
+"""SQLite tables read by ranges of row ids."""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from escrowmq.errors import Misuse
+from escrowmq.pipeline.sources import check_table, read_table, row_ranges
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**40), st.integers(1, 5000), st.integers(1, 500))
+def test_ranges_cover_every_row_id_once_and_are_no_more_than_needed(
+    first: int, span: int, rows: int, size: int
+) -> None:
+    last = min(first + span, 2**63 - 1)
+    ranges = row_ranges(first, last, rows, size)
+    assert (ranges[0].first, ranges[-1].last) == (first, last)
+    assert all(before.last + 1 == after.first for before, after in itertools.pairwise(ranges))
+    assert len(ranges) <= -(-rows // size)
+
+
+def make(path: Path, rows: list[tuple[object, ...]]) -> Path:
+    connection = sqlite3.connect(path)
+    connection.execute('CREATE TABLE "some orders" (id, amount INTEGER, "a ""note" TEXT)')
+    connection.executemany('INSERT INTO "some orders" VALUES (?, ?, ?)', rows)
+    connection.commit()
+    connection.close()
+    return path
+
+
+@pytest.mark.spark
+def test_all_rows_come_as_text_whatever_they_hold(spark: SparkSession, tmp_path: Path) -> None:
+    rows: list[tuple[object, ...]] = [("a", 1, "ü"), (None, "not a number", None), (3, 2.5, b"\xff")]
+    database = make(tmp_path / "x.db", rows)
+    found = read_table(spark, database, "some orders", ["id", "amount", 'a "note'], partition_rows=1).collect()
+    assert sorted(map(tuple, found), key=str) == sorted(
+        [("a", "1", "ü"), (None, "not a number", None), ("3", "2.5", "\ufffd")], key=str
+    )
+
+
+@pytest.mark.spark
+def test_many_ranges_gaps_and_a_far_off_row_id(spark: SparkSession, tmp_path: Path) -> None:
+    database = make(tmp_path / "x.db", [(f"o-{n}", n, "") for n in range(1000)])
+    connection = sqlite3.connect(database)
+    connection.execute('DELETE FROM "some orders" WHERE amount % 3 = 0')
+    connection.execute('INSERT INTO "some orders" (rowid, id, amount) VALUES (9000000000000000000, ?, 0)', ("far",))
+    connection.commit()
+    connection.close()
+    frame = read_table(spark, database, "some orders", ["id"], partition_rows=100)
+    assert frame.rdd.getNumPartitions() <= 7
+    assert {row["id"] for row in frame.collect()} == {f"o-{n}" for n in range(1000) if n % 3} | {"far"}
+
+
+@pytest.mark.spark
+def test_where_keeps_equal_rows_and_an_empty_table_is_empty(spark: SparkSession, tmp_path: Path) -> None:
+    database = make(tmp_path / "x.db", [("a", 1, "x"), ("b", 2, "y'; --")])
+    frame = read_table(spark, database, "some orders", ["id"], where={'a "note': "y'; --"})
+    assert [row["id"] for row in frame.collect()] == ["b"]
+    assert read_table(spark, make(tmp_path / "empty.db", []), "some orders", ["id"]).count() == 0
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    database = make(tmp_path / "x.db", [])
+    with pytest.raises(Misuse, match=r"no database .*nothing\.db"):
+        check_table(tmp_path / "nothing.db", "t", [])
+    with pytest.raises(Misuse, match="no table 'other'"):
+        check_table(database, "other", ["id"])
+    with pytest.raises(Misuse, match="lacks price, size"):
+        check_table(database, "some orders", ["id", "price", "size"])
+    (tmp_path / "text.db").write_text("hello, this is not a database at all, but long enough to be read as one" * 20)
+    with pytest.raises(Misuse, match="cannot read"):
+        check_table(tmp_path / "text.db", "t", [])
