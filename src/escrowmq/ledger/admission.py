@@ -111,12 +111,13 @@ def place(batch: pa.RecordBatch, codes: UInt8s, topics: Topics, rules: Rules) ->
             continue
         else:
             ids, turn = np.arange(next_id, next_id + rules.default_queues, dtype=np.int32), 0
-            made.append((name, rules.default_queues))
-            next_id += rules.default_queues
         chosen = _choose(batch, rows, len(ids), turn)
         wrong = (chosen < 0) | (chosen >= len(ids))
         codes[rows[wrong]] = Code.BAD_QUEUE
         rows, chosen = rows[~wrong], chosen[~wrong]
+        if topic is None and len(rows):
+            made.append((name, rules.default_queues))
+            next_id += rules.default_queues
         queues[rows], queue_ids[rows] = chosen, ids[chosen]
     return Placement(queues, queue_ids, made)
 

@@ -14,6 +14,12 @@ def all_equal(values: npt.NDArray[Any]) -> bool:
     return not len(values) or bool(values[0] == values[-1] and (values == values[0]).all())
 
 
+def unique_in_order(ordinals: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Without repeats, in order of first appearance."""
+    _, index = np.unique(ordinals, return_index=True)
+    return ordinals[np.sort(index)] if len(index) < len(ordinals) else ordinals
+
+
 class Columns:
     """Rows numbered by ordinal ``first`` .. ``end``-1, one array a column, amortised growth at the end, trim at the head.
 

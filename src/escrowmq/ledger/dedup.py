@@ -27,7 +27,7 @@ def split_runs(ids: pa.Array) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.ui
     raw = np.frombuffer(ids.buffers()[1], MESSAGE_ID_DTYPE, len(ids), 16 * ids.offset)
     instances = raw["instance"].astype(np.uint64)
     sequences = raw["sequence"].astype(np.uint64)
-    breaks = (instances[1:] != instances[:-1]) | (sequences[1:] != sequences[:-1] + np.uint64(1))
+    breaks = (instances[1:] != instances[:-1]) | (sequences[1:] != sequences[:-1] + np.uint64(1)) | (sequences[1:] == 0)
     return instances, sequences, np.flatnonzero(np.concatenate(([True], breaks))) if len(ids) else np.empty(0, np.int64)
 
 
@@ -55,6 +55,8 @@ class Dedup:
         size = len(ids)
         positions = np.full(size, -1, np.int64)
         firsts = np.arange(size)
+        if not size:
+            return positions, firsts
         instances, sequences, starts = split_runs(ids)
         ends = np.append(starts[1:], size)
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):

@@ -61,6 +61,16 @@ class Delays:
         """When the next release is due."""
         return self._due.next_due_us(now_us) if self.waiting else None
 
+    def queue_ids_of(self, positions: Int64s) -> Int64s:
+        """Which queue each log position waits for; -1 for those that do not wait. For repeats: it scans."""
+        waiting = np.flatnonzero(self._rows["waiting"])
+        held = self._rows["position"][waiting]
+        order = np.argsort(held)
+        if not len(held):
+            return np.full(len(positions), -1, np.int64)
+        index = order[np.minimum(np.searchsorted(held[order], positions), len(held) - 1)]
+        return np.where(held[index] == positions, self._rows["queue_id"][waiting[index]], -1)
+
     def lowest_position(self) -> int | None:
         """The lowest position that still waits."""
         waiting = self._rows["position"][self._rows["waiting"]]

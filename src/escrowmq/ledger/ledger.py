@@ -38,6 +38,7 @@ from escrowmq.ledger.commands import (
     Subscribe,
     Tick,
 )
+from escrowmq.ledger.decisions import COMMITTED, EXPIRED, NONE, ROLLED_BACK
 from escrowmq.ledger.dedup import Dedup
 from escrowmq.ledger.delays import Delays
 from escrowmq.ledger.groups import Groups
@@ -45,7 +46,7 @@ from escrowmq.ledger.messages import decide_produce
 from escrowmq.ledger.queues import QueueIndex
 from escrowmq.ledger.sessions import Sessions
 from escrowmq.ledger.topics import Topics
-from escrowmq.ledger.transactions import COMMITTED, EXPIRED, NONE, ROLLED_BACK, Transactions
+from escrowmq.ledger.transactions import Transactions
 from escrowmq.schemas import STORED, Kind
 
 Int64s = npt.NDArray[np.int64]
@@ -98,7 +99,7 @@ class Ledger:
             case Settle():
                 return self.groups.decide_settle(command, self.topics, self.rules, now_us, self.next_position)
             case AskChecks():
-                return self.transactions.decide_ask(command, now_us, self.rules)
+                return self.transactions.decide_ask(command, now_us)
             case Tick():
                 return self._decide_tick(now_us, command.limit)
             case OpenSession():
@@ -225,6 +226,7 @@ class Ledger:
 
     def _apply_rules(self, batch: pa.RecordBatch, _position: int, _time_us: int) -> None:
         self.rules = _read_rules(batch.column("rules")[0].as_py())
+        self.transactions.apply_rules(self.rules)
 
     _acts: ClassVar[dict[Kind, Callable[[Ledger, pa.RecordBatch, int, int], None]]] = {
         Kind.PLAIN: _apply_plain,

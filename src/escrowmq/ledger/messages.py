@@ -16,7 +16,7 @@ import pyarrow as pa
 from escrowmq.errors import Code
 from escrowmq.ledger.admission import Placement, check_limits, group_by_queue, place
 from escrowmq.ledger.commands import Decision, Event, Prepare, Send
-from escrowmq.ledger.transactions import NONE, OPEN
+from escrowmq.ledger.decisions import NONE, OPEN
 from escrowmq.schemas import PRODUCED, STORED, Kind
 
 if TYPE_CHECKING:
@@ -49,11 +49,16 @@ def decide_produce(ledger: Ledger, command: Send | Prepare, now_us: int) -> Deci
         codes = ledger.sessions.check(command.sessions, transactional=half, rules=rules)
         limits = check_limits(batch, ledger.topics, rules)
         codes = np.where(codes == Code.OK, limits, codes)
-    owners = _join(ledger, command, codes) if isinstance(command, Prepare) else np.empty(0, np.int64)
+    known, repeats = ledger.dedup.find(batch.column("message_id"))
+    leaders = _leaders(repeats, codes)
+    owners = (
+        _join(ledger, command, codes, (known == NONE) & (leaders == np.arange(size)))
+        if isinstance(command, Prepare)
+        else np.empty(0, np.int64)
+    )
     placement = place(batch, codes, ledger.topics, rules)
     none = np.full(size, NONE, np.int64)
     answers = _Answers(codes, none, placement.queues.copy(), none.copy(), none.copy(), np.zeros(size, np.int64))
-    known, leaders = ledger.dedup.find(batch.column("message_id"))
     _repeat_known(ledger, batch, answers, known, half)
     if half:
         _limit_open(ledger, command.sessions, codes, owners, known, leaders)
@@ -65,21 +70,38 @@ def decide_produce(ledger: Ledger, command: Send | Prepare, now_us: int) -> Deci
     else:
         _offsets(ledger, batch, answers, fresh, placement)
     _repeat_leaders(answers, known, leaders)
-    events = [ledger.topics.creation(placement.made)] if placement.made else []
+    events = []
     if len(fresh):
+        if placement.made:
+            events.append(ledger.topics.creation(placement.made))
         stored = _stored(batch, command.sessions, placement, answers, fresh, now_us, ledger)
         events.append(Event(Kind.HALF if half else Kind.PLAIN, stored))
     return Decision(tuple(events), _produced(ledger, answers, half))
 
 
-def _join(ledger: Ledger, command: Prepare, codes: UInt8s) -> Int64s:
-    """The transaction (ordinal) that each row joins, -1 for those that begin one; unfit rows get their code."""
+def _leaders(repeats: Int64s, codes: UInt8s) -> Int64s:
+    """The row that stands for each row: the first of its message id that is fit so far; itself if it is not fit."""
+    leaders = np.arange(len(codes))
+    if (codes == Code.OK).all() or (repeats == leaders).all():
+        return repeats
+    fit = np.flatnonzero(codes == Code.OK)
+    _, first, back = np.unique(repeats[fit], return_index=True, return_inverse=True)
+    leaders[fit] = fit[first][back]
+    return leaders
+
+
+def _join(ledger: Ledger, command: Prepare, codes: UInt8s, fresh: npt.NDArray[np.bool_]) -> Int64s:
+    """The transaction (ordinal) that each row joins, -1 for those that begin one; unfit rows get their code.
+
+    Only fresh rows: a row whose message is known has joined already, whatever became of the transaction since.
+    """
     transactions = ledger.transactions
     owners = np.full(command.batch.num_rows, NONE, np.int64)
     ids = command.batch.column("transaction")
     if ids.null_count == len(ids):
         return owners
-    rows = np.flatnonzero(ids.is_valid().to_numpy(zero_copy_only=False) & (codes == Code.OK))
+    joining = ids.is_valid().to_numpy(zero_copy_only=False)
+    rows = np.flatnonzero(joining & (codes == Code.OK) & fresh)
     found, wrong = transactions.find_ids(ids.take(pa.array(rows)))
     codes[rows] = wrong
     kept, found = rows[wrong == Code.OK], found[wrong == Code.OK]
@@ -124,12 +146,17 @@ def _repeat_known(ledger: Ledger, batch: pa.RecordBatch, answers: _Answers, know
         rows, owners = rows[was_half], owners[was_half]
         answers.transactions[rows] = ledger.transactions.column("first", owners)
         answers.epochs[rows] = ledger.transactions.column("epoch", owners)
+        answers.queues[rows] = ledger.topics.numbers_of(ledger.transactions.queue_ids_of(known[rows], owners))
         return
-    topics = batch.column("topic")
-    for row, position in zip(rows[~was_half].tolist(), positions[~was_half].tolist(), strict=True):
-        found = ledger.topics.find(topics[row].as_py(), position)
-        if found is not None:
-            answers.queues[row], answers.offsets[row] = found
+    rows, positions = rows[~was_half], positions[~was_half]
+    answers.queues[rows] = ledger.topics.numbers_of(ledger.delays.queue_ids_of(positions))
+    topics = np.array(batch.column("topic").take(pa.array(rows)).to_pylist(), object)
+    for topic in set(topics.tolist()):
+        mine = topics == topic
+        queues, offsets = ledger.topics.find(topic, positions[mine])
+        placed = offsets != NONE
+        at = rows[mine][placed]
+        answers.queues[at], answers.offsets[at] = queues[placed], offsets[placed]
 
 
 def _repeat_leaders(answers: _Answers, known: Int64s, leaders: Int64s) -> None:

@@ -81,6 +81,17 @@ class QueueIndex:
         found = np.flatnonzero(self._entries["position"] == position)
         return self._entries.first + int(found[-1]) if len(found) else None
 
+    def offsets_of(self, positions: Int64s) -> Int64s:
+        """The offset of each log position, -1 for those that are not here. For repeats: it scans, once for all."""
+        entries = self._entries["position"]
+        at = np.flatnonzero(np.isin(entries, positions))
+        at = at[np.argsort(entries[at])]
+        offsets = np.full(len(positions), -1, np.int64)
+        if len(at):
+            index = np.minimum(np.searchsorted(entries[at], positions), len(at) - 1)
+            offsets = np.where(entries[at[index]] == positions, at[index] + self.head, offsets)
+        return offsets
+
     def lowest_position(self, start: int) -> int | None:
         """The lowest log position among offsets from ``start`` on; None when there is none."""
         rest = self._entries["position"][max(start - self.head, 0) :]

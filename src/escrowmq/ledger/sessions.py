@@ -20,7 +20,7 @@ import pyarrow as pa
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns import Columns, all_equal
 from escrowmq.ledger.commands import Decision, Event, OpenSession, Rules
-from escrowmq.ledger.topics import is_name
+from escrowmq.ledger.topics import is_name, is_text
 from escrowmq.schemas import STORED, Kind
 
 Int64s = npt.NDArray[np.int64]
@@ -95,8 +95,8 @@ class Sessions:
         """A new session. Refuses a plain one in a transactional group only when it sends, not here."""
         if not is_name(command.group):
             raise error(Code.BAD_GROUP_NAME, f"{command.group!r} is not a group name")
-        if len(command.instance.encode()) > 255:
-            raise error(Code.BAD_GROUP_NAME, "an instance name has at most 255 bytes")
+        if len(command.instance.encode(errors="replace")) > 255 or not is_text(command.instance):
+            raise error(Code.BAD_GROUP_NAME, "an instance name is text of at most 255 bytes")
         if command.group not in self._ordinals and len(self.groups) >= rules.max_groups:
             raise error(Code.TOO_MANY, f"there are {len(self.groups)} producer groups", "max_groups")
         if command.transactional and rules.reject_transactional:

@@ -29,6 +29,11 @@ def is_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
+def is_text(value: str) -> bool:
+    """Whether ``value`` can be stored as UTF-8 (JSON can carry half a character)."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)
+
+
 @dataclass(slots=True)
 class Topic:
     """A topic: its queue ids by queue number, and whose turn it is among them."""
@@ -64,13 +69,19 @@ class Topics:
             raise error(Code.BAD_QUEUE, f"{name!r} has queues 0 to {len(ids) - 1}, not {queue}")
         return ids[queue]
 
-    def find(self, name: str, position: int) -> tuple[int, int] | None:
-        """Queue and offset of a log position in a topic; None if it stands in none of its queues. A scan, for repeats."""
+    def find(self, name: str, positions: Int64s) -> tuple[Int64s, Int64s]:
+        """Queue and offset of each log position in a topic; -1 for those that stand in none of its queues. For repeats."""
+        queues, offsets = np.full(len(positions), -1, np.int64), np.full(len(positions), -1, np.int64)
         topic = self.by_name.get(name)
         for queue, queue_id in enumerate(topic.queue_ids if topic else ()):
-            if (offset := self.queues[queue_id].find(position)) is not None:
-                return queue, offset
-        return None
+            found = self.queues[queue_id].offsets_of(positions)
+            here = found >= 0
+            queues[here], offsets[here] = queue, found[here]
+        return queues, offsets
+
+    def numbers_of(self, queue_ids: Int64s) -> Int64s:
+        """The number within its topic of each queue id; -1 for -1."""
+        return np.array([self.queues[i].place.queue if i >= 0 else -1 for i in queue_ids.tolist()], np.int64)
 
     # Tags
 

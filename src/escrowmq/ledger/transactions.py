@@ -6,21 +6,14 @@ transaction is found from its id by binary search; nothing is kept per message b
 
 Rules:
 
-1. States and what may follow them::
-
-       from \\ event    COMMIT       ROLLBACK      checks exhausted        retention     recheck
-       OPEN            COMMITTED    ROLLED_BACK   PARKED / ROLLED_BACK    EXPIRED       OPEN, no checks spent
-       PARKED          COMMITTED    ROLLED_BACK   -                       EXPIRED       OPEN, no checks spent
-       COMMITTED       (already)    (conflict)    -                       -             (decided)
-       ROLLED_BACK     (conflict)   (already)     -                       -             (decided)
-       EXPIRED         (expired)    (expired)     -                       -             (decided)
-
+1. States and what may follow them stand in ``decisions.py``, as a table.
 2. The first decision in the log is final (I5). A decision names position *and* epoch, so it can hit no other
    transaction (I6), and comes from a session of the group that prepared it (I15).
 3. Only OPEN transactions past their time are asked (I10), at most ``check_max`` times, each ask an event before it is
    an act (I11). Taking nobody's attempt is left to the caller: it asks for a group only when somebody is there.
 4. After the last ask an interval passes; then the transaction is parked or rolled back, as the rules say (I12). The
-   same at ``half_retention``, asked or not.
+   same at ``half_retention``, asked or not; but one that a person opened anew is past that age on purpose, and is
+   asked again in full instead.
 """
 
 from __future__ import annotations
@@ -32,51 +25,30 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.errors import Code
-from escrowmq.ledger.columns import Columns, all_equal
+from escrowmq.ledger.columns import Columns, all_equal, unique_in_order
 from escrowmq.ledger.commands import AskChecks, Asked, Decision, End, Event, Rules
+from escrowmq.ledger.decisions import (
+    ANSWER,
+    BECOMES,
+    COMMITTED,
+    DECIDES,
+    EXPIRED,
+    NONE,
+    OPEN,
+    PARKED,
+    ROLLED_BACK,
+    decided_batch,
+    first_deciders,
+)
 from escrowmq.ledger.schedule import DueIndex
 from escrowmq.ledger.sessions import OPERATOR, Sessions
-from escrowmq.model import DecidedBy, Outcome, TransactionState
+from escrowmq.model import DecidedBy, Outcome
 from escrowmq.schemas import ENDED, STORED, TRANSACTION_ID_DTYPE, Kind
 
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 UInt8s = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]
-
-OPEN, COMMITTED, ROLLED_BACK, PARKED, EXPIRED = (int(s) for s in TransactionState)
-NONE = -1
-
-_REPEATED: dict[tuple[int, int], Code] = {
-    (COMMITTED, Outcome.COMMIT): Code.ALREADY_COMMITTED,
-    (COMMITTED, Outcome.ROLLBACK): Code.CONFLICT,
-    (ROLLED_BACK, Outcome.COMMIT): Code.CONFLICT,
-    (ROLLED_BACK, Outcome.ROLLBACK): Code.ALREADY_ROLLED_BACK,
-    (COMMITTED, Outcome.UNKNOWN): Code.ALREADY_COMMITTED,
-    (ROLLED_BACK, Outcome.UNKNOWN): Code.ALREADY_ROLLED_BACK,
-    (EXPIRED, Outcome.COMMIT): Code.EXPIRED,
-    (EXPIRED, Outcome.ROLLBACK): Code.EXPIRED,
-    (EXPIRED, Outcome.UNKNOWN): Code.EXPIRED,
-    (OPEN, Outcome.UNKNOWN): Code.NOTED,
-    (PARKED, Outcome.UNKNOWN): Code.NOTED,
-}
-_ANSWER = np.full((5, 3), Code.OK, np.uint8)  # [state, outcome]; OK: this one decides
-for (_state, _outcome), _code in _REPEATED.items():
-    _ANSWER[_state, _outcome] = _code
-_DECIDES = np.array([Code.NOTED, Code.COMMITTED, Code.ROLLED_BACK], np.uint8)  # [outcome]
-_BECOMES = np.array([OPEN, COMMITTED, ROLLED_BACK], np.uint8)  # [outcome]
-
-
-def decided_batch(first: Int64s, state: UInt8s | int, by: DecidedBy, epochs: Int64s | int) -> pa.RecordBatch:
-    """Rows of Kind.DECIDED."""
-    size = len(first)
-    columns = [
-        pa.array(first),
-        pa.array(np.broadcast_to(np.asarray(state, np.uint8), size)),
-        pa.array(np.full(size, by, np.uint8)),
-        pa.array(np.broadcast_to(np.asarray(epochs, np.uint32), size)),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=STORED[Kind.DECIDED])
 
 
 class Transactions:
@@ -104,11 +76,13 @@ class Transactions:
         )
         self._delayed = Columns({"position": np.int64, "visible_us": np.int64})  # half messages with a delay
         self._times = Columns({"position": np.int64, "time_us": np.int64})  # when positions were prepared
+        self._check_max = Rules().check_max
         self._due: dict[int, DueIndex] = {}  # by producer group
-        self._last_waits = DueIndex(self._alive)  # the last ask is out
+        self._last_waits = DueIndex(self._alive_last)  # the last ask is out
         self.open: dict[int, int] = {}
         self.parked: dict[int, int] = {}
         self._floor = 0  # no OPEN transaction below this ordinal
+        self._young = 0  # none that half_retention concerns below this ordinal
 
     # Finding
 
@@ -180,6 +154,13 @@ class Transactions:
         index, positions, queue_ids, tags = (np.concatenate(column) for column in zip(*parts, strict=True))
         order = np.lexsort((positions, index))
         return index[order], positions[order], queue_ids[order], tags[order]
+
+    def queue_ids_of(self, positions: Int64s, owners: Int64s) -> Int64s:
+        """Queue ids of half messages, their transactions being ``owners``."""
+        ids = self.column("queue_id", owners).astype(np.int64)
+        hanging = self.column("first", owners) != positions
+        ids[hanging] = self.joined["queue_id"][np.searchsorted(self.joined["position"], positions[hanging])]
+        return ids
 
     def visible_us(self, positions: Int64s) -> Int64s:
         """Until when half messages are to be held back; 0: not at all."""
@@ -266,23 +247,18 @@ class Transactions:
             rows = self._owned(rows, ordinals, command.sessions, codes)
         elif (command.sessions != OPERATOR).any():
             codes[rows], rows = Code.BAD_REQUEST, rows[:0]
-        codes[rows] = _ANSWER[self.column("state", ordinals[rows]), outcomes[rows]]
-        rows = rows[codes[rows] == Code.OK]
-        codes[rows] = _DECIDES[outcomes[rows]]
-        winners = rows
-        if not (
-            np.diff(ordinals[rows]) > 0
-        ).all():  # maybe the same transaction twice in one batch: its first row decides
-            _, first_row, back = np.unique(ordinals[rows], return_index=True, return_inverse=True)
-            leader = rows[first_row][back]
-            later = leader != rows
-            codes[rows[later]] = _ANSWER[_BECOMES[outcomes[leader[later]]], outcomes[rows[later]]]
-            winners = np.sort(rows[first_row])
+        states = self.column("state", ordinals[rows])
+        codes[rows] = ANSWER[states, outcomes[rows]]
+        rows = rows[(states == OPEN) | (states == PARKED)]
+        codes[rows] = DECIDES[outcomes[rows]]
+        winners = rows[outcomes[rows] != Outcome.UNKNOWN]
+        if len(winners) and not (np.diff(ordinals[rows]) > 0).all():
+            winners = first_deciders(rows, winners, ordinals, outcomes, codes)
         answer = pa.RecordBatch.from_arrays([pa.array(codes)], schema=ENDED)
         if not len(winners):
             return Decision((), answer)
         first = self.column("first", ordinals[winners]).astype(np.int64)
-        batch = decided_batch(first, _BECOMES[outcomes[winners]], command.by, command.sessions[winners])
+        batch = decided_batch(first, BECOMES[outcomes[winners]], command.by, command.sessions[winners])
         return Decision((Event(Kind.DECIDED, batch),), answer)
 
     def _owned(self, rows: Int64s, ordinals: Int64s, sessions: Int64s, codes: UInt8s) -> Int64s:
@@ -310,23 +286,16 @@ class Transactions:
 
     # Check-back
 
-    def decide_ask(self, command: AskChecks, now_us: int, rules: Rules) -> Decision:
+    def decide_ask(self, command: AskChecks, now_us: int) -> Decision:
         """Which transactions of a group to ask about now; CHECKED goes to the log before the question to the producer."""
         group = self._sessions.ordinal(command.group)
-        empty = np.empty(0, np.int64)
-        if group is None or group not in self._due:
-            return Decision((), Asked(empty, empty, empty))
-        due = self._unique(self._due[group].due(now_us, command.limit))
-        checks = self.column("checks", due)
-        spent = due[checks >= rules.check_max]  # the rules were tightened meanwhile
-        asked, checks = due[checks < rules.check_max], checks[checks < rules.check_max]
-        events = self._exhaust(spent, rules)
-        first = self.column("first", asked).astype(np.int64)
-        if len(asked):
-            batch = pa.RecordBatch.from_arrays([pa.array(first)], schema=STORED[Kind.CHECKED])
-            events.append(Event(Kind.CHECKED, batch))
-        epochs = self.column("epoch", asked).astype(np.int64)
-        return Decision(tuple(events), Asked(first, epochs, checks.astype(np.int64) + 1))
+        index = None if group is None else self._due.get(group)
+        due = np.empty(0, np.int64) if index is None else unique_in_order(index.due(now_us, command.limit))
+        if not len(due):
+            return Decision((), Asked(due, due, due))
+        first, epochs, checks = (self.column(name, due).astype(np.int64) for name in ("first", "epoch", "checks"))
+        batch = pa.RecordBatch.from_arrays([pa.array(first)], schema=STORED[Kind.CHECKED])
+        return Decision((Event(Kind.CHECKED, batch),), Asked(first, epochs, checks + 1))
 
     def apply_checked(self, batch: pa.RecordBatch, time_us: int, rules: Rules) -> None:
         """Kind.CHECKED."""
@@ -348,14 +317,14 @@ class Transactions:
         return self._exhaust(np.unique(np.concatenate((asked_out, aged))), rules)
 
     def _aged(self, before_us: int, limit: int) -> Int64s:
-        """OPEN transactions prepared at ``before_us`` or earlier."""
+        """OPEN transactions prepared at ``before_us`` or earlier, but for those that a person opened anew."""
         index = int(np.searchsorted(self._times["time_us"], before_us, side="right"))
         end = int(self._times["position"][index]) if index < len(self._times) else None
-        low = self.oldest_open() - self.rows.first
+        low = self._oldest_young() - self.rows.first
         high = len(self.rows) if end is None else int(np.searchsorted(self.rows["first"], end))
         if not len(self._times) or high <= low:
             return np.empty(0, np.int64)
-        return np.flatnonzero(self.rows["state"][low:high] == OPEN)[:limit] + low + self.rows.first
+        return np.flatnonzero(self._open_rows(low, high, reopened=False))[:limit] + low + self.rows.first
 
     def _exhaust(self, ordinals: Int64s, rules: Rules) -> list[Event]:
         if not len(ordinals):
@@ -393,6 +362,7 @@ class Transactions:
         self._count(self.parked, was_parked, -1)
         self._count(self.open, was_parked, 1)
         self.rows["state"][rows] = OPEN
+        self.rows["by"][rows] = DecidedBy.OPERATOR  # so far only that: half_retention no longer counts
         self.rows["checks"][rows] = 0
         self.rows["due_us"][rows] = time_us
         self._floor = min(self._floor, int(ordinals.min()))
@@ -407,7 +377,7 @@ class Transactions:
     def next_due_us(self, now_us: int, rules: Rules) -> int | None:
         """When :meth:`decide_tick` next has something to do."""
         times = [self._last_waits.next_due_us(now_us)]
-        oldest = self.oldest_open()
+        oldest = self._oldest_young()
         if oldest < self.rows.end:
             first = self.rows["first"][oldest - self.rows.first]
             times.append(int(self.prepared_us(np.array([first]))[0]) + rules.half_retention_us)
@@ -415,15 +385,27 @@ class Transactions:
 
     def oldest_open(self) -> int:
         """The lowest ordinal that is OPEN; ``rows.end`` when none is."""
-        self._floor = max(self._floor, self.rows.first)
-        while self._floor < self.rows.end:
-            start = self._floor - self.rows.first
-            chunk = self.rows["state"][start : start + 65_536] == OPEN
-            if chunk.any():
-                self._floor += int(chunk.argmax())
-                break
-            self._floor += len(chunk)
+        self._floor = self._first_open(self._floor, reopened=True)
         return self._floor
+
+    def _oldest_young(self) -> int:
+        """As :meth:`oldest_open`, without those opened anew; nothing becomes one of these but by its prepare."""
+        self._young = self._first_open(self._young, reopened=False)
+        return self._young
+
+    def _first_open(self, ordinal: int, *, reopened: bool) -> int:
+        ordinal = max(ordinal, self.rows.first)
+        while ordinal < self.rows.end:
+            start = ordinal - self.rows.first
+            chunk = self._open_rows(start, start + 65_536, reopened=reopened)
+            if chunk.any():
+                return ordinal + int(chunk.argmax())
+            ordinal += len(chunk)
+        return ordinal
+
+    def _open_rows(self, start: int, end: int, *, reopened: bool) -> Bools:
+        found: Bools = self.rows["state"][start:end] == OPEN
+        return found if reopened else found & (self.rows["by"][start:end] != DecidedBy.OPERATOR)
 
     # Retention
 
@@ -451,12 +433,16 @@ class Transactions:
 
     # Keeping count
 
-    def _alive(self, ordinals: Int64s, due_us: int) -> Bools:
+    def _alive(self, ordinals: Int64s, due_us: int, *, last: bool = False) -> Bools:
         rows = ordinals - self.rows.first
         alive = rows >= 0
         kept = rows[alive]
-        alive[alive] = (self.rows["state"][kept] == OPEN) & (self.rows["due_us"][kept] == due_us)
+        spent = self.rows["checks"][kept] >= self._check_max
+        alive[alive] = (self.rows["state"][kept] == OPEN) & (self.rows["due_us"][kept] == due_us) & (spent == last)
         return alive
+
+    def _alive_last(self, ordinals: Int64s, due_us: int) -> Bools:
+        return self._alive(ordinals, due_us, last=True)
 
     def _schedule(self, ordinals: Int64s, due_us: Int64s) -> None:
         if not len(ordinals):
@@ -481,12 +467,6 @@ class Transactions:
         for group, size in zip(groups.tolist(), sizes.tolist(), strict=True):
             counts[group] = counts.get(group, 0) + sign * size
 
-    @staticmethod
-    def _unique(ordinals: Int64s) -> Int64s:
-        """Without repeats, in order of first appearance (an entry can stand in two buckets of one time)."""
-        _, index = np.unique(ordinals, return_index=True)
-        return ordinals[np.sort(index)] if len(index) < len(ordinals) else ordinals
-
     # Snapshots
 
     def snapshot(self) -> dict[str, pa.Table]:
@@ -504,11 +484,16 @@ class Transactions:
         self.joined.load(tables["joined"])
         self._delayed.load(tables["delayed_halves"])
         self._times.load(tables["prepare_times"])
-        self._floor = self.rows.first
-        states = self.rows["state"]
-        self._count(self.parked, np.flatnonzero(states == PARKED) + self.rows.first, 1)
-        waiting = np.flatnonzero(states == OPEN)
-        self._count(self.open, waiting + self.rows.first, 1)
+        self._floor = self._young = self.rows.first
+        for counts, state in ((self.parked, PARKED), (self.open, OPEN)):
+            self._count(counts, np.flatnonzero(self.rows["state"] == state) + self.rows.first, 1)
+        self.apply_rules(rules)
+
+    def apply_rules(self, rules: Rules) -> None:
+        """Who waits for a question and who for the end of waiting depends on how many questions there are."""
+        self._check_max = rules.check_max
+        self._due, self._last_waits = {}, DueIndex(self._alive_last)
+        waiting = np.flatnonzero(self.rows["state"] == OPEN)
         last = self.rows["checks"][waiting] >= rules.check_max
         for rows, put in ((waiting[last], self._last_waits.put), (waiting[~last], self._schedule)):
             put(rows + self.rows.first, self.rows["due_us"][rows])
