@@ -11,7 +11,7 @@ from pyspark.sql import functions as f
 from escrowmq.pipeline.audit import frames
 from escrowmq.pipeline.audit.manifest import KINDS
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 Rows = list[tuple[str | None, str | None, str | None]]
 

@@ -36,6 +36,7 @@ def make(path: Path, rows: list[tuple[object, ...]]) -> Path:
 
 
 @pytest.mark.spark
+@pytest.mark.xdist_group("spark")
 def test_all_rows_come_as_text_whatever_they_hold(spark: SparkSession, tmp_path: Path) -> None:
     rows: list[tuple[object, ...]] = [("a", 1, "ü"), (None, "not a number", None), (3, 2.5, b"\xff")]
     database = make(tmp_path / "x.db", rows)
@@ -46,6 +47,7 @@ def test_all_rows_come_as_text_whatever_they_hold(spark: SparkSession, tmp_path:
 
 
 @pytest.mark.spark
+@pytest.mark.xdist_group("spark")
 def test_many_ranges_gaps_and_a_far_off_row_id(spark: SparkSession, tmp_path: Path) -> None:
     database = make(tmp_path / "x.db", [(f"o-{n}", n, "") for n in range(1000)])
     connection = sqlite3.connect(database)
@@ -59,6 +61,7 @@ def test_many_ranges_gaps_and_a_far_off_row_id(spark: SparkSession, tmp_path: Pa
 
 
 @pytest.mark.spark
+@pytest.mark.xdist_group("spark")
 def test_where_keeps_equal_rows_and_an_empty_table_is_empty(spark: SparkSession, tmp_path: Path) -> None:
     database = make(tmp_path / "x.db", [("a", 1, "x"), ("b", 2, "y'; --")])
     frame = read_table(spark, database, "some orders", ["id"], where={'a "note': "y'; --"})

@@ -54,7 +54,7 @@ class Frame:
 
 def nice_ticks(top: float, about: int = 5) -> list[float]:
     """Round numbers from 0 to at least ``top``, about so many."""
-    if top <= 0:
+    if top < 1e-9:
         return [0.0, 1.0]
     rough = top / about
     power = 10.0 ** math.floor(math.log10(rough))
@@ -207,5 +207,5 @@ def _legend(entries: Sequence[tuple[str, str]]) -> str:
     for name, color in entries:
         parts.append(f'<rect x="{x:.0f}" y="6" width="12" height="12" rx="3" fill="{color}"/>')
         parts.append(f'<text class="legend" x="{x + 18:.0f}" y="16">{escape(name)}</text>')
-        x += 18 + 7.1 * len(name) + 22
+        x += 18 + 7.3 * len(name) + 20
     return "".join(parts)

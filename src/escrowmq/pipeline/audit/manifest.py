@@ -6,7 +6,7 @@ Everything is named relative to the run folder, so that a folder can be moved or
       "log": "broker",                        data folder of the broker; or a URL of one that is running
       "files":  {"placed": {"path": "orders.parquet", "id": "order_id", "where": {"cancelled": "false"}}},
       "tables": {"orders": {"database": "orders.db", "table": "orders", "id": "order_id", "where": {}}},
-      "topics": {"orders": {"fields": ["units", "amount_cents"]}},            fields of its JSON bodies
+      "topics": ["orders"],                   keyed by the id; bodies are JSON objects
       "comparisons": [
         {"expected": "table:orders", "found": "topic:orders", "columns": ["units"], "judges": ["lost", ...]}
       ],
@@ -18,7 +18,7 @@ Everything is named relative to the run folder, so that a folder can be moved or
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,13 +53,6 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Topic:
-    """A topic whose messages have the id as their key and a JSON object with ``fields`` as their body."""
-
-    fields: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Comparison:
     """Two sides that must hold the same ids with the same ``columns``; sides are ``file:``, ``table:``, ``topic:`` or
     ``half:NAME`` (the half messages of topic NAME whose transaction committed)."""
@@ -77,7 +70,7 @@ class Manifest:
     folder: Path
     log: str
     tables: dict[str, Table]
-    topics: dict[str, Topic]
+    topics: tuple[str, ...]
     comparisons: tuple[Comparison, ...]
     consumers: dict[str, str]
     files: dict[str, File] = field(default_factory=dict)
@@ -103,7 +96,7 @@ class Manifest:
             folder=folder,
             log=raw["log"],
             tables={name: Table(**value) for name, value in raw["tables"].items()},
-            topics={name: Topic(tuple(value.get("fields", ()))) for name, value in raw["topics"].items()},
+            topics=tuple(raw["topics"]),
             comparisons=tuple(
                 Comparison(c["expected"], c["found"], tuple(c["columns"]), tuple(c.get("judges", KINDS)))
                 for c in raw["comparisons"]
@@ -125,7 +118,7 @@ class Manifest:
         return f"topic {name}" if kind == "topic" else f"committed half messages of {name}"
 
     def _check(self) -> None:
-        known: dict[str, Mapping[str, object]] = {
+        known: dict[str, Collection[str]] = {
             "table": self.tables,
             "file": self.files,
             "topic": self.topics,

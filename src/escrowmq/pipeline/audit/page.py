@@ -20,8 +20,8 @@ from escrowmq.pipeline.svg import Mark, Series
 NAME = "report.html"
 
 BLUE, GREEN, AMBER, RED, VIOLET, SLATE = "#2563eb", "#059669", "#d97706", "#dc2626", "#7c3aed", "#64748b"
-_KILL_COLORS = {"broker": RED, "shop": AMBER}
-_CONSUMER_COLORS = (VIOLET, "#0891b2", "#be185d", "#4d7c0f")
+_KILL_COLORS = {"broker": RED, "shop": "#be185d"}
+_CONSUMER_COLORS = (VIOLET, "#0891b2", "#4d7c0f")
 _MOST_ROWS = 100
 
 
@@ -50,13 +50,14 @@ def _head(verdict: Verdict) -> str:
     mood = "agree" if verdict.agrees else "disagree"
     plain = ("orders", "committed", "rolled_back", "consumed", "kills", "checks")
     judged = ("lost", "repeated", "altered", "leaked", "orphaned")
-    figures = [_figure(name, getattr(verdict, name), "") for name in plain]
-    figures += [_figure(name, value := getattr(verdict, name), "bad" if value else "good") for name in judged]
+    figures = "".join(_figure(name, getattr(verdict, name), "") for name in plain)
+    judgement = "".join(_figure(name, v := getattr(verdict, name), "bad" if v else "good") for name in judged)
     return (
         "<h1>Did every order reach everyone it concerns, once?</h1>"
         '<p class="lead">The orders database, the broker’s log and every consumer’s database, '
         "compared by id and content on Spark.</p>"
-        f'<div class="verdict {mood}">{words}</div><div class="figures">{"".join(figures)}</div>'
+        f'<div class="verdict {mood}">{words}</div><div class="figures">{figures}</div>'
+        f'<div class="figures">{judgement}</div>'
     )
 
 
@@ -267,7 +268,7 @@ def _cumulative(pictures: Pictures, event: str) -> list[int]:
 
 def _marks(pictures: Pictures, events: Events) -> list[Mark]:
     return [
-        Mark(max(_seconds(e["at_us"], pictures), 0.0), f"{e['who']} killed", _KILL_COLORS.get(e["who"], VIOLET))
+        Mark(max(_seconds(e["at_us"], pictures), 0.0), f"{e['who']} killed", _KILL_COLORS.get(e["who"], "#0f766e"))
         for e in events.kills
     ]
 

@@ -1,0 +1,110 @@
+"""The three SQLite databases of the demo, and how the audit lays them beside the broker's log.
+
+Every column is one that the audit compares, so that no row can be changed by hand unnoticed. The business tables have no
+unique constraint: exactly-once is the work of ``trans_barrier`` and ``trans_recv_log``, not of an insert that fails, and a
+row doubled by hand can be shown to be found.
+
+``trans_barrier`` holds the outcome of each transaction as the orders database knows it. The local transaction inserts
+*committed* beside its order; whoever answers a check inserts *rolled back* and reads which of the two stands. So the
+answer is never a guess: after *rolled back* a late local transaction fails on the row.
+
+``trans_recv_log`` holds the id of each message whose effect is in the database; both are written in one transaction.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+COMMITTED, ROLLED_BACK = "committed", "rolled back"
+
+ORDERS_DB = """
+CREATE TABLE IF NOT EXISTS orders (
+  order_id TEXT, customer_id TEXT, country TEXT, placed_at TEXT, units INTEGER, amount_cents INTEGER, points INTEGER,
+  lines TEXT, transaction_id TEXT
+);
+CREATE INDEX IF NOT EXISTS orders_by_id ON orders (order_id);
+CREATE TABLE IF NOT EXISTS trans_barrier (transaction_id TEXT PRIMARY KEY, order_id TEXT, outcome TEXT);
+"""
+
+CART_DB = """
+CREATE TABLE IF NOT EXISTS cleared_carts (
+  order_id TEXT, customer_id TEXT, units INTEGER, amount_cents INTEGER, message_id TEXT
+);
+"""
+
+POINTS_DB = """
+CREATE TABLE IF NOT EXISTS points_earned (order_id TEXT, customer_id TEXT, points INTEGER, message_id TEXT);
+"""
+
+RECEIVE_LOG = """
+CREATE TABLE IF NOT EXISTS trans_recv_log (
+  consumer_group TEXT, message_id TEXT, order_id TEXT, PRIMARY KEY (consumer_group, message_id)
+);
+"""
+
+ORDER_COLUMNS = ("customer_id", "country", "placed_at", "units", "amount_cents", "points", "lines")
+CART_COLUMNS = ("customer_id", "units", "amount_cents")
+POINTS_COLUMNS = ("customer_id", "points")
+
+
+def open_database(path: Path, schema: str) -> sqlite3.Connection:
+    """The database, made if need be; its commits are durable when they return (WAL, synchronous FULL)."""
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.executescript(schema)
+    return connection
+
+
+def manifest(log: str) -> dict[str, Any]:
+    """What the audit compares; ``log`` is the broker's data folder within the run folder."""
+    barrier, orders, cart, points = "table:barrier", "table:orders", "table:carts", "table:points"
+    return {
+        "log": log,
+        "files": {"placed": {"path": "orders.parquet", "id": "order_id", "where": {"cancelled": "false"}}},
+        "tables": {
+            "orders": {"database": "orders.db", "table": "orders", "id": "order_id"},
+            "barrier": {
+                "database": "orders.db",
+                "table": "trans_barrier",
+                "id": "order_id",
+                "where": {"outcome": COMMITTED},
+            },
+            "carts": {"database": "cart.db", "table": "cleared_carts", "id": "order_id"},
+            "points": {"database": "points.db", "table": "points_earned", "id": "order_id"},
+            **{
+                f"{name} log": {
+                    "database": f"{name}.db",
+                    "table": "trans_recv_log",
+                    "id": "order_id",
+                    "where": {"consumer_group": name},
+                }
+                for name in ("cart", "points")
+            },
+        },
+        "topics": ["orders", "points"],
+        "comparisons": [
+            _pair("file:placed", orders, ORDER_COLUMNS),
+            _pair(barrier, orders, ["transaction_id"]),
+            # The barrier says which orders must have a message; the order's row only what must be in it.
+            _pair(barrier, "topic:orders", ["transaction_id"]),
+            _pair(barrier, "topic:points", ["transaction_id"]),
+            _pair(orders, "topic:orders", ORDER_COLUMNS, ["altered"]),
+            _pair(orders, "topic:points", POINTS_COLUMNS, ["altered"]),
+            _pair("half:orders", "topic:orders", ["message_id", "transaction_id", "tag", "properties", "body"]),
+            _pair("half:points", "topic:points", ["message_id", "transaction_id", "tag", "properties", "body"]),
+            _pair("topic:orders", cart, [*CART_COLUMNS, "message_id"]),
+            _pair("topic:orders", "table:cart log", ["message_id"]),
+            _pair("topic:points", points, [*POINTS_COLUMNS, "message_id"]),
+            _pair("topic:points", "table:points log", ["message_id"]),
+        ],
+        "consumers": {"cart": "carts", "points": "points"},
+        "events": "events.jsonl",
+    }
+
+
+def _pair(expected: str, found: str, columns: Any, judges: list[str] | None = None) -> dict[str, Any]:
+    pair = {"expected": expected, "found": found, "columns": list(columns)}
+    return pair if judges is None else {**pair, "judges": judges}

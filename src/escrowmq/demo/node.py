@@ -1,0 +1,104 @@
+"""One process of the demo: ``python -m escrowmq.demo.node ROLE CONFIG.json``.
+
+It speaks in JSON lines on its standard output, and ends when its standard input does: when the director says so, and
+also when the director is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from escrowmq.broker.serving import Server
+from escrowmq.connecting import connect
+from escrowmq.demo.services import KINDS, Service
+from escrowmq.demo.shop import GROUP, OrdersDatabase, Shop
+from escrowmq.settings import BrokerSettings
+
+Tell = Callable[..., None]
+
+
+def tell(event: str, **details: Any) -> None:
+    """Say one thing to the director. At a failpoint nothing comes after it: whoever told it waits for its end."""
+    line = json.dumps({"event": event, **details})
+    with _VOICE:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+    if event == "at failpoint":
+        threading.Event().wait()
+
+
+_VOICE = threading.Lock()
+
+
+def broker(config: dict[str, Any], when_told: Callable[[Callable[[], None]], None]) -> None:
+    """The broker, as ``escrowmq serve`` runs it, on a loopback port (0: a free one)."""
+    with Server(Path(config["folder"]), BrokerSettings.of(config["settings"]), port=config["port"]) as server:
+        tell("ready", port=server.port)
+        stopped = threading.Event()
+        when_told(stopped.set)
+        stopped.wait()
+
+
+def shop(config: dict[str, Any], when_told: Callable[[Callable[[], None]], None]) -> None:
+    """The shop: places what is not yet placed, then stays to answer checks."""
+    database = OrdersDatabase(Path(config["folder"]) / "orders.db")
+    placed = database.placed()
+    done = placed | set(config["cancelled"])
+    orders = [o for o in pq.read_table(config["orders"]).to_pylist() if o["order_id"] not in done]
+    stopped = threading.Event()
+    with connect(config["url"]) as bus, bus.producer(GROUP, instance="shop-1") as producer:
+        open_shop = Shop(producer, database, tell)
+        when_told(open_shop.stop)
+        when_told(stopped.set)
+        tell("ready", placed=sorted(placed))
+        open_shop.serve(orders, config["tills"], set(config["stop_at"]))
+        tell("done")
+        stopped.wait()
+    database.close()
+
+
+def service(config: dict[str, Any], when_told: Callable[[Callable[[], None]], None]) -> None:
+    """The cart or the points service."""
+    kind = KINDS[config["kind"]]
+    effects = Service(kind, Path(config["folder"]))
+    with connect(config["url"]) as bus, bus.consumer(kind.name, [kind.topic]) as consumer:
+        when_told(consumer.close)
+        tell("ready", number=effects.applied())
+        effects.run(consumer.batches(max_messages=500), tell, config["stop_after"])
+    effects.close()
+
+
+ROLES = {"broker": broker, "shop": shop, "service": service}
+
+
+def main(role: str, config: str) -> None:
+    """Run a role until the standard input ends."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    calls: list[Callable[[], None]] = []
+    ended = threading.Event()
+
+    def when_told(call: Callable[[], None]) -> None:
+        calls.append(call)
+        if ended.is_set():
+            call()
+
+    def listen() -> None:
+        sys.stdin.read()
+        ended.set()
+        for call in list(calls):
+            call()
+
+    threading.Thread(target=listen, name="director", daemon=True).start()
+    ROLES[role](json.loads(Path(config).read_text()), when_told)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

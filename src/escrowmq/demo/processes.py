@@ -1,0 +1,105 @@
+"""The director's hold on its processes: start them, hear them, end them. Only those that were started here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+STOP_SECONDS = 20.0
+"""A process that was asked to end and has not by then is killed."""
+
+
+def now_us() -> int:
+    """Wall time, microseconds since 1970."""
+    return time.time_ns() // 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """Something that a process said; its last word is the event "ended" with its exit ``code``."""
+
+    child: Child
+    at_us: int
+    event: str
+    details: dict[str, Any]
+
+
+class Child:
+    """One process. What it says goes into ``ears``; what it logs into ``logs/NAME.log`` of the run folder."""
+
+    def __init__(self, name: str, role: str, config: dict[str, Any], folder: Path, ears: SimpleQueue[Heard]) -> None:
+        self.name = name
+        self._ears = ears
+        path = folder / "nodes" / f"{name}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(config))
+        with (folder / "nodes" / f"{name}.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "escrowmq.demo.node", role, str(path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        self._listener = threading.Thread(target=self._listen, name=f"ears-{name}", daemon=True)
+        self._listener.start()
+
+    def kill(self) -> None:
+        """``kill -9``, and wait until it is gone."""
+        self._process.kill()
+        self._reap()
+
+    def stop(self) -> None:
+        """Ask it to end, by ending its input; kill it if it does not."""
+        self._close_input()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._reap()
+
+    def _reap(self) -> None:
+        self._process.wait()
+        self._close_input()
+        self._listener.join()
+
+    def _close_input(self) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                try:
+                    details = json.loads(line)
+                except ValueError:  # the last line of a killed process can be half a line
+                    continue
+                self._ears.put(Heard(self, now_us(), details.pop("event"), details))
+        self._ears.put(Heard(self, now_us(), "ended", {"code": self._process.wait()}))
+
+
+class Diary:
+    """``events.jsonl`` of the run folder."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+
+    def note(self, event: str, who: str, at_us: int | None = None, **details: Any) -> None:
+        """Write one event."""
+        line = {"at_us": at_us or now_us(), "event": event, "who": who, **details}
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,116 @@
+"""What the demo shows while it runs, and its verdict."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from escrowmq.pipeline.audit import Verdict
+
+_MOST_FINDINGS = 20
+_ROWS = {
+    "shop": "orders dealt with",
+    "cart": "carts cleared",
+    "points": "points credited",
+}
+
+
+class Screen:
+    """Progress bars while processes run, then a spinner, then the verdict. On no terminal: plain lines."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False)
+        self._progress: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._checks = 0
+
+    @contextlib.contextmanager
+    def running(self, orders: int, folder: Path) -> Iterator[None]:
+        """Bars for ``orders`` orders."""
+        self.say(f"[bold]{orders:,} orders[/] · broker, shop, cart and points as processes of their own · {folder}")
+        columns = [
+            TextColumn("{task.description:<22}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        ]
+        with Progress(*columns, console=self._console, transient=True) as progress:
+            self._progress = progress
+            self._tasks = {name: progress.add_task(text, total=orders) for name, text in _ROWS.items()}
+            self._tasks["checks"] = progress.add_task("checks asked", total=None)
+            try:
+                yield
+            finally:
+                self._progress = None
+
+    def update(self, name: str, number: int) -> None:
+        """A bar's new value."""
+        if self._progress is not None:
+            self._progress.update(self._tasks[name], completed=number)
+
+    def asked(self) -> None:
+        """The broker asked a question."""
+        self._checks += 1
+        self.update("checks", self._checks)
+
+    def say(self, text: str) -> None:
+        """A line above the bars (rich markup)."""
+        self._console.print(text)
+
+    @contextlib.contextmanager
+    def auditing(self) -> Iterator[Callable[[str], None]]:
+        """A spinner with what the audit is doing."""
+        columns = [SpinnerColumn(), TextColumn("audit: {task.description}"), TimeElapsedColumn()]
+        with Progress(*columns, console=self._console, transient=True) as progress:
+            task = progress.add_task("")
+            yield lambda text: progress.update(task, description=text)
+
+    def show(self, verdict: Verdict, folder: Path) -> None:
+        """The verdict, its findings, and where the rest is."""
+        show_verdict(self._console, verdict)
+        self._console.print(f"report   {folder / 'report.html'}\nverdict  {folder / 'verdict.json'}", soft_wrap=True)
+        self._console.print(f"again    escrowmq audit {folder}", soft_wrap=True)
+
+
+def show_verdict(console: Console, verdict: Verdict) -> None:
+    """The verdict as tables."""
+    figures = Table.grid(padding=(0, 3))
+    for _ in range(3):
+        figures.add_column(justify="right", style="bold")
+        figures.add_column()
+    left = ("orders", "transactions", "committed", "rolled_back", "consumed")
+    middle = ("lost", "repeated", "altered", "leaked", "orphaned")
+    right = ("kills", "checks")
+    for row in range(len(left)):
+        cells: list[str] = []
+        for names in (left, middle, right):
+            name = names[row] if row < len(names) else None
+            cells += _cells(verdict, name, judged=names is middle)
+        figures.add_row(*cells)
+    color, words = ("green", "all sides agree") if verdict.agrees else ("red", "the sides disagree")
+    console.print(Panel(figures, title=f"[bold {color}]{words}[/]", border_style=color, expand=False, padding=(1, 3)))
+    if verdict.findings:
+        table = Table("kind", "id", "between", "expected", "found", title="findings", title_justify="left")
+        for finding in verdict.findings[:_MOST_FINDINGS]:
+            table.add_row(
+                f"[red]{finding.kind}[/]", finding.id, finding.between, str(finding.expected), str(finding.found)
+            )
+        console.print(table)
+        if verdict.findings_in_all > _MOST_FINDINGS:
+            console.print(f"… of {verdict.findings_in_all:,} findings; more are in verdict.json")
+
+
+def _cells(verdict: Verdict, name: str | None, *, judged: bool) -> list[str]:
+    if name is None:
+        return ["", ""]
+    value: int = getattr(verdict, name)
+    color = ("red" if value else "green") if judged else "default"
+    return [f"[{color}]{value:,}[/]", name.replace("_", " ")]

@@ -1,0 +1,96 @@
+"""The services behind the shop: each consumes one topic and applies every message to its own database exactly once."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from escrowmq.demo.databases import CART_COLUMNS, CART_DB, POINTS_COLUMNS, POINTS_DB, RECEIVE_LOG, open_database
+from escrowmq.demo.shop import ORDERS_TOPIC, POINTS_TOPIC
+from escrowmq.errors import EscrowError
+
+AFTER_DATABASE_COMMIT = "between its database commit and its ack"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A service by what it listens to and what it writes."""
+
+    name: str
+    topic: str
+    database: str
+    schema: str
+    table: str
+    columns: tuple[str, ...]
+
+
+CART = Kind("cart", ORDERS_TOPIC, "cart.db", CART_DB, "cleared_carts", CART_COLUMNS)
+POINTS = Kind("points", POINTS_TOPIC, "points.db", POINTS_DB, "points_earned", POINTS_COLUMNS)
+KINDS = {kind.name: kind for kind in (CART, POINTS)}
+
+
+class Service:
+    """Applies batches of messages. The marks and the effects of a batch are one database transaction."""
+
+    def __init__(self, kind: Kind, folder: Path) -> None:
+        self._kind = kind
+        self._connection = open_database(folder / kind.database, kind.schema + RECEIVE_LOG)
+        self._lock = threading.Lock()
+
+    def applied(self) -> int:
+        """How many effects the database holds."""
+        with self._lock:
+            return int(self._connection.execute(f"SELECT count(*) FROM {self._kind.table}").fetchone()[0])
+
+    def apply(self, batch: pa.RecordBatch) -> int:
+        """Apply what was not applied before; how many that were. Durable when it returns."""
+        ids = [raw.hex() for raw in batch.column("message_id").to_pylist()]
+        keys, bodies = batch.column("key").to_pylist(), batch.column("body").to_pylist()
+        fresh = 0
+        with self._lock:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                for message_id, key, body in zip(ids, keys, bodies, strict=True):
+                    fresh += self._apply_one(message_id, key, json.loads(body))
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            self._connection.execute("COMMIT")
+        return fresh
+
+    def run(self, batches: Any, tell: Callable[..., None], stop_after: int | None) -> None:
+        """Consume until the batches end. Once ``stop_after`` messages were applied, the event "at failpoint" is told."""
+        total, done = self.applied(), 0
+        for batch in batches:
+            fresh = self.apply(batch.arrow)
+            total, done = total + fresh, done + fresh
+            if stop_after is not None and done >= stop_after:
+                tell("at failpoint", where=AFTER_DATABASE_COMMIT)
+            try:
+                batch.ack()
+            except EscrowError as problem:  # the broker was away: these come again, and are known by their marks
+                tell("retry", code=problem.code.name)
+            tell("progress", number=total, repeats=len(batch.arrow) - fresh)
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    def _apply_one(self, message_id: str, order_id: str, content: dict[str, Any]) -> int:
+        kind = self._kind
+        mark = self._connection.execute(
+            "INSERT OR IGNORE INTO trans_recv_log (consumer_group, message_id, order_id) VALUES (?, ?, ?)",
+            (kind.name, message_id, order_id),
+        )
+        if mark.rowcount == 0:
+            return 0
+        marks = ", ".join("?" * (len(kind.columns) + 2))
+        values = (order_id, *(content[name] for name in kind.columns), message_id)
+        self._connection.execute(f"INSERT INTO {kind.table} VALUES ({marks})", values)
+        return 1

@@ -1,0 +1,167 @@
+"""The shop: places orders in its database under transactional messages, and answers the broker's questions about them.
+
+One order is one database transaction and one message transaction, whose two messages (to the cart and to the points
+service) become visible together, or never. Tills work side by side; each waits for its own order.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from escrowmq.client import Producer
+from escrowmq.demo.databases import COMMITTED, ORDER_COLUMNS, ORDERS_DB, ROLLED_BACK, open_database
+from escrowmq.errors import EscrowError
+from escrowmq.model import COMMIT, ROLLBACK, UNKNOWN, Check, Outcome
+
+GROUP = "shop"
+ORDERS_TOPIC, POINTS_TOPIC = "orders", "points"
+AFTER_DATABASE_COMMIT = "between the database commit and the COMMIT"
+
+Order = dict[str, Any]
+
+
+class OrderCancelled(Exception):
+    """The local transaction refused the order."""
+
+
+class OrdersDatabase:
+    """``orders.db``. One connection under a lock: SQLite has one writer anyway, and waiting for a lock is fairer than
+    retrying. Still one transaction an order."""
+
+    def __init__(self, path: Path) -> None:
+        self._connection = open_database(path, ORDERS_DB)
+        self._lock = threading.Lock()
+
+    def placed(self) -> set[str]:
+        """Ids of all orders."""
+        with self._lock:
+            return {row[0] for row in self._connection.execute("SELECT order_id FROM orders")}
+
+    def place(self, order: Order, transaction_id: str) -> None:
+        """The local transaction. Raises OrderCancelled, or IntegrityError if a check has settled it before."""
+        with self._lock:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                marks = ", ".join("?" * (len(ORDER_COLUMNS) + 2))
+                values = (order["order_id"], *(order[name] for name in ORDER_COLUMNS), transaction_id)
+                self._connection.execute(f"INSERT INTO orders VALUES ({marks})", values)
+                self._insert_outcome("", transaction_id, order["order_id"], COMMITTED)
+                if order["cancelled"]:
+                    raise OrderCancelled(order["order_id"])
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            self._connection.execute("COMMIT")
+
+    def outcome(self, transaction_id: str, order_id: str | None) -> Outcome:
+        """What became of a transaction; settles it as rolled back if it has left no trace."""
+        with self._lock:
+            self._insert_outcome("OR IGNORE", transaction_id, order_id, ROLLED_BACK)
+            row = self._connection.execute(
+                "SELECT outcome FROM trans_barrier WHERE transaction_id = ?", (transaction_id,)
+            ).fetchone()
+        return COMMIT if row[0] == COMMITTED else ROLLBACK
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    def _insert_outcome(self, otherwise: str, transaction_id: str, order_id: str | None, outcome: str) -> None:
+        self._connection.execute(
+            f"INSERT {otherwise} INTO trans_barrier (transaction_id, order_id, outcome) VALUES (?, ?, ?)",
+            (transaction_id, order_id, outcome),
+        )
+
+
+class Shop:
+    """Places orders with several tills. ``tell`` hears of every event; it may end the process, or wait to be ended."""
+
+    def __init__(self, producer: Producer, database: OrdersDatabase, tell: Callable[..., None]) -> None:
+        self._producer = producer
+        self._database = database
+        self._tell = tell
+        self._running: set[str] = set()
+        self._stop = threading.Event()
+        producer.checker(self.answer)
+
+    def stop(self) -> None:
+        """Let the tills finish the order in their hands, and no more."""
+        self._stop.set()
+
+    def answer(self, check: Check) -> Outcome:
+        """The checker: look the transaction up in the orders database, unless a till is still at it."""
+        transaction_id = str(check.transaction_id)
+        running = transaction_id in self._running
+        outcome = UNKNOWN if running else self._database.outcome(transaction_id, check.messages[0].key)
+        self._tell("asked", transaction=transaction_id, attempt=check.attempt, answer=outcome.name.lower())
+        return outcome
+
+    def serve(self, orders: Iterable[Order], tills: int, stop_at: set[str]) -> None:
+        """Place all orders, ``tills`` at a time; at those in ``stop_at`` the event "at failpoint" is told."""
+        queue = iter(list(orders))
+        lock = threading.Lock()
+
+        def till() -> None:
+            while not self._stop.is_set():
+                with lock:
+                    order = next(queue, None)
+                if order is None:
+                    return
+                self.place_surely(order, order["order_id"] in stop_at)
+
+        threads = [threading.Thread(target=till, name=f"till-{n}") for n in range(tills)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def place_surely(self, order: Order, stop_there: bool = False) -> None:
+        """Place an order, again if the broker could not be reached before the database commit."""
+        while not self._stop.is_set():
+            try:
+                placed = self.place(order, stop_there)
+            except EscrowError as problem:
+                self._tell("retry", order=order["order_id"], code=problem.code.name)
+                self._stop.wait(0.05)
+            except sqlite3.IntegrityError:  # a check came first and settled this attempt as rolled back
+                self._tell("retry", order=order["order_id"], code="SETTLED_BY_CHECK")
+            else:
+                self._tell("placed" if placed else "cancelled", order=order["order_id"])
+                return
+
+    def place(self, order: Order, stop_there: bool = False) -> bool:
+        """One order, once: True if it is in the database, False if it was cancelled.
+
+        Raises EscrowError while it is in neither. Once it is in the database, a COMMIT without an answer is no concern
+        of the shop's any more: the broker will ask, and :meth:`answer` knows.
+        """
+        body = _body(order, ORDER_COLUMNS)
+        points = _body(order, ("customer_id", "points"))
+        placed = False
+        running: str | None = None
+        try:
+            with self._producer.transaction() as txn:
+                txn.send(ORDERS_TOPIC, body, key=order["order_id"], tag=order["country"])
+                self._running.add(running := str(txn.id))
+                txn.send(POINTS_TOPIC, points, key=order["order_id"])
+                self._database.place(order, running)
+                placed = True
+                if stop_there:
+                    self._tell("at failpoint", where=AFTER_DATABASE_COMMIT, order=order["order_id"])
+        except OrderCancelled:
+            return False
+        except EscrowError:
+            if not placed:
+                raise
+        finally:
+            self._running.discard(running or "")
+        return True
+
+
+def _body(order: Order, columns: Iterable[str]) -> bytes:
+    return json.dumps({"order_id": order["order_id"], **{name: order[name] for name in columns}}).encode()

@@ -1,0 +1,122 @@
+"""The report page and its charts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escrowmq.pipeline import svg
+from escrowmq.pipeline.audit.events import Events
+from escrowmq.pipeline.audit.page import page, write_page
+from escrowmq.pipeline.audit.pictures import Pictures
+from escrowmq.pipeline.audit.timeline import BUCKETS
+from escrowmq.pipeline.audit.verdict import Finding, Side, Verdict
+
+CLEAN = Verdict(
+    orders=2000,
+    transactions=2048,
+    committed=1690,
+    rolled_back=358,
+    consumed=1690,
+    lost=0,
+    repeated=0,
+    altered=0,
+    leaked=0,
+    orphaned=0,
+    kills=3,
+    checks=57,
+    consumers={"cart": 1690, "points": 1690},
+    comparisons=(Side("orders.db orders", "topic orders", 1690, 1690, 1690, 0),),
+    findings=(),
+    findings_in_all=0,
+)
+START = 1_700_000_000_000_000
+EVENTS = Events(
+    (
+        {"at_us": START + 4_000_000, "event": "killed", "who": "shop", "where": "between <this> & that"},
+        {"at_us": START + 9_000_000, "event": "killed", "who": "broker", "where": "in the midst"},
+        {"at_us": START + 6_000_000, "event": "asked", "who": "shop", "answer": "commit"},
+        {"at_us": START + 6_100_000, "event": "asked", "who": "shop", "answer": "rollback"},
+        {"at_us": START + 5_000_000, "event": "progress", "who": "cart", "number": 300},
+        {"at_us": START + 15_000_000, "event": "progress", "who": "cart", "number": 1690},
+    )
+)
+PICTURES = Pictures(
+    START,
+    100_000,
+    {
+        "prepared": [13] * BUCKETS,
+        "committed": [0, 0] + [11] * (BUCKETS - 2),
+        "rolled_back": [0, 0] + [2] * (BUCKETS - 2),
+    },
+    {
+        "producer": {n: int(900 * math.exp(-((n - 28) ** 2) / 9)) for n in range(24, 36)},
+        "check": {50: 12, 51: 30, 53: 3},
+    },
+)
+
+
+def charts(text: str) -> list[ElementTree.Element]:
+    """Every chart of a page, parsed: it must be well-formed XML."""
+    return [ElementTree.fromstring(part.split("</svg>")[0].join(["<svg", "</svg>"])) for part in text.split("<svg")[1:]]
+
+
+def test_a_clean_run_says_so_and_shows_four_pictures() -> None:
+    text = page(CLEAN, PICTURES, EVENTS)
+    assert "All sides agree" in text
+    assert [c.get("aria-label") for c in charts(text)] == [
+        "Transactions over time",
+        "In escrow",
+        "Checks asked",
+        "Latency of decisions",
+    ]
+
+
+def test_the_page_needs_nothing_from_elsewhere() -> None:
+    text = page(CLEAN, PICTURES, EVENTS)
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "<script" not in text
+    assert "<link" not in text
+
+
+def test_kills_are_marked_and_what_was_written_is_escaped() -> None:
+    text = page(CLEAN, PICTURES, EVENTS)
+    assert "broker killed at 9.0 s" in text
+    assert "between &lt;this&gt; &amp; that" in text
+
+
+def test_findings_are_named() -> None:
+    wrong = (Finding("altered", "536365<", "orders.db orders → topic orders", 1, 1),)
+    text = page(replace(CLEAN, altered=1, findings=wrong, findings_in_all=1), PICTURES, EVENTS)
+    assert "The sides disagree" in text
+    assert "536365&lt;" in text
+
+
+def test_an_empty_run_is_still_a_page(tmp_path: Path) -> None:
+    path = write_page(tmp_path, replace(CLEAN, orders=0, comparisons=()), Pictures(0, 1, {}, {}), Events())
+    assert path.read_text().startswith("<!doctype html>")
+
+
+@given(st.floats(0, 1e12), st.integers(2, 10))
+def test_ticks_are_few_and_reach_the_top(top: float, about: int) -> None:
+    ticks = svg.nice_ticks(top, about)
+    assert ticks[0] == 0
+    assert ticks[-1] >= top * (1 - 1e-9)
+    assert 2 <= len(ticks) <= about + 2
+
+
+@pytest.mark.parametrize("top", [0, 1, 3, 999, 25_000])
+def test_every_bar_lies_within_the_plot(top: int) -> None:
+    series = [svg.Series("a", "#000", [top, 0, 1]), svg.Series("b", "#111", [0, 1, top])]
+    chart = ElementTree.fromstring(svg.bars("bars", [0, 1, 2, 3], series, scale=math.sqrt))
+    for bar in chart.iter("{http://www.w3.org/2000/svg}rect"):
+        if bar.find("{http://www.w3.org/2000/svg}title") is not None:
+            y, height = float(bar.attrib["y"]), float(bar.attrib["height"])
+            assert y >= svg.TOP - 1
+            assert y + height <= svg.HEIGHT - svg.BOTTOM + 1
