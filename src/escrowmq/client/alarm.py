@@ -1,0 +1,65 @@
+"""One thread that calls functions later: back-off, deadlines and other things that nobody should block for."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+_log = logging.getLogger(__name__)
+
+
+class Alarm:
+    """Calls functions after a delay, on one daemon thread that starts with the first of them.
+
+    Functions must be quick and must not raise; what they raise is logged.
+    """
+
+    def __init__(self, name: str = "escrowmq-alarm") -> None:
+        self._name = name
+        self._wake = threading.Condition()
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def after(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call ``call`` in ``seconds``; never, if the alarm is closed before."""
+        with self._wake:
+            if self._closed:
+                return
+            heapq.heappush(self._due, (time.monotonic() + seconds, next(self._order), call))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+            self._wake.notify()
+
+    def close(self) -> None:
+        """Forget what is not yet due and end the thread."""
+        with self._wake:
+            self._closed = True
+            self._due.clear()
+            self._wake.notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _run(self) -> None:
+        while (call := self._next()) is not None:
+            try:
+                call()
+            except Exception:
+                _log.exception("a delayed call failed")
+
+    def _next(self) -> Callable[[], None] | None:
+        """Wait for the next due call; None when closed."""
+        with self._wake:
+            while not self._closed:
+                now = time.monotonic()
+                if self._due and self._due[0][0] <= now:
+                    return heapq.heappop(self._due)[2]
+                self._wake.wait(self._due[0][0] - now if self._due else None)
+            return None

@@ -1,0 +1,137 @@
+"""The bus: one connection to one or several brokers, from which producers, consumers and the admin come. Blocking face."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+from escrowmq.client.admin import Admin
+from escrowmq.client.alarm import Alarm
+from escrowmq.client.checker import Decide
+from escrowmq.client.coalescer import Codec, ThreadLane
+from escrowmq.client.consumer import Consumer, Received
+from escrowmq.client.consumption import Consumption, check_options, subscription
+from escrowmq.client.producer import Producer
+from escrowmq.client.production import Production
+from escrowmq.client.router import Router
+from escrowmq.errors import Code, Misuse, Unknown
+from escrowmq.wire import Exchange, Link
+
+
+class Bus:
+    """Made by :func:`escrowmq.connect`. A context manager; closing it closes all that came from it. Thread-safe."""
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        if not links:
+            raise Misuse(Code.BAD_ARGUMENT, "a bus needs a broker")
+        self.router = Router(links)
+        self.admin = Admin(self.router)
+        self._alarm = Alarm()
+        self._parts: list[Producer | Consumer] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def __enter__(self) -> Bus:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def producer(
+        self,
+        group: str,
+        *,
+        instance: str | None = None,
+        qos: int = 1,
+        timeout: float = 30.0,
+        checker: Decide | None = None,
+    ) -> Producer:
+        """A producer of producer group ``group``; see :class:`Producer` for ``qos`` and :meth:`Producer.checker`.
+
+        ``instance`` names this process within the group: a newer producer of the same name fences this one (its calls
+        then raise Fenced). ``timeout`` is seconds a call.
+        """
+        production = Production(self.router, self._alarm, self._lane, group, instance, qos, timeout)
+        producer = Producer(production)
+        self._keep(producer)
+        if checker is not None:
+            producer.checker(checker)
+        return producer
+
+    def consumer(
+        self,
+        group: str,
+        topics: str | Sequence[str],
+        *,
+        tags: str | Sequence[str] | None = None,
+        ordered: bool = False,
+        start: str | datetime = "earliest",
+        lease: float | None = None,
+        max_attempts: int | None = None,
+        retry_backoff: float | None = None,
+        retry_backoff_max: float | None = None,
+        prefetch: int = 2,
+        max_bytes: int = 16 << 20,
+        qos: int = 1,
+        seen: Callable[[Received], bool] | None = None,
+        timeout: float = 30.0,
+    ) -> Consumer:
+        """A consumer of consumer group ``group``, which is made if it does not exist.
+
+        All consumers of a group have the same topics, tags and order. ``tags`` is ``"a||b"`` or a list; ``start`` (of a
+        new group) ``"earliest"``, ``"latest"`` or a datetime; ``lease`` seconds until what is not acknowledged comes back
+        (None: the broker's), ``retry_backoff`` seconds before the second delivery; ``prefetch`` receives ahead, of up to
+        ``max_bytes`` each; ``qos`` and ``seen`` as in :mod:`escrowmq.client.consumer`.
+        """
+        request = subscription(group, topics, tags, ordered, start, max_attempts, retry_backoff, retry_backoff_max)
+        check_options(qos, seen, prefetch, lease)
+        arrival = threading.Condition()
+
+        def arrived() -> None:
+            with arrival:
+                arrival.notify_all()
+
+        consumption = Consumption(
+            self.router,
+            self._alarm,
+            self._lane,
+            group,
+            request,
+            lease=lease,
+            prefetch=prefetch,
+            max_bytes=max_bytes,
+            qos=qos,
+            seen=seen,
+            timeout=timeout,
+            arrived=arrived,
+        )
+        consumption.subscribe()
+        consumer = Consumer(consumption, arrival)
+        self._keep(consumer)
+        return consumer
+
+    def close(self) -> None:
+        """Close consumers, then producers (letting what is on its way finish), then the connections."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            parts = self._parts
+        for part in sorted(parts, key=lambda part: isinstance(part, Producer)):
+            part.close()
+        self._alarm.close()
+        for link in self.router.links:
+            link.close()
+
+    def _keep(self, part: Producer | Consumer) -> None:
+        with self._lock:
+            if self._closed:
+                raise Unknown(Code.CLOSED, "the bus is closed")
+            self._parts.append(part)
+
+    def _lane(
+        self, link: Link, kind: Exchange, codec: Codec, options: Callable[[], dict[str, Any]], more: dict[str, Any]
+    ) -> ThreadLane:
+        return ThreadLane(link, kind, codec, options, self._alarm, **more)

@@ -1,0 +1,513 @@
+"""Lanes: concurrent callers of one client share batches without noticing.
+
+Theory of operation. A lane carries rows of one kind of exchange over one link.
+
+1. A row is added to the open parcel. If nothing is in flight the parcel leaves at once; otherwise it waits, and whoever
+   arrives meanwhile rides along. A second, third and fourth parcel may leave before the first is answered, but only
+   when it carries at least as many rows as are in flight: small parcels wait, big ones overlap.
+2. Parcels leave in the order in which they were filled; one thread at a time sends (``_pumping``).
+3. A parcel that the connection may have lost waits until every other parcel in flight was answered or lost too; then all
+   of them are sent again, in order, unchanged (the same bytes, the same message ids), before anything newer.
+4. A parcel's deadline counts from the moment it was sealed. At its deadline its callers get Unknown(TIMED_OUT), and a
+   late answer is ignored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import random
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from escrowmq.client.alarm import Alarm
+from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, Unknown, error
+from escrowmq.wire import Exchange, Link
+
+MAX_IN_FLIGHT = 4
+MAX_WAITING_ROWS = 1 << 18
+"""Rows that may wait in one lane before Overloaded(QUEUE_FULL): bounds the memory of a client whose broker is away."""
+FIRST_BACKOFF = 0.02
+LAST_BACKOFF = 2.0
+
+Row = tuple[Any, ...]
+
+
+class Codec(Protocol):
+    """How a lane's rows become a batch, and an answer becomes one result a row."""
+
+    def encode(self, rows: Sequence[Row]) -> tuple[pa.RecordBatch, Any]:
+        """The batch, and whatever ``decode`` wants to know of it."""
+        ...
+
+    def decode(self, rows: Sequence[Row], memo: Any, answer: pa.RecordBatch, resent: bool) -> list[Any]:
+        """A value or an EscrowError a row."""
+        ...
+
+
+class Waiter:
+    """A blocked caller: the cheapest wake-up that Python has."""
+
+    __slots__ = ("lock", "value")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.lock.acquire()
+        self.value: Any = None
+
+    def wait(self, timeout: float) -> Any:
+        """The result; raises it if it is an error.
+
+        The lane itself gives it up after ``timeout``; waiting a little longer here only guards against a lane that was
+        cut off in the middle of that.
+        """
+        if not self.lock.acquire(timeout=1.2 * timeout + 2.0):
+            raise Unknown(Code.TIMED_OUT)
+        value = self.value
+        if isinstance(value, EscrowError):
+            raise value
+        return value
+
+
+class Parcel:
+    """Rows that travel together. ``waiters`` has one entry a row, or a single one when ``rows`` is None (a whole batch)."""
+
+    __slots__ = ("batch", "deadline", "lost", "memo", "resends", "rows", "settled", "waiters")
+
+    def __init__(self, rows: list[Row] | None, waiters: list[Any], batch: pa.RecordBatch | None = None) -> None:
+        self.rows = rows
+        self.waiters = waiters
+        self.batch = batch
+        self.memo: Any = None
+        self.deadline = 0.0
+        self.resends = 0
+        self.lost: EscrowError | None = None  # why it must be sent again
+        self.settled = False
+
+    def __len__(self) -> int:
+        return len(self.waiters) if self.rows is not None or self.batch is None else int(self.batch.num_rows)
+
+
+class Lane(ABC):
+    """One coalescing lane. Thread-safe. ``timeout`` is seconds from the sealing of a parcel to Unknown(TIMED_OUT)."""
+
+    def __init__(
+        self,
+        link: Link,
+        kind: Exchange,
+        codec: Codec,
+        options: Callable[[], dict[str, Any]],
+        alarm: Alarm,
+        *,
+        timeout: float,
+        max_rows: int = 4096,
+        max_bytes: int = 16 << 20,
+        max_waiting: int = MAX_WAITING_ROWS,
+    ) -> None:
+        self._link = link
+        self._kind = kind
+        self._codec = codec
+        self._options = options
+        self._alarm = alarm
+        self._timeout = timeout
+        self._max_rows = max_rows
+        self._max_bytes = max_bytes
+        self._max_waiting = max_waiting
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._sending = threading.RLock()  # orders "is it broken?" and the exchange against the news that it broke
+        self._open: list[Row] = []
+        self._open_waiters: list[Any] = []
+        self._open_bytes = 0
+        self._sealed: deque[Parcel] = deque()
+        self._sealed_rows = 0
+        self._in_flight: list[Parcel] = []
+        self._in_flight_rows = 0
+        self._pumping = False
+        self._broken = False
+        self._backoff = FIRST_BACKOFF
+        self._sweeping = False
+        self._closed = False
+
+    # What callers do
+
+    @property
+    def waiting(self) -> int:
+        """Rows that have not left yet."""
+        return len(self._open) + self._sealed_rows
+
+    @property
+    def broken(self) -> bool:
+        """Whether the connection was lost and parcels wait to be sent again."""
+        return self._broken
+
+    def add(self, row: Row, waiter: Any, size: int) -> None:
+        """Put a row (of about ``size`` bytes) into the open parcel; its result goes to ``waiter``, or nowhere if None.
+
+        Raises Overloaded(QUEUE_FULL) when too much is waiting, Unknown(CLOSED) after :meth:`close`.
+        """
+        with self._lock:
+            if self._closed:
+                raise Unknown(Code.CLOSED, "the producer or consumer is closed")
+            rows = self._open
+            if len(rows) + self._sealed_rows >= self._max_waiting:
+                raise Overloaded(Code.QUEUE_FULL)
+            rows.append(row)
+            self._open_waiters.append(waiter)
+            self._open_bytes += size
+            if len(rows) >= self._max_rows or self._open_bytes >= self._max_bytes:
+                self._seal()
+            if self._pumping or not self._sendable():
+                if not self._sweeping:
+                    self._sweep_later()
+                return
+            self._pumping = True
+        self._start_pump()
+
+    def add_batch(self, batch: pa.RecordBatch, waiter: Any) -> None:
+        """Send a whole batch as its own parcel, in order with the rows; ``waiter`` gets the whole answer."""
+        with self._lock:
+            if self._closed:
+                raise Unknown(Code.CLOSED, "the producer or consumer is closed")
+            if self._sealed_rows and self._sealed_rows + batch.num_rows > self._max_waiting:
+                raise Overloaded(Code.QUEUE_FULL)
+            self._seal()
+            parcel = Parcel(None, [waiter], batch)
+            parcel.deadline = time.monotonic() + self._timeout
+            self._sealed.append(parcel)
+            self._sealed_rows += len(parcel)
+            if self._pumping or not self._sendable():
+                if not self._sweeping:
+                    self._sweep_later()
+                return
+            self._pumping = True
+        self._start_pump()
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until everything added so far and since was answered or given up; False if not within ``timeout``."""
+        with self._idle:
+            return self._idle.wait_for(self._is_empty, timeout)
+
+    def close(self) -> None:
+        """Refuse new rows and give what has not been answered Unknown(CLOSED)."""
+        with self._lock:
+            self._closed = True
+            self._seal()
+            left = [*self._in_flight, *self._sealed]
+            self._in_flight.clear()
+            self._in_flight_rows = 0
+            self._sealed.clear()
+            self._sealed_rows = 0
+            left = [parcel for parcel in left if self._settle(parcel)]
+            self._idle.notify_all()
+        for parcel in left:
+            self._deliver(parcel.waiters, _copies(Unknown(Code.CLOSED), parcel))
+
+    # How a caller's thread model differs
+
+    def _start_pump(self) -> None:
+        self._pump()
+
+    @abstractmethod
+    def _deliver(self, waiters: list[Any], results: list[Any]) -> None:
+        """Hand each waiter its result."""
+
+    # The way out
+
+    def _is_empty(self) -> bool:
+        return not self._open and not self._sealed and not self._in_flight
+
+    def _sendable(self) -> bool:
+        in_flight = len(self._in_flight)
+        if self._broken:
+            return False
+        if not in_flight:
+            return True
+        waiting = len(self._open) + self._sealed_rows
+        return in_flight < MAX_IN_FLIGHT and waiting >= max(self._in_flight_rows, 16)
+
+    def _seal(self) -> None:
+        if self._open:
+            parcel = Parcel(self._open, self._open_waiters)
+            parcel.deadline = time.monotonic() + self._timeout
+            self._sealed.append(parcel)
+            self._sealed_rows += len(parcel)
+            self._open, self._open_waiters, self._open_bytes = [], [], 0
+
+    def _take(self) -> Parcel | None:
+        """The next parcel to send, now in flight; None when there is none or it has to wait."""
+        if not self._sendable():
+            return None
+        if not self._sealed:
+            self._seal()
+        if not self._sealed:
+            return None
+        parcel = self._sealed.popleft()
+        self._sealed_rows -= len(parcel)
+        self._in_flight.append(parcel)
+        self._in_flight_rows += len(parcel)
+        if not self._sweeping:
+            self._sweep_later()
+        return parcel
+
+    def _pump(self) -> None:
+        """Send until nothing may leave. Only the holder of ``_pumping`` may call this."""
+        while True:
+            with self._lock:
+                parcel = self._take()
+                if parcel is None:
+                    self._pumping = False
+                    return
+            self._dispatch(parcel)
+
+    def _dispatch(self, parcel: Parcel, *, again: bool = False) -> None:
+        try:
+            if parcel.batch is None and parcel.rows is not None:
+                parcel.batch, parcel.memo = self._codec.encode(parcel.rows)
+            with self._sending:
+                if self._broken and not again:  # what was lost goes first
+                    self._failed(parcel, Unknown(Code.DISCONNECTED))
+                    return
+                future = self._link.exchange(self._kind, parcel.batch, self._options())
+        except EscrowError as problem:
+            self._failed(parcel, problem)
+            return
+        except Exception as problem:
+            bug = Misuse(Code.BAD_ARGUMENT, f"cannot send: {problem}")
+            bug.__cause__ = problem
+            self._failed(parcel, bug)
+            return
+        attempt = parcel.resends
+        future.add_done_callback(lambda done: self._answered(parcel, attempt, done))
+
+    # The way back
+
+    def _answered(self, parcel: Parcel, attempt: int, done: Future[pa.RecordBatch]) -> None:
+        if parcel.settled or parcel.resends != attempt:
+            return
+        problem = done.exception()
+        if problem is None:
+            self._finish(parcel, self._decode(parcel, done.result()))
+        elif isinstance(problem, EscrowError):
+            self._failed(parcel, problem)
+        else:
+            self._failed(parcel, Unknown(Code.CLOSED, f"the link failed: {problem!r}"))
+
+    def _decode(self, parcel: Parcel, answer: pa.RecordBatch) -> list[Any]:
+        if parcel.batch is None or answer.num_rows != parcel.batch.num_rows:
+            return _copies(Unknown(Code.DISCONNECTED, "the answer does not match the request"), parcel)
+        if parcel.rows is None:
+            return [(answer, parcel.resends > 0)]
+        return self._codec.decode(parcel.rows, parcel.memo, answer, parcel.resends > 0)
+
+    def _failed(self, parcel: Parcel, problem: EscrowError) -> None:
+        if problem.code is not Code.DISCONNECTED or self._closed or time.monotonic() >= parcel.deadline:
+            self._finish(parcel, _copies(problem, parcel))
+            return
+        with self._sending, self._lock:
+            parcel.lost = problem
+            self._broken = True
+            if not self._sweeping:
+                self._sweep_later()
+            self._resend_later()
+
+    def _finish(self, parcel: Parcel, results: list[Any]) -> None:
+        with self._lock:
+            if not self._settle(parcel):
+                return
+            self._leave_flight(parcel)
+        self._deliver(parcel.waiters, results)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Send what waited for the answer that just came."""
+        with self._lock:
+            if self._is_empty():
+                self._idle.notify_all()
+            if self._pumping or not self._sendable() or not (self._open or self._sealed):
+                return
+            self._pumping = True
+        self._start_pump()
+
+    def _settle(self, parcel: Parcel) -> bool:
+        if parcel.settled:
+            return False
+        parcel.settled = True
+        return True
+
+    def _leave_flight(self, parcel: Parcel) -> None:
+        if parcel in self._in_flight:
+            self._in_flight.remove(parcel)
+            self._in_flight_rows -= len(parcel)
+        if self._broken:
+            self._resend_later()
+        else:
+            self._backoff = FIRST_BACKOFF
+
+    # Sending again
+
+    def _resend_later(self) -> None:
+        """Once every parcel in flight is lost, send them again after a back-off with jitter."""
+        if all(parcel.lost is not None for parcel in self._in_flight):
+            delay = self._backoff * (0.5 + random.random())
+            self._backoff = min(2 * self._backoff, LAST_BACKOFF)
+            self._alarm.after(delay if self._in_flight else 0.0, self._resend)
+
+    def _resend(self) -> None:
+        with self._lock:
+            if self._pumping or any(parcel.lost is None for parcel in self._in_flight):
+                if self._pumping and self._broken:
+                    self._alarm.after(FIRST_BACKOFF, self._resend)
+                return
+            again = list(self._in_flight)
+            for parcel in again:
+                parcel.lost = None
+                parcel.resends += 1
+            self._pumping = True
+            self._broken = False
+        for parcel in again:
+            if not parcel.settled:
+                self._dispatch(parcel, again=True)
+        self._pump()
+
+    # Deadlines
+
+    def _sweep_later(self) -> None:
+        self._sweeping = True
+        self._alarm.after(min(max(self._timeout / 20, 0.005), 1.0), self._sweep)
+
+    def _sweep(self) -> None:
+        """Give up parcels past their deadline; seal what waits, so that its deadline counts from now."""
+        now = time.monotonic()
+        with self._lock:
+            self._sweeping = False
+            self._seal()
+            late = [p for p in (*self._in_flight, *self._sealed) if now >= p.deadline and self._settle(p)]
+            for parcel in late:
+                if parcel in self._sealed:
+                    self._sealed.remove(parcel)
+                    self._sealed_rows -= len(parcel)
+                else:
+                    self._leave_flight(parcel)
+            if not self._is_empty():
+                self._sweep_later()
+        for parcel in late:
+            problem = Unknown(Code.TIMED_OUT, str(parcel.lost) if parcel.lost else None)
+            self._deliver(parcel.waiters, _copies(problem, parcel))
+        if late:
+            self._go_on()
+
+
+def _copies(problem: EscrowError, parcel: Parcel) -> list[Any]:
+    """One error a waiter (an exception object must not be raised by two callers), with the message id if one was given."""
+    retry_after = getattr(problem, "retry_after", 1.0)
+    copies: list[Any] = [error(problem.code, problem.message, problem.hint, retry_after) for _ in parcel.waiters]
+    ids = parcel.memo
+    for row, copy in enumerate(copies):
+        copy.__cause__ = problem.__cause__
+        if isinstance(copy, Unknown) and isinstance(ids, bytes) and parcel.rows is not None:
+            copy.message_id = ids[16 * row : 16 * row + 16]
+    return copies
+
+
+class ThreadLane(Lane):
+    """Callers are threads: each waiter is a :class:`Waiter` (or None)."""
+
+    def call(self, row: Row, size: int) -> Any:
+        """Add a row and wait for its result."""
+        waiter = Waiter()
+        self.add(row, waiter, size)
+        return waiter.wait(self._timeout)
+
+    def start_batch(self, batch: pa.RecordBatch) -> Callable[[], Any]:
+        """Send a whole batch; call what is returned to wait for (its answer, whether it was sent again)."""
+        waiter = Waiter()
+        self.add_batch(batch, waiter)
+        return lambda: waiter.wait(self._timeout)
+
+    def _deliver(self, waiters: list[Any], results: list[Any]) -> None:
+        for waiter, value in zip(waiters, results, strict=True):
+            if waiter is not None:
+                waiter.value = value
+                waiter.lock.release()
+
+
+class Sender:
+    """A thread that sends for the lanes of an event loop, so that a full connection never blocks the loop."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="escrowmq-sender", daemon=True)
+        self._thread.start()
+
+    def put(self, call: Callable[[], None]) -> None:
+        """Call ``call`` on the thread, in turn."""
+        self._work.put(call)
+
+    def close(self) -> None:
+        """End the thread after what was put before."""
+        self._work.put(None)
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (call := self._work.get()) is not None:
+            call()
+
+
+class LoopLane(Lane):
+    """Callers are tasks of one event loop: each waiter is an asyncio future (or None), one wake-up of the loop a parcel."""
+
+    def __init__(
+        self, *args: Any, loop: asyncio.AbstractEventLoop, loop_thread: int, sender: Sender, **options: Any
+    ) -> None:
+        super().__init__(*args, **options)
+        self._loop = loop
+        self._loop_thread = loop_thread
+        self._sender = sender
+
+    def call(self, row: Row, size: int) -> asyncio.Future[Any]:
+        """Add a row; the future of its result. Call on the loop's thread."""
+        future = self._loop.create_future()
+        self.add(row, future, size)
+        return future
+
+    def call_batch(self, batch: pa.RecordBatch) -> asyncio.Future[Any]:
+        """Send a whole batch; the future of its answer."""
+        future = self._loop.create_future()
+        self.add_batch(batch, future)
+        return future
+
+    def _start_pump(self) -> None:
+        # After the callbacks that the loop has ready, and after the tasks that an answer just woke: those that are about
+        # to add a row ride along.
+        try:
+            if threading.get_ident() == self._loop_thread:
+                self._loop.call_soon(self._sender.put, self._pump)
+            else:
+                self._loop.call_soon_threadsafe(self._loop.call_soon, self._sender.put, self._pump)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            self._sender.put(self._pump)
+
+    def _deliver(self, waiters: list[Any], results: list[Any]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(_resolve, waiters, results)
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits any more
+
+
+def _resolve(waiters: list[asyncio.Future[Any] | None], results: list[Any]) -> None:
+    for future, value in zip(waiters, results, strict=True):
+        if future is None or future.done():
+            continue
+        if isinstance(value, EscrowError):
+            future.set_exception(value)
+        else:
+            future.set_result(value)

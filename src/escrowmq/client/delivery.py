@@ -1,0 +1,122 @@
+"""Messages as a consumer gets them: views of the rows of a received batch."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+
+from escrowmq.model import TransactionId
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Rows:
+    """A DELIVERY batch whose columns become Python lists when they are first looked at."""
+
+    __slots__ = ("_lists", "batch", "number")
+
+    def __init__(self, number: int, batch: pa.RecordBatch) -> None:
+        self.number = number  # of the broker
+        self.batch = batch
+        self._lists: dict[str, list[Any]] = {}
+
+    def list(self, name: str) -> list[Any]:
+        """One column."""
+        values = self._lists.get(name)
+        if values is None:
+            column = self.batch.column(name)
+            numeric = pa.types.is_integer(column.type) and not column.null_count
+            values = self._lists[name] = column.to_numpy().tolist() if numeric else column.to_pylist()
+        return values
+
+    def before(self, row: int) -> int:
+        """The offset of the row before, if it is of the same lease; -2 otherwise."""
+        leases = self.list("lease")
+        same = row > 0 and leases[row - 1] == leases[row]
+        offsets = self.list("offset")
+        return offsets[row - 1] if same and offsets[row - 1] < offsets[row] else -2
+
+
+class Content:
+    """What every received message shows, whoever received it."""
+
+    __slots__ = ("_row", "_rows")
+
+    def __init__(self, rows: Rows, row: int) -> None:
+        self._rows = rows
+        self._row = row
+
+    @property
+    def topic(self) -> str:
+        """The topic that it was sent to."""
+        return self._rows.list("topic")[self._row]  # type: ignore[no-any-return]
+
+    @property
+    def body(self) -> bytes:
+        """The body, byte for byte as it was sent."""
+        return self._rows.list("body")[self._row]  # type: ignore[no-any-return]
+
+    @property
+    def key(self) -> str | None:
+        """The key, None if it has none."""
+        return self._rows.list("key")[self._row]  # type: ignore[no-any-return]
+
+    @property
+    def tag(self) -> str | None:
+        """The tag, None if it has none."""
+        return self._rows.list("tag")[self._row]  # type: ignore[no-any-return]
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The properties, a new dict each time."""
+        return dict(self._rows.list("properties")[self._row] or ())
+
+    @property
+    def message_id(self) -> bytes:
+        """The 16 bytes that name the message for ever: what a consumer's own "seen" mark should hold."""
+        return self._rows.list("message_id")[self._row]  # type: ignore[no-any-return]
+
+    @property
+    def queue(self) -> int:
+        """The queue of the topic."""
+        return self._rows.list("queue")[self._row]  # type: ignore[no-any-return]
+
+    @property
+    def offset(self) -> int:
+        """The place in the queue."""
+        return self._rows.list("offset")[self._row]  # type: ignore[no-any-return]
+
+    @property
+    def attempt(self) -> int:
+        """How often this group got it, this time included."""
+        return self._rows.list("attempt")[self._row]  # type: ignore[no-any-return]
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether this group may have seen it before."""
+        return self.attempt > 1
+
+    @property
+    def born(self) -> datetime:
+        """When the producer made it, by the producer's clock."""
+        return _time(self._rows.list("born_us")[self._row])
+
+    @property
+    def stored(self) -> datetime:
+        """When it became durable, by the broker's clock (of a half message: the prepare)."""
+        return _time(self._rows.list("stored_us")[self._row])
+
+    @property
+    def transaction_id(self) -> TransactionId | None:
+        """The transaction that it came with, None for plain messages."""
+        raw = self._rows.list("transaction")[self._row]
+        return None if raw is None else TransactionId.from_bytes(raw)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.topic}/{self.queue}@{self.offset}, {len(self.body)} bytes>"
+
+
+def _time(microseconds: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=microseconds)

@@ -1,0 +1,155 @@
+"""Results of whole batches: columns, with one typed result a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from escrowmq import schemas
+from escrowmq.errors import Code, error
+from escrowmq.model import Receipt, TransactionId
+
+_DONE = np.zeros(256, np.bool_)
+_DONE[[Code.OK, Code.COMMITTED, Code.ROLLED_BACK, Code.ALREADY_COMMITTED, Code.ALREADY_ROLLED_BACK, Code.NOTED]] = True
+
+
+class Receipts:
+    """What became of each message of a batch, in the order given.
+
+    ``codes`` is a uint8 array (:class:`~escrowmq.errors.Code`); ``positions``, ``queues`` and ``offsets`` are integer
+    arrays (-1: none); ``message_ids`` and ``transactions`` are Arrow arrays of 16-byte ids (``transactions`` null where
+    there is none). Indexing gives the :class:`~escrowmq.model.Receipt` of a row, or raises its error.
+    """
+
+    __slots__ = ("_topics", "codes", "message_ids", "offsets", "positions", "queues", "transactions")
+
+    def __init__(
+        self,
+        topics: pa.Array,
+        message_ids: pa.Array,
+        codes: npt.NDArray[np.uint8],
+        positions: npt.NDArray[np.int64],
+        queues: npt.NDArray[np.int32],
+        offsets: npt.NDArray[np.int64],
+        transactions: pa.Array,
+    ) -> None:
+        self._topics = topics
+        self.message_ids = message_ids
+        self.codes = codes
+        self.positions = positions
+        self.queues = queues
+        self.offsets = offsets
+        self.transactions = transactions
+
+    @classmethod
+    def of(cls, sent: pa.RecordBatch, answer: pa.RecordBatch) -> Receipts:
+        """From an OUTGOING batch and its PRODUCED answer."""
+        return cls(
+            sent.column("topic"),
+            sent.column("message_id"),
+            answer.column("code").to_numpy(),
+            answer.column("position").to_numpy(),
+            answer.column("queue").to_numpy(),
+            answer.column("offset").to_numpy(),
+            answer.column("transaction"),
+        )
+
+    @property
+    def ok(self) -> bool:
+        """Whether every message was taken."""
+        return not self.codes.any()
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __getitem__(self, row: int) -> Receipt:
+        code = int(self.codes[row])
+        if code:
+            raise error(Code(code))
+        offset, raw = int(self.offsets[row]), self.transactions[row].as_py()
+        return Receipt(
+            self.message_ids[row].as_py(),
+            self._topics[row].as_py(),
+            int(self.queues[row]),
+            int(self.positions[row]),
+            offset if offset >= 0 else None,
+            None if raw is None else TransactionId.from_bytes(raw),
+        )
+
+    def __iter__(self) -> Iterator[Receipt]:
+        return (self[row] for row in range(len(self)))
+
+    def check(self) -> Receipts:
+        """Itself, if every message was taken; raises the error of the first that was not."""
+        if not self.ok:
+            self[int(np.flatnonzero(self.codes)[0])]
+        return self
+
+    def to_arrow(self) -> pa.RecordBatch:
+        """Columns topic, message_id, code, position, queue, offset, transaction."""
+        columns: dict[str, Any] = {
+            "topic": self._topics,
+            "message_id": self.message_ids,
+            "code": pa.array(self.codes),
+            "position": pa.array(self.positions),
+            "queue": pa.array(self.queues),
+            "offset": pa.array(self.offsets),
+            "transaction": self.transactions,
+        }
+        return pa.RecordBatch.from_pydict(columns)
+
+    def __repr__(self) -> str:
+        refused = int(np.count_nonzero(self.codes))
+        return f"<Receipts: {len(self)} messages, {refused} refused>"
+
+
+class EndResults:
+    """What became of each decision of a batch: ``codes`` (uint8 array); indexing gives a Code, or raises its error."""
+
+    __slots__ = ("codes",)
+
+    def __init__(self, codes: npt.NDArray[np.uint8]) -> None:
+        self.codes = codes
+
+    @property
+    def ok(self) -> bool:
+        """Whether every transaction stands as it was ended (decided now, or before with the same outcome)."""
+        return bool(_DONE[self.codes].all())
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __getitem__(self, row: int) -> Code:
+        code = Code(int(self.codes[row]))
+        if not _DONE[code]:
+            raise error(code)
+        return code
+
+    def __iter__(self) -> Iterator[Code]:
+        return (self[row] for row in range(len(self)))
+
+    def check(self) -> EndResults:
+        """Itself, if :attr:`ok`; raises the error of the first row that is not."""
+        if not self.ok:
+            self[int(np.flatnonzero(~_DONE[self.codes])[0])]
+        return self
+
+    def __repr__(self) -> str:
+        refused = int(np.count_nonzero(~_DONE[self.codes]))
+        return f"<EndResults: {len(self)} decisions, {refused} refused>"
+
+
+def gather(parts: list[tuple[npt.NDArray[np.int64], pa.RecordBatch]], total: int) -> pa.RecordBatch:
+    """Answers of schema PRODUCED, each with the rows of the whole it answers, put back into the order of the whole."""
+    if len(parts) == 1 and len(parts[0][0]) == total:
+        return parts[0][1]
+    if not parts:
+        return schemas.empty(schemas.PRODUCED)
+    table = pa.Table.from_batches([answer for _, answer in parts]).combine_chunks()
+    rows = np.concatenate([rows for rows, _ in parts])
+    order = np.argsort(rows, kind="stable")
+    return table.to_batches()[0].take(pa.array(order))

@@ -1,0 +1,91 @@
+"""Several brokers side by side: which message goes to which.
+
+A key always goes to the same broker; messages without a key go by turns, a batch whole. A transaction stays on the
+broker that took its first message (the shard in its id says which), and nothing is ever sent again to another broker.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from escrowmq.errors import Code, EscrowError, Rejected
+from escrowmq.wire import Link
+
+
+def broker_of(key: str, brokers: int) -> int:
+    """The broker (0 .. ``brokers``-1) that takes a key: XXH64 of its UTF-8 bytes, modulo the number of brokers."""
+    return int(xxhash.xxh64_intdigest(key.encode("utf-8", "surrogatepass"), seed=0x657363726F77) % brokers)
+
+
+class Router:
+    """The links of one client, by number, and their shards."""
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        self.links = tuple(links)
+        self._turn = 0
+        self._shards: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self.links)
+
+    def next_turn(self, usable: Callable[[int], bool]) -> int:
+        """The number of the next broker by turns; those not ``usable`` are passed over while there are others."""
+        with self._lock:
+            for _ in self.links:
+                self._turn = (self._turn + 1) % len(self.links)
+                if usable(self._turn):
+                    break
+            return self._turn
+
+    def known_shard(self, shard: int) -> int | None:
+        """The number of the broker that holds ``shard``, if that is known yet."""
+        return self._shards.get(shard)
+
+    def learn_shard(self, shard: int, number: int) -> None:
+        """Note which broker holds a shard."""
+        self._shards[shard] = number
+
+    def of_shard(self, shard: int, timeout: float) -> int:
+        """The number of the broker that holds ``shard``; asks all brokers if need be.
+
+        Raises Rejected(WRONG_SHARD) if none of them holds it, or the error of a broker that could not be asked.
+        """
+        if (known := self._shards.get(shard)) is not None:
+            return known
+        unreachable: EscrowError | None = None
+        for number, link in enumerate(self.links):
+            try:
+                self._shards[int(link.action("hello", {}, timeout)["shard"])] = number
+            except EscrowError as problem:
+                unreachable = problem
+        if (known := self._shards.get(shard)) is not None:
+            return known
+        if unreachable is not None:
+            raise unreachable
+        addresses = ", ".join(link.address for link in self.links)
+        raise Rejected(Code.WRONG_SHARD, f"shard {shard:08x} is at none of {addresses}")
+
+    def spread(self, keys: pa.Array, turn: Callable[[], int]) -> npt.NDArray[np.int64]:
+        """The broker of each row of a batch: by key; all rows without one go to the broker that ``turn`` names."""
+        if len(self.links) == 1:
+            return np.zeros(len(keys), np.int64)
+        encoded = pc.dictionary_encode(keys)
+        if isinstance(encoded, pa.ChunkedArray):
+            encoded = encoded.combine_chunks()
+        table = [broker_of(key, len(self.links)) for key in encoded.dictionary.to_pylist()]
+        without = turn() if encoded.null_count else 0
+        codes = pc.fill_null(encoded.indices, len(table)).to_numpy(zero_copy_only=False)
+        return np.asarray(np.array([*table, without], np.int64)[codes])
+
+    def every(self, ask: Callable[[Link], Any]) -> list[Any]:
+        """What each broker answers to ``ask``, in order of the URL."""
+        return [ask(link) for link in self.links]

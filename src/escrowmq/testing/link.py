@@ -1,0 +1,317 @@
+"""An in-memory twin of a link and its broker: enough of the rules to test clients against, with faults on demand.
+
+What it keeps to: message ids are de-duplicated, the first decision is final, only the owner's group may end a
+transaction, messages become visible by COMMIT, receives lease and acks settle. What it leaves out: durability, time
+(delays, leases and back-offs never end by themselves), tags, order, dead letters.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from escrowmq import schemas
+from escrowmq.errors import Code, EscrowError, Unknown, error
+from escrowmq.model import Act, Outcome, TransactionId
+from escrowmq.wire import ANSWER, Exchange
+
+
+@dataclass(slots=True)
+class TwinTransaction:
+    """One transaction of the twin."""
+
+    group: str
+    rows: list[dict[str, Any]]
+    outcome: Outcome | None = None
+
+
+@dataclass(slots=True)
+class Request:
+    """One exchange as the twin saw it."""
+
+    kind: Exchange
+    batch: pa.RecordBatch
+    options: dict[str, Any]
+    future: Future[pa.RecordBatch] = field(default_factory=Future)
+
+
+class TwinStream:
+    """A check-back subscription of the twin."""
+
+    def __init__(self, on_checks: Callable[[pa.RecordBatch], None]) -> None:
+        self.on_checks = on_checks
+        self.closed = False
+        self.broken = False
+
+    def close(self) -> None:
+        """Leave."""
+        self.closed = True
+
+
+class TwinLink:
+    """A broker in memory behind the :class:`~escrowmq.wire.Link` calls, answering at once on the caller's thread.
+
+    Faults: ``hold`` keeps exchanges of a kind unanswered until :meth:`release`; ``lose`` answers the next exchanges of a
+    kind with DISCONNECTED, either before the broker saw them or after it applied them; ``refuse`` fails them as a whole.
+    ``requests`` records every exchange, lost ones included.
+    """
+
+    def __init__(self, shard: int = 1, address: str = "twin:1") -> None:
+        self.shard = shard
+        self._address = address
+        self.requests: list[Request] = []
+        self.actions: list[tuple[str, dict[str, Any]]] = []
+        self.topics: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self.transactions: dict[bytes, TwinTransaction] = {}
+        self.limits: dict[str, Any] = {}
+        self.streams: dict[int, TwinStream] = {}
+        self.away = False
+        self.closed = False
+        self._sessions: dict[int, tuple[str, bool]] = {}
+        self._known: dict[bytes, tuple[Any, ...]] = {}
+        self._positions = itertools.count(10)
+        self._taken: dict[str, int] = defaultdict(int)
+        self._returned: dict[str, deque[tuple[str, int, int]]] = defaultdict(deque)
+        self._leased: dict[tuple[str, int, int], tuple[str, int, int]] = {}
+        self._subscribed: dict[str, dict[str, Any]] = {}
+        self.acked: dict[str, list[tuple[str, int]]] = defaultdict(list)
+        self._held: set[Exchange] = set()
+        self._losses: dict[Exchange, deque[bool]] = defaultdict(deque)
+        self._refusals: dict[Exchange, deque[EscrowError]] = defaultdict(deque)
+        self._waiting: list[Request] = []
+        self._lock = threading.RLock()
+
+    @property
+    def address(self) -> str:
+        """A name."""
+        return self._address
+
+    # Faults
+
+    def hold(self, kind: Exchange) -> None:
+        """Leave exchanges of this kind unanswered (and unapplied) until :meth:`release`."""
+        self._held.add(kind)
+
+    def release(self, kind: Exchange) -> None:
+        """Answer what was held, in order, and hold no more."""
+        with self._lock:
+            self._held.discard(kind)
+            held = [request for request in self._waiting if request.kind is kind]
+            self._waiting = [request for request in self._waiting if request.kind is not kind]
+        for request in held:
+            self._answer(request)
+
+    def lose(self, kind: Exchange, *, applied: bool, times: int = 1) -> None:
+        """Answer the next ``times`` exchanges of this kind with DISCONNECTED; ``applied``: after they took effect."""
+        self._losses[kind].extend([applied] * times)
+
+    def refuse(self, kind: Exchange, problem: EscrowError) -> None:
+        """Fail the next exchange of this kind as a whole."""
+        self._refusals[kind].append(problem)
+
+    def seen(self, kind: Exchange) -> list[pa.RecordBatch]:
+        """The batches of all exchanges of a kind, in order."""
+        return [request.batch for request in self.requests if request.kind is kind]
+
+    def ask(self, session: int, attempt: int = 1) -> None:
+        """Ask the member behind ``session`` about every undecided transaction."""
+        rows = [
+            {"transaction": identity, "attempt": attempt, **{n: row[n] for n in schemas.CHECKS.names if n in row}}
+            for identity, transaction in self.transactions.items()
+            if transaction.outcome is None
+            for row in ({**row, "transaction": identity} for row in transaction.rows)
+        ]
+        self.streams[session].on_checks(pa.RecordBatch.from_pylist(rows, schema=schemas.CHECKS))
+
+    # The link
+
+    def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: dict[str, Any]) -> Future[pa.RecordBatch]:
+        """As the protocol says; see the class for what is left out."""
+        request = Request(kind, batch, options)
+        with self._lock:
+            self.requests.append(request)
+            if kind in self._held or (kind is Exchange.RECEIVE and not self._has_any(options)):
+                self._waiting.append(request)
+                return request.future
+        self._answer(request)
+        if kind is not Exchange.RECEIVE:
+            self._feed()
+        return request.future
+
+    def action(self, name: str, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+        """hello, session.open, groups.subscribe and topics.list; NOT_FOUND for others."""
+        self.actions.append((name, request))
+        if self.away:
+            raise Unknown(Code.DISCONNECTED, "the twin is away")
+        with self._lock:
+            if name == "hello":
+                return {"protocol": 1, "shard": self.shard, "epoch": 1, "limits": self.limits}
+            if name == "session.open":
+                number = len(self._sessions) + 1
+                self._sessions[number] = (request["group"], request["transactional"])
+                return {"session": number}
+            if name == "groups.subscribe":
+                self._subscribed[request["group"]] = request
+                return {"group": request["group"], "created": True}
+            if name == "topics.list":
+                return {"topics": [{"name": topic, "queues": [{"queue": 0}]} for topic in self.topics]}
+        raise error(Code.NOT_FOUND, name)
+
+    def read(self, request: dict[str, Any]) -> pa.RecordBatchReader:
+        """A topic's messages."""
+        rows = [self._delivered(request["source"], at, -1, 0) for at in range(len(self.topics[request["source"]]))]
+        return pa.RecordBatchReader.from_batches(
+            schemas.DELIVERY, [pa.RecordBatch.from_pylist(rows, schema=schemas.DELIVERY)]
+        )
+
+    def watch(self, session: int, on_checks: Callable[[pa.RecordBatch], None]) -> TwinStream:
+        """Remembered in ``streams``; :meth:`ask` asks."""
+        stream = TwinStream(on_checks)
+        self.streams[session] = stream
+        return stream
+
+    def close(self) -> None:
+        """Fail what is held."""
+        with self._lock:
+            self.closed = True
+            waiting, self._waiting = self._waiting, []
+        for request in waiting:
+            request.future.set_exception(Unknown(Code.CLOSED))
+
+    # The broker
+
+    def _answer(self, request: Request) -> None:
+        with self._lock:
+            if self.away:
+                request.future.set_exception(Unknown(Code.DISCONNECTED, "the twin is away"))
+                return
+            losses, refusals = self._losses[request.kind], self._refusals[request.kind]
+            lost = losses.popleft() if losses else None
+            refusal = refusals.popleft() if refusals else None
+            answer = None
+            if refusal is None and lost is not False:
+                answer = getattr(self, f"_{request.kind}")(request.batch, request.options)
+        if refusal is not None:
+            request.future.set_exception(refusal)
+        elif lost is not None:
+            request.future.set_exception(Unknown(Code.DISCONNECTED))
+        else:
+            request.future.set_result(answer)
+
+    def _send(self, batch: pa.RecordBatch, options: dict[str, Any]) -> pa.RecordBatch:
+        return self._produce(batch, options, half=False)
+
+    def _prepare(self, batch: pa.RecordBatch, options: dict[str, Any]) -> pa.RecordBatch:
+        return self._produce(batch, options, half=True)
+
+    def _produce(self, batch: pa.RecordBatch, options: dict[str, Any], *, half: bool) -> pa.RecordBatch:
+        answers = []
+        for row in batch.to_pylist():
+            known = self._known.get(row["message_id"])
+            if known is None:
+                known = self._known[row["message_id"]] = self._take(row, options, half)
+            answers.append(dict(zip(schemas.PRODUCED.names, known, strict=True)))
+        return pa.RecordBatch.from_pylist(answers, schema=ANSWER[Exchange.SEND])
+
+    def _take(self, row: dict[str, Any], options: dict[str, Any], half: bool) -> tuple[Any, ...]:
+        position = next(self._positions)
+        if not half:
+            return (Code.OK, position, 0, self._publish(row, position), None)
+        group, _ = self._sessions[options["session"]]
+        identity = row["transaction"] or bytes(TransactionId(self.shard, options["session"], position))
+        transaction = self.transactions.setdefault(identity, TwinTransaction(group, []))
+        if transaction.outcome is not None:
+            return (Code.TRANSACTION_DECIDED, -1, -1, -1, None)
+        transaction.rows.append({**row, "position": position, "transaction": identity})
+        return (Code.OK, position, 0, -1, identity)
+
+    def _publish(self, row: dict[str, Any], position: int) -> int:
+        self.topics[row["topic"]].append({**row, "position": position})
+        return len(self.topics[row["topic"]]) - 1
+
+    def _end(self, batch: pa.RecordBatch, options: dict[str, Any]) -> pa.RecordBatch:
+        codes = [self._decide(row["transaction"], Outcome(row["outcome"]), options) for row in batch.to_pylist()]
+        return pa.RecordBatch.from_pydict({"code": codes}, schema=schemas.ENDED)
+
+    def _decide(self, identity: bytes, outcome: Outcome, options: dict[str, Any]) -> Code:
+        transaction = self.transactions.get(identity)
+        if transaction is None:
+            return Code.UNKNOWN_TRANSACTION
+        if self._sessions[options["session"]][0] != transaction.group:
+            return Code.WRONG_GROUP
+        if outcome is Outcome.UNKNOWN:
+            return Code.NOTED
+        if transaction.outcome is not None:
+            same = transaction.outcome is outcome
+            already = Code.ALREADY_COMMITTED if outcome is Outcome.COMMIT else Code.ALREADY_ROLLED_BACK
+            return already if same else Code.CONFLICT
+        transaction.outcome = outcome
+        if outcome is Outcome.ROLLBACK:
+            return Code.ROLLED_BACK
+        for row in transaction.rows:
+            self._publish(row, row["position"])
+        return Code.COMMITTED
+
+    def _has_any(self, options: dict[str, Any]) -> bool:
+        group = options["group"]
+        topics = self._subscribed[group]["topics"]
+        return bool(self._returned[group]) or any(self._taken[f"{group} {t}"] < len(self.topics[t]) for t in topics)
+
+    def _receive(self, batch: pa.RecordBatch, options: dict[str, Any]) -> pa.RecordBatch:
+        group, room = options["group"], options["max_messages"]
+        found: list[tuple[str, int, int]] = []
+        while self._returned[group] and len(found) < room:
+            found.append(self._returned[group].popleft())
+        for topic in self._subscribed[group]["topics"]:
+            start = self._taken[f"{group} {topic}"]
+            end = min(len(self.topics[topic]), start + room - len(found))
+            self._taken[f"{group} {topic}"] = max(end, start)
+            found.extend((topic, offset, 1) for offset in range(start, end))
+        lease = next(self._positions)
+        rows = []
+        for topic, offset, attempt in found:
+            self._leased[group, lease, offset] = (topic, offset, attempt)
+            rows.append(self._delivered(topic, offset, lease, attempt))
+        return pa.RecordBatch.from_pylist(rows, schema=schemas.DELIVERY)
+
+    def _delivered(self, topic: str, offset: int, lease: int, attempt: int) -> dict[str, Any]:
+        row = self.topics[topic][offset]
+        more = {"queue": 0, "offset": offset, "stored_us": 0, "lease": lease, "attempt": attempt}
+        return {**{name: row.get(name) for name in schemas.DELIVERY.names}, **more}
+
+    def _settle(self, batch: pa.RecordBatch, options: dict[str, Any]) -> pa.RecordBatch:
+        group = options["group"]
+        codes = []
+        for row in batch.to_pylist():
+            found = [
+                self._leased.get((group, row["lease"], offset))
+                for offset in range(row["start"], row["start"] + row["count"])
+            ]
+            codes.append(Code.OK if any(found) else Code.LEASE_LOST)
+            for topic, offset, attempt in filter(None, found):
+                if row["act"] == Act.EXTEND:
+                    continue
+                del self._leased[group, row["lease"], offset]
+                if row["act"] == Act.ACK:
+                    self.acked[group].append((topic, offset))
+                else:
+                    self._returned[group].append((topic, offset, attempt + 1))
+        return pa.RecordBatch.from_pydict({"code": codes}, schema=schemas.ENDED)
+
+    def _feed(self) -> None:
+        """Answer receives that wait, if there is something now."""
+        with self._lock:
+            held = Exchange.RECEIVE in self._held
+            ready = [r for r in self._waiting if r.kind is Exchange.RECEIVE and not held and self._has_any(r.options)]
+            for request in ready[:1]:
+                self._waiting.remove(request)
+        for request in ready[:1]:
+            self._answer(request)
+            self._feed()
