@@ -1,0 +1,292 @@
+"""Check-back: who is connected, who is asked, and how many questions each may have open.
+
+Rules:
+
+1. The ledger says *what* is due and counts the question durably; this file says *whom* to ask. Nobody connected, or no
+   window with room: the ledger is not asked to take anything, so no attempt is spent (I11).
+2. The session that sent a half message is asked first; if it is gone or has no room, the others of its group by turns.
+3. A member has at most ``window`` questions open. One is closed by any answer about its transaction, by its decision from
+   whatever side, or after ``interval_us``, when the ledger may ask again.
+4. A question waits for its member as two numbers; bodies are read when it leaves, on the member's own thread. So a slow
+   member costs no memory and delays nobody, and one that is decided meanwhile is not asked any more (I10).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from escrowmq.broker.columns import transaction_ids
+from escrowmq.errors import Code, EscrowError
+from escrowmq.ledger.commands import Asked
+from escrowmq.schemas import CHECKS
+
+Int64s = npt.NDArray[np.int64]
+
+BATCH_BYTES = 2 << 20
+ASK_ROWS = 10_000
+"""Transactions taken from the ledger at a time for one group."""
+_FIRST_READ = 16
+_LONGEST_READ = 4096
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """Transactions to ask about, and the log positions of all their half messages (``owners`` indexes the first three)."""
+
+    transactions: Int64s
+    epochs: Int64s
+    attempts: Int64s
+    positions: Int64s
+    owners: Int64s
+
+    def take(self, rows: Int64s) -> Questions:
+        """Only these transactions (``rows`` ascending)."""
+        place = np.full(len(self.transactions), -1)
+        place[rows] = np.arange(len(rows))
+        kept = place[self.owners] >= 0
+        return Questions(
+            self.transactions[rows],
+            self.epochs[rows],
+            self.attempts[rows],
+            self.positions[kept],
+            place[self.owners[kept]],
+        )
+
+
+class Member:
+    """One connected producer session. :meth:`batches` belongs to one thread of its carrier."""
+
+    def __init__(self, group: str, session: int, read: Callable[[Int64s], pa.RecordBatch], shard: int) -> None:
+        self.group = group
+        self.session = session
+        self.open: set[int] = set()
+        """Positions of the transactions asked about and not answered."""
+        self._asked: deque[tuple[int, list[int]]] = deque()
+        self._waiting: deque[Questions] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._read = read
+        self._shard = shard
+        self._row_bytes = BATCH_BYTES // _FIRST_READ
+
+    # The engine's side (under the directory's lock)
+
+    def expire(self, before_us: int) -> None:
+        """Close questions that were asked before."""
+        while self._asked and self._asked[0][0] <= before_us:
+            self.open.difference_update(self._asked.popleft()[1])
+
+    def oldest_us(self) -> int | None:
+        """When the oldest open question was asked."""
+        return self._asked[0][0] if self._asked and self.open else None
+
+    def reserve(self, transactions: Int64s, now_us: int) -> None:
+        """Count these as open."""
+        asked = transactions.tolist()
+        self.open.update(asked)
+        self._asked.append((now_us, asked))
+
+    def put(self, questions: Questions) -> None:
+        """Hand questions over, now that they are counted durably."""
+        with self._changed:
+            if not self._closed:
+                self._waiting.append(questions)
+                self._changed.notify()
+
+    def close(self) -> None:
+        """No more questions; ends :meth:`batches`."""
+        with self._changed:
+            self._closed = True
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    # The carrier's side
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Batches of schema CHECKS as they come, about 2 MiB each at most; ends when the member is closed."""
+        while (questions := self._next()) is not None:
+            start = 0
+            while start < len(questions.transactions) and not self._closed:
+                count = int(np.clip(BATCH_BYTES // self._row_bytes, 1, _LONGEST_READ))
+                rows = np.arange(start, min(start + count, len(questions.transactions)))
+                start = int(rows[-1]) + 1
+                yield from self._build(questions.take(rows))
+
+    def _next(self) -> Questions | None:
+        with self._changed:
+            while not self._waiting and not self._closed:
+                self._changed.wait()
+            return self._waiting.popleft() if self._waiting else None
+
+    def _build(self, questions: Questions) -> Iterator[pa.RecordBatch]:
+        still = np.array([t in self.open for t in questions.transactions.tolist()], bool)
+        if not still.all():
+            questions = questions.take(np.flatnonzero(still))
+        if not len(questions.transactions):
+            return
+        try:
+            stored = self._read(questions.positions)
+        except EscrowError as problem:
+            if len(questions.transactions) == 1:
+                logger.warning("cannot ask about the transaction at %d: %s", questions.transactions[0], problem)
+                return
+            for row in range(len(questions.transactions)):  # one bad record never stops the others
+                yield from self._build(questions.take(np.array([row])))
+            return
+        grown = max(int(stored.nbytes) // len(questions.transactions), self._row_bytes // 4)
+        self._row_bytes = max(grown, 1)
+        yield checks_batch(self._shard, questions, stored)
+
+
+def checks_batch(shard: int, questions: Questions, stored: pa.RecordBatch) -> pa.RecordBatch:
+    """The questions with their messages as a batch of schema CHECKS."""
+    ids = transaction_ids(shard, questions.epochs[questions.owners], questions.transactions[questions.owners])
+    columns = {"transaction": ids, "attempt": pa.array(questions.attempts[questions.owners].astype(np.int32))}
+    arrays = [columns[f.name] if f.name in columns else stored.column(f.name) for f in CHECKS]
+    return pa.RecordBatch.from_arrays(arrays, schema=CHECKS)
+
+
+class Directory:
+    """All members, by producer group. Joining and leaving come from carriers' threads, the rest from the writer."""
+
+    def __init__(
+        self,
+        window: int,
+        interval_us: int,
+        read: Callable[[Int64s], pa.RecordBatch],
+        shard: int,
+        poke: Callable[[], None],
+    ) -> None:
+        self._window = window
+        self._interval_us = interval_us
+        self._read = read
+        self._shard = shard
+        self._poke = poke
+        self._lock = threading.Lock()
+        self._members: dict[str, list[Member]] = {}
+        self._turns: dict[str, int] = {}
+
+    def join(self, group: str, session: int) -> Member:
+        """A new member to ask."""
+        member = Member(group, session, self._read, self._shard)
+        with self._lock:
+            self._members.setdefault(group, []).append(member)
+        self._poke()
+        return member
+
+    def leave(self, member: Member) -> None:
+        """Ask it no more; what it has not answered comes due again by itself."""
+        member.close()
+        with self._lock:
+            members = self._members.get(member.group, [])
+            if member in members:
+                members.remove(member)
+            if not members:
+                self._members.pop(member.group, None)
+                self._turns.pop(member.group, None)
+        self._poke()
+
+    def close(self) -> None:
+        """Let everybody go."""
+        with self._lock:
+            members = [m for group in self._members.values() for m in group]
+        for member in members:
+            self.leave(member)
+
+    def groups(self) -> list[str]:
+        """Groups with at least one member."""
+        with self._lock:
+            return list(self._members)
+
+    def members(self, group: str) -> int:
+        """How many of a group are connected."""
+        with self._lock:
+            return len(self._members.get(group, ()))
+
+    @property
+    def unanswered(self) -> int:
+        """Questions asked and not answered, over all members."""
+        with self._lock:
+            return sum(len(m.open) for group in self._members.values() for m in group)
+
+    def room(self, group: str, now_us: int) -> int:
+        """Questions that the members of a group may be asked now."""
+        with self._lock:
+            room = 0
+            for member in self._members.get(group, ()):
+                member.expire(now_us - self._interval_us)
+                room += self._window - len(member.open)
+            return room
+
+    def next_room_us(self, group: str) -> int | None:
+        """When the oldest open question of a group is given up."""
+        with self._lock:
+            oldest = [o for m in self._members.get(group, ()) if (o := m.oldest_us()) is not None]
+        return min(oldest) + self._interval_us if oldest else None
+
+    def settled(self, transactions: Int64s) -> None:
+        """Close the questions about these transactions."""
+        with self._lock:
+            busy = [m for group in self._members.values() for m in group if m.open]
+            if busy:
+                positions = transactions.tolist()
+                for member in busy:
+                    member.open.difference_update(positions)
+
+    def assign(self, group: str, asked: Asked, now_us: int) -> list[tuple[Member, Int64s]]:
+        """Whom to ask about what: members with row numbers into ``asked``, within their windows."""
+        with self._lock:
+            members = list(self._members.get(group, ()))
+            if not members:
+                return []
+            free = np.array([self._window - len(m.open) for m in members])
+            shares = _share(members, free, asked.epochs, self._turns.get(group, 0))
+            self._turns[group] = self._turns.get(group, 0) + 1
+            given = [(m, np.sort(rows)) for m, rows in zip(members, shares, strict=True) if len(rows)]
+            for member, rows in given:
+                member.reserve(asked.transactions[rows], now_us)
+            return given
+
+
+def _share(members: list[Member], free: Int64s, epochs: Int64s, turn: int) -> list[Int64s]:
+    """Rows for each member: its own session's first, what is left by turns, never more than it has room for."""
+    shares: list[list[Int64s]] = [[] for _ in members]
+    left = np.ones(len(epochs), bool)
+
+    def give(to: int, rows: Int64s) -> int:
+        taken = rows[: max(int(free[to]), 0)]
+        if len(taken):
+            shares[to].append(taken)
+            free[to] -= len(taken)
+            left[taken] = False
+        return len(taken)
+
+    sessions = {m.session for m in members}
+    for session in sessions & set(np.unique(epochs).tolist()):
+        rows = np.flatnonzero(epochs == session)
+        for to, member in enumerate(members):
+            if member.session == session:
+                rows = rows[give(to, rows) :]
+    rest = np.flatnonzero(left)
+    while len(rest) and (free > 0).any():
+        able = np.flatnonzero(free > 0)
+        able = np.roll(able, -(turn % len(able)))
+        for to, part in zip(able.tolist(), np.array_split(rest, len(able)), strict=True):
+            give(to, part)
+        rest = np.flatnonzero(left)
+        turn += 1
+    return [np.concatenate(parts) if parts else np.empty(0, np.int64) for parts in shares]
+
+
+ANSWERED = (Code.NOTED, Code.COMMITTED, Code.ROLLED_BACK, Code.ALREADY_COMMITTED, Code.ALREADY_ROLLED_BACK)
+"""Results of an end that close the question about its transaction."""

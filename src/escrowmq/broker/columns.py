@@ -1,0 +1,70 @@
+"""Columns that the broker makes of stored ones: transaction ids, deliveries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from escrowmq.errors import EscrowError
+from escrowmq.schemas import DELIVERY, ID, TRANSACTION_ID_DTYPE
+
+Int64s = npt.NDArray[np.int64]
+Read = Callable[[Int64s], pa.RecordBatch]
+
+
+def transaction_ids(
+    shard: int,
+    epochs: npt.NDArray[np.integer] | int,
+    positions: Int64s,
+    valid: npt.NDArray[np.bool_] | None = None,
+) -> pa.Array:
+    """Transaction ids (16 bytes each), null where ``valid`` is false."""
+    raw = np.zeros(len(positions), TRANSACTION_ID_DTYPE)
+    raw["shard"], raw["epoch"] = shard, epochs
+    raw["position"] = np.maximum(positions, 0)
+    validity = None
+    if valid is not None and not valid.all():
+        validity = pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
+    return pa.Array.from_buffers(ID, len(positions), [validity, pa.py_buffer(raw.tobytes())])
+
+
+def owners_of(stored: pa.RecordBatch, positions: Int64s, shard: int, read: Read) -> pa.Array:
+    """The transaction column of stored messages: null for plain ones.
+
+    An id carries the epoch of the session that *began* the transaction; a message that joined it from a later session
+    of the same group has another, so for those the first message is looked up.
+    """
+    first = stored.column("transaction").to_numpy()
+    epochs = stored.column("epoch").to_numpy().astype(np.int64)
+    joined = np.flatnonzero((first >= 0) & (first != positions))
+    if len(joined):
+        unique, inverse = np.unique(first[joined], return_inverse=True)
+        try:
+            epochs[joined] = read(unique).column("epoch").to_numpy()[inverse]
+        except EscrowError:
+            pass  # the first message left with retention; its own session is the best guess that is left
+    return transaction_ids(shard, epochs, first, first >= 0)
+
+
+def delivery(
+    stored: pa.RecordBatch,
+    transactions: pa.Array,
+    positions: Int64s,
+    offsets: Int64s,
+    leases: Int64s | None = None,
+    attempts: Int64s | None = None,
+) -> pa.RecordBatch:
+    """Stored rows as rows of schema DELIVERY; without ``leases`` as browsed."""
+    size = stored.num_rows
+    made = {
+        "offset": pa.array(offsets, pa.int64()),
+        "position": pa.array(positions, pa.int64()),
+        "transaction": transactions,
+        "lease": pa.array(np.full(size, -1) if leases is None else leases, pa.int64()),
+        "attempt": pa.array(np.zeros(size, np.int32) if attempts is None else attempts.astype(np.int32)),
+    }
+    arrays = [made[f.name] if f.name in made else stored.column(f.name) for f in DELIVERY]
+    return pa.RecordBatch.from_arrays(arrays, schema=DELIVERY)

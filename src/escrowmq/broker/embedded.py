@@ -1,0 +1,173 @@
+"""A broker inside this process: the same calls without a carrier. One engine a folder, shared by all who open it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from escrowmq.broker.calls import Calls
+from escrowmq.broker.checkback import Member
+from escrowmq.broker.engine import Engine
+from escrowmq.errors import Code, Misuse, error
+from escrowmq.log.commit_log import open_log
+from escrowmq.platform.clock import SystemClock
+from escrowmq.settings import BrokerSettings
+from escrowmq.wire import Exchange
+
+
+class _Shared:
+    """An engine and how many links use it."""
+
+    def __init__(self, folder: Path, settings: BrokerSettings) -> None:
+        self.settings = settings
+        self.users = 0
+        self.engine = open_engine(folder, settings)
+        self.engine.start()
+        self.calls = Calls(self.engine)
+
+    def close(self) -> None:
+        """Stop it cleanly."""
+        self.engine.stop()
+        self.calls.close()
+
+
+_open: dict[Path, _Shared] = {}
+_opening = threading.Lock()
+
+
+def open_engine(folder: Path, settings: BrokerSettings) -> Engine:
+    """An engine on a folder, not started. Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER), Corrupt, Overloaded(DISK_FULL)."""
+    clock = SystemClock()
+    log = open_log(folder, settings, clock)
+    try:
+        return Engine(log, clock, settings)
+    except BaseException:
+        log.close(clean=False)
+        raise
+
+
+def open_embedded(folder: Path, settings: BrokerSettings) -> EmbeddedLink:
+    """A link to the engine of ``folder``, started by the first one; the last one's ``close`` stops it.
+
+    Misuse(BAD_SETTING) if it is open with other settings; else as :func:`open_engine`.
+    """
+    place = Path(folder).absolute()
+    place = place.resolve()
+    with _opening:
+        shared = _open.get(place)
+        if shared is None:
+            shared = _open[place] = _Shared(place, settings)
+        elif shared.settings != settings:
+            raise Misuse(
+                Code.BAD_SETTING, f"{place} is open in this process with other settings", "open it with the same ones"
+            )
+        shared.users += 1
+        return EmbeddedLink(place, shared)
+
+
+class _Watch:
+    """A check-back subscription on a thread of its own."""
+
+    def __init__(self, calls: Calls, member: Member, on_checks: Callable[[pa.RecordBatch], None]) -> None:
+        self._calls = calls
+        self._member = member
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, args=(on_checks,), name="escrowmq-checks", daemon=True)
+        self._thread.start()
+
+    def _work(self, on_checks: Callable[[pa.RecordBatch], None]) -> None:
+        try:
+            for batch in self._member.batches():
+                on_checks(batch)
+        finally:
+            self._calls.leave(self._member)
+
+    @property
+    def broken(self) -> bool:
+        """Whether it ended by itself: the engine stopped, or ``on_checks`` raised."""
+        return not self._closed and not self._thread.is_alive()
+
+    def close(self) -> None:
+        """Leave the list of those to ask."""
+        self._closed = True
+        self._calls.leave(self._member)
+        if self._thread is not threading.current_thread():
+            self._thread.join(1.0)
+
+
+class EmbeddedLink:
+    """One user of an engine in this process; a :class:`escrowmq.wire.Link`."""
+
+    def __init__(self, place: Path, shared: _Shared) -> None:
+        self._place = place
+        self._shared: _Shared | None = shared
+        self._calls = shared.calls
+        self._lock = threading.Lock()
+        self._receives: set[Future[pa.RecordBatch]] = set()
+        self._watches: list[_Watch] = []
+
+    @property
+    def address(self) -> str:
+        """``file:FOLDER``."""
+        return f"file:{self._place}"
+
+    def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: dict[str, Any]) -> Future[pa.RecordBatch]:
+        """See :meth:`escrowmq.wire.Link.exchange`."""
+        if self._shared is None:
+            failed: Future[pa.RecordBatch] = Future()
+            failed.set_exception(error(Code.CLOSED, "the connection is closed"))
+            return failed
+        answer = self._calls.exchange(kind, batch, options)
+        if kind == Exchange.RECEIVE:
+            with self._lock:
+                self._receives.add(answer)
+            answer.add_done_callback(self._received)
+        return answer
+
+    def _received(self, answer: Future[pa.RecordBatch]) -> None:
+        with self._lock:
+            self._receives.discard(answer)
+
+    def action(self, name: str, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+        """See :meth:`escrowmq.wire.Link.action`; nothing can get lost on the way, so ``timeout`` is of no use here."""
+        self._used()
+        return self._calls.action(name, request)
+
+    def read(self, request: dict[str, Any]) -> pa.RecordBatchReader:
+        """See :meth:`escrowmq.wire.Link.read`."""
+        self._used()
+        return self._calls.read(request)
+
+    def watch(self, session: int, on_checks: Callable[[pa.RecordBatch], None]) -> _Watch:
+        """See :meth:`escrowmq.wire.Link.watch`."""
+        self._used()
+        watch = _Watch(self._calls, self._calls.watch(session), on_checks)
+        with self._lock:
+            self._watches.append(watch)
+        return watch
+
+    def _used(self) -> None:
+        if self._shared is None:
+            raise error(Code.CLOSED, "the connection is closed")
+
+    def close(self) -> None:
+        """Leave; the last one to leave stops the engine. Its own waiting receives are withdrawn."""
+        with self._lock:
+            shared, self._shared = self._shared, None
+            receives, watches = list(self._receives), self._watches
+        if shared is None:
+            return
+        for receive in receives:
+            receive.cancel()
+        for watch in watches:
+            watch.close()
+        with _opening:
+            shared.users -= 1
+            if not shared.users:
+                del _open[self._place]
+                shared.close()

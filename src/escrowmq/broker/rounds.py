@@ -1,0 +1,163 @@
+"""What waits for the writer, and how a round of it is arranged: small neighbours of one kind become one command.
+
+Requests that wait at the same moment are concurrent: any order of them is one that their callers may see. Only those of
+one kind keep theirs, because a client pipelines within a kind. So a round runs control first, then half messages, plain
+messages, decisions and acknowledgements, each kind in its order of arrival, and merges what it can; receives come last
+and see all of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from escrowmq.errors import EscrowError
+from escrowmq.ledger.commands import (
+    AskChecks,
+    Command,
+    End,
+    Prepare,
+    Receive,
+    Send,
+    Settle,
+    Tick,
+)
+
+MERGE_BYTES = 1 << 20
+MERGE_ROWS = 32_768
+SMALLEST_REQUEST = 256
+"""Bytes that any waiting request counts for at least."""
+
+_ORDER: dict[type, int] = {Prepare: 1, Send: 2, End: 3, Settle: 4}
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One waiting command and where its answer goes. ``early``: answered before it is durable (``flush="async"``)."""
+
+    command: Command
+    future: Future[Any] = field(default_factory=Future)
+    early: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes that it holds while it waits."""
+        batch = getattr(self.command, "batch", None)
+        return SMALLEST_REQUEST if batch is None else SMALLEST_REQUEST + int(batch.nbytes)
+
+    def answer(self, value: Any) -> None:
+        """Give the caller its answer, or an error if ``value`` is one; a caller who left is no problem."""
+        try:
+            if isinstance(value, EscrowError):
+                self.future.set_exception(value)
+            else:
+                self.future.set_result(value)
+        except InvalidStateError:
+            pass  # cancelled: nobody listens any more
+
+
+@dataclass(slots=True, eq=False)
+class Look(Request):
+    """A question about the state: ``look`` runs on the writer, its answer waits for the round's sync like all others."""
+
+    command: Any = None
+    look: Callable[[], Any] = field(kw_only=True)
+
+
+@dataclass(slots=True, eq=False)
+class Waiting(Request):
+    """A receive that may wait: parked until there is something, ``until_us`` passes or the caller is gone."""
+
+    until_us: int = 0
+
+
+@dataclass(slots=True)
+class Work:
+    """One command for the ledger and the requests that it answers, row ranges in order."""
+
+    command: Command
+    requests: list[Request]
+
+    def answers(self, answer: Any) -> list[Any]:
+        """The part of ``answer`` that belongs to each request."""
+        if len(self.requests) == 1:
+            return [answer]
+        parts, start = [], 0
+        for request in self.requests:
+            rows = request.command.batch.num_rows  # type: ignore[union-attr]  # only commands with batches are merged
+            parts.append(answer.slice(start, rows))
+            start += rows
+        return parts
+
+
+def arrange(requests: Sequence[Request]) -> list[Work]:
+    """The round's commands in the order in which they run."""
+    ordered = sorted(requests, key=lambda r: _ORDER.get(type(r.command), 0))
+    works: list[Work] = []
+    run: list[Request] = []
+    size = rows = 0
+    for request in ordered:
+        batch = getattr(request.command, "batch", None)
+        bytes_, count = (batch.nbytes, batch.num_rows) if batch is not None else (0, 0)
+        if run and _mergeable(run[-1], request) and size + bytes_ <= MERGE_BYTES and rows + count <= MERGE_ROWS:
+            run.append(request)
+            size, rows = size + bytes_, rows + count
+            continue
+        if run:
+            works.append(_merge(run))
+        run, size, rows = [request], bytes_, count
+    if run:
+        works.append(_merge(run))
+    return works
+
+
+def _mergeable(one: Request, other: Request) -> bool:
+    a, b = one.command, other.command
+    if type(a) is not type(b) or type(a) not in _ORDER or one.early != other.early:
+        return False
+    if isinstance(a, End) and isinstance(b, End):
+        return a.by == b.by
+    if isinstance(a, Settle) and isinstance(b, Settle):
+        return a.group == b.group
+    return True
+
+
+def _merge(run: list[Request]) -> Work:
+    first = run[0].command
+    if len(run) == 1:
+        return Work(first, run)
+    batch = pa.concat_batches([r.command.batch for r in run])  # type: ignore[union-attr]  # see _mergeable
+    if isinstance(first, Settle):
+        return Work(Settle(first.group, batch), run)
+    sessions = np.concatenate([r.command.sessions for r in run])  # type: ignore[union-attr]  # see _mergeable
+    if isinstance(first, End):
+        return Work(End(batch, sessions, first.by), run)
+    return Work(type(first)(batch, sessions), run)  # type: ignore[call-arg,arg-type]  # Send or Prepare
+
+
+def worst_case(command: Command) -> int:
+    """Bytes of log that the events of ``command`` can take at most."""
+    frame = 16 << 10
+    match command:
+        case Send() | Prepare():
+            return frame + int(command.batch.nbytes * 1.1 + 128 * command.batch.num_rows)
+        case End():
+            return frame + 32 * int(command.batch.num_rows)
+        case Settle():
+            return frame + int(command.batch.nbytes + 128 * command.batch.num_rows)
+        case Receive():
+            return frame + 64 * min(command.max_messages, 10_000)
+        case AskChecks():
+            return frame + 16 * command.limit
+        case Tick():
+            return frame + 256 * command.limit
+        case _:
+            return 4 * frame
