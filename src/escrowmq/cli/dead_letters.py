@@ -1,0 +1,100 @@
+"""``escrowmq dead-letters``: what a consumer group could not do, for a person to settle."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from escrowmq.cli.failures import Exit
+from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, admin_at
+from escrowmq.cli.printing import body_text, cell, moment, notice, print_facts, print_json, print_table
+from escrowmq.cli.rows import plain
+from escrowmq.errors import Code, error
+from escrowmq.wire import DEAD_LETTER_PREFIX
+
+app = typer.Typer(no_args_is_help=True, help="Dead letters: what was delivered too often without success.")
+
+Group = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
+Places = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[TOPIC/QUEUE/OFFSET]...", help="Which, as `dead-letters list` names them."),
+]
+All = Annotated[bool, typer.Option("--all", help="All of the group's.")]
+
+
+@app.command("list")
+def list_(group: Group, limit: Limit = 100, url: Url = DEFAULT_URL, json: Json = False) -> None:
+    """List the dead letters of a consumer group."""
+    with admin_at(url) as admin:
+        letters = [{"place": _place(letter), **letter} for letter in admin.dead_letters(group, limit)[:limit]]
+    if json:
+        return print_json([plain(letter) for letter in letters])
+    print_table(
+        ("message", ">attempts", "dead since", "key", "tag", "cause"),
+        [(x["place"], x["attempts"], moment(x["dead_us"]), x.get("key"), x.get("tag"), x["cause"]) for x in letters],
+        f"{group} has no dead letters",
+    )
+
+
+@app.command("show")
+def show(
+    group: Group,
+    place: Annotated[str, typer.Argument(metavar="TOPIC/QUEUE/OFFSET", help="Which, as `list` names it.")],
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Show one dead letter with its body, properties and cause."""
+    topic, queue, offset = _parse(place)
+    with admin_at(url) as admin:
+        found = [letter for letter in admin.dead_letters(group) if _place(letter) == place]
+        if not found:
+            raise error(Code.NOT_FOUND, f"{group} has no dead letter {place}", f"see `dead-letters list {group}`")
+        rows = admin.read(topic, queue=queue, start=offset, end=offset + 1).read_all().to_pylist()
+    letter = {**(rows[0] if rows else {}), **found[0], "place": place}
+    if json:
+        return print_json(plain(letter))
+    shown = {name: letter.get(name) for name in ("place", "attempts", "cause", "key", "tag")}
+    times = {"born": moment(letter.get("born_us")), "dead since": moment(letter["dead_us"])}
+    properties = {f"property {name}": cell(value) for name, value in letter.get("properties") or []}
+    print_facts({**shown, **times, **properties, "body": body_text(letter.get("body", b""), 2000)})
+
+
+@app.command("retry")
+def retry(group: Group, places: Places = None, all_: All = False, url: Url = DEFAULT_URL, json: Json = False) -> None:
+    """Deliver dead letters to the group again, attempts counted anew."""
+    _settle(group, places, all_, url, json, "retry")
+
+
+@app.command("discard")
+def discard(group: Group, places: Places = None, all_: All = False, url: Url = DEFAULT_URL, json: Json = False) -> None:
+    """Settle dead letters for good: the group will not see them again."""
+    _settle(group, places, all_, url, json, "discard")
+
+
+def _settle(group: str, places: list[str] | None, everything: bool, url: str, json: bool, act: str) -> None:
+    """Do one act to the named letters; exit code 1 when some of them were not there."""
+    if bool(places) == everything:
+        raise error(Code.BAD_ARGUMENT, f"which dead letters to {act}?", "name some as TOPIC/QUEUE/OFFSET, or say --all")
+    items = [dict(zip(("topic", "queue", "offset"), _parse(place), strict=True)) for place in places or []]
+    with admin_at(url) as admin:
+        do = admin.retry_dead_letters if act == "retry" else admin.discard_dead_letters
+        done = do(group, None if everything else items)
+    if json:
+        print_json({"group": group, "act": act, "settled": done})
+    else:
+        notice(f"{act}: {done:,} dead letters of {group}")
+    if items and done < len(items):
+        raise typer.Exit(Exit.FINDING)
+
+
+def _place(letter: dict[str, Any]) -> str:
+    return f"{letter['topic']}/{letter['queue']}/{letter['offset']}"
+
+
+def _parse(place: str) -> tuple[str, int, int]:
+    """``orders/0/17`` → topic, queue, offset."""
+    parts = place.removeprefix(DEAD_LETTER_PREFIX).split("/")
+    if len(parts) != 3 or not (parts[1].isdecimal() and parts[2].isdecimal()):
+        raise error(Code.BAD_ARGUMENT, f"{place!r} is not TOPIC/QUEUE/OFFSET", "such as orders/0/17")
+    return parts[0], int(parts[1]), int(parts[2])

@@ -1,0 +1,53 @@
+"""The command ``escrowmq``: its name, its commands, and what happens when one fails."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from escrowmq.cli import audit, bench, dead_letters, demo, groups, log, lookup, send, serve, tail, topics, transactions
+from escrowmq.cli.failures import Commands
+from escrowmq.cli.flags import takes_settings
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="EscrowMQ: a message stays in escrow until the local transaction that it speaks of has decided.",
+)
+
+app.command("serve")(takes_settings(serve.serve))
+app.command("demo")(demo.demo)
+app.add_typer(topics.app, name="topics")
+app.command("send")(send.send)
+app.command("tail")(tail.tail)
+app.add_typer(transactions.app, name="transactions")
+app.add_typer(dead_letters.app, name="dead-letters")
+app.command("lookup")(lookup.lookup)
+app.add_typer(groups.app, name="groups")
+app.command("audit")(audit.audit)
+app.command("bench")(bench.bench)
+app.add_typer(log.app, name="log")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"escrowmq {version('escrowmq')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """EscrowMQ: a message stays in escrow until the local transaction that it speaks of has decided."""
+
+
+def main() -> None:
+    """Run the command line and exit with its code (see :class:`escrowmq.cli.failures.Exit`)."""
+    app(prog_name="escrowmq")

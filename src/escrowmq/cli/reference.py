@@ -1,0 +1,161 @@
+"""The generated pages of ``docs/``: ``python -m escrowmq.cli.reference docs`` writes them, a test compares them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from escrowmq import errors, settings
+from escrowmq.cli.failures import DONE, MEANINGS, exit_code
+from escrowmq.cli.flags import lines
+from escrowmq.errors import Code
+
+_MADE = "<!-- Made by `make docs`; edit the code it is made from, not this page. -->\n\n"
+
+_BRANCHES: tuple[type[errors.EscrowError], ...] = (
+    errors.Rejected,
+    errors.Unknown,
+    errors.Fenced,
+    errors.Overloaded,
+    errors.Corrupt,
+    errors.Misuse,
+    errors.Denied,
+)
+
+_RESULTS = {
+    Code.OK: "done",
+    Code.COMMITTED: "this call committed the transaction",
+    Code.ROLLED_BACK: "this call rolled the transaction back",
+    Code.ALREADY_COMMITTED: "it was committed before; repeating a commit is harmless",
+    Code.ALREADY_ROLLED_BACK: "it was rolled back before; repeating a rollback is harmless",
+    Code.NOTED: "the answer UNKNOWN was heard; nothing is decided",
+}
+
+
+def settings_page() -> str:
+    """``docs/settings.md``: every setting of a broker."""
+    rows = [
+        (
+            f"`{line.name}`",
+            f"`{line.default_text}`",
+            _range(line.unit, line.least, line.choices),
+            line.reason,
+        )
+        for line in lines()
+    ]
+    return (
+        "# Settings of a broker\n\n"
+        + _MADE
+        + "Every setting can be given, later ones winning, in a TOML file (`escrowmq serve --config FILE`, table\n"
+        "`[broker]`), as an environment variable (`ESCROWMQ_CHECK_INTERVAL=10s`) and as a flag\n"
+        "(`--check-interval 10s`). An embedded broker reads the environment too. Durations are numbers of seconds or texts\n"
+        "such as `500ms`, `8min`, `72h`, `7d`; sizes are bytes or texts such as `4MiB`; switches are `on` or\n"
+        "`off`. An unknown name or a value out of range stops the start with `BAD_SETTING`.\n\n"
+        + _table(("setting", "default", "values", "what it bounds or decides, and why"), rows)
+    )
+
+
+def errors_page() -> str:
+    """``docs/errors.md``: every code, by what the caller can do."""
+    parts = [
+        "# Results and errors\n\n"
+        + _MADE
+        + "One code tells what became of one row or one call. The same names appear in exceptions, in answers of the command\n"
+        "line, in logs and, as the number, on the wire. The class of the exception says what the caller can do next.\n\n"
+        "## Results that are no error\n\n"
+        + _table(("code", "number", "meaning"), [(f"`{c.name}`", str(int(c)), _RESULTS[c]) for c in sorted(DONE)])
+    ]
+    for branch in _BRANCHES:
+        codes = [c for c in Code if c not in DONE and type(errors.error(c)) is branch]
+        rows = [(f"`{c.name}`", str(int(c)), *errors.explain(c)) for c in codes]
+        doc = (branch.__doc__ or "").replace("``", "`")
+        status = int(exit_code(errors.error(codes[0])))
+        parts.append(
+            f"## `{branch.__name__}`\n\n{doc} Exit code of the command line: {status}.\n\n"
+            + _table(("code", "number", "what happened", "what to do"), rows)
+        )
+    return "\n".join(parts)
+
+
+def command_line_page() -> str:
+    """``docs/command-line.md``: every command with its options, and the exit codes."""
+    import typer.main
+
+    from escrowmq.cli.main import app
+
+    parts = [
+        "# The command line\n\n"
+        + _MADE
+        + "Every command that lists has `--json` with stable keys (times end in `_us`: microseconds since 1970). Commands that\n"
+        "talk to a broker take `--url` or `ESCROWMQ_URL`: `escrow://HOST:PORT[,HOST:PORT...]`, or `file:FOLDER` for a data\n"
+        "folder that no other process has open. Results go to standard output, everything else to standard error.\n\n"
+        "## Exit codes\n\n" + _table(("code", "meaning"), [(str(int(c)), text) for c, text in MEANINGS.items()])
+    ]
+    for name, command in _commands(typer.main.get_command(app), "escrowmq"):
+        parts.append(f"## `{name}`\n\n{_first_paragraph(command)}" + _parameters(command))
+    return "\n".join(parts)
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "settings.md": settings_page,
+    "errors.md": errors_page,
+    "command-line.md": command_line_page,
+}
+"""Page name → what makes its text."""
+
+
+def write(folder: Path) -> None:
+    """Write every page into ``folder``."""
+    for name, make in PAGES.items():
+        (folder / name).write_text(make())
+
+
+def _range(unit: str, least: float, choices: tuple[str, ...]) -> str:
+    if choices:
+        return " or ".join(f"`{choice}`" for choice in choices)
+    if unit == settings.FLAG:
+        return "switch"
+    return f"{unit}, at least {least:g}" if least else unit
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """A Markdown table."""
+    made = [head, ("---",) * len(head), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in made)
+
+
+def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Every command below ``command``, in the order of definition."""
+    children = getattr(command, "commands", None)
+    if children is None:
+        yield name, command
+        return
+    for child in children:
+        yield from _commands(children[child], f"{name} {child}")
+
+
+def _first_paragraph(command: Any) -> str:
+    return " ".join((command.help or "").split("\n\n")[0].split()) + "\n"
+
+
+def _parameters(command: Any) -> str:
+    """A table of arguments and options; the flags of settings are on their own page."""
+    named = {line.name for line in lines()}
+    rows = []
+    for parameter in command.params:
+        if command.name == "serve" and parameter.name in named:
+            continue
+        argument = parameter.param_type_name == "argument"
+        if argument:
+            shown = f"`{parameter.name.upper()}`"
+        else:
+            shown = ", ".join(f"`{option}`" for option in [*parameter.opts, *parameter.secondary_opts])
+        rows.append((shown, " ".join((parameter.help or "").replace("\\[", "[").split())))
+    text = "\n" + _table(("argument or option", "meaning"), rows) if rows else ""
+    return text + ("\nEvery line of [settings.md](settings.md) is a flag too.\n" if command.name == "serve" else "")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

@@ -1,0 +1,80 @@
+"""Messages and other rows as JSON and as lines of text. Ids are printed, times stay microseconds, bodies become text."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+from rich.text import Text
+
+from escrowmq.cli.printing import body_text, cell, moment
+from escrowmq.model import DecidedBy, TransactionId, TransactionState
+
+
+def plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row, from Arrow or from the admin face, in JSON's values.
+
+    ``message_id`` is 32 hexadecimal digits and ``transaction`` the printed id. ``body`` is the text; a body that is not
+    UTF-8 has ``body`` null and ``body_base64`` besides.
+    """
+    made: dict[str, Any] = {}
+    for name, value in row.items():
+        if name == "transaction" and isinstance(value, bytes):
+            made[name] = str(TransactionId.from_bytes(value))
+        elif name == "properties":
+            made[name] = dict(value) if value else {}
+        elif name == "state" and isinstance(value, int):
+            made[name] = TransactionState(value).name.lower()
+        elif name == "decided_by" and isinstance(value, int):
+            made[name] = DecidedBy(value).name.lower()
+        elif name == "body" and isinstance(value, bytes):
+            made.update(_body(value))
+        else:
+            made[name] = value.hex() if isinstance(value, bytes) else value
+    return made
+
+
+def _body(body: bytes) -> dict[str, str | None]:
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body": None, "body_base64": base64.b64encode(body).decode()}
+
+
+def message_line(row: Mapping[str, Any], place: str) -> Text:
+    """One message on one line: place, time, key, tag, body."""
+    parts = [(place, "bold"), (moment(row.get("stored_us")) or "", "dim")]
+    parts += [(f"{name}={cell(row[name])}", "cyan") for name in ("key", "tag") if row.get(name) is not None]
+    return _line([*parts, (cell(body_text(row["body"])).plain, "")])
+
+
+def half_line(row: Mapping[str, Any], place: str) -> Text:
+    """One half message on one line: where it is, its transaction and state, then the message."""
+    state = TransactionState(row["state"]).name.lower()
+    transaction = str(TransactionId.from_bytes(row["transaction"]))
+    checks = f"checks={row['checks']}" if row["checks"] else ""
+    topic = f"{row['topic']}"
+    return (
+        _line([(place, "bold"), (transaction, ""), (state, "yellow"), (checks, ""), (topic, "bold")])
+        + Text(" ")
+        + message_line(row, "")
+    )
+
+
+def op_line(row: Mapping[str, Any], place: str) -> Text:
+    """One decision on one line: where it is, which transaction, what it came to, by whom."""
+    return _line(
+        [
+            (place, "bold"),
+            (moment(row["decided_us"]) or "", "dim"),
+            (str(TransactionId.from_bytes(row["transaction"])), ""),
+            (TransactionState(row["state"]).name.lower(), "green"),
+            (f"by {DecidedBy(row['decided_by']).name.lower()}", ""),
+            (f"half={row['half_position']}", "dim"),
+        ]
+    )
+
+
+def _line(parts: list[tuple[str, str]]) -> Text:
+    return Text(" ").join(Text(text, style) for text, style in parts if text)

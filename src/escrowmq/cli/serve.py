@@ -1,0 +1,52 @@
+"""``escrowmq serve``: a broker on the network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from escrowmq.cli.printing import notice, print_json_line
+from escrowmq.settings import BrokerSettings
+
+
+def serve(
+    folder: Annotated[Path, typer.Option("--folder", "-d", help="The data folder; made if it is not there.")] = Path(
+        "escrow-data"
+    ),
+    listen: Annotated[
+        str, typer.Option("--listen", "-l", metavar="HOST:PORT", help="Where to listen; port 0: any free one.")
+    ] = "127.0.0.1:7700",
+    metrics: Annotated[
+        str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics and health here.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="A TOML file with a table \\[broker].")] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Listen beyond loopback without TLS and credentials.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="When ready, one JSON line with the addresses.")] = False,
+    *,
+    overrides: dict[str, Any],
+) -> None:
+    """Serve a data folder until SIGTERM or Ctrl-C; both stop it cleanly.
+
+    With --json one line is printed on standard output once the broker answers:
+    {"address": "escrow://127.0.0.1:7700", "metrics": null, "folder": "...", "pid": 1}.
+    """
+    from escrowmq.broker.serve import serve as run
+
+    def announce(ready: dict[str, Any]) -> None:
+        if json:
+            print_json_line(ready)
+        else:
+            notice(f"serving {ready['folder']} at {ready['address']}; Ctrl-C stops it")
+
+    run(
+        folder,
+        listen=listen,
+        metrics=metrics,
+        settings=BrokerSettings.load(config, overrides),
+        insecure=insecure,
+        announce=announce,
+    )

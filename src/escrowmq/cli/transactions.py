@@ -1,0 +1,139 @@
+"""``escrowmq transactions``: list, show, and decide by hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from escrowmq.cli.failures import DONE, exit_code_of, show_error
+from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, admin_at, seconds
+from escrowmq.cli.printing import body_text, duration, moment, print_facts, print_json, print_table, state
+from escrowmq.cli.rows import plain
+from escrowmq.errors import Code, EscrowError
+
+app = typer.Typer(no_args_is_help=True, help="Transactions: what is in escrow, and deciding by hand.")
+
+Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Transaction ids, such as 9f3a01c2-3-2a.")]
+_ORDER = ("time_us", "event", "position")
+
+
+@app.command("list")
+def list_(
+    state_: Annotated[
+        str | None,
+        typer.Option("--state", "-s", help="undecided, open, parked, committed, rolled_back or expired; else all."),
+    ] = None,
+    group: Annotated[str | None, typer.Option("--group", "-g", help="Of this producer group.")] = None,
+    older_than: Annotated[
+        str | None, typer.Option("--older-than", metavar="TIME", help="Prepared longer ago than 30s, 5min, 2h.")
+    ] = None,
+    limit: Limit = 100,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """List transactions in the order of their prepare."""
+    with admin_at(url) as admin:
+        found = admin.transactions(state_, group, seconds(older_than, "--older-than"), limit)[:limit]
+    if json:
+        return print_json(found)
+    print_table(
+        ("transaction", "state", "group", ">messages", ">checks", "prepared", "decided by"),
+        [
+            (t["id"], state(t["state"]), t["group"], t["messages"], t["checks"], _age(t), t.get("decided_by"))
+            for t in found
+        ],
+        "no such transactions",
+    )
+
+
+@app.command("show")
+def show(
+    transaction: Annotated[str, typer.Argument(metavar="ID", help="A transaction id, such as 9f3a01c2-3-2a.")],
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Show a transaction: its messages, and what happened to it when."""
+    with admin_at(url) as admin:
+        found = admin.transaction(transaction)
+    found["messages"] = [plain(message) for message in found["messages"]]
+    if json:
+        return print_json(found)
+    facts = ("group", "instance", "checks", "message_count")
+    print_facts(
+        {
+            "transaction": found["id"],
+            "state": state(found["state"]),
+            **{n.replace("_", " "): found.get(n) for n in facts},
+        }
+    )
+    print_table(
+        ("topic", "key", "tag", "message id", "body"),
+        [(m["topic"], m["key"], m["tag"], m["message_id"], _body(m)) for m in found["messages"]],
+        "no messages",
+    )
+    start = found["timeline"][0]["time_us"] if found["timeline"] else 0
+    print_table(
+        ("time", ">after", "event", "details"),
+        [
+            (moment(e["time_us"]), duration((e["time_us"] - start) / 1e6), e["event"], _details(e))
+            for e in found["timeline"]
+        ],
+        "nothing happened to it",
+    )
+
+
+@app.command("commit")
+def commit(ids: Ids, url: Url = DEFAULT_URL, json: Json = False) -> None:
+    """Commit undecided transactions by hand: their messages become visible."""
+    _each(ids, url, json, "commit")
+
+
+@app.command("rollback")
+def rollback(ids: Ids, url: Url = DEFAULT_URL, json: Json = False) -> None:
+    """Roll undecided transactions back by hand: their messages never become visible."""
+    _each(ids, url, json, "rollback")
+
+
+@app.command("recheck")
+def recheck(ids: Ids, url: Url = DEFAULT_URL, json: Json = False) -> None:
+    """Have the producers asked again, checks counted anew; opens parked transactions."""
+    _each(ids, url, json, "recheck")
+
+
+def _each(ids: list[str], url: str, json: bool, act: str) -> None:
+    """Do one act to every id; each has its own result, the exit code is that of the first that failed."""
+    results: list[tuple[str, Code]] = []
+    with admin_at(url) as admin:
+        do: Callable[[str], Code] = getattr(admin, act)
+        for identity in ids:
+            try:
+                code = do(identity)
+            except EscrowError as problem:
+                code = problem.code
+                if not json:
+                    show_error(problem)
+            results.append((identity, code))
+    if json:
+        print_json([{"id": identity, "result": code.name, "ok": code in DONE} for identity, code in results])
+    else:
+        rows = [(i, Text(c.name, "green" if c in DONE else "red")) for i, c in results]
+        print_table(("transaction", "result"), rows, "")
+    if status := exit_code_of([code for _, code in results]):
+        raise typer.Exit(status)
+
+
+def _age(transaction: dict[str, Any]) -> str:
+    """How long ago it was prepared, by this machine's clock."""
+    return f"{duration(max(time.time() - transaction['prepared_us'] / 1e6, 0))} ago"
+
+
+def _body(message: dict[str, Any]) -> str:
+    return "(binary)" if message["body"] is None else body_text(message["body"].encode(), 80)
+
+
+def _details(event: dict[str, Any]) -> str:
+    return " ".join(f"{name} {value}" for name, value in event.items() if name not in _ORDER)
