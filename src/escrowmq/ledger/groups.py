@@ -36,10 +36,11 @@ from escrowmq.ledger.commands import (
 )
 from escrowmq.ledger.cursors import Cursor, Group, State
 from escrowmq.ledger.leases import ACKED, NOT_LEASED, PENDING, TAKEN, Lease, Leases
-from escrowmq.ledger.settling import RELEASED, Settling, rows_event
+from escrowmq.ledger.rows import event_of, event_of_rows, rows_of
+from escrowmq.ledger.settling import RELEASED, Settling
 from escrowmq.ledger.sparse import Int64s
 from escrowmq.ledger.subscriptions import TopicsView
-from escrowmq.schemas import ENDED, STORED, Kind
+from escrowmq.schemas import ENDED, Kind
 
 _RETRY = 0
 _DISCARD = 1
@@ -71,8 +72,7 @@ class Groups:
         if len(self.groups) >= rules.max_groups:
             raise error(Code.TOO_MANY, f"there are {len(self.groups)} consumer groups", "max_groups")
         text = subscriptions.dump(subscriptions.resolve(cmd.subscription, topics))
-        batch = pa.RecordBatch.from_arrays([pa.array([cmd.group]), pa.array([text])], schema=STORED[Kind.GROUP])
-        return Decision((Event(Kind.GROUP, batch),), {"group": len(self.groups), "created": True})
+        return Decision((event_of(Kind.GROUP, [cmd.group], [text]),), {"group": len(self.groups), "created": True})
 
     def decide_receive(
         self, cmd: Receive, topics: TopicsView, rules: Rules, now_us: int, next_position: int
@@ -111,12 +111,8 @@ class Groups:
         self._seen_us = max(self._seen_us, now_us)
         group = self._group(cmd.group)
         settling = self._settling(group, rules, now_us)
-        batch = cmd.batch
-        numbers = [batch.column(i).to_numpy().tolist() for i in range(5)]
-        causes = batch.column(5)
-        texts = [None] * len(causes) if causes.null_count == len(causes) else causes.to_pylist()
         codes = []
-        for id, start, count, act, delay_us, cause in zip(*numbers, texts, strict=True):
+        for id, start, count, act, delay_us, cause in rows_of(cmd.batch):
             lease = self.leases.find(id)
             if lease is not None and lease.group != group.ordinal:
                 lease = None
@@ -136,11 +132,9 @@ class Groups:
         codes = np.where(found, Code.OK, Code.NOT_FOUND).astype(np.uint8)
         if not found.any():
             return Decision((), codes)
-        size, schema = int(found.sum()), STORED[Kind.DEAD_SETTLED]
-        act = _RETRY if cmd.retry else _DISCARD
-        columns = [np.full(size, group.ordinal), cmd.queue_ids[found], cmd.offsets[found], np.full(size, act)]
-        arrays = [pa.array(column).cast(field.type) for column, field in zip(columns, schema, strict=True)]
-        return Decision((Event(Kind.DEAD_SETTLED, pa.RecordBatch.from_arrays(arrays, schema=schema)),), codes)
+        size, act = int(found.sum()), _RETRY if cmd.retry else _DISCARD
+        places = (cmd.queue_ids[found], cmd.offsets[found])
+        return Decision((event_of(Kind.DEAD_SETTLED, [group.ordinal] * size, *places, [act] * size),), codes)
 
     def decide_tick(self, topics: TopicsView, rules: Rules, now_us: int, limit: int) -> list[Event]:
         """End leases whose time is over, at most ``limit`` of them."""
@@ -149,17 +143,14 @@ class Groups:
         for lease in self.leases.expired(now_us, limit):
             found.setdefault(lease.group, []).append(lease)
         retried: list[list[int]] = []
-        dead: list[tuple[list[int], str]] = []
+        dead: list[tuple[int, int, int, str]] = []
         for ordinal, leases in found.items():
             settling = self._settling(self.groups[ordinal], rules, now_us)
             for lease in leases:
                 settling.expire(lease)
             retried += settling.retried
             dead += settling.dead
-        events = [rows_event(Kind.RETRIED, retried)] if retried else []
-        if dead:
-            events.append(rows_event(Kind.DEAD, [row for row, _ in dead], [cause for _, cause in dead]))
-        return events
+        return [event_of_rows(kind, rows) for kind, rows in ((Kind.RETRIED, retried), (Kind.DEAD, dead)) if rows]
 
     def _settling(self, group: Group, rules: Rules, now_us: int) -> Settling:
         attempts, first_us, most_us = subscriptions.retry_rules(group.subscription, rules)
@@ -186,8 +177,7 @@ class Groups:
             self._by_name[group.name] = group
 
     def _apply_leased(self, batch: pa.RecordBatch, _time_us: int, topics: TopicsView, _rules: Rules) -> None:
-        columns = [column.to_numpy().tolist() for column in batch.columns]
-        for id, ordinal, queue_id, start, count, attempt, member, deadline_us in zip(*columns, strict=True):
+        for id, ordinal, queue_id, start, count, attempt, member, deadline_us in rows_of(batch):
             group = self.groups[ordinal]
             group.turn = queue_id
             cursor, end = group.meet(queue_id), start + count
@@ -221,14 +211,12 @@ class Groups:
         self.leases.end(lease)
 
     def _apply_acked(self, batch: pa.RecordBatch, _time_us: int, _topics: TopicsView, _rules: Rules) -> None:
-        columns = [column.to_numpy().tolist() for column in batch.columns]
-        for id, start, count in zip(*columns, strict=True):
+        for id, start, count in rows_of(batch):
             self._take(id, start, count, ACKED, State.ACKED)
 
     def _apply_retried(self, batch: pa.RecordBatch, time_us: int, _topics: TopicsView, rules: Rules) -> None:
-        columns = [column.to_numpy().tolist() for column in batch.columns]
         found: dict[tuple[int, int], tuple[Cursor, list[tuple[Int64s, int, int]]]] = {}
-        for id, start, count, due_us in zip(*columns, strict=True):
+        for id, start, count, due_us in rows_of(batch):
             if (taken := self._take(id, start, count, TAKEN, State.RETRYING)) is None:
                 continue
             lease, offsets = taken
@@ -252,8 +240,7 @@ class Groups:
             self._wake_at({due_us for _, _, due_us in parts})
 
     def _apply_dead(self, batch: pa.RecordBatch, time_us: int, _topics: TopicsView, _rules: Rules) -> None:
-        columns = [column.to_pylist() for column in batch.columns]
-        for id, start, count, cause in zip(*columns, strict=True):
+        for id, start, count, cause in rows_of(batch):
             if (taken := self._take(id, start, count, TAKEN, State.DEAD)) is None:
                 continue
             lease, offsets = taken
@@ -277,7 +264,7 @@ class Groups:
             cursor.retries.put(chosen, attempt=np.ones(size, np.int32), due_us=np.full(size, time_us))
 
     def _apply_extended(self, batch: pa.RecordBatch, _time_us: int, _topics: TopicsView, _rules: Rules) -> None:
-        for id, deadline_us in zip(*(column.to_numpy().tolist() for column in batch.columns), strict=True):
+        for id, deadline_us in rows_of(batch):
             if (lease := self.leases.live.get(id)) is not None:
                 self.leases.extend(lease, deadline_us)
 

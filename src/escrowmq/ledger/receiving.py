@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from escrowmq.ledger.commands import Event, Leased
 from escrowmq.ledger.cursors import Cursor
 from escrowmq.ledger.queues import QueueIndex
+from escrowmq.ledger.rows import event_of
 from escrowmq.ledger.sparse import Int64s
 from escrowmq.ledger.subscriptions import TopicsView
-from escrowmq.schemas import STORED, Kind
+from escrowmq.schemas import Kind
 
 SCAN = 262_144
 """Offsets that one range may pass over in search of the group's tags; bounds the work of one receive."""
@@ -65,19 +65,10 @@ class Plan:
         if not self.rows:
             return None
         queue_ids, starts, counts, attempts = zip(*self.rows, strict=True)
-        size, schema = len(self.rows), STORED[Kind.LEASED]
-        columns: list[Sequence[int]] = [
-            range(position, position + size),
-            [group] * size,
-            queue_ids,
-            starts,
-            counts,
-            attempts,
-            [member] * size,
-            [deadline_us] * size,
-        ]
-        arrays = [pa.array(column, f.type) for column, f in zip(columns, schema, strict=True)]
-        return Event(Kind.LEASED, pa.RecordBatch.from_arrays(arrays, schema=schema))
+        size = len(self.rows)
+        ids = range(position, position + size)
+        same = ([group] * size, [member] * size, [deadline_us] * size)
+        return event_of(Kind.LEASED, ids, same[0], queue_ids, starts, counts, attempts, *same[1:])
 
     def answer(self, position: int) -> Leased:
         """The messages, in the order in which they are to be delivered."""
@@ -125,12 +116,23 @@ def add_fresh(plan: Plan, cursor: Cursor, queue: QueueIndex, ordered: bool, tags
     if tags is None:
         plan.add(cursor, queue, start, min(queue.end, start + plan.budget), 1, None)
         return
-    end = min(queue.end, start + SCAN)
-    chosen = np.flatnonzero(matching(queue, start, end, tags)) + start
-    if len(chosen) >= plan.budget:
-        chosen = chosen[: plan.budget]
-        end = int(chosen[-1]) + 1
+    end, chosen = _search(queue, start, tags, plan.budget)
     plan.add(cursor, queue, start, end, 1, chosen)
+
+
+def _search(queue: QueueIndex, start: int, tags: list[int], most: int) -> tuple[int, Int64s]:
+    """At most ``most`` offsets from ``start`` on that have one of the tags, and where the search ended."""
+    found: list[Int64s] = []
+    last, end, step = min(queue.end, start + SCAN), start, 2 * most
+    while end < last and most > 0:
+        begin, end = end, min(last, end + step)
+        chosen = np.flatnonzero(matching(queue, begin, end, tags)) + begin
+        if len(chosen) >= most:
+            chosen = chosen[:most]
+            end = int(chosen[-1]) + 1
+        found.append(chosen)
+        most, step = most - len(chosen), 2 * step
+    return end, np.concatenate(found)
 
 
 def tag_numbers(tags: Sequence[str], topics: TopicsView) -> list[int] | None:

@@ -16,15 +16,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import pyarrow as pa
-
 from escrowmq.errors import Code
 from escrowmq.ledger.commands import Event
 from escrowmq.ledger.dead_letters import MAX_CAUSE
 from escrowmq.ledger.leases import ACKED, NOT_LEASED, PENDING, TAKEN, Lease, pending_runs
 from escrowmq.ledger.retries import backoff_us
+from escrowmq.ledger.rows import event_of_rows
 from escrowmq.model import Act
-from escrowmq.schemas import STORED, Kind
+from escrowmq.schemas import Kind
 
 RELEASED = -1
 """The ``due_us`` of a RETRIED row whose messages did not fail: let go at once, not charged."""
@@ -51,7 +50,7 @@ class Settling:
     max_delay_us: int
     acked: list[list[int]] = field(default_factory=list)
     retried: list[list[int]] = field(default_factory=list)
-    dead: list[tuple[list[int], str]] = field(default_factory=list)
+    dead: list[tuple[int, int, int, str]] = field(default_factory=list)
     extended: list[list[int]] = field(default_factory=list)
     drafts: dict[int, Draft] = field(default_factory=dict)
 
@@ -108,7 +107,7 @@ class Settling:
         failed = pending_runs(draft.mask, a, b)
         if lease.attempt >= self.max_attempts:
             told = f"{cause[:MAX_CAUSE]}, attempt {lease.attempt} of {self.max_attempts}"
-            self.dead.extend(([lease.id, lease.start + first, last - first], told) for first, last in failed)
+            self.dead.extend((lease.id, lease.start + first, last - first, told) for first, last in failed)
         else:
             if delay_us is None:
                 delay_us = backoff_us(lease.attempt, self.backoff_us, self.backoff_max_us)
@@ -135,25 +134,15 @@ class Settling:
     def events(self) -> tuple[Event, ...]:
         """What was collected. The rows of one batch are disjoint, so only an extension must come before the rest."""
         found = []
-        if self.extended:
-            found.append(rows_event(Kind.EXTENDED, self.extended))
-        if self.acked:
-            found.append(rows_event(Kind.ACKED, self.acked))
-        if self.retried:
-            found.append(rows_event(Kind.RETRIED, self.retried))
-        if self.dead:
-            found.append(rows_event(Kind.DEAD, [row for row, _ in self.dead], [cause for _, cause in self.dead]))
+        for kind, rows in (
+            (Kind.EXTENDED, self.extended),
+            (Kind.ACKED, self.acked),
+            (Kind.RETRIED, self.retried),
+            (Kind.DEAD, self.dead),
+        ):
+            if rows:
+                found.append(event_of_rows(kind, rows))
         return tuple(found)
-
-
-def rows_event(kind: Kind, rows: list[list[int]], texts: list[str] | None = None) -> Event:
-    """An event from rows of numbers, with one text column after them if there are ``texts``."""
-    columns: list[list[int] | list[str]] = [list(column) for column in zip(*rows, strict=True)]
-    if texts is not None:
-        columns.append(texts)
-    schema = STORED[kind]
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-    return Event(kind, pa.RecordBatch.from_arrays(arrays, schema=schema))
 
 
 def _mark(draft: Draft, a: int, b: int, pending: int, to: int) -> None:
