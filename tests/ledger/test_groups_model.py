@@ -1,0 +1,314 @@
+"""Consumer groups against a naive model: a dict from offset to state, one message at a time.
+
+Held after every step: I20 (no skip), I22 (progress never goes back), I23 (every message is delivered until done, repeats carry their
+attempt), I25 (attempts are bounded, then a dead letter with its cause), I26 (conservation, as sets), I27 (one owner of a lease).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import hypothesis.strategies as st
+from groups_driver import Driver, FakeTopics
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from escrowmq.errors import Code
+from escrowmq.model import Act
+
+MAX_ATTEMPTS = 3
+BACKOFF, BACKOFF_MAX = 10, 25
+FINAL = {"acked", "filtered", "discarded", "expired"}
+
+
+@dataclass
+class NaiveMessage:
+    tag: str | None
+    state: str = "waiting"
+    attempt: int = 0  # of the lease, the next one while retrying, those it had when dead
+    due: int = 0
+    owner: int | None = None
+    cause: str = ""
+
+
+@dataclass
+class NaiveLease:
+    queue: int
+    start: int
+    end: int
+    deadline: int
+    members: set[int]
+    acked: set[int] = field(default_factory=set)
+
+
+class NaiveGroup:
+    """What one group's messages came to, by the book and slowly."""
+
+    def __init__(self, tags: tuple[str, ...], ordered: bool, queues: int) -> None:
+        self.tags = tags
+        self.ordered = ordered
+        self.queues: list[list[NaiveMessage]] = [[] for _ in range(queues)]
+        self.leases: dict[int, NaiveLease] = {}
+        self.log: list[tuple[int, int, int]] = []  # first deliveries, for I20
+
+    def pending(self, lease_id: int) -> list[int]:
+        lease = self.leases[lease_id]
+        messages = self.queues[lease.queue]
+        return sorted(o for o in lease.members if messages[o].state == "leased" and messages[o].owner == lease_id)
+
+    def wants(self, message: NaiveMessage) -> bool:
+        return not self.tags or message.tag in self.tags
+
+    def has_lease(self, queue: int) -> bool:
+        return any(m.state == "leased" for m in self.queues[queue])
+
+    def retrying(self, queue: int) -> list[int]:
+        return [o for o, m in enumerate(self.queues[queue]) if m.state == "retrying"]
+
+    def deliverable(self, queue: int, now: int) -> set[int]:
+        """Every offset that may be handed out now, could one receive take them all."""
+        messages, retrying = self.queues[queue], self.retrying(queue)
+        waiting = {o for o, m in enumerate(messages) if m.state == "waiting" and self.wants(m)}
+        if not self.ordered:
+            return waiting | {o for o in retrying if messages[o].due <= now}
+        if self.has_lease(queue):
+            return set()
+        if not retrying:
+            return waiting
+        first = messages[retrying[0]]
+        run: set[int] = set()
+        for o in retrying:
+            if messages[o].due > now or messages[o].attempt != first.attempt:
+                break
+            run.add(o)
+        return run
+
+    def fail(self, lease_id: int, failed: list[int], now: int, delay: int | None, cause: str) -> None:
+        messages = self.queues[self.leases[lease_id].queue]
+        for o in failed:
+            message = messages[o]
+            if message.attempt >= MAX_ATTEMPTS:
+                message.state, message.owner = "dead", None
+                message.cause = f"{cause}, attempt {message.attempt} of {MAX_ATTEMPTS}"
+            else:
+                wait = min(BACKOFF * 2 ** (message.attempt - 1), BACKOFF_MAX) if delay is None else delay
+                message.state, message.owner, message.due = "retrying", None, now + wait
+                message.attempt += 1
+        if self.ordered and failed:
+            for o in self.pending(lease_id):
+                if o > failed[0]:
+                    messages[o].state, messages[o].owner, messages[o].due = "retrying", None, now
+                    messages[o].attempt = max(messages[o].attempt, 2)
+
+    def settle(self, lease_id: int, start: int, count: int, act: Act, delay: int, now: int) -> Code:
+        lease = self.leases.get(lease_id)
+        if lease is None:
+            return Code.LEASE_LOST
+        if count < 1 or start < lease.start or start + count > lease.end:
+            return Code.BAD_REQUEST
+        pending, asked = self.pending(lease_id), set(range(start, start + count))
+        if act == Act.EXTEND:
+            if pending and delay < 1:
+                return Code.BAD_DELAY
+            if pending:
+                lease.deadline = now + delay
+            return Code.OK if pending else Code.LEASE_LOST
+        mine = [o for o in pending if o in asked]
+        if not mine:
+            if act == Act.ACK and lease.acked & asked:
+                return Code.OK
+            return Code.LEASE_LOST if lease.members & asked else Code.BAD_REQUEST
+        if act == Act.ACK:
+            for o in mine:
+                self.queues[lease.queue][o].state = "acked"
+            lease.acked |= set(mine)
+        else:
+            self.fail(lease_id, mine, now, None if delay < 0 else delay, "because")
+        return Code.OK
+
+
+class GroupsMachine(RuleBasedStateMachine):
+    @initialize(
+        tags=st.sampled_from([(), (), ("a",), ("a", "b"), ("unseen",)]), ordered=st.booleans(), leases=st.integers(1, 6)
+    )
+    def begin(self, tags: tuple[str, ...], ordered: bool, leases: int) -> None:
+        self.driver = Driver(
+            FakeTopics(t=2, u=1),
+            max_attempts=MAX_ATTEMPTS,
+            retry_backoff_us=BACKOFF,
+            retry_backoff_max_us=BACKOFF_MAX,
+            max_leases=leases,
+        )
+        self.driver.subscribe("bystander", "t", "u")
+        self.driver.subscribe("g", "t", "u", tags=tags, ordered=ordered)
+        self.model = NaiveGroup(tags, ordered, 3)
+        self.floors = [0, 0, 0]
+        self.acked: set[tuple[int, int]] = set()
+
+    @rule(queue=st.integers(0, 2), tags=st.lists(st.sampled_from([None, "a", "b", "c"]), min_size=1, max_size=6))
+    def produce(self, queue: int, tags: list[str | None]) -> None:
+        self.driver.put(queue, *tags)
+        self.model.queues[queue] += [NaiveMessage(tag) for tag in tags]
+
+    @rule(us=st.sampled_from([1, 9, 10, 30]))
+    def wait(self, us: int) -> None:
+        self.driver.now += us
+
+    @rule(most=st.integers(1, 12), lease=st.sampled_from([5, 20, 1000]), only=st.none() | st.integers(0, 2))
+    def receive(self, most: int, lease: int, only: int | None) -> None:
+        model, now = self.model, self.driver.now
+        queues = range(3) if only is None else [only]
+        could = {(q, o) for q in queues for o in model.deliverable(q, now)}
+        live = [id for id in model.leases if model.pending(id)]
+        leased = self.driver.receive(most=most, lease=lease, queues=None if only is None else [only])
+        rows = self.driver.events[0].batch.to_pylist() if self.driver.events else []
+        got = list(zip(leased.queue_ids.tolist(), leased.offsets.tolist(), strict=True))
+        assert len(got) == len(set(got)) <= most
+        assert set(got) <= could
+        room = self.driver.rules.max_leases - len(live)
+        assert len(set(leased.leases.tolist())) <= max(room, 0)
+        if len(got) < most and len(set(leased.leases.tolist())) < room:
+            assert set(got) == could, "I23: nothing that could be delivered is left behind"
+        for row in rows:
+            model.leases[row["lease"]] = NaiveLease(
+                row["queue_id"], row["start"], row["start"] + row["count"], row["deadline_us"], set()
+            )
+            assert row["deadline_us"] == now + lease
+        self._deliver(leased)
+        for row in rows:  # what a first delivery passed over is done with
+            if row["attempt"] != 1:
+                continue
+            for o in range(row["start"], row["start"] + row["count"]):
+                message = model.queues[row["queue_id"]][o]
+                if message.state == "waiting":
+                    assert not model.wants(message), "I20: a message of the group's was skipped"
+                    message.state = "filtered"
+        for q in range(3):
+            states = [m.state == "waiting" for m in model.queues[q]]
+            assert states == sorted(states), "I20: first deliveries are a prefix"
+
+    def _deliver(self, leased) -> None:
+        columns = (leased.leases, leased.queue_ids, leased.offsets, leased.attempts, leased.positions)
+        last_first: dict[int, int] = {}
+        for lease, q, o, attempt, position in zip(*(c.tolist() for c in columns), strict=True):
+            message = self.model.queues[q][o]
+            if message.state == "waiting":
+                message.attempt = 1
+                assert last_first.get(q, -1) < o
+                last_first[q] = o
+            assert message.attempt == attempt, "I23: repeats carry their attempt"
+            assert 1 <= attempt <= MAX_ATTEMPTS, "I25"
+            assert message.owner is None, "I27"
+            message.state, message.owner = "leased", lease
+            self.model.leases[lease].members.add(o)
+            assert position == self.driver.topics.queues[q].positions(o, o + 1)[0]
+
+    @precondition(lambda self: self.model.leases)
+    @rule(data=st.data())
+    def settle(self, data: st.DataObject) -> None:
+        rows, expected = [], []
+        for _ in range(data.draw(st.integers(1, 5))):
+            newest = sorted(self.model.leases)[-6:]
+            id = data.draw(st.sampled_from(newest))
+            lease = self.model.leases[id]
+            start = data.draw(st.integers(lease.start, lease.end - 1))
+            count = data.draw(st.integers(1, lease.end - start))
+            start += data.draw(st.sampled_from([0] * 18 + [1, -1]))
+            act = data.draw(st.sampled_from([Act.ACK, Act.ACK, Act.NACK, Act.EXTEND]))
+            delay = data.draw(st.sampled_from([-1, 0, 7] if act == Act.NACK else [0, 15]))
+            rows.append((id, start, count, act, delay, "because"))
+            expected.append(self.model.settle(id, start, count, act, delay, self.driver.now))
+        assert self.driver.settle(*rows) == expected
+
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        """Acknowledge a whole lease as consumers mostly do."""
+        live = [id for id in self.model.leases if self.model.pending(id)]
+        if live:
+            id = data.draw(st.sampled_from(live))
+            lease = self.model.leases[id]
+            count = lease.end - lease.start
+            assert self.model.settle(id, lease.start, count, Act.ACK, -1, self.driver.now) == Code.OK
+            assert self.driver.ack(id, lease.start, count) == Code.OK
+
+    @rule(limit=st.sampled_from([1, 100]))
+    def tick(self, limit: int) -> None:
+        model, now = self.model, self.driver.now
+        over = sorted((x.deadline, id) for id, x in model.leases.items() if model.pending(id) and x.deadline <= now)
+        due = self.driver.groups.next_due_us()
+        assert not over or (due is not None and due <= now)
+        for _, id in over[:limit]:
+            pending = model.pending(id)
+            model.fail(id, pending[:1] if model.ordered else pending, now, None, "lease expired")
+        self.driver.tick(limit)
+
+    @rule(data=st.data(), retry=st.booleans())
+    def settle_dead(self, data: st.DataObject, retry: bool) -> None:
+        every = [(q, o) for q in range(3) for o in range(len(self.model.queues[q]))]
+        dead = [(q, o) for q, o in every if self.model.queues[q][o].state == "dead"]
+        if not every or not (dead or data.draw(st.integers(0, 9)) == 0):
+            return
+        chosen = data.draw(st.lists(st.sampled_from(dead or every), min_size=1, max_size=4))
+        expected = []
+        for q, o in chosen:
+            message = self.model.queues[q][o]
+            expected.append(Code.OK if message.state == "dead" else Code.NOT_FOUND)
+            if message.state == "dead":
+                message.state = "retrying" if retry else "discarded"
+                message.attempt, message.due = 1, self.driver.now
+        assert self.driver.settle_dead(*chosen, retry=retry) == expected
+
+    @rule(queue=st.integers(0, 2), part=st.integers(0, 3))
+    def trim(self, queue: int, part: int) -> None:
+        messages = self.model.queues[queue]
+        head = max(self.driver.topics.queues[queue].head, len(messages) * part // 4)
+        for message in messages[:head]:
+            if message.state not in FINAL:
+                message.state, message.owner = "expired", None
+        self.driver.trim(queue, head)
+
+    @rule()
+    def reopen(self) -> None:
+        self.driver.reopen()
+
+    @invariant()
+    def agrees(self) -> None:
+        if not hasattr(self, "driver"):
+            return
+        groups, topics, now = self.driver.groups, self.driver.topics, self.driver.now
+        letters = {(d["queue_id"], d["offset"]): d for d in groups.dead_letters("g", topics)}
+        for q, messages in enumerate(self.model.queues):
+            expected: dict[str, list[int]] = {}
+            for o, message in enumerate(messages):
+                expected.setdefault(message.state, []).append(o)
+            assert self.driver.account(q) == expected, "I26"
+            self.driver.account(q, "bystander")
+            line = self.driver.line(q)
+            assert all(line[state] == len(expected.get(state, [])) for state in FINAL | {"leased", "dead", "waiting"})
+            floor = next((o for o, m in enumerate(messages) if m.state not in FINAL), len(messages))
+            assert line["floor"] == floor >= self.floors[q], "I22"
+            self.floors[q] = floor
+            dead = {o: d for (queue, o), d in letters.items() if queue == q}
+            assert {o: (d["attempts"], d["cause"]) for o, d in dead.items()} == {
+                o: (m.attempt, m.cause) for o, m in enumerate(messages) if m.state == "dead"
+            }, "I25"
+            acked = {(q, o) for o in expected.get("acked", [])}
+            assert {pair for pair in self.acked if pair[0] == q} <= acked, "I22"
+            self.acked |= acked
+        dues = []
+        for q in range(3):
+            retrying = self.model.retrying(q)
+            if retrying and not (self.model.ordered and self.model.has_lease(q)):
+                due = [self.model.queues[q][o].due for o in retrying]
+                dues.append(due[0] if self.model.ordered else min(due))
+        assert groups.next_retry_us("g") == min(dues, default=None)
+        if any(self.model.deliverable(q, now) for q in range(3)):
+            assert groups.has_work("g", topics, now)
+        live = sum(bool(self.model.pending(id)) for id in self.model.leases)
+        assert groups.describe(topics, now)[1]["leases"] == live
+
+
+GroupsMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=35, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestGroupsAgainstModel = GroupsMachine.TestCase
