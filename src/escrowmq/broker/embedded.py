@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from escrowmq.broker.engine import Engine
 from escrowmq.errors import Code, Misuse, error
 from escrowmq.log.commit_log import open_log
 from escrowmq.platform.clock import SystemClock
+from escrowmq.platform.disk import RealDisk
 from escrowmq.settings import BrokerSettings
 from escrowmq.wire import Exchange
 
@@ -43,7 +45,13 @@ _opening = threading.Lock()
 def open_engine(folder: Path, settings: BrokerSettings) -> Engine:
     """An engine on a folder, not started. Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER), Corrupt, Overloaded(DISK_FULL)."""
     clock = SystemClock()
-    log = open_log(folder, settings, clock)
+    log = open_log(
+        RealDisk(folder),
+        segment_bytes=settings.segment_bytes,
+        compression=settings.compression,
+        version=version("escrowmq"),
+        clock=clock,
+    )
     try:
         return Engine(log, clock, settings)
     except BaseException:

@@ -8,7 +8,6 @@ and see all of it.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
@@ -18,16 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.errors import EscrowError
-from escrowmq.ledger.commands import (
-    AskChecks,
-    Command,
-    End,
-    Prepare,
-    Receive,
-    Send,
-    Settle,
-    Tick,
-)
+from escrowmq.ledger.commands import Command, End, Prepare, Send, Settle
 
 MERGE_BYTES = 1 << 20
 MERGE_ROWS = 32_768
@@ -35,8 +25,6 @@ SMALLEST_REQUEST = 256
 """Bytes that any waiting request counts for at least."""
 
 _ORDER: dict[type, int] = {Prepare: 1, Send: 2, End: 3, Settle: 4}
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -141,23 +129,3 @@ def _merge(run: list[Request]) -> Work:
     if isinstance(first, End):
         return Work(End(batch, sessions, first.by), run)
     return Work(type(first)(batch, sessions), run)  # type: ignore[call-arg,arg-type]  # Send or Prepare
-
-
-def worst_case(command: Command) -> int:
-    """Bytes of log that the events of ``command`` can take at most."""
-    frame = 16 << 10
-    match command:
-        case Send() | Prepare():
-            return frame + int(command.batch.nbytes * 1.1 + 128 * command.batch.num_rows)
-        case End():
-            return frame + 32 * int(command.batch.num_rows)
-        case Settle():
-            return frame + int(command.batch.nbytes + 128 * command.batch.num_rows)
-        case Receive():
-            return frame + 64 * min(command.max_messages, 10_000)
-        case AskChecks():
-            return frame + 16 * command.limit
-        case Tick():
-            return frame + 256 * command.limit
-        case _:
-            return 4 * frame

@@ -49,6 +49,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from escrowmq.broker.calls import Calls
+from escrowmq.broker.hangup import hang_up
 from escrowmq.broker.requests import Fields
 from escrowmq.errors import Code, Denied, EscrowError, error
 from escrowmq.schemas import CHECKS
@@ -83,9 +84,20 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
     def __init__(self, calls: Calls, host: str, port: int, *, insecure: bool = False) -> None:
         check_address(host, insecure)
         self._calls = calls
-        self._closing = False
         shown = f"[{host}]" if ":" in host else host
         super().__init__(f"grpc+tcp://{shown}:{port}")
+
+    def stop(self, grace: float = 0.25) -> None:
+        """Take no more calls, let answers go out for ``grace`` seconds, then hang up on clients that are still there.
+
+        Stop the engine first: then every call is answered.
+        """
+        ending = threading.Thread(target=self.shutdown, name="escrowmq-shutdown", daemon=True)
+        ending.start()
+        ending.join(grace)
+        while ending.is_alive():
+            hang_up(self.port)
+            ending.join(0.1)
 
     def do_exchange(
         self,

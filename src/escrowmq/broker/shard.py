@@ -2,10 +2,11 @@
 
 Rules (no threads, no clock of its own: tests drive it with a memory log and a simulated clock):
 
-1. State changes in one order only: reserve room, decide, append, apply; then one sync for the round; then the answers.
+1. State changes in one order only: decide, reserve room for all its events, append and apply them; then one sync for the
+   round; then the answers.
 2. Nothing is answered, shown or asked before it is durable (``early`` sends, named by their caller, excepted).
-3. A full disk is found before anything is decided, and changes nothing. Writers of messages leave ``HEADROOM`` free, so
-   that acknowledgements, leases and decisions go on for a while.
+3. A full disk is found before anything is appended, and changes nothing (deciding is pure). Writers of messages leave
+   ``HEADROOM`` free, so that acknowledgements, leases and decisions go on for a while.
 4. A failed append, sync or apply stops the shard: every answer of that round and after it is an error until it is opened
    anew, because what the disk holds is no longer known (I34).
 5. Broker time never steps back, over restarts too: it starts at the time of the log's last frame.
@@ -20,10 +21,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from escrowmq.broker.rounds import Look, Request, Work, arrange, worst_case
+from escrowmq.broker.rounds import Look, Request, Work, arrange
 from escrowmq.errors import Code, EscrowError, Overloaded, error
-from escrowmq.ledger.commands import Command, Configure, Prepare, Retain, Rules, Send
+from escrowmq.ledger.commands import Command, Configure, Decision, Prepare, Retain, Rules, Send
 from escrowmq.ledger.ledger import Ledger
+from escrowmq.log.frames import size_bound
 from escrowmq.log.seam import CommitLog, Snapshot
 from escrowmq.platform.clock import Clock
 from escrowmq.schemas import Kind
@@ -69,6 +71,7 @@ class Shard:
         """Called with every event when it is applied (not during recovery), before it is durable."""
         self._clock = clock
         self._dirty = False
+        self._headroom = min(HEADROOM, settings.segment_bytes // 16)
         self._snapshot_bytes = 0
         self.ledger = self._recover()
         self.time_us = 0
@@ -97,21 +100,12 @@ class Shard:
         return self.time_us
 
     def execute(self, command: Command) -> Any:
-        """Reserve, decide, append, apply; the answer, to be given after :meth:`flush`.
+        """Decide, reserve, append, apply; the answer, to be given after :meth:`flush`.
 
         Raises EscrowError: a refusal of the whole command (nothing changed), Overloaded(DISK_FULL), or, once the shard
         has stopped, Unknown(SHARD_STOPPED).
         """
         self._running()
-        writes = isinstance(command, Send | Prepare)
-        try:
-            self.log.reserve(worst_case(command) + (HEADROOM if writes else 0))
-            self.full = self.full and not writes
-        except Overloaded:
-            self.full = True
-            raise
-        except EscrowError as problem:
-            raise self.stop(problem) from problem
         try:
             decision = self.ledger.decide(command, self.time_us)
         except EscrowError:
@@ -119,9 +113,23 @@ class Shard:
         except Exception as problem:  # a bug of ours; deciding changes nothing, so only this command is refused
             logger.exception("cannot decide %s", type(command).__name__)
             raise error(Code.BAD_REQUEST, f"the broker failed on this request: {problem!r}") from problem
+        if decision.events:
+            self._reserve(decision, writes=isinstance(command, Send | Prepare))
         for event in decision.events:
             self._take_in(event.kind, event.batch)
         return decision.answer
+
+    def _reserve(self, decision: Decision, *, writes: bool) -> None:
+        size = sum(size_bound(event.batch) for event in decision.events)
+        try:
+            self.log.reserve(size + (self._headroom if writes else 0))
+        except Overloaded:
+            self.full = True
+            raise
+        except EscrowError as problem:
+            raise self.stop(problem) from problem
+        if writes:
+            self.full = False
 
     def _take_in(self, kind: Kind, batch: pa.RecordBatch) -> None:
         try:

@@ -1,0 +1,83 @@
+"""Metrics: one typed list with a meaning each, from the numbers of the ``stats`` action, in Prometheus' format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+COUNTER = "counter"
+GAUGE = "gauge"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """One metric. ``source`` is the name of its number in the ``stats`` action; exported as ``escrowmq_<name>``."""
+
+    name: str
+    kind: str
+    meaning: str
+    source: str
+
+
+METRICS: tuple[MetricSpec, ...] = (
+    # The four that operators miss.
+    MetricSpec("half_messages_open", GAUGE, "undecided transactions that will be asked about", "open_half_messages"),
+    MetricSpec("half_message_oldest_seconds", GAUGE, "age of the oldest undecided one", "oldest_half_age_seconds"),
+    MetricSpec(
+        "checks_unanswered", GAUGE, "questions to producers that are asked and not answered", "checks_unanswered"
+    ),
+    MetricSpec("transactions_parked", GAUGE, "undecided after the last question: waiting for a person", "parked"),
+    # What went through.
+    MetricSpec("messages", COUNTER, "plain messages stored", "messages_total"),
+    MetricSpec("half_messages", COUNTER, "half messages stored", "half_messages_total"),
+    MetricSpec("transactions_committed", COUNTER, "transactions committed", "committed_total"),
+    MetricSpec("transactions_rolled_back", COUNTER, "transactions rolled back", "rolled_back_total"),
+    MetricSpec("transactions_expired", COUNTER, "transactions that left undecided by retention", "expired_total"),
+    MetricSpec("checks_asked", COUNTER, "questions to producers", "checks_asked_total"),
+    MetricSpec("transactions_parked_ever", COUNTER, "transactions that were parked, once or more", "parked_total"),
+    MetricSpec("messages_delivered", COUNTER, "messages leased to consumers, repeats counted", "delivered_total"),
+    MetricSpec("messages_acknowledged", COUNTER, "messages acknowledged by consumers", "acked_messages_total"),
+    # What it holds.
+    MetricSpec("delayed_messages", GAUGE, "messages whose time has not come", "delayed_waiting"),
+    MetricSpec("dedup_runs", GAUGE, "runs of message ids remembered for de-duplication", "dedup_runs"),
+    MetricSpec("topics", GAUGE, "topics", "topics"),
+    MetricSpec("producer_groups", GAUGE, "producer groups", "producer_groups"),
+    # How it works.
+    MetricSpec("rounds", COUNTER, "rounds of the writer: at most one sync each", "rounds_total"),
+    MetricSpec("log_bytes", COUNTER, "bytes appended to the log since the start", "log_bytes_total"),
+    MetricSpec("log_position", GAUGE, "position that the next row gets", "log_position"),
+    MetricSpec("waiting_requests", GAUGE, "requests that wait for the writer", "waiting_requests"),
+    MetricSpec("waiting_bytes", GAUGE, "bytes of those", "waiting_bytes"),
+    MetricSpec("parked_receives", GAUGE, "receives that wait for messages", "parked_receives"),
+)
+
+
+class BrokerCollector(Collector):
+    """Asks for the numbers when it is scraped."""
+
+    def __init__(self, stats: Callable[[], dict[str, Any]]) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        """All of :data:`METRICS`, as far as the broker gave their numbers."""
+        numbers = self._stats()
+        for spec in METRICS:
+            if spec.source in numbers:
+                family = CounterMetricFamily if spec.kind == COUNTER else GaugeMetricFamily
+                yield family(f"escrowmq_{spec.name}", spec.meaning, value=numbers[spec.source])
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing is asked of the broker when it is registered."""
+        return iter(())
+
+
+def registry(stats: Callable[[], dict[str, Any]]) -> CollectorRegistry:
+    """A registry of its own, so that an embedding program's metrics are left alone."""
+    own = CollectorRegistry(auto_describe=False)
+    own.register(BrokerCollector(stats))
+    return own

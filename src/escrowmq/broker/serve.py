@@ -1,0 +1,134 @@
+"""A broker as a process: open the folder, listen, announce, wait for a signal, stop cleanly."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pyarrow as pa
+
+from escrowmq.broker.calls import Calls
+from escrowmq.broker.embedded import open_engine
+from escrowmq.broker.http import HttpServer
+from escrowmq.broker.metrics import registry
+from escrowmq.broker.service import Service, check_address
+from escrowmq.errors import Code, Misuse
+from escrowmq.settings import BrokerSettings
+
+logger = logging.getLogger(__name__)
+
+STOPPED_BY_FAULT = 1
+"""Exit code when the shard stopped by a failed write or sync."""
+
+
+def serve(
+    folder: Path,
+    *,
+    listen: str = "127.0.0.1:7700",
+    metrics: str | None = None,
+    settings: BrokerSettings | None = None,
+    insecure: bool = False,
+    announce: Callable[[dict[str, Any]], None] = lambda _: None,
+    stop: threading.Event | None = None,
+) -> int:
+    """Serve ``folder`` until SIGTERM, SIGINT or ``stop``; the exit code: 0 after a clean stop.
+
+    ``listen`` and ``metrics`` are HOST:PORT, port 0 for any free one (None: no HTTP). ``announce`` is called once, when
+    requests are taken, with {"url", "metrics" (URL or None), "folder", "shard", "epoch"}. A shard that stops by a
+    fault keeps answering ``health`` and refusing the rest until it is told to stop; the exit code is then 1.
+
+    Raises Misuse(BAD_URL, FOLDER_IN_USE, ...), Denied for an address that is not loopback without ``insecure``, Corrupt.
+    """
+    host, port = parse_address(listen)
+    check_address(host, insecure)
+    http_address = parse_address(metrics) if metrics is not None else None
+    if http_address is not None:
+        check_address(http_address[0], insecure)
+    stopping = stop if stop is not None else threading.Event()
+    with _signals(stopping):
+        engine = open_engine(Path(folder), settings or BrokerSettings())
+        calls = Calls(engine)
+        service: Service | None = None
+        http: HttpServer | None = None
+        try:
+            engine.start()
+            service = _listen(calls, host, port, insecure)
+            if http_address is not None:
+                http = _listen_http(calls, *http_address)
+            announce(
+                {
+                    "url": f"escrow://{_shown(host)}:{service.port}",
+                    "metrics": f"http://{_shown(http_address[0])}:{http.port}" if http and http_address else None,
+                    "folder": str(folder),
+                    "shard": engine.log.shard,
+                    "epoch": engine.log.epoch,
+                }
+            )
+            stopping.wait()
+        finally:
+            logger.info("stopping")
+            engine.stop()
+            calls.close()
+            if service is not None:
+                service.stop()
+            if http is not None:
+                http.close()
+    return STOPPED_BY_FAULT if engine.shard.failure is not None else 0
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT`` or ``[V6]:PORT``; Misuse(BAD_URL) otherwise."""
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
+    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
+        raise Misuse(
+            Code.BAD_URL, f"{text!r} is not HOST:PORT", "for example 127.0.0.1:7700; port 0 means any free one"
+        )
+    return host, int(port)
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _listen(calls: Calls, host: str, port: int, insecure: bool) -> Service:
+    try:
+        return Service(calls, host, port, insecure=insecure)
+    except (pa.ArrowException, OSError) as problem:
+        raise Misuse(
+            Code.BAD_URL, f"cannot listen on {_shown(host)}:{port}: {problem}", "is the port in use?"
+        ) from None
+
+
+def _listen_http(calls: Calls, host: str, port: int) -> HttpServer:
+    numbers = registry(lambda: calls.action("stats", {}))
+    try:
+        return HttpServer(host, port, numbers, lambda: calls.action("health", {}))
+    except OSError as problem:
+        raise Misuse(
+            Code.BAD_URL, f"cannot listen on {_shown(host)}:{port}: {problem}", "is the port in use?"
+        ) from None
+
+
+@contextmanager
+def _signals(stopping: threading.Event) -> Iterator[None]:
+    """SIGTERM and SIGINT set ``stopping``; only the main thread may ask for that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        stopping.set()
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
