@@ -101,6 +101,9 @@ class Rejected(EscrowError):
 class Unknown(EscrowError):
     """May have been applied: ask again with the same message id or transaction id."""
 
+    message_id: bytes | None = None
+    """The id of the message in doubt, where the client gave it one: sending it again under this id cannot double it."""
+
 
 class Fenced(EscrowError):
     """Someone newer took over this name: stop."""

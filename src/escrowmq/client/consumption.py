@@ -15,7 +15,7 @@ import pyarrow as pa
 from escrowmq.client.alarm import Alarm
 from escrowmq.client.coalescer import Codec, Lane
 from escrowmq.client.delivery import Content, Rows
-from escrowmq.client.fetching import WAIT_MS, Fetcher
+from escrowmq.client.fetching import Fetcher
 from escrowmq.client.outgoing import check_name
 from escrowmq.client.router import Router
 from escrowmq.client.session import patient_action
@@ -26,6 +26,8 @@ from escrowmq.wire import Exchange, Link
 
 LaneT = TypeVar("LaneT", bound=Lane)
 DEFAULT_BATCH = 1000
+WITHDRAW_SECONDS = 2.0
+"""How long closing waits for the broker to withdraw receives."""
 Seen = Callable[[Any], bool]
 
 
@@ -124,7 +126,7 @@ class Consumption(Generic[LaneT]):
         if self.closed:
             return
         self.closed = True
-        for number, batch in self.fetcher.close(WAIT_MS / 1000 + 1.0):
+        for number, batch in self.fetcher.close(WITHDRAW_SECONDS):
             self.give_back(number, batch)
         for lane in self.lanes:
             lane.drain(self.timeout)

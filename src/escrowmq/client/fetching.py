@@ -16,8 +16,8 @@ from escrowmq.client.alarm import Alarm
 from escrowmq.errors import Code, EscrowError, Unknown
 from escrowmq.wire import Exchange, Link
 
-WAIT_MS = 500
-"""How long the broker holds an empty receive; also about how long closing a consumer may take."""
+WAIT_MS = 5000
+"""How long the broker holds an empty receive."""
 FIRST_BACKOFF, LAST_BACKOFF = 0.02, 2.0
 _NO_ROWS = pa.RecordBatch.from_pylist([], schema=pa.schema([]))
 
@@ -48,6 +48,7 @@ class Fetcher:
         self._backoff = [FIRST_BACKOFF] * len(links)
         self._asking = [False] * len(links)
         self._resting = [False] * len(links)
+        self._polls: set[Future[pa.RecordBatch]] = set()
         self._started = False
         self._closed = False
 
@@ -82,9 +83,13 @@ class Fetcher:
             self._buffered[number] += 1
 
     def close(self, timeout: float) -> list[tuple[int, pa.RecordBatch]]:
-        """Ask no more, wait for what was asked (at most ``timeout`` seconds); what was received and not taken."""
-        with self._changed:
+        """Ask no more, withdraw what was asked (at most ``timeout`` seconds); what was received and not taken."""
+        with self._lock:
             self._closed = True
+            polls = list(self._polls)
+        for poll in polls:
+            poll.cancel()
+        with self._changed:
             self._changed.wait_for(lambda: not any(self._asked), timeout)
             left = [entry for entry in self._ready if not isinstance(entry, EscrowError)]
             self._ready.clear()
@@ -104,12 +109,18 @@ class Fetcher:
                     return
                 self._asked[number] += 1
             future = self._links[number].exchange(Exchange.RECEIVE, _NO_ROWS, dict(self._options))
+            with self._lock:
+                self._polls.add(future)
+                withdraw = self._closed
             future.add_done_callback(partial(self._came, number))
+            if withdraw:
+                future.cancel()
 
     def _came(self, number: int, done: Future[pa.RecordBatch]) -> None:
-        problem = done.exception()
+        problem = Unknown(Code.CLOSED) if done.cancelled() else done.exception()
         with self._changed:
             self._asked[number] -= 1
+            self._polls.discard(done)
             if problem is None:
                 self._backoff[number] = FIRST_BACKOFF
                 batch = done.result()

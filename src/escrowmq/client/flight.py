@@ -62,11 +62,29 @@ def failed_future(problem: EscrowError) -> Future[pa.RecordBatch]:
     return future
 
 
-class _Stream:
-    """One DoExchange and the thread that reads its answers."""
+class _Poll(Future[pa.RecordBatch]):
+    """The future of a receive. Cancelling withdraws the receives of its stream: each is then answered, or fails."""
 
-    def __init__(self, client: flight.FlightClient, kind: Exchange, broken: Callable[[_Stream], None]) -> None:
+    def __init__(self, withdraw: Callable[[], None]) -> None:
+        super().__init__()
+        self._withdraw = withdraw
+
+    def cancel(self) -> bool:
+        """Withdraw; False, because what the broker gave meanwhile must still arrive."""
+        if not self.done():
+            self._withdraw()
+        return False
+
+
+class _Stream:
+    """One DoExchange and the thread that reads its answers. ``member``: whose receives it carries."""
+
+    def __init__(
+        self, client: flight.FlightClient, kind: Exchange, member: int | None, broken: Callable[[_Stream], None]
+    ) -> None:
         self.kind = kind
+        self.member = member
+        self.withdrawn = False
         self._broken = broken
         self._pending: dict[int, tuple[Future[pa.RecordBatch], float]] = {}
         self._ids = itertools.count(1)
@@ -80,7 +98,7 @@ class _Stream:
         self._thread.start()
 
     def request(self, batch: pa.RecordBatch, options: dict[str, Any]) -> Future[pa.RecordBatch]:
-        future: Future[pa.RecordBatch] = Future()
+        future = _Poll(self.withdraw) if self.kind is Exchange.RECEIVE else Future[pa.RecordBatch]()
         expiry = time.monotonic() + options.get("wait_ms", 0) / 1000 + STALL_SECONDS
         with self._writing:
             number = next(self._ids)
@@ -138,17 +156,22 @@ class _Stream:
         except (pa.ArrowException, OSError):
             pass  # it ended by itself
 
-    def close(self) -> None:
-        """Let the broker finish what it has begun, shortly, then end."""
+    def withdraw(self) -> None:
+        """Write no more: the broker answers what it has begun, takes waiting receives back, and ends the stream."""
         if self._writing.acquire(timeout=1.0):
             try:
-                self._writer.done_writing()
+                if not self.withdrawn:
+                    self.withdrawn = True
+                    self._writer.done_writing()
             except (pa.ArrowException, OSError):
                 pass  # it is gone already
             finally:
                 self._writing.release()
-        if self.kind is not Exchange.RECEIVE:
-            self._thread.join(2.0)
+
+    def close(self) -> None:
+        """Let the broker finish what it has begun, shortly, then end."""
+        self.withdraw()
+        self._thread.join(2.0)
         if self._thread.is_alive():
             self.cancel()
             self._thread.join(2.0)
@@ -212,7 +235,7 @@ class FlightLink:
         self._host, self._port = host, port
         self._lock = threading.RLock()
         self._client: flight.FlightClient | None = None
-        self._streams: dict[Exchange, _Stream] = {}
+        self._streams: dict[tuple[Exchange, int | None], _Stream] = {}
         self._watches: list[_Checks] = []
         self._not_before = 0.0
         self._backoff = FIRST_BACKOFF
@@ -230,7 +253,7 @@ class FlightLink:
     def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: dict[str, Any]) -> Future[pa.RecordBatch]:
         """See :meth:`escrowmq.wire.Link.exchange`."""
         try:
-            stream = self._stream(kind)
+            stream = self._stream(kind, options.get("member"))
         except EscrowError as problem:
             return failed_future(problem)
         return stream.request(batch, options)
@@ -307,21 +330,21 @@ class FlightLink:
             self._client, self._backoff, self._last_problem = client, FIRST_BACKOFF, None
             return client
 
-    def _stream(self, kind: Exchange) -> _Stream:
-        stream = self._streams.get(kind)
-        if stream is not None:
+    def _stream(self, kind: Exchange, member: int | None) -> _Stream:
+        stream = self._streams.get((kind, member))
+        if stream is not None and not stream.withdrawn:
             return stream
         with self._lock:
-            stream = self._streams.get(kind)
-            if stream is None:
+            stream = self._streams.get((kind, member))
+            if stream is None or stream.withdrawn:
                 client = self._connected()
                 try:
-                    stream = _Stream(client, kind, self._stream_broke)
+                    stream = _Stream(client, kind, member, self._stream_broke)
                 except (pa.ArrowException, OSError) as problem:
                     reason = escrow_error(problem)
                     self._lost(client, reason)
                     raise reason from None
-                self._streams[kind] = stream
+                self._streams[kind, member] = stream
                 if not self._patrolling:
                     self._patrolling = True
                     self._alarm.after(1.0, self._patrol)
@@ -329,9 +352,9 @@ class FlightLink:
 
     def _stream_broke(self, stream: _Stream) -> None:
         with self._lock:
-            if self._streams.get(stream.kind) is stream:
-                del self._streams[stream.kind]
-            if not self._closed and self._client is not None:
+            if self._streams.get((stream.kind, stream.member)) is stream:
+                del self._streams[stream.kind, stream.member]
+            if not self._closed and not stream.withdrawn and self._client is not None:
                 self._lost(self._client, Unknown(Code.DISCONNECTED))
 
     def _lost(self, client: flight.FlightClient, problem: EscrowError) -> None:

@@ -230,14 +230,14 @@ class Producer:
     ) -> tuple[int, tuple[Any, ...]]:
         """The broker and the checked row of one message."""
         name, content, given = unfolded(topic, body, given)
-        key, *_ = given
+        key, tag, properties, delay, wanted, identity, immunity = given
         if number is None:
             number = self._production.number(kind, key)
         session = self._production.sessions[number]
         half = kind is Exchange.PREPARE
         if not session.ready(half):
             session.open(half or self._production.has_checker)
-        row = session.checker.row(name, content, *given, transaction)
+        row = session.checker.row(name, content, key, tag, properties, delay, wanted, identity, immunity, transaction)
         return number, row
 
     def _batch(self, kind: Exchange, messages: Any) -> Receipts:

@@ -1,6 +1,6 @@
 """An in-memory twin of a link and its broker: enough of the rules to test clients against, with faults on demand.
 
-What it keeps to: message ids are de-duplicated, the first decision is final, only the owner's group may end a
+Cancelling the future of a receive withdraws it. What it keeps to: message ids are de-duplicated, the first decision is final, only the owner's group may end a
 transaction, messages become visible by COMMIT, receives lease and acks settle. What it leaves out: durability, time
 (delays, leases and back-offs never end by themselves), tags, order, dead letters.
 """
@@ -183,11 +183,14 @@ class TwinLink:
             self.closed = True
             waiting, self._waiting = self._waiting, []
         for request in waiting:
-            request.future.set_exception(Unknown(Code.CLOSED))
+            if request.future.set_running_or_notify_cancel():
+                request.future.set_exception(Unknown(Code.CLOSED))
 
     # The broker
 
     def _answer(self, request: Request) -> None:
+        if not request.future.set_running_or_notify_cancel():
+            return
         with self._lock:
             if self.away:
                 request.future.set_exception(Unknown(Code.DISCONNECTED, "the twin is away"))
