@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
+from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
+
+from escrowmq.errors import Code, Misuse
+
+LOCK_NAME = "lock"
+_MOST_CHUNKS = 1024  # IOV_MAX of Linux and macOS
 
 
 class File(Protocol):
@@ -61,3 +70,155 @@ class Disk(Protocol):
     def free_bytes(self) -> int: ...
 
     def close(self) -> None: ...
+
+
+def checked_name(name: str) -> str:
+    """``name`` if it names a file of the folder itself; Misuse otherwise, so that no name becomes a path."""
+    if not name or name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
+        raise Misuse(Code.BAD_ARGUMENT, f"{name!r} is not a file name")
+    return name
+
+
+class RealDisk:
+    """A folder of the file system. ``read_only`` neither makes nor changes anything: for looking at a folder in use."""
+
+    def __init__(self, folder: str | Path, *, read_only: bool = False) -> None:
+        self.folder = Path(folder)
+        self._read_only = read_only
+        self._lock: int | None = None
+        if not read_only and not self.folder.exists():
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _sync_path(self.folder.parent)
+        if not self.folder.is_dir():
+            raise Misuse(Code.NOT_A_DATA_FOLDER, f"{self.folder} is not a folder")
+
+    def open(self, name: str, *, create: bool = False) -> RealFile:
+        """The file of that name; FileNotFoundError unless ``create``."""
+        flags = os.O_RDONLY if self._read_only else os.O_RDWR | (os.O_CREAT if create else 0)
+        path = self.folder / checked_name(name)
+        return RealFile(path, os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+
+    def list(self) -> list[str]:
+        """Names of everything in the folder, sorted."""
+        return sorted(os.listdir(self.folder))
+
+    def rename(self, old: str, new: str) -> None:
+        """Replace ``new`` by ``old`` atomically. An open file keeps its content but must be opened anew to be mapped."""
+        os.replace(self.folder / checked_name(old), self.folder / checked_name(new))
+
+    def remove(self, name: str) -> None:
+        """Delete one file."""
+        os.unlink(self.folder / checked_name(name))
+
+    def sync_folder(self) -> None:
+        """Make creations, renames and removals durable."""
+        _sync_path(self.folder)
+
+    def lock(self) -> None:
+        """Take the folder until :meth:`close`; Misuse(FOLDER_IN_USE) names the process that has it."""
+        descriptor = os.open(self.folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as problem:
+            owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(descriptor)
+            if problem.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+            raise Misuse(Code.FOLDER_IN_USE, f"{self.folder} is in use by process {owner}") from None
+        os.ftruncate(descriptor, 0)
+        try:
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        except OSError:  # a full disk: the lock holds all the same, only the number is missing
+            pass
+        self._lock = descriptor
+
+    def free_bytes(self) -> int:
+        """Bytes that this process may still write."""
+        state = os.statvfs(self.folder)
+        return state.f_bavail * state.f_frsize
+
+    def close(self) -> None:
+        """Give the folder back."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+class RealFile:
+    """A file of a :class:`RealDisk`."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+
+    def write_at(self, offset: int, chunks: list[bytes | memoryview | pa.Buffer]) -> None:
+        """Write all chunks one after the other from ``offset``, in as few calls as the system allows."""
+        views = [memoryview(chunk).cast("B") for chunk in chunks if len(chunk)]
+        while views:
+            batch = views[:_MOST_CHUNKS]
+            written = os.pwritev(self._descriptor, batch, offset)
+            if written == 0:
+                raise OSError(errno.EIO, "nothing was written", str(self._path))
+            offset += written
+            views = _after(views, written)
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Up to ``size`` bytes from ``offset``."""
+        parts = []
+        while size > 0 and (part := os.pread(self._descriptor, min(size, 1 << 30), offset)):
+            parts.append(part)
+            offset += len(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def map(self, size: int) -> pa.Buffer:
+        """The first ``size`` bytes, shared with the page cache. No descriptor stays open for it."""
+        if size == 0:
+            return pa.py_buffer(b"")
+        with pa.memory_map(str(self._path), "r") as mapped:
+            return mapped.read_buffer(size)
+
+    def allocate(self, size: int) -> None:
+        """Make the file at least ``size`` bytes long with its blocks reserved."""
+        before = self.size()
+        try:
+            os.posix_fallocate(self._descriptor, 0, max(size, before))
+        except OSError:
+            if self.size() != before:  # some file systems keep what they got before they ran full
+                os.ftruncate(self._descriptor, before)
+            raise
+
+    def truncate(self, size: int) -> None:
+        """Cut (or extend with zeros) to ``size`` bytes."""
+        os.ftruncate(self._descriptor, size)
+
+    def size(self) -> int:
+        """Bytes, the reserved tail included."""
+        return os.fstat(self._descriptor).st_size
+
+    def sync(self) -> None:
+        """Make everything written durable, and the size."""
+        os.fdatasync(self._descriptor)
+
+    def close(self) -> None:
+        """Close the descriptor; maps stay valid."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _after(views: list[memoryview], written: int) -> list[memoryview]:
+    """What is left of ``views`` when their first ``written`` bytes are done."""
+    for index, view in enumerate(views):
+        if written < len(view):
+            return [view[written:], *views[index + 1 :]]
+        written -= len(view)
+    return []
+
+
+def _sync_path(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,435 @@
+"""The commit log on local segment files. One writer thread; reading is safe from any thread (see seam.py for the contract)."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, error
+from escrowmq.log import frames as codec
+from escrowmq.log import snapshots
+from escrowmq.log.active import ActiveSegment, disk_error
+from escrowmq.log.index import FrameIndex
+from escrowmq.log.reading import Reader, Segment, gather
+from escrowmq.log.recovery import Cut, Recovered, list_folder, recover, refuse_foreign, save_index
+from escrowmq.log.seam import Frame, Snapshot
+from escrowmq.log.segments import (
+    CLOSED_NAME,
+    HEADER_BYTES,
+    TEMPORARY,
+    Scan,
+    SegmentHeader,
+    index_name,
+    pack_closed,
+)
+from escrowmq.log.snapshots import SnapshotName
+from escrowmq.platform.clock import Clock, SystemClock
+from escrowmq.platform.disk import Disk
+from escrowmq.schemas import STORED, Kind
+
+Int64s = npt.NDArray[np.int64]
+
+_SEED = struct.Struct("<IQ")
+_KEPT_SNAPSHOTS = 2
+
+
+def open_log(
+    disk: Disk,
+    *,
+    segment_bytes: int = 256 << 20,
+    compression: str = "none",
+    version: str = "",
+    clock: Clock | None = None,
+    seed: bytes | None = None,
+) -> SegmentLog:
+    """Open the log in ``disk``'s folder, or make one; takes the folder's lock and appends a durable OPENED frame.
+
+    ``compression`` ("none", "lz4") is of message frames; ``version`` is this program's, for the record; ``seed`` (12 bytes) fixes
+    the shard id and salt of a new log, random otherwise. Raises Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER), Corrupt(DAMAGED,
+    NEWER_FORMAT, LOG_FAILED), Overloaded(DISK_FULL); the folder is given back then.
+    """
+    refuse_foreign(list_folder(disk))  # before the lock, which makes a file
+    disk.lock()
+    try:
+        listing = list_folder(disk)
+        refuse_foreign(listing)
+        clock = clock or SystemClock()
+        found = recover(disk, listing)
+        if found is None:
+            log = SegmentLog._create(disk, segment_bytes, compression == "lz4", clock.now_us(), seed)
+        else:
+            log = SegmentLog(disk, segment_bytes, compression == "lz4", found)
+        log._begin_epoch(version, max(clock.now_us(), log.last_time_us))
+        return log
+    except OSError as problem:
+        disk.close()
+        raise disk_error(problem) from problem
+    except BaseException:
+        disk.close()
+        raise
+
+
+class SegmentLog:
+    """A CommitLog in a folder. ``cut`` tells of the torn tail that this opening cut off, if there was one."""
+
+    def __init__(
+        self, disk: Disk, segment_bytes: int, lz4: bool, found: Recovered, active: ActiveSegment | None = None
+    ) -> None:
+        last = found.segments[-1]
+        self._disk = disk
+        self._segment_bytes = segment_bytes
+        self._lz4 = lz4
+        self._reader = Reader(disk, found.segments)
+        self._segment = last
+        self._active = active or ActiveSegment.resume(disk, last.name, last.size)
+        self._epoch = found.epoch
+        self._next_sequence = self._durable = last.next_sequence
+        self._next_position = last.next_position
+        self._time_us = found.time_us
+        self._bytes_written = 0
+        self._snapshots = found.snapshots
+        self._failure: EscrowError | None = None
+        self._closed = False
+        self.cut: Cut | None = found.cut
+
+    @classmethod
+    def _create(cls, disk: Disk, segment_bytes: int, lz4: bool, now_us: int, seed: bytes | None) -> SegmentLog:
+        shard, salt = _SEED.unpack(seed or os.urandom(_SEED.size))
+        header = SegmentHeader(shard or 1, 1, 0, 0, now_us, salt)
+        prepared = ActiveSegment.create(disk, header, 1 << 12, segment_bytes)
+        active = prepared.begin()
+        segment = Segment(prepared.name, header, FrameIndex.of(Scan(0, 0, 0)), HEADER_BYTES, 0, 0, 0)
+        return cls(disk, segment_bytes, lz4, Recovered([segment], [], 0, 0, None), active)
+
+    def _begin_epoch(self, version: str, now_us: int) -> None:
+        self._epoch += 1
+        schema = STORED[Kind.OPENED]
+        self.append(
+            Kind.OPENED, pa.RecordBatch.from_pylist([{"shard": self.shard, "version": version}], schema), now_us
+        )
+        self.sync()
+
+    # What the log is
+
+    @property
+    def shard(self) -> int:
+        """The shard's id."""
+        return self._segment.header.shard
+
+    @property
+    def epoch(self) -> int:
+        """How often the log was opened, this time included."""
+        return self._epoch
+
+    @property
+    def next_sequence(self) -> int:
+        """Sequence of the next frame."""
+        return self._next_sequence
+
+    @property
+    def next_position(self) -> int:
+        """Position of the next row."""
+        return self._next_position
+
+    @property
+    def last_time_us(self) -> int:
+        """Time of the last frame."""
+        return self._time_us
+
+    @property
+    def first_position(self) -> int:
+        """The lowest position still stored."""
+        return self._reader.segments[0].header.position
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes of frames appended by this opener."""
+        return self._bytes_written
+
+    def stored_bytes(self) -> int:
+        """Bytes of all segments, without reserved space."""
+        return sum(segment.size for segment in self._reader.segments)
+
+    # Writing
+
+    def reserve(self, size: int) -> None:
+        """Make sure that appends of ``size`` bytes (see frames.size_bound) will find room; Overloaded(DISK_FULL) if not."""
+        self._check_usable()
+        try:
+            if self._active.end + size > self._segment_bytes and self._segment.index.count:
+                self._roll(size)
+            else:
+                self._active.make_room(size, self._segment_bytes)
+        except OSError as problem:
+            refusal = disk_error(problem)
+            if not isinstance(refusal, Overloaded):
+                self._fail(refusal)
+            raise refusal from problem
+
+    def append(self, kind: Kind, batch: pa.RecordBatch, time_us: int) -> int:
+        """Add one frame of at least one row, no older than the last; the position of its first row.
+
+        Overloaded(DISK_FULL) if nothing was reserved and there is no room; nothing is changed then.
+        """
+        self._check_usable()
+        if time_us < self._time_us:
+            raise Misuse(Code.BAD_ARGUMENT, f"time {time_us} is before the last frame's, {self._time_us}")
+        position, sequence = self._next_position, self._next_sequence
+        chunks = codec.encode(
+            kind,
+            batch,
+            sequence=sequence,
+            position=position,
+            time_us=time_us,
+            epoch=self._epoch,
+            synced=self._durable,
+            salt=self._segment.header.salt,
+            lz4=self._lz4 and kind in (Kind.PLAIN, Kind.HALF),
+        )
+        size = sum(len(chunk) for chunk in chunks)
+        self.reserve(size)
+        self._publish(Frame(kind, sequence, position, time_us, self._epoch, batch), self._active.end, size)
+        self._active.put(chunks, size)
+        return position
+
+    def _publish(self, frame: Frame, offset: int, size: int) -> None:
+        """Let readers see an appended frame."""
+        self._next_sequence += 1
+        self._next_position += frame.batch.num_rows
+        self._time_us = frame.time_us
+        self._bytes_written += size
+        segment = self._segment
+        with self._reader.lock:
+            segment.index.append(frame.position, frame.time_us, offset, frame.kind)
+            segment.size += size
+            segment.next_position = self._next_position
+            segment.epoch = self._epoch
+            segment.synced = self._durable
+            self._reader.fresh[frame.sequence] = frame
+
+    def sync(self) -> None:
+        """Write what is buffered in one write, sync once. Corrupt(LOG_FAILED) stops the log."""
+        self._check_usable()
+        if self._durable == self._next_sequence:
+            return
+        try:
+            data = self._active.flush()
+        except OSError as problem:
+            raise self._fail(error(Code.LOG_FAILED, f"write or sync failed: {problem}")) from problem
+        self._settled(data)
+
+    def _settled(self, data: pa.Buffer | None) -> None:
+        """Everything appended is durable and lies in the mapped file."""
+        with self._reader.lock:
+            if data is not None:
+                self._segment.data = data
+            self._reader.fresh.clear()
+        self._durable = self._next_sequence
+
+    def _roll(self, size: int) -> None:
+        """Begin a new segment with room for ``size`` bytes. What can run out of space comes first and changes nothing."""
+        header = self._segment.header
+        following = SegmentHeader(
+            header.shard, self._epoch, self._next_sequence, self._next_position, self._time_us, header.salt
+        )
+        prepared = ActiveSegment.create(self._disk, following, size, self._segment_bytes)
+        sealed = self._segment
+        try:
+            data = self._active.seal()
+            self._settled(data)
+            self._active = prepared.begin()
+        except OSError as problem:
+            raise self._fail(error(Code.LOG_FAILED, f"sealing a segment failed: {problem}")) from problem
+        index = FrameIndex.of(Scan(0, 0, 0))
+        fresh = Segment(
+            prepared.name,
+            following,
+            index,
+            HEADER_BYTES,
+            self._next_position,
+            self._epoch,
+            self._next_sequence,
+        )
+        with self._reader.lock:
+            self._segment = fresh
+            self._reader.segments = (*self._reader.segments, fresh)
+        save_index(self._disk, sealed)
+
+    def _fail(self, failure: EscrowError) -> EscrowError:
+        self._failure = failure
+        return failure
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise error(Code.CLOSED, "the log is closed")
+        if self._failure is not None:
+            raise error(Code.LOG_FAILED, self._failure.message)
+
+    # Reading
+
+    def frames(self, start: int = 0, kinds: Sequence[Kind] | None = None, end: int | None = None) -> Iterator[Frame]:
+        """Stored frames with ``start <= sequence < end``, in order, of the given kinds; Corrupt at one that does not check."""
+        self._check_usable()
+        limit = self._next_sequence if end is None else min(end, self._next_sequence)
+        return self._reader.frames(start, limit, kinds)
+
+    def frames_at(
+        self, position: int, kinds: Sequence[Kind] | None = None, end_position: int | None = None
+    ) -> Iterator[Frame]:
+        """As :meth:`frames`, from the frame that holds ``position``; Rejected(RANGE_PURGED) if that has left the log."""
+        self._check_usable()
+        limit = self._next_position if end_position is None else min(end_position, self._next_position)
+        if position >= limit:
+            return iter(())
+        sequences = self._reader.locate(np.array([position, limit - 1], np.int64)).sequences
+        return self._reader.frames(int(sequences[0]), int(sequences[1]) + 1, kinds)
+
+    def read(self, positions: Int64s) -> pa.RecordBatch:
+        """The PLAIN and HALF rows at ``positions``, in that order (schema reading.READ_SCHEMA)."""
+        self._check_usable()
+        positions = np.asarray(positions, np.int64)
+        return gather(positions, self._reader.locate(positions), self._reader.frame)
+
+    def time_at(self, positions: Int64s) -> Int64s:
+        """The time_us of the frame that holds each position."""
+        self._check_usable()
+        return self._reader.locate(np.asarray(positions, np.int64)).times
+
+    def position_before(self, time_us: int) -> int:
+        """The position that begins the first segment holding anything newer than ``time_us``; the last segment at most."""
+        with self._reader.lock:
+            segments = self._reader.segments
+            for segment in segments:
+                if segment.index.count and segment.index.times[-1] > time_us:
+                    return segment.header.position
+        return segments[-1].header.position
+
+    # Snapshots and retention
+
+    def save_snapshot(self, tables: dict[str, pa.Table], sequence: int, position: int, time_us: int) -> None:
+        """Store a snapshot of durable frames durably; keeps the last two. Overloaded(DISK_FULL) leaves the old ones."""
+        self._check_usable()
+        if sequence > self._durable:
+            raise Misuse(
+                Code.BAD_ARGUMENT, f"a snapshot at {sequence} would be ahead of what is durable, {self._durable}"
+            )
+        try:
+            name = snapshots.save(self._disk, self.shard, Snapshot(sequence, position, time_us, tables))
+        except OSError as problem:
+            refusal = disk_error(problem)
+            raise (refusal if isinstance(refusal, Overloaded) else self._fail(refusal)) from problem
+        with self._reader.lock:
+            kept = sorted({*self._snapshots, name}, reverse=True)
+            old = [s for s in kept if s.first < 0][_KEPT_SNAPSHOTS:]
+            self._snapshots = [s for s in kept if s not in old]
+        for gone in old:
+            self._remove(str(gone))
+
+    def load_snapshot(self) -> Snapshot | None:
+        """The newest snapshot that checks; None when the log goes back to its beginning; else Corrupt."""
+        self._check_usable()
+        found = self._newest_snapshot()
+        return found[1] if found is not None else None
+
+    def _newest_snapshot(self) -> tuple[SnapshotName, Snapshot] | None:
+        with self._reader.lock:
+            names, first = list(self._snapshots), self._reader.segments[0].sequence
+        return snapshots.newest(self._disk, self.shard, names, first, self._next_sequence)
+
+    def bytes_since_snapshot(self) -> int:
+        """Bytes of the frames from the newest snapshot on."""
+        with self._reader.lock:
+            start = self._snapshots[0].sequence if self._snapshots else 0
+            return sum(_bytes_from(segment, start) for segment in self._reader.segments)
+
+    def drop_before(self, position: int) -> int:
+        """Drop whole segments below ``position`` that the newest snapshot covers, which becomes the base; how many."""
+        self._check_usable()
+        with self._reader.lock:
+            segments = self._reader.segments
+        found = self._newest_snapshot()
+        if found is None:
+            return 0
+        name, snapshot = found
+        dropped = [s for s in segments[:-1] if s.next_position <= position and s.next_sequence <= snapshot.sequence]
+        if not dropped:
+            return 0
+        kept = segments[len(dropped) :]
+        old_base = self._make_base(name, kept[0].sequence)
+        with self._reader.lock:
+            self._reader.segments = self._reader.segments[len(dropped) :]
+            self._reader.forget_before(kept[0].sequence)
+        for segment in dropped:
+            self._remove(segment.name)
+            self._remove(index_name(segment.name))
+        for old in old_base:
+            self._remove(str(old))
+        return len(dropped)
+
+    def _make_base(self, current: SnapshotName, first: int) -> list[SnapshotName]:
+        """Make the snapshot ``current`` the base of a log that begins with frame ``first``; the bases it replaces."""
+        base = SnapshotName(current.sequence, first)
+        with self._reader.lock:
+            others = [s for s in self._snapshots if s not in (current, base)]
+        try:
+            self._disk.rename(str(current), str(base))
+            self._disk.sync_folder()
+        except OSError as problem:
+            raise self._fail(error(Code.LOG_FAILED, f"renaming a snapshot failed: {problem}")) from problem
+        replaced = [s for s in others if s.first >= 0]
+        with self._reader.lock:
+            self._snapshots = sorted({base, *(s for s in others if s.first < 0)}, reverse=True)
+        return replaced
+
+    def _remove(self, name: str) -> None:
+        """Delete what is no longer part of the log; what cannot be deleted now is at the next opening."""
+        try:
+            self._disk.remove(name)
+        except OSError:
+            pass
+
+    # The end
+
+    def close(self, *, clean: bool = True) -> None:
+        """Sync, cut the reserved tail, give the folder back. Not ``clean``: leave everything as a crash would."""
+        if self._closed:
+            return
+        try:
+            if clean and self._failure is None:
+                self.sync()
+                self._seal_cleanly()
+        finally:
+            self._closed = True
+            self._active.abandon()
+            self._disk.close()
+
+    def _seal_cleanly(self) -> None:
+        """Cut the reserved tail, and note in the file ``closed`` how far the log is durable. A full disk may keep it from that."""
+        try:
+            self._active.seal()
+        except OSError as problem:
+            raise self._fail(error(Code.LOG_FAILED, f"closing the log failed: {problem}")) from problem
+        try:
+            temporary = CLOSED_NAME + TEMPORARY
+            file = self._disk.open(temporary, create=True)
+            file.truncate(0)
+            file.write_at(0, [pack_closed(self.shard, self._next_sequence, self._next_position)])
+            file.sync()
+            file.close()
+            self._disk.rename(temporary, CLOSED_NAME)
+            self._disk.sync_folder()
+        except OSError:
+            pass
+
+
+def _bytes_from(segment: Segment, sequence: int) -> int:
+    """Bytes of the segment's frames from ``sequence`` on."""
+    index = sequence - segment.sequence
+    if index >= segment.index.count:
+        return 0
+    return segment.size - int(segment.index.offsets[max(index, 0)])

@@ -1,0 +1,194 @@
+"""The frame codec: one Arrow record batch with a 56-byte header and a checksum over all of it (FORMAT.md has the map).
+
+Messages are Arrow IPC record batch messages without their schema, which the kind tells. Kinds whose columns are all
+integers are *bare columns*: nothing but the values, the widest columns first so that each is aligned. That is what makes
+a question about a waiting half message cost 64 bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple, TypeAlias
+
+import pyarrow as pa
+import xxhash
+
+from escrowmq.errors import Code, Misuse
+from escrowmq.log.report import Damage, DamagedLog
+from escrowmq.schemas import STORED, Kind, is_fixed_width
+
+MAGIC = b"EMQF"
+VERSION = 1
+HEADER_BYTES = 56
+LARGEST_PAYLOAD = (1 << 32) - 8
+_CHECKED = struct.Struct("<4sBBBBIIQQQII")
+_HEADER = struct.Struct("<4sBBBBIIQQQIIQ")
+_CHECKSUM = struct.Struct("<Q")
+_LARGEST_LAG = (1 << 32) - 1
+
+Chunk: TypeAlias = bytes | memoryview | pa.Buffer
+
+
+class Encoding(IntEnum):
+    """How the payload holds the batch. The number is stored."""
+
+    ARROW = 0
+    ARROW_LZ4 = 1
+    BARE = 2
+
+
+class FrameHeader(NamedTuple):
+    """The fields of a frame's header, in their order on disk."""
+
+    magic: bytes
+    version: int
+    kind: int
+    encoding: int
+    flags: int
+    payload_bytes: int
+    rows: int
+    sequence: int
+    position: int
+    time_us: int
+    epoch: int
+    synced_lag: int
+    checksum: int
+
+    @property
+    def frame_bytes(self) -> int:
+        """Header and payload together."""
+        return HEADER_BYTES + self.payload_bytes
+
+    @property
+    def synced(self) -> int:
+        """Every frame with a sequence below this was durable when this frame was written."""
+        return self.sequence - self.synced_lag
+
+    @property
+    def is_newer(self) -> bool:
+        """Whether only a newer version of this program knows what the frame means. Ask after the checksum."""
+        known = self.kind in STORED and self.encoding <= Encoding.BARE and self.flags == 0
+        return self.version > VERSION or not known
+
+
+def encode(
+    kind: Kind,
+    batch: pa.RecordBatch,
+    *,
+    sequence: int,
+    position: int,
+    time_us: int,
+    epoch: int,
+    synced: int,
+    salt: int,
+    lz4: bool = False,
+) -> list[Chunk]:
+    """One frame as chunks of bytes to be written one after the other; Misuse if the batch is not of the kind's schema."""
+    schema = STORED[kind]
+    if not batch.schema.equals(schema):
+        raise Misuse(Code.BAD_ARGUMENT, f"a {kind.name} frame has columns {schema.names}, not {batch.schema.names}")
+    if batch.num_rows == 0:
+        raise Misuse(Code.BAD_ARGUMENT, f"a {kind.name} frame of no rows")
+    encoding, payload = _payload(batch, is_fixed_width(schema), lz4)
+    size = sum(len(chunk) for chunk in payload)
+    if size > LARGEST_PAYLOAD:
+        raise Misuse(Code.BATCH_TOO_LARGE, f"a frame of {size} bytes; the format ends at {LARGEST_PAYLOAD}")
+    lag = min(sequence - synced, _LARGEST_LAG)
+    head = _CHECKED.pack(
+        MAGIC, VERSION, kind, encoding, 0, size, batch.num_rows, sequence, position, time_us, epoch, lag
+    )
+    digest = xxhash.xxh3_64(head, seed=salt)
+    for chunk in payload:
+        digest.update(chunk)
+    return [head + _CHECKSUM.pack(digest.intdigest()), *payload]
+
+
+def size_bound(batch: pa.RecordBatch) -> int:
+    """Bytes that a frame of this batch takes at most, whatever its encoding: what to ``reserve`` for it."""
+    size = int(pa.ipc.get_record_batch_size(batch))
+    # LZ4 can only lose a little: 1/255 of the content, and some 32 bytes for each buffer.
+    return int(HEADER_BYTES + size + size // 250 + 64 * (2 + 3 * batch.num_columns))
+
+
+def read_header(data: pa.Buffer | memoryview, offset: int) -> FrameHeader:
+    """The 56 bytes at ``offset`` as a header, whatever they are."""
+    return FrameHeader._make(_HEADER.unpack_from(data, offset))
+
+
+def checks(data: memoryview, offset: int, header: FrameHeader, salt: int) -> bool:
+    """Whether the checksum of the frame at ``offset`` (which must lie within ``data``) is right."""
+    digest = xxhash.xxh3_64(data[offset : offset + _CHECKED.size], seed=salt)
+    digest.update(data[offset + HEADER_BYTES : offset + header.frame_bytes])
+    return bool(digest.intdigest() == header.checksum)
+
+
+def decode(data: pa.Buffer, offset: int, header: FrameHeader, file: str) -> pa.RecordBatch:
+    """The batch of a checked frame, its columns lying in ``data`` itself (LZ4 apart); Corrupt with the place if it is none."""
+    if header.is_newer:
+        raise DamagedLog(Damage(file, offset, header.sequence, "a frame of a newer version", newer=True))
+    schema = STORED[Kind(header.kind)]
+    payload = data.slice(offset + HEADER_BYTES, header.payload_bytes)
+    try:
+        if header.encoding == Encoding.BARE:
+            batch = _from_bare(payload, schema, header.rows)
+        else:
+            batch = pa.ipc.read_record_batch(payload, schema)
+    except (pa.ArrowException, OSError, ValueError) as problem:
+        raise DamagedLog(Damage(file, offset, header.sequence, f"the frame does not decode: {problem}")) from problem
+    if batch.num_rows != header.rows:
+        what = f"the frame holds {batch.num_rows} rows, its header says {header.rows}"
+        raise DamagedLog(Damage(file, offset, header.sequence, what))
+    return batch
+
+
+def _payload(batch: pa.RecordBatch, fixed: bool, lz4: bool) -> tuple[Encoding, list[Chunk]]:
+    if fixed:
+        return Encoding.BARE, _bare(batch)
+    if lz4:
+        return Encoding.ARROW_LZ4, _padded([_compressed(batch)])
+    return Encoding.ARROW, _padded([batch.serialize()])
+
+
+def _compressed(batch: pa.RecordBatch) -> pa.Buffer:
+    """The batch's message in a compressed stream: what follows the schema's."""
+    sink = pa.BufferOutputStream()
+    writer = pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="lz4"))
+    writer.write_batch(batch)
+    end = sink.tell()
+    start = batch.schema.serialize().size
+    return sink.getvalue().slice(start, end - start)
+
+
+def _padded(chunks: list[Chunk]) -> list[Chunk]:
+    rest = -sum(len(chunk) for chunk in chunks) % 8
+    return [*chunks, bytes(rest)] if rest else chunks
+
+
+def _widest_first(schema: pa.Schema) -> list[int]:
+    """Column numbers in the order in which bare columns are stored."""
+    return sorted(range(len(schema)), key=lambda i: -schema.field(i).type.bit_width)
+
+
+def _bare(batch: pa.RecordBatch) -> list[Chunk]:
+    chunks: list[Chunk] = []
+    for i in _widest_first(batch.schema):
+        column = batch.column(i)
+        if column.null_count:
+            raise Misuse(Code.BAD_ARGUMENT, f"column {batch.schema.names[i]} holds nulls")
+        width = column.type.bit_width // 8
+        chunks.append(column.buffers()[1].slice(column.offset * width, len(column) * width))
+    return _padded(chunks)
+
+
+def _from_bare(payload: pa.Buffer, schema: pa.Schema, rows: int) -> pa.RecordBatch:
+    columns: list[pa.Array] = [None] * len(schema)
+    at = 0
+    for i in _widest_first(schema):
+        kind = schema.field(i).type
+        size = rows * kind.bit_width // 8
+        if at + size > payload.size:
+            raise ValueError(f"{payload.size} bytes are too few for {rows} rows")
+        columns[i] = pa.Array.from_buffers(kind, rows, [None, payload.slice(at, size)], null_count=0)
+        at += size
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -1,0 +1,120 @@
+"""Where the frames of a segment are: four NumPy columns, growing for the newest segment, mapped from a side file for sealed
+ones. The side file is derived: it may be deleted at any time and is rebuilt equal."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+from escrowmq.log.report import DamagedLog
+from escrowmq.log.segments import FORMAT_VERSION, Scan, SegmentHeader, open_header, seal_header
+
+Int64s = npt.NDArray[np.int64]
+
+_MAGIC = b"EMQI"
+_HEADER = struct.Struct("<4sHHIIQQQQQQ")
+HEADER_BYTES = _HEADER.size + 8
+_DTYPES: tuple[Any, ...] = ("<i8", "<i8", "<i8", "u1")
+
+
+class FrameIndex:
+    """Columns ``positions``, ``times``, ``offsets`` (int64) and ``kinds`` (uint8), one entry a frame, in order.
+
+    One thread appends. Views taken before stay valid and unchanged, for growing replaces the arrays.
+    """
+
+    __slots__ = ("_columns", "count")
+
+    def __init__(self, columns: list[npt.NDArray[Any]], count: int | None = None) -> None:
+        self._columns = columns
+        self.count = len(columns[0]) if count is None else count
+
+    @classmethod
+    def of(cls, scan: Scan) -> FrameIndex:
+        """The index of what a walk found."""
+        lists = (scan.positions, scan.times, scan.offsets, scan.kinds)
+        return cls([np.array(values, dtype) for values, dtype in zip(lists, _DTYPES, strict=True)])
+
+    def append(self, position: int, time_us: int, offset: int, kind: int) -> None:
+        """Add a frame at the end."""
+        count = self.count
+        if count == len(self._columns[0]):
+            capacity = max(2 * count, 256)
+            self._columns = [np.concatenate([c[:count], np.empty(capacity - count, c.dtype)]) for c in self._columns]
+        positions, times, offsets, kinds = self._columns
+        positions[count] = position
+        times[count] = time_us
+        offsets[count] = offset
+        kinds[count] = kind
+        self.count = count + 1
+
+    @property
+    def positions(self) -> Int64s:
+        """Position of each frame's first row."""
+        return self._columns[0][: self.count]
+
+    @property
+    def times(self) -> Int64s:
+        """time_us of each frame."""
+        return self._columns[1][: self.count]
+
+    @property
+    def offsets(self) -> Int64s:
+        """Byte offset of each frame in the segment file."""
+        return self._columns[2][: self.count]
+
+    @property
+    def kinds(self) -> npt.NDArray[np.uint8]:
+        """schemas.Kind of each frame."""
+        return self._columns[3][: self.count]
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How far a segment reaches: its bytes, and what comes next after it."""
+
+    size: int
+    next_position: int
+    epoch: int
+    synced: int
+
+
+def pack(header: SegmentHeader, index: FrameIndex, extent: Extent) -> bytes:
+    """Content of the side file."""
+    columns = (index.positions, index.times, index.offsets, index.kinds)
+    body = b"".join(column.tobytes() for column in columns)
+    body += bytes(-len(body) % 8)
+    fields = (header.shard, extent.epoch, header.sequence, extent.synced, extent.size, index.count)
+    head = seal_header(
+        _HEADER.pack(
+            _MAGIC, FORMAT_VERSION, HEADER_BYTES, *fields, extent.next_position, xxhash.xxh3_64_intdigest(body)
+        )
+    )
+    return head + body
+
+
+def unpack(data: pa.Buffer, header: SegmentHeader, file: str) -> tuple[FrameIndex, Extent] | None:
+    """The index of the sealed segment with this header, its columns lying in ``data``; None if it does not check."""
+    try:
+        raw = data.slice(0, min(HEADER_BYTES, data.size)).to_pybytes()
+        fields = _HEADER.unpack(open_header(raw, _MAGIC, HEADER_BYTES, file))[3:]
+    except DamagedLog:
+        return None
+    shard, epoch, sequence, synced, size, count, next_position, checksum = fields
+    body = data.slice(HEADER_BYTES)
+    expected = 25 * count + -25 * count % 8
+    if (shard, sequence) != (header.shard, header.sequence) or body.size != expected:
+        return None
+    if xxhash.xxh3_64_intdigest(body) != checksum:
+        return None
+    columns, at = [], HEADER_BYTES
+    for dtype in _DTYPES:
+        columns.append(np.frombuffer(data, dtype, count, at))
+        at += columns[-1].nbytes
+    return FrameIndex(columns), Extent(size, next_position, epoch, synced)

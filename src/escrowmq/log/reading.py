@@ -1,0 +1,242 @@
+"""Reading what the log holds: frames decoded where they lie, rows gathered by position. Safe from any thread."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from escrowmq.errors import Code, Misuse, error
+from escrowmq.log import frames as codec
+from escrowmq.log.frames import Encoding
+from escrowmq.log.index import FrameIndex
+from escrowmq.log.report import Damage, DamagedLog
+from escrowmq.log.seam import Frame
+from escrowmq.log.segments import SegmentHeader
+from escrowmq.platform.disk import Disk
+from escrowmq.schemas import STORED, Kind, empty
+
+Int64s = npt.NDArray[np.int64]
+
+READ_SCHEMA: pa.Schema = STORED[Kind.PLAIN].append(pa.field("stored_us", pa.int64(), nullable=False))
+"""What ``read`` answers."""
+
+_CACHE_BYTES = 64 << 20
+_FRAME_COST = 4096  # what a decoded frame takes apart from its mapped bytes
+
+
+@dataclass(slots=True)
+class Segment:
+    """One segment. ``epoch`` is the last opener in it, ``data`` its mapped file, None until it is first read."""
+
+    name: str
+    header: SegmentHeader
+    index: FrameIndex
+    size: int
+    next_position: int
+    epoch: int
+    synced: int
+    data: pa.Buffer | None = None
+
+    @property
+    def sequence(self) -> int:
+        """Sequence of the first frame."""
+        return self.header.sequence
+
+    @property
+    def next_sequence(self) -> int:
+        """Sequence behind the last frame."""
+        return self.header.sequence + self.index.count
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """For each position asked for (arrays of one length): its frame's sequence, first position, time and kind."""
+
+    sequences: Int64s
+    starts: Int64s
+    times: Int64s
+    kinds: npt.NDArray[np.uint8]
+
+
+class Reader:
+    """The segments of a log, and frames that are appended but not yet written.
+
+    ``lock`` guards all of its state; the log's writer takes it for the moment of a change.
+    """
+
+    def __init__(self, disk: Disk, segments: list[Segment]) -> None:
+        self.lock = Lock()
+        self.segments: tuple[Segment, ...] = tuple(segments)
+        self.fresh: dict[int, Frame] = {}
+        self._disk = disk
+        self._cache: OrderedDict[int, tuple[Frame, int]] = OrderedDict()
+        self._cached_bytes = 0
+
+    def locate(self, positions: Int64s) -> Located:
+        """Find the frames of positions; Rejected(RANGE_PURGED) below the log, Misuse beyond it."""
+        with self.lock:
+            segments = self.segments
+            if len(positions):
+                self._check_range(int(positions.min()), int(positions.max()))
+            bases = np.fromiter((s.header.position for s in segments), np.int64, len(segments))
+            which = np.searchsorted(bases, positions, side="right") - 1
+            size = len(positions)
+            found = Located(
+                np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.uint8)
+            )
+            for number in np.unique(which):
+                mask = which == number
+                segment = segments[number]
+                index = np.searchsorted(segment.index.positions, positions[mask], side="right") - 1
+                found.sequences[mask] = segment.sequence + index
+                found.starts[mask] = segment.index.positions[index]
+                found.times[mask] = segment.index.times[index]
+                found.kinds[mask] = segment.index.kinds[index]
+            return found
+
+    def _check_range(self, low: int, high: int) -> None:
+        if low < self.segments[0].header.position:
+            raise error(Code.RANGE_PURGED, f"position {low} has left the log")
+        if high >= self.segments[-1].next_position:
+            raise Misuse(Code.BAD_ARGUMENT, f"there is no position {high} yet")
+
+    def frame(self, sequence: int, *, keep: bool = True) -> Frame:
+        """One frame, its checksum verified; ``keep`` remembers it for the next reader."""
+        with self.lock:
+            if (fresh := self.fresh.get(sequence)) is not None:
+                return fresh
+            if (cached := self._cache.get(sequence)) is not None:
+                self._cache.move_to_end(sequence)
+                return cached[0]
+            segment = self._segment_of(sequence)
+            offset = int(segment.index.offsets[sequence - segment.sequence])
+            data = self._mapped(segment)
+        frame, encoding = _decoded(data, segment, offset, sequence)
+        if keep:
+            self._remember(frame, frame.batch.nbytes if encoding == Encoding.ARROW_LZ4 else 0)
+        return frame
+
+    def _segment_of(self, sequence: int) -> Segment:
+        if sequence < self.segments[0].sequence:
+            raise error(Code.RANGE_PURGED, f"frame {sequence} has left the log")
+        return self.segments[bisect_right(self.segments, sequence, key=lambda s: s.sequence) - 1]
+
+    def _mapped(self, segment: Segment) -> pa.Buffer:
+        """The segment's file as a buffer; no descriptor stays open, and retention may delete the file meanwhile."""
+        if segment.data is None:
+            try:
+                file = self._disk.open(segment.name)
+            except FileNotFoundError:
+                raise DamagedLog(Damage(segment.name, 0, segment.sequence, "the segment is missing")) from None
+            try:
+                if file.size() < segment.size:
+                    what = f"the file has {file.size()} bytes of {segment.size}"
+                    raise DamagedLog(Damage(segment.name, file.size(), -1, what))
+                segment.data = file.map(segment.size)
+            finally:
+                file.close()
+        return segment.data
+
+    def _remember(self, frame: Frame, extra: int) -> None:
+        cost = _FRAME_COST + extra
+        with self.lock:
+            if frame.sequence in self._cache:
+                return
+            self._cache[frame.sequence] = (frame, cost)
+            self._cached_bytes += cost
+            while self._cached_bytes > _CACHE_BYTES:
+                self._cached_bytes -= self._cache.popitem(last=False)[1][1]
+
+    def forget_before(self, sequence: int) -> None:
+        """Let decoded frames of dropped segments go. Call with the lock held."""
+        for gone in [s for s in self._cache if s < sequence]:
+            self._cached_bytes -= self._cache.pop(gone)[1]
+
+    def frames(self, start: int, end: int, kinds: Sequence[Kind] | None) -> Iterator[Frame]:
+        """Frames ``start`` <= sequence < ``end`` of the given kinds, in order."""
+        with self.lock:
+            segments = self.segments
+        for segment in segments:
+            low, high = max(start, segment.sequence), min(end, segment.next_sequence)
+            if low >= high:
+                continue
+            with self.lock:
+                stored = segment.index.kinds[low - segment.sequence : high - segment.sequence]
+            wanted = range(low, high)
+            chosen = wanted if kinds is None else low + np.flatnonzero(np.isin(stored, [int(k) for k in kinds]))
+            for sequence in chosen:
+                yield self.frame(int(sequence), keep=False)
+
+
+def _decoded(data: pa.Buffer, segment: Segment, offset: int, sequence: int) -> tuple[Frame, int]:
+    """The frame at ``offset``, which the index says is ``sequence``; Corrupt with the place if it is not, or is damaged."""
+    view = memoryview(data)
+    header = codec.read_header(view, offset)
+    problem: str | None = None
+    if header.magic != codec.MAGIC or offset + header.frame_bytes > len(view):
+        problem = "no frame begins here"
+    elif not codec.checks(view, offset, header, segment.header.salt):
+        problem = "the checksum is wrong"
+    elif header.sequence != sequence:
+        problem = f"a frame out of place: sequence {header.sequence}"
+    if problem is not None:
+        raise DamagedLog(Damage(segment.name, offset, sequence, problem))
+    batch = codec.decode(data, offset, header, segment.name)
+    frame = Frame(Kind(header.kind), sequence, header.position, header.time_us, header.epoch, batch)
+    return frame, header.encoding
+
+
+def gather(positions: Int64s, located: Located, fetch: Callable[[int], Frame]) -> pa.RecordBatch:
+    """The PLAIN and HALF rows at ``positions``, in that order, with their frame's time as ``stored_us``.
+
+    Neighbouring rows of one frame come as slices: one run is not copied at all, several are copied once. Rows scattered
+    over their frames are taken frame by frame, then put in order if they were not.
+    """
+    if not len(positions):
+        return empty(READ_SCHEMA)
+    wrong = np.flatnonzero((located.kinds != Kind.PLAIN) & (located.kinds != Kind.HALF))
+    if len(wrong):
+        raise Misuse(Code.BAD_ARGUMENT, f"position {positions[wrong[0]]} holds no message")
+    rows = positions - located.starts
+    breaks = np.flatnonzero((np.diff(located.sequences) != 0) | (np.diff(rows) != 1)) + 1
+    if 4 * len(breaks) <= len(rows):
+        batch = _slices(rows, located.sequences, breaks, fetch)
+    else:
+        batch = _takes(rows, located.sequences, fetch)
+    return pa.RecordBatch.from_arrays([*batch.columns, pa.array(located.times)], schema=READ_SCHEMA)
+
+
+def _slices(rows: Int64s, sequences: Int64s, breaks: Int64s, fetch: Callable[[int], Frame]) -> pa.RecordBatch:
+    edges = [0, *breaks.tolist(), len(rows)]
+    runs = []
+    for start, end in itertools.pairwise(edges):
+        runs.append(fetch(int(sequences[start])).batch.slice(int(rows[start]), end - start))
+    return runs[0] if len(runs) == 1 else pa.concat_batches(runs)
+
+
+def _takes(rows: Int64s, sequences: Int64s, fetch: Callable[[int], Frame]) -> pa.RecordBatch:
+    order = None
+    if (np.diff(sequences) < 0).any():
+        order = np.argsort(sequences, kind="stable")
+        rows, sequences = rows[order], sequences[order]
+    edges = [0, *(np.flatnonzero(np.diff(sequences)) + 1).tolist(), len(rows)]
+    pieces = []
+    for start, end in itertools.pairwise(edges):
+        batch = fetch(int(sequences[start])).batch
+        chosen = rows[start:end]
+        whole = end - start == 1 or (chosen[-1] - chosen[0] == end - start - 1 and (np.diff(chosen) == 1).all())
+        pieces.append(batch.slice(int(chosen[0]), end - start) if whole else batch.take(pa.array(chosen)))
+    combined = pa.concat_batches(pieces)
+    if order is None:
+        return combined
+    inverse = np.empty_like(order)
+    inverse[order] = np.arange(len(order))
+    return combined.take(pa.array(inverse))

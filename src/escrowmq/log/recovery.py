@@ -1,0 +1,317 @@
+"""Opening a folder: what is there, what of it is the log, and what a crash left behind.
+
+Rules:
+
+1. A segment that is not the last was synced before the next one got its name: any bad frame in it is damage.
+2. In the last segment, what follows the last good frame is *reserved space* if it is all zeros; *damage* if anything shows
+   that a frame had been durable there (a later frame's synced mark, a snapshot's or the file ``closed``'s sequence); else a
+   *torn tail*: writes that nobody was told of, dropped, torn or reordered by the crash. Only a torn tail is cut.
+3. Damage raises Corrupt with its place, and nothing in the folder is changed.
+4. What was recovered is made durable before anything is appended. The frames that may never have reached the disk are written
+   again first: after a failed sync, the system may take them for clean.
+5. Every step can be repeated, so a crash during recovery is recovered from by recovery.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from escrowmq.errors import Code, Misuse
+from escrowmq.log import index as side
+from escrowmq.log import snapshots
+from escrowmq.log.index import FrameIndex
+from escrowmq.log.reading import Segment
+from escrowmq.log.report import Damage, DamagedLog
+from escrowmq.log.segments import (
+    CLOSED_NAME,
+    HEADER_BYTES,
+    TEMPORARY,
+    Scan,
+    SegmentHeader,
+    index_name,
+    is_zero,
+    later_frames,
+    scan,
+    segment_base,
+    segment_name,
+    unpack_closed,
+)
+from escrowmq.log.snapshots import SnapshotName
+from escrowmq.platform.disk import LOCK_NAME, Disk
+
+_NEUTRAL = {"lost+found", LOCK_NAME}
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files of a folder, by what they are."""
+
+    segments: list[int]  # first sequences, ascending, of those that are part of the log
+    dropped: list[int]  # first sequences of segments before the base: to be removed
+    snapshots: list[SnapshotName]  # newest first
+    base: SnapshotName | None
+    temporary: list[str]
+    closed: bool
+    foreign: list[str]
+
+    @property
+    def first(self) -> int:
+        """The frame that the log begins with."""
+        return self.base.first if self.base is not None else 0
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether no log has been made here (a torn creation leaves nothing but temporary files)."""
+        return not (self.segments or self.dropped or self.snapshots or self.closed)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A torn tail that was cut off."""
+
+    file: str
+    offset: int
+    size: int
+    what: str
+
+
+@dataclass(slots=True)
+class Recovered:
+    """A log as it was found, ready to be appended to. ``snapshots`` newest first."""
+
+    segments: list[Segment]
+    snapshots: list[SnapshotName]
+    epoch: int
+    time_us: int
+    cut: Cut | None
+
+
+def list_folder(disk: Disk) -> Listing:
+    """Sort the names in a folder; looks at no content."""
+    names = disk.list()
+    found = snapshots.listed(names)
+    bases = [s for s in found if s.first >= 0]
+    base = max(bases, key=lambda s: (s.first, s.sequence), default=None)
+    first = base.first if base is not None else 0
+    segments = sorted(sequence for name in names if (sequence := segment_base(name)) is not None)
+    known = {str(s) for s in found} | {segment_name(s) for s in segments} | {CLOSED_NAME}
+    known |= {index_name(segment_name(s)) for s in segments}
+    temporary = [
+        n for n in names if n.endswith((f".segment{TEMPORARY}", f".snapshot{TEMPORARY}", f".index{TEMPORARY}"))
+    ]
+    temporary += [n for n in names if n == CLOSED_NAME + TEMPORARY]
+    foreign = [n for n in names if n not in known | _NEUTRAL and n not in temporary and not n.startswith(".")]
+    return Listing(
+        [s for s in segments if s >= first],
+        [s for s in segments if s < first],
+        found,
+        base,
+        temporary,
+        CLOSED_NAME in names,
+        [n for n in foreign if not n.endswith(".index")],
+    )
+
+
+def refuse_foreign(listing: Listing) -> None:
+    """Misuse(NOT_A_DATA_FOLDER) for a folder that holds something, and no log."""
+    if listing.is_fresh and listing.foreign:
+        raise Misuse(Code.NOT_A_DATA_FOLDER, f"the folder holds no log but other files, such as {listing.foreign[0]!r}")
+
+
+def recover(disk: Disk, listing: Listing) -> Recovered | None:
+    """Find the log's end and make what there is durable; None for a folder without a log. Corrupt changes nothing."""
+    if listing.is_fresh:
+        _remove(disk, listing.temporary)
+        return None
+    check_chain_start(listing)
+    headers = [read_segment_header(disk, sequence) for sequence in listing.segments]
+    sealed, unindexed = _sealed_segments(disk, headers)
+    last, cut = _recover_last(disk, headers[-1], durable_floor(disk, listing, headers[-1].shard))
+    for segment in unindexed:
+        save_index(disk, segment)
+    superseded = [str(s) for s in listing.snapshots if s.first >= 0 and s != listing.base]
+    dropped = [segment_name(s) for s in listing.dropped]
+    _remove(disk, [*listing.temporary, *superseded, *dropped, *map(index_name, dropped)])
+    disk.sync_folder()
+    segments = [*sealed, last]
+    kept = [s for s in listing.snapshots if str(s) not in superseded]
+    return Recovered(segments, kept, last.epoch, _last_time(segments), cut)
+
+
+def _sealed_segments(disk: Disk, headers: list[SegmentHeader]) -> tuple[list[Segment], list[Segment]]:
+    """All segments but the last, and those among them that have no good side file."""
+    sealed: list[Segment] = []
+    unindexed: list[Segment] = []
+    for header, following in itertools.pairwise(headers):
+        segment, indexed = sealed_segment(disk, header)
+        check_link(segment, following)
+        sealed.append(segment)
+        if not indexed:
+            unindexed.append(segment)
+    return sealed, unindexed
+
+
+def _recover_last(disk: Disk, header: SegmentHeader, floor: int) -> tuple[Segment, Cut | None]:
+    """The last segment, its torn tail cut, everything in it durable."""
+    name = segment_name(header.sequence)
+    file = disk.open(name)
+    try:
+        data = file.map(file.size())
+        found = scan(data, header)
+        check_durable(name, found, floor)
+        cut = torn_tail(name, data, header, found)
+        if cut is not None:
+            file.truncate(found.end)
+        doubtful = found.offsets[max(found.synced - header.sequence, floor - header.sequence, 0) :]
+        if doubtful:
+            file.write_at(doubtful[0], [file.read_at(doubtful[0], found.end - doubtful[0])])
+        file.sync()
+    finally:
+        file.close()
+    return _segment(name, header, found), cut
+
+
+def _segment(name: str, header: SegmentHeader, found: Scan) -> Segment:
+    synced = max(found.synced, header.sequence)
+    return Segment(name, header, FrameIndex.of(found), found.end, found.position, found.epoch, synced)
+
+
+def _last_time(segments: list[Segment]) -> int:
+    for segment in reversed(segments):
+        if segment.index.count:
+            return int(segment.index.times[-1])
+    return segments[-1].header.created_us
+
+
+def _remove(disk: Disk, names: list[str]) -> None:
+    for name in names:
+        try:
+            disk.remove(name)
+        except FileNotFoundError:
+            pass
+
+
+def check_chain_start(listing: Listing) -> None:
+    """Corrupt if the first segment of the log is not there."""
+    if not listing.segments:
+        name = segment_name(listing.first)
+        raise DamagedLog(Damage(name, 0, listing.first, "every segment is missing"))
+    if listing.segments[0] != listing.first:
+        name = segment_name(listing.first)
+        what = f"the segment is missing; the log goes on with frame {listing.segments[0]}"
+        raise DamagedLog(Damage(name, 0, listing.first, what))
+
+
+def read_segment_header(disk: Disk, sequence: int) -> SegmentHeader:
+    """The checked header of the segment named by ``sequence``."""
+    name = segment_name(sequence)
+    file = disk.open(name)
+    try:
+        header = SegmentHeader.unpack(file.read_at(0, HEADER_BYTES), name)
+    finally:
+        file.close()
+    if header.sequence != sequence:
+        raise DamagedLog(Damage(name, 0, sequence, f"this is the segment of frame {header.sequence}"))
+    return header
+
+
+def sealed_segment(disk: Disk, header: SegmentHeader) -> tuple[Segment, bool]:
+    """A segment that is not the last, and whether its side file told: if that does not fit, the segment is walked."""
+    name = segment_name(header.sequence)
+    file = disk.open(name)
+    try:
+        size = file.size()
+        known = _side_file(disk, header)
+        if known is not None and known[1].size == size:
+            index, extent = known
+            return Segment(name, header, index, size, extent.next_position, extent.epoch, extent.synced), True
+        found = scan(file.map(size), header)
+    finally:
+        file.close()
+    if found.what is not None:
+        raise DamagedLog(Damage(name, found.end, found.sequence, found.what, found.newer))
+    return _segment(name, header, found), False
+
+
+def _side_file(disk: Disk, header: SegmentHeader) -> tuple[FrameIndex, side.Extent] | None:
+    name = index_name(segment_name(header.sequence))
+    try:
+        file = disk.open(name)
+    except FileNotFoundError:
+        return None
+    try:
+        return side.unpack(file.map(file.size()), header, name)
+    finally:
+        file.close()
+
+
+def save_index(disk: Disk, segment: Segment) -> None:
+    """Write the side file of a sealed segment. Derived, so nothing is synced and a full disk is no reason to stop."""
+    name = index_name(segment.name)
+    temporary = name + TEMPORARY
+    try:
+        file = disk.open(temporary, create=True)
+        try:
+            extent = side.Extent(segment.size, segment.next_position, segment.epoch, segment.synced)
+            file.truncate(0)
+            file.write_at(0, [side.pack(segment.header, segment.index, extent)])
+        finally:
+            file.close()
+        disk.rename(temporary, name)
+    except OSError:
+        try:
+            disk.remove(temporary)
+        except OSError:
+            pass
+
+
+def check_link(segment: Segment, following: SegmentHeader) -> None:
+    """Corrupt unless the next segment begins where this one ends, and is of the same log."""
+    name = segment_name(following.sequence)
+    if segment.next_sequence != following.sequence:
+        missing = segment_name(segment.next_sequence)
+        what = f"the segment is missing; the log goes on with frame {following.sequence}"
+        raise DamagedLog(Damage(missing, 0, segment.next_sequence, what))
+    if (segment.header.shard, segment.header.salt) != (following.shard, following.salt):
+        raise DamagedLog(Damage(name, 0, following.sequence, "a segment of another log"))
+    if segment.next_position != following.position or following.epoch < segment.epoch:
+        raise DamagedLog(Damage(name, 0, following.sequence, "the segment does not follow the one before"))
+
+
+def durable_floor(disk: Disk, listing: Listing, shard: int) -> int:
+    """Frames below this had surely been durable, by what lies outside the segments."""
+    floor = max((s.sequence for s in listing.snapshots), default=0)
+    if not listing.closed:
+        return floor
+    try:
+        file = disk.open(CLOSED_NAME)
+        try:
+            marked, sequence = unpack_closed(file.read_at(0, 64))
+        finally:
+            file.close()
+    except (DamagedLog, FileNotFoundError):  # the mark only adds to what the log itself shows
+        return floor
+    return max(floor, sequence) if marked == shard else floor
+
+
+def check_durable(name: str, found: Scan, floor: int) -> None:
+    """Corrupt if frames that had been durable are not there, or if a newer version wrote on."""
+    if found.newer:
+        raise DamagedLog(Damage(name, found.end, found.sequence, found.what or "", newer=True))
+    if found.sequence < floor:
+        what = f"{found.what or 'the log ends here'}, though frames below {floor} were durable"
+        raise DamagedLog(Damage(name, found.end, found.sequence, what))
+
+
+def torn_tail(name: str, data: pa.Buffer, header: SegmentHeader, found: Scan) -> Cut | None:
+    """What is to be cut behind the last good frame: None if there is nothing but zeros. Corrupt if it had been durable."""
+    if found.what is None or is_zero(data, found.end):
+        return None
+    for offset, frame in later_frames(data, found.end, header.salt, found.sequence):
+        if frame.synced > found.sequence:
+            what = f"{found.what}, and frame {frame.sequence} at byte {offset} shows that it was durable"
+            raise DamagedLog(Damage(name, found.end, found.sequence, what))
+    return Cut(name, found.end, data.size - found.end, found.what)

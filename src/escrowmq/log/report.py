@@ -1,0 +1,30 @@
+"""What is wrong with a stored log, and where: found by opening, reading and checking."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from escrowmq.errors import Code, Corrupt
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One finding. ``offset`` is in bytes from the start of ``file``; ``sequence`` the frame that should be there, or -1."""
+
+    file: str
+    offset: int
+    sequence: int
+    what: str
+    newer: bool = False
+
+    def __str__(self) -> str:
+        frame = f", frame {self.sequence}" if self.sequence >= 0 else ""
+        return f"{self.file}, byte {self.offset}{frame}: {self.what}"
+
+
+class DamagedLog(Corrupt):
+    """Corrupt(DAMAGED) or Corrupt(NEWER_FORMAT) with the place in ``damage``."""
+
+    def __init__(self, damage: Damage) -> None:
+        super().__init__(Code.NEWER_FORMAT if damage.newer else Code.DAMAGED, str(damage))
+        self.damage = damage

@@ -1,0 +1,191 @@
+"""Segment files: their names, their header, and the walk from frame to frame that recovery, checking and dumping share."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from escrowmq.log import frames
+from escrowmq.log.frames import FrameHeader
+from escrowmq.log.report import Damage, DamagedLog
+from escrowmq.schemas import Kind
+
+FORMAT_VERSION = 1
+HEADER_BYTES = 64
+TEMPORARY = ".tmp"
+CLOSED_NAME = "closed"
+_MAGIC = b"EMQS"
+_CLOSED_MAGIC = b"EMQC"
+_HEADER = struct.Struct("<4sHHIIQQQQ8x")
+_CLOSED = struct.Struct("<4sHHIIQQ")
+_CHECKSUM = struct.Struct("<Q")
+_SEGMENT = re.compile(r"(\d{20})\.segment")
+
+
+def segment_name(sequence: int) -> str:
+    """File name of the segment that begins with frame ``sequence``."""
+    return f"{sequence:020d}.segment"
+
+
+def index_name(segment: str) -> str:
+    """File name of the index at the side of a sealed segment."""
+    return segment.removesuffix(".segment") + ".index"
+
+
+def segment_base(name: str) -> int | None:
+    """The first sequence of the segment of that file name; None if it is no segment's name."""
+    match = _SEGMENT.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def seal_header(body: bytes) -> bytes:
+    """A file header with its checksum (xxh3_64, no salt) in the last 8 bytes."""
+    return body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))
+
+
+def open_header(raw: bytes, magic: bytes, size: int, file: str) -> bytes:
+    """The checked header of any of our files. The first 8 bytes (magic, version u16, header bytes u16) and the checksum
+    in the header's last 8 are the same in every version, for ever: so a newer version is told from damage."""
+    if len(raw) < 8 or raw[:4] != magic:
+        raise DamagedLog(Damage(file, 0, -1, "the file header is damaged"))
+    version, length = struct.unpack_from("<HH", raw, 4)
+    body = raw[: length - 8]
+    if length < 16 or len(raw) < length or raw[length - 8 : length] != seal_header(body)[-8:]:
+        raise DamagedLog(Damage(file, 0, -1, "the file header is damaged"))
+    if version > FORMAT_VERSION or length != size:
+        raise DamagedLog(Damage(file, 0, -1, f"the file is of format version {version}", newer=True))
+    return body
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHeader:
+    """The first 64 bytes of a segment. ``salt`` (uint64, random per log) seeds the checksums of its frames, so that
+    neither bytes of another log nor what a producer put into a body can pass for frames of this one."""
+
+    shard: int
+    epoch: int
+    sequence: int
+    position: int
+    created_us: int
+    salt: int
+
+    def pack(self) -> bytes:
+        """The header's bytes."""
+        fields = (self.shard, self.epoch, self.sequence, self.position, self.created_us, self.salt)
+        return seal_header(_HEADER.pack(_MAGIC, FORMAT_VERSION, HEADER_BYTES, *fields))
+
+    @classmethod
+    def unpack(cls, raw: bytes, file: str) -> SegmentHeader:
+        """The header from a file's first bytes; Corrupt with the place otherwise."""
+        return cls(*_HEADER.unpack(open_header(raw, _MAGIC, HEADER_BYTES, file))[3:])
+
+
+def pack_closed(shard: int, sequence: int, position: int) -> bytes:
+    """Content of the file ``closed``: every frame below ``sequence`` is durable."""
+    return seal_header(_CLOSED.pack(_CLOSED_MAGIC, FORMAT_VERSION, _CLOSED.size + 8, shard, 0, sequence, position))
+
+
+def unpack_closed(raw: bytes) -> tuple[int, int]:
+    """(shard, sequence) of the file ``closed``; Corrupt otherwise."""
+    fields = _CLOSED.unpack(open_header(raw, _CLOSED_MAGIC, _CLOSED.size + 8, CLOSED_NAME))
+    return fields[3], fields[5]
+
+
+@dataclass(slots=True)
+class Scan:
+    """What a walk over a segment found: a row of each list for each good frame, and where and why it stopped."""
+
+    sequence: int  # that the next frame would have
+    position: int
+    epoch: int
+    end: int = HEADER_BYTES  # offset behind the last good frame
+    time_us: int = 0
+    synced: int = 0  # every frame below this was known to be durable
+    what: str | None = None  # why the bytes at ``end`` are no good frame; None: the data ends there
+    newer: bool = False
+    positions: list[int] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    kinds: list[int] = field(default_factory=list)
+
+
+def scan(data: pa.Buffer, header: SegmentHeader) -> Scan:
+    """Walk the frames of a segment from its header to the first byte that is not a good frame, checksums included."""
+    found = Scan(header.sequence, header.position, header.epoch)
+    view = memoryview(data)
+    while found.end < len(view):
+        if len(view) - found.end < frames.HEADER_BYTES:
+            found.what = "the file ends within a frame's header"
+            break
+        frame = frames.read_header(view, found.end)
+        found.what = _problem(frame, found, view, header.salt)
+        if found.what is not None:
+            break
+        if frame.is_newer:
+            found.what, found.newer = "a frame of a newer version", True
+            break
+        _accept(frame, found)
+    return found
+
+
+def _problem(frame: FrameHeader, found: Scan, view: memoryview, salt: int) -> str | None:
+    """Why this is not the frame that the walk expects next; None if it is."""
+    if frame.magic != frames.MAGIC:
+        return "no frame begins here"
+    if found.end + frame.frame_bytes > len(view):
+        return "the frame is longer than the file"
+    if not frames.checks(view, found.end, frame, salt):
+        return "the checksum is wrong"
+    if frame.payload_bytes % 8:
+        return "the frame's length is not a multiple of 8"
+    if frame.sequence != found.sequence or frame.position != found.position:
+        return f"a frame out of place: sequence {frame.sequence}, position {frame.position}"
+    if frame.epoch < found.epoch or (frame.epoch > found.epoch and frame.kind != Kind.OPENED):
+        return f"a frame of opener {frame.epoch} among those of {found.epoch}"
+    return None
+
+
+def _accept(frame: FrameHeader, found: Scan) -> None:
+    found.positions.append(found.position)
+    found.times.append(frame.time_us)
+    found.offsets.append(found.end)
+    found.kinds.append(frame.kind)
+    found.end += frame.frame_bytes
+    found.sequence += 1
+    found.position += frame.rows
+    found.epoch = frame.epoch
+    found.time_us = frame.time_us
+    found.synced = max(found.synced, frame.synced)
+
+
+def later_frames(data: pa.Buffer, start: int, salt: int, sequence: int) -> Iterator[tuple[int, FrameHeader]]:
+    """Frames with a right checksum and a sequence above ``sequence`` anywhere behind ``start``: (offset, header)."""
+    view = memoryview(data)
+    raw = data.slice(start).to_pybytes()
+    at = 0
+    while (at := raw.find(frames.MAGIC, at)) >= 0:
+        offset = start + at
+        at += 1
+        if offset % 8 or offset + frames.HEADER_BYTES > len(view):
+            continue
+        frame = frames.read_header(view, offset)
+        if (
+            frame.sequence > sequence
+            and offset + frame.frame_bytes <= len(view)
+            and frames.checks(view, offset, frame, salt)
+        ):
+            yield offset, frame
+            at = offset - start + frame.frame_bytes
+
+
+def is_zero(data: pa.Buffer, start: int) -> bool:
+    """Whether nothing but zeros follows ``start`` (a multiple of 8): space reserved and never used."""
+    words = (data.size - start) // 8
+    rest = memoryview(data)[start + 8 * words :]
+    return not np.frombuffer(data, np.uint64, words, start).any() and not any(rest)

@@ -1,0 +1,174 @@
+"""Snapshot files: a ledger's tables at one sequence, so that restart time does not grow with history.
+
+``snapshot-<sequence>.snapshot`` can be done without while the frames before it are there. When the first segments are
+dropped, the newest snapshot is renamed to ``base-<sequence>-<first>.snapshot``: from then on it is part of the log, and it is the
+plan of the removal too: segments before frame ``<first>`` are no longer part of it. A rename needs no space, so
+retention works on a full disk.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+
+import pyarrow as pa
+import xxhash
+
+from escrowmq.errors import Code, error
+from escrowmq.log.report import Damage, DamagedLog
+from escrowmq.log.seam import Snapshot
+from escrowmq.log.segments import FORMAT_VERSION, TEMPORARY, open_header, seal_header
+from escrowmq.platform.disk import Disk
+
+_MAGIC = b"EMQP"
+_HEADER = struct.Struct("<4sHHIIQQQ16x")
+HEADER_BYTES = _HEADER.size + 8
+_SECTION = struct.Struct("<IIQQ")
+_NAME = re.compile(r"snapshot-(\d{20})\.snapshot|base-(\d{20})-(\d{20})\.snapshot")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SnapshotName:
+    """What a snapshot's file name says: its sequence and, of a base, the first frame kept (else -1)."""
+
+    sequence: int
+    first: int = -1
+
+    def __str__(self) -> str:
+        if self.first < 0:
+            return f"snapshot-{self.sequence:020d}.snapshot"
+        return f"base-{self.sequence:020d}-{self.first:020d}.snapshot"
+
+
+def listed(names: list[str]) -> list[SnapshotName]:
+    """The snapshots among file names, newest first."""
+    matches = [match for name in names if (match := _NAME.fullmatch(name))]
+    return sorted((SnapshotName(int(m[1] or m[2]), int(m[3] or -1)) for m in matches), reverse=True)
+
+
+def save(disk: Disk, shard: int, snapshot: Snapshot) -> SnapshotName:
+    """Store a snapshot durably under its name. OSError leaves nothing but a temporary file, which is removed."""
+    name = SnapshotName(snapshot.sequence)
+    temporary = f"{name}{TEMPORARY}"
+    file = disk.open(temporary, create=True)
+    try:
+        file.truncate(0)
+        size = 0
+        for chunks in _pack(shard, snapshot):
+            file.write_at(size, chunks)
+            size += sum(len(chunk) for chunk in chunks)
+        file.sync()
+    except OSError:
+        file.close()
+        _remove_quietly(disk, temporary)
+        raise
+    file.close()
+    disk.rename(temporary, str(name))
+    disk.sync_folder()
+    return name
+
+
+def load(disk: Disk, name: SnapshotName, shard: int) -> Snapshot:
+    """The snapshot of that name, its tables lying in the mapped file; Corrupt with the place, or FileNotFoundError."""
+    file = disk.open(str(name))
+    try:
+        data = file.map(file.size())
+    finally:
+        file.close()
+    return _unpack(data, str(name), name, shard)
+
+
+def _pack(shard: int, snapshot: Snapshot) -> list[list[bytes | memoryview | pa.Buffer]]:
+    fields = (shard, len(snapshot.tables), snapshot.sequence, snapshot.position, snapshot.time_us)
+    parts: list[list[bytes | memoryview | pa.Buffer]] = [
+        [seal_header(_HEADER.pack(_MAGIC, FORMAT_VERSION, HEADER_BYTES, *fields))]
+    ]
+    for name, table in snapshot.tables.items():
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        stream = sink.getvalue()
+        title = name.encode()
+        title += bytes(-len(title) % 8)
+        checksum = _section_checksum(len(name.encode()), title, stream)
+        head = _SECTION.pack(len(name.encode()), 0, stream.size, checksum)
+        parts.append([head + title, stream, bytes(-stream.size % 8)])
+    return parts
+
+
+def _section_checksum(name_bytes: int, title: bytes | memoryview, stream: pa.Buffer) -> int:
+    digest = xxhash.xxh3_64(struct.pack("<IIQ", name_bytes, 0, stream.size))
+    digest.update(title)
+    digest.update(stream)
+    return int(digest.intdigest())
+
+
+def _unpack(data: pa.Buffer, file: str, name: SnapshotName, shard: int) -> Snapshot:
+    raw = data.slice(0, min(HEADER_BYTES, data.size)).to_pybytes()
+    fields = _HEADER.unpack(open_header(raw, _MAGIC, HEADER_BYTES, file))[3:]
+    if fields[0] != shard or fields[2] != name.sequence:
+        raise DamagedLog(Damage(file, 0, -1, "a snapshot of another log or place"))
+    tables: dict[str, pa.Table] = {}
+    at = HEADER_BYTES
+    for _ in range(fields[1]):
+        at = _unpack_section(data, at, file, tables)
+    if at != data.size:
+        raise DamagedLog(Damage(file, at, -1, "bytes behind the last section"))
+    return Snapshot(fields[2], fields[3], fields[4], tables)
+
+
+def _unpack_section(data: pa.Buffer, at: int, file: str, tables: dict[str, pa.Table]) -> int:
+    """Add the table of the section at ``at``; the offset behind it."""
+    if data.size - at < _SECTION.size:
+        raise DamagedLog(Damage(file, at, -1, "the file ends within a section"))
+    name_bytes, reserved, size, checksum = _SECTION.unpack_from(data, at)
+    start = at + _SECTION.size
+    stream = start + name_bytes + -name_bytes % 8
+    end = stream + size + -size % 8
+    if reserved or end > data.size:
+        raise DamagedLog(Damage(file, at, -1, "the section is longer than the file"))
+    title = memoryview(data)[start:stream]
+    payload = data.slice(stream, size)
+    if _section_checksum(name_bytes, title, payload) != checksum or any(memoryview(data)[stream + size : end]):
+        raise DamagedLog(Damage(file, at, -1, "the checksum of a section is wrong"))
+    try:
+        tables[bytes(title[:name_bytes]).decode()] = pa.ipc.open_stream(payload).read_all()
+    except (pa.ArrowException, OSError, ValueError) as problem:
+        raise DamagedLog(Damage(file, at, -1, f"a section does not decode: {problem}")) from problem
+    return int(end)
+
+
+def newest(
+    disk: Disk, shard: int, names: list[SnapshotName], first: int, end: int
+) -> tuple[SnapshotName, Snapshot] | None:
+    """The newest snapshot that checks, among those from which the log can go on (``first`` <= sequence <= ``end``).
+
+    None when frame 0 is there to start from; Corrupt with the place of the newest damage when neither is.
+    """
+    problem: DamagedLog | None = None
+    for name in names:
+        if not first <= name.sequence <= end:
+            continue
+        try:
+            return name, load(disk, name, shard)
+        except DamagedLog as damaged:
+            if damaged.code is Code.NEWER_FORMAT:
+                raise
+            problem = problem or damaged
+        except FileNotFoundError:
+            continue
+    if first == 0:
+        return None
+    if problem is not None:
+        raise problem
+    raise error(
+        Code.DAMAGED, f"the log begins at frame {first} and the snapshot that stands for what came before is missing"
+    )
+
+
+def _remove_quietly(disk: Disk, name: str) -> None:
+    try:
+        disk.remove(name)
+    except OSError:
+        pass

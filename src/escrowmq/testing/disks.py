@@ -1,0 +1,361 @@
+"""Disks in memory. :class:`MemoryDisk` keeps everything; :class:`FaultDisk` forgets, tears, fills up and fails as real ones do.
+
+What a crash leaves of a :class:`FaultDisk` is decided by :meth:`FaultDisk.survivors`: everything that was synced, and of the rest
+
+- ``"dropped"``: nothing;
+- ``"kept"``: everything (the process died, the machine did not);
+- ``"torn"``: the first of the unsynced changes of each file, the last of these only in part;
+- ``"reordered"``: any subset of the unsynced changes, writes sector by sector.
+
+Names (creations, renames, removals) survive in the same way, and are durable only after ``sync_folder``.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import pyarrow as pa
+
+from escrowmq.errors import Code, Misuse
+from escrowmq.platform.disk import checked_name
+
+_T = TypeVar("_T")
+
+SECTOR = 512
+Mode = Literal["dropped", "kept", "torn", "reordered"]
+MODES: tuple[Mode, ...] = ("dropped", "kept", "torn", "reordered")
+
+
+class SimulatedCrash(BaseException):
+    """The machine stopped. Not an Exception, so that no handler of the code under test survives it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """One change of a file: bytes written at an offset, or (``data`` None) a new size."""
+
+    offset: int
+    data: bytes | None
+    grow_only: bool = False
+
+    def apply(self, content: bytearray) -> None:
+        if self.data is None:
+            if not self.grow_only:
+                del content[self.offset :]
+            content.extend(bytes(max(self.offset - len(content), 0)))
+        else:
+            content.extend(bytes(max(self.offset + len(self.data) - len(content), 0)))
+            content[self.offset : self.offset + len(self.data)] = self.data
+
+    def sectors(self) -> list[_Change]:
+        """The change in pieces that can survive by themselves."""
+        if self.data is None:
+            return [self]
+        cuts = [0, *range(SECTOR - self.offset % SECTOR, len(self.data), SECTOR)]
+        return [
+            _Change(self.offset + a, self.data[a:b])
+            for a, b in zip(cuts, [*cuts[1:], len(self.data)], strict=True)
+            if b > a
+        ]
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """A file's content: as it reads, as it is on the medium, and what lies between."""
+
+    content: bytearray = field(default_factory=bytearray)
+    durable: bytes = b""
+    changes: list[_Change] = field(default_factory=list)
+
+
+class MemoryFile:
+    """An open file of a :class:`MemoryDisk`. A map sees later writes until the file grows."""
+
+    def __init__(self, disk: MemoryDisk, node: _Node) -> None:
+        self._disk = disk
+        self._node = node
+
+    def write_at(self, offset: int, chunks: list[bytes | memoryview | pa.Buffer]) -> None:
+        """Write all chunks one after the other from ``offset``."""
+        change = _Change(offset, b"".join(bytes(memoryview(chunk)) for chunk in chunks))
+        self._disk._write(self._node, change)
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Up to ``size`` bytes from ``offset``."""
+        return bytes(self._node.content[offset : offset + size])
+
+    def map(self, size: int) -> pa.Buffer:
+        """The first ``size`` bytes as a buffer."""
+        return pa.py_buffer(memoryview(self._node.content)[:size])
+
+    def allocate(self, size: int) -> None:
+        """Make the file at least ``size`` bytes long."""
+        self._disk._write(self._node, _Change(size, None, grow_only=True))
+
+    def truncate(self, size: int) -> None:
+        """Cut to ``size`` bytes."""
+        self._disk._write(self._node, _Change(size, None))
+
+    def size(self) -> int:
+        """Bytes."""
+        return len(self._node.content)
+
+    def sync(self) -> None:
+        """Make everything written durable."""
+        self._disk._sync(self._node)
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class MemoryDisk:
+    """A folder in memory, without faults."""
+
+    def __init__(self, files: dict[str, bytes] | None = None) -> None:
+        self._nodes: dict[str, _Node] = {}
+        for name, data in (files or {}).items():
+            self._nodes[checked_name(name)] = _Node(bytearray(data), bytes(data))
+        self._locked = False
+
+    def open(self, name: str, *, create: bool = False) -> MemoryFile:
+        """The file; FileNotFoundError unless ``create``."""
+        if checked_name(name) not in self._nodes:
+            if not create:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+            self._change_names(("create", name, ""))
+        return MemoryFile(self, self._nodes[name])
+
+    def list(self) -> list[str]:
+        """All names, sorted."""
+        return sorted(self._nodes)
+
+    def rename(self, old: str, new: str) -> None:
+        """Replace ``new`` by ``old``."""
+        self._existing(old)
+        self._change_names(("rename", old, checked_name(new)))
+
+    def remove(self, name: str) -> None:
+        """Delete one file."""
+        self._existing(name)
+        self._change_names(("remove", name, ""))
+
+    def sync_folder(self) -> None:
+        """Make names durable."""
+
+    def lock(self) -> None:
+        """Take the folder; Misuse(FOLDER_IN_USE) if it is taken."""
+        if self._locked:
+            raise Misuse(Code.FOLDER_IN_USE, f"the folder is in use by process {os.getpid()}")
+        self._locked = True
+
+    def free_bytes(self) -> int:
+        """What may still be written."""
+        return 1 << 40
+
+    def close(self) -> None:
+        """Give the folder back."""
+        self._locked = False
+
+    # For tests
+
+    def files(self) -> dict[str, bytes]:
+        """Content of every file by name, as it reads now."""
+        return {name: bytes(node.content) for name, node in self._nodes.items()}
+
+    def flip(self, name: str, bit: int) -> None:
+        """Flip one bit (0 is the lowest of the first byte), on the medium too."""
+        node = self._nodes[name]
+        content = bytearray(node.content)
+        content[bit // 8] ^= 1 << bit % 8
+        node.content, node.durable, node.changes = content, bytes(content), []
+
+    def copy(self) -> MemoryDisk:
+        """Another disk with the same files, unlocked."""
+        return MemoryDisk(self.files())
+
+    # What files ask for
+
+    def _existing(self, name: str) -> None:
+        if checked_name(name) not in self._nodes:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+
+    def _change_names(self, change: tuple[str, str, str]) -> None:
+        _apply_names(self._nodes, change, _Node())
+
+    def _write(self, node: _Node, change: _Change) -> None:
+        _change_content(node, change)
+
+    def _sync(self, node: _Node) -> None:
+        pass
+
+
+class FaultDisk(MemoryDisk):
+    """A disk that counts its operations and misbehaves as it is told. Operations that change or sync are counted, from 1.
+
+    ``crash_at``: at this operation everything stops (SimulatedCrash), and at every one after. ``budget``: bytes that all
+    files together may have; beyond, OSError(ENOSPC). ``failures``: errno by operation; a failed write leaves half of itself,
+    a failed sync makes a random part durable and lets the rest read as before although it never will be.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        files: dict[str, bytes] | None = None,
+        crash_at: int | None = None,
+        budget: int | None = None,
+        failures: dict[int, int] | None = None,
+    ) -> None:
+        super().__init__(files)
+        self.seed = seed
+        self.operations = 0
+        self.journal: list[str] = []
+        self.crash_at = crash_at
+        self.budget = budget
+        self.failures = dict(failures or {})
+        self.fail_next_sync = False
+        self.crashed = False
+        self._random = random.Random(seed)
+        self._durable_names: dict[str, _Node] = dict(self._nodes)
+        self._name_changes: list[tuple[tuple[str, str, str], _Node]] = []
+
+    def survivors(self, mode: Mode, seed: int = 0, **faults: Any) -> FaultDisk:
+        """What a crash at this moment leaves, as a new disk (with ``faults`` such as ``crash_at``). This disk is not changed."""
+        chance = random.Random(f"{self.seed}/{seed}/{mode}")
+        names = dict(self._durable_names)
+        for change, node in _surviving(self._name_changes, mode, chance):
+            _apply_names(names, change, node)
+        contents: dict[int, bytes] = {}
+        for node in names.values():
+            if id(node) not in contents:
+                contents[id(node)] = _surviving_content(node, mode, chance)
+        return FaultDisk(seed, files={name: contents[id(node)] for name, node in names.items()}, **faults)
+
+    def free_bytes(self) -> int:
+        """What is left of the budget."""
+        return super().free_bytes() if self.budget is None else max(self.budget - self._used(), 0)
+
+    def sync_folder(self) -> None:
+        """Make names durable."""
+        failure = self._begin("sync_folder")
+        self._end()
+        if failure is not None:
+            raise OSError(failure, os.strerror(failure))
+        self._durable_names = dict(self._nodes)
+        self._name_changes = []
+
+    def lock(self) -> None:
+        """Take the folder."""
+        if self.crashed:
+            raise SimulatedCrash
+        super().lock()
+
+    def _used(self) -> int:
+        return sum(len(node.content) for node in self._nodes.values())
+
+    def _begin(self, what: str) -> int | None:
+        """Count an operation; its errno if it is to fail. One that the crash falls on may still have its effect."""
+        if self.crashed:
+            raise SimulatedCrash
+        self.operations += 1
+        self.journal.append(what)
+        self.crashed = self.operations == self.crash_at
+        return None if self.crashed else self.failures.pop(self.operations, None)
+
+    def _end(self) -> None:
+        if self.crashed:
+            raise SimulatedCrash
+
+    def _change_names(self, change: tuple[str, str, str]) -> None:
+        failure = self._begin(" ".join(change).strip())
+        if failure is not None:
+            raise OSError(failure, os.strerror(failure))
+        node = _Node()
+        _apply_names(self._nodes, change, node)
+        self._name_changes.append((change, node))
+        self._end()
+
+    def _write(self, node: _Node, change: _Change) -> None:
+        failure = self._begin("resize" if change.data is None else "write")
+        if failure is not None:
+            if change.data is not None:
+                self._record(node, _Change(change.offset, change.data[: len(change.data) // 2]))
+            raise OSError(failure, os.strerror(failure))
+        self._check_budget(node, change)
+        self._record(node, change)
+        self._end()
+
+    def _check_budget(self, node: _Node, change: _Change) -> None:
+        if self.budget is None:
+            return
+        end = change.offset + len(change.data or b"")
+        growth = end - len(node.content)
+        if growth > 0 and self._used() + growth > self.budget:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _record(self, node: _Node, change: _Change) -> None:
+        _change_content(node, change)
+        node.changes.append(change)
+
+    def _sync(self, node: _Node) -> None:
+        failure = self._begin("sync")
+        self._end()
+        if self.fail_next_sync:
+            self.fail_next_sync, failure = False, errno.EIO
+        if failure is not None:
+            node.durable = _surviving_content(node, "reordered", self._random)
+            node.changes = []
+            raise OSError(failure, os.strerror(failure))
+        durable = bytearray(node.durable)
+        for change in node.changes:
+            change.apply(durable)
+        node.durable, node.changes = bytes(durable), []
+
+
+def _change_content(node: _Node, change: _Change) -> None:
+    """Apply a change to what reads; a buffer that maps the old content is left alone when the size changes."""
+    end = change.offset + len(change.data or b"")
+    shrinks = change.data is None and not change.grow_only and end < len(node.content)
+    if end > len(node.content) or shrinks:
+        node.content = bytearray(node.content)
+    change.apply(node.content)
+
+
+def _apply_names(names: dict[str, _Node], change: tuple[str, str, str], node: _Node) -> None:
+    act, old, new = change
+    if act == "create":
+        names.setdefault(old, node)
+    elif act == "rename" and old in names:
+        names[new] = names.pop(old)
+    elif act == "remove":
+        names.pop(old, None)
+
+
+def _surviving_content(node: _Node, mode: Mode, chance: random.Random) -> bytes:
+    content = bytearray(node.durable)
+    changes: list[_Change] = list(node.changes)
+    if mode == "reordered":
+        changes = [piece for change in changes for piece in change.sectors()]
+    kept = _surviving(changes, mode, chance)
+    if mode == "torn" and kept and kept[-1].data is not None:
+        last = kept.pop()
+        assert last.data is not None
+        size = chance.randrange(len(last.data) + 1)
+        kept.append(_Change(last.offset, last.data[: size if chance.random() < 0.5 else size - size % SECTOR]))
+    for change in kept:
+        change.apply(content)
+    return bytes(content)
+
+
+def _surviving(changes: list[_T], mode: Mode, chance: random.Random) -> list[_T]:
+    if mode == "kept":
+        return changes
+    if mode == "torn":
+        return changes[: chance.randrange(len(changes) + 1)]
+    if mode == "reordered":
+        return [change for change in changes if chance.random() < 0.5]
+    return []
