@@ -103,6 +103,12 @@ class Member:
                 self._waiting.append(questions)
                 self._changed.notify()
 
+    @property
+    def waiting(self) -> int:
+        """Questions handed over and not taken yet."""
+        with self._changed:
+            return sum(len(questions.transactions) for questions in self._waiting)
+
     def close(self) -> None:
         """No more questions; ends :meth:`batches`."""
         with self._changed:
@@ -114,19 +120,24 @@ class Member:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Batches of schema CHECKS as they come, about 2 MiB each at most; ends when the member is closed."""
-        while (questions := self._next()) is not None:
-            start = 0
-            while start < len(questions.transactions) and not self._closed:
-                count = int(np.clip(BATCH_BYTES // self._row_bytes, 1, _LONGEST_READ))
-                rows = np.arange(start, min(start + count, len(questions.transactions)))
-                start = int(rows[-1]) + 1
-                yield from self._build(questions.take(rows))
+        while (questions := self.take()) is not None:
+            yield from self.batches_of(questions)
 
-    def _next(self) -> Questions | None:
+    def take(self) -> Questions | None:
+        """The next questions, waited for; None when the member is closed."""
         with self._changed:
             while not self._waiting and not self._closed:
                 self._changed.wait()
             return self._waiting.popleft() if self._waiting else None
+
+    def batches_of(self, questions: Questions) -> Iterator[pa.RecordBatch]:
+        """These questions in batches, as many as are still open."""
+        start = 0
+        while start < len(questions.transactions) and not self._closed:
+            count = int(np.clip(BATCH_BYTES // self._row_bytes, 1, _LONGEST_READ))
+            rows = np.arange(start, min(start + count, len(questions.transactions)))
+            start = int(rows[-1]) + 1
+            yield from self._build(questions.take(rows))
 
     def _build(self, questions: Questions) -> Iterator[pa.RecordBatch]:
         still = np.array([t in self.open for t in questions.transactions.tolist()], bool)
