@@ -79,7 +79,9 @@ def test_a_receive_of_the_same_round_sees_what_the_round_sent():
     assert not waiting.done()
     sent = bench.engine.submit(send(0, {}, {}))
     bench.engine.step()
-    assert sorted(waiting.result(timeout=0).positions.tolist()) == sorted(sent.result(timeout=0)["position"].to_pylist())
+    assert sorted(waiting.result(timeout=0).positions.tolist()) == sorted(
+        sent.result(timeout=0)["position"].to_pylist()
+    )
 
 
 def test_a_cancelled_receive_gets_no_lease():
