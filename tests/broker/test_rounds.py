@@ -155,9 +155,13 @@ def test_a_full_disk_refuses_writers_lets_acks_and_decisions_go_on_and_recovers(
     bench.subscribe()
     bench.do(send(0, {"body": b"x"}))
     rows, body = [], bytes(100_000)
-    with pytest.raises(Overloaded) as caught:
+
+    def fill() -> None:
         while True:
-            rows += bench.prepare(session, {"body": body})
+            rows.extend(bench.prepare(session, {"body": body}))
+
+    with pytest.raises(Overloaded) as caught:
+        fill()
     assert caught.value.code == Code.DISK_FULL
     assert caught.value.retry_after > 0
     assert bench.engine.status == "full"
