@@ -13,7 +13,7 @@ import pyarrow as pa
 import xxhash
 
 from escrowmq.log.report import DamagedLog
-from escrowmq.log.segments import FORMAT_VERSION, Scan, SegmentHeader, open_header, seal_header
+from escrowmq.log.segments import FORMAT_VERSION, LARGEST_HEADER, Scan, SegmentHeader, open_header, seal_header
 
 Int64s = npt.NDArray[np.int64]
 
@@ -102,7 +102,7 @@ def pack(header: SegmentHeader, index: FrameIndex, extent: Extent) -> bytes:
 def unpack(data: pa.Buffer, header: SegmentHeader, file: str) -> tuple[FrameIndex, Extent] | None:
     """The index of the sealed segment with this header, its columns lying in ``data``; None if it does not check."""
     try:
-        raw = data.slice(0, min(HEADER_BYTES, data.size)).to_pybytes()
+        raw = data.slice(0, min(LARGEST_HEADER, data.size)).to_pybytes()
         fields = _HEADER.unpack(open_header(raw, _MAGIC, HEADER_BYTES, file))[3:]
     except DamagedLog:
         return None

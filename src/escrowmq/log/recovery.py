@@ -27,7 +27,7 @@ from escrowmq.log.reading import Segment
 from escrowmq.log.report import Damage, DamagedLog
 from escrowmq.log.segments import (
     CLOSED_NAME,
-    HEADER_BYTES,
+    LARGEST_HEADER,
     TEMPORARY,
     Scan,
     SegmentHeader,
@@ -171,10 +171,11 @@ def _recover_last(disk: Disk, header: SegmentHeader, floor: int) -> tuple[Segmen
         file.sync()
     finally:
         file.close()
-    return _segment(name, header, found), cut
+    return segment_of(name, header, found), cut
 
 
-def _segment(name: str, header: SegmentHeader, found: Scan) -> Segment:
+def segment_of(name: str, header: SegmentHeader, found: Scan) -> Segment:
+    """The segment that a walk found. What came before it was durable when it was made."""
     synced = max(found.synced, header.sequence)
     return Segment(name, header, FrameIndex.of(found), found.end, found.position, found.epoch, synced)
 
@@ -210,7 +211,7 @@ def read_segment_header(disk: Disk, sequence: int) -> SegmentHeader:
     name = segment_name(sequence)
     file = disk.open(name)
     try:
-        header = SegmentHeader.unpack(file.read_at(0, HEADER_BYTES), name)
+        header = SegmentHeader.unpack(file.read_at(0, LARGEST_HEADER), name)
     finally:
         file.close()
     if header.sequence != sequence:
@@ -233,7 +234,7 @@ def sealed_segment(disk: Disk, header: SegmentHeader) -> tuple[Segment, bool]:
         file.close()
     if found.what is not None:
         raise DamagedLog(Damage(name, found.end, found.sequence, found.what, found.newer))
-    return _segment(name, header, found), False
+    return segment_of(name, header, found), False
 
 
 def _side_file(disk: Disk, header: SegmentHeader) -> tuple[FrameIndex, side.Extent] | None:
@@ -289,7 +290,7 @@ def durable_floor(disk: Disk, listing: Listing, shard: int) -> int:
     try:
         file = disk.open(CLOSED_NAME)
         try:
-            marked, sequence = unpack_closed(file.read_at(0, 64))
+            marked, sequence = unpack_closed(file.read_at(0, LARGEST_HEADER))
         finally:
             file.close()
     except (DamagedLog, FileNotFoundError):  # the mark only adds to what the log itself shows

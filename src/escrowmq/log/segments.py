@@ -18,6 +18,7 @@ from escrowmq.schemas import Kind
 
 FORMAT_VERSION = 1
 HEADER_BYTES = 64
+LARGEST_HEADER = 4096  # of any version of any file: what to read before the version is known
 TEMPORARY = ".tmp"
 CLOSED_NAME = "closed"
 _MAGIC = b"EMQS"
@@ -51,7 +52,8 @@ def seal_header(body: bytes) -> bytes:
 
 def open_header(raw: bytes, magic: bytes, size: int, file: str) -> bytes:
     """The checked header of any of our files. The first 8 bytes (magic, version u16, header bytes u16) and the checksum
-    in the header's last 8 are the same in every version, for ever: so a newer version is told from damage."""
+    in the header's last 8 are the same in every version, for ever: so a newer version is told from damage. ``raw`` is the
+    first LARGEST_HEADER bytes of the file, or all of it."""
     if len(raw) < 8 or raw[:4] != magic:
         raise DamagedLog(Damage(file, 0, -1, "the file header is damaged"))
     version, length = struct.unpack_from("<HH", raw, 4)
@@ -115,9 +117,11 @@ class Scan:
     kinds: list[int] = field(default_factory=list)
 
 
-def scan(data: pa.Buffer, header: SegmentHeader) -> Scan:
-    """Walk the frames of a segment from its header to the first byte that is not a good frame, checksums included."""
-    found = Scan(header.sequence, header.position, header.epoch)
+def scan(data: pa.Buffer, header: SegmentHeader, found: Scan | None = None) -> Scan:
+    """Walk the frames of a segment to the first byte that is not a good frame, checksums included: from its header, or
+    from ``found.end`` on, where a frame of ``found``'s numbers is expected."""
+    found = found or Scan(header.sequence, header.position, header.epoch)
+    found.what = None
     view = memoryview(data)
     while found.end < len(view):
         if len(view) - found.end < frames.HEADER_BYTES:

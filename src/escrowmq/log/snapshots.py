@@ -18,7 +18,7 @@ import xxhash
 from escrowmq.errors import Code, error
 from escrowmq.log.report import Damage, DamagedLog
 from escrowmq.log.seam import Snapshot
-from escrowmq.log.segments import FORMAT_VERSION, TEMPORARY, open_header, seal_header
+from escrowmq.log.segments import FORMAT_VERSION, LARGEST_HEADER, TEMPORARY, open_header, seal_header
 from escrowmq.platform.disk import Disk
 
 _MAGIC = b"EMQP"
@@ -105,7 +105,7 @@ def _section_checksum(name_bytes: int, title: bytes | memoryview, stream: pa.Buf
 
 
 def _unpack(data: pa.Buffer, file: str, name: SnapshotName, shard: int) -> Snapshot:
-    raw = data.slice(0, min(HEADER_BYTES, data.size)).to_pybytes()
+    raw = data.slice(0, min(LARGEST_HEADER, data.size)).to_pybytes()
     fields = _HEADER.unpack(open_header(raw, _MAGIC, HEADER_BYTES, file))[3:]
     if fields[0] != shard or fields[2] != name.sequence:
         raise DamagedLog(Damage(file, 0, -1, "a snapshot of another log or place"))

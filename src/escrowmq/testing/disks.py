@@ -184,7 +184,7 @@ class MemoryDisk:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
     def _change_names(self, change: tuple[str, str, str]) -> None:
-        _apply_names(self._nodes, change, _Node())
+        _apply_names(self._nodes, change, self._nodes.get(change[1]) or _Node())
 
     def _write(self, node: _Node, change: _Change) -> None:
         _change_content(node, change)
@@ -274,7 +274,7 @@ class FaultDisk(MemoryDisk):
         failure = self._begin(" ".join(change).strip())
         if failure is not None:
             raise OSError(failure, os.strerror(failure))
-        node = _Node()
+        node = self._nodes.get(change[1]) or _Node()
         _apply_names(self._nodes, change, node)
         self._name_changes.append((change, node))
         self._end()
@@ -326,13 +326,16 @@ def _change_content(node: _Node, change: _Change) -> None:
 
 
 def _apply_names(names: dict[str, _Node], change: tuple[str, str, str], node: _Node) -> None:
+    """Do to ``names`` what was done to the file ``node``: names of other files are left alone, for changes may be reordered."""
     act, old, new = change
     if act == "create":
         names.setdefault(old, node)
-    elif act == "rename" and old in names:
-        names[new] = names.pop(old)
-    elif act == "remove":
-        names.pop(old, None)
+    elif act == "rename":
+        names[new] = node
+        if names.get(old) is node:
+            del names[old]
+    elif names.get(old) is node:
+        del names[old]
 
 
 def _surviving_content(node: _Node, mode: Mode, chance: random.Random) -> bytes:

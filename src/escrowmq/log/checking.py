@@ -1,0 +1,196 @@
+"""Looking at a folder without opening it: every segment walked, every finding told, nothing changed, no lock taken.
+
+A folder in use may be looked at too. Its last segment is read rather than mapped, for its writer may cut it meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from escrowmq.errors import Corrupt
+from escrowmq.log import frames as codec
+from escrowmq.log import index as side
+from escrowmq.log import snapshots
+from escrowmq.log.recovery import (
+    Listing,
+    check_chain_start,
+    check_durable,
+    check_link,
+    durable_floor,
+    list_folder,
+    read_segment_header,
+    segment_of,
+    torn_tail,
+)
+from escrowmq.log.report import Damage, DamagedLog
+from escrowmq.log.segments import (
+    CLOSED_NAME,
+    LARGEST_HEADER,
+    Scan,
+    SegmentHeader,
+    index_name,
+    later_frames,
+    scan,
+    segment_name,
+    unpack_closed,
+)
+from escrowmq.platform.disk import Disk
+
+_PATIENCE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Frames of one segment that follow each other, and the damage behind them, if any. ``data`` is the whole file."""
+
+    header: SegmentHeader
+    name: str
+    data: pa.Buffer
+    found: Scan
+    damage: Damage | None
+
+
+def check(disk: Disk) -> Iterator[Damage]:
+    """Every finding in a data folder: segments, snapshots, side files. A torn tail is none: the next opening cuts it."""
+    listing = list_folder(disk)
+    if listing.is_fresh:
+        return
+    try:
+        check_chain_start(listing)
+    except DamagedLog as damaged:
+        yield damaged.damage
+    yield from _check_segments(disk, listing)
+    yield from _check_snapshots(disk, listing)
+    yield from _check_closed(disk, listing)
+
+
+def stretches(disk: Disk, listing: Listing, sequence: int) -> Iterator[Stretch]:
+    """Walk one segment, past whatever damage is in it, to its end. Corrupt if its header is damaged."""
+    header = read_segment_header(disk, sequence)
+    is_last = sequence == listing.segments[-1]
+    name = segment_name(sequence)
+    found: Scan | None = None
+    while True:
+        data, found = _walk(disk, name, header, found, is_last)
+        damage = _damage(disk, listing, name, data, header, found, is_last)
+        yield Stretch(header, name, data, found, damage)
+        resumed = next(later_frames(data, found.end, header.salt, found.sequence), None) if damage else None
+        if resumed is None:
+            return
+        offset, frame = resumed
+        found = Scan(frame.sequence, frame.position, frame.epoch, end=offset)
+
+
+def _walk(disk: Disk, name: str, header: SegmentHeader, found: Scan | None, is_last: bool) -> tuple[pa.Buffer, Scan]:
+    """Scan from where ``found`` ended; in a segment that may be written meanwhile, until it no longer gets further."""
+    for _ in range(_PATIENCE):
+        file = disk.open(name)
+        try:
+            data = pa.py_buffer(file.read_at(0, file.size())) if is_last else file.map(file.size())
+        finally:
+            file.close()
+        before = -1 if found is None else found.end
+        found = scan(data, header, found)
+        if not is_last or found.what is None or found.end == before:
+            break
+    assert found is not None
+    return data, found
+
+
+def _damage(
+    disk: Disk, listing: Listing, name: str, data: pa.Buffer, header: SegmentHeader, found: Scan, is_last: bool
+) -> Damage | None:
+    if not is_last:
+        if found.what is None:
+            return None
+        return Damage(name, found.end, found.sequence, found.what, found.newer)
+    try:
+        check_durable(name, found, durable_floor(disk, listing, header.shard))
+        torn_tail(name, data, header, found)
+    except DamagedLog as damaged:
+        return damaged.damage
+    return None
+
+
+def _check_segments(disk: Disk, listing: Listing) -> Iterator[Damage]:
+    previous: Stretch | None = None
+    for sequence in listing.segments:
+        name = segment_name(sequence)
+        try:
+            last: Stretch | None = None
+            sound = True
+            for last in stretches(disk, listing, sequence):
+                yield from _check_stretch(last)
+                if last.damage is not None:
+                    sound = False
+                    yield last.damage
+            assert last is not None
+            if previous is not None:
+                check_link(segment_of(previous.name, previous.header, previous.found), last.header)
+            if sound and sequence != listing.segments[-1]:
+                yield from _check_index(disk, last)
+            previous = last if sound else None
+        except DamagedLog as damaged:
+            previous = None
+            yield damaged.damage
+        except FileNotFoundError:
+            if sequence >= list_folder(disk).first:  # else retention has dropped it meanwhile
+                yield Damage(name, 0, sequence, "the segment is missing")
+
+
+def _check_stretch(stretch: Stretch) -> Iterator[Damage]:
+    """Frames whose checksum is right and whose content still cannot be read."""
+    view = memoryview(stretch.data)
+    for offset in stretch.found.offsets:
+        try:
+            codec.decode(stretch.data, offset, codec.read_header(view, offset), stretch.name)
+        except DamagedLog as damaged:
+            yield damaged.damage
+
+
+def _check_index(disk: Disk, stretch: Stretch) -> Iterator[Damage]:
+    """A side file that does not say what the segment says. It is derived, so the next opening mends it."""
+    segment = segment_of(stretch.name, stretch.header, stretch.found)
+    name = index_name(segment.name)
+    try:
+        file = disk.open(name)
+    except FileNotFoundError:
+        return
+    extent = side.Extent(segment.size, segment.next_position, segment.epoch, segment.synced)
+    try:
+        if file.read_at(0, file.size()) != side.pack(segment.header, segment.index, extent):
+            yield Damage(name, 0, -1, "the index does not fit its segment; delete it, and it is rebuilt")
+    finally:
+        file.close()
+
+
+def _check_snapshots(disk: Disk, listing: Listing) -> Iterator[Damage]:
+    if not listing.segments:
+        return
+    try:
+        shard = read_segment_header(disk, listing.segments[0]).shard
+        for name in listing.snapshots:
+            try:
+                snapshots.load(disk, name, shard)
+            except DamagedLog as damaged:
+                yield damaged.damage
+            except FileNotFoundError:
+                continue  # replaced by a newer one meanwhile
+    except (Corrupt, FileNotFoundError):
+        return  # reported with the segments
+
+
+def _check_closed(disk: Disk, listing: Listing) -> Iterator[Damage]:
+    if not listing.closed:
+        return
+    try:
+        file = disk.open(CLOSED_NAME)
+        try:
+            unpack_closed(file.read_at(0, LARGEST_HEADER))
+        finally:
+            file.close()
+    except DamagedLog as damaged:
+        yield damaged.damage
