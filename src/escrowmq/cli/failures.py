@@ -31,7 +31,7 @@ class Exit(IntEnum):
 
 MEANINGS: dict[Exit, str] = {
     Exit.OK: "done",
-    Exit.FINDING: "done, and the answer is bad news: a failed verdict, a damaged log, nothing found",
+    Exit.FINDING: "done, and the answer is bad news: a failed verdict, nothing found",
     Exit.USAGE: "wrong use: an option, a URL, a setting, a folder (`Misuse`)",
     Exit.REJECTED: "refused, surely not applied (`Rejected`)",
     Exit.UNKNOWN: "no answer, may have been applied: ask again with the same id (`Unknown`)",
@@ -67,7 +67,7 @@ DONE = frozenset(
 
 def exit_code(problem: EscrowError) -> Exit:
     """The exit code of an error's branch."""
-    return _EXITS.get(type(problem), Exit.FINDING)
+    return next((code for branch, code in _EXITS.items() if isinstance(problem, branch)), Exit.FINDING)
 
 
 def exit_code_of(codes: list[Code]) -> Exit:

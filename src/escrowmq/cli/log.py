@@ -2,6 +2,72 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
+from rich.text import Text
+
+from escrowmq.cli.failures import Exit
+from escrowmq.cli.printing import console, notice, print_json_line
+from escrowmq.errors import Code, error
+from escrowmq.settings import nearest
 
 app = typer.Typer(no_args_is_help=True, help="The commit log of a data folder.")
+
+
+@app.callback()
+def _group() -> None:
+    """The commit log of a data folder."""
+
+
+@app.command("dump")
+def dump(
+    folder: Annotated[Path, typer.Argument(help="The data folder; it may be in use.")],
+    start: Annotated[int, typer.Option(min=0, help="From this frame on.")] = 0,
+    end: Annotated[int | None, typer.Option(min=0, help="Up to before this frame.")] = None,
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option("--kind", "-k", help="Only frames of this kind (half, decided, ...); may be given again."),
+    ] = None,
+    rows: Annotated[bool, typer.Option("--rows", "-r", help="Print the rows of each frame too.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Print no frames, check everything: what is damaged.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line, for scripts.")] = False,
+) -> None:
+    """Print the frames of a log, damage in its place. Takes no lock and changes nothing.
+
+    Exit code 6 when anything is damaged.
+    """
+    from escrowmq.log.dump import dump as entries
+    from escrowmq.log.dump import findings, line
+    from escrowmq.platform.disk import RealDisk
+    from escrowmq.schemas import Kind
+
+    if not folder.is_dir():
+        raise error(Code.NOT_A_DATA_FOLDER, f"{folder} is not a folder")
+    wanted = [_kind(name, [k.name.lower() for k in Kind]) for name in kinds or []]
+    damaged = 0
+    disk = RealDisk(folder, read_only=True)
+    try:
+        chosen = [Kind[name.upper()] for name in wanted] or None
+        for entry in findings(disk) if check else entries(disk, start=start, end=end, kinds=chosen, rows=rows):
+            damaged += "damage" in entry
+            if json:
+                print_json_line(entry)
+            else:
+                console().print(Text(line(entry), "red" if "damage" in entry else ""), soft_wrap=True)
+    finally:
+        disk.close()
+    if damaged:
+        notice(f"{damaged} findings; nothing was changed")
+        raise typer.Exit(Exit.CORRUPT)
+    if check and not json:
+        notice(f"{folder}: everything checks")
+
+
+def _kind(name: str, known: list[str]) -> str:
+    if name.lower() not in known:
+        raise error(
+            Code.BAD_ARGUMENT, f"there is no kind of frame {name!r}", nearest(name.lower(), known) or ", ".join(known)
+        )
+    return name.lower()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, admin_at
-from escrowmq.cli.printing import body_text, moment, print_json, print_table, state
+from escrowmq.cli.printing import body_text, moment, print_facts, print_json, print_table, state
 from escrowmq.cli.rows import plain
 from escrowmq.errors import Code, error
 
@@ -33,20 +33,20 @@ def lookup(
         found = [plain(m) for m in admin.lookup(message_id=message_id, key=key, topic=topic, limit=limit)[:limit]]
     if json:
         print_json(found)
+    elif len(found) == 1:
+        print_facts(_facts(found[0]))
     else:
         print_table(
-            ("topic", "place", "state", "key", "tag", "stored", "message id", "transaction", "body"),
+            ("message", "state", "key", "tag", "stored", "transaction", "body"),
             [
                 (
-                    m["topic"],
-                    "-" if m["offset"] is None else f"{m['queue']}/{m['offset']}",
+                    _place(m),
                     state(m["state"]),
                     m["key"],
                     m["tag"],
                     moment(m["stored_us"]),
-                    m["message_id"],
                     m["transaction"],
-                    "(binary)" if m["body"] is None else body_text(m["body"].encode(), 60),
+                    _body(m, 40),
                 )
                 for m in found
             ],
@@ -54,3 +54,31 @@ def lookup(
         )
     if not found:
         raise typer.Exit(Exit.FINDING)
+
+
+def _facts(message: dict[str, Any]) -> dict[str, Any]:
+    """Everything about one message."""
+    return {
+        "message": _place(message),
+        "state": state(message["state"]),
+        "message id": message["message_id"],
+        "transaction": message["transaction"],
+        "key": message["key"],
+        "tag": message["tag"],
+        "born": moment(message["born_us"]),
+        "stored": moment(message["stored_us"]),
+        "visible from": moment(message["visible_us"]),
+        "position": message["position"],
+        **{f"property {name}": value for name, value in message["properties"].items()},
+        "body": _body(message, 2000),
+    }
+
+
+def _place(message: dict[str, Any]) -> str:
+    """Where consumers find it; only the topic while they do not."""
+    offset = message["offset"]
+    return message["topic"] if offset is None else f"{message['topic']}/{message['queue']}/{offset}"
+
+
+def _body(message: dict[str, Any], most: int) -> str:
+    return "(binary)" if message["body"] is None else body_text(message["body"].encode(), most)

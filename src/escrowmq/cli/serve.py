@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from escrowmq.cli.failures import Exit
 from escrowmq.cli.printing import notice, print_json_line
 from escrowmq.settings import BrokerSettings
 
@@ -32,17 +34,19 @@ def serve(
     """Serve a data folder until SIGTERM or Ctrl-C; both stop it cleanly.
 
     With --json one line is printed on standard output once the broker answers:
-    {"address": "escrow://127.0.0.1:7700", "metrics": null, "folder": "...", "pid": 1}.
+    {"url": "escrow://127.0.0.1:7700", "metrics": null, "folder": "data", "shard": 1, "epoch": 1, "pid": 1}.
+    Exit code 6 when a write or sync of the log failed.
     """
     from escrowmq.broker.serve import serve as run
 
     def announce(ready: dict[str, Any]) -> None:
         if json:
-            print_json_line(ready)
+            print_json_line({**ready, "pid": os.getpid()})
         else:
-            notice(f"serving {ready['folder']} at {ready['address']}; Ctrl-C stops it")
+            metrics_at = f", metrics at {ready['metrics']}" if ready["metrics"] else ""
+            notice(f"serving {ready['folder']} at {ready['url']}{metrics_at}; Ctrl-C stops it")
 
-    run(
+    status = run(
         folder,
         listen=listen,
         metrics=metrics,
@@ -50,3 +54,5 @@ def serve(
         insecure=insecure,
         announce=announce,
     )
+    if status:
+        raise typer.Exit(Exit.CORRUPT)

@@ -1,0 +1,73 @@
+"""Running commands: in this process on a folder, or as real processes."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cli_runs import Ran, Run, Served
+from typer.testing import CliRunner
+
+import escrowmq as mq
+from escrowmq.cli.main import app
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"file:{tmp_path / 'data'}"
+
+
+@pytest.fixture
+def run(url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command on the folder of ``url``: exit code, standard output, standard error."""
+    monkeypatch.setenv("ESCROWMQ_URL", url)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def runner(*words: str, input: bytes | None = None) -> Ran:
+        result = CliRunner().invoke(app, list(words), input=input)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return Ran(result.exit_code, result.stdout, result.stderr)
+
+    return runner
+
+
+@pytest.fixture
+def bus(url: str) -> Iterator[mq.Bus]:
+    with mq.connect(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def undecided(bus: mq.Bus) -> Callable[[str], str]:
+    """Prepare a half message; its transaction id as printed."""
+    producer = bus.producer("shop", checker=lambda check: mq.UNKNOWN)
+
+    def prepare(key: str) -> str:
+        return str(producer.prepare("orders", b"body of " + key.encode(), key=key).transaction_id)
+
+    return prepare
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+    """Start ``escrowmq serve`` as a process on ``tmp_path/served``; returns when it has said that it is ready."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*options: str) -> Served:
+        words = ["serve", "--folder", str(tmp_path / "served"), "--listen", "127.0.0.1:0", "--json", *options]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "escrowmq", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, process.communicate()[1]
+        return Served(process, json.loads(line))
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,104 @@
+"""What people read: numbers, times, bodies, rows as JSON."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escrowmq.cli.flags import lines
+from escrowmq.cli.printing import body_text, cell, duration, moment, print_table, size
+from escrowmq.cli.rows import plain
+from escrowmq.model import DecidedBy, TransactionId, TransactionState
+from escrowmq.settings import BrokerSettings
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 ms"),
+        (0.0004, "0.4 ms"),
+        (0.25, "250 ms"),
+        (1, "1 s"),
+        (1.5, "1.5 s"),
+        (59.99, "60 s"),
+        (90, "1 min 30 s"),
+        (7200, "2 h"),
+        (259_200, "3 d"),
+        (90_061, "1 d 1 h"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(17, "17 B"), (4 << 20, "4 MiB"), (1 << 30, "1 GiB"), (32 << 10, "32 KiB")]
+)
+def test_sizes(count: int, text: str) -> None:
+    assert size(count) == text
+
+
+@pytest.mark.parametrize("line", list(lines()), ids=lambda line: line.name)
+def test_every_default_can_be_typed_back_in(line) -> None:
+    typed = BrokerSettings.of({line.name: line.default_text})
+    assert getattr(typed, line.name) == line.default
+
+
+def test_no_moment_for_zero() -> None:
+    assert moment(0) is None
+    assert moment(None) is None
+    assert str(moment(1_700_000_000_123_456)).endswith(".123")
+
+
+@given(st.text())
+def test_cells_are_printable_and_unstyled(text: str) -> None:
+    shown = cell(text)
+    assert shown.plain.isprintable()
+    assert not shown.spans
+
+
+@given(st.binary(max_size=3000), st.integers(1, 100))
+def test_bodies_are_cut(body: bytes, most: int) -> None:
+    shown = body_text(body, most)
+    assert len(shown) <= most
+    assert shown == body.decode(errors="backslashreplace") or shown.endswith("…")
+
+
+def test_tables_fit_the_screen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    print_table(("name", ">count"), [("long " * 40, 1_234_567)], "nothing")
+    shown = capsys.readouterr().out
+    assert max(len(line) for line in shown.splitlines()) <= 60
+    assert "1,234,567" in shown
+    assert shown.count("long") == 40, "wrapped, not cut"
+
+
+properties = st.lists(st.tuples(st.text(), st.text()))
+values = st.fixed_dictionaries(
+    {
+        "body": st.binary(),
+        "message_id": st.binary(min_size=16, max_size=16),
+        "transaction": st.none() | st.binary(min_size=16, max_size=16),
+        "properties": st.none() | properties,
+        "state": st.sampled_from(TransactionState).map(int),
+        "decided_by": st.sampled_from(DecidedBy).map(int),
+        "key": st.none() | st.text(),
+        "offset": st.integers(-1, 2**62),
+    }
+)
+
+
+@given(values)
+def test_rows_as_json_keep_everything(row: dict) -> None:
+    made = json.loads(json.dumps(plain(row)))
+    assert set(made) - {"body_base64"} == set(row)
+    assert bytes.fromhex(made["message_id"]) == row["message_id"]
+    assert made["properties"] == dict(row["properties"] or [])
+    assert made["state"] == TransactionState(row["state"]).name.lower()
+    assert made["decided_by"] == DecidedBy(row["decided_by"]).name.lower()
+    assert (made["body"] is None) == ("body_base64" in made)
+    if made["body"] is not None:
+        assert made["body"].encode() == row["body"]
+    if row["transaction"] is not None:
+        assert bytes(TransactionId.parse(made["transaction"])) == row["transaction"]

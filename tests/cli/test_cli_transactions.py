@@ -1,0 +1,160 @@
+"""Transactions, groups and dead letters, seen and settled by hand."""
+
+from collections.abc import Callable
+
+import pytest
+from cli_runs import Run
+
+import escrowmq as mq
+from escrowmq.cli.failures import Exit
+
+Prepare = Callable[[str], str]
+
+
+def test_listing_by_state_group_and_age(run: Run, undecided: Prepare) -> None:
+    one, two = undecided("o-1"), undecided("o-2")
+    run("transactions", "commit", one)
+    listed = run("transactions", "list", "--json").json
+    assert [(t["id"], t["state"], t["group"], t["messages"], t["checks"]) for t in listed] == [
+        (one, "committed", "shop", 1, 0),
+        (two, "open", "shop", 1, 0),
+    ]
+    assert [t["id"] for t in run("transactions", "list", "-s", "undecided", "--json").json] == [two]
+    assert [t["id"] for t in run("transactions", "list", "-n", "1", "--json").json] == [one]
+    assert run("transactions", "list", "--older-than", "1h", "--json").json == []
+    assert len(run("transactions", "list", "-g", "shop", "--json").json) == 2
+    assert two in run("transactions", "list").out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (("list", "-s", "nonsense"), Exit.REJECTED, "not a state"),
+        (("list", "-g", "nobody"), Exit.REJECTED, "UNKNOWN_GROUP"),
+        (("list", "--older-than", "long"), Exit.USAGE, "--older-than"),
+        (("show", "nonsense"), Exit.USAGE, "9f3a01c2-3-2a"),
+        (("show", "1-1-1"), Exit.REJECTED, "WRONG_SHARD"),
+        (("commit", "1-1-1"), Exit.REJECTED, "WRONG_SHARD"),
+        (("commit",), Exit.USAGE, "Missing argument"),
+    ],
+)
+def test_wrong_questions(run: Run, words: tuple[str, ...], code: Exit, told: str) -> None:
+    ran = run("transactions", *words)
+    assert (ran.code, told in ran.err) == (code, True), ran
+
+
+def test_showing_one_tells_its_story(run: Run, undecided: Prepare) -> None:
+    identity = undecided("o-1")
+    run("transactions", "commit", identity)
+    shown = run("transactions", "show", identity, "--json").json
+    assert (shown["id"], shown["state"], shown["decided_by"]) == (identity, "committed", "operator")
+    assert [(m["topic"], m["key"], m["body"]) for m in shown["messages"]] == [("orders", "o-1", "body of o-1")]
+    assert [e["event"] for e in shown["timeline"]] == ["prepared", "committed"]
+    text = run("transactions", "show", identity).out
+    assert all(word in text for word in (identity, "committed", "prepared", "o-1", "by operator"))
+
+
+def test_committing_makes_visible_and_the_first_decision_stands(run: Run, undecided: Prepare) -> None:
+    identity = undecided("o-1")
+    assert run("tail", "orders", "--json").lines == []
+    assert run("transactions", "commit", identity, "--json").json == [
+        {"id": identity, "result": "COMMITTED", "ok": True}
+    ]
+    assert [row["transaction"] for row in run("tail", "orders", "--json").lines] == [identity]
+    assert run("transactions", "commit", identity, "--json").json[0]["result"] == "ALREADY_COMMITTED"
+    late = run("transactions", "rollback", identity, "--json")
+    assert (late.code, late.json[0]["result"], late.json[0]["ok"]) == (Exit.REJECTED, "CONFLICT", False)
+    assert len(run("tail", "orders", "--json").lines) == 1
+
+
+def test_each_of_several_has_its_own_result(run: Run, undecided: Prepare) -> None:
+    good, gone = undecided("o-1"), undecided("o-2")
+    run("transactions", "rollback", gone)
+    both = run("transactions", "commit", gone, good)
+    assert both.code == Exit.REJECTED
+    assert "CONFLICT" in both.err
+    assert "COMMITTED" in both.out
+    assert run("transactions", "list", "-s", "committed", "--json").json[0]["id"] == good
+
+
+def test_recheck_asks_anew_and_refuses_the_decided(run: Run, undecided: Prepare) -> None:
+    identity = undecided("o-1")
+    assert run("transactions", "recheck", identity, "--json").json[0]["ok"]
+    run("transactions", "commit", identity)
+    late = run("transactions", "recheck", identity, "--json")
+    assert (late.code, late.json[0]["ok"]) == (Exit.REJECTED, False)
+
+
+def test_groups_show_who_consumes_and_who_produces(run: Run, bus: mq.Bus, undecided: Prepare) -> None:
+    undecided("o-1")
+    run("send", "orders", "x", "-q", "0")
+    with bus.consumer("cart", ["orders"], tags="paid") as consumer:
+        assert consumer.receive(1) == []
+    (group,) = run("groups", "list", "--json").json
+    assert (group["name"], group["topics"], group["tags"], group["dead_letters"]) == ("cart", ["orders"], ["paid"], 0)
+    assert run("groups", "show", "cart", "--json").json == [group]
+    assert "cart" in run("groups", "show", "cart").out
+    producers = {p["group"]: p for p in run("groups", "list", "--producers", "--json").json}
+    assert (producers["shop"]["transactional"], producers["shop"]["open"]) == (True, 1)
+    assert (producers["command-line"]["transactional"], producers["command-line"]["open"]) == (False, 0)
+    assert "transactional" in run("groups", "list", "--producers").out
+    absent = run("groups", "show", "carts")
+    assert (absent.code, "did you mean 'cart'?" in absent.err) == (Exit.REJECTED, True)
+
+
+@pytest.fixture
+def dead(run: Run, bus: mq.Bus) -> list[str]:
+    """Two dead letters of the group ``cart``, as places."""
+    run("send", "orders", "bad {n}", "-k", "o-{n}", "-q", "0", "-c", "2", "-p", "a=b")
+    with bus.consumer("cart", ["orders"], max_attempts=1) as consumer:
+        for message in consumer.messages(idle_timeout=1):
+            message.nack(cause="cannot read it")
+        consumer.flush()
+    return ["orders/0/0", "orders/0/1"]
+
+
+def test_dead_letters_are_listed_and_shown(run: Run, dead: list[str]) -> None:
+    letters = run("dead-letters", "list", "cart", "--json").json
+    assert [(x["place"], x["attempts"], x["cause"], x["key"]) for x in letters] == [
+        (dead[0], 1, "cannot read it, attempt 1 of 1", "o-0"),
+        (dead[1], 1, "cannot read it, attempt 1 of 1", "o-1"),
+    ]
+    assert dead[0] in run("dead-letters", "list", "cart").out
+    shown = run("dead-letters", "show", "cart", dead[1], "--json").json
+    assert (shown["body"], shown["properties"]) == ("bad 1", {"a": "b"})
+    assert shown["cause"].startswith("cannot read it")
+    assert "bad 1" in run("dead-letters", "show", "cart", dead[1]).out
+    assert len(run("tail", "%dead-letters.cart", "--json").lines) == 2
+
+
+def test_dead_letters_are_retried_or_discarded(run: Run, bus: mq.Bus, dead: list[str]) -> None:
+    assert run("dead-letters", "retry", "cart", dead[0], "--json").json == {
+        "group": "cart",
+        "act": "retry",
+        "settled": 1,
+    }
+    with bus.consumer("cart", ["orders"], max_attempts=1) as consumer:
+        (message,) = consumer.receive(10, wait=5)
+        assert message.body == b"bad 0"
+        message.ack()
+        consumer.flush()
+    assert run("dead-letters", "discard", "cart", "--all", "--json").json["settled"] == 1
+    assert run("dead-letters", "list", "cart", "--json").json == []
+    again = run("dead-letters", "discard", "cart", dead[1])
+    assert again.code == Exit.FINDING
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (("list", "nobody"), Exit.REJECTED, "UNKNOWN_GROUP"),
+        (("show", "cart", "orders/0/99"), Exit.REJECTED, "NOT_FOUND"),
+        (("show", "cart", "orders"), Exit.USAGE, "TOPIC/QUEUE/OFFSET"),
+        (("retry", "cart"), Exit.USAGE, "--all"),
+        (("discard", "cart", "orders/0/0", "--all"), Exit.USAGE, "--all"),
+    ],
+)
+def test_wrong_dead_letters(run: Run, dead: list[str], words: tuple[str, ...], code: Exit, told: str) -> None:
+    ran = run("dead-letters", *words)
+    assert (ran.code, told in ran.err) == (code, True), ran
+    assert len(run("dead-letters", "list", "cart", "--json").json) == 2
