@@ -603,3 +603,36 @@ def test_a_million_messages_in_runs_stay_runs():
     assert tables["groups_runs"].num_rows == 1
     assert tables["groups_leases"]["mask"].null_count == 100
     assert driver.line()["floor"] == 1_000_000
+
+
+def test_a_row_does_not_depend_on_how_rows_are_batched():
+    driver = Driver(FakeTopics(t=1))
+    driver.put(0, "b", "a")
+    driver.subscribe("g", tags=("a",))
+    driver.subscribe("h", tags=("a",))
+    one, other = int(driver.receive("g").leases[0]), int(driver.receive("h").leases[0])
+    together = driver.settle((one, 0, 2, Act.NACK, -1, None), (one, 0, 1, Act.ACK, -1, None))
+    apart = [driver.settle((other, 0, n, act, -1, None), group="h")[0] for n, act in ((2, Act.NACK), (1, Act.ACK))]
+    assert together == apart == [Code.OK, Code.LEASE_LOST]
+
+
+def test_a_run_ends_where_the_next_retry_is_not_due_or_far_away():
+    driver = one_queue(1000)
+    driver.subscribe("g", max_attempts=99)
+    lease = int(driver.receive(most=1000).leases[0])
+    waits = ((0, 0), (1, 50), (2, 0), (600, 0))
+    driver.settle(*[(lease, offset, 1, Act.NACK, wait, None) for offset, wait in waits])
+    again = driver.receive(most=4)
+    assert pairs(again) == [(0, 0, 2), (0, 2, 2), (0, 600, 2)]
+    assert len(set(again.leases.tolist())) == 3
+    assert driver.groups.next_retry_us("g") == driver.now + 50
+
+
+def test_an_ordered_retry_is_not_announced_while_its_queue_is_leased():
+    driver = one_queue(3)
+    driver.subscribe("g", ordered=True)
+    lease = int(driver.receive().leases[0])
+    driver.nack(lease, 2, delay=5)
+    assert driver.groups.next_retry_us("g") is None
+    driver.ack(lease, 0, 2)
+    assert driver.groups.next_retry_us("g") == driver.now + 5

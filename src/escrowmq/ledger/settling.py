@@ -58,12 +58,14 @@ class Settling:
         """One row of a SETTLING batch; its code."""
         if lease is None:
             return Code.LEASE_LOST
-        a, b = start - lease.start, start - lease.start + count
-        if count < 1 or a < 0 or b > lease.end - lease.start:
-            return Code.BAD_REQUEST
         draft = self.drafts.get(lease.id)
         if draft is None:
             draft = self.drafts[lease.id] = Draft(lease, lease.copy_mask(), lease.pending)
+        if not draft.pending and ACKED not in draft.mask:
+            return Code.LEASE_LOST  # ended above, and nothing will be remembered of it
+        a, b = start - lease.start, start - lease.start + count
+        if count < 1 or a < 0 or b > lease.end - lease.start:
+            return Code.BAD_REQUEST
         if act == Act.ACK:
             return self._ack(draft, a, b)
         if act == Act.NACK:
