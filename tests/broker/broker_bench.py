@@ -36,7 +36,7 @@ class Bench:
         if clean:
             self.engine.stop()
         else:
-            self.engine.upkeep.shutdown(wait=True)
+            self.engine.upkeep.finish()
             self.disk = self.disk.survivors("dropped")
         self.engine = self._open()
 

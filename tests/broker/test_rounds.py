@@ -177,6 +177,34 @@ def test_a_full_disk_refuses_writers_lets_acks_and_decisions_go_on_and_recovers(
     assert bench.engine.status == "ok"
 
 
+def test_a_full_disk_is_looked_at_again_without_anybody_writing():
+    bench = Bench(FaultDisk(budget=2 << 20))
+    while bench.engine.status == "ok":
+        bench.engine.submit(send(0, {"body": bytes(10_000)}))
+        bench.engine.step()
+    bench.pass_time(1)
+    assert bench.engine.status == "full"
+    bench.disk.budget = 30 << 20
+    assert bench.engine.next_wake_us() <= bench.clock.now_us() + 1_000_000
+    bench.pass_time(1)
+    assert bench.engine.status == "ok"
+
+
+def test_a_writer_that_dies_leaves_nobody_waiting(monkeypatch):
+    bench = Bench()
+    bench.subscribe()
+    parked = bench.engine.receive(Receive("c", 1, 1, 1_000_000), 60_000_000)
+    bench.engine.step()
+    monkeypatch.setattr(bench.engine.shard, "finish", lambda pairs: 1 / 0)
+    future = bench.engine.submit(send(0, {}))
+    bench.engine.start()
+    for waiting in (future, parked):
+        assert waiting.exception(timeout=30).code == Code.SHARD_STOPPED
+    assert bench.engine.submit(send(0, {})).exception(timeout=30).code == Code.SHARD_STOPPED
+    assert bench.engine.status == "stopped"
+    bench.engine.stop()
+
+
 def test_too_much_waiting_is_refused_at_once():
     """I35"""
     bench = Bench(max_waiting_bytes=10_000)
@@ -213,7 +241,7 @@ def test_snapshots_bound_the_replay_and_restart_to_the_same_state():
     session = bench.session()
     for n in range(30):
         bench.prepare(session, *[{"body": bytes(500), "key": f"{n}"} for _ in range(5)])
-        if (saving := bench.engine._saving) is not None:
+        if (saving := bench.engine.upkeep.saving) is not None:
             saving.result(timeout=10)
     before = bench.engine.shard.ledger.snapshot()
     names = [n for n in bench.disk.list() if "snapshot" in n]
@@ -234,7 +262,7 @@ def test_retention_drops_old_segments_and_expires_what_is_undecided_in_them():
     bench.do(send(0, {"body": b"new"}))
     for _ in range(4):  # mark, save, drop
         bench.pass_time(61)
-        if (saving := bench.engine._saving) is not None:
+        if (saving := bench.engine.upkeep.saving) is not None:
             saving.result(timeout=10)
     assert bench.engine.log.first_position > lost["position"]
     assert len([n for n in bench.disk.list() if "segment" in n or n.endswith(".log")]) < size

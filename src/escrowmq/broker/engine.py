@@ -13,7 +13,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ import pyarrow as pa
 from escrowmq.broker.checkback import ASK_ROWS, Directory, Member, Questions
 from escrowmq.broker.rounds import Look, Request, Waiting
 from escrowmq.broker.shard import Shard, microseconds
+from escrowmq.broker.upkeep import Upkeep
 from escrowmq.errors import Code, EscrowError, Rejected, error
 from escrowmq.ledger.commands import AskChecks, Asked, Command, Leased, Receive, Tick
 from escrowmq.ledger.listings import messages_of
@@ -31,8 +32,6 @@ from escrowmq.schemas import Kind
 from escrowmq.settings import BrokerSettings
 
 TICK_ROWS = 20_000
-RETENTION_US = 60_000_000
-"""Between two retention passes."""
 PAUSE_US = 1_000_000
 """After an act of the engine's own was refused (a full disk): before it tries again."""
 ROUND_BYTES = 64 << 20
@@ -61,13 +60,9 @@ class Engine:
         self.members = Directory(
             settings.checks_in_flight, microseconds(settings.check_interval), log.read, log.shard, self.poke
         )
-        self.upkeep = ThreadPoolExecutor(1, "escrowmq-snapshot")
-        self._saving: Future[None] | None = None
-        self._saves_again_us = 0
-        self._marked: int | None = None  # what retention has let go of, and below
-        self._droppable: int | None = None  # the same, once a snapshot is saved that does not need it
-        self._retain_us = self.shard.time_us + RETENTION_US
+        self.upkeep = Upkeep(self.shard, self.poke)
         self._pause_us = 0
+        self._running: list[Request] = []  # this round's requests, for the case that it dies
         self._changed = threading.Condition()
         self._queue: deque[Request] = deque()
         self._queued_bytes = 0
@@ -144,7 +139,7 @@ class Engine:
 
     def step(self) -> None:
         """One round: everything that waits and everything that is due."""
-        requests = self._drain()
+        requests = self._running = self._drain()
         shard, now = self.shard, self.shard.begin()
         self.rounds += 1
         receives = [r for r in requests if isinstance(r, Waiting)]
@@ -154,14 +149,15 @@ class Engine:
             if now >= self._pause_us:
                 self._own(self._tick)
                 self._own(lambda: asks.extend(self._ask(now)))
-                self._own(self._upkeep)
+                self._own(self.upkeep.within_round)
             pairs += self._serve(receives, now)
+            self._running = requests + [request for request, _ in pairs]
         else:
             pairs += [(r, shard.stop(shard.failure)) for r in receives]
         if shard.finish(pairs):
             for member, questions in asks:
                 member.put(questions)
-            self._maybe_snapshot()
+            self.upkeep.after_round()
         if shard.failure is not None:
             self._fail_parked()
 
@@ -263,49 +259,12 @@ class Engine:
                 receive.answer(self.shard.stop(self.shard.failure))
         self._parked.clear()
 
-    # Upkeep
-
-    def _upkeep(self) -> None:
-        """Retention, every minute: mark what may go, save a snapshot that no longer needs it, then drop it."""
-        if self._droppable is not None:
-            self._drop(self._droppable)
-        if self.shard.time_us >= self._retain_us:
-            self._retain_us = self.shard.time_us + RETENTION_US
-            self._marked = self.shard.retain()
-
-    def _drop(self, position: int) -> None:
-        self._droppable = None
-        try:
-            dropped = self.log.drop_before(position)
-            logger.info("retention dropped %d segments below position %d", dropped, position)
-        except (EscrowError, OSError) as problem:
-            logger.warning("retention could not drop segments: %s", problem)
-
-    def _maybe_snapshot(self) -> None:
-        """Begin to save a snapshot, if it is time and none is being saved."""
-        due = self._marked is not None or self.shard.snapshot_due()
-        if self._saving is not None or not due or self.shard.time_us < self._saves_again_us:
-            return
-        marked, self._marked = self._marked, None
-        snapshot = self.shard.take_snapshot()
-        self._saving = self.upkeep.submit(self.shard.save, snapshot)
-        self._saving.add_done_callback(lambda saving: self._saved(saving, marked))
-
-    def _saved(self, saving: Future[None], marked: int | None) -> None:
-        if (problem := saving.exception()) is None:
-            self._droppable = marked
-        else:
-            logger.warning("a snapshot could not be saved: %s", problem)
-            self._saves_again_us = self.shard.time_us + 10 * PAUSE_US
-        self._saving = None
-        self.poke()
-
     # Time
 
     def next_wake_us(self) -> int:
         """When the next round is due if nobody asks for one."""
         ledger = self.shard.ledger
-        times = [self._retain_us]
+        times = [self.upkeep.next_us()]
         if (due := ledger.next_due_us()) is not None:
             times.append(due)
         for group in self.members.groups():
@@ -353,7 +312,7 @@ class Engine:
         with self._changed:
             self._stopping = True
             left, self._queue = list(self._queue), deque()
-        for request in left:
+        for request in [*self._running, *left]:
             request.answer(error(Code.SHARD_STOPPED))
         self._fail_parked()
 
@@ -374,22 +333,14 @@ class Engine:
             for receive in line:
                 receive.answer(nothing_leased())
         self._parked.clear()
-        self.upkeep.shutdown(wait=True)
+        self.upkeep.finish()
         clean = self.shard.failure is None
         if clean:
-            self._last_snapshot()
+            self.upkeep.last_snapshot()
         try:
             self.log.close(clean=clean)
         except (EscrowError, OSError) as problem:
             logger.warning("closing the log: %s", problem)
-
-    def _last_snapshot(self) -> None:
-        if not self.log.bytes_since_snapshot():
-            return
-        try:
-            self.shard.save(self.shard.take_snapshot())
-        except (EscrowError, OSError) as problem:
-            logger.warning("no snapshot at the end, the next start replays more: %s", problem)
 
 
 def _group(receive: Waiting) -> str:

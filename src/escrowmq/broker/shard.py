@@ -131,6 +131,16 @@ class Shard:
         if writes:
             self.full = False
 
+    def probe(self) -> None:
+        """When the disk was full: see whether there is space again, so that nobody has to send a message to find out."""
+        try:
+            self.log.reserve(2 * self._headroom)
+            self.full = False
+        except Overloaded:
+            pass
+        except EscrowError as problem:
+            raise self.stop(problem) from problem
+
     def _take_in(self, kind: Kind, batch: pa.RecordBatch) -> None:
         try:
             position = self.log.append(kind, batch, self.time_us)

@@ -1,0 +1,105 @@
+"""What a shard needs now and then: snapshots, retention, a look at a full disk. Part of the writer's rounds.
+
+Rules:
+
+1. Snapshots are taken between rounds, after a sync, and saved on another thread.
+2. Retention goes mark, save, drop: the ledger lets go by an event; then a snapshot is saved that no longer needs the old
+   segments; only then are they dropped.
+3. What fails here stops nobody: it is tried again later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from escrowmq.broker.shard import Shard
+from escrowmq.errors import EscrowError
+
+RETENTION_US = 60_000_000
+"""Between two retention passes."""
+PAUSE_US = 1_000_000
+"""Between two looks at a full disk."""
+RETRY_US = 10_000_000
+"""After a snapshot that could not be saved."""
+
+logger = logging.getLogger(__name__)
+
+
+class Upkeep:
+    """The upkeep of one shard. All but the saving itself runs on the writer; ``poke`` wakes it when a save has ended."""
+
+    def __init__(self, shard: Shard, poke: Callable[[], None]) -> None:
+        self._shard = shard
+        self._poke = poke
+        self._thread = ThreadPoolExecutor(1, "escrowmq-snapshot")
+        self._retain_us = shard.time_us + RETENTION_US
+        self._probe_us = 0
+        self._save_us = 0
+        self._marked: int | None = None  # what retention has let go of, and below
+        self._droppable: int | None = None  # the same, once a snapshot is saved that does not need it
+        self.saving: Future[None] | None = None
+
+    def within_round(self) -> None:
+        """Before the round's sync."""
+        now = self._shard.time_us
+        if self._shard.full and now >= self._probe_us:
+            self._probe_us = now + PAUSE_US
+            self._shard.probe()
+        if self._droppable is not None:
+            self._drop(self._droppable)
+        if now >= self._retain_us:
+            self._retain_us = now + RETENTION_US
+            self._marked = self._shard.retain()
+
+    def _drop(self, position: int) -> None:
+        self._droppable = None
+        try:
+            dropped = self._shard.log.drop_before(position)
+            logger.info("retention dropped %d segments below position %d", dropped, position)
+        except (EscrowError, OSError) as problem:
+            logger.warning("retention could not drop segments: %s", problem)
+
+    def after_round(self) -> None:
+        """After the round's sync: begin to save a snapshot, if it is time and none is being saved."""
+        if self.saving is not None or self._shard.time_us < self._save_us:
+            return
+        try:
+            if self._marked is not None or self._shard.snapshot_due():
+                self._save()
+        except Exception:  # whatever it is, the log alone is enough to restart from
+            logger.exception("a snapshot could not be taken")
+            self._save_us = self._shard.time_us + RETRY_US
+
+    def _save(self) -> None:
+        snapshot = self._shard.take_snapshot()
+        marked, self._marked = self._marked, None
+        self.saving = self._thread.submit(self._shard.save, snapshot)
+        self.saving.add_done_callback(lambda saving: self._saved(saving, marked))
+
+    def _saved(self, saving: Future[None], marked: int | None) -> None:
+        if (problem := saving.exception()) is None:
+            self._droppable = marked
+        else:
+            logger.warning("a snapshot could not be saved: %s", problem)
+            self._save_us = self._shard.time_us + RETRY_US
+        self.saving = None
+        self._poke()
+
+    def next_us(self) -> int:
+        """When there is something to do by the clock."""
+        return min(self._retain_us, self._probe_us) if self._shard.full else self._retain_us
+
+    def finish(self) -> None:
+        """Wait for what is being saved; no more after that."""
+        self._thread.shutdown(wait=True)
+
+    def last_snapshot(self) -> None:
+        """At a clean end: so that the next start replays nothing."""
+        if not self._shard.log.bytes_since_snapshot():
+            return
+        try:
+            self._shard.save(self._shard.take_snapshot())
+        except (EscrowError, OSError) as problem:
+            logger.warning("no snapshot at the end, the next start replays more: %s", problem)
