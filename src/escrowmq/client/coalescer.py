@@ -4,7 +4,8 @@ Theory of operation. A lane carries rows of one kind of exchange over one link.
 
 1. A row is added to the open parcel. If nothing is in flight the parcel leaves at once; otherwise it waits, and whoever
    arrives meanwhile rides along. A second, third and fourth parcel may leave before the first is answered, but only
-   when it carries at least as many rows as are in flight: small parcels wait, big ones overlap.
+   with ``WORTH_OVERLAPPING`` rows or more, and with at least as many as are in flight: a request costs about as much as
+   some hundred rows, so small parcels wait and grow, big ones overlap.
 2. Parcels leave in the order in which they were filled; one thread at a time sends (``_pumping``).
 3. A parcel that the connection may have lost waits until every other parcel in flight was answered or lost too; then all
    of them are sent again, in order, unchanged (the same bytes, the same message ids), before anything newer.
@@ -32,6 +33,7 @@ from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, Unknown, erro
 from escrowmq.wire import Exchange, Link
 
 MAX_IN_FLIGHT = 4
+WORTH_OVERLAPPING = 64
 MAX_WAITING_ROWS = 1 << 18
 """Rows that may wait in one lane before Overloaded(QUEUE_FULL): bounds the memory of a client whose broker is away."""
 FIRST_BACKOFF = 0.02
@@ -231,7 +233,7 @@ class Lane(ABC):
         if not in_flight:
             return True
         waiting = len(self._open) + self._sealed_rows
-        return in_flight < MAX_IN_FLIGHT and waiting >= max(self._in_flight_rows, 16)
+        return in_flight < MAX_IN_FLIGHT and waiting >= max(self._in_flight_rows, WORTH_OVERLAPPING)
 
     def _seal(self) -> None:
         if self._open:

@@ -142,6 +142,7 @@ class _Stream:
             self._pending.clear()
         for future in left:
             future.set_exception(problem)
+        _end(self._writer)
         self._broken(self)
 
     def stalled(self, now: float) -> bool:
@@ -182,6 +183,14 @@ def _perhaps_healing(problem: EscrowError) -> EscrowError:
     return Unknown(Code.DISCONNECTED, problem.message, problem.hint) if problem.code is Code.SHARD_STOPPED else problem
 
 
+def _end(writer: flight.FlightStreamWriter) -> None:
+    """Take note of a stream's end, or Arrow prints it on standard error when the writer goes."""
+    try:
+        writer.close()
+    except (pa.ArrowException, OSError):
+        pass  # the reader has told why
+
+
 class _Checks:
     """A live check-back subscription: one exchange on which only the broker speaks."""
 
@@ -207,6 +216,7 @@ class _Checks:
         except Exception as raised:
             self.problem = escrow_error(raised)
         finally:
+            _end(self._writer)
             self._ended.set()
 
     @property

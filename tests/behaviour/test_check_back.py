@@ -1,0 +1,206 @@
+"""systems.md 1.6 to 1.8, 1.12, 4.11: who is asked, when, how often, and what follows."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import escrowmq as mq
+
+
+class Asked:
+    """A checker that remembers what it was asked."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.checks = []
+        self.one = threading.Semaphore(0)
+
+    def __call__(self, check):
+        self.checks.append(check)
+        self.one.release()
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def leave(producer, topic, body=b"x", **given):
+    with producer.transaction() as txn:
+        txn.send(topic, body, **given)
+        txn.leave_undecided()
+    return txn.id
+
+
+def state(bus, identity):
+    return bus.admin.transaction(identity)["state"]
+
+
+@pytest.mark.parametrize(("answer", "becomes"), [(mq.COMMIT, "committed"), (mq.ROLLBACK, "rolled_back")])
+def test_an_undecided_transaction_is_asked_about_and_the_answer_decides(bus, t, g, answer, becomes, eventually, drain):
+    asked = Asked(answer)
+    producer = bus.producer(g, checker=asked)
+    with producer.transaction() as txn:
+        txn.send(t, b"1", key="k", tag="tag", properties={"a": "b"})
+        txn.send(t, b"2")
+        txn.leave_undecided()
+    eventually(lambda: state(bus, txn.id) == becomes)
+    (check,) = asked.checks
+    assert (check.transaction_id, check.attempt) == (txn.id, 1)
+    assert [(m.topic, m.body, m.key, m.tag, m.properties) for m in check.messages] == [
+        (t, b"1", "k", "tag", {"a": "b"}),
+        (t, b"2", None, None, {}),
+    ]
+    drain(bus.consumer(g, [t]), 2 if answer is mq.COMMIT else 0)
+
+
+def test_unknown_and_exceptions_are_asked_again(bus, t, g, eventually):
+    asked = Asked(mq.UNKNOWN, ValueError("not yet"), None, mq.COMMIT)
+    identity = leave(bus.producer(g, checker=asked), t)
+    eventually(lambda: state(bus, identity) == "committed")
+    assert [check.attempt for check in asked.checks] == [1, 2, 3, 4]
+
+
+def test_a_decided_transaction_is_never_asked_about(bus, t, g, eventually):
+    asked = Asked(mq.COMMIT)
+    producer = bus.producer(g, checker=asked)
+    with producer.transaction() as decided:
+        decided.send(t, b"x")
+    identity = leave(producer, t)
+    eventually(lambda: state(bus, identity) == "committed")
+    assert [check.transaction_id for check in asked.checks] == [identity]
+
+
+def test_immunity_puts_the_first_check_off(bus, t, g, eventually):
+    asked = Asked(mq.COMMIT)
+    producer = bus.producer(g, checker=asked)
+    immune = leave(producer, t, check_immunity=3600.0)
+    identity = leave(producer, t)
+    eventually(lambda: state(bus, identity) == "committed")
+    assert [check.transaction_id for check in asked.checks] == [identity]
+    assert state(bus, immune) == "open"
+    producer.rollback(immune)
+
+
+def test_the_sender_gone_another_of_its_group_is_asked(broker, bus, t, g, eventually):
+    with broker.connect() as gone:
+        producer = gone.producer(g, checker=Asked(mq.UNKNOWN))
+        identity = leave(producer, t, check_immunity=0.5)
+    asked = Asked(mq.COMMIT)
+    bus.producer(g, checker=asked)
+    eventually(lambda: state(bus, identity) == "committed")
+    assert {check.transaction_id for check in asked.checks} == {identity}
+
+
+def test_nobody_there_costs_no_attempt(own, t, g, eventually):
+    broker = own(check_max=100)
+    with broker.connect() as other:
+        with broker.connect() as bus:
+            identity = leave(bus.producer(g, checker=Asked(mq.UNKNOWN)), t)
+        before = other.admin.transaction(identity)["checks"]
+        bystander = other.producer(f"{g}-other", checker=Asked(mq.UNKNOWN, mq.UNKNOWN, mq.ROLLBACK))
+        clock = leave(bystander, t)
+        eventually(lambda: state(other, clock) == "rolled_back")  # three questions later
+        assert other.admin.transaction(identity)["checks"] == before
+        asked = Asked(mq.COMMIT)
+        other.producer(g, checker=asked)
+        eventually(lambda: state(other, identity) == "committed")
+        assert asked.checks[0].attempt == before + 1
+
+
+def test_after_the_last_ask_it_is_parked_and_open_to_a_late_decision(own, t, g, eventually, drain):
+    broker = own(check_max=2, transaction_timeout=0.05, check_interval=0.05)
+    with broker.connect() as bus:
+        asked = Asked(mq.UNKNOWN)
+        producer = bus.producer(g, checker=asked)
+        first, second, third = (leave(producer, t, body) for body in (b"1", b"2", b"3"))
+        eventually(lambda: len(bus.admin.transactions(state="parked", group=g)) == 3)
+        assert sorted(check.attempt for check in asked.checks) == [1, 1, 1, 2, 2, 2]
+        assert bus.admin.stats()[0]["parked"] == 3
+        assert producer.commit(first) is mq.Code.COMMITTED
+        assert bus.admin.rollback(second) is mq.Code.ROLLED_BACK
+        assert bus.admin.commit(third) is mq.Code.COMMITTED
+        with pytest.raises(mq.Rejected, match="CONFLICT"):
+            bus.admin.rollback(third)
+        assert {message.body for message in drain(bus.consumer(g, [t]), 2)} == {b"1", b"3"}
+        assert bus.admin.transaction(third)["decided_by"] == "operator"
+
+
+def test_an_operator_can_have_it_asked_again(own, t, g, eventually):
+    broker = own(check_max=1, transaction_timeout=0.05, check_interval=0.05)
+    with broker.connect() as bus:
+        asked = Asked(mq.UNKNOWN, mq.COMMIT)
+        identity = leave(bus.producer(g, checker=asked), t)
+        eventually(lambda: state(bus, identity) == "parked")
+        assert bus.admin.recheck(identity) is mq.Code.OK
+        eventually(lambda: state(bus, identity) == "committed")
+        assert [check.attempt for check in asked.checks] == [1, 1]
+
+
+def test_exhausted_checks_can_roll_back(own, t, g, eventually):
+    broker = own(check_max=1, checks_exhausted="rollback", transaction_timeout=0.05, check_interval=0.05)
+    with broker.connect() as bus:
+        identity = leave(bus.producer(g, checker=Asked(mq.UNKNOWN)), t)
+        eventually(lambda: state(bus, identity) == "rolled_back")
+        assert bus.admin.transaction(identity)["decided_by"] == "exhausted"
+
+
+def test_abandoned_prepares_are_parked_after_half_retention(own, t, g, eventually):
+    broker = own(half_retention=1.0, check_interval=3600)
+    with broker.connect() as bus:
+        producer = bus.producer(g, checker=Asked(mq.UNKNOWN))
+        identity = leave(producer, t, check_immunity=0.9)
+        eventually(lambda: state(bus, identity) == "parked")
+        with pytest.raises(mq.Rejected, match="BAD_DELAY"):
+            leave(producer, t, check_immunity=1.1)
+        assert producer.commit(identity) is mq.Code.COMMITTED
+
+
+def test_check_counts_survive_a_restart(own, t, g, eventually):
+    broker = own(check_max=1000)
+    asked = Asked(mq.UNKNOWN)
+    with broker.connect() as bus:
+        identity = leave(bus.producer(g, checker=asked), t)
+        assert asked.one.acquire(timeout=30)
+        assert asked.one.acquire(timeout=30)
+    broker.restart(kill=True)
+    again = Asked(mq.COMMIT)
+    with broker.connect() as bus:
+        bus.producer(g, checker=again)
+        eventually(lambda: state(bus, identity) == "committed")
+        assert again.checks[0].attempt == asked.checks[-1].attempt + 1
+
+
+def test_a_served_brokers_restart_is_noticed_by_its_producers(make_broker, t, g, eventually):
+    broker = make_broker("served")
+    asked = Asked(mq.COMMIT)
+    with broker.connect() as bus:
+        producer = bus.producer(g, checker=asked)
+        identity = leave(producer, t, check_immunity=1.0)
+        broker.restart(kill=True)
+        eventually(lambda: state(bus, identity) == "committed")
+        with producer.transaction() as txn:
+            txn.send(t, b"after")
+        assert state(bus, txn.id) == "committed"
+
+
+async def test_coroutine_checkers(broker, t, g):
+    async with await broker.aconnect() as bus:
+        import asyncio
+
+        done = asyncio.Event()
+
+        async def decide(check):
+            await asyncio.sleep(0)
+            asyncio.get_running_loop().call_later(0.05, done.set)
+            return mq.COMMIT
+
+        producer = bus.producer(g, checker=decide)
+        async with producer.transaction() as txn:
+            await txn.send(t, b"x")
+            txn.leave_undecided()
+        await asyncio.wait_for(done.wait(), 30)
+        consumer = await bus.consumer(g, [t])
+        (message,) = await consumer.receive(1, wait=10)
+        assert message.transaction_id == txn.id

@@ -1,0 +1,230 @@
+"""systems.md 1.1 to 1.5, 1.9 to 1.12: half messages, decisions, views, wrong ends, restarts."""
+
+from __future__ import annotations
+
+import pytest
+
+import escrowmq as mq
+
+
+def unknown(check):
+    return mq.UNKNOWN
+
+
+def test_a_half_message_is_stored_and_not_consumable(bus, t, g):
+    producer = bus.producer(g, checker=unknown)
+    consumer = bus.consumer(g, [t])
+    with producer.transaction() as txn:
+        receipt = txn.send(t, b"x", key="k")
+        assert receipt.position >= 0
+        assert receipt.offset is None
+        assert consumer.receive(10) == []
+        assert [row["state"] for row in bus.admin.lookup(message_id=receipt.message_id)] == ["open"]
+        assert bus.admin.read(t).read_all().num_rows == 0
+        txn.rollback()
+
+
+def test_commit_brings_it_to_its_topic_with_all_it_had(bus, t, g, drain):
+    producer = bus.producer(g, checker=unknown)
+    with producer.transaction() as txn:
+        receipt = txn.send(t, bytes(range(256)), key="schlüssel", tag="paid", properties={"a": "1", "ü": ""}, queue=2)
+    (message,) = drain(bus.consumer(g, [t]), 1)
+    assert (message.topic, message.body, message.key, message.tag) == (t, bytes(range(256)), "schlüssel", "paid")
+    assert message.properties == {"a": "1", "ü": ""}
+    assert (message.queue, message.offset, message.attempt) == (2, 0, 1)
+    assert message.message_id == receipt.message_id
+    assert message.transaction_id == txn.id == receipt.transaction_id
+    assert message.born <= message.stored
+
+
+def test_rollback_never_appears(bus, t, g, drain):
+    producer = bus.producer(g, checker=unknown)
+    with pytest.raises(ZeroDivisionError), producer.transaction() as txn:  # noqa: PT012
+        txn.send(t, b"no")
+        1 / 0
+    with producer.transaction() as other:
+        other.send(t, b"yes")
+    assert [message.body for message in drain(bus.consumer(g, [t]), 1)] == [b"yes"]
+    assert bus.admin.transaction(txn.id)["state"] == "rolled_back"
+
+
+def test_messages_of_one_transaction_appear_together_as_one_run(bus, t, g, drain):
+    producer = bus.producer(g, checker=unknown)
+    plain = bus.producer(f"{g}-plain")
+    with producer.transaction() as txn:
+        for i in range(5):
+            txn.send(t, f"txn {i}".encode(), queue=0)
+            plain.send(t, b"other", queue=0)
+        txn.send(f"{t}-points", b"points")
+        assert bus.admin.read(f"{t}-points").read_all().num_rows == 0
+    bodies = [message.body for message in drain(bus.consumer(g, [t]), 10)]
+    at = bodies.index(b"txn 0")
+    assert bodies[at : at + 5] == [f"txn {i}".encode() for i in range(5)]
+    assert len(drain(bus.consumer(f"{g}-points", [f"{t}-points"]), 1)) == 1
+
+
+def test_batches_with_mixed_outcomes(bus, t, g, drain):
+    producer = bus.producer(g, checker=unknown)
+    receipts = producer.prepare_batch([mq.Message(t, str(i).encode()) for i in range(300)])
+    outcomes = [(mq.COMMIT, mq.ROLLBACK, mq.UNKNOWN)[i % 3] for i in range(300)]
+    results = producer.end_batch(receipts.transactions, outcomes)
+    assert [results[i] for i in range(3)] == [mq.Code.COMMITTED, mq.Code.ROLLED_BACK, mq.Code.NOTED]
+    found = drain(bus.consumer(g, [t]), 100)
+    assert {message.body for message in found} == {str(i).encode() for i in range(0, 300, 3)}
+
+
+@pytest.mark.parametrize("outcome", [mq.COMMIT, mq.ROLLBACK])
+def test_the_first_decision_is_final(bus, t, g, outcome, drain):
+    producer = bus.producer(g, checker=unknown)
+    receipt = producer.prepare(t, b"x")
+    same, opposite = (
+        (producer.commit, producer.rollback) if outcome is mq.COMMIT else (producer.rollback, producer.commit)
+    )
+    first = same(receipt.transaction_id)
+    assert first in (mq.Code.COMMITTED, mq.Code.ROLLED_BACK)
+    assert same(receipt.transaction_id).name == f"ALREADY_{first.name}"
+    with pytest.raises(mq.Rejected, match="CONFLICT"):
+        opposite(receipt.transaction_id)
+    with pytest.raises(mq.Rejected, match="TRANSACTION_DECIDED"):
+        producer.prepare(t, b"y", transaction_id=receipt.transaction_id)
+    drain(bus.consumer(g, [t]), 1 if outcome is mq.COMMIT else 0)
+
+
+def test_wrong_ends_are_clear_errors_and_change_nothing(bus, t, g):
+    producer = bus.producer(g, checker=unknown)
+    other = bus.producer(f"{g}-other", checker=unknown)
+    receipt = producer.prepare(t, b"x")
+    identity = receipt.transaction_id
+    with pytest.raises(mq.Rejected, match="WRONG_GROUP"):
+        other.commit(identity)
+    for wrong in (
+        mq.TransactionId(identity.shard, identity.epoch, identity.position + 1_000_000),
+        mq.TransactionId(identity.shard, identity.epoch + 1, identity.position),
+    ):
+        with pytest.raises(mq.EscrowError) as raised:
+            producer.commit(wrong)
+        assert raised.value.code in (mq.Code.UNKNOWN_TRANSACTION, mq.Code.WRONG_GROUP, mq.Code.FENCED)
+    with pytest.raises(mq.Rejected, match="WRONG_SHARD"):
+        producer.commit(mq.TransactionId(identity.shard ^ 1, identity.epoch, identity.position))
+    assert bus.admin.transaction(identity)["state"] == "open"
+    assert producer.rollback(identity) is mq.Code.ROLLED_BACK
+
+
+def test_any_process_of_the_group_can_end_it(broker, bus, t, g):
+    receipt = bus.producer(g, checker=unknown).prepare(t, b"x")
+    with broker.connect() as elsewhere:
+        assert elsewhere.producer(g).commit(str(receipt.transaction_id)) is mq.Code.COMMITTED
+
+
+def test_the_half_and_op_views(bus, t, g):
+    producer = bus.producer(g, checker=unknown)
+    a, b, c = (producer.prepare(t, body, key=g) for body in (b"a", b"b", b"c"))
+    producer.commit(a.transaction_id)
+    producer.rollback(b.transaction_id)
+    half = [row for row in bus.admin.read("%half").read_all().to_pylist() if row["key"] == g]
+    assert [(row["body"], row["topic"]) for row in half] == [(b"a", t), (b"b", t), (b"c", t)]
+    states = [mq.TransactionState(row["state"]) for row in half]
+    assert states == [mq.TransactionState.COMMITTED, mq.TransactionState.ROLLED_BACK, mq.TransactionState.OPEN]
+    op = {row["half_position"] for row in bus.admin.read("%op").read_all().to_pylist()}
+    assert {row["position"] for row in half} - op == {c.position}
+    producer.rollback(c.transaction_id)
+
+
+def test_a_group_serves_one_kind_of_message(bus, t, g):
+    bus.producer(g, checker=unknown).prepare_batch([])
+    with pytest.raises(mq.Rejected, match="GROUP_KIND"):
+        bus.producer(g).send(t, b"x")
+    plain = bus.producer(f"{g}-plain")
+    plain.send(t, b"x")
+    bus.producer(f"{g}-plain", checker=unknown).prepare(t, b"x")
+    with pytest.raises(mq.Rejected, match="GROUP_KIND"):
+        plain.send(t, b"y")
+
+
+def test_a_broker_can_refuse_transactions(own, t, g):
+    broker = own(reject_transactional=True)
+    with broker.connect() as bus:
+        with pytest.raises(mq.Rejected, match="NO_PERMISSION"):
+            bus.producer(g, checker=unknown).prepare(t, b"x")
+        assert bus.producer(f"{g}-plain").send(t, b"x").offset == 0
+
+
+def test_mixed_groups_can_be_allowed(own, t, g, drain):
+    broker = own(mixed_groups=True)
+    with broker.connect() as bus:
+        producer = bus.producer(g)
+        producer.send(t, b"plain")
+        producer.checker(unknown)
+        with producer.transaction() as txn:
+            txn.send(t, b"half")
+        producer.send(t, b"plain too")
+        drain(bus.consumer(g, [t]), 3)
+
+
+def test_everything_survives_a_restart(own, t, g, drain):
+    broker = own(transaction_timeout=3600)
+    with broker.connect() as bus:
+        producer = bus.producer(g, checker=unknown)
+        plain = bus.producer(f"{g}-plain").send(t, b"plain")
+        receipts = producer.prepare_batch([mq.Message(t, str(i).encode()) for i in range(9)])
+        ids = [receipt.transaction_id for receipt in receipts]
+        producer.end_batch(ids[:6], [mq.COMMIT] * 3 + [mq.ROLLBACK] * 3)
+        consumer = bus.consumer(g, [t])
+        drain(consumer, 4)
+    broker.restart(kill=True)
+    with broker.connect() as bus:
+        states = [bus.admin.transaction(identity)["state"] for identity in ids]
+        assert states == ["committed"] * 3 + ["rolled_back"] * 3 + ["open"] * 3
+        producer = bus.producer(g, checker=unknown)
+        assert producer.commit(ids[0]) is mq.Code.ALREADY_COMMITTED
+        assert producer.end_batch(ids[6:], mq.COMMIT).codes.tolist() == [mq.Code.COMMITTED] * 3
+        assert {message.body for message in drain(bus.consumer(g, [t]), 3)} == {b"6", b"7", b"8"}
+        (found,) = bus.admin.lookup(message_id=plain.message_id)
+        assert (found["body"], found["offset"]) == (b"plain", plain.offset)
+
+
+def test_a_newer_instance_fences_the_older(bus, t, g):
+    old = bus.producer(g, instance="one", checker=unknown)
+    receipt = old.prepare(t, b"x")
+    new = bus.producer(g, instance="one", checker=unknown)
+    new.prepare(t, b"y")
+    with pytest.raises(mq.Fenced):
+        old.prepare(t, b"z")
+    with pytest.raises(mq.Fenced):
+        old.commit(receipt.transaction_id)
+    assert new.commit(receipt.transaction_id) is mq.Code.COMMITTED
+    other = bus.producer(g, instance="two", checker=unknown)
+    other.prepare(t, b"z")
+    assert new.prepare(t, b"still").position >= 0
+
+
+async def test_the_same_to_await(broker, t, g):
+    async with await broker.aconnect() as bus:
+        producer = bus.producer(g, checker=unknown)
+        consumer = await bus.consumer(g, [t])
+        async with producer.transaction() as txn:
+            await txn.send(t, b"1")
+            await txn.send(t, b"2")
+            assert await consumer.receive(10) == []
+        with pytest.raises(ZeroDivisionError):  # noqa: PT012
+            async with producer.transaction() as txn:
+                await txn.send(t, b"no")
+                1 / 0
+        result = await producer.send_in_transaction(mq.Message(t, b"3"), commit)
+        assert result.status is mq.Code.COMMITTED
+        with pytest.raises(mq.Rejected, match="CONFLICT"):
+            await producer.rollback(result.transaction_id)
+        receipts = await producer.prepare_batch([mq.Message(t, b"4"), mq.Message(t, b"5")])
+        assert (await producer.end_batch(receipts.transactions, [mq.COMMIT, mq.ROLLBACK])).ok
+        bodies = set()
+        while len(bodies) < 4:
+            for message in await consumer.receive(10, wait=5.0):
+                bodies.add(message.body)
+                await message.ack()
+        assert bodies == {b"1", b"2", b"3", b"4"}
+        assert await consumer.flush() == 0
+        assert (await bus.admin.transaction(txn.id))["state"] == "rolled_back"
+
+
+async def commit(message, arg):
+    return mq.COMMIT
