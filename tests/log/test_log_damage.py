@@ -101,7 +101,7 @@ def test_every_truncation_is_reported() -> None:
             damaged = MemoryDisk({**files, name: files[name][:size]})
             with pytest.raises(Corrupt):
                 opened(damaged, segment_bytes=SMALL)
-            assert list(check(damaged))[0].file == name
+            assert next(iter(check(damaged))).file == name
 
 
 def test_a_missing_segment_is_reported() -> None:
