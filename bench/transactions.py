@@ -217,7 +217,7 @@ def centiles(values: list[float]) -> dict[str, float]:
     return {"p50": float(p50), "p90": float(p90), "p99": float(p99), "mean": statistics.fmean(values)}
 
 
-class background:  # noqa: N801
+class background:
     """A process that keeps a load on the broker."""
 
     def __init__(self, url: str, options, rate: float) -> None:

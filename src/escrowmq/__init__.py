@@ -32,7 +32,9 @@ from escrowmq.model import (
 
 if TYPE_CHECKING:
     from escrowmq.client.admin import Admin
-    from escrowmq.client.aio import AsyncBus, AsyncConsumer, AsyncProducer, AsyncTransaction
+    from escrowmq.client.aio import AsyncBus
+    from escrowmq.client.async_consumer import AsyncConsumer
+    from escrowmq.client.async_producer import AsyncProducer, AsyncTransaction
     from escrowmq.client.bus import Bus
     from escrowmq.client.consumer import Consumer, Received, ReceivedBatch
     from escrowmq.client.producer import Producer
@@ -55,9 +57,9 @@ _LAZY = {
     "EndResults": "client.results",
     "Admin": "client.admin",
     "AsyncBus": "client.aio",
-    "AsyncProducer": "client.aio",
-    "AsyncTransaction": "client.aio",
-    "AsyncConsumer": "client.aio",
+    "AsyncProducer": "client.async_producer",
+    "AsyncTransaction": "client.async_producer",
+    "AsyncConsumer": "client.async_consumer",
 }
 
 __all__ = [  # noqa: RUF022  # grouped, not sorted

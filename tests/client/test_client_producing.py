@@ -357,7 +357,7 @@ async def test_async_callers_share_batches_and_get_their_own_receipts(twin):
 
 async def test_async_deadlines_lost_batches_and_coroutine_checkers(twin):
     async with AsyncBus([twin]) as bus:
-        producer = bus.producer("p", timeout=0.1)
+        producer = bus.producer("p", timeout=1.0)
 
         @producer.checker
         async def decide(check):

@@ -10,9 +10,10 @@ from typing import Any
 from escrowmq.client.admin import Admin
 from escrowmq.client.alarm import Alarm
 from escrowmq.client.checker import Decide
-from escrowmq.client.coalescer import Codec, ThreadLane
 from escrowmq.client.consumer import Consumer, Received
 from escrowmq.client.consumption import Consumption, check_options, subscription
+from escrowmq.client.lanes import ThreadLane
+from escrowmq.client.parcel import Codec
 from escrowmq.client.producer import Producer
 from escrowmq.client.production import Production
 from escrowmq.client.router import Router

@@ -15,21 +15,20 @@ Theory of operation. A lane carries rows of one kind of exchange over one link.
 
 from __future__ import annotations
 
-import asyncio
-import queue
 import random
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
 from escrowmq.client.alarm import Alarm
-from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, Unknown, error
+from escrowmq.client.parcel import Codec, Parcel, Row, copies
+from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, Unknown
 from escrowmq.wire import Exchange, Link
 
 MAX_IN_FLIGHT = 4
@@ -38,63 +37,6 @@ MAX_WAITING_ROWS = 1 << 18
 """Rows that may wait in one lane before Overloaded(QUEUE_FULL): bounds the memory of a client whose broker is away."""
 FIRST_BACKOFF = 0.02
 LAST_BACKOFF = 2.0
-
-Row = tuple[Any, ...]
-
-
-class Codec(Protocol):
-    """How a lane's rows become a batch, and an answer becomes one result a row."""
-
-    def encode(self, rows: Sequence[Row]) -> tuple[pa.RecordBatch, Any]:
-        """The batch, and whatever ``decode`` wants to know of it."""
-        ...
-
-    def decode(self, rows: Sequence[Row], memo: Any, answer: pa.RecordBatch, resent: bool) -> list[Any]:
-        """A value or an EscrowError a row."""
-        ...
-
-
-class Waiter:
-    """A blocked caller: the cheapest wake-up that Python has."""
-
-    __slots__ = ("lock", "value")
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.lock.acquire()
-        self.value: Any = None
-
-    def wait(self, timeout: float) -> Any:
-        """The result; raises it if it is an error.
-
-        The lane itself gives it up after ``timeout``; waiting a little longer here only guards against a lane that was
-        cut off in the middle of that.
-        """
-        if not self.lock.acquire(timeout=1.2 * timeout + 2.0):
-            raise Unknown(Code.TIMED_OUT)
-        value = self.value
-        if isinstance(value, EscrowError):
-            raise value
-        return value
-
-
-class Parcel:
-    """Rows that travel together. ``waiters`` has one entry a row, or a single one when ``rows`` is None (a whole batch)."""
-
-    __slots__ = ("batch", "deadline", "lost", "memo", "resends", "rows", "settled", "waiters")
-
-    def __init__(self, rows: list[Row] | None, waiters: list[Any], batch: pa.RecordBatch | None = None) -> None:
-        self.rows = rows
-        self.waiters = waiters
-        self.batch = batch
-        self.memo: Any = None
-        self.deadline = 0.0
-        self.resends = 0
-        self.lost: EscrowError | None = None  # why it must be sent again
-        self.settled = False
-
-    def __len__(self) -> int:
-        return len(self.waiters) if self.rows is not None or self.batch is None else int(self.batch.num_rows)
 
 
 class Lane(ABC):
@@ -210,7 +152,7 @@ class Lane(ABC):
             left = [parcel for parcel in left if self._settle(parcel)]
             self._idle.notify_all()
         for parcel in left:
-            self._deliver(parcel.waiters, _copies(Unknown(Code.CLOSED), parcel))
+            self._deliver(parcel.waiters, copies(Unknown(Code.CLOSED), parcel))
 
     # How a caller's thread model differs
 
@@ -304,14 +246,14 @@ class Lane(ABC):
 
     def _decode(self, parcel: Parcel, answer: pa.RecordBatch) -> list[Any]:
         if parcel.batch is None or answer.num_rows != parcel.batch.num_rows:
-            return _copies(Unknown(Code.DISCONNECTED, "the answer does not match the request"), parcel)
+            return copies(Unknown(Code.DISCONNECTED, "the answer does not match the request"), parcel)
         if parcel.rows is None:
             return [(answer, parcel.resends > 0)]
         return self._codec.decode(parcel.rows, parcel.memo, answer, parcel.resends > 0)
 
     def _failed(self, parcel: Parcel, problem: EscrowError) -> None:
         if problem.code is not Code.DISCONNECTED or self._closed or time.monotonic() >= parcel.deadline:
-            self._finish(parcel, _copies(problem, parcel))
+            self._finish(parcel, copies(problem, parcel))
             return
         with self._sending, self._lock:
             parcel.lost = problem
@@ -402,114 +344,6 @@ class Lane(ABC):
                 self._sweep_later()
         for parcel in late:
             problem = Unknown(Code.TIMED_OUT, str(parcel.lost) if parcel.lost else None)
-            self._deliver(parcel.waiters, _copies(problem, parcel))
+            self._deliver(parcel.waiters, copies(problem, parcel))
         if late:
             self._go_on()
-
-
-def _copies(problem: EscrowError, parcel: Parcel) -> list[Any]:
-    """One error a waiter (an exception object must not be raised by two callers), with the message id if one was given."""
-    retry_after = getattr(problem, "retry_after", 1.0)
-    copies: list[Any] = [error(problem.code, problem.message, problem.hint, retry_after) for _ in parcel.waiters]
-    ids = parcel.memo
-    for row, copy in enumerate(copies):
-        copy.__cause__ = problem.__cause__
-        if isinstance(copy, Unknown) and isinstance(ids, bytes) and parcel.rows is not None:
-            copy.message_id = ids[16 * row : 16 * row + 16]
-    return copies
-
-
-class ThreadLane(Lane):
-    """Callers are threads: each waiter is a :class:`Waiter` (or None)."""
-
-    def call(self, row: Row, size: int) -> Any:
-        """Add a row and wait for its result."""
-        waiter = Waiter()
-        self.add(row, waiter, size)
-        return waiter.wait(self._timeout)
-
-    def start_batch(self, batch: pa.RecordBatch) -> Callable[[], Any]:
-        """Send a whole batch; call what is returned to wait for (its answer, whether it was sent again)."""
-        waiter = Waiter()
-        self.add_batch(batch, waiter)
-        return lambda: waiter.wait(self._timeout)
-
-    def _deliver(self, waiters: list[Any], results: list[Any]) -> None:
-        for waiter, value in zip(waiters, results, strict=True):
-            if waiter is not None:
-                waiter.value = value
-                waiter.lock.release()
-
-
-class Sender:
-    """A thread that sends for the lanes of an event loop, so that a full connection never blocks the loop."""
-
-    def __init__(self) -> None:
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="escrowmq-sender", daemon=True)
-        self._thread.start()
-
-    def put(self, call: Callable[[], None]) -> None:
-        """Call ``call`` on the thread, in turn."""
-        self._work.put(call)
-
-    def close(self) -> None:
-        """End the thread after what was put before."""
-        self._work.put(None)
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def _run(self) -> None:
-        while (call := self._work.get()) is not None:
-            call()
-
-
-class LoopLane(Lane):
-    """Callers are tasks of one event loop: each waiter is an asyncio future (or None), one wake-up of the loop a parcel."""
-
-    def __init__(
-        self, *args: Any, loop: asyncio.AbstractEventLoop, loop_thread: int, sender: Sender, **options: Any
-    ) -> None:
-        super().__init__(*args, **options)
-        self._loop = loop
-        self._loop_thread = loop_thread
-        self._sender = sender
-
-    def call(self, row: Row, size: int) -> asyncio.Future[Any]:
-        """Add a row; the future of its result. Call on the loop's thread."""
-        future = self._loop.create_future()
-        self.add(row, future, size)
-        return future
-
-    def call_batch(self, batch: pa.RecordBatch) -> asyncio.Future[Any]:
-        """Send a whole batch; the future of its answer."""
-        future = self._loop.create_future()
-        self.add_batch(batch, future)
-        return future
-
-    def _start_pump(self) -> None:
-        # After the callbacks that the loop has ready, and after the tasks that an answer just woke: those that are about
-        # to add a row ride along.
-        try:
-            if threading.get_ident() == self._loop_thread:
-                self._loop.call_soon(self._sender.put, self._pump)
-            else:
-                self._loop.call_soon_threadsafe(self._loop.call_soon, self._sender.put, self._pump)
-        except RuntimeError:  # the loop is closed: nobody waits any more
-            self._sender.put(self._pump)
-
-    def _deliver(self, waiters: list[Any], results: list[Any]) -> None:
-        try:
-            self._loop.call_soon_threadsafe(_resolve, waiters, results)
-        except RuntimeError:
-            pass  # the loop is closed: nobody waits any more
-
-
-def _resolve(waiters: list[asyncio.Future[Any] | None], results: list[Any]) -> None:
-    for future, value in zip(waiters, results, strict=True):
-        if future is None or future.done():
-            continue
-        if isinstance(value, EscrowError):
-            future.set_exception(value)
-        else:
-            future.set_result(value)

@@ -19,9 +19,9 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.client.coalescer import ThreadLane, Waiter
 from escrowmq.client.consumption import DEFAULT_BATCH, Consumption, delay_us
 from escrowmq.client.delivery import Content, Rows
+from escrowmq.client.lanes import ThreadLane, Waiter
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.model import Act
 

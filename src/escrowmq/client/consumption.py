@@ -13,10 +13,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.client.alarm import Alarm
-from escrowmq.client.coalescer import Codec, Lane
+from escrowmq.client.coalescer import Lane
 from escrowmq.client.delivery import Content, Rows
 from escrowmq.client.fetching import Fetcher
 from escrowmq.client.outgoing import check_name
+from escrowmq.client.parcel import Codec
 from escrowmq.client.router import Router
 from escrowmq.client.session import patient_action
 from escrowmq.client.settling import SettlingCodec, lease_runs, settling_batch

@@ -20,8 +20,8 @@ from typing import Any
 import pyarrow as pa
 
 from escrowmq.client.checker import Decide
-from escrowmq.client.coalescer import ThreadLane
 from escrowmq.client.ending import id_bytes
+from escrowmq.client.lanes import ThreadLane
 from escrowmq.client.outgoing import ROW_OVERHEAD
 from escrowmq.client.production import Production
 from escrowmq.client.results import EndResults, Receipts

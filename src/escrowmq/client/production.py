@@ -16,9 +16,11 @@ import pyarrow as pa
 from escrowmq import schemas
 from escrowmq.client.alarm import Alarm
 from escrowmq.client.checker import CheckLoop, Decide
-from escrowmq.client.coalescer import Codec, Lane, ThreadLane
+from escrowmq.client.coalescer import Lane
 from escrowmq.client.ending import EndingCodec, first_time, id_column, outcome_column, shards
+from escrowmq.client.lanes import ThreadLane
 from escrowmq.client.outgoing import OutgoingCodec, as_batch, check_name, oversized, split
+from escrowmq.client.parcel import Codec
 from escrowmq.client.results import EndResults, Receipts, gather
 from escrowmq.client.router import Router, broker_of
 from escrowmq.client.session import Session
