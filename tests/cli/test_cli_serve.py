@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from cli_runs import Run, Served
 
 from escrowmq.cli.failures import Exit
 
+DOCS = Path(__file__).parent.parent.parent / "docs"
 Serve = Callable[..., Served]
 
 
@@ -49,34 +51,39 @@ def test_ctrl_c_is_a_clean_stop(serve: Serve) -> None:
 def test_metrics_and_health_are_served(serve: Serve) -> None:
     served = serve("--metrics", "127.0.0.1:0")
     with urllib.request.urlopen(f"{served.ready['metrics']}/metrics") as answer:
-        assert b"escrowmq_" in answer.read()
+        told = answer.read().decode()
+    documented = re.findall(r"`(escrowmq_\w+)`", (DOCS / "metrics.md").read_text())
+    assert documented
+    assert [name for name in documented if f"\n{name} " not in told] == []
 
 
 def test_settings_come_from_flags_over_environment_over_file(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tmp_path / "broker.toml"
     config.write_text("[broker]\ndefault_queues = 2\nmax_queues = 7\nmax_key_bytes = 3\n")
     monkeypatch.setenv("ESCROWMQ_DEFAULT_QUEUES", "3")
     monkeypatch.setenv("ESCROWMQ_MAX_QUEUES", "8")
     served = serve("--config", str(config), "--max-queues", "9", "--auto-create-topics", "off")
-    made = command("topics", "create", "orders", "--json", url=served.url)
-    assert json.loads(made.stdout)[0]["queues"] == 3, "the environment wins over the file"
-    assert command("topics", "create", "many", "--queues", "10", url=served.url).returncode == Exit.REJECTED
-    assert command("topics", "create", "many", "--queues", "9", url=served.url).returncode == 0
-    assert "KEY_TOO_LARGE" in command("send", "orders", "x", "-k", "long", url=served.url).stderr
-    assert "UNKNOWN_TOPIC" in command("send", "unheard-of", "x", url=served.url).stderr
+    monkeypatch.setenv("ESCROWMQ_URL", served.url)
+    made = run("topics", "create", "orders", "--json")
+    assert made.json[0]["queues"] == 3, "the environment wins over the file"
+    assert run("topics", "create", "many", "--queues", "10").code == Exit.REJECTED
+    assert run("topics", "create", "many", "--queues", "9").code == 0, "a flag wins over both"
+    assert "KEY_TOO_LARGE" in run("send", "orders", "x", "-k", "long").err
+    assert "UNKNOWN_TOPIC" in run("send", "unheard-of", "x").err
 
 
-def test_tail_follows_and_ends_with_ctrl_c(serve: Serve) -> None:
+def test_tail_follows_and_ends_with_ctrl_c(serve: Serve, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     served = serve()
-    command("topics", "create", "orders", url=served.url)
-    words = [sys.executable, "-m", "escrowmq", "tail", "orders", "--follow", "--json", "--from-start", "-u", served.url]
+    monkeypatch.setenv("ESCROWMQ_URL", served.url)
+    run("topics", "create", "orders")
+    words = [sys.executable, "-m", "escrowmq", "tail", "orders", "--follow", "--json", "--from-start"]
     following = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert following.stdout is not None
         for number in range(3):
-            command("send", "orders", f"m{number}", url=served.url)
+            run("send", "orders", f"m{number}")
             assert json.loads(following.stdout.readline())["body"] == f"m{number}"
         following.send_signal(signal.SIGINT)
         _, err = following.communicate()
@@ -86,10 +93,11 @@ def test_tail_follows_and_ends_with_ctrl_c(serve: Serve) -> None:
         following.communicate()
 
 
-def test_a_folder_in_use_is_said_to_be(serve: Serve, tmp_path: Path) -> None:
+def test_a_folder_in_use_is_said_to_be(serve: Serve, run: Run, tmp_path: Path) -> None:
     serve()
-    second = command("serve", "--folder", str(tmp_path / "served"), "--listen", "127.0.0.1:0", url="")
-    assert (second.returncode, "FOLDER_IN_USE" in second.stderr) == (Exit.USAGE, True)
+    for words in (("serve", "--folder", f"{tmp_path}/served"), ("topics", "list", "-u", f"file:{tmp_path}/served")):
+        second = run(*words)
+        assert (second.code, "FOLDER_IN_USE" in second.err) == (Exit.USAGE, True)
 
 
 @pytest.mark.parametrize(

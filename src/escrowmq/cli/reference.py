@@ -98,10 +98,28 @@ def command_line_page() -> str:
     return "\n".join(parts)
 
 
+def metrics_page() -> str:
+    """``docs/metrics.md``: every metric of a broker."""
+    from escrowmq.broker.metrics import COUNTER, METRICS
+
+    rows = [
+        (f"`escrowmq_{metric.name}{'_total' if metric.kind == COUNTER else ''}`", metric.kind, metric.meaning)
+        for metric in METRICS
+    ]
+    return (
+        "# Metrics\n\n"
+        + _MADE
+        + "`escrowmq serve --metrics HOST:PORT` serves these at `/metrics` in Prometheus' format. The same numbers come from\n"
+        "`bus.admin.stats()`. Watch the first four: how much is undecided, for how long, whether producers answer, and\n"
+        "what waits for a person.\n\n" + _table(("metric", "kind", "meaning"), rows)
+    )
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "settings.md": settings_page,
     "errors.md": errors_page,
     "command-line.md": command_line_page,
+    "metrics.md": metrics_page,
 }
 """Page name → what makes its text."""
 
