@@ -11,7 +11,6 @@ from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, admin_at
 from escrowmq.cli.printing import body_text, cell, moment, notice, print_facts, print_json, print_table
 from escrowmq.cli.rows import plain
 from escrowmq.errors import Code, error
-from escrowmq.wire import DEAD_LETTER_PREFIX
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters: what was delivered too often without success.")
 
@@ -94,7 +93,7 @@ def _place(letter: dict[str, Any]) -> str:
 
 def _parse(place: str) -> tuple[str, int, int]:
     """``orders/0/17`` → topic, queue, offset."""
-    parts = place.removeprefix(DEAD_LETTER_PREFIX).split("/")
+    parts = place.split("/")
     if len(parts) != 3 or not (parts[1].isdecimal() and parts[2].isdecimal()):
         raise error(Code.BAD_ARGUMENT, f"{place!r} is not TOPIC/QUEUE/OFFSET", "such as orders/0/17")
     return parts[0], int(parts[1]), int(parts[2])
