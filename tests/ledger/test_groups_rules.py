@@ -199,6 +199,35 @@ class TestTags:
         driver.put(0, "a")
         assert pairs(driver.receive()) == [(0, 2, 1)]
 
+    def test_a_rare_match_far_away_is_found_at_once_and_its_lease_is_small(self):
+        driver = Driver(FakeTopics(t=1))
+        driver.topics.tags["a"] = 1
+        tags = np.full(600_000, 2, np.int32)
+        tags[[500_000, 500_010]] = 1
+        driver.topics.queues[0].append(np.arange(600_000), tags, 1)
+        driver.subscribe("g", tags=("a",))
+        assert [o for _, o, _ in pairs(driver.receive(most=2))] == [500_000, 500_010]
+        assert [row["count"] for row in driver.events[0].batch.to_pylist()] == [500_000, 11]
+        assert driver.line()["next"] == 500_011
+
+    def test_one_receive_passes_over_so_much_and_no_more(self, monkeypatch):
+        monkeypatch.setattr("escrowmq.ledger.receiving.MAX_PASSED", 3)
+        driver = Driver(FakeTopics(t=1))
+        driver.put(0, "b", "b", "b", "b", "a")
+        driver.subscribe("g", tags=("a",))
+        assert pairs(driver.receive()) == []
+        assert driver.line()["next"] == 3
+        assert driver.groups.has_work("g", driver.topics, driver.now)
+        assert pairs(driver.receive()) == [(0, 4, 1)]
+
+    def test_a_lease_spans_so_much_and_no_more(self, monkeypatch):
+        monkeypatch.setattr("escrowmq.ledger.receiving.SPAN", 3)
+        driver = Driver(FakeTopics(t=1))
+        driver.put(0, "b", "a", "b", "a", "a")
+        driver.subscribe("g", tags=("a",))
+        assert pairs(driver.receive()) == [(0, 1, 1), (0, 3, 1)]
+        assert pairs(driver.receive()) == [(0, 4, 1)]
+
     def test_retries_of_a_filtered_lease_are_one_lease_again(self):
         driver = self.filtered()
         lease = int(driver.receive().leases[0])
@@ -607,12 +636,13 @@ def test_a_million_messages_in_runs_stay_runs():
 
 def test_a_row_does_not_depend_on_how_rows_are_batched():
     driver = Driver(FakeTopics(t=1))
-    driver.put(0, "b", "a")
+    driver.put(0, "a", "b", "a")
     driver.subscribe("g", tags=("a",))
     driver.subscribe("h", tags=("a",))
     one, other = int(driver.receive("g").leases[0]), int(driver.receive("h").leases[0])
-    together = driver.settle((one, 0, 2, Act.NACK, -1, None), (one, 0, 1, Act.ACK, -1, None))
-    apart = [driver.settle((other, 0, n, act, -1, None), group="h")[0] for n, act in ((2, Act.NACK), (1, Act.ACK))]
+    together = driver.settle((one, 0, 3, Act.NACK, -1, None), (one, 1, 1, Act.ACK, -1, None))
+    rows = ((0, 3, Act.NACK), (1, 1, Act.ACK))
+    apart = [driver.settle((other, start, count, act, -1, None), group="h")[0] for start, count, act in rows]
     assert together == apart == [Code.OK, Code.LEASE_LOST]
 
 

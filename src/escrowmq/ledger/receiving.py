@@ -5,7 +5,7 @@ Rules:
 1. Retries that are due come first, lowest offset first; then messages that were never delivered. Both passes go round the
    queues, beginning after the queue that was served last, so that no queue starves another.
 2. A first delivery takes the next offsets of its queue as one range. What the tags exclude lies inside the range and is
-   done with it; a range may hold nothing else.
+   done with it; what lies before the first match is a range of its own, which holds nothing and makes no lease.
 3. In an ordered group a queue has one lease at a time, and while it has retries nothing but their lowest run is
    delivered, once it is due: nothing overtakes a message that failed.
 """
@@ -27,8 +27,11 @@ from escrowmq.ledger.sparse import Int64s
 from escrowmq.ledger.subscriptions import TopicsView
 from escrowmq.schemas import Kind
 
-SCAN = 262_144
-"""Offsets that one range may pass over in search of the group's tags; bounds the work of one receive."""
+SPAN = 262_144
+"""Offsets that one range with messages may span, in search of the group's tags; bounds a lease's mask."""
+
+MAX_PASSED = 4 << 20
+"""Offsets without a match that one receive may pass over in one queue; bounds its work."""
 
 
 @dataclass(slots=True)
@@ -116,14 +119,33 @@ def add_fresh(plan: Plan, cursor: Cursor, queue: QueueIndex, ordered: bool, tags
     if tags is None:
         plan.add(cursor, queue, start, min(queue.end, start + plan.budget), 1, None)
         return
-    end, chosen = _search(queue, start, tags, plan.budget)
-    plan.add(cursor, queue, start, end, 1, chosen)
+    first = _first_match(queue, start, tags)
+    if first > start:
+        plan.add(cursor, queue, start, first, 1, _NONE)
+    if first < queue.end and first < start + MAX_PASSED:
+        end, chosen = _search(queue, first, tags, plan.budget)
+        plan.add(cursor, queue, first, end, 1, chosen)
+
+
+_NONE: Int64s = np.empty(0, np.int64)
+
+
+def _first_match(queue: QueueIndex, start: int, tags: list[int]) -> int:
+    """The first offset from ``start`` on that has one of the tags, or where the search ended."""
+    last, step = min(queue.end, start + MAX_PASSED), 256
+    while start < last:
+        end = min(last, start + step)
+        found = matching(queue, start, end, tags)
+        if found.any():
+            return start + int(found.argmax())
+        start, step = end, min(2 * step, SPAN)
+    return last
 
 
 def _search(queue: QueueIndex, start: int, tags: list[int], most: int) -> tuple[int, Int64s]:
     """At most ``most`` offsets from ``start`` on that have one of the tags, and where the search ended."""
     found: list[Int64s] = []
-    last, end, step = min(queue.end, start + SCAN), start, 2 * most
+    last, end, step = min(queue.end, start + SPAN), start, 2 * most
     while end < last and most > 0:
         begin, end = end, min(last, end + step)
         chosen = np.flatnonzero(matching(queue, begin, end, tags)) + begin
