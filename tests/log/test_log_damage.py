@@ -23,12 +23,13 @@ def _sealed() -> tuple[MemoryDisk, list[Content]]:
     """A closed log of three small segments, the first two sealed."""
     disk = MemoryDisk()
     log = opened(disk, segment_bytes=SMALL)
-    for n in range(10):
+    for n in range(5):
         log.append(Kind.CHECKED, checked([n, n + 1, n + 2]), START_US + n)
         log.append(Kind.GROUP, group(f"g{n}"), START_US + n)
         log.sync()
     everything = [content(frame) for frame in log.frames()]
     log.close()
+    assert len(_segments(disk)) == 3
     return disk, everything
 
 
