@@ -13,6 +13,7 @@ from escrowmq.pipeline.audit.manifest import KINDS
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
+COLUMNS = ("who", "amount")
 Rows = list[tuple[str | None, str | None, str | None]]
 
 
@@ -20,12 +21,15 @@ def frame(spark: SparkSession, rows: Rows) -> DataFrame:
     return spark.createDataFrame(rows, "id string, who string, amount string")
 
 
+def witnesses(side: DataFrame, *roles: frames.Role) -> DataFrame:
+    return frames.witnesses(side, f.col("id"), frames.says(roles))
+
+
 def compare(spark: SparkSession, expected: Rows, found: Rows) -> set[tuple[str, str]]:
     """(kind, id) of all findings."""
-    columns = ["who", "amount"]
     sides = [
-        frames.witnesses(frame(spark, expected), columns, comparison=0, expected=True),
-        frames.witnesses(frame(spark, found), columns, comparison=0, expected=False),
+        witnesses(frame(spark, expected), frames.Role(0, True, COLUMNS)),
+        witnesses(frame(spark, found), frames.Role(0, False, COLUMNS)),
     ]
     wrong = frames.findings(frames.tally(sides), [KINDS]).collect()
     return {(row["kind"], row["id"]) for row in wrong}
@@ -78,12 +82,10 @@ def test_contents_that_look_alike_differ(spark: SparkSession, one: Rows, other: 
 
 
 def test_a_comparison_reports_only_the_kinds_that_it_judges(spark: SparkSession) -> None:
-    sides = []
-    for number in (0, 1):
-        sides += [
-            frames.witnesses(frame(spark, ORDERS[:2]), ["amount"], comparison=number, expected=True),
-            frames.witnesses(frame(spark, [("o-1", "ann", "99")]), ["amount"], comparison=number, expected=False),
-        ]
+    sides = [
+        witnesses(frame(spark, ORDERS[:2]), *(frames.Role(n, True, ("amount",)) for n in (0, 1))),
+        witnesses(frame(spark, [("o-1", "ann", "99")]), *(frames.Role(n, False, ("amount",)) for n in (0, 1))),
+    ]
     wrong = frames.findings(frames.tally(sides), [("altered",), ("lost",)]).collect()
     assert {(row["comparison"], row["kind"], row["id"]) for row in wrong} == {(0, "altered", "o-1"), (1, "lost", "o-2")}
 
@@ -107,9 +109,9 @@ def test_what_is_open_or_parked_is_orphaned(spark: SparkSession) -> None:
 
 
 def test_consumed_are_the_ids_that_every_consumer_has(spark: SparkSession) -> None:
-    cart = spark.createDataFrame([("a",), ("b",), ("b",)], "id string")
-    points = spark.createDataFrame([("b",), ("c",)], "id string")
-    assert [row["id"] for row in frames.seen_by_all([cart, points]).collect()] == ["b"]
+    rows = [(1, "a", 1), (1, "b", 2), (2, "b", 1), (2, "c", 1), (1, "c", 0), (3, "a", 1)]
+    tallies = spark.createDataFrame(rows, "comparison int, id string, found long")
+    assert [row["id"] for row in frames.found_in_all(tallies, [1, 2]).collect()] == ["b"]
 
 
 IDS = st.sampled_from(["a", "b", "c", "d"])
@@ -156,8 +158,8 @@ def test_two_hundred_thousand_ids_with_one_of_each_kind(spark: SparkSession) -> 
         .unionByName(extra)
     )
     sides = [
-        frames.witnesses(every, ["who", "amount"], comparison=0, expected=True),
-        frames.witnesses(found, ["who", "amount"], comparison=0, expected=False),
+        witnesses(every, frames.Role(0, True, COLUMNS)),
+        witnesses(found, frames.Role(0, False, COLUMNS)),
     ]
     wrong = frames.findings(frames.tally(sides), [KINDS]).collect()
     assert {(row["kind"], row["id"]) for row in wrong} == {

@@ -195,7 +195,7 @@ class Director:
 
     def _ready(self, name: str, details: dict[str, Any]) -> None:
         if name == "broker":
-            self._port = details["port"]
+            self._port = int(details["url"].rpartition(":")[2])
         elif name == "shop":
             self._placed.update(details["placed"])
         else:

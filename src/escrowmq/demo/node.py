@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from escrowmq.broker.serving import Server
+from escrowmq.broker.serve import serve
 from escrowmq.connecting import connect
 from escrowmq.demo.services import KINDS, Service
 from escrowmq.demo.shop import GROUP, OrdersDatabase, Shop
@@ -40,11 +40,15 @@ _VOICE = threading.Lock()
 
 def broker(config: dict[str, Any], when_told: Callable[[Callable[[], None]], None]) -> None:
     """The broker, as ``escrowmq serve`` runs it, on a loopback port (0: a free one)."""
-    with Server(Path(config["folder"]), BrokerSettings.of(config["settings"]), port=config["port"]) as server:
-        tell("ready", port=server.port)
-        stopped = threading.Event()
-        when_told(stopped.set)
-        stopped.wait()
+    stopped = threading.Event()
+    when_told(stopped.set)
+    serve(
+        Path(config["folder"]),
+        listen=f"127.0.0.1:{config['port']}",
+        settings=BrokerSettings.of(config["settings"]),
+        announce=lambda told: tell("ready", url=told["url"]),
+        stop=stopped,
+    )
 
 
 def shop(config: dict[str, Any], when_told: Callable[[Callable[[], None]], None]) -> None:

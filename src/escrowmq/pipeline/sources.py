@@ -1,7 +1,10 @@
-"""Where the audit reads from: SQLite tables as a Spark data source, and the broker's log, copied range by range to Parquet.
+"""SQLite tables as one DataFrame, without JDBC: a Python data source.
 
-A SQLite table is cut into ranges of its row ids, one Spark partition each; a partition is read on an executor with
-Python's own ``sqlite3``, read-only, and handed over as Arrow batches. Nothing of a table passes through the driver.
+Every table is cut into ranges of its row ids, one Spark partition each; a partition is read on an executor with Python's
+own ``sqlite3``, read-only, and handed over as Arrow batches. Nothing of a table passes through the driver.
+
+All tables come through *one* source, because Spark starts Python processes of their own to plan each: for a handful of
+small tables that would cost more than all the rest of an audit.
 """
 
 from __future__ import annotations
@@ -9,7 +12,8 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -25,69 +29,84 @@ if TYPE_CHECKING:
 PARTITION_ROWS = 250_000
 BATCH_ROWS = 8192
 
+_BATCH = pa.schema([("name", pa.utf8()), ("cells", pa.list_(pa.utf8()))])
 
-@dataclass(frozen=True)
-class RowRange(InputPartition):
-    """Row ids ``first`` .. ``last``, both included."""
-
-    first: int
-    last: int
+Range = tuple[int, int]
+"""First and last row id, both included."""
 
 
-def row_ranges(lowest: int, highest: int, rows: int, size: int) -> list[RowRange]:
-    """Ranges that cover ``lowest`` .. ``highest``, each of about ``size`` of the ``rows`` rows; one when there are none.
+@dataclass(frozen=True, slots=True)
+class TableRead:
+    """What to read of one table: ``columns`` of the rows whose columns equal the texts of ``where``."""
 
-    The number of ranges follows the number of rows, not of ids: one row with a far-off id must not make a million ranges.
+    name: str
+    database: str
+    table: str
+    columns: tuple[str, ...]
+    where: dict[str, str] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raise Misuse(BAD_ARGUMENT), naming what is missing, unless it can be read."""
+        if not Path(self.database).is_file():
+            raise Misuse(Code.BAD_ARGUMENT, f"no database {self.database}", "was the run folder moved in parts?")
+        try:
+            with closing(open_readonly(self.database)) as connection:
+                query = "SELECT name FROM pragma_table_info(?)"
+                found = {row[0] for row in connection.execute(query, (self.table,))}
+        except sqlite3.Error as problem:
+            raise Misuse(Code.BAD_ARGUMENT, f"cannot read {self.database}: {problem}") from problem
+        if not found:
+            raise Misuse(Code.BAD_ARGUMENT, f"{self.database} has no table {self.table!r}")
+        if missing := [name for name in (*self.columns, *self.where) if name not in found]:
+            raise Misuse(Code.BAD_ARGUMENT, f"table {self.table!r} of {self.database} lacks {', '.join(missing)}")
+
+    def ranges(self, size: int) -> list[Range]:
+        """Ranges of about ``size`` rows."""
+        query = f"SELECT coalesce(min(rowid), 0), coalesce(max(rowid), 0), count(*) FROM {_quoted(self.table)}"
+        with closing(open_readonly(self.database)) as connection:
+            lowest, highest, rows = connection.execute(query).fetchone()
+        return row_ranges(lowest, highest, rows, size)
+
+    def read(self, rows: Range) -> Iterator[pa.RecordBatch]:
+        """The rows of a range: ``name``, ``cells`` (list of text, one a column)."""
+        wanted = ", ".join(f"CAST({_quoted(name)} AS TEXT)" for name in self.columns)
+        terms = ["rowid BETWEEN ? AND ?", *(f"CAST({_quoted(name)} AS TEXT) = ?" for name in self.where)]
+        query = f"SELECT {wanted} FROM {_quoted(self.table)} WHERE {' AND '.join(terms)}"
+        with closing(open_readonly(self.database)) as connection:
+            found = connection.execute(query, (*rows, *self.where.values()))
+            while chunk := found.fetchmany(BATCH_ROWS):
+                cells = pa.array([list(row) for row in chunk], pa.list_(pa.utf8()))
+                names = pa.array([self.name] * len(chunk), pa.utf8())
+                yield pa.RecordBatch.from_arrays([names, cells], schema=_BATCH)
+
+
+def read_tables(spark: SparkSession, reads: Sequence[TableRead], partition_rows: int = PARTITION_ROWS) -> DataFrame:
+    """Rows of all tables → ``name`` string (the TableRead's), ``cells`` array of string in the order of its columns.
+
+    As text (SQLite's own ``CAST``, NULL as null) because SQLite's columns hold any type: what a hand typed into an amount
+    must be *reported*, not fail the job. Raises Misuse(BAD_ARGUMENT) if a file, a table or a column is not there.
     """
-    if rows == 0:
-        return [RowRange(0, -1)]
-    count = -(-rows // size)
-    step = -(-(highest - lowest + 1) // count)
-    return [RowRange(first, min(first + step - 1, highest)) for first in range(lowest, highest + 1, step)]
-
-
-def read_table(
-    spark: SparkSession,
-    database: Path,
-    table: str,
-    columns: Sequence[str],
-    where: dict[str, str] | None = None,
-    partition_rows: int = PARTITION_ROWS,
-) -> DataFrame:
-    """``columns`` of a SQLite table as text (SQLite's own ``CAST``), NULL as null, rows with ``where`` equal only.
-
-    As text because SQLite's columns hold any type: what a hand typed into an amount must be *reported*, not fail the job.
-    Raises Misuse(BAD_ARGUMENT) if the file, the table or a column is not there.
-    """
-    check_table(database, table, [*columns, *(where or {})])
-    spark.dataSource.register(SqliteTable)
+    for read in reads:
+        read.check()
+    spark.dataSource.register(SqliteTables)
     return (
-        spark.read.format(SqliteTable.name())
-        .option("database", str(database.resolve()))
-        .option("table", table)
-        .option("columns", json.dumps(list(columns)))
-        .option("where", json.dumps(where or {}))
+        spark.read.format(SqliteTables.name())
+        .option("reads", json.dumps([asdict(read) for read in reads]))
         .option("partition_rows", str(partition_rows))
         .load()
     )
 
 
-def check_table(database: Path, table: str, columns: Sequence[str]) -> None:
-    """Raise Misuse(BAD_ARGUMENT), naming what is missing, unless the table can be read with these columns."""
-    if not database.is_file():
-        raise Misuse(Code.BAD_ARGUMENT, f"no database {database}", "was the run folder moved in parts?")
-    try:
-        connection = open_readonly(str(database))
-        try:
-            found = {row[0] for row in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))}
-        finally:
-            connection.close()
-    except sqlite3.Error as problem:
-        raise Misuse(Code.BAD_ARGUMENT, f"cannot read {database}: {problem}") from problem
-    if not found:
-        raise Misuse(Code.BAD_ARGUMENT, f"{database} has no table {table!r}")
-    if missing := [name for name in columns if name not in found]:
-        raise Misuse(Code.BAD_ARGUMENT, f"table {table!r} of {database} lacks {', '.join(missing)}")
+def row_ranges(lowest: int, highest: int, rows: int, size: int) -> list[Range]:
+    """Ranges that cover ``lowest`` .. ``highest``, each of about ``size`` of the ``rows`` rows; none when there are none.
+
+    The number of ranges follows the number of rows, not of ids: one row with a far-off id must not make a million ranges.
+    """
+    if rows == 0:
+        return []
+    count = -(-rows // size)
+    step = -(-(highest - lowest + 1) // count)
+    return [(first, min(first + step - 1, highest)) for first in range(lowest, highest + 1, step)]
 
 
 def open_readonly(database: str) -> sqlite3.Connection:
@@ -97,54 +116,43 @@ def open_readonly(database: str) -> sqlite3.Connection:
     return connection
 
 
-class SqliteTable(DataSource):
-    """Spark format ``escrowmq-sqlite``; options as :func:`read_table` gives them."""
+class SqliteTables(DataSource):
+    """Spark format ``escrowmq-sqlite``; options as :func:`read_tables` gives them."""
 
     @classmethod
     def name(cls) -> str:
         return "escrowmq-sqlite"
 
     def schema(self) -> str:
-        return ", ".join(f"`{name}` STRING" for name in json.loads(self.options["columns"]))
+        return "name STRING, cells ARRAY<STRING>"
 
     def reader(self, schema: Any) -> DataSourceReader:
-        return SqliteReader(dict(self.options))
+        reads = [TableRead(**{**one, "columns": tuple(one["columns"])}) for one in json.loads(self.options["reads"])]
+        return SqliteReader(reads, int(self.options["partition_rows"]))
+
+
+@dataclass(frozen=True)
+class TableRange(InputPartition):
+    """One range of one table."""
+
+    read: TableRead
+    rows: Range
 
 
 class SqliteReader(DataSourceReader):
-    """Reads one table by ranges of row ids. Pickled to executors: it holds options, no connection."""
+    """Reads tables by ranges. Pickled to executors: it holds no connection."""
 
-    def __init__(self, options: dict[str, str]) -> None:
-        self._database = options["database"]
-        self._table = options["table"]
-        self._columns: list[str] = json.loads(options["columns"])
-        self._where: dict[str, str] = json.loads(options["where"])
-        self._partition_rows = int(options["partition_rows"])
+    def __init__(self, reads: list[TableRead], partition_rows: int) -> None:
+        self._reads = reads
+        self._partition_rows = partition_rows
 
     def partitions(self) -> Sequence[InputPartition]:
-        connection = open_readonly(self._database)
-        try:
-            lowest, highest, rows = connection.execute(
-                f"SELECT coalesce(min(rowid), 0), coalesce(max(rowid), 0), count(*) FROM {_quoted(self._table)}"
-            ).fetchone()
-        finally:
-            connection.close()
-        return row_ranges(lowest, highest, rows, self._partition_rows)
+        found = [TableRange(read, rows) for read in self._reads for rows in read.ranges(self._partition_rows)]
+        return found or [TableRange(self._reads[0], (0, -1))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, RowRange)
-        schema = pa.schema([(name, pa.utf8()) for name in self._columns])
-        wanted = ", ".join(f"CAST({_quoted(name)} AS TEXT)" for name in self._columns)
-        terms = ["rowid BETWEEN ? AND ?", *(f"CAST({_quoted(name)} AS TEXT) = ?" for name in self._where)]
-        query = f"SELECT {wanted} FROM {_quoted(self._table)} WHERE {' AND '.join(terms)}"
-        connection = open_readonly(self._database)
-        try:
-            rows = connection.execute(query, (partition.first, partition.last, *self._where.values()))
-            while chunk := rows.fetchmany(BATCH_ROWS):
-                columns = [pa.array(column, pa.utf8()) for column in zip(*chunk, strict=True)]
-                yield pa.RecordBatch.from_arrays(columns, schema=schema)
-        finally:
-            connection.close()
+        assert isinstance(partition, TableRange)
+        return partition.read.read(partition.rows)
 
 
 def _quoted(name: str) -> str:

@@ -5,36 +5,56 @@ A first step: the log passes through this process once, batch by batch, never as
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
-from escrowmq import schemas
+from escrowmq.connecting import connect
 from escrowmq.pipeline.audit.manifest import Manifest
-from escrowmq.pipeline.audit.readings import HALF, OP
+from escrowmq.pipeline.audit.readings import HALF, LOG_SCHEMAS, MESSAGE, OP
 from escrowmq.wire import HALF_VIEW_NAME, OP_VIEW_NAME
 
+if TYPE_CHECKING:
+    from escrowmq.client.bus import Bus
 
-def export_log(manifest: Manifest, folder: Path) -> None:
-    """Write ``half.parquet``-like folders ``half``, ``op`` and ``topics/NAME`` of the run's broker under ``folder``.
+_FOR_EVER = 1000 * 365 * 86400.0
+"""Seconds."""
+
+
+def export_log(manifest: Manifest, folder: Path) -> int:
+    """Write the folders ``half``, ``op`` and ``topics/NAME`` of the run's broker under ``folder``; rows in all.
 
     The broker's data folder must not be in use; a URL in the manifest is read from the running broker instead. Raises
     the errors of :func:`escrowmq.connect`.
     """
-    url = manifest.log if "://" in manifest.log else f"file:{(manifest.folder / manifest.log).resolve()}"
-    from escrowmq.connecting import connect
-
-    with connect(url) as bus:
-        _write(bus, HALF_VIEW_NAME, schemas.HALF_VIEW, folder / HALF)
-        _write(bus, OP_VIEW_NAME, schemas.OP_VIEW, folder / OP)
+    with _open(manifest) as bus:
+        rows = _write(bus, HALF_VIEW_NAME, _columns(LOG_SCHEMAS[HALF]), folder / HALF)
+        rows += _write(bus, OP_VIEW_NAME, _columns(LOG_SCHEMAS[OP]), folder / OP)
         for name in manifest.topics:
-            _write(bus, name, schemas.DELIVERY, folder / "topics" / name)
+            rows += _write(bus, name, _columns(MESSAGE), folder / "topics" / name)
+    return rows
 
 
-def _write(bus: Any, source: str, schema: pa.Schema, folder: Path) -> None:
+def _open(manifest: Manifest) -> Bus:
+    if "://" in manifest.log:
+        return connect(manifest.log)
+    # The broker that serves the reads would also do its housekeeping: an audit must not make an old log forget.
+    return connect(f"file:{(manifest.folder / manifest.log).resolve()}", retention=_FOR_EVER, half_retention=_FOR_EVER)
+
+
+def _write(bus: Bus, source: str, columns: list[str], folder: Path) -> int:
     folder.mkdir(parents=True)
-    with pq.ParquetWriter(folder / "part-0.parquet", schema, compression="zstd") as writer:
-        for batch in bus.admin.read(source):
+    reader = bus.admin.read(source, columns=columns)
+    with pq.ParquetWriter(folder / "part-0.parquet", reader.schema, compression="lz4") as writer:
+        rows = 0
+        for batch in reader:
             writer.write_batch(batch)
+            rows += batch.num_rows
+    return rows
+
+
+def _columns(schema: str) -> list[str]:
+    """The column names of a Spark schema text: words before types, outside of brackets."""
+    return [column.split()[0] for column in re.sub(r"<[^>]*>", "", schema).split(", ")]

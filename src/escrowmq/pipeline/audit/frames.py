@@ -18,7 +18,8 @@ One id lost and another repeated leave the counts equal and are still two findin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame
@@ -27,23 +28,44 @@ from pyspark.sql import functions as f
 from escrowmq.pipeline.audit.manifest import KINDS
 
 
-def digest(columns: Sequence[str]) -> Column:
-    """64 bits of the content of ``columns`` (int64): equal content, equal digest, on any machine.
+def digest(cells: Sequence[Column]) -> Column:
+    """64 bits of the content of ``cells`` (int64): equal content, equal digest, on any machine.
 
-    ``xxhash64`` hashes column after column, so borders between texts count; it passes over nulls, so those are hashed as
+    ``xxhash64`` hashes cell after cell, so borders between texts count; it passes over nulls, so those are hashed as
     flags of their own.
     """
-    return f.xxhash64(*[f.col(name) for name in columns], *[f.col(name).isNull() for name in columns])
+    return f.xxhash64(*cells, *[cell.isNull() for cell in cells])
 
 
-def witnesses(side: DataFrame, columns: Sequence[str], *, comparison: int, expected: bool) -> DataFrame:
-    """Rows of one side (``id`` and ``columns``) → ``comparison`` int, ``id`` string, ``expected`` int, ``digest`` int64."""
-    return side.select(
-        f.lit(comparison).alias("comparison"),
-        f.coalesce(f.col("id"), f.lit("(no id)")).alias("id"),
-        f.lit(int(expected)).alias("expected"),
-        digest(columns).alias("digest"),
-    )
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What a side is in one comparison: what must be there (``expected``), or where it must be."""
+
+    comparison: int
+    expected: bool
+    columns: tuple[str, ...]
+
+
+def says(roles: Sequence[Role], cell: Callable[[str], Column] = f.col) -> Column:
+    """What a row says in its roles: an array of ``comparison`` int, ``expected`` int, ``digest`` int64.
+
+    ``cell`` finds a column of the row by name. However many comparisons a row takes part in, it is read once.
+    """
+    structs = [
+        f.struct(
+            f.lit(role.comparison).alias("comparison"),
+            f.lit(int(role.expected)).alias("expected"),
+            digest([cell(name) for name in role.columns]).alias("digest"),
+        )
+        for role in roles
+    ]
+    return f.array(*structs)
+
+
+def witnesses(side: DataFrame, id: Column, said: Column) -> DataFrame:
+    """Rows of a side and what they say → ``comparison``, ``id`` (string), ``expected``, ``digest``; one row a role."""
+    rows = side.select(f.coalesce(id, f.lit("(no id)")).alias("id"), f.explode(said).alias("said"))
+    return rows.select("said.comparison", "id", "said.expected", "said.digest")
 
 
 def tally(frames: Sequence[DataFrame]) -> DataFrame:
@@ -113,13 +135,7 @@ def sides(tallies: DataFrame) -> DataFrame:
     )
 
 
-def seen_by_all(effects: Sequence[DataFrame]) -> DataFrame:
-    """Effects of each consumer (``id``) → the ids that every one of them has (``id``)."""
-    marked = [frame.select("id").distinct().withColumn("consumer", f.lit(n)) for n, frame in enumerate(effects)]
-    together = reduce(DataFrame.unionByName, marked)
-    return (
-        together.groupBy("id")
-        .agg(f.count("*").alias("consumers"))
-        .where(f.col("consumers") == len(effects))
-        .select("id")
-    )
+def found_in_all(tallies: DataFrame, comparisons: Sequence[int]) -> DataFrame:
+    """Tallies → the ids that were found in every one of these comparisons (``id``)."""
+    found = tallies.where(f.col("comparison").isin(*comparisons) & (f.col("found") > 0))
+    return found.groupBy("id").agg(f.count("*").alias("places")).where(f.col("places") == len(comparisons)).select("id")

@@ -131,5 +131,6 @@ class Manifest:
                     raise ValueError(f"a comparison names {side!r}, which is not described")
             if unknown := set(comparison.judges) - set(KINDS):
                 raise ValueError(f"a comparison judges {', '.join(sorted(unknown))}; known are {', '.join(KINDS)}")
-        if unknown := set(self.consumers.values()) - set(self.tables):
-            raise ValueError(f"consumers name tables that are not described: {', '.join(sorted(unknown))}")
+        judged = {comparison.found for comparison in self.comparisons}
+        if unknown := {table for table in self.consumers.values() if f"table:{table}" not in judged}:
+            raise ValueError(f"no comparison looks into the consumers' tables {', '.join(sorted(unknown))}")

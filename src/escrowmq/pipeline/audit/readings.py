@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,13 +13,20 @@ from pyspark.sql.types import StringType, StructField, StructType
 from escrowmq.errors import Code, Misuse
 from escrowmq.model import TransactionState
 from escrowmq.pipeline.audit.manifest import MESSAGE_COLUMNS, Manifest
-from escrowmq.pipeline.sources import read_table
+from escrowmq.pipeline.sources import TableRead, read_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 STATES = {int(state): state.name.lower() for state in TransactionState}
 HALF, OP = "half", "op"
+
+MESSAGE = "key STRING, tag STRING, properties MAP<STRING, STRING>, body BINARY, message_id BINARY, transaction BINARY"
+LOG_SCHEMAS = {
+    HALF: f"{MESSAGE}, topic STRING, stored_us BIGINT, state SMALLINT, checks INT",
+    OP: "transaction BINARY, state SMALLINT, decided_by SMALLINT, decided_us BIGINT",
+}
+"""What the audit reads of the log, as Spark reads it from Parquet (topics: MESSAGE). Given, it need not be found out."""
 
 
 class Readings:
@@ -31,10 +38,8 @@ class Readings:
         self._log = log
 
     def side(self, name: str, columns: Sequence[str]) -> DataFrame:
-        """A side of a comparison (``table:``, ``file:``, ``topic:`` or ``half:NAME``) → ``id`` and ``columns``, all text."""
+        """A side of a comparison that is no table (``file:``, ``topic:`` or ``half:NAME``) → ``id`` and ``columns``."""
         kind, _, name = name.partition(":")
-        if kind == "table":
-            return self.table(name, columns)
         if kind == "file":
             return self.file(name, columns)
         if kind == "half":
@@ -42,12 +47,14 @@ class Readings:
             return committed.select("id", *columns)
         return self.topic(name, columns)
 
-    def table(self, name: str, columns: Sequence[str] = ()) -> DataFrame:
-        """A database table → ``id`` and ``columns``."""
-        table = self._manifest.tables[name]
-        wanted = list(dict.fromkeys([table.id, *columns]))
-        frame = read_table(self._spark, self._manifest.folder / table.database, table.table, wanted, table.where)
-        return frame.select(f.col(table.id).alias("id"), *columns)
+    def tables(self, wanted: Mapping[str, Sequence[str]]) -> DataFrame:
+        """Tables (``table:NAME`` → columns) → ``name`` (the same), ``cells``: the id and the columns, as text."""
+        reads = []
+        for side, columns in wanted.items():
+            table = self._manifest.tables[side.removeprefix("table:")]
+            database = str((self._manifest.folder / table.database).resolve())
+            reads.append(TableRead(side, database, table.table, (table.id, *columns), table.where))
+        return read_tables(self._spark, reads)
 
     def file(self, name: str, columns: Sequence[str] = ()) -> DataFrame:
         """A Parquet file → ``id`` and ``columns``, as text."""
@@ -61,11 +68,11 @@ class Readings:
 
     def topic(self, name: str, columns: Sequence[str]) -> DataFrame:
         """The committed messages of a topic, as consumers see them → ``id`` (the key) and ``columns``."""
-        return _message(_parquet(self._spark, self._log / "topics" / name), columns)
+        return _message(_parquet(self._spark, self._log / "topics" / name, MESSAGE), columns)
 
     def half(self) -> DataFrame:
         """All half messages → ``id, topic, state, checks, transaction_id, message_id, tag, properties, body, stored_us``."""
-        frame = _parquet(self._spark, self._log / HALF)
+        frame = _parquet(self._spark, self._log / HALF, LOG_SCHEMAS[HALF])
         names = f.create_map(*[f.lit(item) for state in STATES.items() for item in state])
         return frame.select(
             f.col("key").alias("id"),
@@ -82,7 +89,7 @@ class Readings:
 
     def decisions(self) -> DataFrame:
         """All decisions → ``transaction_id, state, decided_by, decided_us``."""
-        frame = _parquet(self._spark, self._log / OP)
+        frame = _parquet(self._spark, self._log / OP, LOG_SCHEMAS[OP])
         names = f.create_map(*[f.lit(item) for state in STATES.items() for item in state])
         return frame.select(
             _transaction_text(f.col("transaction")).alias("transaction_id"),
@@ -129,7 +136,8 @@ def _without_zeros(digits: Column) -> Column:
     return f.regexp_replace(digits, "^0+(?=.)", "")
 
 
-def _parquet(spark: SparkSession, path: Path) -> DataFrame:
+def _parquet(spark: SparkSession, path: Path, schema: str | None = None) -> DataFrame:
     if not path.exists():
         raise Misuse(Code.BAD_ARGUMENT, f"{path} is missing")
-    return spark.read.parquet(str(path.resolve()))
+    reader = spark.read if schema is None else spark.read.schema(schema)
+    return reader.parquet(str(path.resolve()))

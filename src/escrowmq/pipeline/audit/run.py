@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyspark.sql import functions as f
+
 from escrowmq.pipeline.audit import frames, timeline
 from escrowmq.pipeline.audit.events import Events
 from escrowmq.pipeline.audit.exporting import export_log
@@ -19,10 +21,13 @@ from escrowmq.pipeline.audit.verdict import Finding, Side, Verdict
 from escrowmq.pipeline.session import local_session
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 MOST_FINDINGS = 500
 """Findings that are named; all are counted."""
+
+SMALL_ROWS = 1_000_000
+"""A log of fewer messages is audited by a small session."""
 
 
 def run(
@@ -42,10 +47,10 @@ def run(
     with ExitStack() as stack:
         log = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="escrowmq-audit-")))
         tell("reading the broker's log")
-        export_log(manifest, log)
+        rows = export_log(manifest, log)
         if spark is None:
             tell("starting Spark")
-            spark = stack.enter_context(local_session("escrowmq audit"))
+            spark = stack.enter_context(local_session("escrowmq audit", small=rows < SMALL_ROWS))
         tell("comparing by id and content")
         events = Events.read(folder / manifest.events if manifest.events else None)
         verdict, pictures = audit(manifest, Readings(spark, manifest, log), events)
@@ -57,21 +62,24 @@ def run(
 
 
 def audit(manifest: Manifest, readings: Readings, events: Events) -> tuple[Verdict, Pictures]:
-    """Compare all sides and measure the run. Two frames are kept in memory or on disk; only bounded ones are collected."""
+    """Compare all sides and measure the run. Only frames of a bounded size are collected."""
     tallies = frames.tally(_witnesses(manifest, readings)).persist()
     half = readings.half().drop("body").persist()
+    wrong = (
+        frames.findings(tallies, [c.judges for c in manifest.comparisons]).unionByName(frames.undecided(half)).persist()
+    )
     transactions = timeline.transactions(half, readings.decisions()).persist()
     try:
-        wrong = frames.findings(tallies, [c.judges for c in manifest.comparisons]).unionByName(frames.undecided(half))
         kinds = {row["kind"]: row["ids"] for row in frames.ids_by_kind(wrong).collect()}
+        sides = _sides(manifest, tallies, wrong)
         total = timeline.totals(transactions).collect()[0]
-        effects = {name: readings.table(table) for name, table in manifest.consumers.items()}
+        places = [_place(manifest, table) for table in manifest.consumers.values()]
         verdict = Verdict(
             orders=half.select("id").distinct().count(),
             transactions=total["transactions"],
             committed=total["committed"],
             rolled_back=total["rolled_back"],
-            consumed=frames.seen_by_all(list(effects.values())).count() if effects else 0,
+            consumed=frames.found_in_all(tallies, places).count() if places else 0,
             lost=kinds.get("lost", 0),
             repeated=kinds.get("repeated", 0),
             altered=kinds.get("altered", 0),
@@ -79,24 +87,45 @@ def audit(manifest: Manifest, readings: Readings, events: Events) -> tuple[Verdi
             orphaned=kinds.get("orphaned", 0),
             kills=len(events.kills),
             checks=total["checks"],
-            consumers={name: frame.count() for name, frame in effects.items()},
-            comparisons=_sides(manifest, tallies, wrong),
+            consumers={name: sides[place].found_rows for name, place in zip(manifest.consumers, places, strict=True)},
+            comparisons=sides,
             findings=_named(manifest, wrong),
             findings_in_all=wrong.count(),
         )
         return verdict, Pictures.of(transactions, total["first_us"], total["last_us"])
     finally:
-        for frame in (tallies, half, transactions):
+        for frame in (tallies, half, wrong, transactions):
             frame.unpersist()
 
 
 def _witnesses(manifest: Manifest, readings: Readings) -> list[DataFrame]:
-    """Both sides of every comparison."""
-    return [
-        frames.witnesses(readings.side(side, c.columns), c.columns, comparison=number, expected=expected)
-        for number, c in enumerate(manifest.comparisons)
-        for side, expected in ((c.expected, True), (c.found, False))
+    """What every side says in the comparisons that it takes part in; the database tables in one frame, read once."""
+    roles: dict[str, list[frames.Role]] = {}
+    for number, c in enumerate(manifest.comparisons):
+        roles.setdefault(c.expected, []).append(frames.Role(number, True, c.columns))
+        roles.setdefault(c.found, []).append(frames.Role(number, False, c.columns))
+    columns = {side: sorted({name for role in its for name in role.columns}) for side, its in roles.items()}
+    tables = [side for side in roles if side.startswith("table:")]
+    found = [
+        frames.witnesses(readings.side(side, columns[side]), f.col("id"), frames.says(roles[side]))
+        for side in roles
+        if side not in tables
     ]
+    if tables:
+        said = [_said_by_table(side, roles[side], columns[side]) for side in tables]
+        rows = readings.tables({side: columns[side] for side in tables})
+        found.append(frames.witnesses(rows, f.col("cells")[0], f.coalesce(*said)))
+    return found
+
+
+def _said_by_table(side: str, roles: list[frames.Role], columns: list[str]) -> Column:
+    """What a row says if it is of this table: its cells are the id and then ``columns``."""
+    return f.when(f.col("name") == side, frames.says(roles, lambda name: f.col("cells")[columns.index(name) + 1]))
+
+
+def _place(manifest: Manifest, table: str) -> int:
+    """The number of the comparison that looks for effects in ``table``."""
+    return next(n for n, c in enumerate(manifest.comparisons) if c.found == f"table:{table}")
 
 
 def _named(manifest: Manifest, wrong: DataFrame) -> tuple[Finding, ...]:

@@ -1,0 +1,252 @@
+"""The audit of a small run: whatever row is edited by hand, in any of the databases, exactly that id is named.
+
+The run is written by hand here, log included, so that nothing but the audit is under test; tests/demo has a real one.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from escrowmq import schemas
+from escrowmq.demo.databases import COMMITTED, ORDER_COLUMNS, manifest
+from escrowmq.demo.orders import generate_orders
+from escrowmq.demo.services import KINDS, Service
+from escrowmq.demo.shop import OrderCancelled, OrdersDatabase
+from escrowmq.errors import Misuse
+from escrowmq.model import DecidedBy, TransactionId, TransactionState
+from escrowmq.pipeline.audit.events import Events
+from escrowmq.pipeline.audit.manifest import Manifest
+from escrowmq.pipeline.audit.readings import Readings
+from escrowmq.pipeline.audit.run import audit
+from escrowmq.pipeline.audit.verdict import Verdict
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+
+ORDERS = 40
+START = 1_700_000_000_000_000
+
+
+def message(order: dict[str, Any], topic: str, number: int, transaction: bytes) -> dict[str, Any]:
+    columns = ORDER_COLUMNS if topic == "orders" else ("customer_id", "points")
+    return {
+        "topic": topic,
+        "key": order["order_id"],
+        "tag": None,
+        "properties": [("a", "1"), ("b", "2")],
+        "body": json.dumps({name: order[name] for name in columns}).encode(),
+        "message_id": number.to_bytes(16, "big"),
+        "queue": 0,
+        "position": number,
+        "born_us": START,
+        "stored_us": START + number * 1000,
+        "transaction": transaction,
+    }
+
+
+def make_run(folder: Path) -> Path:
+    """A run in which all sides agree, with its log as Parquet in ``folder/log``."""
+    orders = generate_orders(ORDERS, seed=3)
+    pq.write_table(orders, folder / "orders.parquet")
+    (folder / "manifest.json").write_text(json.dumps(manifest("broker")))
+    database = OrdersDatabase(folder / "orders.db")
+    half, op, topics = [], [], {"orders": [], "points": []}
+    for number, order in enumerate(orders.to_pylist()):
+        transaction = TransactionId(0xABC, 16 + number % 2, 2 * number)
+        try:
+            database.place(order, str(transaction))
+            state = TransactionState.COMMITTED
+        except OrderCancelled:
+            state = TransactionState.ROLLED_BACK
+        rows = [message(order, topic, 2 * number + n, bytes(transaction)) for n, topic in enumerate(topics)]
+        half += [{**row, "due_us": 0, "state": int(state), "checks": int(number == 1)} for row in rows]
+        op.append(
+            {
+                "position": 1000 + number,
+                "half_position": 2 * number,
+                "transaction": bytes(transaction),
+                "state": int(state),
+                "decided_by": int(DecidedBy.CHECK if number == 1 else DecidedBy.PRODUCER),
+                "decided_us": START + number * 1000 + 500,
+            }
+        )
+        if state is TransactionState.COMMITTED:
+            for row in rows:
+                topics[row["topic"]].append({**row, "offset": number, "lease": -1, "attempt": 0})
+    database.close()
+    write(folder / "log" / "half", half, schemas.HALF_VIEW)
+    write(folder / "log" / "op", op, schemas.OP_VIEW)
+    for topic, kind in (("orders", "cart"), ("points", "points")):
+        write(folder / "log" / "topics" / topic, topics[topic], schemas.DELIVERY)
+        service = Service(KINDS[kind], folder)
+        batch = pa.RecordBatch.from_pylist(topics[topic], schema=schemas.DELIVERY)
+        assert service.apply(batch) == batch.num_rows
+        assert service.apply(batch) == 0  # once more: no second effect
+        service.close()
+    return folder
+
+
+def write(folder: Path, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
+    folder.mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), folder / "part-0.parquet")
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture
+def folder(clean: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(clean, tmp_path / "run"))
+
+
+def judge(spark: SparkSession, folder: Path) -> Verdict:
+    found = Manifest.read(folder)
+    return audit(found, Readings(spark, found, folder / "log"), Events())[0]
+
+
+def named(verdict: Verdict) -> set[tuple[str, str]]:
+    return {(finding.kind, finding.id) for finding in verdict.findings}
+
+
+def edit(folder: Path, database: str, statement: str, *values: Any) -> None:
+    connection = sqlite3.connect(folder / database)
+    assert connection.execute(statement, values).rowcount == 1
+    connection.commit()
+    connection.close()
+
+
+def test_a_clean_run_agrees(spark: SparkSession, clean: Path) -> None:
+    found = Manifest.read(clean)
+    verdict, pictures = audit(found, Readings(spark, found, clean / "log"), Events())
+    kept = sum(not order["cancelled"] for order in generate_orders(ORDERS, seed=3).to_pylist())
+    assert verdict.findings == ()
+    assert (verdict.orders, verdict.transactions) == (ORDERS, ORDERS)
+    assert (verdict.committed, verdict.rolled_back, verdict.consumed) == (kept, ORDERS - kept, kept)
+    assert verdict.checks == 1
+    assert verdict.consumers == {"cart": kept, "points": kept}
+    assert (verdict.agrees, verdict.settled) == (True, True)
+    assert {side.ids for side in verdict.comparisons} == {kept}
+    assert sum(pictures.over_time["prepared"]) == ORDERS
+    assert sum(pictures.over_time["committed"]) == kept
+    assert pictures.latencies.keys() == {"producer", "check"}
+
+
+TABLES = [
+    ("orders.db", "orders", "amount_cents"),
+    ("cart.db", "cleared_carts", "amount_cents"),
+    ("points.db", "points_earned", "points"),
+]
+ID = "700005"
+
+
+@pytest.mark.parametrize(("database", "table", "amount"), TABLES)
+def test_every_edit_by_hand_names_exactly_its_id(
+    spark: SparkSession, folder: Path, database: str, table: str, amount: str
+) -> None:
+    """Four edits of four orders at once, in one database; each must be named as what it is, and nothing else."""
+    edit(folder, database, f"DELETE FROM {table} WHERE order_id = ?", "700001")
+    edit(folder, database, f"INSERT INTO {table} SELECT * FROM {table} WHERE order_id = ?", "700003")
+    edit(folder, database, f"UPDATE {table} SET {amount} = {amount} + 1 WHERE order_id = ?", ID)
+    edit(folder, database, f"INSERT INTO {table} (order_id, {amount}) VALUES ('by-hand', 5)")
+    verdict = judge(spark, folder)
+    assert named(verdict) == {("lost", "700001"), ("repeated", "700003"), ("altered", ID), ("leaked", "by-hand")}
+    assert (verdict.lost, verdict.repeated, verdict.altered, verdict.leaked) == (1, 1, 1, 1)
+    assert not verdict.agrees
+
+
+@pytest.mark.parametrize(("database", "table", "amount"), TABLES)
+def test_every_column_is_guarded(spark: SparkSession, folder: Path, database: str, table: str, amount: str) -> None:
+    """One column of one order each: a letter more in a text, a text in a number."""
+    connection = sqlite3.connect(folder / database)
+    columns = [row[0] for row in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))]
+    ids = [row[0] for row in connection.execute(f"SELECT order_id FROM {table}")]
+    changed = dict(zip([c for c in columns if c != "order_id"], ids, strict=False))
+    for column, identity in changed.items():
+        connection.execute(f"UPDATE {table} SET {column} = {column} || 'x' WHERE order_id = ?", (identity,))
+    connection.commit()
+    connection.close()
+    assert named(judge(spark, folder)) == {("altered", identity) for identity in changed.values()}
+
+
+ODD_EDITS = [
+    ("cart.db", "UPDATE cleared_carts SET order_id = 'other' WHERE order_id = ?", {"lost"}),
+    ("cart.db", "UPDATE cleared_carts SET customer_id = NULL WHERE order_id = ?", {"altered"}),
+    ("cart.db", "DELETE FROM trans_recv_log WHERE order_id = ?", {"lost"}),
+    ("cart.db", "UPDATE trans_recv_log SET consumer_group = 'x' WHERE order_id = ?", {"lost"}),
+    ("points.db", "UPDATE trans_recv_log SET message_id = 'ff' WHERE order_id = ?", {"altered"}),
+    ("points.db", "INSERT INTO trans_recv_log VALUES ('points', 'f0', ?)", {"repeated", "altered"}),
+    ("orders.db", "DELETE FROM trans_barrier WHERE order_id = ?", {"leaked"}),
+    ("orders.db", "UPDATE trans_barrier SET outcome = 'x' WHERE order_id = ?", {"leaked"}),
+    ("orders.db", "UPDATE trans_barrier SET transaction_id = 'x' WHERE order_id = ?", {"altered"}),
+]
+
+
+def test_odd_edits(spark: SparkSession, folder: Path) -> None:
+    """One of another order each, ids and marks among them; all are named, and nothing else but the new ids."""
+    kept = [o["order_id"] for o in generate_orders(ORDERS, seed=3).to_pylist() if not o["cancelled"]]
+    wanted = {("leaked", "other"), ("leaked", "new"), ("lost", "late")}
+    for (database, statement, kinds), identity in zip(ODD_EDITS, kept, strict=False):
+        edit(folder, database, statement, identity)
+        wanted |= {(kind, identity) for kind in kinds}
+    edit(folder, "cart.db", "INSERT INTO trans_recv_log VALUES ('cart', 'ff', 'new')")
+    edit(folder, "orders.db", "INSERT INTO trans_barrier VALUES ('0-0-0', 'late', ?)", COMMITTED)
+    assert named(judge(spark, folder)) == wanted
+
+
+def rewrite(path: Path, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
+    """Change the rows of a Parquet file of the log."""
+    file = path / "part-0.parquet"
+    table = pq.read_table(file)
+    pq.write_table(pa.Table.from_pylist(change(table.to_pylist()), schema=table.schema), file)
+
+
+def test_what_a_broken_broker_would_do_is_named(spark: SparkSession, folder: Path) -> None:
+    """A committed message that never came out, one that came out twice, one with another body, one of a rollback, and a
+    transaction that nobody decided."""
+    cancelled = next(o["order_id"] for o in generate_orders(ORDERS, seed=3).to_pylist() if o["cancelled"])
+
+    def topic(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        kept = [row for row in rows if row["key"] != "700001"]
+        twice = [row for row in rows if row["key"] == "700003"]
+        other = [{**row, "body": b"{}"} if row["key"] == ID else row for row in kept]
+        return [*other, *twice, {**rows[0], "key": cancelled, "message_id": bytes(16)}]
+
+    def half(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [*rows, {**rows[0], "key": "never", "transaction": b"x" * 16, "state": 3}]
+
+    rewrite(folder / "log" / "topics" / "orders", topic)
+    rewrite(folder / "log" / "half", half)
+    verdict = judge(spark, folder)
+    assert named(verdict) >= {
+        ("lost", "700001"),
+        ("repeated", "700003"),
+        ("altered", ID),
+        ("leaked", cancelled),
+        ("orphaned", "never"),
+    }
+    assert {identity for _, identity in named(verdict)} == {"700001", "700003", ID, cancelled, "never"}
+    assert (verdict.orphaned, verdict.settled) == (1, False)
+
+
+def test_a_folder_that_is_no_run_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(Misuse, match=r"not a run folder.*escrowmq demo"):
+        Manifest.read(tmp_path)
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(Misuse, match="cannot be used"):
+        Manifest.read(tmp_path)
+    raw = manifest("broker")
+    raw["comparisons"][0]["found"] = "table:nothing"
+    (tmp_path / "manifest.json").write_text(json.dumps(raw))
+    with pytest.raises(Misuse, match="'table:nothing', which is not described"):
+        Manifest.read(tmp_path)
