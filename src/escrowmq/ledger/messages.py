@@ -133,15 +133,19 @@ def _limit_open(
 
 
 def _repeat_known(ledger: Ledger, batch: pa.RecordBatch, answers: _Answers, known: Int64s, half: bool) -> None:
-    """Rows whose message id was stored before get that message's receipt (I9)."""
+    """Rows whose message id was stored before get that message's receipt (I9), or hear that it left the log since."""
     rows = np.flatnonzero((known != NONE) & (answers.codes == Code.OK))
     if not len(rows):
         return
+    if half:
+        gone = known[rows] < ledger.trimmed_position
+        answers.codes[rows[gone]] = Code.UNKNOWN_TRANSACTION
+        rows = rows[~gone]
     positions = known[rows]
     owners = ledger.transactions.owner_of(positions)
     answers.positions[rows] = positions
     was_half = owners != NONE
-    answers.codes[rows[was_half != half]] = Code.MESSAGE_ID_TAKEN
+    answers.codes[rows[(was_half != half) & (positions >= ledger.trimmed_position)]] = Code.MESSAGE_ID_TAKEN
     if half:
         rows, owners = rows[was_half], owners[was_half]
         answers.transactions[rows] = ledger.transactions.column("first", owners)

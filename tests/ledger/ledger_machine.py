@@ -1,0 +1,344 @@
+"""The state machine of a whole ledger: every command in any order, the naive model beside it, invariants at every step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from consumer_model import Consumer
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from ledger_model import UNDECIDED, Model
+
+from escrowmq.ledger.commands import (
+    CreateTopic,
+    Receive,
+    Recheck,
+    Retain,
+    Rules,
+    Settle,
+    SettleDead,
+    Subscribe,
+    Subscription,
+)
+from escrowmq.ledger.ledger import Ledger
+from escrowmq.model import Act, DecidedBy, Outcome, TransactionId, TransactionState
+from escrowmq.schemas import SETTLING
+from escrowmq.testing.ledgers import LedgerDriver, tables_equal
+
+SECOND = 1_000_000
+RULES = Rules(
+    transaction_timeout_us=2 * SECOND,
+    check_interval_us=3 * SECOND,
+    check_max=2,
+    half_retention_us=20 * SECOND,
+    default_queues=2,
+    max_attempts=2,
+    retry_backoff_us=SECOND,
+    max_open_transactions=8,
+)
+LEASE_US = 4 * SECOND
+
+groups = st.sampled_from(["g", "g", "h"])
+ids = st.integers(0, 25).map(lambda n: f"m{n}")
+rows = st.fixed_dictionaries(
+    {"message_id": ids, "topic": st.sampled_from(["orders", "orders", "points"])},
+    optional={
+        "key": st.sampled_from("abcd"),
+        "tag": st.sampled_from(["red", "blue"]),
+        "queue": st.integers(0, 1),
+        "delay_us": st.sampled_from([SECOND, 5 * SECOND]),
+        "immunity_us": st.sampled_from([SECOND, 9 * SECOND]),
+    },
+)
+indexes = st.integers(0, 40)
+pauses = st.sampled_from([0, 1, SECOND - 1, SECOND, 2 * SECOND, 3 * SECOND, 7 * SECOND])
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """``driver_of`` makes the ledger under test; planted bugs come in there or by monkeypatch."""
+
+    ledger_rules = RULES
+
+    @initialize()
+    def start(self) -> None:
+        self.driver = LedgerDriver(
+            self.ledger_rules, strict=False
+        )  # a decide that changes state parts it from its shadow
+        self.shadow = Ledger(self.driver.ledger.shard)
+        self.applied = 0
+        for topic in ("orders", "points"):
+            self.driver.do(CreateTopic(topic))
+        self.model = Model(self.ledger_rules, self.driver.ledger.next_position)
+        for place in [(topic, queue) for topic in ("orders", "points") for queue in range(2)]:
+            self.model.queues[place], self.model.heads[place] = [], 0
+        self.consumers: dict[str, Consumer] = {}
+        self.leased: list[tuple[str, int, tuple[str, int], int]] = []
+        for group, instance, transactional in (("g", "a", True), ("h", "a", True), ("p", "a", False)):
+            self.open_session(group, instance, transactional)
+        self.subscribe("cart", (), "earliest")
+
+    # Producers
+
+    def open_session(self, group: str, instance: str, transactional: bool) -> None:
+        epoch = self.driver.session(group, instance, transactional=transactional)
+        self.model.open(epoch, group, instance, transactional)
+
+    @rule(group=groups, instance=st.sampled_from("ab"))
+    def open(self, group, instance) -> None:
+        self.open_session(group, instance, True)
+
+    @rule(chosen=st.lists(rows, min_size=1, max_size=4), session=st.sampled_from([0, 0, 3, 3, 1, 99]))
+    def send(self, chosen, session) -> None:
+        answers = self.driver.send(*chosen, session=session)
+        self.model.produce(chosen, session, False, self.driver.now_us, answers)
+
+    @rule(chosen=st.lists(rows, min_size=1, max_size=4), data=indexes, join=st.lists(st.none() | indexes, max_size=4))
+    def prepare(self, chosen, data, join) -> None:
+        session = self.session_of(data)
+        raws = list(self.model.transactions)
+        for row, index in zip(chosen, join, strict=False):
+            if index is not None and raws:
+                row["transaction"] = raws[-1 - index % len(raws)]
+        answers = self.driver.prepare(session, *chosen)
+        self.model.produce(chosen, session, True, self.driver.now_us, answers)
+
+    def session_of(self, number: int) -> int:
+        """Mostly sessions that may act."""
+        good = [e for e, s in self.model.sessions.items() if s[2] and e not in self.model.fenced]
+        return good[number % len(good)] if number % 8 else number % (len(self.model.sessions) + 2)
+
+    def raw_of(self, number: int) -> bytes:
+        """Mostly ids of transactions, sometimes with another epoch or position."""
+        raws = list(self.model.transactions)
+        if not raws:
+            return bytes(TransactionId(self.driver.ledger.shard, 1, number))
+        raw = raws[-1 - number % len(raws)]
+        if number % 10:
+            return raw
+        right = TransactionId.from_bytes(raw)
+        return bytes(TransactionId(right.shard, right.epoch + number % 3, right.position + number % 2))
+
+    def ended(self, session: int, pairs: list[tuple[bytes, Outcome]], by: DecidedBy) -> None:
+        codes = self.driver.end(session, *pairs, by=by)
+        self.model.end(pairs, session, by, self.driver.now_us, codes)
+
+    @rule(ends=st.lists(st.tuples(indexes, st.sampled_from(Outcome)), min_size=1, max_size=4), number=indexes)
+    def end(self, ends, number) -> None:
+        pairs = [(self.raw_of(n), outcome) for n, outcome in ends]
+        self.ended(self.session_of(number), pairs, DecidedBy.PRODUCER)
+
+    @precondition(lambda self: any(t.state in UNDECIDED for t in self.model.transactions.values()))
+    @rule(number=indexes, outcome=st.sampled_from(Outcome), by=st.sampled_from([DecidedBy.PRODUCER, DecidedBy.CHECK]))
+    def end_by_owner(self, number, outcome, by) -> None:
+        undecided = [t for t in self.model.transactions.values() if t.state in UNDECIDED]
+        transaction = undecided[number % len(undecided)]
+        owners = [e for e, s in self.model.sessions.items() if s[0] == transaction.group and e not in self.model.fenced]
+        self.ended(owners[number % len(owners)], [(transaction.raw, outcome)], by)
+
+    @rule(number=indexes, outcome=st.sampled_from(Outcome), session=st.sampled_from([0, 0, 0, 1]))
+    def settle_by_hand(self, number, outcome, session) -> None:
+        self.ended(session, [(self.raw_of(number), outcome)], DecidedBy.OPERATOR)
+
+    # Check-back and time
+
+    @rule(group=groups, limit=st.sampled_from([1, 2, 100]))
+    def ask(self, group, limit) -> None:
+        asked = self.driver.ask(group, limit)
+        listed = zip(asked.transactions.tolist(), asked.epochs.tolist(), asked.attempts.tolist(), strict=True)
+        self.model.ask(group, limit, self.driver.now_us, list(listed))
+
+    @rule(pause=pauses)
+    def wait(self, pause) -> None:
+        self.driver.now_us += pause
+
+    @rule(pause=pauses)
+    def tick(self, pause) -> None:
+        self.driver.now_us += pause
+        before = self.driver.ledger.next_position
+        self.driver.tick()
+        self.model.tick(self.driver.now_us)
+        for consumer in self.consumers.values():
+            consumer.tick(self.driver.now_us)
+        self.model.next_position = max(self.model.next_position, self.driver.ledger.next_position)
+        assert self.driver.ledger.next_position >= before
+
+    @rule(numbers=st.lists(indexes, min_size=1, max_size=3))
+    def recheck(self, numbers) -> None:
+        raws = [self.raw_of(n) for n in numbers]
+        codes = self.driver.do(Recheck(pa.array(raws, pa.binary(16)))).tolist()
+        self.model.recheck(raws, self.driver.now_us, codes)
+
+    @rule(age=st.sampled_from([0, 2, 10, 30]), segment=st.integers(0, 3))
+    def retain(self, age, segment) -> None:
+        ledger = self.driver.ledger
+        horizon, limit = self.driver.now_us - age * SECOND, ledger.next_position * segment // 3
+        position = self.driver.do(Retain(horizon, limit))
+        heads = {place: ledger.queue(ledger.queue_id(*place)).head for place in self.model.queues}
+        self.model.retain(horizon, limit, position, heads)
+        for consumer in self.consumers.values():
+            consumer.meet(self.model.queues)
+            consumer.trim(heads)
+
+    # Consumers
+
+    def subscribe(self, group: str, tags: tuple[str, ...], start: str) -> None:
+        self.driver.do(Subscribe(group, Subscription(topics=("orders", "points"), tags=tags, start=start)))
+        end = {place: len(messages) for place, messages in self.model.queues.items()}
+        self.consumers[group] = Consumer(self.ledger_rules, tags, self.model.heads | {} if start == "earliest" else end)
+        self.model.next_position = self.driver.ledger.next_position
+
+    @precondition(lambda self: len(self.consumers) < 3)
+    @rule(tags=st.sampled_from([(), ("red",)]), start=st.sampled_from(["earliest", "latest"]))
+    def join(self, tags, start) -> None:
+        self.subscribe(f"late-{len(self.consumers)}", tags, start)
+
+    @rule(group=indexes, most=st.sampled_from([1, 3, 100]))
+    def receive(self, group, most) -> None:
+        name, consumer = list(self.consumers.items())[group % len(self.consumers)]
+        consumer.meet(self.model.queues)
+        leased = self.driver.do(Receive(name, 1, most, LEASE_US))
+        columns = (leased.leases, leased.queue_ids, leased.offsets, leased.attempts, leased.positions)
+        got = [
+            (lease, self.place_of(queue_id), offset, attempt, position)
+            for lease, queue_id, offset, attempt, position in zip(*(c.tolist() for c in columns), strict=True)
+        ]
+        consumer.receive(self.model.queues, most, LEASE_US, self.driver.now_us, got)
+        self.leased += [(name, lease, place, offset) for lease, place, offset, _, _ in got]
+        self.model.next_position = self.driver.ledger.next_position
+
+    def place_of(self, queue_id: int) -> tuple[str, int]:
+        place = self.driver.ledger.queue(queue_id).place
+        return place.topic, place.queue
+
+    @precondition(lambda self: self.leased)
+    @rule(number=indexes, act=st.sampled_from([Act.ACK, Act.ACK, Act.NACK, Act.EXTEND]), delay=st.sampled_from([-1, 2]))
+    def settle(self, number, act, delay) -> None:
+        group, lease, place, offset = self.leased[-1 - number % len(self.leased)]
+        delay_us = SECOND * 2 if act == Act.EXTEND else delay
+        row = {"lease": lease, "start": offset, "count": 1, "act": int(act), "delay_us": delay_us, "cause": None}
+        answer = self.driver.do(Settle(group, pa.RecordBatch.from_pylist([row], schema=SETTLING)))
+        [code] = answer.column("code").to_pylist()
+        self.consumers[group].settle(lease, place, offset, act, delay_us, self.driver.now_us, code)
+        self.model.next_position = self.driver.ledger.next_position
+
+    @precondition(lambda self: any(c.dead() for c in self.consumers.values()))
+    @rule(number=indexes, retry=st.booleans())
+    def settle_dead(self, number, retry) -> None:
+        for name, consumer in self.consumers.items():
+            for place, offset in consumer.dead()[: 1 + number % 2]:
+                queue_id = self.driver.ledger.queue_id(*place)
+                command = SettleDead(name, np.array([queue_id]), np.array([offset]), retry)
+                [code] = self.driver.do(command).tolist()
+                consumer.settle_dead(place, offset, retry, self.driver.now_us, code)
+        self.model.next_position = self.driver.ledger.next_position
+
+    # Crashes
+
+    @rule()
+    def crash_and_replay(self) -> None:
+        replayed = self.driver.replay()
+        assert tables_equal(replayed.snapshot(), self.driver.ledger.snapshot()), "state is the fold of the log (I28)"
+        self.driver.ledger = replayed
+
+    @rule()
+    def restore(self) -> None:
+        snapshot = self.driver.ledger.snapshot()
+        self.driver.ledger = Ledger.restore(self.driver.ledger.shard, snapshot)
+        assert tables_equal(snapshot, self.driver.ledger.snapshot())
+
+    # What must hold at every step
+
+    @invariant()
+    def the_fold_of_the_log_is_the_state(self) -> None:
+        for event in self.driver.events[self.applied :]:
+            self.shadow.apply(*event)
+        self.applied = len(self.driver.events)
+        assert tables_equal(self.shadow.snapshot(), self.driver.ledger.snapshot())
+
+    @invariant()
+    def positions_are_dense(self) -> None:
+        counted = sum(batch.num_rows for _, batch, _, _ in self.driver.events)
+        assert self.driver.ledger.next_position == counted == self.model.next_position
+
+    @invariant()
+    def queues_hold_what_is_committed_and_nothing_else(self) -> None:
+        """I3, I4, I8, I16 to I19, I21: the same messages at the same offsets as in the model's lists."""
+        for place, messages in self.model.queues.items():
+            index = self.driver.ledger.queue(self.driver.ledger.queue_id(*place))
+            assert (index.head, index.end) == (self.model.heads[place], len(messages))
+            expected = [m.position for m in messages[index.head :]]
+            assert index.positions(index.head, index.end).tolist() == expected
+            assert all(m.owner is None or m.owner.state == "committed" for m in messages)
+            assert all(m.due_us <= m.seen_us for m in messages)
+            owners = [m.owner for m in messages if m.owner is not None and m.due_us == 0]
+            runs = [o for n, o in enumerate(owners) if n == 0 or owners[n - 1] is not o]
+            assert len(runs) == len(set(runs)), "a transaction's messages stand in one run"
+
+    @invariant()
+    def transactions_are_as_the_model_says(self) -> None:
+        alive = [t for t in self.model.transactions.values() if t.raw not in self.model.gone]
+        for t in self.model.transactions.values():
+            assert t.times_decided <= 1
+            assert t.checks <= self.ledger_rules.check_max
+        if alive:
+            positions = np.array([t.first for t in alive])
+            states, checks, due, first, epochs = self.driver.ledger.half_states(positions)
+            assert [TransactionState(s).name.lower() for s in states] == [t.state for t in alive]
+            assert checks.tolist() == [t.checks for t in alive]
+            assert first.tolist() == positions.tolist()
+            assert epochs.tolist() == [t.epoch for t in alive]
+            assert [d for d, t in zip(due.tolist(), alive, strict=True) if t.state == "open"] == [
+                t.due_us for t in alive if t.state == "open"
+            ]
+        stats = self.driver.ledger.stats(self.driver.now_us)
+        assert stats["open_half_messages"] == sum(t.state == "open" for t in alive)
+        assert stats["parked"] == sum(t.state == "parked" for t in alive)
+        assert stats["delayed_waiting"] == len(self.model.waiting)
+
+    @invariant()
+    def what_is_due_is_announced(self) -> None:
+        """A shell that sleeps until it is told misses nothing (I14)."""
+        times = [t.due_us for t in self.model.askable("g", 1 << 62)]
+        told = self.driver.ledger.check_due_us("g")
+        assert (told is None) == (not times)
+        assert told is None or told == min(times)
+        if self.model.waiting:
+            assert self.driver.ledger.next_due_us() <= min(m.due_us for m in self.model.waiting)
+
+    @invariant()
+    def every_offset_of_every_group_is_accounted_for(self) -> None:
+        for name, consumer in self.consumers.items():
+            consumer.meet(self.model.queues)
+            for place in self.model.queues:
+                queue_id = self.driver.ledger.queue_id(*place)
+                account = self.driver.ledger.groups.account(name, queue_id, self.driver.ledger.topics)
+                consumer.check(place, self.model.queues, {k: v.tolist() for k, v in account.items()})
+
+    def teardown(self) -> None:
+        """Faults end, everything is drained: each committed message reaches each group, or is accounted for (I23, I25)."""
+        if not hasattr(self, "driver"):
+            return
+        for _ in range(4):
+            self.driver.advance(60)
+            self.tick(0)
+            for number, name in enumerate(self.consumers):
+                start = len(self.leased)
+                self.receive(number, 1000)
+                self.ack_all(name, [(lease, place, offset) for _, lease, place, offset in self.leased[start:]])
+        final = {"acked", "dead", "discarded", "expired", "skipped"}
+        for consumer in self.consumers.values():
+            for place, entries in consumer.entries.items():
+                for entry, message in zip(entries, self.model.queues[place], strict=True):
+                    assert entry.state in final or not consumer.wants(message)
+        assert all(t.state != "open" or t.reopened for t in self.model.transactions.values()), "I14"
+
+    def ack_all(self, group: str, messages: list[tuple[int, tuple[str, int], int]]) -> None:
+        if not messages:
+            return
+        rows = [
+            {"lease": lease, "start": offset, "count": 1, "act": int(Act.ACK), "delay_us": 0, "cause": None}
+            for lease, _, offset in messages
+        ]
+        answer = self.driver.do(Settle(group, pa.RecordBatch.from_pylist(rows, schema=SETTLING)))
+        for (lease, place, offset), code in zip(messages, answer.column("code").to_pylist(), strict=True):
+            self.consumers[group].settle(lease, place, offset, Act.ACK, 0, self.driver.now_us, code)

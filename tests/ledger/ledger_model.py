@@ -1,0 +1,298 @@
+"""What a ledger must do, said naively: one object a message, one a transaction, lists and dictionaries, no columns.
+
+The model says what each answer must be (asserting it) and what must be true afterwards. It takes over from the ledger
+only what the ledger is free to choose: queues of keys, and how far retention goes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from escrowmq.errors import Code
+from escrowmq.ledger.commands import Rules
+from escrowmq.model import COMMIT, ROLLBACK, UNKNOWN, DecidedBy, Outcome
+
+UNDECIDED = ("open", "parked")
+GONE = object()
+
+
+@dataclass(eq=False)
+class Transaction:
+    raw: bytes
+    first: int
+    epoch: int
+    group: str
+    prepared_us: int
+    due_us: int
+    messages: list[Message] = field(default_factory=list)
+    state: str = "open"
+    checks: int = 0
+    reopened: bool = False
+    times_decided: int = 0
+
+
+@dataclass(eq=False)
+class Message:
+    position: int
+    topic: str
+    queue: int
+    tag: str | None
+    due_us: int
+    owner: Transaction | None
+    seen_us: int | None = None
+
+
+class Model:
+    """The state of a shard without consumers."""
+
+    def __init__(self, rules: Rules, next_position: int) -> None:
+        self.rules = rules
+        self.next_position = next_position
+        self.sessions: dict[int, tuple[str, str, bool]] = {}
+        self.fenced: set[int] = set()
+        self.by_id: dict[str, Message] = {}
+        self.transactions: dict[bytes, Transaction] = {}
+        self.gone: set[bytes] = set()
+        self.queues: dict[tuple[str, int], list[Message]] = {}
+        self.heads: dict[tuple[str, int], int] = {}
+        self.waiting: list[Message] = []
+        self.queue_of_key: dict[tuple[str, str], int] = {}
+        self.trimmed = 0
+
+    # Sessions
+
+    def open(self, epoch: int, group: str, instance: str, transactional: bool) -> None:
+        assert epoch == len(self.sessions) + 1, "epochs count up and are never given twice"
+        self.fenced |= {e for e, s in self.sessions.items() if s[:2] == (group, instance)}
+        self.sessions[epoch] = (group, instance, transactional)
+        self.next_position += 1
+
+    def session_code(self, epoch: int, half: bool | None) -> Code:
+        if epoch == 0:
+            return Code.UNKNOWN_SESSION if half else Code.OK
+        if epoch not in self.sessions:
+            return Code.UNKNOWN_SESSION
+        if epoch in self.fenced:
+            return Code.FENCED
+        group, _, transactional = self.sessions[epoch]
+        if half and not transactional:
+            return Code.GROUP_KIND
+        if half is False and any(s[0] == group and s[2] for s in self.sessions.values()):
+            return Code.GROUP_KIND
+        return Code.OK
+
+    # Messages
+
+    def produce(self, rows: list[dict], epoch: int, half: bool, now: int, answers: list[dict]) -> None:
+        assert len(answers) == len(rows)
+        made = {row["topic"] for row in rows} - {topic for topic, _ in self.queues}
+        opened = [a for row, a in zip(rows, answers, strict=True) if a["code"] == Code.OK and row["topic"] in made]
+        at = self.next_position + len({row["topic"] for row, a in zip(rows, answers, strict=True) if a in opened})
+        before = at
+        refused: dict[str, Code] = {}  # the first row of an id speaks for the others of the batch
+        for row, answer in zip(rows, answers, strict=True):
+            code = refused.get(row["message_id"]) or self._code(row, epoch, half)
+            assert answer["code"] == code, (row, Code(answer["code"]), code)
+            if code != Code.OK:
+                refused[row["message_id"]] = code
+                assert (answer["position"], answer["offset"], answer["transaction"]) == (-1, -1, None)
+            elif row["message_id"] in self.by_id:
+                self._repeat(self.by_id[row["message_id"]], row["topic"], answer, half)
+            else:
+                assert answer["position"] == at, "positions count up over all rows of the log"
+                at += 1
+                self._take(row, epoch, half, now, answer)
+        self.next_position = at if at > before else self.next_position
+
+    def _code(self, row: dict, epoch: int, half: bool) -> Code:
+        if (code := self.session_code(epoch, half)) != Code.OK:
+            return code
+        known = self.by_id.get(row["message_id"])
+        if known is not None and known.position < self.trimmed:
+            return Code.UNKNOWN_TRANSACTION if half else Code.OK
+        if known is not None:
+            half_before = known.owner is not None and known.owner.raw not in self.gone
+            return Code.OK if half_before == half else Code.MESSAGE_ID_TAKEN
+        group = self.sessions[epoch][0] if epoch else ""
+        if half and row.get("transaction") is not None:
+            owner = self.transactions.get(row["transaction"])
+            if owner is None or owner.raw in self.gone:
+                return Code.UNKNOWN_TRANSACTION
+            if owner.group != group:
+                return Code.WRONG_GROUP
+            return Code.OK if owner.state == "open" else Code.TRANSACTION_DECIDED
+        count = sum(t.group == group and t.state == "open" for t in self.transactions.values())
+        return Code.TOO_MANY_OPEN if half and count >= self.rules.max_open_transactions else Code.OK
+
+    def _repeat(self, message: Message, topic: str, answer: dict, half: bool) -> None:
+        """I9: the receipt of the first time; a plain message's offset is that which it has by now."""
+        assert answer["position"] == message.position
+        if message.position < self.trimmed:
+            assert answer["offset"] == -1
+            return
+        assert answer["transaction"] == (message.owner.raw if half and message.owner else None)
+        place = (message.topic, message.queue)
+        listed = self.queues[place]
+        offset = listed.index(message) if not half and message in listed else -1
+        if offset < self.heads[place]:
+            offset = -1
+        assert answer["offset"] == offset or (answer["offset"] == -1 and topic != message.topic)
+        if half or message.seen_us is None or answer["offset"] >= 0:
+            assert answer["queue"] == message.queue
+
+    def _take(self, row: dict, epoch: int, half: bool, now: int, answer: dict) -> None:
+        queue, topic, position = answer["queue"], row["topic"], answer["position"]
+        if row.get("key") is not None and row.get("queue", -1) < 0:
+            assert self.queue_of_key.setdefault((topic, row["key"]), queue) == queue, "equal keys share a queue"
+        if row.get("queue", -1) >= 0:
+            assert queue == row["queue"]
+        for number in range(self.rules.default_queues):
+            self.queues.setdefault((topic, number), [])
+            self.heads.setdefault((topic, number), 0)
+        due = now + row["delay_us"] if row.get("delay_us") else 0
+        message = Message(position, topic, queue, row.get("tag"), due, None)
+        self.by_id[row["message_id"]] = message
+        if not half:
+            offset = len(self.queues[topic, queue])
+            self._place(message, now)
+            assert answer["offset"] == (-1 if due else offset)
+            return
+        assert answer["offset"] == -1
+        raw = row.get("transaction")
+        if raw is None:
+            raw = answer["transaction"]
+            assert raw not in self.transactions, "an id is never given twice"
+            wait = row.get("immunity_us") or self.rules.transaction_timeout_us
+            group = self.sessions[epoch][0]
+            self.transactions[raw] = Transaction(raw, position, epoch, group, now, now + wait)
+        assert answer["transaction"] == raw
+        message.owner = self.transactions[raw]
+        message.owner.messages.append(message)
+
+    def _place(self, message: Message, now: int) -> None:
+        if message.due_us > now:
+            self.waiting.append(message)
+            return
+        message.seen_us = now
+        self.queues[message.topic, message.queue].append(message)
+
+    # Decisions
+
+    def end(self, pairs: list[tuple[bytes, Outcome]], epoch: int, by: DecidedBy, now: int, codes: list[int]) -> None:
+        wins = 0
+        for (raw, outcome), code in zip(pairs, codes, strict=True):
+            expected = self._end(raw, outcome, epoch, by, now)
+            assert code == expected, (Code(code), expected)
+            wins += expected in (Code.COMMITTED, Code.ROLLED_BACK)
+        self.next_position += wins
+
+    def _end(self, raw: bytes, outcome: Outcome, epoch: int, by: DecidedBy, now: int) -> Code:
+        if (code := self.session_code(epoch, None)) != Code.OK:
+            return code
+        transaction = self.transactions.get(raw)
+        if transaction is None or raw in self.gone:
+            return Code.UNKNOWN_TRANSACTION
+        if by == DecidedBy.OPERATOR:
+            if epoch:
+                return Code.BAD_REQUEST
+        elif epoch == 0:
+            return Code.UNKNOWN_SESSION
+        elif self.sessions[epoch][0] != transaction.group:
+            return Code.WRONG_GROUP
+        if transaction.state == "committed":
+            return Code.CONFLICT if outcome == ROLLBACK else Code.ALREADY_COMMITTED
+        if transaction.state == "rolled_back":
+            return Code.CONFLICT if outcome == COMMIT else Code.ALREADY_ROLLED_BACK
+        if outcome == UNKNOWN:
+            return Code.NOTED
+        self.decide(transaction, "committed" if outcome == COMMIT else "rolled_back", now)
+        return Code.COMMITTED if outcome == COMMIT else Code.ROLLED_BACK
+
+    def decide(self, transaction: Transaction, state: str, now: int) -> None:
+        assert transaction.state in UNDECIDED, "the first decision is final (I5)"
+        transaction.state = state
+        transaction.times_decided += 1
+        if state == "committed":
+            for message in transaction.messages:
+                self._place(message, now)
+
+    # Check-back and time
+
+    def askable(self, group: str, now: int) -> list[Transaction]:
+        most = self.rules.check_max
+        found = [t for t in self.transactions.values() if t.group == group and t.state == "open"]
+        return [t for t in found if t.checks < most and t.due_us <= now]
+
+    def ask(self, group: str, limit: int, now: int, asked: list[tuple[int, int, int]]) -> None:
+        able = {t.first: t for t in self.askable(group, now)}
+        dues = sorted(t.due_us for t in able.values())
+        assert len(asked) == len({first for first, _, _ in asked}), "no transaction twice in one question"
+        assert sorted(able[first].due_us for first, _, _ in asked) == dues[:limit], (
+            "the longest overdue, up to the limit"
+        )
+        for first, epoch, attempt in asked:
+            transaction = able[first]
+            transaction.checks += 1
+            assert (epoch, attempt) == (transaction.epoch, transaction.checks)
+            transaction.due_us = now + self.rules.check_interval_us
+        self.next_position += len(asked)
+
+    def tick(self, now: int) -> None:
+        due = sorted((m for m in self.waiting if m.due_us <= now), key=lambda m: m.due_us)
+        for message in due:
+            self.waiting.remove(message)
+            self._place(message, now)
+        exhausted = [t for t in self.transactions.values() if self._is_exhausted(t, now)]
+        for transaction in exhausted:
+            if self.rules.exhausted_rollback:
+                self.decide(transaction, "rolled_back", now)
+            else:
+                transaction.state = "parked"
+        self.next_position += len(due) + len(exhausted)
+
+    def _is_exhausted(self, t: Transaction, now: int) -> bool:
+        if t.state != "open":
+            return False
+        asked_out = t.checks >= self.rules.check_max and t.due_us <= now
+        return asked_out or (not t.reopened and t.prepared_us + self.rules.half_retention_us <= now)
+
+    def recheck(self, raws: list[bytes], now: int, codes: list[int]) -> None:
+        chosen = set()
+        for raw, code in zip(raws, codes, strict=True):
+            transaction = self.transactions.get(raw)
+            if transaction is None or raw in self.gone:
+                assert code == Code.UNKNOWN_TRANSACTION
+            elif transaction.state not in UNDECIDED:
+                assert code == Code.TRANSACTION_DECIDED
+            else:
+                assert code == Code.OK
+                chosen.add(raw)
+        for raw in chosen:
+            transaction = self.transactions[raw]
+            transaction.state, transaction.checks, transaction.due_us, transaction.reopened = "open", 0, now, True
+        self.next_position += len(chosen)
+
+    # Retention
+
+    def retain(self, horizon: int, limit: int, position: int, heads: dict[tuple[str, int], int]) -> None:
+        if position <= self.trimmed:
+            return
+        assert position <= limit
+        self.trimmed = position
+        assert all(m.position >= position for m in self.waiting), "what waits for its time is kept"
+        expired = 0
+        for transaction in self.transactions.values():
+            if transaction.first >= position or transaction.raw in self.gone:
+                continue
+            self.gone.add(transaction.raw)
+            if transaction.state in UNDECIDED:
+                assert transaction.prepared_us < horizon, "undecided and young is kept"
+                self.decide(transaction, "expired", horizon)
+                expired += 1
+        for place, messages in self.queues.items():
+            assert heads[place] >= self.heads[place], "heads never go back"
+            for message in messages[: heads[place]]:
+                assert message.seen_us < horizon, "visible and young is kept"
+            assert all(m.position >= position for m in messages[heads[place] :])
+            self.heads[place] = heads[place]
+        self.next_position += expired + 1
