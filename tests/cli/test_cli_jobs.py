@@ -1,0 +1,122 @@
+"""Demo, audit and bench: what they are told, what they print, their exit codes. The jobs themselves have their own tests."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_runs import Run
+
+from escrowmq.cli.failures import Exit
+from escrowmq.demo.options import DemoOptions
+from escrowmq.pipeline.audit.verdict import Finding, Side, Verdict
+
+CLEAN = Verdict(
+    orders=3,
+    transactions=3,
+    committed=2,
+    rolled_back=1,
+    consumed=2,
+    lost=0,
+    repeated=0,
+    altered=0,
+    leaked=0,
+    orphaned=0,
+    kills=1,
+    checks=1,
+    consumers={"cart": 2},
+    comparisons=(Side("orders", "log", 2, 2, 2, 0),),
+    findings=(),
+    findings_in_all=0,
+)
+LOST = dataclasses.replace(CLEAN, lost=1, findings=(Finding("lost", "o-17", "orders → cart", 1, 0),), findings_in_all=1)
+UNDECIDED = dataclasses.replace(CLEAN, orphaned=1)
+
+
+@pytest.fixture
+def audited(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, dict[str, Any]]]:
+    """Calls of the audit, which answers with LOST for a folder of that name and with CLEAN otherwise."""
+    calls: list[tuple[Path, dict[str, Any]]] = []
+
+    def run(folder: Path, **options: Any) -> Verdict:
+        options.pop("progress")("comparing")
+        calls.append((folder, options))
+        return LOST if folder.name == "lost" else CLEAN
+
+    monkeypatch.setattr("escrowmq.pipeline.audit.run", run)
+    return calls
+
+
+def test_a_clean_audit_exits_with_0(run: Run, audited: list[Any]) -> None:
+    ran = run("audit", "demo-run", "--no-page", "--json")
+    assert (ran.code, ran.json["verdict"], ran.json["orders"]) == (0, "agree", 3)
+    assert audited == [(Path("demo-run"), {"page": False})]
+
+
+def test_a_finding_is_named_and_exits_with_1(run: Run, audited: list[Any]) -> None:
+    ran = run("audit", "lost")
+    assert ran.code == Exit.FINDING
+    assert "o-17" in ran.out
+    assert "lost" in ran.out
+    assert run("audit", "lost", "--json").json["findings"][0]["id"] == "o-17"
+
+
+def test_a_folder_that_is_no_run_is_misuse(run: Run, tmp_path: Path) -> None:
+    ran = run("audit", str(tmp_path))
+    assert (ran.code, ran.out) == (Exit.USAGE, "")
+    assert "hint: " in ran.err
+
+
+@pytest.mark.parametrize(("verdict", "code"), [(CLEAN, 0), (None, 0), (LOST, 1), (UNDECIDED, 1)])
+def test_the_demo_is_told_everything_and_exits_by_its_verdict(
+    run: Run, monkeypatch: pytest.MonkeyPatch, verdict: Verdict | None, code: int
+) -> None:
+    told: list[DemoOptions] = []
+    monkeypatch.setattr("escrowmq.demo.director.run", lambda options: told.append(options) or verdict)
+    words = {
+        "orders": "x.csv",
+        "folder": "there",
+        "count": "7",
+        "limit": "5",
+        "seed": "3",
+        "shop-kills": "2",
+        "broker-kills": "0",
+        "service-kills": "9",
+        "threads": "4",
+    }
+    ran = run("demo", *[part for name, value in words.items() for part in (f"--{name}", value)], "--no-audit")
+    assert ran.code == code
+    made = {name.replace("_", "-"): str(value) for name, value in dataclasses.asdict(told[0]).items()}
+    assert made == {**words, "audit": "False"}
+
+
+def test_the_demo_needs_no_options(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[DemoOptions] = []
+    monkeypatch.setattr("escrowmq.demo.director.run", lambda options: told.append(options))
+    run("demo")
+    assert told == [DemoOptions()]
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> Path:
+    folder = tmp_path / "bench"
+    folder.mkdir()
+    (folder / "good.py").write_text('"""A claim.\n\nMore."""\n')
+    (folder / "bad.py").write_text('"""Another."""\nraise SystemExit(3)\n')
+    (folder / "_shared.py").write_text("raise SystemExit(4)\n")
+    return folder
+
+
+def test_benchmarks_are_listed_and_run(run: Run, scripts: Path) -> None:
+    listed = run("bench", "--folder", str(scripts), "--list", "--json")
+    assert listed.json == [{"name": "bad", "claim": "Another."}, {"name": "good", "claim": "A claim."}]
+    assert "A claim." in run("bench", "--folder", str(scripts), "--list").out
+    assert run("bench", "good", "--folder", str(scripts)).code == 0
+    every = run("bench", "--folder", str(scripts))
+    assert (every.code, every.err) == (Exit.FINDING, "failed: bad\n")
+
+
+def test_missing_benchmarks_are_named(run: Run, scripts: Path, tmp_path: Path) -> None:
+    assert "good" in run("bench", "best", "--folder", str(scripts)).err
+    nothing = run("bench", "--folder", str(tmp_path / "absent"))
+    assert (nothing.code, "--folder" in nothing.err) == (Exit.USAGE, True)
