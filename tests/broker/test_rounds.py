@@ -195,7 +195,7 @@ def test_a_writer_that_dies_leaves_nobody_waiting(monkeypatch):
     bench.subscribe()
     parked = bench.engine.receive(Receive("c", 1, 1, 1_000_000), 60_000_000)
     bench.engine.step()
-    monkeypatch.setattr(bench.engine.shard, "finish", lambda pairs: 1 / 0)
+    monkeypatch.setattr(bench.engine.shard, "finishing", lambda pairs: 1 / 0)
     future = bench.engine.submit(send(0, {}))
     bench.engine.start()
     for waiting in (future, parked):

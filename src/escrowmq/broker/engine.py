@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.broker.checkback import ASK_ROWS, Directory, Member, Questions
+from escrowmq.broker.committer import Committer
 from escrowmq.broker.rounds import Look, Request, Waiting
 from escrowmq.broker.shard import Shard, microseconds
 from escrowmq.broker.upkeep import Upkeep
@@ -61,6 +62,7 @@ class Engine:
             settings.checks_in_flight, microseconds(settings.check_interval), log.read, log.shard, self.poke
         )
         self.upkeep = Upkeep(self.shard, self.poke)
+        self._committer = Committer()
         self._pause_us = 0
         self._running: list[Request] = []  # this round's requests, for the case that it dies
         self._changed = threading.Condition()
@@ -154,12 +156,28 @@ class Engine:
             self._running = requests + [request for request, _ in pairs]
         else:
             pairs += [(r, shard.stop(shard.failure)) for r in receives]
-        if shard.finish(pairs):
-            for member, questions in asks:
-                member.put(questions)
+        self._commit(shard.finishing(pairs), asks)
+        if self.upkeep.wants_snapshot:
+            self._committer.drain()
             self.upkeep.after_round()
         if shard.failure is not None:
             self._fail_parked()
+
+    def _commit(self, finish: Callable[[], bool], asks: list[tuple[Member, Questions]]) -> None:
+        """Sync and answer: here when nobody waits, else beside the next round."""
+
+        def commit() -> None:
+            if finish():
+                for member, questions in asks:
+                    member.put(questions)
+            else:
+                self.poke()
+
+        if self._queue and self._thread is not None:
+            self._committer.put(commit)
+        else:
+            self._committer.drain()
+            commit()
 
     def _drain(self) -> list[Request]:
         """What waits, up to a bound a round."""
@@ -296,6 +314,9 @@ class Engine:
 
     def _sleep(self) -> bool:
         """Wait for something to do; False when all is done and the engine is to stop."""
+        with self._changed:
+            if self._queue or self._poked:
+                return True
         wake = self.next_wake_us() if self.shard.failure is None else None
         with self._changed:
             while not self._queue and not self._poked:
@@ -329,6 +350,7 @@ class Engine:
             self._thread = None
         elif self._queue:
             self.step()
+        self._committer.close()
         for line in self._parked.values():
             for receive in line:
                 receive.answer(nothing_leased())

@@ -14,6 +14,7 @@ Rules (no threads, no clock of its own: tests drive it with a memory log and a s
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
@@ -155,14 +156,26 @@ class Shard:
 
     def flush(self) -> None:
         """Make the round durable. Raises Unknown(SHARD_STOPPED) if that fails: nothing of the round may be answered."""
+        self._flushing()()
+
+    def _flushing(self) -> Callable[[], None]:
+        """Take what the round appended out for writing; the function returned makes it durable, on any thread."""
         self._running()
-        if not self._dirty:
-            return
+        dirty, self._dirty = self._dirty, False
         try:
-            self.log.sync()
-            self._dirty = False
+            write = self.log.hand_over() if dirty else None
         except Exception as problem:
             raise self.stop(problem) from problem
+
+        def flush() -> None:
+            try:
+                if write is not None:
+                    write()
+            except Exception as problem:
+                raise self.stop(problem) from problem
+            self._running()
+
+        return flush
 
     def stop(self, cause: BaseException) -> EscrowError:
         """Refuse everything from now on; the error that says so."""
@@ -215,15 +228,29 @@ class Shard:
 
     def finish(self, pairs: Sequence[tuple[Request, Any]]) -> bool:
         """Sync once, then answer; every answer is an error when the sync fails. Whether it did not."""
-        try:
-            self.flush()
-        except EscrowError:
-            for request, _ in pairs:
-                request.answer(self._refusal())
-            return False
-        for request, answer in pairs:
-            request.answer(answer)
-        return True
+        return self.finishing(pairs)()
+
+    def finishing(self, pairs: Sequence[tuple[Request, Any]]) -> Callable[[], bool]:
+        """The round is complete; the function returned syncs and answers, and may do so on another thread while the next
+        round is decided. It answers nothing unless every round before it is durable too."""
+        flush: Callable[[], None] | None = None
+        with contextlib.suppress(EscrowError):
+            flush = self._flushing()
+
+        def finish() -> bool:
+            try:
+                if flush is None:
+                    raise self._refusal()
+                flush()
+            except EscrowError:
+                for request, _ in pairs:
+                    request.answer(self._refusal())
+                return False
+            for request, answer in pairs:
+                request.answer(answer)
+            return True
+
+        return finish
 
     def round(self, requests: Sequence[Request]) -> None:
         """One whole round."""

@@ -61,12 +61,20 @@ class Upkeep:
         except (EscrowError, OSError) as problem:
             logger.warning("retention could not drop segments: %s", problem)
 
-    def after_round(self) -> None:
-        """After the round's sync: begin to save a snapshot, if it is time and none is being saved."""
-        if self.saving is not None or self._shard.time_us < self._save_us:
-            return
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether it is time for a snapshot and none is being saved."""
+        if self.saving is not None or self._shard.time_us < self._save_us or self._shard.failure is not None:
+            return False
         try:
-            if self._marked is not None or self._shard.snapshot_due():
+            return self._marked is not None or self._shard.snapshot_due()
+        except EscrowError:
+            return False
+
+    def after_round(self) -> None:
+        """After the sync of all rounds, if a snapshot is wanted: begin to save one."""
+        try:
+            if self.wants_snapshot:
                 self._save()
         except Exception:  # whatever it is, the log alone is enough to restart from
             logger.exception("a snapshot could not be taken")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
 import pyarrow as pa
 
@@ -55,16 +56,22 @@ class ActiveSegment:
         self._buffer += chunks
         self.end += size
 
-    def flush(self) -> pa.Buffer | None:
-        """Write what is buffered in one write and sync once. The file mapped anew if it has grown, else None."""
-        if self._buffer:
-            self._file.write_at(self._written, self._buffer)
-            self._file.sync()
-            self._written, self._buffer = self.end, []
-        if self._mapped == self._allocated:
-            return None
-        self._mapped = self._allocated
-        return self._file.map(self._allocated)
+    def take(self) -> Callable[[], pa.Buffer | None]:
+        """Take out what is buffered. The function returned writes it in one write and syncs once, while frames go on being
+        put; it gives the file mapped anew if it has grown, else None."""
+        chunks, at, allocated = self._buffer, self._written, self._allocated
+        self._buffer, self._written = [], self.end
+
+        def flush() -> pa.Buffer | None:
+            if chunks:
+                self._file.write_at(at, chunks)
+                self._file.sync()
+            if self._mapped == allocated:
+                return None
+            self._mapped = allocated
+            return self._file.map(allocated)
+
+        return flush
 
     def seal(self) -> pa.Buffer:
         """Write what is buffered, cut the reserved tail, sync, close; the file mapped for good."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -94,6 +95,8 @@ class SegmentLog:
         self._bytes_written = 0
         self._snapshots = found.snapshots
         self._failure: EscrowError | None = None
+        self._flushed = threading.Event()  # not set while a hand-over is being written
+        self._flushed.set()
         self._closed = False
         self.cut: Cut | None = found.cut
 
@@ -214,22 +217,39 @@ class SegmentLog:
 
     def sync(self) -> None:
         """Write what is buffered in one write, sync once. Corrupt(LOG_FAILED) stops the log."""
+        self.hand_over()()
+
+    def hand_over(self) -> Callable[[], None]:
+        """Take out what is buffered; the function returned writes and syncs it, on any thread. Corrupt(LOG_FAILED)."""
+        self._flushed.wait()
         self._check_usable()
         if self._durable == self._next_sequence:
-            return
-        try:
-            data = self._active.flush()
-        except OSError as problem:
-            raise self._fail(error(Code.LOG_FAILED, f"write or sync failed: {problem}")) from problem
-        self._settled(data)
+            return lambda: None
+        segment, end, flush = self._segment, self._next_sequence, self._active.take()
+        self._flushed.clear()
 
-    def _settled(self, data: pa.Buffer | None) -> None:
-        """Everything appended is durable and lies in the mapped file."""
+        def finish() -> None:
+            try:
+                self._settled(segment, flush(), end)
+            except OSError as problem:
+                raise self._fail(error(Code.LOG_FAILED, f"write or sync failed: {problem}")) from problem
+            except BaseException as problem:
+                self._fail(error(Code.LOG_FAILED, f"write or sync broke off: {problem!r}"))
+                raise
+            finally:
+                self._flushed.set()
+
+        return finish
+
+    def _settled(self, segment: Segment, data: pa.Buffer | None, end: int) -> None:
+        """Every frame below sequence ``end`` is durable and lies in the mapped file."""
         with self._reader.lock:
             if data is not None:
-                self._segment.data = data
-            self._reader.fresh.clear()
-        self._durable = self._next_sequence
+                segment.data = data
+            fresh = self._reader.fresh
+            for sequence in range(self._durable, end):
+                fresh.pop(sequence, None)
+        self._durable = end
 
     def _roll(self, size: int) -> None:
         """Begin a new segment with room for ``size`` bytes. What can run out of space comes first and changes nothing."""
@@ -237,11 +257,13 @@ class SegmentLog:
         following = SegmentHeader(
             header.shard, self._epoch, self._next_sequence, self._next_position, self._time_us, header.salt
         )
+        self._flushed.wait()
+        self._check_usable()
         prepared = ActiveSegment.create(self._disk, following, size, self._segment_bytes)
         sealed = self._segment
         try:
             data = self._active.seal()
-            self._settled(data)
+            self._settled(sealed, data, self._next_sequence)
             self._active = prepared.begin()
         except OSError as problem:
             raise self._fail(error(Code.LOG_FAILED, f"sealing a segment failed: {problem}")) from problem
@@ -429,7 +451,5 @@ class SegmentLog:
 
 def _bytes_from(segment: Segment, sequence: int) -> int:
     """Bytes of the segment's frames from ``sequence`` on."""
-    index = sequence - segment.sequence
-    if index >= segment.index.count:
-        return 0
-    return segment.size - int(segment.index.offsets[max(index, 0)])
+    index = max(sequence - segment.sequence, 0)
+    return segment.size - int(segment.index.offsets[index]) if index < segment.index.count else 0

@@ -13,7 +13,7 @@ Contract, held by ``escrowmq.testing.log_conformance``:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -90,6 +90,12 @@ class CommitLog(Protocol):
 
     def sync(self) -> None:
         """Write what is buffered in one write, sync once. Corrupt(LOG_FAILED) stops the log."""
+        ...
+
+    def hand_over(self) -> Callable[[], None]:
+        """The two halves of :meth:`sync`: take out what is buffered; the function returned writes it in one write and
+        syncs once. It must be called, once; it may run on another thread while appends go on. The next hand-over, sync,
+        roll of a segment or close waits until it has."""
         ...
 
     def frames(self, start: int = 0, kinds: Sequence[Kind] | None = None, end: int | None = None) -> Iterator[Frame]:

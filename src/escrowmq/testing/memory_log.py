@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -125,12 +125,21 @@ class MemoryLog:
 
     def sync(self) -> None:
         """What was appended survives :meth:`crash` from now on."""
+        self.hand_over()()
+
+    def hand_over(self) -> Callable[[], None]:
+        """What was appended until now survives :meth:`crash` once the function returned has run."""
         self._check_usable()
-        if self.fail_next_sync:
-            self.fail_next_sync = False
-            self._failure = error(Code.LOG_FAILED, "write or sync failed: as told")
-            raise self._failure
-        self._durable = self.next_sequence
+        end = self.next_sequence
+
+        def finish() -> None:
+            if self.fail_next_sync:
+                self.fail_next_sync = False
+                self._failure = error(Code.LOG_FAILED, "write or sync failed: as told")
+                raise self._failure
+            self._durable = end
+
+        return finish
 
     def crash(self) -> None:
         """Stop as a crash would: what was not synced is gone; open the ``store`` anew."""
