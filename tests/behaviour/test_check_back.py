@@ -116,7 +116,8 @@ def test_after_the_last_ask_it_is_parked_and_open_to_a_late_decision(own, t, g, 
         producer = bus.producer(g, checker=asked)
         first, second, third = (leave(producer, t, body) for body in (b"1", b"2", b"3"))
         eventually(lambda: len(bus.admin.transactions(state="parked", group=g)) == 3)
-        assert sorted(check.attempt for check in asked.checks) == [1, 1, 1, 2, 2, 2]
+        assert [bus.admin.transaction(identity)["checks"] for identity in (first, second, third)] == [2, 2, 2]
+        assert {check.attempt for check in asked.checks} <= {1, 2}
         assert bus.admin.stats()[0]["parked"] == 3
         assert producer.commit(first) is mq.Code.COMMITTED
         assert bus.admin.rollback(second) is mq.Code.ROLLED_BACK

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -161,6 +162,23 @@ def test_two_brokers_share_a_topic_and_pin_transactions(make_broker, kind, t, g,
         assert len(bus.admin.topics()) == 2
         with pytest.raises(mq.Rejected, match="WRONG_SHARD"):
             producer.commit(mq.TransactionId(12345, 1, 1))
+
+
+def test_a_paused_broker_is_unknown_in_time_and_a_repeat_under_the_same_id_is_the_same_message(make_broker, t, g):
+    broker = make_broker("served")
+    with broker.connect() as bus:
+        producer = bus.producer(g, qos=2, timeout=0.5)
+        producer.send(t, b"1")
+        broker.process.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(mq.Unknown, match="TIMED_OUT") as raised:
+                producer.send(t, b"2")
+        finally:
+            broker.process.send_signal(signal.SIGCONT)
+        patient = bus.producer(g, qos=2)
+        receipt = patient.send(t, b"2", message_id=raised.value.message_id)
+        assert receipt.message_id == raised.value.message_id
+        assert sorted(bus.admin.read(t).read_all().column("body").to_pylist()) == [b"1", b"2"]
 
 
 def test_a_served_broker_killed_under_load_loses_and_doubles_nothing(make_broker, t, g, drain):

@@ -80,7 +80,7 @@ class AsyncProducer:
         if not session.ready(False):
             await asyncio.to_thread(session.open, self._production.has_checker)
         row = session.checker.row(name, content, *given, None)
-        lane = self._production.lane(Exchange.SEND, number)
+        lane = self._production.sending[number] or self._production.lane(Exchange.SEND, number)
         if self._production.qos == 0:
             try:
                 lane.add(row, None, len(row[1]) + ROW_OVERHEAD)
@@ -149,12 +149,15 @@ class AsyncProducer:
         if transaction_id is None:
             number, join = production.number(Exchange.PREPARE, given[0]), None
         else:
-            number, join = await self._broker(transaction_id.shard), bytes(transaction_id)
+            join = bytes(transaction_id)
+            known = production.router.known_shard(transaction_id.shard)
+            number = await self._broker(transaction_id.shard) if known is None else known
         session = production.sessions[number]
         if not session.ready(True):
             await asyncio.to_thread(session.open, True)
         row = session.checker.row(name, content, *given, join)
-        receipt: Receipt = await production.lane(Exchange.PREPARE, number).call(row, len(row[1]) + ROW_OVERHEAD)
+        lane = production.preparing[number] or production.lane(Exchange.PREPARE, number)
+        receipt: Receipt = await lane.call(row, len(row[1]) + ROW_OVERHEAD)
         if receipt.transaction_id is not None:
             production.router.learn_shard(receipt.transaction_id.shard, number)
         return receipt
@@ -177,11 +180,16 @@ class AsyncProducer:
         raw = id_bytes(transaction_id)
         if not isinstance(outcome, Outcome):
             raise Misuse(Code.BAD_ARGUMENT, f"{outcome!r} is not COMMIT, ROLLBACK or UNKNOWN")
-        number = await self._broker(int.from_bytes(raw[:4], "big"))
-        session = self._production.sessions[number]
+        production = self._production
+        shard = int.from_bytes(raw[:4], "big")
+        number = production.router.known_shard(shard)
+        if number is None:
+            number = await self._broker(shard)
+        session = production.sessions[number]
         if not session.ready(True):
             await asyncio.to_thread(session.open, True)
-        return await self._production.lane(Exchange.END, number).call((raw, int(outcome)), 32)  # type: ignore[no-any-return]
+        lane = production.ending[number] or production.lane(Exchange.END, number)
+        return await lane.call((raw, int(outcome)), 32)  # type: ignore[no-any-return]
 
     async def end_batch(self, transaction_ids: Any, outcomes: Any) -> EndResults:
         """As :meth:`Producer.end_batch`."""
@@ -223,10 +231,7 @@ class AsyncProducer:
         return production.receipts(batch, parts, answers)
 
     async def _broker(self, shard: int) -> int:
-        known = self._production.router.known_shard(shard)
-        if known is None:
-            known = await asyncio.to_thread(self._production.router.of_shard, shard, self._production.timeout)
-        return known
+        return await asyncio.to_thread(self._production.router.of_shard, shard, self._production.timeout)
 
 
 class AsyncTransaction:
@@ -243,11 +248,30 @@ class AsyncTransaction:
         self,
         topic: str | Message,
         body: bytes | None = None,
-        **given: Any,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        delay: float = 0.0,
+        check_immunity: float | None = None,
+        queue: int | None = None,
+        message_id: str | bytes | uuid.UUID | None = None,
     ) -> Receipt:
-        """As :meth:`Transaction.send`: key, tag, properties, delay, check_immunity, queue, message_id."""
-        self._need_active()
-        receipt = await self._producer.prepare(topic, body, transaction_id=self.id, **given)
+        """As :meth:`Transaction.send`."""
+        if self._phase is not Phase.ACTIVE:
+            self._need_active()
+        receipt = await self._producer.prepare(
+            topic,
+            body,
+            key=key,
+            tag=tag,
+            properties=properties,
+            delay=delay,
+            check_immunity=check_immunity,
+            queue=queue,
+            message_id=message_id,
+            transaction_id=self.id,
+        )
         if self.id is None:
             self.id = receipt.transaction_id
         return receipt
@@ -285,7 +309,9 @@ class AsyncTransaction:
         if self._phase is not Phase.ACTIVE:
             return
         if raised is None:
-            await self.commit()
+            self._phase = Phase.ENDED
+            if self.id is not None:
+                require(await self._producer.end(self.id, COMMIT), Code.COMMITTED, Code.ALREADY_COMMITTED)
             return
         try:
             await self.rollback()

@@ -15,6 +15,7 @@ Theory of operation. A lane carries rows of one kind of exchange over one link.
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -76,6 +77,7 @@ class Lane(ABC):
         self._in_flight_rows = 0
         self._pumping = False
         self._broken = False
+        self._worth = 1.0  # rows that must wait before a parcel may leave; infinite while none may
         self._backoff = FIRST_BACKOFF
         self._sweeping = False
         self._closed = False
@@ -108,7 +110,7 @@ class Lane(ABC):
             self._open_bytes += size
             if len(rows) >= self._max_rows or self._open_bytes >= self._max_bytes:
                 self._seal()
-            if self._pumping or not self._sendable():
+            if self._pumping or len(self._open) + self._sealed_rows < self._worth:
                 if not self._sweeping:
                     self._sweep_later()
                 return
@@ -147,6 +149,7 @@ class Lane(ABC):
             left = [*self._in_flight, *self._sealed]
             self._in_flight.clear()
             self._in_flight_rows = 0
+            self._weigh()
             self._sealed.clear()
             self._sealed_rows = 0
             left = [parcel for parcel in left if self._settle(parcel)]
@@ -169,13 +172,15 @@ class Lane(ABC):
         return not self._open and not self._sealed and not self._in_flight
 
     def _sendable(self) -> bool:
+        return len(self._open) + self._sealed_rows >= self._worth
+
+    def _weigh(self) -> None:
+        """How many rows are worth a parcel now; whenever what is in flight, or broken, changes."""
         in_flight = len(self._in_flight)
-        if self._broken:
-            return False
-        if not in_flight:
-            return True
-        waiting = len(self._open) + self._sealed_rows
-        return in_flight < MAX_IN_FLIGHT and waiting >= max(self._in_flight_rows, WORTH_OVERLAPPING)
+        if self._broken or in_flight >= MAX_IN_FLIGHT:
+            self._worth = math.inf
+        else:
+            self._worth = max(self._in_flight_rows, WORTH_OVERLAPPING) if in_flight else 1
 
     def _seal(self) -> None:
         if self._open:
@@ -197,6 +202,7 @@ class Lane(ABC):
         self._sealed_rows -= len(parcel)
         self._in_flight.append(parcel)
         self._in_flight_rows += len(parcel)
+        self._weigh()
         if not self._sweeping:
             self._sweep_later()
         return parcel
@@ -258,6 +264,7 @@ class Lane(ABC):
         with self._sending, self._lock:
             parcel.lost = problem
             self._broken = True
+            self._weigh()
             if not self._sweeping:
                 self._sweep_later()
             self._resend_later()
@@ -275,7 +282,7 @@ class Lane(ABC):
         with self._lock:
             if self._is_empty():
                 self._idle.notify_all()
-            if self._pumping or not self._sendable() or not (self._open or self._sealed):
+            if self._pumping or not self._sendable():
                 return
             self._pumping = True
         self._start_pump()
@@ -290,6 +297,7 @@ class Lane(ABC):
         if parcel in self._in_flight:
             self._in_flight.remove(parcel)
             self._in_flight_rows -= len(parcel)
+            self._weigh()
         if self._broken:
             self._resend_later()
         else:
@@ -316,6 +324,7 @@ class Lane(ABC):
                 parcel.resends += 1
             self._pumping = True
             self._broken = False
+            self._weigh()
         for parcel in again:
             if not parcel.settled:
                 self._dispatch(parcel, again=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -96,7 +97,7 @@ def outcome_column(outcomes: Any, count: int) -> npt.NDArray[np.uint8]:
     elif isinstance(outcomes, pa.Array | pa.ChunkedArray):
         outcomes = outcomes.to_numpy(zero_copy_only=False) if isinstance(outcomes, pa.Array) else outcomes.to_numpy()
     try:
-        column = np.asarray(outcomes if isinstance(outcomes, np.ndarray) else [int(one) for one in outcomes])
+        column = np.asarray(outcomes if isinstance(outcomes, np.ndarray) else [operator.index(one) for one in outcomes])
     except (TypeError, ValueError):
         raise Misuse(Code.BAD_ARGUMENT, "outcomes are COMMIT, ROLLBACK or UNKNOWN") from None
     if len(column) != count:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from escrowmq import schemas
+from escrowmq.client.values import make_receipt, make_transaction_id
 from escrowmq.errors import Code, EscrowError, Misuse, Rejected, error
 from escrowmq.model import Message, Receipt, TransactionId, message_id
 
@@ -238,23 +239,12 @@ class OutgoingCodec:
     ) -> list[Receipt | EscrowError]:
         """A receipt or an error a row."""
         ids: bytes = memo
-        positions = answer.column(1).to_numpy().tolist()
-        queues = answer.column(2).to_numpy().tolist()
-        offsets = answer.column(3).to_numpy().tolist()
-        column = answer.column(4)
-        transactions = column.to_pylist() if column.null_count < len(column) else itertools.repeat(None)
+        positions, queues, offsets = (answer.column(at).to_numpy().tolist() for at in (1, 2, 3))
         codes = answer.column(0).to_numpy()
         receipts: list[Any] = [
-            Receipt(
-                ids[at : at + 16],
-                row[0],
-                queue,
-                position,
-                offset if offset >= 0 else None,
-                None if raw is None else TransactionId.from_bytes(raw),
-            )
-            for row, at, queue, position, offset, raw in zip(
-                rows, itertools.count(0, 16), queues, positions, offsets, transactions, strict=False
+            make_receipt(ids[at : at + 16], row[0], queue, position, offset if offset >= 0 else None, transaction)
+            for row, at, queue, position, offset, transaction in zip(
+                rows, itertools.count(0, 16), queues, positions, offsets, _transactions(answer.column(4)), strict=False
             )
         ]
         for at in np.flatnonzero(codes).tolist():
@@ -295,6 +285,16 @@ class OutgoingCodec:
             return column
         given = [None if value is None else _identity(value) for value in column.to_pylist()]
         return pa.FixedSizeBinaryArray.from_buffers(schemas.ID, n, [None, pa.py_buffer(self._make_ids(given))])
+
+
+def _transactions(ids: pa.Array) -> Iterable[TransactionId | None]:
+    """The column of transaction ids as values."""
+    if ids.null_count == len(ids):
+        return itertools.repeat(None)
+    if ids.null_count:
+        return [None if raw is None else TransactionId.from_bytes(raw) for raw in ids.to_pylist()]
+    raw = np.frombuffer(ids.buffers()[1], schemas.TRANSACTION_ID_DTYPE)[ids.offset : ids.offset + len(ids)]
+    return map(make_transaction_id, raw["shard"].tolist(), raw["epoch"].tolist(), raw["position"].tolist())
 
 
 def row_error(code: int, identity: bytes | None = None) -> EscrowError:

@@ -165,7 +165,8 @@ class Producer:
         number = None if transaction_id is None else self._broker(transaction_id.shard)
         join = None if transaction_id is None else bytes(transaction_id)
         number, row = self._row(Exchange.PREPARE, topic, body, given, number, join)
-        receipt: Receipt = self._production.lane(Exchange.PREPARE, number).call(row, len(row[1]) + ROW_OVERHEAD)
+        lane = self._production.preparing[number] or self._production.lane(Exchange.PREPARE, number)
+        receipt: Receipt = lane.call(row, len(row[1]) + ROW_OVERHEAD)
         if receipt.transaction_id is not None:
             self._production.router.learn_shard(receipt.transaction_id.shard, number)
         return receipt
@@ -192,7 +193,8 @@ class Producer:
         session = self._production.sessions[number]
         if not session.ready(True):
             session.open(True)
-        code: Code = self._production.lane(Exchange.END, number).call((raw, int(outcome)), 32)
+        lane = self._production.ending[number] or self._production.lane(Exchange.END, number)
+        code: Code = lane.call((raw, int(outcome)), 32)
         return code
 
     def end_batch(self, transaction_ids: Any, outcomes: Any) -> EndResults:

@@ -67,7 +67,11 @@ class Production(Generic[LaneT]):
         self._alarm = alarm
         self._make_lane = make_lane
         self._loop = loop
-        self._lanes: dict[tuple[Exchange, int], LaneT] = {}
+        # by the broker's number; attributes and lists, because hashing an Exchange for every message would show
+        self.sending: list[LaneT | None] = [None] * len(router)
+        self.preparing: list[LaneT | None] = [None] * len(router)
+        self.ending: list[LaneT | None] = [None] * len(router)
+        self._by_kind = {Exchange.SEND: self.sending, Exchange.PREPARE: self.preparing, Exchange.END: self.ending}
         self._codecs: dict[tuple[Exchange, int], OutgoingCodec] = {}
         self._answers: dict[int, ThreadLane] = {}
         self._lock = threading.Lock()
@@ -88,13 +92,12 @@ class Production(Generic[LaneT]):
 
     def broken(self, kind: Exchange, number: int) -> bool:
         """Whether a broker is known to be away."""
-        lane = self._lanes.get((kind, number))
+        lane = self._by_kind[kind][number]
         return lane is not None and lane.broken
 
     def lane(self, kind: Exchange, number: int) -> LaneT:
         """The lane of one kind to one broker."""
-        lane = self._lanes.get((kind, number))
-        return lane if lane is not None else self._new_lane(kind, number)
+        return self._by_kind[kind][number] or self._new_lane(kind, number)
 
     def codec(self, kind: Exchange, number: int) -> OutgoingCodec:
         """What turns messages of that lane into columns."""
@@ -103,7 +106,7 @@ class Production(Generic[LaneT]):
 
     def _new_lane(self, kind: Exchange, number: int) -> LaneT:
         with self._lock:
-            if (lane := self._lanes.get((kind, number))) is not None:
+            if (lane := self._by_kind[kind][number]) is not None:
                 return lane
             session = self.sessions[number]
             codec: Codec = EndingCodec()
@@ -114,7 +117,7 @@ class Production(Generic[LaneT]):
                 more["max_waiting"] = QOS_0_WAITING
                 options = lambda: {**session.options(), "flush": "async"}  # noqa: E731
             lane = self._make_lane(session.link, kind, codec, options, more)
-            self._lanes[kind, number] = lane
+            self._by_kind[kind][number] = lane
             return lane
 
     # Check-back
@@ -230,8 +233,7 @@ class Production(Generic[LaneT]):
 
     def drain(self, timeout: float) -> bool:
         """Wait for everything on its way; False if not within ``timeout``."""
-        lanes: list[Lane] = [*self._lanes.values(), *self._answers.values()]
-        return all(lane.drain(timeout) for lane in lanes)
+        return all(lane.drain(timeout) for lane in self._all_lanes())
 
     def close(self) -> None:
         """Stop listening for checks, wait for what is on its way (at most ``timeout``), refuse what comes."""
@@ -243,9 +245,12 @@ class Production(Generic[LaneT]):
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
         self.drain(self.timeout)
-        lanes: list[Lane] = [*self._lanes.values(), *self._answers.values()]
-        for lane in lanes:
+        for lane in self._all_lanes():
             lane.close()
+
+    def _all_lanes(self) -> list[Lane]:
+        made = [lane for lanes in self._by_kind.values() for lane in lanes if lane is not None]
+        return [*made, *self._answers.values()]
 
 
 def _refused(count: int, code: Code) -> pa.RecordBatch:

@@ -1,0 +1,172 @@
+"""Small parts: alarms, columns of ids and outcomes, splitting, values, names."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import escrowmq as mq
+from escrowmq import schemas
+from escrowmq.client.alarm import Alarm
+from escrowmq.client.ending import id_column, outcome_column, shards
+from escrowmq.client.outgoing import Checker, Limits, OutgoingCodec, as_batch, split
+from escrowmq.client.router import Router, broker_of
+from escrowmq.client.values import make_receipt, make_transaction_id
+from escrowmq.testing.link import TwinLink
+
+IDS = [mq.TransactionId(1, 2, 3), mq.TransactionId(0xFFFFFFFF, 0, 2**63)]
+PAPER = Path(__file__).parents[2] / "docs" / "python.md"
+
+
+def test_alarms_ring_in_the_order_of_their_time_and_survive_a_failure(caplog):
+    alarm, rung, done = Alarm(), [], threading.Event()
+
+    def fail():
+        raise ValueError("no")
+
+    alarm.after(0.06, done.set)
+    alarm.after(0.03, lambda: rung.append(2))
+    alarm.after(0.0, fail)
+    alarm.after(0.01, lambda: rung.append(1))
+    assert done.wait(10)
+    assert rung == [1, 2]
+    alarm.after(60, lambda: rung.append(3))
+    alarm.close()
+    alarm.after(0, lambda: rung.append(4))
+    assert rung == [1, 2]
+    assert "a delayed call failed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        list,
+        lambda ids: [str(one) for one in ids],
+        lambda ids: [bytes(one) for one in ids],
+        lambda ids: pa.array([bytes(one) for one in ids], pa.binary(16)),
+        lambda ids: pa.chunked_array([pa.array([bytes(one)], pa.binary(16)) for one in ids]),
+        lambda ids: pa.array([bytes(one) for one in ids], pa.binary()),
+        lambda ids: np.frombuffer(b"".join(bytes(one) for one in ids), schemas.TRANSACTION_ID_DTYPE),
+    ],
+)
+def test_ids_in_every_form(form):
+    column = id_column(form(IDS))
+    assert column.to_pylist() == [bytes(one) for one in IDS]
+    assert shards(column).tolist() == [1, 0xFFFFFFFF]
+    assert shards(column.slice(1)).tolist() == [0xFFFFFFFF]
+
+
+@pytest.mark.parametrize("wrong", [None, 7, "1-2-3", IDS[0], [7], ["x"], [b"short"]])
+def test_what_is_no_column_of_ids(wrong):
+    with pytest.raises(mq.Misuse):
+        id_column(wrong)
+
+
+@pytest.mark.parametrize("form", [list, np.array, lambda o: pa.array([int(x) for x in o]), lambda o: iter(list(o))])
+def test_outcomes_in_every_form(form):
+    outcomes = [mq.COMMIT, mq.ROLLBACK, mq.UNKNOWN]
+    assert outcome_column(form(outcomes), 3).tolist() == [1, 2, 0]
+    assert outcome_column(mq.ROLLBACK, 2).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("wrong", [None, "commit", [mq.COMMIT], [3, 1], [-1, 1], [0.5, 1], ["a", "b"]])
+def test_what_are_no_outcomes(wrong):
+    with pytest.raises(mq.Misuse):
+        outcome_column(wrong, 2)
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=60), st.integers(1, 20), st.integers(400, 4000))
+def test_splitting_keeps_all_rows_in_order_within_the_limits(sizes, rows, most):
+    limits = Limits(max_batch_rows=rows, max_batch_bytes=most)
+    batch = as_batch([mq.Message("t", b"x" * size) for size in sizes], Checker(Limits()), OutgoingCodec())
+    pieces = split(batch, limits)
+    assert pa.Table.from_batches(pieces).equals(pa.Table.from_batches([batch]))
+    assert all(piece.num_rows <= rows for piece in pieces)
+    assert all(piece.num_rows == 1 or sum(map(len, piece.column("body").to_pylist())) <= most for piece in pieces)
+
+
+texts = st.text(st.characters(codec="utf-8"), max_size=5)
+messages = st.builds(
+    mq.Message,
+    topic=st.sampled_from(["a", "b"]),
+    body=st.binary(max_size=20),
+    key=st.none() | texts,
+    tag=st.none() | texts,
+    properties=st.none() | st.dictionaries(texts, texts, max_size=2),
+    delay=st.sampled_from([0.0, 1.5]),
+    check_immunity=st.sampled_from([None, 2.0]),
+    queue=st.none() | st.integers(0, 5),
+    message_id=st.none() | st.binary(min_size=16, max_size=16),
+)
+
+
+@given(st.lists(messages, min_size=1, max_size=30))
+def test_columns_hold_what_the_messages_said(given_messages):
+    batch = as_batch(given_messages, Checker(Limits()), OutgoingCodec())
+    assert batch.schema == schemas.OUTGOING
+    batch.validate(full=True)
+    for row, message in zip(batch.to_pylist(), given_messages, strict=True):
+        assert (row["topic"], row["body"], row["key"], row["tag"]) == (
+            message.topic,
+            message.body,
+            message.key,
+            message.tag,
+        )
+        assert dict(row["properties"] or ()) == dict(message.properties or {})
+        assert row["delay_us"] == message.delay * 1_000_000
+        assert row["immunity_us"] == (message.check_immunity or 0) * 1_000_000
+        assert row["queue"] == (-1 if message.queue is None else message.queue)
+        assert len(row["message_id"]) == 16
+        assert message.message_id is None or row["message_id"] == message.message_id
+    again = as_batch(pa.Table.from_batches([batch]), Checker(Limits()), OutgoingCodec())
+    assert again.equals(batch)
+
+
+def test_keys_go_where_they_always_went():
+    """Numbers of the first release: a changed hash would split a key's messages between two brokers."""
+    assert [broker_of(key, 3) for key in ("", "a", "b", "order-17", "schlüssel")] == EXPECTED
+    router = Router([TwinLink(), TwinLink(), TwinLink()])
+    keys = pa.array(["", "a", None, "b", "order-17", None, "schlüssel"])
+    spread = router.spread(keys, lambda: 2).tolist()
+    assert [spread[i] for i in (0, 1, 3, 4, 6)] == EXPECTED
+    assert [spread[i] for i in (2, 5)] == [2, 2]
+
+
+EXPECTED = [1, 2, 1, 0, 2]
+
+
+def test_values_made_quickly_are_the_frozen_ones():
+    identity = make_transaction_id(1, 2, 3)
+    receipt = make_receipt(b"i" * 16, "t", 1, 2, None, identity)
+    assert identity == mq.TransactionId(1, 2, 3)
+    assert receipt == mq.Receipt(b"i" * 16, "t", 1, 2, None, mq.TransactionId(1, 2, 3))
+    assert (hash(receipt), repr(receipt)) == (
+        hash(mq.Receipt(b"i" * 16, "t", 1, 2, None, identity)),
+        repr(mq.Receipt(b"i" * 16, "t", 1, 2, None, identity)),
+    )
+    with pytest.raises(AttributeError):
+        receipt.topic = "other"
+
+
+def test_public_names_are_those_of_the_paper():
+    documented = re.findall(r"^\| `(\w+)`", PAPER.read_text().split("## Quality")[0], re.MULTILINE)
+    assert documented == mq.__all__
+
+
+def test_importing_is_quick_because_heavy_parts_load_late():
+    import subprocess
+    import sys
+
+    code = "import sys, escrowmq; print([m for m in ('pyarrow', 'numpy', 'asyncio') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    with pytest.raises(AttributeError):
+        mq.nothing_of_that_name
+    assert set(mq.__all__) <= set(dir(mq))
