@@ -121,7 +121,7 @@ class Ledger:
         if command.rules == self.rules:
             return Decision()
         text = json.dumps(dataclasses.asdict(command.rules), sort_keys=True)
-        batch = pa.RecordBatch.from_arrays([pa.array([text])], schema=STORED[Kind.RULES])
+        batch = pa.RecordBatch.from_arrays([pa.array([text], pa.utf8())], schema=STORED[Kind.RULES])
         return Decision((Event(Kind.RULES, batch),))
 
     def _decide_tick(self, now_us: int, limit: int) -> Decision:
@@ -253,7 +253,7 @@ class Ledger:
             "counters": self.counters,
             "rules": dataclasses.asdict(self.rules),
         }
-        tables = {"ledger": pa.table({"state": [json.dumps(scalars, sort_keys=True)]})}
+        tables = {"ledger": pa.table({"state": pa.array([json.dumps(scalars, sort_keys=True)], pa.utf8())})}
         for part in (self.topics, self.sessions, self.dedup, self.delays, self.transactions, self.groups):
             tables |= part.snapshot()
         return tables

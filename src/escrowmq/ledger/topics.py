@@ -135,7 +135,7 @@ class Topics:
             first_ids.append(next_id)
             present = self.by_name.get(name)
             next_id += queues - (len(present.queue_ids) if present else 0)
-        columns = [pa.array([w[0] for w in wanted]), pa.array([w[1] for w in wanted], pa.int32())]
+        columns = [pa.array([w[0] for w in wanted], pa.utf8()), pa.array([w[1] for w in wanted], pa.int32())]
         batch = pa.RecordBatch.from_arrays([*columns, pa.array(first_ids, pa.int32())], schema=STORED[Kind.TOPIC])
         return Event(Kind.TOPIC, batch)
 
@@ -168,7 +168,12 @@ class Topics:
             times.append(time.replace_schema_metadata())
             heads.append((queue.place.topic, queue.head, entry.num_rows, time.num_rows))
         tables = {
-            "topics": pa.table({"name": pa.array(names, pa.utf8()), "turn": [self.by_name[n].turn for n in names]}),
+            "topics": pa.table(
+                {
+                    "name": pa.array(names, pa.utf8()),
+                    "turn": pa.array([self.by_name[n].turn for n in names], pa.int64()),
+                }
+            ),
             "tags": pa.table({"tag": pa.array(list(self._tags), pa.utf8())}),
             "queues": pa.table(
                 {
