@@ -165,15 +165,16 @@ class Engine:
 
     def _commit(self, finish: Callable[[], bool], asks: list[tuple[Member, Questions]]) -> None:
         """Sync and answer: here when nobody waits, else beside the next round."""
+        beside = bool(self._queue) and self._thread is not None
 
         def commit() -> None:
             if finish():
                 for member, questions in asks:
                     member.put(questions)
-            else:
-                self.poke()
+            elif beside:
+                self.poke()  # the writer has receives to fail
 
-        if self._queue and self._thread is not None:
+        if beside:
             self._committer.put(commit)
         else:
             self._committer.drain()

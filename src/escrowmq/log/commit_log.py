@@ -421,6 +421,7 @@ class SegmentLog:
         """Sync, cut the reserved tail, give the folder back. Not ``clean``: leave everything as a crash would."""
         if self._closed:
             return
+        self._flushed.wait()  # a hand-over still writes to the file
         try:
             if clean and self._failure is None:
                 self.sync()

@@ -104,6 +104,19 @@ class LogConformance:
         assert log.bytes_written > 5 * 64
         log.close()
 
+    def test_frames_appended_during_a_hand_over_belong_to_the_next(self, logs: LogMaker) -> None:
+        log = logs.open()
+        log.append(Kind.PLAIN, messages(4), START_US)
+        write = log.hand_over()
+        log.append(Kind.PLAIN, messages(4, 4), START_US)  # decided while the others are being written
+        assert log.read(np.arange(1, 9)).column("body").to_pylist() == messages(8).column("body").to_pylist()
+        write()
+        logs.crash(log)
+        log = logs.open()
+        kept = [f for f in log.frames() if f.kind == Kind.PLAIN]
+        assert [f.batch.equals(messages(4)) for f in kept] in ([True], [True, False])
+        log.close()
+
     def test_read_before_and_after_sync_and_reopening(self, logs: LogMaker) -> None:
         log = logs.open()
         for start in range(0, 60, 6):
