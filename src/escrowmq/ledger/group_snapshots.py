@@ -14,7 +14,15 @@ from escrowmq.ledger.leases import Lease
 if TYPE_CHECKING:
     from escrowmq.ledger.groups import Groups
 
-_LIST = pa.schema([("name", pa.utf8()), ("subscription", pa.utf8()), ("turn", pa.int64()), ("delivered", pa.int64())])
+_LIST = pa.schema(
+    [
+        ("name", pa.utf8()),
+        ("subscription", pa.utf8()),
+        ("turn", pa.int64()),
+        ("delivered", pa.int64()),
+        ("acked", pa.int64()),
+    ]
+)
 _PLACE = [("group", pa.int32()), ("queue_id", pa.int32())]
 _CURSORS = pa.schema([*_PLACE, ("base", pa.int64()), ("next", pa.int64()), ("counts", pa.list_(pa.int64()))])
 _RUNS = pa.schema([*_PLACE, ("start", pa.int64()), ("state", pa.uint8())])
@@ -39,7 +47,9 @@ _LEASES = pa.schema(
 
 def dump(groups: Groups) -> dict[str, pa.Table]:
     """All state of ``groups``; the tables share no memory with it."""
-    listed = [(g.name, subscriptions.dump(g.subscription), g.turn, groups.delivered) for g in groups.groups]
+    listed = [
+        (g.name, subscriptions.dump(g.subscription), g.turn, groups.delivered, groups.acked) for g in groups.groups
+    ]
     cursors = [(g, c) for g in groups.groups for _, c in sorted(g.cursors.items())]
     leases = [*groups.leases.live.values(), *groups.leases.ended.values()]
     return {
@@ -99,7 +109,7 @@ def load(groups: Groups, tables: dict[str, pa.Table]) -> None:
     """Give a new ``groups`` the state that :func:`dump` wrote."""
     for row in tables["groups_list"].to_pylist():
         group = Group(len(groups.groups), row["name"], subscriptions.load(row["subscription"]))
-        group.turn, groups.delivered = row["turn"], row["delivered"]
+        group.turn, groups.delivered, groups.acked = row["turn"], row["delivered"], row["acked"]
         groups.groups.append(group)
     runs, retries, dead = (_Slices(tables[f"groups_{name}"]) for name in ("runs", "retries", "dead"))
     for row in tables["groups_cursors"].to_pylist():

@@ -53,6 +53,7 @@ class Groups:
         self.groups: list[Group] = []
         self.leases = Leases()
         self.delivered = 0
+        self.acked = 0
         """Deliveries so far, repeats included."""
         self._by_name: dict[str, Group] = {}
         # Hints for the caller's timer, not state: retry times still to come, and the latest time that a caller spoke of.
@@ -212,7 +213,8 @@ class Groups:
 
     def _apply_acked(self, batch: pa.RecordBatch, _time_us: int, _topics: TopicsView, _rules: Rules) -> None:
         for id, start, count in rows_of(batch):
-            self._take(id, start, count, ACKED, State.ACKED)
+            if (taken := self._take(id, start, count, ACKED, State.ACKED)) is not None:
+                self.acked += count if taken[1] is None else len(taken[1])
 
     def _apply_retried(self, batch: pa.RecordBatch, time_us: int, _topics: TopicsView, rules: Rules) -> None:
         found: dict[tuple[int, int], tuple[Cursor, list[tuple[Int64s, int, int]]]] = {}

@@ -63,8 +63,6 @@ _COUNTERS = (
     "expired_total",
     "checks_asked_total",
     "parked_total",
-    "delivered_total",
-    "acked_messages_total",
 )
 
 
@@ -337,6 +335,8 @@ class Ledger:
             age = max(now_us - int(self.transactions.prepared_us(first)[0]), 0) / 1e6
         return {
             **self.counters,
+            "delivered_total": self.groups.delivered,
+            "acked_messages_total": self.groups.acked,
             "open_half_messages": sum(self.transactions.open.values()),
             "oldest_half_age_seconds": age,
             "parked": sum(self.transactions.parked.values()),

@@ -31,16 +31,28 @@ def topics_list(ledger: Ledger) -> list[dict[str, Any]]:
 
 
 def producers_list(ledger: Ledger) -> list[dict[str, Any]]:
-    """Producer groups with what they have undecided."""
+    """Producer groups with what they have undecided; ``oldest_us``: when the oldest of that was prepared, None without."""
+    oldest = _oldest_open(ledger)
     return [
         {
             "group": name,
             "transactional": ledger.sessions.is_transactional(ordinal),
             "open": ledger.transactions.open.get(ordinal, 0),
             "parked": ledger.transactions.parked.get(ordinal, 0),
+            "oldest_us": oldest.get(ordinal),
         }
         for ordinal, name in enumerate(ledger.sessions.groups)
     ]
+
+
+def _oldest_open(ledger: Ledger) -> dict[int, int]:
+    """When each group's oldest OPEN transaction was prepared."""
+    table = ledger.transactions
+    first = table.oldest_open()
+    ordinals = np.flatnonzero(table.rows["state"][first - table.rows.first :] == OPEN) + first
+    groups, rows = np.unique(table.groups_of(ordinals), return_index=True)
+    times = table.prepared_us(table.column("first", ordinals[rows]).astype(np.int64))
+    return dict(zip(groups.tolist(), times.tolist(), strict=True))
 
 
 def transactions(
