@@ -16,7 +16,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from escrowmq.broker.serve import serve
 from escrowmq.connecting import connect
 from escrowmq.demo.services import KINDS, Service
 from escrowmq.demo.shop import GROUP, OrdersDatabase, Shop
@@ -40,6 +39,8 @@ _VOICE = threading.Lock()
 
 def broker(config: dict[str, Any], when_told: Callable[[Callable[[], None]], None]) -> None:
     """The broker, as ``escrowmq serve`` runs it, on a loopback port (0: a free one)."""
+    from escrowmq.broker.serve import serve  # only this process needs it, and a restart should be quick
+
     stopped = threading.Event()
     when_told(stopped.set)
     serve(

@@ -31,10 +31,13 @@ class Screen:
         self._progress: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._checks = 0
+        self._orders = 1
+        self._tenths = 0
 
     @contextlib.contextmanager
     def running(self, orders: int, folder: Path) -> Iterator[None]:
         """Bars for ``orders`` orders."""
+        self._orders = max(orders, 1)
         self.say(f"[bold]{orders:,} orders[/] · broker, shop, cart and points as processes of their own · {folder}")
         columns = [
             TextColumn("{task.description:<22}"),
@@ -52,9 +55,12 @@ class Screen:
                 self._progress = None
 
     def update(self, name: str, number: int) -> None:
-        """A bar's new value."""
+        """A bar's new value; where there are no bars, a line for every tenth of the orders."""
         if self._progress is not None:
             self._progress.update(self._tasks[name], completed=number)
+        if name == "shop" and not self._console.is_terminal and number * 10 // self._orders > self._tenths:
+            self._tenths = number * 10 // self._orders
+            self.say(f"{number:,} orders dealt with, {self._checks} checks asked")
 
     def asked(self) -> None:
         """The broker asked a question."""

@@ -41,8 +41,12 @@ def local_session(name: str = "escrowmq", cores: int | None = None, *, small: bo
     """A session on this machine, stopped at the end together with its Java process and its temporary files.
 
     ``cores`` None: all. ``small`` is for work of less than about a million rows, where a cold Java spends its time on
-    compiling: it compiles less, which halves such a job's time and would double that of a large one. Raises Misuse(BAD_SETTING) when PySpark or a Java 17+ is missing.
+    compiling: it compiles less, which halves such a job's time and would double that of a large one. A session that this
+    process already has is used as it is, and left running. Raises Misuse(BAD_SETTING) when PySpark or a Java 17+ is missing.
     """
+    if (running := _running()) is not None:
+        yield running
+        return
     folder = Path(tempfile.mkdtemp(prefix="escrowmq-spark-"))
     environment = {
         "JAVA_HOME": str(_java_home(folder)),
@@ -70,6 +74,14 @@ def driver_memory_mib(machine_bytes: int) -> int:
 
 def _java_home(folder: Path) -> Path:
     return write_launcher(find_java(), folder / "java")
+
+
+def _running() -> SparkSession | None:
+    if "pyspark" not in sys.modules:
+        return None
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession()
 
 
 def _start(name: str, cores: int | None, folder: Path, small: bool) -> SparkSession:

@@ -26,11 +26,12 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A moment worth a vertical line."""
+    """A moment worth a vertical line; ``group`` is its name in the legend."""
 
     at: float
     label: str
     color: str
+    group: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def lines(
     parts = [_axes(frame, ticks, x_ticks, x_label, y_label)]
     parts += [_line(frame, s.x if s.x is not None else x, s) for s in series]
     parts += [_mark(frame, mark) for mark in marks]
-    legend = [(s.name, s.color) for s in series] + sorted({(mark.label, mark.color) for mark in marks})
+    legend = [(s.name, s.color) for s in series] + sorted({(mark.group, mark.color) for mark in marks})
     return _chart(title, height, [*parts, _legend(legend)])
 
 
@@ -117,7 +118,7 @@ def bars(
                 )
                 below += value
     parts += [_mark(frame, mark) for mark in marks]
-    legend = [(s.name, s.color) for s in series] + sorted({(mark.label, mark.color) for mark in marks})
+    legend = [(s.name, s.color) for s in series] + sorted({(mark.group, mark.color) for mark in marks})
     return _chart(title, height, [*parts, _legend(legend)])
 
 
@@ -207,5 +208,5 @@ def _legend(entries: Sequence[tuple[str, str]]) -> str:
     for name, color in entries:
         parts.append(f'<rect x="{x:.0f}" y="6" width="12" height="12" rx="3" fill="{color}"/>')
         parts.append(f'<text class="legend" x="{x + 18:.0f}" y="16">{escape(name)}</text>')
-        x += 18 + 7.3 * len(name) + 20
+        x += 18 + 6.7 * len(name) + 15
     return "".join(parts)

@@ -6,9 +6,11 @@ A first step: the log passes through this process once, batch by batch, never as
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from escrowmq.connecting import connect
@@ -18,6 +20,9 @@ from escrowmq.wire import HALF_VIEW_NAME, OP_VIEW_NAME
 
 if TYPE_CHECKING:
     from escrowmq.client.bus import Bus
+
+GROUP_ROWS, GROUP_BYTES = 128 * 1024, 32 << 20
+"""Rows and bytes of one Parquet row group, about."""
 
 _FOR_EVER = 1000 * 365 * 86400.0
 """Seconds."""
@@ -49,10 +54,24 @@ def _write(bus: Bus, source: str, columns: list[str], folder: Path) -> int:
     reader = bus.admin.read(source, columns=columns)
     with pq.ParquetWriter(folder / "part-0.parquet", reader.schema, compression="lz4") as writer:
         rows = 0
-        for batch in reader:
-            writer.write_batch(batch)
-            rows += batch.num_rows
+        for table in _large(reader):
+            writer.write_table(table)
+            rows += table.num_rows
     return rows
+
+
+def _large(reader: pa.RecordBatchReader) -> Iterator[pa.Table]:
+    """The same rows in row groups worth the name: batches can be as small as one request to the broker was."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in reader:
+        waiting.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= GROUP_ROWS or size >= GROUP_BYTES:
+            yield pa.Table.from_batches(waiting).combine_chunks()
+            waiting, rows, size = [], 0, 0
+    if waiting:
+        yield pa.Table.from_batches(waiting).combine_chunks()
 
 
 def _columns(schema: str) -> list[str]:

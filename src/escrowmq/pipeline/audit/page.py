@@ -20,7 +20,7 @@ from escrowmq.pipeline.svg import Mark, Series
 NAME = "report.html"
 
 BLUE, GREEN, AMBER, RED, VIOLET, SLATE = "#2563eb", "#059669", "#d97706", "#dc2626", "#7c3aed", "#64748b"
-_KILL_COLORS = {"broker": RED, "shop": "#be185d"}
+_KILLS = {"broker": (RED, "broker killed"), "shop": ("#be185d", "shop killed")}
 _CONSUMER_COLORS = (VIOLET, "#0891b2", "#4d7c0f")
 _MOST_ROWS = 100
 
@@ -86,7 +86,7 @@ def _states(pictures: Pictures, events: Events) -> str:
         steps = [(_seconds(e["at_us"], pictures), e["number"]) for e in events.of("progress") if e["who"] == who]
         steps = [(0.0, 0), *[step for step in steps if step[0] > 0]]
         xs, values = [step[0] for step in steps], [step[1] for step in steps]
-        series.append(Series(f"applied by {who}", color, values, dashed=True, x=xs))
+        series.append(Series(f"{who} applied", color, values, dashed=True, x=xs))
     chart = svg.lines(
         "Transactions over time",
         x,
@@ -267,10 +267,11 @@ def _cumulative(pictures: Pictures, event: str) -> list[int]:
 
 
 def _marks(pictures: Pictures, events: Events) -> list[Mark]:
-    return [
-        Mark(max(_seconds(e["at_us"], pictures), 0.0), f"{e['who']} killed", _KILL_COLORS.get(e["who"], "#0f766e"))
-        for e in events.kills
-    ]
+    marks = []
+    for e in events.kills:
+        color, group = _KILLS.get(e["who"], ("#0f766e", "service killed"))
+        marks.append(Mark(max(_seconds(e["at_us"], pictures), 0.0), f"{e['who']} killed", color, group))
+    return marks
 
 
 def _seconds(at_us: int, pictures: Pictures) -> float:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MOST_FINDINGS = 500
 """Findings that are named; all are counted."""
 
-SMALL_ROWS = 1_000_000
+SMALL_ROWS = 60_000
 """A log of fewer messages is audited by a small session."""
 
 

@@ -1,0 +1,16 @@
+"""One Spark session for the audits of these tests; starting one takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from escrowmq.pipeline.session import local_session
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    with local_session("tests", cores=2, small=True) as session:
+        yield session
