@@ -1,0 +1,163 @@
+"""Recorded histories: one JSON line per event, written before a call and after it returns.
+
+A call is *invoked*, and then *ok* (it surely happened), *fail* (it surely did not) or *unknown* (a timeout, a broken
+connection, a killed process). Messages are named by their ``value`` (``writer-counter``), transactions by the name that
+their writer gave them; what was observed rather than done (deliveries, questions, what stands in a queue at the end) is
+recorded as *ok* alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from escrowmq.errors import Code, EscrowError, Unknown
+
+
+class Act(StrEnum):
+    """What an event is about."""
+
+    SEND = "send"  # a plain message
+    PREPARE = "prepare"  # a half message
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+    ANSWER = "answer"  # what a checker said; ``value`` is the outcome
+    ASKED = "asked"  # a question; ``attempt`` counts from 1
+    RECEIVE = "receive"  # a delivery to a consumer group
+    ACK = "ack"
+    STANDS = "stands"  # the last phase: a message in its queue
+    STATE = "state"  # the last phase: a transaction; ``value`` is its state, ``attempt`` its checks
+    KILL = "kill"
+
+
+class Kind(StrEnum):
+    """How far it is known to have come."""
+
+    INVOKE = "invoke"
+    OK = "ok"
+    FAIL = "fail"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line. ``at_us``: wall time, microseconds, for people; the order of lines is what counts."""
+
+    process: str
+    act: Act
+    kind: Kind
+    value: str | None = None
+    transaction: str | None = None
+    message_id: str | None = None
+    broker: str | None = None
+    topic: str | None = None
+    queue: int | None = None
+    offset: int | None = None
+    group: str | None = None
+    attempt: int | None = None
+    intact: bool | None = None
+    """Whether the payload was what its hash says."""
+    note: str | None = None
+    at_us: int = 0
+
+    def line(self) -> str:
+        """The event as a line of JSON, without what it does not have."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return json.dumps({name: value for name, value in fields.items() if value is not None})
+
+    @classmethod
+    def parse(cls, line: str) -> Event:
+        """The event of a line; ValueError or KeyError for anything else."""
+        fields = json.loads(line)
+        return cls(**{**fields, "act": Act(fields["act"]), "kind": Kind(fields["kind"])})
+
+
+class History:
+    """A growing history, in memory and, if a path is given, in a file that survives its process. Thread-safe."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.events: list[Event] = []
+        self._file = path.open("a", encoding="utf-8") if path is not None else None
+        self._lock = threading.Lock()
+
+    def add(self, process: str, act: Act, kind: Kind, **details: Any) -> None:
+        """Record an event now."""
+        event = Event(process, act, kind, **details, at_us=time.time_ns() // 1000)
+        with self._lock:
+            self.events.append(event)
+            if self._file is not None:
+                self._file.write(event.line() + "\n")
+                self._file.flush()
+
+    def call(self, process: str, act: Act, **details: Any) -> Call:
+        """Record an invocation; to be used as a context manager around the call."""
+        self.add(process, act, Kind.INVOKE, **details)
+        return Call(self, process, act, details)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+class Call:
+    """An invoked call. Leaving records *ok*, *fail* or *unknown*, by what was raised; EscrowErrors go no further.
+
+    ``result`` is then how it ended; set ``details`` within to have more in the record.
+    """
+
+    def __init__(self, history: History, process: str, act: Act, details: dict[str, Any]) -> None:
+        self._history, self._process, self._act = history, process, act
+        self.details = details
+        self.result = Kind.INVOKE
+
+    def __enter__(self) -> Call:
+        return self
+
+    def __exit__(self, _: object, raised: BaseException | None, __: object) -> bool:
+        self.result, note = Kind.OK, None
+        if raised is not None:
+            self.result, note = kind_of(raised), f"{type(raised).__name__}: {raised}"[:200]
+        self._history.add(self._process, self._act, self.result, **{**self.details, "note": note})
+        return raised is None or isinstance(raised, EscrowError)
+
+
+def kind_of(problem: BaseException) -> Kind:
+    """What an exception says about the call: an EscrowError other than Unknown means that it did not happen."""
+    if isinstance(problem, EscrowError) and not isinstance(problem, Unknown) and problem.code is not Code.LOG_FAILED:
+        return Kind.FAIL
+    return Kind.UNKNOWN
+
+
+def read(path: Path) -> Iterator[Event]:
+    """The events of a file; the last line of a killed process may be torn and is passed over."""
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            if line.endswith("\n"):
+                yield Event.parse(line)
+
+
+def payload(value: str, size: int = 200, **more: Any) -> bytes:
+    """A body that says what it is and can be checked: JSON with the value, filler and a hash over all of it."""
+    content = {"value": value, **more, "filler": "x" * max(size - len(value), 0)}
+    text = json.dumps(content, sort_keys=True)
+    return json.dumps({"hash": hashlib.blake2b(text.encode(), digest_size=8).hexdigest(), "content": content}).encode()
+
+
+def unpack(body: bytes) -> tuple[dict[str, Any], bool]:
+    """The content of a payload, and whether it is intact; ({}, False) for garbage."""
+    try:
+        parsed = json.loads(body)
+        content = dict(parsed["content"])
+        text = json.dumps(content, sort_keys=True)
+        return content, parsed["hash"] == hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    except (ValueError, KeyError, TypeError):
+        return {}, False
