@@ -203,6 +203,8 @@ class Engine:
                 self._pause_us = self.shard.time_us + PAUSE_US
 
     def _tick(self) -> None:
+        if not self.shard.ledger.may_tick(self.shard.time_us):
+            return
         due = self.shard.ledger.next_due_us()
         if due is not None and due <= self.shard.time_us:
             self.shard.execute(Tick(TICK_ROWS))
@@ -213,6 +215,8 @@ class Engine:
         """Take due transactions of every group that has somebody to ask; to be put to them once durable."""
         ledger, asks = self.shard.ledger, []
         for group in self.members.groups():
+            if not ledger.may_ask(group, now):
+                continue
             due = ledger.check_due_us(group)
             if due is None or due > now:
                 continue

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from escrowmq.errors import Code
+from escrowmq.ledger import codes as code
 from escrowmq.ledger.columns import all_equal
 from escrowmq.ledger.commands import Rules
 from escrowmq.ledger.keys import hash_keys
@@ -50,22 +50,22 @@ def check_limits(batch: pa.RecordBatch, topics: Topics, rules: Rules) -> UInt8s:
     """Size limits and delays of a batch of schema OUTGOING: a code a row."""
     codes = np.zeros(batch.num_rows, np.uint8)
 
-    def refuse(rows: npt.NDArray[np.bool_], code: Code) -> None:
-        codes[rows & (codes == Code.OK)] = code
+    def refuse(rows: npt.NDArray[np.bool_], refusal: int) -> None:
+        codes[rows & (codes == code.OK)] = refusal
 
-    refuse(byte_lengths(batch.column("body")) > rules.max_body_bytes, Code.BODY_TOO_LARGE)
+    refuse(byte_lengths(batch.column("body")) > rules.max_body_bytes, code.BODY_TOO_LARGE)
     key, tag, properties = (batch.column(name) for name in ("key", "tag", "properties"))
     if key.null_count < len(key):
-        refuse(byte_lengths(key) > rules.max_key_bytes, Code.KEY_TOO_LARGE)
+        refuse(byte_lengths(key) > rules.max_key_bytes, code.KEY_TOO_LARGE)
     if tag.null_count < len(tag):
-        refuse(byte_lengths(tag) > rules.max_tag_bytes, Code.TAG_TOO_LARGE)
-        refuse(_excess_tags(tag, topics, rules), Code.TOO_MANY)
+        refuse(byte_lengths(tag) > rules.max_tag_bytes, code.TAG_TOO_LARGE)
+        refuse(_excess_tags(tag, topics, rules), code.TOO_MANY)
     if properties.null_count < len(properties):
-        refuse(property_lengths(properties) > rules.max_properties_bytes, Code.PROPERTIES_TOO_LARGE)
+        refuse(property_lengths(properties) > rules.max_properties_bytes, code.PROPERTIES_TOO_LARGE)
     delay = batch.column("delay_us").to_numpy()
-    refuse((delay < 0) | (delay > rules.max_delay_us), Code.BAD_DELAY)
+    refuse((delay < 0) | (delay > rules.max_delay_us), code.BAD_DELAY)
     immunity = batch.column("immunity_us").to_numpy()
-    refuse((immunity < 0) | (immunity > rules.half_retention_us), Code.BAD_DELAY)
+    refuse((immunity < 0) | (immunity > rules.half_retention_us), code.BAD_DELAY)
     return codes
 
 
@@ -100,20 +100,20 @@ def place(batch: pa.RecordBatch, codes: UInt8s, topics: Topics, rules: Rules) ->
     made: list[tuple[str, int]] = []
     next_id = len(topics.queues)
     for number, name in enumerate(names):
-        rows = np.flatnonzero((of_row == number) & (codes == Code.OK)) if len(names) > 1 else np.flatnonzero(codes == 0)
+        rows = np.flatnonzero((of_row == number) & (codes == code.OK)) if len(names) > 1 else np.flatnonzero(codes == 0)
         if not len(rows):
             continue
         topic = topics.by_name.get(name)
         if topic is not None:
             ids, turn = np.array(topic.queue_ids, np.int32), topic.turn
-        elif (refusal := _refuse_topic(name, topics, len(made), rules)) is not Code.OK:
+        elif (refusal := _refuse_topic(name, topics, len(made), rules)) != code.OK:
             codes[rows] = refusal
             continue
         else:
             ids, turn = np.arange(next_id, next_id + rules.default_queues, dtype=np.int32), 0
         chosen = _choose(batch, rows, len(ids), turn)
         wrong = (chosen < 0) | (chosen >= len(ids))
-        codes[rows[wrong]] = Code.BAD_QUEUE
+        codes[rows[wrong]] = code.BAD_QUEUE
         rows, chosen = rows[~wrong], chosen[~wrong]
         if topic is None and len(rows):
             made.append((name, rules.default_queues))
@@ -122,12 +122,12 @@ def place(batch: pa.RecordBatch, codes: UInt8s, topics: Topics, rules: Rules) ->
     return Placement(queues, queue_ids, made)
 
 
-def _refuse_topic(name: str, topics: Topics, making: int, rules: Rules) -> Code:
+def _refuse_topic(name: str, topics: Topics, making: int, rules: Rules) -> int:
     if not is_name(name):
-        return Code.BAD_TOPIC_NAME
+        return code.BAD_TOPIC_NAME
     if not rules.auto_create_topics:
-        return Code.UNKNOWN_TOPIC
-    return Code.TOO_MANY if len(topics.by_name) + making >= rules.max_topics else Code.OK
+        return code.UNKNOWN_TOPIC
+    return code.TOO_MANY if len(topics.by_name) + making >= rules.max_topics else code.OK
 
 
 def _choose(batch: pa.RecordBatch, rows: Int64s, queues: int, turn: int) -> Int64s:

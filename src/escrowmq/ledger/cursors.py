@@ -57,6 +57,8 @@ class State(IntEnum):
 
 _STATES = max(State) + 1
 
+_FINAL = int(State.ACKED)  # NumPy is slow to compare with a member
+
 
 class Cursor:
     """The states of one group's offsets in one queue; see the table above."""
@@ -89,7 +91,7 @@ class Cursor:
         self._floor = max(self._floor, self.base)
         while self._floor < self.next:
             begin = self._floor - self.base
-            open_ = states[begin : begin + 65_536] < State.ACKED
+            open_ = states[begin : begin + 65_536] < _FINAL
             if open_.any():
                 self._floor += int(open_.argmax())
                 break
@@ -106,13 +108,13 @@ class Cursor:
     def move_run(self, start: int, end: int, old: State, new: State) -> None:
         """Offsets ``start`` .. ``end``-1, all in ``old``, become ``new``."""
         base = self.base
-        self.states["state"][start - base : end - base] = new
+        self.states["state"][start - base : end - base] = int(new)
         self.counts[old] -= end - start
         self.counts[new] += end - start
 
     def move(self, offsets: Int64s, old: State, new: State) -> None:
         """``offsets``, all in ``old``, become ``new``."""
-        self.states["state"][offsets - self.base] = new
+        self.states["state"][offsets - self.base] = int(new)
         self.counts[old] -= len(offsets)
         self.counts[new] += len(offsets)
 

@@ -27,6 +27,8 @@ Int64s = npt.NDArray[np.int64]
 UInt8s = npt.NDArray[np.uint8]
 
 OPEN, COMMITTED, ROLLED_BACK, PARKED, EXPIRED = (int(s) for s in TransactionState)
+UNKNOWN, COMMIT, ROLLBACK = (int(o) for o in Outcome)
+BY_OPERATOR = int(DecidedBy.OPERATOR)
 NONE = -1
 
 _REPEATED: dict[tuple[int, int], Code] = {
@@ -55,7 +57,7 @@ def decided_batch(first: Int64s, state: UInt8s | int, by: DecidedBy, epochs: Int
     columns = [
         pa.array(first),
         pa.array(np.broadcast_to(np.asarray(state, np.uint8), size)),
-        pa.array(np.full(size, by, np.uint8)),
+        pa.array(np.full(size, int(by), np.uint8)),
         pa.array(np.broadcast_to(np.asarray(epochs, np.uint32), size)),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=STORED[Kind.DECIDED])

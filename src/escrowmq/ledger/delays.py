@@ -71,6 +71,10 @@ class Delays:
         index = order[np.minimum(np.searchsorted(held[order], positions), len(held) - 1)]
         return np.where(held[index] == positions, self._rows["queue_id"][waiting[index]], -1)
 
+    def earliest_us(self) -> int | None:
+        """No release is due before this."""
+        return self._due.earliest_us() if self.waiting else None
+
     def lowest_position(self) -> int | None:
         """The lowest position that still waits."""
         waiting = self._rows["position"][self._rows["waiting"]]

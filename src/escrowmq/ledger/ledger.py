@@ -283,6 +283,21 @@ class Ledger:
         )
         return min((t for t in times if t is not None), default=None)
 
+    def may_tick(self, now_us: int) -> bool:
+        """Whether :class:`Tick` can have something to do now: a quick look, for every round."""
+        times = (
+            self.delays.earliest_us(),
+            self.transactions.earliest_us(self.rules),
+            self.groups.next_due_us(),
+        )
+        return any(t is not None and t <= now_us for t in times)
+
+    def may_ask(self, group: str, now_us: int) -> bool:
+        """Whether a producer group can have something to be asked now: a quick look, for every round."""
+        ordinal = self.sessions.ordinal(group)
+        earliest = None if ordinal is None else self.transactions.earliest_check_us(ordinal)
+        return earliest is not None and earliest <= now_us
+
     def check_due_us(self, group: str) -> int | None:
         """When a producer group's next transaction is to be asked about."""
         ordinal = self.sessions.ordinal(group)

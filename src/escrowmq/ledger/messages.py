@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from escrowmq.errors import Code
+from escrowmq.ledger import codes as code
 from escrowmq.ledger.admission import Placement, check_limits, group_by_queue, place
 from escrowmq.ledger.commands import Decision, Event, Prepare, Send
 from escrowmq.ledger.decisions import NONE, OPEN
@@ -44,11 +44,11 @@ def decide_produce(ledger: Ledger, command: Send | Prepare, now_us: int) -> Deci
     batch, rules = command.batch, ledger.rules
     size = batch.num_rows
     if half and rules.reject_transactional:
-        codes = np.full(size, Code.NO_PERMISSION, np.uint8)
+        codes = np.full(size, code.NO_PERMISSION, np.uint8)
     else:
         codes = ledger.sessions.check(command.sessions, transactional=half, rules=rules)
         limits = check_limits(batch, ledger.topics, rules)
-        codes = np.where(codes == Code.OK, limits, codes)
+        codes = np.where(codes == code.OK, limits, codes)
     known, repeats = ledger.dedup.find(batch.column("message_id"))
     leaders = _leaders(repeats, codes)
     owners = (
@@ -62,7 +62,7 @@ def decide_produce(ledger: Ledger, command: Send | Prepare, now_us: int) -> Deci
     _repeat_known(ledger, batch, answers, known, half)
     if half:
         _limit_open(ledger, command.sessions, codes, owners, known, leaders)
-    fresh = np.flatnonzero((codes == Code.OK) & (known == NONE) & (leaders == np.arange(size)))
+    fresh = np.flatnonzero((codes == code.OK) & (known == NONE) & (leaders == np.arange(size)))
     base = ledger.next_position + len(placement.made)
     answers.positions[fresh] = np.arange(base, base + len(fresh))
     if half:
@@ -82,9 +82,9 @@ def decide_produce(ledger: Ledger, command: Send | Prepare, now_us: int) -> Deci
 def _leaders(repeats: Int64s, codes: UInt8s) -> Int64s:
     """The row that stands for each row: the first of its message id that is fit so far; itself if it is not fit."""
     leaders = np.arange(len(codes))
-    if (codes == Code.OK).all() or (repeats == leaders).all():
+    if (codes == code.OK).all() or (repeats == leaders).all():
         return repeats
-    fit = np.flatnonzero(codes == Code.OK)
+    fit = np.flatnonzero(codes == code.OK)
     _, first, back = np.unique(repeats[fit], return_index=True, return_inverse=True)
     leaders[fit] = fit[first][back]
     return leaders
@@ -101,18 +101,18 @@ def _join(ledger: Ledger, command: Prepare, codes: UInt8s, fresh: npt.NDArray[np
     if ids.null_count == len(ids):
         return owners
     joining = ids.is_valid().to_numpy(zero_copy_only=False)
-    rows = np.flatnonzero(joining & (codes == Code.OK) & fresh)
+    rows = np.flatnonzero(joining & (codes == code.OK) & fresh)
     found, wrong = transactions.find_ids(ids.take(pa.array(rows)))
     codes[rows] = wrong
-    kept, found = rows[wrong == Code.OK], found[wrong == Code.OK]
+    kept, found = rows[wrong == code.OK], found[wrong == code.OK]
     foreign = transactions.groups_of(found) != ledger.sessions.groups_of(command.sessions[kept])
-    codes[kept[foreign]] = Code.WRONG_GROUP
+    codes[kept[foreign]] = code.WRONG_GROUP
     decided = transactions.column("state", found) != OPEN
-    codes[kept[~foreign & decided]] = Code.TRANSACTION_DECIDED
+    codes[kept[~foreign & decided]] = code.TRANSACTION_DECIDED
     _, place_of, sizes = np.unique(found, return_inverse=True, return_counts=True)
     full = transactions.column("messages", found) + sizes[place_of] > ledger.rules.max_transaction_messages
-    codes[kept[~foreign & ~decided & full]] = Code.TOO_MANY
-    good = codes[kept] == Code.OK
+    codes[kept[~foreign & ~decided & full]] = code.TOO_MANY
+    good = codes[kept] == code.OK
     owners[kept[good]] = found[good]
     return owners
 
@@ -121,7 +121,7 @@ def _limit_open(
     ledger: Ledger, sessions: Int64s, codes: UInt8s, owners: Int64s, known: Int64s, leaders: Int64s
 ) -> None:
     """Refuse what would give a producer group too many undecided transactions."""
-    begins = (codes == Code.OK) & (owners == NONE) & (known == NONE) & (leaders == np.arange(len(codes)))
+    begins = (codes == code.OK) & (owners == NONE) & (known == NONE) & (leaders == np.arange(len(codes)))
     rows = np.flatnonzero(begins)
     if not len(rows):
         return
@@ -129,23 +129,23 @@ def _limit_open(
     for group in np.unique(groups).tolist():
         mine = rows[groups == group]
         room = ledger.rules.max_open_transactions - ledger.transactions.open.get(group, 0)
-        codes[mine[max(room, 0) :]] = Code.TOO_MANY_OPEN
+        codes[mine[max(room, 0) :]] = code.TOO_MANY_OPEN
 
 
 def _repeat_known(ledger: Ledger, batch: pa.RecordBatch, answers: _Answers, known: Int64s, half: bool) -> None:
     """Rows whose message id was stored before get that message's receipt (I9), or hear that it left the log since."""
-    rows = np.flatnonzero((known != NONE) & (answers.codes == Code.OK))
+    rows = np.flatnonzero((known != NONE) & (answers.codes == code.OK))
     if not len(rows):
         return
     if half:
         gone = known[rows] < ledger.trimmed_position
-        answers.codes[rows[gone]] = Code.UNKNOWN_TRANSACTION
+        answers.codes[rows[gone]] = code.UNKNOWN_TRANSACTION
         rows = rows[~gone]
     positions = known[rows]
     owners = ledger.transactions.owner_of(positions)
     answers.positions[rows] = positions
     was_half = owners != NONE
-    answers.codes[rows[(was_half != half) & (positions >= ledger.trimmed_position)]] = Code.MESSAGE_ID_TAKEN
+    answers.codes[rows[(was_half != half) & (positions >= ledger.trimmed_position)]] = code.MESSAGE_ID_TAKEN
     if half:
         rows, owners = rows[was_half], owners[was_half]
         answers.transactions[rows] = ledger.transactions.column("first", owners)
@@ -234,7 +234,7 @@ def _stored(
 
 def _produced(ledger: Ledger, answers: _Answers, half: bool) -> pa.RecordBatch:
     size = len(answers.codes)
-    refused = answers.codes != Code.OK
+    refused = answers.codes != code.OK
     answers.positions[refused] = NONE
     answers.offsets[refused] = NONE
     answers.queues[refused] = NONE

@@ -72,6 +72,12 @@ class DueIndex:
         self._overdue = [item for item in self._overdue if len(item[1])]
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
+    def earliest_us(self) -> int | None:
+        """No living entry is due before this (the entry of that time may be dead): :meth:`next_due_us` for next to nothing."""
+        if self._overdue:
+            return self._overdue[0][0]
+        return self._heap[0] if self._heap else None
+
     def next_due_us(self, now_us: int) -> int | None:
         """When the next living entry is due (in the past if it is overdue); None when there is none."""
         if len(self.due(now_us, 1)):

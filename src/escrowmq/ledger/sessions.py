@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.errors import Code, error
+from escrowmq.ledger import codes as code
 from escrowmq.ledger.columns import Columns, all_equal
 from escrowmq.ledger.commands import Decision, Event, OpenSession, Rules
 from escrowmq.ledger.topics import is_name, is_text
@@ -76,20 +77,20 @@ class Sessions:
         codes = [self._check_one(int(epoch), transactional, rules) for epoch in unique]
         return np.array(codes, np.uint8)[inverse]
 
-    def _check_one(self, epoch: int, transactional: bool | None, rules: Rules) -> Code:
+    def _check_one(self, epoch: int, transactional: bool | None, rules: Rules) -> int:
         if epoch == OPERATOR:
-            return Code.UNKNOWN_SESSION if transactional else Code.OK
+            return code.UNKNOWN_SESSION if transactional else code.OK
         if not self._rows.first <= epoch < self._rows.end:
-            return Code.UNKNOWN_SESSION
+            return code.UNKNOWN_SESSION
         row = epoch - self._rows.first
         if self._rows["fenced"][row]:
-            return Code.FENCED
+            return code.FENCED
         if transactional and not self._rows["transactional"][row]:
-            return Code.GROUP_KIND
+            return code.GROUP_KIND
         of_group = self._transactional[self._rows["group"][row]]
         if transactional is False and of_group and not rules.mixed_groups:
-            return Code.GROUP_KIND
-        return Code.OK
+            return code.GROUP_KIND
+        return code.OK
 
     def decide_open(self, command: OpenSession, rules: Rules) -> Decision:
         """A new session. Refuses a plain one in a transactional group only when it sends, not here."""

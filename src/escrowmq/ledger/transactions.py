@@ -24,25 +24,28 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from escrowmq.errors import Code
+from escrowmq.ledger import codes as code
 from escrowmq.ledger.columns import Columns, all_equal, unique_in_order
 from escrowmq.ledger.commands import AskChecks, Asked, Decision, End, Event, Rules
 from escrowmq.ledger.decisions import (
     ANSWER,
     BECOMES,
+    BY_OPERATOR,
     COMMITTED,
     DECIDES,
     EXPIRED,
     NONE,
     OPEN,
     PARKED,
+    ROLLBACK,
     ROLLED_BACK,
+    UNKNOWN,
     decided_batch,
     first_deciders,
 )
 from escrowmq.ledger.schedule import DueIndex
 from escrowmq.ledger.sessions import OPERATOR, Sessions
-from escrowmq.model import DecidedBy, Outcome
+from escrowmq.model import DecidedBy
 from escrowmq.schemas import ENDED, STORED, TRANSACTION_ID_DTYPE, Kind
 
 Int64s = npt.NDArray[np.int64]
@@ -103,9 +106,9 @@ class Transactions:
         known = np.flatnonzero(ordinals != NONE)
         wrong = self.rows["epoch"][ordinals[known] - self.rows.first] != raw["epoch"][known]
         ordinals[known[wrong]] = NONE
-        codes[ordinals == NONE] = Code.UNKNOWN_TRANSACTION
+        codes[ordinals == NONE] = code.UNKNOWN_TRANSACTION
         foreign = raw["shard"] != self.shard
-        codes[foreign], ordinals[foreign] = Code.WRONG_SHARD, NONE
+        codes[foreign], ordinals[foreign] = code.WRONG_SHARD, NONE
         return ordinals, codes
 
     def ids(self, first: Int64s, epochs: npt.NDArray[np.generic]) -> pa.Array:
@@ -240,18 +243,18 @@ class Transactions:
         outcomes = command.batch.column("outcome").to_numpy()
         ordinals, codes = self.find_ids(command.batch.column("transaction"))
         sessions = self._sessions.check(command.sessions, transactional=None, rules=rules)
-        codes = np.where(sessions != Code.OK, sessions, codes)
-        codes[outcomes > Outcome.ROLLBACK] = Code.BAD_REQUEST
-        rows = np.flatnonzero(codes == Code.OK)
+        codes = np.where(sessions != code.OK, sessions, codes)
+        codes[outcomes > ROLLBACK] = code.BAD_REQUEST
+        rows = np.flatnonzero(codes == code.OK)
         if command.by != DecidedBy.OPERATOR:
             rows = self._owned(rows, ordinals, command.sessions, codes)
         elif (command.sessions != OPERATOR).any():
-            codes[rows], rows = Code.BAD_REQUEST, rows[:0]
+            codes[rows], rows = code.BAD_REQUEST, rows[:0]
         states = self.column("state", ordinals[rows])
         codes[rows] = ANSWER[states, outcomes[rows]]
         rows = rows[(states == OPEN) | (states == PARKED)]
         codes[rows] = DECIDES[outcomes[rows]]
-        winners = rows[outcomes[rows] != Outcome.UNKNOWN]
+        winners = rows[outcomes[rows] != UNKNOWN]
         if len(winners) and not (np.diff(ordinals[rows]) > 0).all():
             winners = first_deciders(rows, winners, ordinals, outcomes, codes)
         answer = pa.RecordBatch.from_arrays([pa.array(codes)], schema=ENDED)
@@ -264,10 +267,10 @@ class Transactions:
     def _owned(self, rows: Int64s, ordinals: Int64s, sessions: Int64s, codes: UInt8s) -> Int64s:
         """The rows whose session is of the transaction's group; the others get their code."""
         anonymous = sessions[rows] == OPERATOR
-        codes[rows[anonymous]] = Code.UNKNOWN_SESSION
+        codes[rows[anonymous]] = code.UNKNOWN_SESSION
         rows = rows[~anonymous]
         foreign = self._sessions.groups_of(sessions[rows]) != self.groups_of(ordinals[rows])
-        codes[rows[foreign]] = Code.WRONG_GROUP
+        codes[rows[foreign]] = code.WRONG_GROUP
         owned: Int64s = rows[~foreign]
         return owned
 
@@ -344,9 +347,9 @@ class Transactions:
     def decide_recheck(self, ids: pa.Array) -> Decision:
         """Open parked or undecided transactions anew. Answer: a code a row."""
         ordinals, codes = self.find_ids(ids)
-        rows = np.flatnonzero(codes == Code.OK)
+        rows = np.flatnonzero(codes == code.OK)
         undecided = np.isin(self.column("state", ordinals[rows]), (OPEN, PARKED))
-        codes[rows[~undecided]] = Code.TRANSACTION_DECIDED
+        codes[rows[~undecided]] = code.TRANSACTION_DECIDED
         chosen = np.unique(ordinals[rows[undecided]])
         if not len(chosen):
             return Decision((), codes)
@@ -362,7 +365,7 @@ class Transactions:
         self._count(self.parked, was_parked, -1)
         self._count(self.open, was_parked, 1)
         self.rows["state"][rows] = OPEN
-        self.rows["by"][rows] = DecidedBy.OPERATOR  # so far only that: half_retention no longer counts
+        self.rows["by"][rows] = BY_OPERATOR  # so far only that: half_retention no longer counts
         self.rows["checks"][rows] = 0
         self.rows["due_us"][rows] = time_us
         self._floor = min(self._floor, int(ordinals.min()))
@@ -382,6 +385,19 @@ class Transactions:
             first = self.rows["first"][oldest - self.rows.first]
             times.append(int(self.prepared_us(np.array([first]))[0]) + rules.half_retention_us)
         return min((t for t in times if t is not None), default=None)
+
+    def earliest_us(self, rules: Rules) -> int | None:
+        """:meth:`decide_tick` has nothing to do before this, and perhaps not even then."""
+        times = [self._last_waits.earliest_us()]
+        young = max(self._young, self.rows.first)
+        if young < self.rows.end:
+            first = self.rows["first"][young - self.rows.first : young - self.rows.first + 1]
+            times.append(int(self.prepared_us(first)[0]) + rules.half_retention_us)
+        return min((t for t in times if t is not None), default=None)
+
+    def earliest_check_us(self, group: int) -> int | None:
+        """The group has nothing to be asked before this, and perhaps not even then."""
+        return self._due[group].earliest_us() if self.open.get(group) and group in self._due else None
 
     def oldest_open(self) -> int:
         """The lowest ordinal that is OPEN; ``rows.end`` when none is."""
@@ -405,7 +421,7 @@ class Transactions:
 
     def _open_rows(self, start: int, end: int, *, reopened: bool) -> Bools:
         found: Bools = self.rows["state"][start:end] == OPEN
-        return found if reopened else found & (self.rows["by"][start:end] != DecidedBy.OPERATOR)
+        return found if reopened else found & (self.rows["by"][start:end] != BY_OPERATOR)
 
     # Retention
 
