@@ -107,6 +107,19 @@ def test_an_ack_that_was_applied_and_lost_is_no_refusal(twin, bus):
     assert len(twin.acked["c"]) == 2
 
 
+def test_an_ack_that_was_lost_and_then_came_too_late_is_unknown(twin, bus):
+    """The lease ended meanwhile: by this ack or by time, nobody can say; to call it ok would lose the redelivery."""
+    fill(bus, 2)
+    consumer = bus.consumer("c", ["t"])
+    (batch,) = list(consumer.batches(idle_timeout=0.1))
+    twin._leased.clear()
+    twin.lose(Exchange.SETTLE, applied=False)
+    with pytest.raises(mq.Unknown, match="DISCONNECTED"):
+        batch.ack()
+    assert consumer.refused == 0
+    assert twin.acked["c"] == []
+
+
 def test_close_gives_back_what_was_not_handed_out(twin, bus):
     fill(bus, 2500)
     with bus.consumer("c", ["t"]) as consumer:

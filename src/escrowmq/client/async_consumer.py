@@ -210,7 +210,7 @@ class AsyncConsumer:
             try:
                 await AsyncReceivedBatch(rows, consumption).ack()
             except EscrowError as problem:
-                if problem.code is not Code.LEASE_LOST:
+                if problem.code not in (Code.LEASE_LOST, Code.DISCONNECTED):
                     raise
                 return None  # another consumer has them: at most once
         elif consumption.qos == 2:

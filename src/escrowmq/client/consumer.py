@@ -76,7 +76,8 @@ class ReceivedBatch:
     def ack(self, *, wait: bool = True) -> None:
         """Done with all of them; durable when this returns (with ``wait=False``: sent in the background).
 
-        Raises LEASE_LOST if some of them are being delivered again.
+        Raises LEASE_LOST if some of them are being delivered again, Unknown if that cannot be told: the connection was
+        lost meanwhile, and the lease has ended, by this acknowledgement or by time.
         """
         self._act(Act.ACK, 0, None, wait)
 
@@ -231,7 +232,7 @@ class Consumer:
             try:
                 ReceivedBatch(rows, consumption).ack()
             except EscrowError as problem:
-                if problem.code is not Code.LEASE_LOST:
+                if problem.code not in (Code.LEASE_LOST, Code.DISCONNECTED):
                     raise
                 return None  # another consumer has them: at most once
         elif consumption.qos == 2:

@@ -53,6 +53,9 @@ def lease_runs(delivery: pa.RecordBatch) -> tuple[Any, Any, Any]:
     return leases[first], offsets[first], offsets[last] - offsets[first] + 1
 
 
+_NOT_REFUSED = (Code.OK, Code.DISCONNECTED)
+
+
 class SettlingCodec:
     """Rows (lease, offset, offset delivered before it in the lease or -2, act, delay_us, cause) to SETTLING batches.
 
@@ -85,7 +88,7 @@ class SettlingCodec:
     ) -> list[Code | EscrowError]:
         """A code or an error a row."""
         codes = self.told(answer, resent)[memo].tolist()
-        refused = len(rows) - codes.count(0)
+        refused = sum(code not in _NOT_REFUSED for code in codes)
         if refused:
             with self._lock:
                 self.refused += refused
@@ -93,6 +96,7 @@ class SettlingCodec:
 
     @staticmethod
     def told(answer: pa.RecordBatch, resent: bool) -> npt.NDArray[np.uint8]:
-        """The codes; a LEASE_LOST to what was sent again may be the echo of its own success, and is told as OK."""
+        """The codes. A LEASE_LOST to what was sent again may be the echo of its own success or a real one, so nothing is
+        known: it is told as DISCONNECTED."""
         codes: npt.NDArray[np.uint8] = answer.column(0).to_numpy()
-        return np.where(codes == Code.LEASE_LOST, np.uint8(0), codes) if resent else codes
+        return np.where(codes == Code.LEASE_LOST, np.uint8(Code.DISCONNECTED), codes) if resent else codes

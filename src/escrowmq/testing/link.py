@@ -80,6 +80,7 @@ class TwinLink:
         self._taken: dict[str, int] = defaultdict(int)
         self._returned: dict[str, deque[tuple[str, int, int]]] = defaultdict(deque)
         self._leased: dict[tuple[str, int, int], tuple[str, int, int]] = {}
+        self._settled: set[tuple[str, int, int]] = set()  # acknowledged: by group, lease, offset
         self._subscribed: dict[str, dict[str, Any]] = {}
         self.acked: dict[str, list[tuple[str, int]]] = defaultdict(list)
         self._held: set[Exchange] = set()
@@ -297,13 +298,15 @@ class TwinLink:
                 self._leased.get((group, row["lease"], offset))
                 for offset in range(row["start"], row["start"] + row["count"])
             ]
-            codes.append(Code.OK if any(found) else Code.LEASE_LOST)
+            repeated = row["act"] == Act.ACK and (group, row["lease"], row["start"]) in self._settled
+            codes.append(Code.OK if any(found) or repeated else Code.LEASE_LOST)
             for topic, offset, attempt in filter(None, found):
                 if row["act"] == Act.EXTEND:
                     continue
                 del self._leased[group, row["lease"], offset]
                 if row["act"] == Act.ACK:
                     self.acked[group].append((topic, offset))
+                    self._settled.add((group, row["lease"], offset))
                 else:
                     self._returned[group].append((topic, offset, attempt + 1))
         return pa.RecordBatch.from_pydict({"code": codes}, schema=schemas.ENDED)
