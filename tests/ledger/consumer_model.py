@@ -104,6 +104,13 @@ class Consumer:
             delay_us = min(wait, self.rules.retry_backoff_max_us)
         entry.state, entry.due_us, entry.attempt, entry.lease = "retrying", now + delay_us, entry.attempt + 1, -1
 
+    def times(self) -> list[int]:
+        """When leases end and retries are due."""
+        held = [e for entries in self.entries.values() for e in entries]
+        return [e.due_us for e in held if e.state == "retrying"] + [
+            self.deadlines[e.lease] for e in held if e.state == "leased"
+        ]
+
     def tick(self, now: int) -> None:
         for entries in self.entries.values():
             for entry in entries:
@@ -132,5 +139,5 @@ class Consumer:
         assert sum(map(len, account.values())) == len(states) == len(queues[place])
         for offset, entry in enumerate(self.entries[place]):
             found = states[offset]
-            passed = entry.state == "waiting" and not self.wants(queues[place][offset])
+            passed = entry.state in ("waiting", "expired") and not self.wants(queues[place][offset])
             assert found == entry.state or (passed and found == "filtered"), (place, offset, found, entry)

@@ -51,7 +51,7 @@ rows = st.fixed_dictionaries(
     },
 )
 indexes = st.integers(0, 40)
-pauses = st.sampled_from([0, 1, SECOND - 1, SECOND, 2 * SECOND, 3 * SECOND, 7 * SECOND])
+jumps = st.sampled_from(["no", "a moment", "just before", "due", "due", "long after"])
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -76,6 +76,24 @@ class LedgerMachine(RuleBasedStateMachine):
         for group, instance, transactional in (("g", "a", True), ("h", "a", True), ("p", "a", False)):
             self.open_session(group, instance, transactional)
         self.subscribe("cart", (), "earliest")
+
+    def pass_time(self, jump: str) -> None:
+        """Time that matters: to the next moment at which something is due, or just not to it."""
+        now, model = self.driver.now_us, self.model
+        times = [m.due_us for m in model.waiting]
+        for t in model.transactions.values():
+            if t.state == "open":
+                times += [t.due_us, t.prepared_us + self.ledger_rules.half_retention_us]
+        for consumer in self.consumers.values():
+            times += consumer.times()
+        due = min((at for at in times if at > now), default=now + SECOND)
+        self.driver.now_us = {
+            "no": now,
+            "a moment": now + 1,
+            "just before": due - 1,
+            "due": due,
+            "long after": now + 7 * SECOND,
+        }[jump]
 
     # Producers
 
@@ -122,10 +140,32 @@ class LedgerMachine(RuleBasedStateMachine):
         codes = self.driver.end(session, *pairs, by=by)
         self.model.end(pairs, session, by, self.driver.now_us, codes)
 
+    @rule(count=st.integers(1, 4), data=st.data(), outcome=st.sampled_from([None, *Outcome]), number=indexes)
+    def transaction(self, count, data, outcome, number) -> None:
+        """A whole one: several messages, often in one queue, plain ones between them, and perhaps its end."""
+        fresh = len(self.model.by_id)
+        raw = None
+        for n in range(count):
+            row = {"message_id": f"t{fresh}-{n}", "topic": "orders", "queue": data.draw(st.sampled_from([0, 0, 1]))}
+            if n and data.draw(st.booleans()):
+                self.send([row | {"message_id": f"p{fresh}-{n}", "tag": "red"}], 3)
+            row["transaction"] = raw
+            session = self.session_of(number | 1)
+            answers = self.driver.prepare(session, row)
+            self.model.produce([row], session, True, self.driver.now_us, answers)
+            raw = raw or answers[0]["transaction"]
+            if raw is None:
+                return
+        if outcome is not None:
+            self.ended(self.session_of(number | 1), [(raw, outcome)], DecidedBy.PRODUCER)
+
     @rule(ends=st.lists(st.tuples(indexes, st.sampled_from(Outcome)), min_size=1, max_size=4), number=indexes)
     def end(self, ends, number) -> None:
         pairs = [(self.raw_of(n), outcome) for n, outcome in ends]
-        self.ended(self.session_of(number), pairs, DecidedBy.PRODUCER)
+        if number % 4 == 0:
+            self.ended(number % 3 // 2, pairs, DecidedBy.OPERATOR)
+        else:
+            self.ended(self.session_of(number), pairs, DecidedBy.PRODUCER)
 
     @precondition(lambda self: any(t.state in UNDECIDED for t in self.model.transactions.values()))
     @rule(number=indexes, outcome=st.sampled_from(Outcome), by=st.sampled_from([DecidedBy.PRODUCER, DecidedBy.CHECK]))
@@ -135,32 +175,31 @@ class LedgerMachine(RuleBasedStateMachine):
         owners = [e for e, s in self.model.sessions.items() if s[0] == transaction.group and e not in self.model.fenced]
         self.ended(owners[number % len(owners)], [(transaction.raw, outcome)], by)
 
-    @rule(number=indexes, outcome=st.sampled_from(Outcome), session=st.sampled_from([0, 0, 0, 1]))
-    def settle_by_hand(self, number, outcome, session) -> None:
-        self.ended(session, [(self.raw_of(number), outcome)], DecidedBy.OPERATOR)
-
     # Check-back and time
 
-    @rule(group=groups, limit=st.sampled_from([1, 2, 100]))
-    def ask(self, group, limit) -> None:
+    @rule(group=groups, limit=st.sampled_from([1, 100, 100]), jump=jumps)
+    def ask(self, group, limit, jump) -> None:
+        self.pass_time(jump)
         asked = self.driver.ask(group, limit)
         listed = zip(asked.transactions.tolist(), asked.epochs.tolist(), asked.attempts.tolist(), strict=True)
         self.model.ask(group, limit, self.driver.now_us, list(listed))
 
-    @rule(pause=pauses)
-    def wait(self, pause) -> None:
-        self.driver.now_us += pause
+    @rule(group=groups)
+    def ask_in_vain(self, group) -> None:
+        """All questions of a group that may be put, none answered; then the end of waiting."""
+        for _ in range(self.ledger_rules.check_max + 1):
+            self.pass_time("long after")
+            self.ask(group, 100, "no")
+        self.tick("no")
 
-    @rule(pause=pauses)
-    def tick(self, pause) -> None:
-        self.driver.now_us += pause
-        before = self.driver.ledger.next_position
+    @rule(jump=jumps)
+    def tick(self, jump) -> None:
+        self.pass_time(jump)
         self.driver.tick()
         self.model.tick(self.driver.now_us)
         for consumer in self.consumers.values():
             consumer.tick(self.driver.now_us)
         self.model.next_position = max(self.model.next_position, self.driver.ledger.next_position)
-        assert self.driver.ledger.next_position >= before
 
     @rule(numbers=st.lists(indexes, min_size=1, max_size=3))
     def recheck(self, numbers) -> None:
@@ -168,8 +207,9 @@ class LedgerMachine(RuleBasedStateMachine):
         codes = self.driver.do(Recheck(pa.array(raws, pa.binary(16)))).tolist()
         self.model.recheck(raws, self.driver.now_us, codes)
 
-    @rule(age=st.sampled_from([0, 2, 10, 30]), segment=st.integers(0, 3))
-    def retain(self, age, segment) -> None:
+    @rule(age=st.sampled_from([0, 0, 2, 10]), segment=st.sampled_from([1, 2, 3, 3]), jump=jumps)
+    def retain(self, age, segment, jump) -> None:
+        self.pass_time(jump)
         ledger = self.driver.ledger
         horizon, limit = self.driver.now_us - age * SECOND, ledger.next_position * segment // 3
         position = self.driver.do(Retain(horizon, limit))
@@ -192,8 +232,17 @@ class LedgerMachine(RuleBasedStateMachine):
     def join(self, tags, start) -> None:
         self.subscribe(f"late-{len(self.consumers)}", tags, start)
 
-    @rule(group=indexes, most=st.sampled_from([1, 3, 100]))
-    def receive(self, group, most) -> None:
+    @rule(group=indexes, most=st.sampled_from([1, 3, 100]), jump=jumps, acts=st.lists(st.sampled_from([*Act, None])))
+    def consume(self, group, most, jump, acts) -> None:
+        """Receive and settle, each message in its way; what is left is settled late or never."""
+        self.pass_time(jump)
+        start = len(self.leased)
+        self.receive(group, most)
+        for number, act in enumerate(acts[: len(self.leased) - start]):
+            if act is not None:
+                self.settle(len(self.leased) - 1 - start - number, act, -1)
+
+    def receive(self, group: int, most: int) -> None:
         name, consumer = list(self.consumers.items())[group % len(self.consumers)]
         consumer.meet(self.model.queues)
         leased = self.driver.do(Receive(name, 1, most, LEASE_US))
@@ -221,6 +270,17 @@ class LedgerMachine(RuleBasedStateMachine):
         self.consumers[group].settle(lease, place, offset, act, delay_us, self.driver.now_us, code)
         self.model.next_position = self.driver.ledger.next_position
 
+    @precondition(lambda self: self.lost())
+    @rule(number=indexes, act=st.sampled_from(Act))
+    def settle_what_is_lost(self, number, act) -> None:
+        """I27: a lease that ended does nothing any more."""
+        lost = self.lost()
+        self.settle(lost[number % len(lost)], act, -1)
+
+    def lost(self) -> list[int]:
+        held = [self.consumers[group].entries[place][offset].lease for group, _, place, offset in self.leased]
+        return [len(held) - 1 - n for n, (_, lease, _, _) in enumerate(self.leased) if held[n] != lease]
+
     @precondition(lambda self: any(c.dead() for c in self.consumers.values()))
     @rule(number=indexes, retry=st.booleans())
     def settle_dead(self, number, retry) -> None:
@@ -236,15 +296,11 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def crash_and_replay(self) -> None:
+        """Without a snapshot, and with one."""
         replayed = self.driver.replay()
         assert tables_equal(replayed.snapshot(), self.driver.ledger.snapshot()), "state is the fold of the log (I28)"
-        self.driver.ledger = replayed
-
-    @rule()
-    def restore(self) -> None:
-        snapshot = self.driver.ledger.snapshot()
-        self.driver.ledger = Ledger.restore(self.driver.ledger.shard, snapshot)
-        assert tables_equal(snapshot, self.driver.ledger.snapshot())
+        self.driver.ledger = Ledger.restore(replayed.shard, replayed.snapshot())
+        assert tables_equal(replayed.snapshot(), self.driver.ledger.snapshot())
 
     # What must hold at every step
 
@@ -320,7 +376,7 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         for _ in range(4):
             self.driver.advance(60)
-            self.tick(0)
+            self.tick("no")
             for number, name in enumerate(self.consumers):
                 start = len(self.leased)
                 self.receive(number, 1000)

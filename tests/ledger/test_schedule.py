@@ -74,7 +74,7 @@ class DueIndexMachine(RuleBasedStateMachine):
 
 
 TestDueIndex = DueIndexMachine.TestCase
-TestDueIndex.settings = settings(max_examples=40, stateful_step_count=25)
+TestDueIndex.settings = settings(max_examples=max(40, settings.default.max_examples - 60), stateful_step_count=25)
 
 
 @given(st.lists(st.integers(0, 5)))

@@ -5,7 +5,9 @@ from dataclasses import replace
 from hypothesis import settings
 from ledger_machine import RULES, LedgerMachine
 
-_ROUNDS = settings.default.max_examples // 2  # of the profile
+LONG = settings.default.max_examples > 1000
+ROUNDS = settings.default.max_examples if LONG else 30
+STEPS = settings.default.stateful_step_count if LONG else 30
 
 
 class RollbackMachine(LedgerMachine):
@@ -15,6 +17,6 @@ class RollbackMachine(LedgerMachine):
 
 
 TestLedger = LedgerMachine.TestCase
-TestLedger.settings = settings(max_examples=_ROUNDS)
+TestLedger.settings = settings(max_examples=ROUNDS, stateful_step_count=STEPS)
 TestExhaustedRollback = RollbackMachine.TestCase
-TestExhaustedRollback.settings = settings(max_examples=_ROUNDS // 3)
+TestExhaustedRollback.settings = settings(max_examples=ROUNDS // 3, stateful_step_count=STEPS)

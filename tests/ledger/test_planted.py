@@ -1,0 +1,384 @@
+"""The checks are worth something only if they fail: known bugs, planted one at a time, must each be caught.
+
+``searched`` is a short run of the state machine, ``walked`` the interleavings, otherwise a named test of another file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import test_checkback
+import test_dedup
+import test_delays
+import test_interleavings
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+from ledger_machine import LedgerMachine
+
+from escrowmq.errors import Code
+from escrowmq.ledger import messages, settling, transactions
+from escrowmq.ledger.columns import Columns
+from escrowmq.ledger.commands import Decision
+from escrowmq.ledger.decisions import COMMITTED, OPEN, PARKED, ROLLED_BACK
+from escrowmq.ledger.dedup import Dedup
+from escrowmq.ledger.delays import Delays
+from escrowmq.ledger.groups import Groups
+from escrowmq.ledger.ledger import Ledger
+from escrowmq.ledger.queues import QueueIndex
+from escrowmq.ledger.sessions import Sessions
+from escrowmq.ledger.transactions import Transactions
+from escrowmq.model import COMMIT, DecidedBy, Outcome, TransactionId
+from escrowmq.schemas import Kind
+from escrowmq.testing.ledgers import LedgerDriver
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+Check = Callable[[], object]
+PLANTED: dict[str, tuple[Plant, Check]] = {}
+CAUGHT = (AssertionError, KeyError, IndexError, ValueError, TypeError)
+
+
+def searched() -> None:
+    quick = settings(
+        max_examples=80,
+        stateful_step_count=25,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(LedgerMachine, settings=quick)
+
+
+def walked() -> None:
+    for first in reversed(test_interleavings.BEGINNINGS[1:]):
+        test_interleavings.walk(3, first)
+
+
+def planted(check: Check) -> Callable[[Plant], Plant]:
+    def register(plant: Plant) -> Plant:
+        PLANTED[plant.__name__] = (plant, check)
+        return plant
+
+    return register
+
+
+# Decisions
+
+
+@planted(walked)
+def apply_a_commit_twice(monkeypatch):
+    real = Ledger._acts[Kind.DECIDED]
+
+    def twice(ledger, batch, position, time_us):
+        real(ledger, batch, position, time_us)
+        committed = batch.column("transaction").to_numpy()[batch.column("state").to_numpy() == COMMITTED]
+        _, positions, queue_ids, tags = ledger.transactions.messages_of(ledger.transactions.find(committed))
+        ledger._place(positions, queue_ids, tags, np.zeros(len(positions), np.int64), time_us)
+
+    monkeypatch.setitem(Ledger._acts, Kind.DECIDED, twice)
+
+
+def answers(monkeypatch, state: int, outcome: Outcome, code: Code) -> None:
+    changed = transactions.ANSWER.copy()
+    changed[state, outcome] = code
+    monkeypatch.setattr(transactions, "ANSWER", changed)
+
+
+@planted(walked)
+def accept_the_opposite_decision(monkeypatch):
+    def careless(self, command, rules):
+        outcomes = command.batch.column("outcome").to_numpy()
+        ordinals, _ = self.find_ids(command.batch.column("transaction"))
+        state = self.rows["state"]
+        turned = [
+            o - self.rows.first
+            for o, outcome in zip(ordinals.tolist(), outcomes.tolist(), strict=True)
+            if o >= 0 and outcome and state[o - self.rows.first] in (COMMITTED, ROLLED_BACK)
+        ]
+        before = state[turned].copy()
+        state[turned] = OPEN
+        try:
+            return real(self, command, rules)
+        finally:
+            state[turned] = before
+
+    real = Transactions.decide_end
+    monkeypatch.setattr(Transactions, "decide_end", careless)
+
+
+@planted(walked)
+def say_ok_to_the_opposite_decision(monkeypatch):
+    answers(monkeypatch, COMMITTED, Outcome.ROLLBACK, Code.ALREADY_COMMITTED)
+
+
+@planted(walked)
+def refuse_a_late_decision_of_what_is_parked(monkeypatch):
+    def decide_end(self, command, rules):
+        ordinals, _ = self.find_ids(command.batch.column("transaction"))
+        if (ordinals >= 0).all() and (self.column("state", ordinals) == PARKED).all():
+            return Decision((), pa.RecordBatch.from_pydict({"code": np.full(len(ordinals), Code.EXPIRED, np.uint8)}))
+        return real(self, command, rules)
+
+    real = Transactions.decide_end
+    monkeypatch.setattr(Transactions, "decide_end", decide_end)
+
+
+@planted(walked)
+def ignore_the_epoch_in_an_id(monkeypatch):
+    def find_ids(self, ids):
+        _, codes = real(self, ids)
+        raw = np.frombuffer(ids.buffers()[1], transactions.TRANSACTION_ID_DTYPE, len(ids), 16 * ids.offset)
+        by_position = self.find(raw["position"].astype(np.int64))
+        codes[by_position >= 0] = Code.OK
+        return by_position, codes
+
+    real = Transactions.find_ids
+    monkeypatch.setattr(Transactions, "find_ids", find_ids)
+    monkeypatch.setitem(test_interleavings.ACTS, "another epoch", _commit_of_another_epoch)
+
+
+def _commit_of_another_epoch(world) -> None:
+    right = TransactionId.from_bytes(world.raw(1))
+    pair = (bytes(TransactionId(right.shard, right.epoch + 7, right.position)), COMMIT)
+    session = world.session("a")
+    codes = world.driver.end(session, pair)
+    world.model.end([pair], session, DecidedBy.PRODUCER, world.driver.now_us, codes)
+
+
+@planted(walked)
+def let_any_group_decide(monkeypatch):
+    monkeypatch.setattr(Transactions, "_owned", lambda self, rows, ordinals, sessions, codes: rows)
+
+
+@planted(walked)
+def let_a_fenced_session_act(monkeypatch):
+    def check_one(self, epoch, transactional, rules):
+        code = real(self, epoch, transactional, rules)
+        return Code.OK if code == Code.FENCED else code
+
+    real = Sessions._check_one
+    monkeypatch.setattr(Sessions, "_check_one", check_one)
+
+
+@planted(walked)
+def make_half_messages_visible(monkeypatch):
+    real = Ledger._acts[Kind.HALF]
+
+    def visible(ledger, batch, position, time_us):
+        real(ledger, batch, position, time_us)
+        for row, queue_id in enumerate(batch.column("queue_id").to_pylist()):
+            ledger.topics.queues[queue_id].append(np.array([position + row]), 0, time_us)
+
+    monkeypatch.setitem(Ledger._acts, Kind.HALF, visible)
+
+
+@planted(walked)
+def publish_what_is_rolled_back(monkeypatch):
+    def apply_decided(self, batch):
+        real(self, batch)
+        return self.messages_of(self.find(batch.column("transaction").to_numpy()))
+
+    real = Transactions.apply_decided
+    monkeypatch.setattr(Transactions, "apply_decided", apply_decided)
+
+
+@planted(searched)
+def publish_only_the_first_message_of_a_transaction(monkeypatch):
+    def messages_of(self, ordinals):
+        names = ("first", "queue_id", "tag")
+        return (np.arange(len(ordinals)), *(self.column(name, ordinals) for name in names))
+
+    monkeypatch.setattr(Transactions, "messages_of", messages_of)
+
+
+@planted(searched)
+def decide_and_change_at_once(monkeypatch):
+    def decide_recheck(self, ids):
+        decision = real(self, ids)
+        for event in decision.events:
+            self.rows["checks"][self.find(event.batch.column("transaction").to_numpy()) - self.rows.first] = 0
+        return Decision((), decision.answer)
+
+    real = Transactions.decide_recheck
+    monkeypatch.setattr(Transactions, "decide_recheck", decide_recheck)
+
+
+# Check-back
+
+
+@planted(walked)
+def count_checks_in_memory_only(monkeypatch):
+    def decide_ask(self, command, now_us):
+        decision = real(self, command, now_us)
+        for event in decision.events:
+            self.apply_checked(event.batch, now_us, test_interleavings.RULES)
+        return Decision((), decision.answer)
+
+    real = Transactions.decide_ask
+    monkeypatch.setattr(Transactions, "decide_ask", decide_ask)
+
+
+@planted(walked)
+def do_not_count_checks(monkeypatch):
+    def apply_checked(self, batch, time_us, rules):
+        real(self, batch, time_us, rules)
+        self.rows["checks"][self.find(batch.column("transaction").to_numpy()) - self.rows.first] -= 1
+
+    real = Transactions.apply_checked
+    monkeypatch.setattr(Transactions, "apply_checked", apply_checked)
+
+
+@planted(walked)
+def ask_the_decided(monkeypatch):
+    def alive(self, ordinals, due_us, *, last=False):
+        rows = ordinals - self.rows.first
+        return (self.rows["due_us"][rows] == due_us) & ((self.rows["checks"][rows] >= self._check_max) == last)
+
+    monkeypatch.setattr(Transactions, "_alive", alive)
+
+
+@planted(walked)
+def ask_once_too_often(monkeypatch):
+    def more(real):
+        return lambda self, *arguments: real(
+            self, *arguments[:-1], dataclasses.replace(arguments[-1], check_max=arguments[-1].check_max + 1)
+        )
+
+    monkeypatch.setattr(Transactions, "apply_rules", more(Transactions.apply_rules))
+    monkeypatch.setattr(Transactions, "apply_checked", more(Transactions.apply_checked))
+
+
+@planted(lambda: test_checkback.test_i36_ages_do_not_look_at_the_clients_clock(LedgerDriver()))
+def take_ages_from_the_clients_clock(monkeypatch):
+    def by_birth(batch, *arguments):
+        made = real(batch, *arguments)
+        columns = dict(zip(made.schema.names, made.columns, strict=True))
+        columns["due_us"] = pa.array(made.column("born_us").to_numpy() + 6_000_000)
+        return pa.RecordBatch.from_arrays(list(columns.values()), schema=made.schema)
+
+    real = messages._stored
+    monkeypatch.setattr(messages, "_stored", by_birth)
+
+
+# Identity
+
+
+@planted(lambda: test_dedup.test_window_edge_is_inside(LedgerDriver()))
+def forget_ids_one_moment_early(monkeypatch):
+    def forget(self, time_us, rules):
+        oldest = time_us - rules.dedup_window_us + 1
+        gone = int(np.searchsorted(self._runs["time_us"], oldest, side="left"))
+        for ordinal in range(self._runs.first, self._runs.first + gone):
+            row = ordinal - self._runs.first
+            self._by_instance[int(self._runs["instance"][row])].remove((int(self._runs["sequence"][row]), ordinal))
+        self._runs.trim(self._runs.first + gone)
+
+    monkeypatch.setattr(Dedup, "_forget", forget)
+
+
+@planted(test_dedup.test_i9_against_a_dict)
+def forget_the_last_id_of_a_run(monkeypatch):
+    def find_run(self, known, sequence, out):
+        real(self, known, sequence, out)
+        for first, ordinal in known:
+            last = first + int(self._runs["count"][ordinal - self._runs.first]) - 1
+            if sequence <= last < sequence + len(out):
+                out[last - sequence] = -1
+
+    real = Dedup._find_run
+    monkeypatch.setattr(Dedup, "_find_run", find_run)
+
+
+@planted(walked)
+def forget_ids_in_a_crash(monkeypatch):
+    monkeypatch.setattr(Dedup, "restore", lambda self, tables: self._runs.load(tables["dedup"]))
+
+
+# Offsets and time
+
+
+@planted(searched)
+def reuse_offsets_after_retention(monkeypatch):
+    def trim_below(self, position):
+        below = np.flatnonzero(self._entries["position"] < position)
+        if len(below):
+            kept = self._entries["position"][below[-1] + 1 :].copy()
+            tags = self._entries["tag"][below[-1] + 1 :].copy()
+            self._entries = Columns({"position": np.int64, "tag": np.int32})
+            self._entries.extend(len(kept), position=kept, tag=tags)
+
+    monkeypatch.setattr(QueueIndex, "trim_below", trim_below)
+
+
+@planted(searched)
+def drop_what_is_undecided_and_young(monkeypatch):
+    monkeypatch.setattr(Transactions, "expire", lambda self, visible_us, limit: (limit, []))
+
+
+@planted(lambda: test_delays.test_i21_not_before_its_time_and_then_at_the_next_tick(LedgerDriver()))
+def release_delayed_messages_early(monkeypatch):
+    real = Delays.decide_release
+    monkeypatch.setattr(Delays, "decide_release", lambda self, now_us, limit: real(self, now_us + 1, limit))
+
+
+@planted(lambda: test_delays.test_delay_and_transaction_commit_first(LedgerDriver()))
+def forget_the_delay_at_the_commit(monkeypatch):
+    monkeypatch.setattr(Transactions, "visible_us", lambda self, positions: np.zeros(len(positions), np.int64))
+
+
+@planted(searched)
+def let_something_stand_between_two_messages_of_a_transaction(monkeypatch):
+    def messages_of(self, ordinals):
+        index, positions, queue_ids, tags = real(self, ordinals)
+        order = np.argsort(positions)[::-1]
+        return index[order], positions[order], queue_ids[order], tags[order]
+
+    real = Transactions.messages_of
+    monkeypatch.setattr(Transactions, "messages_of", messages_of)
+
+
+# Consumers
+
+
+@planted(searched)
+def accept_a_lost_lease(monkeypatch):
+    monkeypatch.setattr(settling, "_nothing_pending", lambda mask, a, b, if_acked: Code.OK)
+
+
+@planted(searched)
+def forget_acks(monkeypatch):
+    monkeypatch.setitem(Groups._acts, Kind.ACKED, lambda self, batch, time_us, topics, rules: None)
+
+
+@planted(searched)
+def deliver_for_ever(monkeypatch):
+    def settler(self, group, rules, now_us):
+        made = real(self, group, rules, now_us)
+        made.max_attempts += 1
+        return made
+
+    real = Groups._settling
+    monkeypatch.setattr(Groups, "_settling", settler)
+
+
+# The tests
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_every_planted_bug_is_caught(name, monkeypatch):
+    plant, check = PLANTED[name]
+    plant(monkeypatch)
+    with pytest.raises(CAUGHT):
+        check()
+
+
+def test_without_a_planted_bug_nothing_is_caught():
+    walked()
+    test_dedup.test_window_edge_is_inside(LedgerDriver())
+    test_checkback.test_i36_ages_do_not_look_at_the_clients_clock(LedgerDriver())
