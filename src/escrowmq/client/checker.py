@@ -59,6 +59,7 @@ class CheckLoop:
             self._thread.join(5.0)
 
     def _run(self) -> None:
+        told: Code | None = None  # a broker that is away is worth one line, not one a try
         while not self._closing.is_set():
             try:
                 number = self._session.open(True)
@@ -66,9 +67,12 @@ class CheckLoop:
             except EscrowError as problem:
                 if self._closing.is_set() or problem.code is Code.CLOSED:
                     return
-                _log.warning("cannot listen for checks at %s: %s", self._session.link.address, problem)
+                if problem.code is not told:
+                    _log.warning("cannot listen for checks at %s: %s", self._session.link.address, problem)
+                    told = problem.code
                 self._closing.wait(WATCH_SECONDS)
                 continue
+            told = None
             self.listening.set()
             while not stream.broken and not self._closing.wait(WATCH_SECONDS):
                 pass
