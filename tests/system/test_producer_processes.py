@@ -1,0 +1,147 @@
+"""Producers as processes of their own: whoever of the group is left is asked; nobody there costs no attempt."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from load import QUICK, Broker, eventually
+
+import escrowmq as mq
+
+PROGRAM = """
+import json, sys, threading
+import escrowmq as mq
+
+url, instance, outcome, act = sys.argv[1:]
+
+def tell(**facts):
+    print(json.dumps(facts), flush=True)
+
+with mq.connect(url) as bus:
+    producer = bus.producer("shop", instance=instance)
+
+    @producer.checker
+    def decide(check):
+        tell(asked=str(check.transaction_id), attempt=check.attempt, bodies=[m.body.decode() for m in check.messages])
+        return mq.Outcome[outcome]
+
+    assert producer.wait_until_listening()
+    if act == "prepare":
+        txn = producer.transaction()
+        txn.send("orders", b"order 1", key="o-1")
+        txn.send("points", b"points for order 1", key="o-1")
+        tell(prepared=str(txn.id))
+    else:
+        tell(listening=instance)
+    threading.Event().wait()
+"""
+
+
+class Producer:
+    """One producer process; it speaks in JSON lines."""
+
+    def __init__(self, url: str, instance: str, outcome: str, act: str) -> None:
+        command = [sys.executable, "-c", PROGRAM, url, instance, outcome, act]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def hear(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the producer ended with {self.process.wait()}"
+        heard: dict[str, Any] = json.loads(line)
+        return heard
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    with Broker(tmp_path / "data", **QUICK) as broker:
+        yield broker
+
+
+@pytest.fixture
+def admin(broker: Broker) -> Iterator[mq.Admin]:
+    with mq.connect(broker.url) as bus:
+        yield bus.admin
+
+
+def state(admin: mq.Admin, transaction: str) -> dict[str, Any]:
+    return admin.transaction(transaction)
+
+
+def members(admin: mq.Admin) -> int:
+    return sum(group["members"] for group in admin.producers() if group["group"] == "shop")
+
+
+def test_the_sender_is_killed_and_another_of_its_group_settles(broker: Broker, admin: mq.Admin) -> None:
+    sender = Producer(broker.url, "one", "UNKNOWN", "prepare")
+    prepared = sender.hear()["prepared"]
+    sender.kill()
+    assert state(admin, prepared)["state"] == "open"
+    other = Producer(broker.url, "two", "COMMIT", "listen")
+    try:
+        assert other.hear() == {"listening": "two"}
+        question = other.hear()
+        assert question["asked"] == prepared
+        assert question["bodies"] == ["order 1", "points for order 1"]
+        eventually("it is committed", lambda: state(admin, prepared)["state"] == "committed")
+    finally:
+        other.kill()
+    for topic, body in (("orders", b"order 1"), ("points", b"points for order 1")):
+        assert admin.read(topic).read_all().column("body").to_pylist() == [body]
+
+
+def test_nobody_there_spends_no_attempt_and_who_comes_later_is_asked(broker: Broker, admin: mq.Admin) -> None:
+    sender = Producer(broker.url, "one", "UNKNOWN", "prepare")
+    prepared = sender.hear()["prepared"]
+    sender.kill()
+    eventually("the broker notices", lambda: members(admin) == 0)
+    spent = state(admin, prepared)["checks"]
+    assert spent <= 1  # the sender may have been asked before it died
+    # Well past check_max intervals; another transaction's life is the clock.
+    with mq.connect(broker.url) as bus:
+        clock = bus.producer("clock", checker=lambda check: mq.UNKNOWN)
+        ticking = clock.prepare("ticks", b"").transaction_id
+        eventually("time passes", lambda: admin.transaction(ticking)["state"] == "parked")
+    assert state(admin, prepared)["checks"] == spent
+    assert state(admin, prepared)["state"] == "open"
+    late = Producer(broker.url, "three", "ROLLBACK", "listen")
+    try:
+        late.hear()
+        assert late.hear()["attempt"] == spent + 1
+        eventually("it is rolled back", lambda: state(admin, prepared)["state"] == "rolled_back")
+    finally:
+        late.kill()
+    assert admin.read("orders").read_all().num_rows == 0
+
+
+def test_a_broker_killed_between_questions_goes_on_counting(broker: Broker, admin: mq.Admin) -> None:
+    silent = Producer(broker.url, "one", "UNKNOWN", "prepare")
+    try:
+        prepared = silent.hear()["prepared"]
+        attempts = []
+        while len(attempts) < QUICK["check_max"]:
+            heard = silent.hear()
+            assert heard["asked"] == prepared
+            attempts.append(heard["attempt"])
+            broker.kill()
+            broker.start()
+            if heard["attempt"] == QUICK["check_max"]:
+                break
+        assert attempts == sorted(set(attempts)), "no attempt is asked twice"
+        assert attempts[-1] <= QUICK["check_max"]
+        eventually("it is parked", lambda: state(admin, prepared)["state"] == "parked")
+        assert state(admin, prepared)["checks"] == QUICK["check_max"]
+    finally:
+        silent.kill()
