@@ -12,5 +12,5 @@ from escrowmq.pipeline.session import local_session
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    with local_session("tests", cores=2, small=True) as session:
+    with local_session("tests", cores=2, rows=1000) as session:
         yield session

@@ -9,6 +9,7 @@ import json
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -150,33 +151,40 @@ TABLES = [
 ID = "700005"
 
 
-@pytest.mark.parametrize(("database", "table", "amount"), TABLES)
-def test_every_edit_by_hand_names_exactly_its_id(
-    spark: SparkSession, folder: Path, database: str, table: str, amount: str
-) -> None:
-    """Four edits of four orders at once, in one database; each must be named as what it is, and nothing else."""
-    edit(folder, database, f"DELETE FROM {table} WHERE order_id = ?", "700001")
-    edit(folder, database, f"INSERT INTO {table} SELECT * FROM {table} WHERE order_id = ?", "700003")
-    edit(folder, database, f"UPDATE {table} SET {amount} = {amount} + 1 WHERE order_id = ?", ID)
-    edit(folder, database, f"INSERT INTO {table} (order_id, {amount}) VALUES ('by-hand', 5)")
+def kept_ids() -> list[str]:
+    return [o["order_id"] for o in generate_orders(ORDERS, seed=3).to_pylist() if not o["cancelled"]]
+
+
+def test_every_edit_by_hand_names_exactly_its_id(spark: SparkSession, folder: Path) -> None:
+    """Four edits in each of the three databases, of another order each: each is named as what it is, and nothing else."""
+    ids = iter(kept_ids())
+    wanted = set()
+    for database, table, amount in TABLES:
+        gone, twice, changed, added = next(ids), next(ids), next(ids), f"by-hand-in-{database}"
+        edit(folder, database, f"DELETE FROM {table} WHERE order_id = ?", gone)
+        edit(folder, database, f"INSERT INTO {table} SELECT * FROM {table} WHERE order_id = ?", twice)
+        edit(folder, database, f"UPDATE {table} SET {amount} = {amount} + 1 WHERE order_id = ?", changed)
+        edit(folder, database, f"INSERT INTO {table} (order_id, {amount}) VALUES (?, 5)", added)
+        wanted |= {("lost", gone), ("repeated", twice), ("altered", changed), ("leaked", added)}
     verdict = judge(spark, folder)
-    assert named(verdict) == {("lost", "700001"), ("repeated", "700003"), ("altered", ID), ("leaked", "by-hand")}
-    assert (verdict.lost, verdict.repeated, verdict.altered, verdict.leaked) == (1, 1, 1, 1)
+    assert named(verdict) == wanted
+    assert (verdict.lost, verdict.repeated, verdict.altered, verdict.leaked) == (3, 3, 3, 3)
     assert not verdict.agrees
 
 
-@pytest.mark.parametrize(("database", "table", "amount"), TABLES)
-def test_every_column_is_guarded(spark: SparkSession, folder: Path, database: str, table: str, amount: str) -> None:
+def test_every_column_is_guarded(spark: SparkSession, folder: Path) -> None:
     """One column of one order each: a letter more in a text, a text in a number."""
-    connection = sqlite3.connect(folder / database)
-    columns = [row[0] for row in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))]
-    ids = [row[0] for row in connection.execute(f"SELECT order_id FROM {table}")]
-    changed = dict(zip([c for c in columns if c != "order_id"], ids, strict=False))
-    for column, identity in changed.items():
-        connection.execute(f"UPDATE {table} SET {column} = {column} || 'x' WHERE order_id = ?", (identity,))
-    connection.commit()
-    connection.close()
-    assert named(judge(spark, folder)) == {("altered", identity) for identity in changed.values()}
+    ids = iter(kept_ids())
+    changed = set()
+    for database, table, _ in TABLES:
+        with closing(sqlite3.connect(folder / database)) as connection:
+            columns = [row[0] for row in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))]
+        for column in columns:
+            if column != "order_id":
+                changed.add(identity := next(ids))
+                edit(folder, database, f"UPDATE {table} SET {column} = {column} || 'x' WHERE order_id = ?", identity)
+    assert len(changed) == 8 + 4 + 3
+    assert named(judge(spark, folder)) == {("altered", identity) for identity in changed}
 
 
 ODD_EDITS = [
@@ -194,9 +202,8 @@ ODD_EDITS = [
 
 def test_odd_edits(spark: SparkSession, folder: Path) -> None:
     """One of another order each, ids and marks among them; all are named, and nothing else but the new ids."""
-    kept = [o["order_id"] for o in generate_orders(ORDERS, seed=3).to_pylist() if not o["cancelled"]]
     wanted = {("leaked", "other"), ("leaked", "new"), ("lost", "late")}
-    for (database, statement, kinds), identity in zip(ODD_EDITS, kept, strict=False):
+    for (database, statement, kinds), identity in zip(ODD_EDITS, kept_ids(), strict=False):
         edit(folder, database, statement, identity)
         wanted |= {(kind, identity) for kind in kinds}
     edit(folder, "cart.db", "INSERT INTO trans_recv_log VALUES ('cart', 'ff', 'new')")

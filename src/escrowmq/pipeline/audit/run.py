@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 MOST_FINDINGS = 500
 """Findings that are named; all are counted."""
 
-SMALL_ROWS = 60_000
-"""A log of fewer messages is audited by a small session."""
-
 
 def run(
     folder: Path,
@@ -50,7 +47,7 @@ def run(
         rows = export_log(manifest, log)
         if spark is None:
             tell("starting Spark")
-            spark = stack.enter_context(local_session("escrowmq audit", small=rows < SMALL_ROWS))
+            spark = stack.enter_context(local_session("escrowmq audit", rows=rows))
         tell("comparing by id and content")
         events = Events.read(folder / manifest.events if manifest.events else None)
         verdict, pictures = audit(manifest, Readings(spark, manifest, log), events)
