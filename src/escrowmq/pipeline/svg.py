@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 WIDTH, HEIGHT = 960, 300
-LEFT, RIGHT, TOP, BOTTOM = 64, 20, 34, 46
+LEFT, RIGHT, TOP, BOTTOM = 92, 20, 34, 46
 """Pixels around the plotting area of a chart."""
 
 
