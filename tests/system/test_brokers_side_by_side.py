@@ -63,11 +63,11 @@ def test_one_of_two_is_killed_and_comes_back_under_load(pair: tuple[Broker, Brok
         for thread in (*readers, *writers):
             thread.start()
         for broker in pair:
-            progress(history, 150)
+            progress(history, 80)
             broker.kill()
             history.add("monkey", Act.KILL, Kind.OK)
             broker.start()
-        progress(history, 150)
+        progress(history, 80)
         for writer in writers:
             writer.stopping.set()
         for writer in writers:
