@@ -36,6 +36,8 @@ SETTINGS = {
     "check_interval": 1.0,
     "lease_seconds": 5.0,
     "retry_backoff": 0.1,
+    # A broker that is killed is back as soon as it has replayed what came after its last snapshot.
+    "snapshot_bytes": 4 << 20,
 }
 LOOK_SECONDS = 0.2
 """How often the broker is asked what is still undecided, once all orders are placed."""
