@@ -84,7 +84,9 @@ class _Judge:
             if identity in half:
                 demand(identity in stored, f"I1: the half message told to be at {row['position']} is not")
                 position = TransactionId.from_bytes(row["transaction"]).position
-                demand(position in self.transactions, f"I1: the transaction at {position} is lost")
+                demand(
+                    position in self.transactions or position < self.floor, f"I1: the transaction at {position} is lost"
+                )
             elif row["offset"] >= self._head(identity, row):
                 demand(self.visible.get(identity) == row["position"], f"I1: the message at {row['position']} is lost")
                 demand(self.places[row["position"]][1] == row["offset"], "I17: a message's offset changed")

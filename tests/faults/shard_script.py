@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 from shard_world import Violation, World
 
@@ -113,5 +114,11 @@ def effects(w: World) -> Effects:
         group: sorted({w.memory.ids[position].hex() for g, _, _, position in w.memory.delivered if g == group})
         for group in ("cart", "points")
     }
-    dead = {g: len(w.ledger.groups.dead_letters(g, w.ledger.topics, 100)) for g in ("cart", "points")}
+    dead = {group: _dead(w, group) for group in ("cart", "points")}
     return {"got": got, "dead": dead, "decided": {n: c.name for n, c in sorted(w.memory.decided.items())}}
+
+
+def _dead(w: World, group: str) -> list[str]:
+    letters = w.ledger.groups.dead_letters(group, w.ledger.topics, 100)
+    at = np.array([letter["position"] for letter in letters], np.int64)
+    return sorted(i.hex() for i in w.log.read(at).column("message_id").to_pylist()) if letters else []
