@@ -18,6 +18,7 @@ import test_interleavings
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from ledger_machine import LedgerMachine
+from test_groups_rules import TestExpiry as expiry
 
 from escrowmq.errors import Code
 from escrowmq.ledger import messages, settling, transactions
@@ -32,7 +33,7 @@ from escrowmq.ledger.queues import QueueIndex
 from escrowmq.ledger.sessions import Sessions
 from escrowmq.ledger.transactions import Transactions
 from escrowmq.model import COMMIT, DecidedBy, Outcome, TransactionId
-from escrowmq.schemas import Kind
+from escrowmq.schemas import TRANSACTION_ID_DTYPE, Kind
 from escrowmq.testing.ledgers import LedgerDriver
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -133,7 +134,7 @@ def refuse_a_late_decision_of_what_is_parked(monkeypatch):
 def ignore_the_epoch_in_an_id(monkeypatch):
     def find_ids(self, ids):
         _, codes = real(self, ids)
-        raw = np.frombuffer(ids.buffers()[1], transactions.TRANSACTION_ID_DTYPE, len(ids), 16 * ids.offset)
+        raw = np.frombuffer(ids.buffers()[1], TRANSACTION_ID_DTYPE, len(ids), 16 * ids.offset)
         by_position = self.find(raw["position"].astype(np.int64))
         codes[by_position >= 0] = Code.OK
         return by_position, codes
@@ -346,7 +347,7 @@ def let_something_stand_between_two_messages_of_a_transaction(monkeypatch):
 # Consumers
 
 
-@planted(searched)
+@planted(lambda: expiry().test_an_expired_lease_comes_back_and_its_late_ack_is_refused())
 def accept_a_lost_lease(monkeypatch):
     monkeypatch.setattr(settling, "_nothing_pending", lambda mask, a, b, if_acked: Code.OK)
 
@@ -379,6 +380,7 @@ def test_every_planted_bug_is_caught(name, monkeypatch):
 
 
 def test_without_a_planted_bug_nothing_is_caught():
-    walked()
+    test_interleavings.walk(2, test_interleavings.BEGINNINGS[1])
+    expiry().test_an_expired_lease_comes_back_and_its_late_ack_is_refused()
     test_dedup.test_window_edge_is_inside(LedgerDriver())
     test_checkback.test_i36_ages_do_not_look_at_the_clients_clock(LedgerDriver())
