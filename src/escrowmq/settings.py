@@ -80,6 +80,9 @@ class BrokerSettings:
     snapshot_bytes: int = _setting(
         256 << 20, BYTES, "log written since the last snapshot before the next; bounds restart time", least=1 << 12
     )
+    snapshot_frames: int = _setting(
+        20_000, COUNT, "frames written since the last snapshot before the next; small ones replay no faster", least=1
+    )
 
     # Limits: checked where data enters
     max_body_bytes: int = _setting(4 << 20, BYTES, "one message; a reader must be able to hold several", least=1)

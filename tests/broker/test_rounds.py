@@ -302,3 +302,23 @@ def test_stopping_finishes_what_waits_and_refuses_what_comes():
     late = bench.engine.submit(send(0, {}))
     assert late.exception(timeout=0).code == Code.SHARD_STOPPED
     bench.engine.stop()
+
+
+def test_many_small_frames_bring_a_snapshot_too():
+    bench = Bench(snapshot_frames=40)
+    for _ in range(60):
+        bench.do(send(0, {"topic": "t", "body": b"x"}))
+    bench.engine.upkeep.finish()
+    assert any(name.endswith(".snapshot") for name in bench.disk.list())
+
+
+def test_a_snapshot_of_another_version_is_passed_over_while_the_frames_are_there(monkeypatch):
+    """I29, I32"""
+    bench = Bench()
+    bench.do(send(0, {"topic": "t", "body": b"x"}))
+    monkeypatch.setattr("escrowmq.ledger.ledger.FORMAT", 99)
+    bench.restart()
+    monkeypatch.undo()
+    before = bench.engine.shard.ledger.snapshot()["queue_entries"]
+    bench.restart(clean=False)
+    assert bench.engine.shard.ledger.snapshot()["queue_entries"].equals(before)

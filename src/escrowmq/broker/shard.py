@@ -73,7 +73,7 @@ class Shard:
         self._clock = clock
         self._dirty = False
         self._headroom = min(HEADROOM, settings.segment_bytes // 16)
-        self._snapshot_bytes = 0
+        self._snapshot_bytes = self._snapshot_sequence = 0
         self.ledger = self._recover()
         self.time_us = 0
         self.begin()
@@ -81,14 +81,21 @@ class Shard:
         self.flush()
 
     def _recover(self) -> Ledger:
-        """The newest snapshot, then every frame after it."""
+        """The newest snapshot, then every frame after it. A snapshot that this version does not know is a cache that is
+        of no use; but where frames before it have left the log, it is Corrupt(NEWER_FORMAT)."""
         snapshot = self.log.load_snapshot()
+        if snapshot is not None and not Ledger.can_restore(snapshot.tables):
+            if self.log.first_position > 0:
+                raise error(Code.NEWER_FORMAT, "the ledger's snapshot is of another version")
+            logger.warning("the ledger's snapshot is of another version; replaying the whole log")
+            snapshot = None
         ledger = Ledger(self.log.shard)
         self._floor_us = self.log.last_time_us
         if snapshot is not None:
             ledger = Ledger.restore(self.log.shard, snapshot.tables)
             self._floor_us = max(self._floor_us, snapshot.time_us)
             self._snapshot_bytes = sum(table.nbytes for table in snapshot.tables.values())
+            self._snapshot_sequence = snapshot.sequence
         for frame in self.log.frames(snapshot.sequence if snapshot else 0):
             ledger.apply(frame.kind, frame.batch, frame.position, frame.time_us)
         return ledger
@@ -266,13 +273,19 @@ class Shard:
     # Upkeep
 
     def snapshot_due(self) -> bool:
-        """Whether enough was written since the last snapshot: a fixed amount, and 20 times what a snapshot takes."""
-        return self.log.bytes_since_snapshot() >= max(self.settings.snapshot_bytes, 20 * self._snapshot_bytes)
+        """Whether enough was written since the last snapshot: a fixed amount, and 20 times what a snapshot takes; or many
+        frames, which take as long to replay when they are small, and twice what a snapshot takes."""
+        written = self.log.bytes_since_snapshot()
+        frames = self.log.next_sequence - self._snapshot_sequence
+        return written >= max(self.settings.snapshot_bytes, 20 * self._snapshot_bytes) or (
+            frames >= self.settings.snapshot_frames and written >= 2 * self._snapshot_bytes
+        )
 
     def take_snapshot(self) -> Snapshot:
         """The state as of the last sync; call between rounds. Saving it may happen on another thread."""
         tables = self.ledger.snapshot()
         self._snapshot_bytes = sum(table.nbytes for table in tables.values())
+        self._snapshot_sequence = self.log.next_sequence
         return Snapshot(self.log.next_sequence, self.log.next_position, self._floor_us, tables)
 
     def save(self, snapshot: Snapshot) -> None:

@@ -49,6 +49,9 @@ from escrowmq.ledger.topics import Topics
 from escrowmq.ledger.transactions import Transactions
 from escrowmq.schemas import STORED, Kind
 
+FORMAT = 1
+"""Of snapshots. Another one is not read: the frames are, or, where they left with retention, the log is refused."""
+
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 
@@ -245,6 +248,7 @@ class Ledger:
     def snapshot(self) -> dict[str, pa.Table]:
         """The whole state as Arrow tables (copies: they may be written while the ledger goes on)."""
         scalars = {
+            "format": FORMAT,
             "next_position": self.next_position,
             "trimmed_position": self.trimmed_position,
             "last_time_us": self.last_time_us,
@@ -255,6 +259,11 @@ class Ledger:
         for part in (self.topics, self.sessions, self.dedup, self.delays, self.transactions, self.groups):
             tables |= part.snapshot()
         return tables
+
+    @staticmethod
+    def can_restore(tables: dict[str, pa.Table]) -> bool:
+        """Whether this version knows the snapshot's format."""
+        return bool(json.loads(tables["ledger"]["state"][0].as_py()).get("format") == FORMAT)
 
     @classmethod
     def restore(cls, shard: int, tables: dict[str, pa.Table]) -> Ledger:
