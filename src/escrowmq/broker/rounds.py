@@ -34,12 +34,12 @@ class Request:
     command: Command
     future: Future[Any] = field(default_factory=Future)
     early: bool = False
+    size: int = field(init=False)
+    """Bytes that it holds while it waits; counted once, because Arrow walks every buffer for it."""
 
-    @property
-    def size(self) -> int:
-        """Bytes that it holds while it waits."""
+    def __post_init__(self) -> None:
         batch = getattr(self.command, "batch", None)
-        return SMALLEST_REQUEST if batch is None else SMALLEST_REQUEST + int(batch.nbytes)
+        self.size = SMALLEST_REQUEST if batch is None else SMALLEST_REQUEST + int(batch.nbytes)
 
     def answer(self, value: Any) -> None:
         """Give the caller its answer, or an error if ``value`` is one; a caller who left is no problem."""
@@ -94,7 +94,7 @@ def arrange(requests: Sequence[Request]) -> list[Work]:
     size = rows = 0
     for request in ordered:
         batch = getattr(request.command, "batch", None)
-        bytes_, count = (batch.nbytes, batch.num_rows) if batch is not None else (0, 0)
+        bytes_, count = (request.size, batch.num_rows) if batch is not None else (0, 0)
         if run and _mergeable(run[-1], request) and size + bytes_ <= MERGE_BYTES and rows + count <= MERGE_ROWS:
             run.append(request)
             size, rows = size + bytes_, rows + count
