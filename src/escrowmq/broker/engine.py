@@ -24,7 +24,7 @@ from escrowmq.broker.committer import Committer
 from escrowmq.broker.rounds import Look, Request, Waiting
 from escrowmq.broker.shard import Shard, microseconds
 from escrowmq.broker.upkeep import Upkeep
-from escrowmq.errors import Code, EscrowError, Rejected, error
+from escrowmq.errors import Code, EscrowError, error
 from escrowmq.ledger.commands import AskChecks, Asked, Command, Leased, Receive, Tick
 from escrowmq.ledger.listings import messages_of
 from escrowmq.log.seam import CommitLog
@@ -246,7 +246,7 @@ class Engine:
             if isinstance(answer, EscrowError) or len(answer.leases) or receive.until_us <= now:
                 pairs.append((receive, answer))
             else:
-                self._parked.setdefault(_group(receive), deque()).append(receive)
+                self._parked.setdefault(receive.group, deque()).append(receive)
         for group, line in list(self._parked.items()):
             kept: deque[Waiting] = deque()
             ready = self.shard.ledger.has_work(group, now)
@@ -368,10 +368,3 @@ class Engine:
             self.log.close(clean=clean)
         except (EscrowError, OSError) as problem:
             logger.warning("closing the log: %s", problem)
-
-
-def _group(receive: Waiting) -> str:
-    command = receive.command
-    if not isinstance(command, Receive):  # pragma: no cover - Engine.receive is the only maker
-        raise Rejected(Code.BAD_REQUEST)
-    return command.group

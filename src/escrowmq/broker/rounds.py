@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.errors import EscrowError
-from escrowmq.ledger.commands import Command, End, Prepare, Send, Settle
+from escrowmq.ledger.commands import Command, End, Prepare, Receive, Send, Settle
 
 MERGE_BYTES = 1 << 20
 MERGE_ROWS = 32_768
@@ -65,6 +65,12 @@ class Waiting(Request):
     """A receive that may wait: parked until there is something, ``until_us`` passes or the caller is gone."""
 
     until_us: int = 0
+
+    @property
+    def group(self) -> str:
+        """The consumer group that waits."""
+        assert isinstance(self.command, Receive)  # Engine.receive is the only maker
+        return self.command.group
 
 
 @dataclass(slots=True)
