@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,9 @@ import typer
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.printing import notice, print_json_line
 from escrowmq.settings import BrokerSettings
+
+SWITCH_SECONDS = 0.001
+"""How long a thread of the broker may keep the interpreter from another that has a request or an answer in hand."""
 
 
 def serve(
@@ -46,6 +50,7 @@ def serve(
             metrics_at = f", metrics at {ready['metrics']}" if ready["metrics"] else ""
             notice(f"serving {ready['folder']} at {ready['url']}{metrics_at}; Ctrl-C stops it")
 
+    sys.setswitchinterval(SWITCH_SECONDS)
     status = run(
         folder,
         listen=listen,
