@@ -322,3 +322,27 @@ def test_a_snapshot_of_another_version_is_passed_over_while_the_frames_are_there
     before = bench.engine.shard.ledger.snapshot()["queue_entries"]
     bench.restart(clean=False)
     assert bench.engine.shard.ledger.snapshot()["queue_entries"].equals(before)
+
+
+def test_receives_of_a_group_are_served_in_the_order_in_which_they_were_asked():
+    """I20: a consumer with several receives under way must not be given a later message first."""
+    bench = Bench()
+    bench.subscribe(topic="t")
+    first = bench.engine.receive(Receive("c", 1, 1, 1_000_000), 60_000_000)
+    bench.engine.step()  # it waits
+    bench.do(send(0, *({"topic": "t", "queue": 0, "body": b"%d" % n} for n in range(2))))
+    second = bench.engine.receive(Receive("c", 1, 1, 1_000_000), 60_000_000)
+    bench.engine.step()
+    assert [f.result(timeout=0).offsets.tolist() for f in (first, second)] == [[0], [1]]
+
+
+def test_a_receive_that_arrives_with_the_message_does_not_overtake_one_that_waits():
+    """I20"""
+    bench = Bench()
+    bench.subscribe(topic="t")
+    first = bench.engine.receive(Receive("c", 1, 1, 1_000_000), 60_000_000)
+    bench.engine.step()
+    bench.engine.submit(send(0, *({"topic": "t", "queue": 0, "body": b"%d" % n} for n in range(2))))
+    second = bench.engine.receive(Receive("c", 1, 1, 1_000_000), 60_000_000)
+    bench.engine.step()
+    assert [f.result(timeout=0).offsets.tolist() for f in (first, second)] == [[0], [1]]

@@ -239,21 +239,19 @@ class Engine:
     # Receives
 
     def _serve(self, receives: list[Waiting], now: int) -> Pairs:
-        """Give new and parked receives what there is; park or end the others."""
+        """Give receives what there is, the longest waiting first, so that a member with several under way gets its
+        messages in the order in which it asked (I20); park or end the others."""
         pairs: Pairs = []
+        fresh = set(map(id, receives))  # these are tried in any case: they may ask for what does not exist
         for receive in receives:
-            answer = self._lease(receive)
-            if isinstance(answer, EscrowError) or len(answer.leases) or receive.until_us <= now:
-                pairs.append((receive, answer))
-            else:
-                self._parked.setdefault(receive.group, deque()).append(receive)
+            self._parked.setdefault(receive.group, deque()).append(receive)
         for group, line in list(self._parked.items()):
             kept: deque[Waiting] = deque()
             ready = self.shard.ledger.has_work(group, now)
             for receive in line:
                 if receive.future.cancelled():
                     continue
-                if ready:
+                if ready or id(receive) in fresh:
                     answer = self._lease(receive)
                     if isinstance(answer, EscrowError) or len(answer.leases):
                         pairs.append((receive, answer))

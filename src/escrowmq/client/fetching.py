@@ -49,6 +49,9 @@ class Fetcher:
         self._asking = [False] * len(links)
         self._resting = [False] * len(links)
         self._polls: set[Future[pa.RecordBatch]] = set()
+        # Answers are handed out in the order of their questions: a broker leases in that order, but large batches are
+        # read and sent beside each other, and a consumer must not see a later message first (I20).
+        self._order: list[deque[Future[pa.RecordBatch]]] = [deque() for _ in links]
         self._started = False
         self._closed = False
 
@@ -103,7 +106,7 @@ class Fetcher:
             self._asking[number] = True
         while True:
             with self._lock:
-                full = self._asked[number] + self._buffered[number] >= self._ahead
+                full = len(self._order[number]) + self._buffered[number] >= self._ahead
                 if self._closed or full or self._resting[number]:
                     self._asking[number] = False
                     return
@@ -111,6 +114,7 @@ class Fetcher:
             future = self._links[number].exchange(Exchange.RECEIVE, _NO_ROWS, dict(self._options))
             with self._lock:
                 self._polls.add(future)
+                self._order[number].append(future)
                 withdraw = self._closed
             future.add_done_callback(partial(self._came, number))
             if withdraw:
@@ -123,19 +127,28 @@ class Fetcher:
             self._polls.discard(done)
             if problem is None:
                 self._backoff[number] = FIRST_BACKOFF
-                batch = done.result()
-                if batch.num_rows:
-                    self._ready.append((number, batch))
-                    self._buffered[number] += 1
             elif isinstance(problem, EscrowError) and problem.code in (Code.DISCONNECTED, Code.TIMED_OUT):
                 self._rest(number)
             elif not self._closed:
                 # A refusal: the caller gets it, and may go on, so ask again after a pause.
                 self._ready.append(problem if isinstance(problem, EscrowError) else Unknown(Code.CLOSED, repr(problem)))
                 self._rest(number)
+            self._hand_out(number)
             self._changed.notify_all()
         self._arrived()
         self._ask(number)
+
+    def _hand_out(self, number: int) -> None:
+        """Make ready what has come and was asked for before anything that has not."""
+        order = self._order[number]
+        while order and order[0].done():
+            first = order.popleft()
+            if first.cancelled() or first.exception() is not None:
+                continue
+            batch = first.result()
+            if batch.num_rows:
+                self._ready.append((number, batch))
+                self._buffered[number] += 1
 
     def _rest(self, number: int) -> None:
         if not self._resting[number] and not self._closed:
