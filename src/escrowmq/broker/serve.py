@@ -23,6 +23,8 @@ from escrowmq.settings import BrokerSettings
 
 logger = logging.getLogger(__name__)
 
+WAKE_SECONDS = 0.2
+
 STOPPED_BY_FAULT = 1
 """Exit code when the shard stopped by a failed write or sync."""
 
@@ -70,7 +72,10 @@ def serve(
                     "epoch": engine.log.epoch,
                 }
             )
-            stopping.wait()
+            # Never for ever: the system may hand a signal to a thread of Flight's, and Python then runs the handler only when
+            # this thread wakes by itself.
+            while not stopping.wait(WAKE_SECONDS):
+                pass
         finally:
             logger.info("stopping")
             engine.stop()
