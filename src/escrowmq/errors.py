@@ -53,6 +53,7 @@ class Code(IntEnum):
 
     # Fenced: someone newer took over.
     FENCED = 64
+    LATE_COMMIT = 65
 
     # Overloaded: come back later.
     DISK_FULL = 80
@@ -78,6 +79,10 @@ class Code(IntEnum):
     FOLDER_IN_USE = 132
     NOT_A_DATA_FOLDER = 133
     WRONG_SHARD = 134
+    NO_TABLES = 135
+    SCHEMA_VERSION = 136
+    NO_TRANSACTION = 137
+    MISSING_PACKAGE = 138
 
     # Denied.
     DENIED = 144
@@ -239,6 +244,11 @@ _TABLE: dict[Code, tuple[type[EscrowError], str, str]] = {
         "a newer session of the same producer instance took over",
         "stop this process, or give it another instance name",
     ),
+    Code.LATE_COMMIT: (
+        Fenced,
+        "the check-back already answered that this transaction rolled back",
+        "roll the local transaction back and do the work again in a new one",
+    ),
     Code.DISK_FULL: (Overloaded, "the broker's disk is full", "free space; no restart is needed"),
     Code.TOO_MANY_OPEN: (
         Overloaded,
@@ -284,5 +294,21 @@ _TABLE: dict[Code, tuple[type[EscrowError], str, str]] = {
         "the transaction lives on another broker",
         "a transaction stays on the broker that took its prepare",
     ),
+    Code.NO_TABLES: (
+        Misuse,
+        "the database has no EscrowMQ tables",
+        "create them with `escrowmq outbox migrate --database-url URL` or outbox.migrate(engine)",
+    ),
+    Code.SCHEMA_VERSION: (
+        Misuse,
+        "the tables are of another schema version",
+        "run `escrowmq outbox migrate`, or upgrade escrowmq if the tables are newer",
+    ),
+    Code.NO_TRANSACTION: (
+        Misuse,
+        "the session has no transaction that could hold this",
+        "use a session that commits (not AUTOCOMMIT) and has not failed; roll a failed one back first",
+    ),
+    Code.MISSING_PACKAGE: (Misuse, "a package that this needs is not installed", "install the extra that is named"),
     Code.DENIED: (Denied, "no right to do this", ""),
 }

@@ -1,0 +1,171 @@
+"""The tables, for SQLite, PostgreSQL and MariaDB/MySQL alike. ``migrations.py`` makes and upgrades them.
+
+Units: times are ``BIGINT`` microseconds since 1970 (UTC); ids are 16 raw bytes. Names are fixed; another PostgreSQL schema is
+chosen the SQLAlchemy way (``schema_translate_map``, or ``search_path``).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql, postgresql
+
+SCHEMA_VERSION = 1
+"""The version of this file; stored in ``trans_schema``."""
+
+LANES = 64
+"""Messages are spread over this many lanes by their key (stable hash; without a key by turns). A lane has one relay at a
+time, which is how several relays at once keep the order of every key."""
+
+ID = (
+    sa.LargeBinary(16).with_variant(mysql.BINARY(16), "mysql", "mariadb").with_variant(postgresql.BYTEA(), "postgresql")
+)
+BODY = sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+BIG = sa.BigInteger()
+COUNTED = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+"""Of a primary key that the database counts up; SQLite does so for INTEGER only."""
+NAME = sa.String(127).with_variant(mysql.VARCHAR(127, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
+TEXT = sa.Text().with_variant(mysql.MEDIUMTEXT(charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
+KEY = sa.Text().with_variant(mysql.VARCHAR(1024, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
+
+
+class State(IntEnum):
+    """Where a row of ``trans_message`` stands."""
+
+    PENDING = 0
+    """To be sent, now or at ``due_us``."""
+    SENT = 1
+    """The target's receipt is durable; kept for the consumer's callback, or for ``keep``."""
+    DONE = 2
+    """The consumer's callback came."""
+    WAITING = 3
+    """Attempts ran out: a person decides."""
+    DISCARDED = 4
+    """A person decided that it is not to be sent."""
+
+
+class Reason(IntEnum):
+    """What a row of ``trans_barrier`` stands for."""
+
+    COMMITTED = 1
+    ROLLED_BACK = 2
+
+
+metadata = sa.MetaData()
+
+trans_schema = sa.Table(
+    "trans_schema",
+    metadata,
+    sa.Column("one", sa.SmallInteger, primary_key=True, autoincrement=False),  # always 1: the table has one row
+    sa.Column("version", sa.Integer, nullable=False),
+)
+
+trans_message = sa.Table(
+    "trans_message",
+    metadata,
+    sa.Column("seq", COUNTED, primary_key=True, autoincrement=True),  # taken before the commit: never page by it
+    sa.Column("id", ID, nullable=False, unique=True),
+    sa.Column("lane", sa.SmallInteger, nullable=False),
+    sa.Column("state", sa.SmallInteger, nullable=False),
+    sa.Column("topic", NAME, nullable=False),
+    sa.Column("key", KEY),
+    sa.Column("tag", KEY),
+    sa.Column("properties", TEXT),  # a JSON object of texts
+    sa.Column("body", BODY, nullable=False),
+    sa.Column("delay_us", BIG, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("due_us", BIG, nullable=False),  # 0: at once
+    sa.Column("created_us", BIG, nullable=False),
+    sa.Column("sent_us", BIG),
+    sa.Column("done_us", BIG),
+    sa.Column("error", TEXT),
+)
+
+trans_lane = sa.Table(
+    "trans_lane",
+    metadata,
+    sa.Column("lane", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("owner", NAME),
+    sa.Column("epoch", BIG, nullable=False),
+    sa.Column("leased_until_us", BIG, nullable=False),  # by the database's clock
+)
+
+trans_recv_log = sa.Table(
+    "trans_recv_log",
+    metadata,
+    sa.Column("consumer_group", NAME, primary_key=True),
+    sa.Column("message_id", ID, primary_key=True),
+    sa.Column("seen_us", BIG, nullable=False),
+)
+
+trans_recv_offset = sa.Table(
+    "trans_recv_offset",
+    metadata,
+    sa.Column("consumer_group", NAME, primary_key=True),
+    sa.Column("topic", NAME, primary_key=True),
+    sa.Column("shard", BIG, primary_key=True, autoincrement=False),
+    sa.Column("queue", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("stride", sa.Integer, primary_key=True, autoincrement=False),  # 1: the whole queue
+    sa.Column("part", sa.Integer, primary_key=True, autoincrement=False),  # offsets with offset % stride = part
+    sa.Column("next_offset", BIG, nullable=False),  # always the next one, never the last
+    sa.Column("epoch", BIG, nullable=False),  # of the consumer that may move it
+)
+
+trans_barrier = sa.Table(
+    "trans_barrier",
+    metadata,
+    sa.Column("transaction_id", ID, primary_key=True),
+    sa.Column("branch", NAME, primary_key=True),
+    sa.Column("reason", sa.SmallInteger, nullable=False),
+    sa.Column("decided_us", BIG, nullable=False),
+)
+
+trans_prepared = sa.Table(
+    "trans_prepared",
+    metadata,
+    sa.Column("consumer_group", NAME, primary_key=True),
+    sa.Column("message_id", ID, primary_key=True),
+    sa.Column("topic", NAME, nullable=False),
+    sa.Column("key", KEY),
+    sa.Column("tag", KEY),
+    sa.Column("properties", TEXT),
+    sa.Column("body", BODY, nullable=False),
+    sa.Column("prepared_us", BIG, nullable=False),
+)
+
+trans_driven = sa.Table(
+    "trans_driven",
+    metadata,
+    sa.Column("id", ID, primary_key=True),
+    sa.Column("producer_group", NAME, nullable=False),
+    sa.Column("state", sa.SmallInteger, nullable=False),  # outbox/modes/driven.py has the table of states
+    sa.Column("shard", BIG),  # of the broker that took the prepare: a transaction never moves
+    sa.Column("transaction_id", ID),
+    sa.Column("topic", NAME, nullable=False),
+    sa.Column("key", KEY),
+    sa.Column("tag", KEY),
+    sa.Column("properties", TEXT),
+    sa.Column("body", BODY, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("created_us", BIG, nullable=False),
+)
+
+
+def _on(*names: str) -> Any:
+    return lambda ddl, target, bind, dialect, **_: dialect.name in names
+
+
+_PENDING = trans_message.c.state == State.PENDING.value
+sa.Index(
+    "trans_message_pending",
+    trans_message.c.lane,
+    trans_message.c.seq,
+    postgresql_where=_PENDING,
+    sqlite_where=_PENDING,
+).ddl_if(callable_=_on("postgresql", "sqlite"))
+sa.Index("trans_message_by_state", trans_message.c.state, trans_message.c.lane, trans_message.c.seq).ddl_if(
+    callable_=_on("mysql", "mariadb")
+)
+sa.Index("trans_driven_by_group", trans_driven.c.producer_group, trans_driven.c.state)
