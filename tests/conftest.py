@@ -1,6 +1,15 @@
-"""What all tests share: how Hypothesis searches, and that tests with a Java runtime run in one process, one JVM."""
+"""What all tests share: how Hypothesis searches, which tests share a process, and real servers to test against.
 
+Servers are started when the first test of a process asks for them. A server that this machine does not have: its tests are skipped,
+and fail where ``CI`` is set.
+"""
+
+import contextlib
+import importlib
 import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,18 +20,111 @@ settings.register_profile("here", deadline=None, print_blob=True, suppress_healt
 settings.register_profile("ci", parent=settings.get_profile("here"), derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
-WITH_SPARK = ("tests/pipeline/", "tests/demo/")
+SPARK = ("tests/pipeline/", "tests/demo/", "tests/spark/")
+HEAVY = ("kafka", "rabbitmq")
+"""Servers that cost seconds to start: tests that have one of these names in theirs share a process, and so the server."""
 
 
-class OneJvm(LoadScopeScheduling):
-    """Tests go one by one to whichever process is free, but those with Spark all to the same: a second JVM costs more
-    than it brings."""
+class OneOfEach(LoadScopeScheduling):
+    """Tests go one by one to whichever process is free, but those with Spark all to the same (a second JVM costs more than
+    it brings), and so those of each heavy server."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "spark" if nodeid.startswith(WITH_SPARK) else nodeid
+        if nodeid.startswith(SPARK):
+            return "spark"
+        return next((server for server in HEAVY if server in nodeid.lower()), nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneJvm:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneOfEach:
     """How ``pytest -n`` shares tests out."""
-    return OneJvm(config, log)
+    return OneOfEach(config, log)
+
+
+@contextlib.contextmanager
+def served(name: str, folder: Path) -> Iterator[str]:
+    """The URL of a server of :mod:`escrowmq.testing.servers`."""
+    from escrowmq.testing.servers.seam import Absent
+
+    module = importlib.import_module(f"escrowmq.testing.servers.{name}")
+    with contextlib.ExitStack() as stack:
+        try:
+            url: str = stack.enter_context(module.running(folder))
+        except Absent as absent:
+            if os.environ.get("CI"):
+                pytest.fail(str(absent))
+            pytest.skip(str(absent))
+        yield url
+
+
+@pytest.fixture(scope="session")
+def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with served("postgres", tmp_path_factory.mktemp("postgres")) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def mariadb_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with served("mariadb", tmp_path_factory.mktemp("mariadb")) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with served("redis", tmp_path_factory.mktemp("redis")) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with served("rabbitmq", tmp_path_factory.mktemp("rabbitmq")) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def kafka_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with served("kafka", tmp_path_factory.mktemp("kafka")) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def fresh_database(server_url: str) -> Iterator[str]:
+    """The URL of an empty database inside a running PostgreSQL or MariaDB; it is dropped afterwards."""
+    import sqlalchemy as sa
+
+    name = f"test_{uuid.uuid4().hex[:16]}"
+    server = sa.create_engine(server_url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
+    postgres = server.dialect.name == "postgresql"
+    with server.connect() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+    try:
+        yield sa.make_url(server_url).set(database=name).render_as_string(hide_password=False)
+    finally:
+        with server.connect() as connection:
+            if not postgres:  # a transaction that a test left open would block the drop
+                left = sa.text("SELECT id FROM information_schema.processlist WHERE db = :name")
+                for (thread,) in connection.execute(left, {"name": name}).all():
+                    with contextlib.suppress(sa.exc.DBAPIError):
+                        connection.exec_driver_sql(f"KILL {thread}")
+            connection.exec_driver_sql(f"DROP DATABASE {name}" + (" WITH (FORCE)" if postgres else ""))
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The SQLAlchemy URL of a fresh, empty database; every test that asks for it runs on all three."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'database.db'}"
+        return
+    server = request.getfixturevalue("postgres_url" if request.param == "postgresql" else "mariadb_url")
+    with fresh_database(server) as url:
+        yield url
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Any]:
+    """A SQLAlchemy engine over :func:`database_url`."""
+    import sqlalchemy as sa
+
+    made = sa.create_engine(database_url)
+    yield made
+    made.dispose()

@@ -1,0 +1,184 @@
+"""One server process of ours: started under a user that it accepts, waited for, paused, killed, restarted, always stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+START_SECONDS = 120.0
+"""Patience for a start: generous, since two cores may be shared with a whole test suite."""
+STOP_SECONDS = 30.0
+
+
+def free_port() -> int:
+    """A loopback port that nobody listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def accepts(port: int, say: bytes = b"", hear: bytes = b"") -> bool:
+    """Whether the port takes a connection and, told ``say``, begins its answer with a byte out of ``hear``."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=2) as connection:
+            connection.sendall(say)
+            if not hear:
+                return True
+            answer = connection.recv(5)
+            return bool(answer) and answer[-1] in hear
+    except OSError:
+        return False
+
+
+@dataclass
+class Server:
+    """A server of ours: ``url`` is what clients take. Its process can be paused, killed and started again."""
+
+    url: str
+    command: Sequence[str]
+    ready: Callable[[int], bool]
+    """Whether the process of this pid answers."""
+    log: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    user: str | None = None
+    """Run as this user (we are root); None: as we are."""
+    stop_signal: int = signal.SIGTERM
+    _process: subprocess.Popen[bytes] | None = None
+    _killed: bool = False
+
+    @property
+    def pid(self) -> int:
+        """Of the running process; raises RuntimeError when it does not run."""
+        if self._process is None:
+            raise RuntimeError("the server is not running")
+        return self._process.pid
+
+    def start(self, patience: float = START_SECONDS) -> None:
+        """Start and wait until it answers; raises RuntimeError with the end of its log when it does not."""
+        deadline = time.monotonic() + patience
+        self._process = self._launch()
+        while not self.ready(self._process.pid):
+            time.sleep(0.02)
+            dead = self._process.poll() is not None
+            if dead and self._killed and time.monotonic() < deadline:
+                self._process = self._launch()  # children of the killed one may still hold what it needs
+            elif dead or time.monotonic() > deadline:
+                self.stop()
+                raise RuntimeError(f"{self.command[0]} did not start:\n{self.log.read_text(errors='replace')[-4000:]}")
+        self._killed = False
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                dying_with_us(self.command, self.stop_signal),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd="/",
+                env={**os.environ, **self.environment},
+                **as_user(self.user),
+            )
+
+    def stop(self) -> None:
+        """Stop it in its own way; by force after :data:`STOP_SECONDS`. Does nothing when it does not run."""
+        process = self._process
+        if process is None:
+            return
+        if process.poll() is None:
+            self.resume()
+            process.send_signal(self.stop_signal)
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        process.wait()
+        self._process = None
+
+    def kill(self) -> None:
+        """``kill -9``, as a crash would."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            self._killed = True
+
+    def pause(self) -> None:
+        """Stop its clock: connections stay open and nobody answers (SIGSTOP)."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on after :meth:`pause`."""
+        os.kill(self.pid, signal.SIGCONT)
+
+
+def dying_with_us(command: Sequence[str], stop_signal: int) -> list[str]:
+    """``command``, told by the kernel to stop when this process dies in a way that runs no cleanup (Linux)."""
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", signal.Signals(stop_signal).name[3:], *command] if setpriv else list(command)
+
+
+def as_user(user: str | None) -> dict[str, Any]:
+    """Arguments for :mod:`subprocess` that run a command as ``user``."""
+    if user is None:
+        return {}
+    entry = pwd.getpwnam(user)
+    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+
+
+def run(command: Sequence[str], *, user: str | None = None, environment: Mapping[str, str] | None = None) -> None:
+    """Run a tool to its end; raises RuntimeError with what it printed when it fails."""
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **(environment or {})},
+        cwd="/",
+        check=False,
+        **as_user(user),
+    )
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed:\n{done.stdout.decode(errors='replace')[-4000:]}")
+
+
+@contextlib.contextmanager
+def folder_for(user: str | None, folder: Path) -> Iterator[Path]:
+    """A folder that ``user`` owns: ``folder`` itself, or one beside it in the system's temporary folder when a parent of
+    ``folder`` is closed to that user (pytest's are); that one is removed afterwards."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if user is None:
+        yield folder
+        return
+    entry = pwd.getpwnam(user)
+    if all(parent.stat().st_mode & 0o001 for parent in folder.resolve().parents):
+        os.chown(folder, entry.pw_uid, entry.pw_gid)
+        yield folder
+        return
+    elsewhere = Path(tempfile.mkdtemp(prefix=f"escrowmq-{user}-"))
+    try:
+        os.chown(elsewhere, entry.pw_uid, entry.pw_gid)
+        yield elsewhere
+    finally:
+        shutil.rmtree(elsewhere, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def started(server: Server) -> Iterator[Server]:
+    """``server``, running, and stopped at the end whatever happens."""
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
