@@ -138,6 +138,7 @@ class Kind(IntEnum):
     DEAD_SETTLED = 17
     EXTENDED = 18
     TRIMMED = 19
+    BATCH_DECIDED = 20
 
 
 _STORED = _schema(
@@ -205,6 +206,14 @@ STORED: dict[Kind, pa.Schema] = {
     ),
     Kind.EXTENDED: _schema(("lease", pa.int64()), ("deadline_us", pa.int64())),
     Kind.TRIMMED: _schema(("position", pa.int64()), ("visible_us", pa.int64())),
+    Kind.BATCH_DECIDED: _schema(
+        ("transaction", pa.int64()),  # -1: the batch has none
+        ("state", pa.uint8()),
+        ("decided_by", pa.uint8()),
+        ("epoch", pa.uint32()),
+        ("writer", ID),  # the same in every row, as is batch
+        ("batch", pa.int64()),
+    ),
 }
 """The schema of each kind of frame, version 1 (see log/FORMAT.md)."""
 

@@ -23,6 +23,8 @@ The actions, with their requests and answers (JSON; ids as printed text, times i
 | transactions.show | id | the transaction, messages [...], timeline [{time_us, event, ...}] |
 | transactions.settle | ids, outcome ("commit", "rollback") | codes [name] |
 | transactions.recheck | ids | codes [name] |
+| writers.commit | writer (any text), batch, transactions [id], session | status (COMMITTED, ALREADY_COMMITTED), last, rolled_back |
+| writers.show | writer | batch (the last decided one, or null) |
 | dead_letters.list | group, limit?, after? | dead_letters [{topic, queue, offset, attempts, cause, dead_us, key, tag, message_id}] |
 | dead_letters.settle | group, items [{topic, queue, offset}] or all, act ("retry", "discard") | codes [name] |
 | lookup | message_id? or key?, topic?, limit? | messages [{..., state, body_base64}] |

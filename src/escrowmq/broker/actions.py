@@ -15,6 +15,7 @@ from escrowmq.broker.lookups import find_messages, show_transaction
 from escrowmq.broker.requests import MAX_IDS, Fields, transaction_id
 from escrowmq.errors import Code, error
 from escrowmq.ledger.commands import (
+    CommitBatch,
     CreateTopic,
     End,
     OpenSession,
@@ -163,12 +164,30 @@ def recheck(engine: Engine, fields: Fields) -> Json:
     return _codes(engine.submit(Recheck(_ids(fields))).result())
 
 
-def _ids(fields: Fields) -> pa.Array:
-    return pa.array([bytes(transaction_id(text)) for text in fields.list("ids", str)], ID)
+def _ids(fields: Fields, name: str = "ids") -> pa.Array:
+    return pa.array([bytes(transaction_id(text)) for text in fields.list(name, str)], ID)
 
 
 def _codes(codes: Any) -> Json:
     return {"codes": [Code(code).name for code in codes.tolist()]}
+
+
+def commit_batch(engine: Engine, fields: Fields) -> Json:
+    """Commit the transactions of one batch of a writer, once."""
+    command = CommitBatch(
+        message_id(fields.text("writer")),
+        fields.integer("batch"),
+        _ids(fields, "transactions"),
+        fields.integer("session", least=1, most=(1 << 32) - 1),
+    )
+    answer: Json = engine.submit(command).result()
+    return answer
+
+
+def show_writer(engine: Engine, fields: Fields) -> Json:
+    """The last decided batch of a writer."""
+    writer = message_id(fields.text("writer"))
+    return {"batch": engine.look(lambda: engine.shard.ledger.writers.last(writer)).result()}
 
 
 def list_dead_letters(engine: Engine, fields: Fields) -> Json:
@@ -234,6 +253,8 @@ ACTIONS: dict[str, Callable[[Engine, Fields], Json]] = {
     "transactions.show": show,
     "transactions.settle": settle_transactions,
     "transactions.recheck": recheck,
+    "writers.commit": commit_batch,
+    "writers.show": show_writer,
     "dead_letters.list": list_dead_letters,
     "dead_letters.settle": settle_dead_letters,
     "lookup": lookup,

@@ -233,7 +233,7 @@ class Engine:
         return asks
 
     def _on_event(self, kind: Kind, batch: pa.RecordBatch) -> None:
-        if kind in (Kind.DECIDED, Kind.PARKED):
+        if kind in (Kind.DECIDED, Kind.BATCH_DECIDED, Kind.PARKED):
             self.members.settled(batch.column("transaction").to_numpy())
 
     # Receives

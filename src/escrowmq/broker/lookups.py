@@ -48,11 +48,11 @@ def _timeline(engine: Engine, identity: TransactionId, positions: Int64s, end: i
         {"time_us": int(time), "event": "prepared", "messages": int((times == time).sum())} for time in np.unique(times)
     ]
     asked = 0
-    for frame in engine.log.frames_at(identity.position, [*_TURNS, Kind.DECIDED], end):
+    for frame in engine.log.frames_at(identity.position, [*_TURNS, Kind.DECIDED, Kind.BATCH_DECIDED], end):
         at = np.flatnonzero(frame.batch.column("transaction").to_numpy() == identity.position)
         for row in at.tolist():
             event: dict[str, Any] = {"time_us": frame.time_us, "position": frame.position + row}
-            if frame.kind == Kind.DECIDED:
+            if frame.kind not in _TURNS:
                 event["event"] = TransactionState(frame.batch.column("state")[row].as_py()).name.lower()
                 event["by"] = DecidedBy(frame.batch.column("decided_by")[row].as_py()).name.lower()
                 event["session"] = frame.batch.column("epoch")[row].as_py()

@@ -45,6 +45,7 @@ METRICS: tuple[MetricSpec, ...] = (
     # What it holds.
     MetricSpec("delayed_messages", GAUGE, "messages whose time has not come", "delayed_waiting"),
     MetricSpec("dedup_runs", GAUGE, "runs of message ids remembered for de-duplication", "dedup_runs"),
+    MetricSpec("writers", GAUGE, "writers of numbered batches (Spark queries) remembered", "writers"),
     MetricSpec("topics", GAUGE, "topics", "topics"),
     MetricSpec("producer_groups", GAUGE, "producer groups", "producer_groups"),
     # How it works.

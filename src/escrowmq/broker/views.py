@@ -7,7 +7,7 @@ start at all, means from the first that is stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -153,8 +153,8 @@ def _dead_letters(engine: Engine, group: str) -> Iterator[pa.RecordBatch]:
     return batches()
 
 
-def _frames(engine: Engine, kind: Kind, fields: Fields) -> Iterator[tuple[Int64s, pa.RecordBatch, int]]:
-    """Rows of one kind by position: positions, rows, time; from ``start`` to ``end`` or to what is durable now."""
+def _frames(engine: Engine, kinds: Sequence[Kind], fields: Fields) -> Iterator[tuple[Int64s, pa.RecordBatch, int]]:
+    """Rows of some kinds by position: positions, rows, time; from ``start`` to ``end`` or to what is durable now."""
     start, end = fields.integer("start", None), fields.integer("end", None)
     first, durable = engine.log.first_position, engine.look(lambda: engine.log.next_position).result()
     if start is None or (start == 0 and end is None):
@@ -166,7 +166,7 @@ def _frames(engine: Engine, kind: Kind, fields: Fields) -> Iterator[tuple[Int64s
     def rows() -> Iterator[tuple[Int64s, pa.RecordBatch, int]]:
         if start >= end:
             return
-        for frame in engine.log.frames_at(start, [kind], end):
+        for frame in engine.log.frames_at(start, kinds, end):
             low, high = max(start - frame.position, 0), min(end - frame.position, frame.batch.num_rows)
             for at in range(low, high, ROWS):
                 size = min(ROWS, high - at)
@@ -177,7 +177,7 @@ def _frames(engine: Engine, kind: Kind, fields: Fields) -> Iterator[tuple[Int64s
 
 
 def _halves(engine: Engine, fields: Fields) -> Iterator[pa.RecordBatch]:
-    rows = _frames(engine, Kind.HALF, fields)
+    rows = _frames(engine, [Kind.HALF], fields)
 
     def batches() -> Iterator[pa.RecordBatch]:
         for positions, stored, time_us in rows:
@@ -203,10 +203,13 @@ def _halves(engine: Engine, fields: Fields) -> Iterator[pa.RecordBatch]:
 
 
 def _decisions(engine: Engine, fields: Fields) -> Iterator[pa.RecordBatch]:
-    rows = _frames(engine, Kind.DECIDED, fields)
+    rows = _frames(engine, [Kind.DECIDED, Kind.BATCH_DECIDED], fields)
 
     def batches() -> Iterator[pa.RecordBatch]:
         for positions, decided, time_us in rows:
+            real = decided.column("transaction").to_numpy() >= 0  # a batch of no transactions is a row without one
+            if not real.all():
+                positions, decided = positions[real], decided.filter(pa.array(real))
             halves = decided.column("transaction").to_numpy()
             look: Callable[[], Any] = lambda at=halves: engine.shard.ledger.half_states(at)  # type: ignore[misc] # noqa: E731
             _, _, _, first, epochs = engine.look(look).result()

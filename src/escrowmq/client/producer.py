@@ -14,7 +14,7 @@ Quality of service, per producer:
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -26,6 +26,7 @@ from escrowmq.client.outgoing import ROW_OVERHEAD
 from escrowmq.client.production import Production
 from escrowmq.client.results import EndResults, Receipts
 from escrowmq.client.transaction import Transaction
+from escrowmq.client.writers import BatchCommit, commit_batch, last_batch
 from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, error
 from escrowmq.model import COMMIT, ROLLBACK, Message, Outcome, Receipt, TransactionId, TransactionResult
 from escrowmq.wire import Exchange
@@ -208,6 +209,21 @@ class Producer:
             waits.append(self._production.lane(Exchange.END, number).start_batch(piece))
             parts.append((number, rows, piece))
         return self._production.end_results(len(ids), parts, [wait() for wait in waits])
+
+    # Writers of numbered batches
+
+    def commit_batch(self, writer: str, batch: int, transaction_ids: Iterable[TransactionId]) -> BatchCommit:
+        """Commit these transactions as batch number ``batch`` of ``writer``, all at once and only once.
+
+        A repeat, also by another process and with other transactions (the batch was computed anew), finds the batch
+        decided, publishes nothing and rolls its own transactions back. Raises CONFLICT, EXPIRED, WRONG_GROUP, ... with
+        nothing changed at that broker; Unknown: try again with the same arguments.
+        """
+        return commit_batch(self._production, writer, batch, list(transaction_ids))
+
+    def last_batch(self, writer: str) -> int | None:
+        """The last batch of ``writer`` that every broker has decided."""
+        return last_batch(self._production, writer)
 
     # The end
 

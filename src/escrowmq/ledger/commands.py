@@ -119,6 +119,17 @@ class Recheck:
 
 
 @dataclass(frozen=True, slots=True)
+class CommitBatch:
+    """Commit ``transactions`` as batch ``number`` of ``writer`` (16 bytes), once; see :mod:`escrowmq.ledger.writers`.
+    Answer: {"status": COMMITTED or ALREADY_COMMITTED, "last": the writer's last batch, "rolled_back": losers}."""
+
+    writer: bytes
+    number: int
+    transactions: pa.Array  # fixed_size_binary(16)
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
 class Subscribe:
     """Make a consumer group, or join it (same subscription). Answer: {"group": ordinal, "created": bool}."""
 
@@ -185,6 +196,7 @@ Command = (
     | AskChecks
     | Tick
     | Recheck
+    | CommitBatch
     | Subscribe
     | Receive
     | Settle
@@ -223,6 +235,7 @@ class Rules:
     max_open_transactions: int = 4_000_000
     max_transaction_messages: int = 10_000
     max_leases: int = 10_000
+    max_writers: int = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,12 +15,14 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from escrowmq.errors import Code, error
 from escrowmq.ledger.admission import group_by_queue
 from escrowmq.ledger.commands import (
     AskChecks,
     Command,
+    CommitBatch,
     Configure,
     CreateTopic,
     Decision,
@@ -47,6 +49,7 @@ from escrowmq.ledger.queues import QueueIndex
 from escrowmq.ledger.sessions import Sessions
 from escrowmq.ledger.topics import Topics
 from escrowmq.ledger.transactions import Transactions
+from escrowmq.ledger.writers import Writers
 from escrowmq.schemas import STORED, Kind
 
 FORMAT = 1
@@ -84,6 +87,7 @@ class Ledger:
         self.dedup = Dedup()
         self.delays = Delays()
         self.transactions = Transactions(shard, self.sessions)
+        self.writers = Writers(self.sessions, self.transactions)
         self.groups = Groups()
 
     # Deciding
@@ -109,6 +113,8 @@ class Ledger:
                 return self._decide_subscribe(command, now_us)
             case CreateTopic():
                 return self.topics.decide_create(command, self.rules)
+            case CommitBatch():
+                return self.writers.decide_commit(command, self.rules)
             case Recheck():
                 return self.transactions.decide_recheck(command.transactions)
             case SettleDead():
@@ -204,6 +210,12 @@ class Ledger:
             if size:
                 self.counters[_STATE_COUNTERS[state]] += size
 
+    def _apply_batch_decided(self, batch: pa.RecordBatch, position: int, time_us: int) -> None:
+        self.writers.apply_decided(batch)
+        decided = batch.filter(pc.greater_equal(batch.column("transaction"), 0))
+        if decided.num_rows:
+            self._apply_decided(decided, position, time_us)
+
     def _apply_released(self, batch: pa.RecordBatch, _position: int, time_us: int) -> None:
         positions, queue_ids, tags = self.delays.take(batch.column("delayed").to_numpy())
         for queue_id, rows in group_by_queue(queue_ids):
@@ -233,6 +245,7 @@ class Ledger:
         Kind.PLAIN: _apply_plain,
         Kind.HALF: _apply_half,
         Kind.DECIDED: _apply_decided,
+        Kind.BATCH_DECIDED: _apply_batch_decided,
         Kind.CHECKED: _apply_checked,
         Kind.PARKED: _apply_parked,
         Kind.REOPENED: lambda self, batch, _, time_us: self.transactions.apply_reopened(batch, time_us),
@@ -256,7 +269,7 @@ class Ledger:
             "rules": dataclasses.asdict(self.rules),
         }
         tables = {"ledger": pa.table({"state": pa.array([json.dumps(scalars, sort_keys=True)], pa.utf8())})}
-        for part in (self.topics, self.sessions, self.dedup, self.delays, self.transactions, self.groups):
+        for part in (self.topics, self.sessions, self.dedup, self.delays, self.transactions, self.writers, self.groups):
             tables |= part.snapshot()
         return tables
 
@@ -278,6 +291,7 @@ class Ledger:
         for part in (ledger.topics, ledger.sessions, ledger.dedup, ledger.delays, ledger.groups):
             part.restore(tables)
         ledger.transactions.restore(tables, ledger.rules)
+        ledger.writers.restore(tables)
         return ledger
 
     # Looking
@@ -366,6 +380,7 @@ class Ledger:
             "parked": sum(self.transactions.parked.values()),
             "delayed_waiting": self.delays.waiting,
             "dedup_runs": len(self.dedup),
+            "writers": len(self.writers),
             "topics": len(self.topics.by_name),
             "producer_groups": len(self.sessions.groups),
         }

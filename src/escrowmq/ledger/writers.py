@@ -1,0 +1,133 @@
+"""Writers of numbered batches (a Spark query): all transactions of one batch are decided by one event, once.
+
+Theory of operation. A job prepares the rows of batch *n* in many processes, some of them more than once (a task is
+repeated, or runs twice at a time). Its driver then names the transactions that count and commits them as (writer, n). The
+ledger keeps the last batch of every writer.
+
+Rules:
+
+1. The first commit of (writer, n) decides all its transactions in one frame: all of them become visible, or, crash or
+   not, none.
+2. A commit of (writer, n) when the writer's last batch is n or later changes nothing that is decided: it is the repeat of a
+   driver that died before it noted its success. What it names that is still undecided has lost and is rolled back.
+3. A commit that names anything that cannot be committed (another group's, unknown, rolled back, expired) is refused as a whole.
+4. Batches of a writer rise; gaps are allowed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from escrowmq.errors import Code, error
+from escrowmq.ledger import codes as code
+from escrowmq.ledger.commands import CommitBatch, Decision, Event, Rules
+from escrowmq.ledger.decisions import COMMITTED, NONE, OPEN, PARKED, ROLLED_BACK
+from escrowmq.ledger.sessions import Sessions
+from escrowmq.ledger.transactions import Transactions
+from escrowmq.model import DecidedBy
+from escrowmq.schemas import ID, STORED, Kind
+
+Int64s = npt.NDArray[np.int64]
+
+
+class Writers:
+    """The last decided batch of each writer, by its 16 bytes."""
+
+    def __init__(self, sessions: Sessions, transactions: Transactions) -> None:
+        self._sessions = sessions
+        self._transactions = transactions
+        self._last: dict[bytes, tuple[int, int]] = {}  # writer: (producer group, batch)
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def last(self, writer: bytes) -> int | None:
+        """The writer's last decided batch."""
+        known = self._last.get(writer)
+        return None if known is None else known[1]
+
+    def decide_commit(self, command: CommitBatch, rules: Rules) -> Decision:
+        """Commit a batch, or roll the repeat of one back. Raises UNKNOWN_SESSION, FENCED, WRONG_GROUP, CONFLICT, ..."""
+        group = self._group(command, rules)
+        known = self._last.get(command.writer)
+        if known is None and len(self._last) >= rules.max_writers:
+            raise error(Code.TOO_MANY, f"there are {len(self._last)} writers", "max_writers")
+        if known is not None and known[0] != group:
+            raise error(Code.WRONG_GROUP, "the writer belongs to another producer group")
+        repeated = known is not None and known[1] >= command.number
+        ordinals = self._owned(command, group, skip_unknown=repeated)
+        states = self._transactions.column("state", ordinals)
+        undecided = (states == OPEN) | (states == PARKED)
+        status = Code.ALREADY_COMMITTED if repeated else Code.COMMITTED
+        answer: dict[str, Any] = {"status": status.name, "last": known[1] if repeated and known else command.number}
+        if repeated:
+            if not undecided.any():
+                return Decision((), {**answer, "rolled_back": 0})
+            event = self._event(command, ordinals[undecided], ROLLED_BACK)
+            return Decision((event,), {**answer, "rolled_back": int(undecided.sum())})
+        if not undecided.all():
+            raise error(Code.CONFLICT, f"{int((~undecided).sum())} transactions of the batch are already decided")
+        return Decision((self._event(command, ordinals, COMMITTED),), {**answer, "rolled_back": 0})
+
+    def _group(self, command: CommitBatch, rules: Rules) -> int:
+        epochs = np.array([command.session], np.int64)
+        status = Code(int(self._sessions.check(epochs, transactional=True, rules=rules)[0]))
+        if status is not Code.OK:
+            raise error(status)
+        return int(self._sessions.groups_of(epochs)[0])
+
+    def _owned(self, command: CommitBatch, group: int, *, skip_unknown: bool) -> Int64s:
+        """Ordinals of the batch's transactions, each once. Of a repeat, some may have left with retention."""
+        ordinals, codes = self._transactions.find_ids(command.transactions)
+        wrong = np.flatnonzero(codes != code.OK)
+        if len(wrong) and not (skip_unknown and (codes[wrong] == code.UNKNOWN_TRANSACTION).all()):
+            raise error(Code(int(codes[wrong[0]])), f"{len(wrong)} transactions of the batch are not known here")
+        ordinals = np.unique(ordinals[ordinals != NONE])
+        if (self._transactions.groups_of(ordinals) != group).any():
+            raise error(Code.WRONG_GROUP)
+        return ordinals
+
+    def _event(self, command: CommitBatch, ordinals: Int64s, state: int) -> Event:
+        """One row a transaction; a batch of none is one row without a transaction, so that it is remembered too."""
+        first = self._transactions.column("first", ordinals).astype(np.int64)
+        if not len(first):
+            first = np.array([NONE], np.int64)
+        size = len(first)
+        columns = [
+            pa.array(first),
+            pa.array(np.full(size, state, np.uint8)),
+            pa.array(np.full(size, int(DecidedBy.PRODUCER), np.uint8)),
+            pa.array(np.full(size, command.session, np.uint32)),
+            pa.array([command.writer] * size, ID),
+            pa.array(np.full(size, command.number, np.int64)),
+        ]
+        return Event(Kind.BATCH_DECIDED, pa.RecordBatch.from_arrays(columns, schema=STORED[Kind.BATCH_DECIDED]))
+
+    def apply_decided(self, batch: pa.RecordBatch) -> None:
+        """Kind.BATCH_DECIDED, the writer's part of it."""
+        writer, number = batch.column("writer")[0].as_py(), batch.column("batch")[0].as_py()
+        group = int(self._sessions.groups_of(np.array([batch.column("epoch")[0].as_py()], np.int64))[0])
+        known = self._last.get(writer)
+        if known is None or known[1] < number:
+            self._last[writer] = (group, number)
+
+    def snapshot(self) -> dict[str, pa.Table]:
+        """The state as tables."""
+        groups, batches = zip(*self._last.values(), strict=True) if self._last else ((), ())
+        columns = {
+            "writer": pa.array(list(self._last), ID),
+            "group": pa.array(groups, pa.int64()),
+            "batch": pa.array(batches, pa.int64()),
+        }
+        return {"writers": pa.table(columns)}
+
+    def restore(self, tables: dict[str, pa.Table]) -> None:
+        """Become what :meth:`snapshot` gave; snapshots of before there were writers have none."""
+        if (table := tables.get("writers")) is None:
+            return
+        writers, groups, batches = (table[name].to_pylist() for name in ("writer", "group", "batch"))
+        self._last = dict(zip(writers, zip(groups, batches, strict=True), strict=True))
