@@ -17,6 +17,8 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.client.checker import Decide
@@ -95,13 +97,20 @@ class Producer:
         receipt: Receipt = lane.call(row, len(row[1]) + ROW_OVERHEAD)
         return receipt
 
-    def send_batch(self, messages: Any) -> Receipts:
+    def send_batch(self, messages: Any, *, shard: int | None = None) -> Receipts:
         """Send many at once: an iterable of :class:`Message`, a record batch or a table with columns of OUTGOING.
 
-        One typed result a row: refused rows do not stop the others. Raises only when the whole is unusable or its
-        outcome Unknown.
+        One typed result a row: refused rows do not stop the others. ``shard`` names the broker that all of them go to,
+        whatever their keys (see :meth:`place`). Raises only when the whole is unusable or its outcome Unknown.
         """
-        return self._batch(Exchange.SEND, messages)
+        return self._batch(Exchange.SEND, messages, shard)
+
+    def place(self, keys: pa.Array) -> npt.NDArray[np.uint32]:
+        """The shard of the broker that messages with these keys (null: without one, by turns) would go to, one a row.
+
+        For who must remember it: a message that is sent again must go to the broker that may have it already.
+        """
+        return self._production.place(keys)
 
     # Transactions
 
@@ -172,10 +181,13 @@ class Producer:
             self._production.router.learn_shard(receipt.transaction_id.shard, number)
         return receipt
 
-    def prepare_batch(self, messages: Any) -> Receipts:
-        """Half messages, one transaction each, columns in; ``receipts.transactions`` goes into :meth:`end_batch`."""
+    def prepare_batch(self, messages: Any, *, shard: int | None = None) -> Receipts:
+        """Half messages, one transaction each, columns in; ``receipts.transactions`` goes into :meth:`end_batch`.
+
+        ``shard`` as in :meth:`send_batch`.
+        """
         self._production.need_checker()
-        return self._batch(Exchange.PREPARE, messages)
+        return self._batch(Exchange.PREPARE, messages, shard)
 
     def commit(self, transaction_id: TransactionId | str | bytes) -> Code:
         """Commit by id, from any process of the group. COMMITTED or ALREADY_COMMITTED; raises CONFLICT, and so on."""
@@ -258,12 +270,13 @@ class Producer:
         row = session.checker.row(name, content, key, tag, properties, delay, wanted, identity, immunity, transaction)
         return number, row
 
-    def _batch(self, kind: Exchange, messages: Any) -> Receipts:
+    def _batch(self, kind: Exchange, messages: Any, shard: int | None) -> Receipts:
         production = self._production
         half = kind is Exchange.PREPARE
-        for session in production.sessions:
+        number = None if shard is None else self._broker(shard)
+        for session in production.sessions if number is None else [production.sessions[number]]:
             session.open(half or production.has_checker)
-        batch, parts = production.parts(kind, messages)
+        batch, parts = production.parts(kind, messages, number)
         waits = [production.lane(kind, number).start_batch(piece) for number, _, piece in parts]
         answers: list[pa.RecordBatch] = [wait()[0] for wait in waits]
         return production.receipts(batch, parts, answers)

@@ -165,17 +165,29 @@ class Production(Generic[LaneT]):
 
     # Whole batches: split here, sent by the faces, put together here
 
-    def parts(self, kind: Exchange, data: Any, transaction: bytes | None = None) -> tuple[pa.RecordBatch, list[Part]]:
+    def place(self, keys: pa.Array) -> npt.NDArray[np.uint32]:
+        """The shard that each row would go to."""
+        numbers = self.router.spread(keys, lambda: self.number(Exchange.SEND, None))
+        shards = np.zeros(len(self.router), np.uint32)
+        for number in np.unique(numbers).tolist():
+            shards[number] = self.router.shard_of(number, self.timeout)
+        return np.asarray(shards[numbers])
+
+    def parts(self, kind: Exchange, data: Any, only: int | None = None) -> tuple[pa.RecordBatch, list[Part]]:
         """A user's batch in wire form, and its parts. Rows that must not travel are in no part.
 
-        Sessions must be open (the limits come from the broker).
+        Sessions must be open (the limits come from the broker). ``only``: the broker that all of it goes to.
         """
-        number = self.number(kind, None)
+        number = self.number(kind, None) if only is None else only
         checker, codec = self.sessions[number].checker, self.codec(kind, number)
         batch = as_batch(data, checker, codec)
         limits = checker.limits
         keep = np.flatnonzero(~oversized(batch, limits))
-        brokers = self.router.spread(batch.column("key"), lambda: number)
+        brokers = (
+            self.router.spread(batch.column("key"), lambda: number)
+            if only is None
+            else np.full(batch.num_rows, only, np.int64)
+        )
         parts: list[Part] = []
         for broker in np.unique(brokers[keep]).tolist():
             rows = keep[brokers[keep] == broker]

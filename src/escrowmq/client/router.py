@@ -74,6 +74,15 @@ class Router:
         addresses = ", ".join(link.address for link in self.links)
         raise Rejected(Code.WRONG_SHARD, f"shard {shard:08x} is at none of {addresses}")
 
+    def shard_of(self, number: int, timeout: float) -> int:
+        """The shard at broker ``number``; asks it once. Raises Unknown if it is away."""
+        for shard, known in list(self._shards.items()):
+            if known == number:
+                return shard
+        shard = int(self.links[number].action("hello", {}, timeout)["shard"])
+        self._shards[shard] = number
+        return shard
+
     def spread(self, keys: pa.Array, turn: Callable[[], int]) -> npt.NDArray[np.int64]:
         """The broker of each row of a batch: by key; all rows without one go to the broker that ``turn`` names."""
         if len(self.links) == 1:
