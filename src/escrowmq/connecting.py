@@ -24,21 +24,22 @@ def connect(url: str, **options: Any) -> Bus:
 
     ``"escrow://127.0.0.1:7700"``, several brokers ``"escrow://a:7700,b:7700"`` (port 7700 if none is given), or
     ``"file:./data"``: the broker inside this process, on that folder, with ``options`` as its settings
-    (``lease_seconds=5``, ...; see :class:`escrowmq.settings.BrokerSettings`).
+    (``lease_seconds=5``, ...; see :class:`escrowmq.settings.BrokerSettings`). ``read_only=True`` looks at a folder as it
+    lies, in use or not, and changes nothing: for reads and listings; what would write raises Denied.
 
     Nothing is asked of an ``escrow:`` broker before the first call. Raises Misuse(BAD_URL), Misuse(BAD_SETTING), and for
     folders Misuse(FOLDER_IN_USE), Corrupt and so on.
     """
     from escrowmq.client.bus import Bus
 
-    return Bus(links(url, options))
+    return Bus(links(url, dict(options)))
 
 
 async def aconnect(url: str, **options: Any) -> AsyncBus:
     """As :func:`connect`, with everything to await. Belongs to the event loop that it is called on."""
     from escrowmq.client.aio import AsyncBus
 
-    return AsyncBus(await asyncio.to_thread(links, url, options))
+    return AsyncBus(await asyncio.to_thread(links, url, dict(options)))
 
 
 def links(url: str, options: dict[str, Any]) -> Sequence[Link]:
@@ -79,6 +80,12 @@ def _embedded(url: str, rest: str, options: dict[str, Any]) -> Link:
             raise Misuse(Code.BAD_URL, f"{url!r} names a host", "use file:FOLDER or file:///ABSOLUTE/FOLDER")
     if not rest or "\0" in rest:
         raise Misuse(Code.BAD_URL, f"{url!r} names no folder")
+    if options.pop("read_only", False):
+        if options:
+            raise Misuse(Code.BAD_ARGUMENT, f"no option {next(iter(options))!r} with read_only")
+        from escrowmq.broker.offline import OfflineLink
+
+        return OfflineLink(Path(rest))
     from escrowmq.broker.embedded import open_embedded
     from escrowmq.settings import BrokerSettings
 

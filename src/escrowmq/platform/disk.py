@@ -132,6 +132,22 @@ class RealDisk:
             pass
         self._lock = descriptor
 
+    def in_use(self) -> bool:
+        """Whether a process has the folder; asks without making or taking anything."""
+        try:
+            descriptor = os.open(self.folder / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as problem:
+            if problem.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
     def free_bytes(self) -> int:
         """Bytes that this process may still write."""
         state = os.statvfs(self.folder)

@@ -1,0 +1,135 @@
+"""A data folder behind the calls of ``wire.py`` without a broker: reads and listings only, nothing is ever written.
+
+For those who look at much: the audit, the Spark source. The ledger is folded from the newest snapshot and the frames after it,
+once; reads then run the same code as a broker's. A folder in use is seen as it was durable when it was opened.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+
+import pyarrow as pa
+
+from escrowmq.broker.actions import (
+    hello,
+    list_dead_letters,
+    list_groups,
+    list_topics,
+    list_transactions,
+    lookup,
+    show,
+    show_writer,
+)
+from escrowmq.broker.requests import Fields
+from escrowmq.broker.views import open_view
+from escrowmq.errors import Code, EscrowError, error
+from escrowmq.ledger.ledger import Ledger
+from escrowmq.log.offline import OfflineLog, open_offline
+from escrowmq.log.seam import Snapshot
+from escrowmq.platform.clock import SystemClock
+from escrowmq.platform.disk import RealDisk
+from escrowmq.settings import BrokerSettings, nearest
+from escrowmq.wire import Exchange
+
+if TYPE_CHECKING:
+    from escrowmq.broker.engine import Engine
+
+T = TypeVar("T")
+
+ACTIONS: dict[str, Callable[[Any, Fields], dict[str, Any]]] = {
+    "hello": hello,
+    "topics.list": list_topics,
+    "groups.list": list_groups,
+    "transactions.list": list_transactions,
+    "transactions.show": show,
+    "dead_letters.list": list_dead_letters,
+    "writers.show": show_writer,
+    "lookup": lookup,
+}
+
+
+class OfflineShard:
+    """What the reads of ``views.py`` and the listings of ``actions.py`` need of an engine: a log, a ledger, a look at it."""
+
+    def __init__(self, log: OfflineLog) -> None:
+        self.log = log
+        self.settings = BrokerSettings()
+        self.clock = SystemClock()
+        self.shard = self
+        self.time_us = log.last_time_us
+        self.ledger = _fold(log)
+        self._lock = threading.Lock()
+
+    def look(self, look: Callable[[], T]) -> Future[T]:
+        """Run ``look`` at once; one at a time, as on a broker's writer."""
+        future: Future[T] = Future()
+        with self._lock:
+            try:
+                future.set_result(look())
+            except EscrowError as problem:
+                future.set_exception(problem)
+        return future
+
+
+def _fold(log: OfflineLog) -> Ledger:
+    snapshot: Snapshot | None = log.load_snapshot()
+    if snapshot is not None and not Ledger.can_restore(snapshot.tables):
+        if log.first_position > 0:
+            raise error(Code.NEWER_FORMAT, "the ledger's snapshot is of another version")
+        snapshot = None
+    ledger = Ledger(log.shard) if snapshot is None else Ledger.restore(log.shard, snapshot.tables)
+    for frame in log.frames(snapshot.sequence if snapshot else 0):
+        ledger.apply(frame.kind, frame.batch, frame.position, frame.time_us)
+    return ledger
+
+
+def open_shard(folder: Path) -> OfflineShard:
+    """The shard in a folder. Raises Misuse(NOT_A_DATA_FOLDER), Corrupt(DAMAGED, NEWER_FORMAT)."""
+    disk = RealDisk(folder, read_only=True)
+    return OfflineShard(open_offline(disk, in_use=disk.in_use()))
+
+
+class OfflineLink:
+    """A :class:`escrowmq.wire.Link` that only reads. Whatever would write raises Denied."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = Path(folder).absolute()
+        self._shard = open_shard(folder)
+
+    @property
+    def address(self) -> str:
+        """``file:FOLDER``."""
+        return f"file:{self._folder}"
+
+    def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: dict[str, Any]) -> Future[pa.RecordBatch]:
+        """Denied."""
+        failed: Future[pa.RecordBatch] = Future()
+        failed.set_exception(self._denied(str(kind)))
+        return failed
+
+    def action(self, name: str, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+        """The actions that only look; Denied for the others."""
+        if name == "health":
+            return {"status": "ok", "reason": ""}
+        if (act := ACTIONS.get(name)) is None:
+            raise self._denied(name)
+        return act(self._shard, Fields(request))
+
+    def read(self, request: dict[str, Any]) -> pa.RecordBatchReader:
+        """See :meth:`escrowmq.wire.Link.read`."""
+        return open_view(cast("Engine", self._shard), request)  # it has all that reads ask of an engine
+
+    def watch(self, session: int, on_checks: Callable[[pa.RecordBatch], None]) -> NoReturn:
+        """Denied."""
+        raise self._denied("watch")
+
+    def _denied(self, what: str) -> EscrowError:
+        there = nearest(what, list(ACTIONS))
+        return error(Code.DENIED, f"{self.address} is open for reading only: no {what!r}", there)
+
+    def close(self) -> None:
+        """Nothing is held."""

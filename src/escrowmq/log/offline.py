@@ -1,0 +1,180 @@
+"""A log as it lies in a folder: read, and never changed. No lock is taken, no frame appended, nothing cut or repaired.
+
+A folder that a broker is using may be read too, up to what its own frames say is durable: what comes behind may still be lost in
+a crash, and must not be shown. Of a folder that nobody uses everything counts that the next opening would keep. All files
+are mapped when the folder is opened, so a reader has one view of the log, whatever retention deletes meanwhile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from escrowmq.errors import Code, Misuse
+from escrowmq.log import snapshots
+from escrowmq.log.reading import Reader, Segment, gather
+from escrowmq.log.recovery import (
+    check_chain_start,
+    check_durable,
+    check_link,
+    durable_floor,
+    list_folder,
+    read_segment_header,
+    sealed_segment,
+    segment_of,
+    torn_tail,
+)
+from escrowmq.log.seam import Frame, Snapshot
+from escrowmq.log.segments import Scan, SegmentHeader, scan, segment_name
+from escrowmq.log.snapshots import SnapshotName
+from escrowmq.platform.disk import Disk
+from escrowmq.schemas import Kind
+
+Int64s = npt.NDArray[np.int64]
+
+_RETRIES = 5
+"""How often opening begins anew when retention deletes a file between listing and mapping."""
+
+
+def open_offline(disk: Disk, *, in_use: bool) -> OfflineLog:
+    """The log in ``disk``'s folder, for reading. ``in_use``: a broker has it open, so only what is durable counts.
+
+    Raises Misuse(NOT_A_DATA_FOLDER), Corrupt(DAMAGED, NEWER_FORMAT).
+    """
+    for attempt in itertools.count(1):
+        try:
+            return _open(disk, in_use)
+        except FileNotFoundError:
+            if attempt == _RETRIES:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _open(disk: Disk, in_use: bool) -> OfflineLog:
+    listing = list_folder(disk)
+    if listing.is_fresh:
+        raise Misuse(Code.NOT_A_DATA_FOLDER, "the folder holds no log")
+    check_chain_start(listing)
+    headers = [read_segment_header(disk, sequence) for sequence in listing.segments]
+    segments: list[Segment] = []
+    for header, following in itertools.pairwise(headers):
+        segment, _ = sealed_segment(disk, header)
+        check_link(segment, following)
+        segments.append(segment)
+    segments.append(_last(disk, headers[-1], durable_floor(disk, listing, headers[-1].shard), in_use))
+    for segment in segments:
+        _map(disk, segment)
+    return OfflineLog(disk, segments, listing.snapshots)
+
+
+def _last(disk: Disk, header: SegmentHeader, floor: int, in_use: bool) -> Segment:
+    name = segment_name(header.sequence)
+    file = disk.open(name)
+    try:
+        # Read, not mapped: whoever writes to it may cut its reserved tail at any time.
+        data = pa.py_buffer(file.read_at(0, file.size()))
+    finally:
+        file.close()
+    found = scan(data, header)
+    if not in_use:
+        check_durable(name, found, floor)
+        torn_tail(name, data, header, found)
+        return segment_of(name, header, found)
+    return segment_of(name, header, _durable_part(found, header, max(found.synced, floor)))
+
+
+def _durable_part(found: Scan, header: SegmentHeader, end: int) -> Scan:
+    """Only the frames below sequence ``end``."""
+    keep = min(max(end - header.sequence, 0), len(found.offsets))
+    if keep == len(found.offsets):
+        return found
+    lists = {name: getattr(found, name)[:keep] for name in ("positions", "times", "offsets", "kinds")}
+    position = found.positions[keep]
+    return dataclasses.replace(
+        found, sequence=header.sequence + keep, position=position, end=found.offsets[keep], what=None, **lists
+    )
+
+
+def _map(disk: Disk, segment: Segment) -> None:
+    file = disk.open(segment.name)
+    try:
+        segment.data = file.map(segment.size)
+    finally:
+        file.close()
+
+
+class OfflineLog:
+    """The reading half of :class:`escrowmq.log.seam.CommitLog`; its answers never change. From any thread."""
+
+    def __init__(self, disk: Disk, segments: list[Segment], names: list[SnapshotName]) -> None:
+        self._disk = disk
+        self._reader = Reader(disk, segments)
+        self._snapshots = names
+
+    @property
+    def shard(self) -> int:
+        """The shard's id."""
+        return self._reader.segments[0].header.shard
+
+    @property
+    def epoch(self) -> int:
+        """How often the log was opened for writing."""
+        return self._reader.segments[-1].epoch
+
+    @property
+    def next_sequence(self) -> int:
+        """Sequence behind the last frame that counts."""
+        return self._reader.segments[-1].next_sequence
+
+    @property
+    def next_position(self) -> int:
+        """Position behind the last row that counts."""
+        return self._reader.segments[-1].next_position
+
+    @property
+    def first_position(self) -> int:
+        """The lowest position still stored."""
+        return self._reader.segments[0].header.position
+
+    @property
+    def last_time_us(self) -> int:
+        """Time of the last frame; the log's own beginning if it has none."""
+        for segment in reversed(self._reader.segments):
+            if segment.index.count:
+                return int(segment.index.times[-1])
+        return self._reader.segments[0].header.created_us
+
+    def load_snapshot(self) -> Snapshot | None:
+        """The newest snapshot that checks and is not ahead of what counts; None: replay from the beginning."""
+        first, end = self._reader.segments[0].sequence, self.next_sequence
+        found = snapshots.newest(self._disk, self.shard, self._snapshots, first, end)
+        return None if found is None else found[1]
+
+    def frames(self, start: int = 0, kinds: Sequence[Kind] | None = None, end: int | None = None) -> Iterator[Frame]:
+        """Frames with ``start <= sequence < end``, in order, of the given kinds."""
+        limit = self.next_sequence if end is None else min(end, self.next_sequence)
+        return self._reader.frames(start, limit, kinds)
+
+    def frames_at(
+        self, position: int, kinds: Sequence[Kind] | None = None, end_position: int | None = None
+    ) -> Iterator[Frame]:
+        """As :meth:`frames`, from the frame that holds ``position``; Rejected(RANGE_PURGED) if that has left the log."""
+        limit = self.next_position if end_position is None else min(end_position, self.next_position)
+        if position >= limit:
+            return iter(())
+        sequences = self._reader.locate(np.array([position, limit - 1], np.int64)).sequences
+        return self._reader.frames(int(sequences[0]), int(sequences[1]) + 1, kinds)
+
+    def read(self, positions: Int64s) -> pa.RecordBatch:
+        """The PLAIN and HALF rows at ``positions``, in that order (schema reading.READ_SCHEMA)."""
+        positions = np.asarray(positions, np.int64)
+        return gather(positions, self._reader.locate(positions), self._reader.frame)
+
+    def time_at(self, positions: Int64s) -> Int64s:
+        """The time_us of the frame that holds each position."""
+        return self._reader.locate(np.asarray(positions, np.int64)).times
