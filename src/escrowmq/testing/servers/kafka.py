@@ -1,0 +1,132 @@
+"""A Kafka server of our own: one node, KRaft. Debian packages: ``maven`` and ``openjdk-17-jre-headless``.
+
+Debian has no Kafka, so Maven fetches what ``kafka-pom.xml`` names, once, into the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from escrowmq.errors import Misuse
+from escrowmq.pipeline.java import find_java
+from escrowmq.testing.servers.process import Server, accepts, free_port, run, started
+from escrowmq.testing.servers.seam import Absent
+
+POM = Path(__file__).with_name("kafka-pom.xml")
+JVM = ["-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
+"""Quick to start rather than quick in the long run."""
+ASK_VERSIONS = bytes.fromhex("0000000a 0012 0000 00000001 ffff")
+"""An ApiVersions request, version 0, without a client id."""
+ANY = bytes(range(256))
+
+
+@contextlib.contextmanager
+def running(folder: Path, *, durable: bool = False) -> Iterator[str]:
+    """A server with its data in ``folder``; yields ``kafka://HOST:PORT``.
+
+    ``durable`` syncs the log after every batch (Kafka's own default leaves that to replicas). Raises :class:`Absent`.
+    """
+    with serving(folder, durable=durable) as server:
+        yield server.url
+
+
+@contextlib.contextmanager
+def serving(folder: Path, *, durable: bool = False) -> Iterator[Server]:
+    """Like :func:`running`, but yields the :class:`Server`, which can be paused, killed and restarted."""
+    try:
+        java = str(find_java().program)
+    except Misuse:
+        raise Absent("Kafka needs Java 17; on Debian: apt-get install openjdk-17-jre-headless") from None
+    classes = f"{libraries()}/*"
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    settings = _write_settings(folder, port, durable)
+    cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
+    tool = [java, *JVM, *_logging("error"), "-cp", classes, "kafka.tools.StorageTool"]
+    run([*tool, "format", "--config", str(settings), "--cluster-id", cluster, "--ignore-formatted"])
+    server = Server(
+        url=f"kafka://127.0.0.1:{port}",
+        command=[java, *JVM, *_logging("warn"), "-cp", classes, "kafka.Kafka", str(settings)],
+        ready=lambda _: accepts(port, say=ASK_VERSIONS, hear=ANY),
+        log=folder / "kafka.log",
+    )
+    with started(server):
+        yield server
+
+
+def libraries() -> Path:
+    """The folder of Kafka's jar files, fetched the first time. Safe against other processes that do the same; raises
+    :class:`Absent` without Maven or a way to its repository."""
+    kafka_version = re.search(r"<version>([\d.]+)</version>", POM.read_text())
+    assert kafka_version is not None
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "escrowmq"
+    folder = cache / f"kafka-{kafka_version[1]}"
+    if folder.is_dir():
+        return folder
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise Absent("Kafka is fetched by Maven, which is not installed; on Debian: apt-get install maven")
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "kafka.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.is_dir():  # else another process was quicker
+            _fetch(maven, folder)
+    return folder
+
+
+def _fetch(maven: str, folder: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=folder.parent) as making:
+        shutil.copy(POM, Path(making) / "pom.xml")
+        done = subprocess.run(
+            [maven, "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={making}/jars"],
+            cwd=making,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise Absent(f"Maven could not fetch Kafka:\n{done.stdout[-2000:]}")
+        (Path(making) / "jars").rename(folder)
+
+
+def _logging(level: str) -> list[str]:
+    return [f"-Dorg.slf4j.simpleLogger.defaultLogLevel={level}", "-Dlog4j2.level=ERROR"]
+
+
+def _write_settings(folder: Path, port: int, durable: bool) -> Path:
+    controller = free_port()
+    settings = {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+        "controller.listener.names": "CONTROLLER",
+        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
+        "log.dirs": str(folder / "kafka"),
+        "offsets.topic.replication.factor": "1",
+        "offsets.topic.num.partitions": "1",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        "transaction.state.log.num.partitions": "1",
+        "share.coordinator.state.topic.replication.factor": "1",
+        "share.coordinator.state.topic.min.isr": "1",
+        "group.initial.rebalance.delay.ms": "0",
+        "num.partitions": "4",
+        "controlled.shutdown.enable": "false",
+        "broker.heartbeat.interval.ms": "200",
+        "broker.session.timeout.ms": "1000",  # a killed node may come back after this
+        **({"log.flush.interval.messages": "1"} if durable else {}),
+    }
+    path = folder / "kafka.properties"
+    path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    return path

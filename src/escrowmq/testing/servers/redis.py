@@ -1,0 +1,52 @@
+"""A Redis server of our own. Debian package: ``redis-server``."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from escrowmq.testing.servers.process import Server, accepts, free_port, started
+from escrowmq.testing.servers.seam import Absent
+
+PING = b"PING\r\n"
+ANSWERED = b"UG"
+"""The fifth byte of ``-NOAUTH`` or ``+PONG``: it serves, and not ``-LOADING`` (``D``)."""
+
+
+@contextlib.contextmanager
+def running(folder: Path, *, durable: bool = True) -> Iterator[str]:
+    """A server with its data in ``folder``; yields its URL.
+
+    ``durable`` (the default, and what the relay's target asks for) keeps an append-only file and syncs it before each
+    answer; without, nothing is written to disk. Raises :class:`Absent`.
+    """
+    with serving(folder, durable=durable) as server:
+        yield server.url
+
+
+@contextlib.contextmanager
+def serving(folder: Path, *, durable: bool = True) -> Iterator[Server]:
+    """Like :func:`running`, but yields the :class:`Server`, which can be paused, killed and restarted."""
+    program = shutil.which("redis-server") or shutil.which("valkey-server")
+    if program is None:
+        raise Absent("Redis is not installed; on Debian: apt-get install redis-server")
+    data = folder / "redis"
+    data.mkdir(parents=True, exist_ok=True)
+    password, port = secrets.token_hex(8), free_port()
+    config = folder / "redis.conf"
+    config.touch(mode=0o600)
+    config.write_text(
+        f"bind 127.0.0.1\nport {port}\nrequirepass {password}\ndaemonize no\nsave ''\nloglevel warning\n"
+        + ("appendonly yes\nappendfsync always\n" if durable else "appendonly no\n")
+    )
+    server = Server(
+        url=f"redis://:{password}@127.0.0.1:{port}/0",
+        command=[program, str(config), "--dir", str(data)],
+        ready=lambda _: accepts(port, say=PING, hear=ANSWERED),
+        log=folder / "redis.log",
+    )
+    with started(server):
+        yield server
