@@ -77,6 +77,17 @@ def test_older_batches_are_repeats_and_gaps_are_allowed(driver):
     assert len(driver.visible()) == 2
 
 
+def test_what_the_commit_does_not_name_has_lost(driver):
+    session, peer, other = driver.session("g", "a"), driver.session("g", "b"), driver.session("h", "a")
+    loser, winner = driver.prepare(session, {"body": b"speculative"}, {"body": b"counts"})
+    [zombie], [foreign] = driver.prepare(peer, {}), driver.prepare(other, {})
+    assert commit(driver, session, 0, winner)["rolled_back"] == 2
+    assert len(driver.visible()) == 1
+    for lost in (loser, zombie):
+        assert driver.end(session, (lost["transaction"], COMMIT)) == [Code.CONFLICT]
+    assert driver.end(other, (foreign["transaction"], COMMIT)) == [Code.COMMITTED]
+
+
 @pytest.mark.parametrize("spoil", ["rolled back", "unknown", "foreign"])
 def test_one_transaction_that_cannot_be_committed_refuses_the_whole_batch(driver, spoil):
     session, stranger = driver.session("g", "a"), driver.session("h", "a")
@@ -99,6 +110,9 @@ def test_one_transaction_that_cannot_be_committed_refuses_the_whole_batch(driver
 def test_writers_belong_to_their_group_and_sessions_are_checked(driver):
     session, stranger = driver.session("g", "a"), driver.session("h", "a")
     commit(driver, session, 0)
+    with pytest.raises(EscrowError) as refused:
+        commit(driver, session, 0, writer=b"x" * 16)
+    assert refused.value.code is Code.WRONG_GROUP
     for epoch, code in ((stranger, Code.WRONG_GROUP), (0, Code.UNKNOWN_SESSION), (99, Code.UNKNOWN_SESSION)):
         with pytest.raises(EscrowError) as refused:
             commit(driver, epoch, 1)
@@ -111,13 +125,13 @@ def test_writers_belong_to_their_group_and_sessions_are_checked(driver):
 
 def test_the_number_of_writers_is_bounded():
     driver = LedgerDriver(Rules(max_writers=2))
-    session = driver.session()
+    sessions = [driver.session(f"g{n}") for n in range(3)]
     for n in range(2):
-        commit(driver, session, 0, writer=bytes([n]) * 16)
+        commit(driver, sessions[n], 0, writer=bytes([n]) * 16)
     with pytest.raises(EscrowError) as refused:
-        commit(driver, session, 0, writer=bytes([2]) * 16)
+        commit(driver, sessions[2], 0, writer=bytes([2]) * 16)
     assert refused.value.code is Code.TOO_MANY
-    assert commit(driver, session, 1, writer=bytes([1]) * 16)["status"] == "COMMITTED"
+    assert commit(driver, sessions[1], 1, writer=bytes([1]) * 16)["status"] == "COMMITTED"
 
 
 def test_a_repeat_whose_first_attempt_left_with_retention_is_still_a_repeat():
@@ -160,8 +174,9 @@ def outcome_of(history):
 
 def replayed(history):
     driver = LedgerDriver(strict=False)
-    session, owner = driver.session(), {}
+    sessions, owner = {name * 16: driver.session(name.decode()) for name in (b"a", b"b")}, {}
     for attempt, (writer, batch, size, told) in enumerate(history):
+        session = sessions[writer]
         receipts = driver.prepare(session, *({} for _ in range(size))) if size else []
         owner |= {receipt["position"]: attempt for receipt in receipts}
         if told:  # else: the attempt died before its driver spoke

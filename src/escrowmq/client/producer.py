@@ -228,7 +228,8 @@ class Producer:
         """Commit these transactions as batch number ``batch`` of ``writer``, all at once and only once.
 
         A repeat, also by another process and with other transactions (the batch was computed anew), finds the batch
-        decided, publishes nothing and rolls its own transactions back. Raises CONFLICT, EXPIRED, WRONG_GROUP, ... with
+        decided and publishes nothing. Whatever else is undecided in this producer group has lost and is rolled back, so
+        a writer has a producer group of its own, and ends one batch before it begins the next. Raises CONFLICT, EXPIRED, WRONG_GROUP, ... with
         nothing changed at that broker; Unknown: try again with the same arguments.
         """
         return commit_batch(self._production, writer, batch, list(transaction_ids))
@@ -262,7 +263,7 @@ class Producer:
         name, content, given = unfolded(topic, body, given)
         key, tag, properties, delay, wanted, identity, immunity = given
         if number is None:
-            number = self._production.number(kind, key)
+            number = self._production.number(kind, key, identity)
         session = self._production.sessions[number]
         half = kind is Exchange.PREPARE
         if not session.ready(half):

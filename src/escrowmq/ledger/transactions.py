@@ -291,6 +291,16 @@ class Transactions(TransactionTable):
         """The group has nothing to be asked before this, and perhaps not even then."""
         return self._due[group].earliest_us() if self.open.get(group) and group in self._due else None
 
+    def undecided_of(self, group: int) -> Int64s:
+        """Ordinals of a producer group's OPEN and PARKED transactions, rising."""
+        if not self.open.get(group) and not self.parked.get(group):
+            return np.empty(0, np.int64)
+        low = 0 if self.parked.get(group) else max(self._floor - self.rows.first, 0)
+        states = self.rows["state"][low:]
+        ordinals = np.flatnonzero((states == OPEN) | (states == PARKED)) + low + self.rows.first
+        own: Int64s = ordinals[self.groups_of(ordinals) == group]
+        return own
+
     def oldest_open(self) -> int:
         """The lowest ordinal that is OPEN; ``rows.end`` when none is."""
         self._floor = self._first_open(self._floor, reopened=True)

@@ -6,17 +6,17 @@ ledger keeps the last batch of every writer.
 
 Rules:
 
-1. The first commit of (writer, n) decides all its transactions in one frame: all of them become visible, or, crash or
-   not, none.
-2. A commit of (writer, n) when the writer's last batch is n or later changes nothing that is decided: it is the repeat of a
-   driver that died before it noted its success. What it names that is still undecided has lost and is rolled back.
-3. A commit that names anything that cannot be committed (another group's, unknown, rolled back, expired) is refused as a whole.
-4. Batches of a writer rise; gaps are allowed.
+1. A writer has a producer group of its own, and its batches come one after the other: so whatever is undecided in the group
+   when a batch is committed, and is not named, was prepared by an attempt that lost.
+2. The first commit of (writer, n) is one frame: what it names becomes visible, all of it or, crash or not, none; everything
+   else that is undecided in the group is rolled back.
+3. A commit of (writer, n) when the writer's last batch is n or later changes nothing that is decided: it is the repeat of a
+   driver that died before it noted its success. All that is undecided in the group is rolled back.
+4. A commit that names anything that cannot be committed (another group's, unknown, rolled back, expired) is refused as a whole.
+5. Batches of a writer rise; gaps are allowed.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ import pyarrow as pa
 from escrowmq.errors import Code, error
 from escrowmq.ledger import codes as code
 from escrowmq.ledger.commands import CommitBatch, Decision, Event, Rules
-from escrowmq.ledger.decisions import COMMITTED, NONE, OPEN, PARKED, ROLLED_BACK
+from escrowmq.ledger.decisions import COMMITTED, NONE, ROLLED_BACK
 from escrowmq.ledger.sessions import Sessions
 from escrowmq.ledger.transactions import Transactions
 from escrowmq.model import DecidedBy
@@ -41,6 +41,7 @@ class Writers:
         self._sessions = sessions
         self._transactions = transactions
         self._last: dict[bytes, tuple[int, int]] = {}  # writer: (producer group, batch)
+        self._writers: dict[int, bytes] = {}  # by producer group
 
     def __len__(self) -> int:
         return len(self._last)
@@ -56,22 +57,22 @@ class Writers:
         known = self._last.get(command.writer)
         if known is None and len(self._last) >= rules.max_writers:
             raise error(Code.TOO_MANY, f"there are {len(self._last)} writers", "max_writers")
-        if known is not None and known[0] != group:
-            raise error(Code.WRONG_GROUP, "the writer belongs to another producer group")
+        if self._writers.get(group, command.writer) != command.writer or (known is not None and known[0] != group):
+            raise error(Code.WRONG_GROUP, "a writer has a producer group of its own")
         repeated = known is not None and known[1] >= command.number
         ordinals = self._owned(command, group, skip_unknown=repeated)
-        states = self._transactions.column("state", ordinals)
-        undecided = (states == OPEN) | (states == PARKED)
+        undecided = self._transactions.undecided_of(group)
+        if not repeated:
+            missing = len(ordinals) - int(np.isin(ordinals, undecided, assume_unique=True).sum())
+            if missing:
+                raise error(Code.CONFLICT, f"{missing} transactions of the batch are already decided")
+        lost = undecided if repeated else np.setdiff1d(undecided, ordinals, assume_unique=True)
         status = Code.ALREADY_COMMITTED if repeated else Code.COMMITTED
-        answer: dict[str, Any] = {"status": status.name, "last": known[1] if repeated and known else command.number}
-        if repeated:
-            if not undecided.any():
-                return Decision((), {**answer, "rolled_back": 0})
-            event = self._event(command, ordinals[undecided], ROLLED_BACK)
-            return Decision((event,), {**answer, "rolled_back": int(undecided.sum())})
-        if not undecided.all():
-            raise error(Code.CONFLICT, f"{int((~undecided).sum())} transactions of the batch are already decided")
-        return Decision((self._event(command, ordinals, COMMITTED),), {**answer, "rolled_back": 0})
+        last = known[1] if repeated and known else command.number
+        answer = {"status": status.name, "last": last, "rolled_back": len(lost)}
+        if repeated and not len(lost):
+            return Decision((), answer)
+        return Decision((self._event(command, ordinals[:0] if repeated else ordinals, lost),), answer)
 
     def _group(self, command: CommitBatch, rules: Rules) -> int:
         epochs = np.array([command.session], np.int64)
@@ -91,15 +92,16 @@ class Writers:
             raise error(Code.WRONG_GROUP)
         return ordinals
 
-    def _event(self, command: CommitBatch, ordinals: Int64s, state: int) -> Event:
+    def _event(self, command: CommitBatch, winners: Int64s, losers: Int64s) -> Event:
         """One row a transaction; a batch of none is one row without a transaction, so that it is remembered too."""
-        first = self._transactions.column("first", ordinals).astype(np.int64)
+        first = self._transactions.column("first", np.concatenate((winners, losers))).astype(np.int64)
+        states = np.repeat(np.array([COMMITTED, ROLLED_BACK], np.uint8), (len(winners), len(losers)))
         if not len(first):
-            first = np.array([NONE], np.int64)
+            first, states = np.array([NONE], np.int64), np.array([COMMITTED], np.uint8)
         size = len(first)
         columns = [
             pa.array(first),
-            pa.array(np.full(size, state, np.uint8)),
+            pa.array(states),
             pa.array(np.full(size, int(DecidedBy.PRODUCER), np.uint8)),
             pa.array(np.full(size, command.session, np.uint32)),
             pa.array([command.writer] * size, ID),
@@ -114,6 +116,7 @@ class Writers:
         known = self._last.get(writer)
         if known is None or known[1] < number:
             self._last[writer] = (group, number)
+            self._writers[group] = writer
 
     def snapshot(self) -> dict[str, pa.Table]:
         """The state as tables."""
@@ -131,3 +134,4 @@ class Writers:
             return
         writers, groups, batches = (table[name].to_pylist() for name in ("writer", "group", "batch"))
         self._last = dict(zip(writers, zip(groups, batches, strict=True), strict=True))
+        self._writers = {group: writer for writer, (group, _) in self._last.items()}
