@@ -1,4 +1,88 @@
 """The database side: local message table, receive log, barrier, relay. SQLAlchemy 2 sessions and connections.
 
-``_tx`` always means "inside your transaction": such a call writes through your session and commits nothing itself.
+``_tx`` always means "inside your transaction": such a call writes through your session and commits nothing itself. Names
+load when they are first used; without SQLAlchemy they raise Misuse(MISSING_PACKAGE).
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from escrowmq.errors import Code, Misuse
+
+if TYPE_CHECKING:
+    from escrowmq.outbox import aio, attention, callbacks, inbox, migrations, tables
+    from escrowmq.outbox.callbacks import CallbackListener, confirm_batch_tx, confirm_tx, mark_done, report
+    from escrowmq.outbox.inbox import claim_batch_tx, claim_tx
+    from escrowmq.outbox.migrations import check_schema, ddl, migrate
+    from escrowmq.outbox.sending import send_batch_tx, send_tx
+    from escrowmq.outbox.tables import State, metadata
+
+_LAZY = {
+    "send_tx": "sending",
+    "send_batch_tx": "sending",
+    "claim_tx": "inbox",
+    "claim_batch_tx": "inbox",
+    "confirm_tx": "callbacks",
+    "confirm_batch_tx": "callbacks",
+    "report": "callbacks",
+    "mark_done": "callbacks",
+    "CallbackListener": "callbacks",
+    "migrate": "migrations",
+    "check_schema": "migrations",
+    "ddl": "migrations",
+    "metadata": "tables",
+    "State": "tables",
+}
+_MODULES = frozenset({"aio", "attention", "callbacks", "inbox", "migrations", "tables"})
+
+__all__ = [  # noqa: RUF022  # grouped, not sorted
+    # the sender
+    "send_tx",
+    "send_batch_tx",
+    # the consumer
+    "claim_tx",
+    "claim_batch_tx",
+    "inbox",
+    # the consumer's word to the sender
+    "confirm_tx",
+    "confirm_batch_tx",
+    "report",
+    "mark_done",
+    "CallbackListener",
+    # the tables
+    "migrate",
+    "check_schema",
+    "ddl",
+    "metadata",
+    "State",
+    # rooms
+    "aio",
+    "attention",
+    "callbacks",
+    "migrations",
+    "tables",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY and name not in _MODULES:
+        raise AttributeError(f"module 'escrowmq.outbox' has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f"escrowmq.outbox.{_LAZY.get(name, name)}")
+    except ModuleNotFoundError as problem:
+        if (problem.name or "").partition(".")[0] != "sqlalchemy":
+            raise
+        raise Misuse(
+            Code.MISSING_PACKAGE,
+            f"outbox.{name} needs SQLAlchemy, which is not installed",
+            'python -m pip install "escrowmq[outbox]" (or [postgres], [mysql])',
+        ) from problem
+    value = getattr(module, name) if name in _LAZY else module
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

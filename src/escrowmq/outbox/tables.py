@@ -19,6 +19,9 @@ LANES = 64
 """Messages are spread over this many lanes by their key (stable hash; without a key by turns). A lane has one relay at a
 time, which is how several relays at once keep the order of every key."""
 
+CHANNEL = "escrowmq_outbox"
+"""PostgreSQL's channel on which a commit with new messages wakes the relays (``LISTEN``, ``NOTIFY``); the payload is empty."""
+
 ID = (
     sa.LargeBinary(16).with_variant(mysql.BINARY(16), "mysql", "mariadb").with_variant(postgresql.BYTEA(), "postgresql")
 )
@@ -35,7 +38,7 @@ class State(IntEnum):
     """Where a row of ``trans_message`` stands."""
 
     PENDING = 0
-    """To be sent, now or at ``due_us``."""
+    """To be sent at once (``due_us`` is 0, or past)."""
     SENT = 1
     """The target's receipt is durable; kept for the consumer's callback, or for ``keep``."""
     DONE = 2
@@ -44,6 +47,12 @@ class State(IntEnum):
     """Attempts ran out: a person decides."""
     DISCARDED = 4
     """A person decided that it is not to be sent."""
+    RETRYING = 5
+    """Refused, or the target was away; the relay tries again at ``due_us``. Holds later rows of its key."""
+    HELD = 6
+    """Behind a RETRYING or WAITING row of its key; the relay makes it PENDING again when that one has gone."""
+
+    # A callback can be quicker than the relay's own mark: whoever marks a row SENT does so only WHERE it is still PENDING.
 
 
 class Reason(IntEnum):
@@ -55,11 +64,15 @@ class Reason(IntEnum):
 
 metadata = sa.MetaData()
 
+_TRANSACTIONAL: dict[str, Any] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
+"""Whatever the server's default engine is: without transactions there is no outbox."""
+
 trans_schema = sa.Table(
     "trans_schema",
     metadata,
     sa.Column("one", sa.SmallInteger, primary_key=True, autoincrement=False),  # always 1: the table has one row
     sa.Column("version", sa.Integer, nullable=False),
+    **_TRANSACTIONAL,
 )
 
 trans_message = sa.Table(
@@ -81,6 +94,7 @@ trans_message = sa.Table(
     sa.Column("sent_us", BIG),
     sa.Column("done_us", BIG),
     sa.Column("error", TEXT),
+    **_TRANSACTIONAL,
 )
 
 trans_lane = sa.Table(
@@ -90,6 +104,17 @@ trans_lane = sa.Table(
     sa.Column("owner", NAME),
     sa.Column("epoch", BIG, nullable=False),
     sa.Column("leased_until_us", BIG, nullable=False),  # by the database's clock
+    **_TRANSACTIONAL,
+)
+
+trans_relay = sa.Table(
+    "trans_relay",
+    metadata,
+    sa.Column("owner", NAME, primary_key=True),
+    sa.Column(
+        "alive_until_us", BIG, nullable=False
+    ),  # by the database's clock; who is alive gets a fair share of the lanes
+    **_TRANSACTIONAL,
 )
 
 trans_recv_log = sa.Table(
@@ -98,6 +123,7 @@ trans_recv_log = sa.Table(
     sa.Column("consumer_group", NAME, primary_key=True),
     sa.Column("message_id", ID, primary_key=True),
     sa.Column("seen_us", BIG, nullable=False),
+    **_TRANSACTIONAL,
 )
 
 trans_recv_offset = sa.Table(
@@ -111,6 +137,8 @@ trans_recv_offset = sa.Table(
     sa.Column("part", sa.Integer, primary_key=True, autoincrement=False),  # offsets with offset % stride = part
     sa.Column("next_offset", BIG, nullable=False),  # always the next one, never the last
     sa.Column("epoch", BIG, nullable=False),  # of the consumer that may move it
+    sa.Column("owner", NAME),  # that consumer's name; null: let go
+    **_TRANSACTIONAL,
 )
 
 trans_barrier = sa.Table(
@@ -120,6 +148,7 @@ trans_barrier = sa.Table(
     sa.Column("branch", NAME, primary_key=True),
     sa.Column("reason", sa.SmallInteger, nullable=False),
     sa.Column("decided_us", BIG, nullable=False),
+    **_TRANSACTIONAL,
 )
 
 trans_prepared = sa.Table(
@@ -133,6 +162,7 @@ trans_prepared = sa.Table(
     sa.Column("properties", TEXT),
     sa.Column("body", BODY, nullable=False),
     sa.Column("prepared_us", BIG, nullable=False),
+    **_TRANSACTIONAL,
 )
 
 trans_driven = sa.Table(
@@ -148,8 +178,10 @@ trans_driven = sa.Table(
     sa.Column("tag", KEY),
     sa.Column("properties", TEXT),
     sa.Column("body", BODY, nullable=False),
+    sa.Column("delay_us", BIG, nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("created_us", BIG, nullable=False),
+    **_TRANSACTIONAL,
 )
 
 
@@ -168,4 +200,26 @@ sa.Index(
 sa.Index("trans_message_by_state", trans_message.c.state, trans_message.c.lane, trans_message.c.seq).ddl_if(
     callable_=_on("mysql", "mariadb")
 )
+# What the relay puts aside (RETRYING, HELD, WAITING) and what it keeps (SENT, DONE) must not make its reads of PENDING rows slower.
+_ASIDE = trans_message.c.state >= State.WAITING.value
+sa.Index(
+    "trans_message_aside",
+    trans_message.c.state,
+    trans_message.c.lane,
+    trans_message.c.due_us,
+    postgresql_where=_ASIDE,
+    sqlite_where=_ASIDE,
+).ddl_if(callable_=_on("postgresql", "sqlite"))
+_KEPT = trans_message.c.sent_us.is_not(None)
+sa.Index(
+    "trans_message_kept", trans_message.c.state, trans_message.c.sent_us, postgresql_where=_KEPT, sqlite_where=_KEPT
+)
+_WAITING = trans_message.c.state == State.WAITING.value
+sa.Index(
+    "trans_message_waiting",
+    trans_message.c.seq,
+    postgresql_where=_WAITING,
+    sqlite_where=_WAITING,
+).ddl_if(callable_=_on("postgresql", "sqlite"))
+sa.Index("trans_recv_log_by_time", trans_recv_log.c.seen_us)  # what is purged is at its left end
 sa.Index("trans_driven_by_group", trans_driven.c.producer_group, trans_driven.c.state)

@@ -1,0 +1,40 @@
+"""Engines for URLs that people type: the driver of our extras where the URL names none, and errors that say the fix."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+
+from escrowmq.errors import Code, Misuse
+
+_DRIVERS = {
+    "postgresql": "postgresql+psycopg",
+    "postgres": "postgresql+psycopg",
+    "mysql": "mysql+pymysql",
+    "mariadb": "mariadb+pymysql",
+}
+_EXTRAS = {"psycopg": "postgres", "pymysql": "mysql", "aiomysql": "mysql", "aiosqlite": "outbox"}
+
+
+def open_engine(url: str, **options: object) -> sa.Engine:
+    """An engine for a database URL such as ``sqlite:///shop.db`` or ``postgresql://user:password@host/shop``.
+
+    Raises Misuse(BAD_URL) for what is no such URL, Misuse(MISSING_PACKAGE) if the driver is not installed.
+    """
+    hint = "such as sqlite:///shop.db, postgresql://user@host/shop or mysql://user@host/shop"
+    try:
+        parsed = sa.make_url(url)
+    except ArgumentError:
+        raise Misuse(Code.BAD_URL, f"{url!r} is not a database URL", hint) from None  # may hold a password: not chained
+    parsed = parsed.set(drivername=_DRIVERS.get(parsed.drivername, parsed.drivername))
+    try:
+        engine = sa.create_engine(parsed, **options)
+    except NoSuchModuleError:
+        raise Misuse(Code.BAD_URL, f"no such kind of database: {parsed.drivername}", hint) from None
+    except ModuleNotFoundError as problem:
+        extra = _EXTRAS.get(problem.name or "", "outbox")
+        told = f"the driver {problem.name} is not installed"
+        raise Misuse(Code.MISSING_PACKAGE, told, f'python -m pip install "escrowmq[{extra}]"') from problem
+    if engine.dialect.is_async:
+        raise Misuse(Code.BAD_URL, f"{parsed.drivername} is an asynchronous driver", f"use {engine.dialect.name}://")
+    return engine

@@ -1,0 +1,206 @@
+"""Making and upgrading the tables, step by step, by the version in ``trans_schema``.
+
+Two ways, and a version row is kept either way: :func:`migrate` does it all, or Alembic does, with :data:`metadata` as (a part of)
+its ``target_metadata`` and the texts of :func:`ddl` for what a comparison of tables cannot see: the version and the lanes.
+
+Version 0 is what ``metadata.create_all`` or Alembic's autogenerate leave: tables at most, without their rows. A step says what it
+does in statements that do no harm when they are run again, so a step that was cut short is simply repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import schema
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.exc import DBAPIError
+
+from escrowmq.errors import Code, Misuse, Unknown
+from escrowmq.outbox.tables import LANES, SCHEMA_VERSION, metadata, trans_lane, trans_schema
+
+DIALECTS = ("sqlite", "postgresql", "mysql", "mariadb")
+PATIENCE = 60
+"""Seconds that a migration waits for another process that is migrating."""
+
+_LOCK = "escrowmq_migrate"
+_LOCK_NUMBER = 0x65736372_6F776D71
+_INDEX_EXISTS = 1061
+
+Statements = Callable[[sa.Dialect], list[sa.Executable]]
+
+
+def migrate(engine: sa.Engine | sa.Connection) -> int:
+    """Create the tables, or upgrade them; the version that they had before (0: none). Idempotent; safe when several
+    processes do it at once.
+
+    With a Connection it works inside the caller's transaction where the database can (not on MariaDB and MySQL, which commit
+    at every CREATE). Raises Misuse(SCHEMA_VERSION) if the tables are newer than this version of escrowmq.
+    """
+    if isinstance(engine, sa.Connection):
+        return _upgrade(engine)
+    if not isinstance(engine, sa.Engine):
+        hint = "asynchronous engines: await outbox.aio.migrate(engine)"
+        raise Misuse(Code.BAD_ARGUMENT, f"{type(engine).__name__} is not a SQLAlchemy engine or connection", hint)
+    if engine.dialect.name == "sqlite":
+        with _sqlite_alone(engine) as connection:
+            return _upgrade(connection)
+    with engine.begin() as connection:
+        return _upgrade(connection)
+
+
+def check_schema(connection: sa.Connection) -> None:
+    """Raise Misuse(NO_TABLES) if the tables are not there, Misuse(SCHEMA_VERSION) if they are of another version.
+
+    It never makes a statement fail, so the caller's transaction stays as it is.
+    """
+    if not _has_tables(connection):
+        raise Misuse(Code.NO_TABLES)
+    found = _version(connection)
+    if found == 0:
+        hint = "run `escrowmq outbox migrate` once; under Alembic execute the texts of outbox.ddl(...) too"
+        raise Misuse(Code.SCHEMA_VERSION, "the tables have no version row: they were made, but not filled", hint)
+    if found < SCHEMA_VERSION:
+        told = f"the tables are of version {found}, older than this escrowmq, which has {SCHEMA_VERSION}"
+        raise Misuse(Code.SCHEMA_VERSION, told, "run `escrowmq outbox migrate`, or outbox.migrate(engine)")
+    if found > SCHEMA_VERSION:
+        raise _newer(found)
+
+
+def ddl(dialect_name: str, from_version: int = 0) -> list[str]:
+    """The SQL texts that bring tables of ``from_version`` (0: none) to this version, the version row included.
+
+    ``dialect_name``: sqlite, postgresql, mysql or mariadb. One statement a text, without a final semicolon.
+    """
+    if dialect_name not in DIALECTS:
+        raise Misuse(Code.BAD_ARGUMENT, f"no tables for {dialect_name!r}", f"one of {', '.join(DIALECTS)}")
+    if not 0 <= from_version <= SCHEMA_VERSION:
+        raise Misuse(Code.BAD_ARGUMENT, f"no version {from_version}", f"0 to {SCHEMA_VERSION}")
+    dialect = _dialect(dialect_name)
+    return [_text(statement, dialect) for statement in _path(dialect, from_version)]
+
+
+# The steps
+
+
+def _first(dialect: sa.Dialect) -> list[sa.Executable]:
+    """0 → 1: everything."""
+    made: list[sa.Executable] = []
+
+    def collect(statement: Any, *_: Any, **__: Any) -> None:
+        if isinstance(statement, schema.CreateTable):
+            made.append(schema.CreateTable(statement.element, if_not_exists=True))
+        elif isinstance(statement, schema.CreateIndex):
+            # MySQL has no IF NOT EXISTS here: an index that is there already is passed over when the step is run
+            made.append(schema.CreateIndex(statement.element, if_not_exists=dialect.name != "mysql"))
+
+    metadata.create_all(sa.create_mock_engine(f"{dialect.name}://", collect), checkfirst=False)
+    rows = [{"lane": lane, "epoch": 0, "leased_until_us": 0} for lane in range(LANES)]
+    return [*made, _insert_missing(dialect, trans_lane, rows)]
+
+
+STEPS: dict[int, Statements] = {1: _first}
+"""The step *to* each version. A change of released tables is a new step; step 1, which makes what ``tables.py`` has now, is then
+frozen to the texts that the tests keep of it."""
+
+
+def _path(dialect: sa.Dialect, found: int) -> Iterator[sa.Executable]:
+    for version in range(found + 1, SCHEMA_VERSION + 1):
+        yield from STEPS[version](dialect)
+        yield _insert_missing(dialect, trans_schema, [{"one": 1, "version": version}])
+        yield sa.update(trans_schema).where(trans_schema.c.one == 1).values(version=version)
+
+
+def _insert_missing(dialect: sa.Dialect, table: sa.Table, rows: list[dict[str, int]]) -> sa.Executable:
+    """Insert those rows whose primary key is not there yet."""
+    if dialect.name == "postgresql":
+        return postgresql.insert(table).values(rows).on_conflict_do_nothing()
+    if dialect.name == "sqlite":
+        return sqlite.insert(table).values(rows).on_conflict_do_nothing()
+    return mysql.insert(table).values(rows).prefix_with("IGNORE")
+
+
+def _upgrade(connection: sa.Connection) -> int:
+    with _lock(connection):
+        found = _version(connection) if _has_tables(connection) else 0
+        if found > SCHEMA_VERSION:
+            raise _newer(found)
+        for statement in _path(connection.dialect, found):
+            try:
+                connection.execute(statement)
+            except DBAPIError as problem:
+                # a step that was cut short had made this index
+                if not isinstance(statement, schema.CreateIndex) or problem.orig.args[0] != _INDEX_EXISTS:  # type: ignore[union-attr]
+                    raise
+    return found
+
+
+# One at a time
+
+
+@contextmanager
+def _lock(connection: sa.Connection) -> Iterator[None]:
+    """Nobody else migrates meanwhile. On SQLite the transaction itself is the lock."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK_NUMBER)))
+        yield
+    elif connection.dialect.name in ("mysql", "mariadb"):
+        name = sa.func.concat(_LOCK, ".", sa.func.database())
+        if connection.scalar(sa.select(sa.func.get_lock(name, PATIENCE))) != 1:
+            raise Unknown(Code.TIMED_OUT, "another process has been migrating these tables for a minute")
+        try:
+            yield
+        finally:
+            connection.scalar(sa.select(sa.func.release_lock(name)))
+    else:
+        yield
+
+
+@contextmanager
+def _sqlite_alone(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """A transaction that holds the write lock from its start: SQLite's driver would commit every CREATE by itself."""
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.begin()
+        if connection.connection.driver_connection.in_transaction:  # type: ignore[union-attr]
+            connection.exec_driver_sql("ROLLBACK")  # a listener of the engine's has begun one that holds no lock
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        try:
+            yield connection
+        except BaseException:
+            with suppress(DBAPIError):  # SQLite may have rolled it back already
+                connection.exec_driver_sql("ROLLBACK")
+            raise
+        connection.exec_driver_sql("COMMIT")
+
+
+# What is there
+
+
+def translated(connection: sa.Connection) -> str | None:
+    """The database schema into which the connection translates table names (``schema_translate_map``)."""
+    names = connection.get_execution_options().get("schema_translate_map") or {}
+    return names.get(None)
+
+
+def _has_tables(connection: sa.Connection) -> bool:
+    return sa.inspect(connection).has_table(trans_schema.name, schema=translated(connection))
+
+
+def _version(connection: sa.Connection) -> int:
+    return connection.scalar(sa.select(trans_schema.c.version).where(trans_schema.c.one == 1)) or 0
+
+
+def _newer(found: int) -> Misuse:
+    told = f"the tables are of version {found}, newer than this escrowmq, which has {SCHEMA_VERSION}"
+    return Misuse(Code.SCHEMA_VERSION, told, "upgrade escrowmq here; nothing was changed")
+
+
+def _dialect(name: str) -> sa.Dialect:
+    return sa.create_mock_engine(f"{name}://", lambda *_, **__: None).dialect
+
+
+def _text(statement: sa.Executable, dialect: sa.Dialect) -> str:
+    compiled = statement.compile(dialect=dialect, compile_kwargs={"literal_binds": True})  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in str(compiled).strip().splitlines())
