@@ -13,8 +13,9 @@ from pyarrow import flight
 
 from escrowmq.broker.calls import Calls
 from escrowmq.broker.embedded import open_engine
-from escrowmq.broker.service import Service, check_address
+from escrowmq.broker.service import Service
 from escrowmq.errors import Code, Denied
+from escrowmq.platform.listening import check_address
 from escrowmq.schemas import CHECKS, ENDING, OUTGOING, PRODUCED
 from escrowmq.settings import BrokerSettings
 from escrowmq.testing.ledgers import outgoing
@@ -356,7 +357,7 @@ def test_a_stopping_broker_hangs_up_on_clients_that_stay(tmp_path):
     served.client.close()
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org", ""])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org", "127.0.0.1.example.org", ""])
 def test_only_loopback_without_insecure(host):
     with pytest.raises(Denied):
         check_address(host, insecure=False)

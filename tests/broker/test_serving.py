@@ -15,8 +15,9 @@ from pyarrow import flight
 
 from escrowmq.broker.http import HttpServer
 from escrowmq.broker.metrics import METRICS, registry
-from escrowmq.broker.serve import parse_address, serve
+from escrowmq.broker.serve import serve
 from escrowmq.errors import Code, Denied, Misuse
+from escrowmq.platform.listening import parse_address
 from escrowmq.schemas import OUTGOING
 from escrowmq.testing.ledgers import outgoing
 from escrowmq.wire import pack_metadata

@@ -23,19 +23,23 @@ from escrowmq.wire import Exchange
 
 
 class _Shared:
-    """An engine and how many links use it."""
+    """A running engine and how many links use it. ``ours``: the last link's ``close`` stops it."""
 
-    def __init__(self, folder: Path, settings: BrokerSettings) -> None:
-        self.settings = settings
+    def __init__(self, engine: Engine, calls: Calls, *, ours: bool) -> None:
+        self.settings = engine.settings
         self.users = 0
-        self.engine = open_engine(folder, settings)
-        self.engine.start()
-        self.calls = Calls(self.engine)
+        self.engine = engine
+        self.calls = calls
+        self._ours = ours
 
-    def close(self) -> None:
-        """Stop it cleanly."""
-        self.engine.stop()
-        self.calls.close()
+    def leave(self, place: Path) -> None:
+        """One link less."""
+        with _opening:
+            self.users -= 1
+            if self._ours and not self.users:
+                del _open[place]
+                self.engine.stop()
+                self.calls.close()
 
 
 _open: dict[Path, _Shared] = {}
@@ -69,13 +73,22 @@ def open_embedded(folder: Path, settings: BrokerSettings) -> EmbeddedLink:
     with _opening:
         shared = _open.get(place)
         if shared is None:
-            shared = _open[place] = _Shared(place, settings)
+            engine = open_engine(place, settings)
+            engine.start()
+            shared = _open[place] = _Shared(engine, Calls(engine), ours=True)
         elif shared.settings != settings:
             raise Misuse(
                 Code.BAD_SETTING, f"{place} is open in this process with other settings", "open it with the same ones"
             )
         shared.users += 1
         return EmbeddedLink(place, shared)
+
+
+def lent_link(folder: Path, calls: Calls) -> EmbeddedLink:
+    """A link to an engine that its caller has started, and stops after the link was closed."""
+    shared = _Shared(calls.engine, calls, ours=False)
+    shared.users += 1
+    return EmbeddedLink(Path(folder).absolute(), shared)
 
 
 class _Watch:
@@ -174,8 +187,4 @@ class EmbeddedLink:
             receive.cancel()
         for watch in watches:
             watch.close()
-        with _opening:
-            shared.users -= 1
-            if not shared.users:
-                del _open[self._place]
-                shared.close()
+        shared.leave(self._place)

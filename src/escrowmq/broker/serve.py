@@ -6,7 +6,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -14,14 +14,19 @@ from typing import Any
 import pyarrow as pa
 
 from escrowmq.broker.calls import Calls
-from escrowmq.broker.embedded import open_engine
+from escrowmq.broker.embedded import lent_link, open_engine
 from escrowmq.broker.http import HttpServer
 from escrowmq.broker.metrics import registry
-from escrowmq.broker.service import Service, check_address
+from escrowmq.broker.service import Service
 from escrowmq.errors import Code, Misuse
+from escrowmq.platform.listening import check_address, parse_address, shown
 from escrowmq.settings import BrokerSettings
+from escrowmq.wire import Link
 
 logger = logging.getLogger(__name__)
+
+Beside = Callable[[Link], AbstractContextManager[dict[str, Any]]]
+"""Something that runs beside a served broker, over a link inside this process; it says what ``announce`` shall tell of it."""
 
 WAKE_SECONDS = 0.2
 
@@ -38,12 +43,14 @@ def serve(
     insecure: bool = False,
     announce: Callable[[dict[str, Any]], None] = lambda _: None,
     stop: threading.Event | None = None,
+    beside: Beside | None = None,
 ) -> int:
     """Serve ``folder`` until SIGTERM, SIGINT or ``stop``; the exit code: 0 after a clean stop.
 
     ``listen`` and ``metrics`` are HOST:PORT, port 0 for any free one (None: no HTTP). ``announce`` is called once, when
     requests are taken, with {"url", "metrics" (URL or None), "folder", "shard", "epoch"}. A shard that stops by a
-    fault keeps answering ``health`` and refusing the rest until it is told to stop; the exit code is then 1.
+    fault keeps answering ``health`` and refusing the rest until it is told to stop; the exit code is then 1. ``beside`` is
+    entered when requests are taken, and left before the broker stops.
 
     Raises Misuse(BAD_URL, FOLDER_IN_USE, ...), Denied for an address that is not loopback without ``insecure``, Corrupt.
     """
@@ -58,18 +65,21 @@ def serve(
         calls = Calls(engine)
         service: Service | None = None
         http: HttpServer | None = None
+        stack = ExitStack()
         try:
             engine.start()
             service = _listen(calls, host, port, insecure)
             if http_address is not None:
                 http = _listen_http(calls, *http_address)
+            more = stack.enter_context(beside(lent_link(Path(folder), calls))) if beside is not None else {}
             announce(
                 {
-                    "url": f"escrow://{_shown(host)}:{service.port}",
-                    "metrics": f"http://{_shown(http_address[0])}:{http.port}" if http and http_address else None,
+                    "url": f"escrow://{shown(host)}:{service.port}",
+                    "metrics": f"http://{shown(http_address[0])}:{http.port}" if http and http_address else None,
                     "folder": str(folder),
                     "shard": engine.log.shard,
                     "epoch": engine.log.epoch,
+                    **more,
                 }
             )
             # Never for ever: the system may hand a signal to a thread of Flight's, and Python then runs the handler only when
@@ -78,37 +88,23 @@ def serve(
                 pass
         finally:
             logger.info("stopping")
-            engine.stop()
-            calls.close()
-            if service is not None:
-                service.stop()
-            if http is not None:
-                http.close()
+            try:
+                stack.close()
+            finally:
+                engine.stop()
+                calls.close()
+                if service is not None:
+                    service.stop()
+                if http is not None:
+                    http.close()
     return STOPPED_BY_FAULT if engine.shard.failure is not None else 0
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT`` or ``[V6]:PORT``; Misuse(BAD_URL) otherwise."""
-    host, colon, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
-    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
-        raise Misuse(
-            Code.BAD_URL, f"{text!r} is not HOST:PORT", "for example 127.0.0.1:7700; port 0 means any free one"
-        )
-    return host, int(port)
-
-
-def _shown(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _listen(calls: Calls, host: str, port: int, insecure: bool) -> Service:
     try:
         return Service(calls, host, port, insecure=insecure)
     except (pa.ArrowException, OSError) as problem:
-        raise Misuse(
-            Code.BAD_URL, f"cannot listen on {_shown(host)}:{port}: {problem}", "is the port in use?"
-        ) from None
+        raise Misuse(Code.BAD_URL, f"cannot listen on {shown(host)}:{port}: {problem}", "is the port in use?") from None
 
 
 def _listen_http(calls: Calls, host: str, port: int) -> HttpServer:
@@ -116,9 +112,7 @@ def _listen_http(calls: Calls, host: str, port: int) -> HttpServer:
     try:
         return HttpServer(host, port, numbers, lambda: calls.action("health", {}))
     except OSError as problem:
-        raise Misuse(
-            Code.BAD_URL, f"cannot listen on {_shown(host)}:{port}: {problem}", "is the port in use?"
-        ) from None
+        raise Misuse(Code.BAD_URL, f"cannot listen on {shown(host)}:{port}: {problem}", "is the port in use?") from None
 
 
 @contextmanager

@@ -51,7 +51,8 @@ from pyarrow import flight
 from escrowmq.broker.calls import Calls
 from escrowmq.broker.hangup import hang_up
 from escrowmq.broker.requests import Fields
-from escrowmq.errors import Code, Denied, EscrowError, error
+from escrowmq.errors import Code, EscrowError, error
+from escrowmq.platform.listening import check_address
 from escrowmq.schemas import CHECKS
 from escrowmq.wire import (
     ANSWER,
@@ -133,16 +134,6 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         except EscrowError as problem:
             raise flight_error(problem) from None
         return flight.GeneratorStream(reader.schema, _batches(reader))
-
-
-def check_address(host: str, insecure: bool) -> None:
-    """Denied unless ``host`` is loopback, or ``insecure`` is spelled out."""
-    if not insecure and not (host in ("localhost", "::1") or host.startswith("127.")):
-        raise Denied(
-            Code.DENIED,
-            f"{host} can be reached from other machines, and there is neither TLS nor a password",
-            "listen on 127.0.0.1, or give --insecure on a network that you trust",
-        )
 
 
 def _kind(options: dict[str, Any]) -> str:

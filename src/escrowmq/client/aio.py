@@ -16,12 +16,12 @@ from escrowmq.client.admin import Admin
 from escrowmq.client.alarm import Alarm
 from escrowmq.client.async_consumer import AsyncConsumer, AsyncReceived
 from escrowmq.client.async_producer import AsyncProducer
-from escrowmq.client.checker import Decide
 from escrowmq.client.consumption import (
     Consumption,
     check_options,
     subscription,
 )
+from escrowmq.client.deciding import AnyChecker
 from escrowmq.client.lanes import LoopLane, Sender
 from escrowmq.client.parcel import Codec
 from escrowmq.client.production import Production
@@ -71,11 +71,17 @@ class AsyncBus:
         instance: str | None = None,
         qos: int = 1,
         timeout: float = 30.0,
-        checker: Decide | None = None,
+        checker: AnyChecker | None = None,
+        unasked: bool = False,
     ) -> AsyncProducer:
-        """As :meth:`Bus.producer`; not to be awaited."""
+        """As :meth:`Bus.producer`; not to be awaited.
+
+        ``unasked``: transactions may begin without a checker. This producer is then never asked: they wait for their end
+        by id, whoever brings it, and are parked after ``half_retention``.
+        """
         self._need_open()
-        production = Production(self.router, self._alarm, self._lane, group, instance, qos, timeout, self._loop)
+        production = Production(self.router, self._alarm, self.lane, group, instance, qos, timeout, self._loop)
+        production.unasked = unasked
         producer = AsyncProducer(production)
         self._parts.append(producer)
         if checker is not None:
@@ -115,7 +121,7 @@ class AsyncBus:
         consumption = Consumption(
             self.router,
             self._alarm,
-            self._lane,
+            self.lane,
             group,
             request,
             lease=lease,
@@ -152,9 +158,10 @@ class AsyncBus:
         if self._closed:
             raise Unknown(Code.CLOSED, "the bus is closed")
 
-    def _lane(
+    def lane(
         self, link: Link, kind: Exchange, codec: Codec, options: Callable[[], dict[str, Any]], more: dict[str, Any]
     ) -> LoopLane:
+        """A coalescing lane of this bus, for a face that sends batches itself; whoever makes it closes it."""
         return LoopLane(
             link,
             kind,

@@ -10,11 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from escrowmq.client.checker import Decide
 from escrowmq.client.ending import id_bytes
 from escrowmq.client.lanes import LoopLane
 from escrowmq.client.outgoing import ROW_OVERHEAD
-from escrowmq.client.producer import require, unfolded
+from escrowmq.client.producer import CheckerT, require, unfolded
 from escrowmq.client.production import Production
 from escrowmq.client.results import EndResults, Receipts
 from escrowmq.client.transaction import Phase, note
@@ -75,7 +74,7 @@ class AsyncProducer:
         """As :meth:`Producer.send`."""
         given = (key, tag, properties, delay, queue, message_id, None)
         name, content, given = unfolded(topic, body, given)
-        number = self._production.number(Exchange.SEND, given[0])
+        number = self._production.number(Exchange.SEND, given[0], given[5])
         session = self._production.sessions[number]
         if not session.ready(False):
             await asyncio.to_thread(session.open, self._production.has_checker)
@@ -93,7 +92,7 @@ class AsyncProducer:
         """As :meth:`Producer.send_batch`."""
         return await self._batch(Exchange.SEND, messages)
 
-    def checker(self, decide: Decide) -> Decide:
+    def checker(self, decide: CheckerT) -> CheckerT:
         """As :meth:`Producer.checker`; not to be awaited."""
         self._production.set_checker(decide)
         return decide
@@ -147,7 +146,7 @@ class AsyncProducer:
         given = (key, tag, properties, delay, queue, message_id, check_immunity)
         name, content, given = unfolded(topic, body, given)
         if transaction_id is None:
-            number, join = production.number(Exchange.PREPARE, given[0]), None
+            number, join = production.number(Exchange.PREPARE, given[0], given[5]), None
         else:
             join = bytes(transaction_id)
             known = production.router.known_shard(transaction_id.shard)

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from escrowmq.client.checker import Decide
+from escrowmq.client.deciding import AnyChecker
 from escrowmq.client.ending import id_bytes
 from escrowmq.client.lanes import ThreadLane
 from escrowmq.client.outgoing import ROW_OVERHEAD
@@ -34,6 +34,7 @@ from escrowmq.model import COMMIT, ROLLBACK, Message, Outcome, Receipt, Transact
 from escrowmq.wire import Exchange
 
 LocalTransaction = Callable[[Message, Any], Outcome | None]
+CheckerT = TypeVar("CheckerT", bound=AnyChecker)
 
 
 class Producer:
@@ -114,8 +115,13 @@ class Producer:
 
     # Transactions
 
-    def checker(self, decide: Decide) -> Decide:
-        """Decorator: the function that answers the broker's questions about undecided transactions of this group."""
+    def checker(self, decide: CheckerT) -> CheckerT:
+        """Decorator: what answers the broker's questions about undecided transactions of this group.
+
+        A function of one :class:`~escrowmq.model.Check`, or an object that answers a whole batch in one call: with
+        ``decide_ids(ids)`` (columns in, columns out; see :class:`~escrowmq.client.deciding.IdChecker`), such as
+        ``outbox.Barrier``, or with ``decide_batch(checks)``. An exception is UNKNOWN, for a batch to all of its questions.
+        """
         self._production.set_checker(decide)
         return decide
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
@@ -15,8 +16,9 @@ import pyarrow as pa
 
 from escrowmq import schemas
 from escrowmq.client.alarm import Alarm
-from escrowmq.client.checker import CheckLoop, Decide
+from escrowmq.client.checker import CheckLoop
 from escrowmq.client.coalescer import Lane
+from escrowmq.client.deciding import AnyChecker, takes_batches
 from escrowmq.client.ending import EndingCodec, first_time, id_column, outcome_column, shards
 from escrowmq.client.lanes import ThreadLane
 from escrowmq.client.outgoing import OutgoingCodec, as_batch, check_name, oversized, split
@@ -25,7 +27,7 @@ from escrowmq.client.results import EndResults, Receipts, gather
 from escrowmq.client.router import Router, broker_of
 from escrowmq.client.session import Session
 from escrowmq.errors import Code, Misuse
-from escrowmq.model import DecidedBy
+from escrowmq.model import DecidedBy, message_id
 from escrowmq.wire import Exchange, Link
 
 LaneT = TypeVar("LaneT", bound=Lane)
@@ -64,6 +66,8 @@ class Production(Generic[LaneT]):
         self.router = router
         self.sessions = [Session(link, group, self.instance, self.timeout) for link in router.links]
         self.dropped = 0
+        self.unasked = False
+        """Whether transactions may begin without a checker."""
         self._alarm = alarm
         self._make_lane = make_lane
         self._loop = loop
@@ -75,19 +79,22 @@ class Production(Generic[LaneT]):
         self._codecs: dict[tuple[Exchange, int], OutgoingCodec] = {}
         self._answers: dict[int, ThreadLane] = {}
         self._lock = threading.Lock()
-        self._decide: Decide | None = None
+        self._decide: AnyChecker | None = None
         self._loops: list[CheckLoop] = []
         self._pool: ThreadPoolExecutor | None = None
         self._closed = False
 
     # Where things go
 
-    def number(self, kind: Exchange, key: str | None) -> int:
-        """The broker that takes a message with this key."""
+    def number(self, kind: Exchange, key: str | None, identity: Any = None) -> int:
+        """The broker that takes a message with this key, else with this id of the caller's: sent again, it must come to the
+        broker that knows it."""
         if len(self.sessions) == 1:
             return 0
         if isinstance(key, str):
             return broker_of(key, len(self.sessions))
+        if isinstance(identity, str | bytes | uuid.UUID):
+            return broker_of(message_id(identity).hex(), len(self.sessions))
         return self.router.next_turn(lambda number: not self.broken(kind, number))
 
     def broken(self, kind: Exchange, number: int) -> bool:
@@ -128,14 +135,13 @@ class Production(Generic[LaneT]):
         return self._decide is not None
 
     def need_checker(self) -> None:
-        """Raise Misuse(NO_CHECKER) if there is none."""
-        if self._decide is None:
+        """Raise Misuse(NO_CHECKER) if there is none, and one is needed."""
+        if self._decide is None and not self.unasked:
             raise Misuse(Code.NO_CHECKER)
 
-    def set_checker(self, decide: Decide) -> None:
+    def set_checker(self, decide: AnyChecker) -> None:
         """Begin to listen for checks. Raises Misuse if there is a checker already, or this is none."""
-        if not callable(decide):
-            raise Misuse(Code.BAD_ARGUMENT, f"a checker is a function, not {type(decide).__name__}")
+        takes_batches(decide)
         with self._lock:
             if self._decide is not None:
                 raise Misuse(Code.BAD_ARGUMENT, "this producer has a checker already")
