@@ -16,17 +16,19 @@ from escrowmq.client.outgoing import ROW_OVERHEAD
 from escrowmq.client.producer import CheckerT, require, unfolded
 from escrowmq.client.production import Production
 from escrowmq.client.results import EndResults, Receipts
-from escrowmq.client.transaction import Phase, note
+from escrowmq.client.transaction import Phase, agreed, contradicted, failed_ask, note, undecided
 from escrowmq.errors import Code, EscrowError, Misuse, Overloaded
 from escrowmq.model import (
     COMMIT,
     ROLLBACK,
+    UNKNOWN,
     Message,
     Outcome,
     Receipt,
     TransactionId,
     TransactionResult,
 )
+from escrowmq.platform import failpoints
 from escrowmq.wire import Exchange
 
 LocalTransaction = Callable[[Message, Any], Awaitable[Outcome | None]]
@@ -236,11 +238,12 @@ class AsyncProducer:
 class AsyncTransaction:
     """As :class:`~escrowmq.client.transaction.Transaction`, for ``async with``."""
 
-    __slots__ = ("_phase", "_producer", "id")
+    __slots__ = ("_asks", "_phase", "_producer", "id")
 
     def __init__(self, producer: AsyncProducer) -> None:
         self._producer = producer
         self._phase = Phase.ACTIVE
+        self._asks: list[Callable[[TransactionId], Awaitable[Outcome]]] = []
         self.id: TransactionId | None = None
 
     async def send(
@@ -288,11 +291,25 @@ class AsyncTransaction:
         self._need_active()
         self._phase = Phase.LEFT
 
+    def settle_by(self, ask: Callable[[TransactionId], Awaitable[Outcome]]) -> None:
+        """As :meth:`Transaction.settle_by`; ``ask`` is awaited."""
+        self._need_active()
+        self._asks.append(ask)
+
     async def _end(self, outcome: Outcome) -> Code:
         self._need_active()
         self._phase = Phase.ENDED
         if self.id is None:
             return Code.OK
+        if self._asks:
+            told = agreed([await _asked(ask, self.id) for ask in self._asks])
+            failpoints.reach("transaction.told")
+            if told is UNKNOWN:
+                self._phase = Phase.LEFT
+                raise undecided()
+            if told is not outcome:
+                await self._producer.end(self.id, told)
+                raise contradicted(told)
         return await (self._producer.commit(self.id) if outcome is COMMIT else self._producer.rollback(self.id))
 
     def _need_active(self) -> None:
@@ -308,6 +325,9 @@ class AsyncTransaction:
         if self._phase is not Phase.ACTIVE:
             return
         if raised is None:
+            if self._asks:
+                await self.commit()
+                return
             self._phase = Phase.ENDED
             if self.id is not None:
                 require(await self._producer.end(self.id, COMMIT), Code.COMMITTED, Code.ALREADY_COMMITTED)
@@ -315,4 +335,11 @@ class AsyncTransaction:
         try:
             await self.rollback()
         except EscrowError as problem:  # the caller's own exception matters more
-            note(raised, problem)
+            note(raised, problem, bool(self._asks))
+
+
+async def _asked(ask: Callable[[TransactionId], Awaitable[Outcome]], transaction: TransactionId) -> Outcome:
+    try:
+        return await ask(transaction)
+    except Exception:
+        return failed_ask(transaction)

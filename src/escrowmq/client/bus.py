@@ -9,9 +9,9 @@ from typing import Any
 
 from escrowmq.client.admin import Admin
 from escrowmq.client.alarm import Alarm
-from escrowmq.client.checker import Decide
 from escrowmq.client.consumer import Consumer, Received
 from escrowmq.client.consumption import Consumption, check_options, subscription
+from escrowmq.client.deciding import AnyChecker
 from escrowmq.client.lanes import ThreadLane
 from escrowmq.client.parcel import Codec
 from escrowmq.client.producer import Producer
@@ -47,7 +47,7 @@ class Bus:
         instance: str | None = None,
         qos: int = 1,
         timeout: float = 30.0,
-        checker: Decide | None = None,
+        checker: AnyChecker | None = None,
     ) -> Producer:
         """A producer of producer group ``group``; see :class:`Producer` for ``qos`` and :meth:`Producer.checker`.
 

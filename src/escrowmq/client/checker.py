@@ -6,46 +6,46 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
 
 from escrowmq.client.coalescer import Lane
+from escrowmq.client.deciding import AnyChecker, Decide, Whole, checks_of, takes_batches
 from escrowmq.client.session import Session
 from escrowmq.errors import Code, EscrowError
-from escrowmq.model import Check, CheckedMessage, Outcome, TransactionId
+from escrowmq.model import Check, Outcome
 
 _log = logging.getLogger(__name__)
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 WATCH_SECONDS = 0.2
 """How often a broken subscription is noticed; then also the pause before it is opened anew."""
-
-Decide = Callable[[Check], Outcome | Awaitable[Outcome | None] | None]
 
 
 class CheckLoop:
     """Answers the questions of one broker with one checker, until closed.
 
-    ``decide`` runs on ``pool``, or as a task of ``loop`` if it is a coroutine function. An exception, or anything that is
-    not an Outcome, is UNKNOWN: the broker asks again. Answers go into ``answers``, a lane of END by CHECK.
+    A function is called once a question, a batch checker once a batch (and its answers leave as one request); on ``pool``,
+    or as a task of ``loop`` if it is a coroutine function. An exception, or anything that is not an Outcome, is UNKNOWN:
+    the broker asks again. Answers go into ``answers``, a lane of END by CHECK.
     """
 
     def __init__(
         self,
         session: Session,
-        decide: Decide,
+        checker: AnyChecker,
         pool: ThreadPoolExecutor,
         answers: Callable[[], Lane],
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._session = session
-        self._decide = decide
+        self._whole = Whole(checker) if takes_batches(checker) else None
+        self._decide: Decide = checker  # type: ignore[assignment]  # a function, where it is used
         self._pool = pool
         self._answers = answers
-        self._loop = loop if inspect.iscoroutinefunction(decide) else None
+        is_async = inspect.iscoroutinefunction(checker) if self._whole is None else self._whole.is_async
+        self._loop = loop if is_async else None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = threading.Event()
         self.listening = threading.Event()
@@ -80,15 +80,50 @@ class CheckLoop:
             stream.close()
 
     def _asked(self, batch: pa.RecordBatch) -> None:
-        checks = list(checks_of(batch))
         try:
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._start_tasks, checks)
+            if self._whole is not None:
+                if self._loop is not None:
+                    self._loop.call_soon_threadsafe(self._start_whole, self._whole, batch)
+                else:
+                    self._pool.submit(self._answer_whole, self._whole, batch)
+            elif self._loop is not None:
+                self._loop.call_soon_threadsafe(self._start_tasks, list(checks_of(batch)))
             else:
-                for check in checks:
+                for check in checks_of(batch):
                     self._pool.submit(self._answer, check)
         except RuntimeError:
             pass  # closing: another member will be asked
+
+    # A whole batch
+
+    def _answer_whole(self, whole: Whole, batch: pa.RecordBatch) -> None:
+        try:
+            answers = whole.answers(batch, whole.ask(batch))
+        except Exception:
+            _log.exception("the checker failed for a batch of questions")
+            answers = whole.unknown(batch)
+        self._reply_whole(answers)
+
+    def _start_whole(self, whole: Whole, batch: pa.RecordBatch) -> None:
+        self._start_task(self._answer_whole_async(whole, batch))
+
+    async def _answer_whole_async(self, whole: Whole, batch: pa.RecordBatch) -> None:
+        try:
+            answers = whole.answers(batch, await whole.ask(batch))
+        except Exception:
+            _log.exception("the checker failed for a batch of questions")
+            answers = whole.unknown(batch)
+        self._reply_whole(answers)
+
+    def _reply_whole(self, answers: pa.RecordBatch) -> None:
+        step = self._session.checker.limits.max_batch_rows
+        try:
+            for start in range(0, answers.num_rows, step):
+                self._answers().add_batch(answers.slice(start, step), None)
+        except EscrowError:
+            pass  # closing: another member will be asked
+
+    # One by one
 
     def _answer(self, check: Check) -> None:
         try:
@@ -99,11 +134,14 @@ class CheckLoop:
         self._reply(check, outcome)
 
     def _start_tasks(self, checks: list[Check]) -> None:
-        assert self._loop is not None
         for check in checks:
-            task = self._loop.create_task(self._answer_async(check))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._start_task(self._answer_async(check))
+
+    def _start_task(self, answering: Coroutine[Any, Any, None]) -> None:
+        assert self._loop is not None
+        task = self._loop.create_task(answering)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _answer_async(self, check: Check) -> None:
         outcome: Any = None
@@ -120,27 +158,3 @@ class CheckLoop:
             self._answers().add((bytes(check.transaction_id), int(outcome)), None, 32)
         except EscrowError:
             pass  # closing: another member will be asked
-
-
-def checks_of(batch: pa.RecordBatch) -> Iterator[Check]:
-    """The questions of a CHECKS batch: the rows of one transaction stand next to each other."""
-    columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
-    ids = columns["transaction"]
-    start = 0
-    for row in range(1, len(ids) + 1):
-        if row == len(ids) or ids[row] != ids[start]:
-            messages = tuple(_message(columns, at) for at in range(start, row))
-            yield Check(TransactionId.from_bytes(ids[start]), columns["attempt"][start], messages)
-            start = row
-
-
-def _message(columns: dict[str, list[Any]], row: int) -> CheckedMessage:
-    return CheckedMessage(
-        columns["topic"][row],
-        columns["body"][row],
-        columns["key"][row],
-        columns["tag"][row],
-        dict(columns["properties"][row] or ()),
-        columns["message_id"][row],
-        _EPOCH + timedelta(microseconds=columns["born_us"][row]),
-    )

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from escrowmq.errors import Code, EscrowError, Misuse
-from escrowmq.model import COMMIT, ROLLBACK, Message, Outcome, Receipt, TransactionId
+from escrowmq.errors import Code, EscrowError, Misuse, Rejected, Unknown
+from escrowmq.model import COMMIT, ROLLBACK, UNKNOWN, Message, Outcome, Receipt, TransactionId
+from escrowmq.platform import failpoints
 
 if TYPE_CHECKING:
     from escrowmq.client.producer import Producer
+
+_log = logging.getLogger(__name__)
 
 
 class Phase(Enum):
@@ -29,13 +33,17 @@ class Transaction:
     A context manager: leaving commits, an exception rolls back and goes on. ``id`` is None until the first message is
     durable in escrow. Where the outcome of the COMMIT itself is not known, Unknown is raised; the transaction is then
     settled by the check-back, or by ``producer.commit(txn.id)``. One thread at a time.
+
+    Once it is bound to a database (:meth:`settle_by`, ``outbox.bind_tx``) it ends as the database says, whatever this process
+    believes: an exception, a commit whose answer was lost, blocks left in the wrong order cannot make the two differ.
     """
 
-    __slots__ = ("_phase", "_producer", "id")
+    __slots__ = ("_asks", "_phase", "_producer", "id")
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
         self._phase = Phase.ACTIVE
+        self._asks: list[Callable[[TransactionId], Outcome]] = []
         self.id: TransactionId | None = None
 
     def send(
@@ -69,12 +77,28 @@ class Transaction:
             self.id = receipt.transaction_id
         return receipt
 
+    def settle_by(self, ask: Callable[[TransactionId], Outcome]) -> None:
+        """Bind the outcome to an answer: from now on every end first asks, and does what it is told.
+
+        ``ask(id)`` answers COMMIT or ROLLBACK only when that can no longer change, and UNKNOWN (or an exception) otherwise:
+        then nothing is decided and the check-back will ask. Of several, all must say the same.
+        """
+        self._need_active()
+        self._asks.append(ask)
+
     def commit(self) -> Code:
-        """Make the messages visible. COMMITTED or ALREADY_COMMITTED (OK if there are no messages); raises otherwise."""
+        """Make the messages visible. COMMITTED or ALREADY_COMMITTED (OK if there are no messages); raises otherwise.
+
+        Bound to a database: Rejected(CONFLICT) if that did not commit (the messages are rolled back), Unknown(TIMED_OUT) if
+        it has not decided yet (left to the check-back).
+        """
         return self._end(COMMIT)
 
     def rollback(self) -> Code:
-        """Drop the messages. ROLLED_BACK or ALREADY_ROLLED_BACK (OK if there are no messages); raises otherwise."""
+        """Drop the messages. ROLLED_BACK or ALREADY_ROLLED_BACK (OK if there are no messages); raises otherwise.
+
+        Bound to a database: Rejected(CONFLICT) if that did commit (the messages are committed), Unknown(TIMED_OUT) as above.
+        """
         return self._end(ROLLBACK)
 
     def leave_undecided(self) -> None:
@@ -87,6 +111,15 @@ class Transaction:
         self._phase = Phase.ENDED
         if self.id is None:
             return Code.OK
+        if self._asks:
+            told = agreed([_asked(ask, self.id) for ask in self._asks])
+            failpoints.reach("transaction.told")
+            if told is UNKNOWN:
+                self._phase = Phase.LEFT
+                raise undecided()
+            if told is not outcome:
+                self._producer.end(self.id, told)
+                raise contradicted(told)
         return self._producer.commit(self.id) if outcome is COMMIT else self._producer.rollback(self.id)
 
     def _need_active(self) -> None:
@@ -105,12 +138,54 @@ class Transaction:
         try:
             self.rollback()
         except EscrowError as problem:  # the caller's own exception matters more
-            note(raised, problem)
+            note(raised, problem, bool(self._asks))
 
     def __repr__(self) -> str:
         return f"<Transaction {self.id or 'without messages'}: {self._phase.value}>"
 
 
-def note(raised: BaseException, problem: EscrowError) -> None:
-    """Tell on the caller's exception that the rollback failed too."""
-    raised.add_note(f"the rollback failed as well, the check-back will settle the transaction: {problem}")
+def note(raised: BaseException, problem: EscrowError, bound: bool) -> None:
+    """Tell on the caller's exception what became of the messages, if that was no rollback."""
+    if bound and problem.code is Code.CONFLICT:
+        raised.add_note(f"the messages follow the database: {problem}")
+    else:
+        raised.add_note(f"the rollback failed as well, the check-back will settle the transaction: {problem}")
+
+
+def agreed(told: Iterable[Outcome]) -> Outcome:
+    """What all say; UNKNOWN if they differ."""
+    (one, *others) = set(told)
+    return UNKNOWN if others else one
+
+
+def undecided() -> Unknown:
+    """The error where a database could not say what became of a transaction that is bound to it."""
+    return Unknown(
+        Code.TIMED_OUT,
+        "the database has not decided the transaction yet; the check-back will ask it again",
+        "commit the database session before the block of the transaction is left",
+    )
+
+
+def contradicted(told: Outcome) -> Rejected:
+    """The error where the database says the opposite of what the caller wanted; the broker was told what it says."""
+    if told is COMMIT:
+        return Rejected(Code.CONFLICT, "the database had committed: the messages are committed too")
+    return Rejected(
+        Code.CONFLICT,
+        "the database transaction did not commit: the messages are rolled back too",
+        "commit the session inside the block of the transaction",
+    )
+
+
+def failed_ask(transaction: TransactionId) -> Outcome:
+    """For an ask that raised; call while handling its exception."""
+    _log.exception("the database could not be asked about %s; the check-back will", transaction)
+    return UNKNOWN
+
+
+def _asked(ask: Callable[[TransactionId], Outcome], transaction: TransactionId) -> Outcome:
+    try:
+        return ask(transaction)
+    except Exception:
+        return failed_ask(transaction)
