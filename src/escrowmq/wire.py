@@ -110,7 +110,13 @@ class Link(Protocol):
 
     def read(self, request: dict[str, Any]) -> pa.RecordBatchReader:
         """Browse: {"source": topic or view, "queue": int, "start": int, "end": int|None, "max_rows": int|None,
-        "columns": [..]|None}. Topics by queue and offset (schema DELIVERY), ``%half`` and ``%op`` by position."""
+        "columns": [..]|None}. Topics by queue and offset (schema DELIVERY), ``%half`` and ``%op`` by position.
+
+        Filters, all optional, are applied before rows are counted or sent: "tags" (a list: one of them), "key" (this
+        one), "stored_from_us" (at that time or later), "stored_until_us" (before it; for ``%op``: decided). ``%op`` has
+        neither tags nor keys. Columns that are not asked for are not read. Rejected(RANGE_PURGED) if a range has partly
+        left the log, at once or in the middle of the stream.
+        """
         ...
 
     def watch(self, session: int, on_checks: Callable[[pa.RecordBatch], None]) -> CheckStream:

@@ -49,6 +49,40 @@ def owners_of(stored: pa.RecordBatch, positions: Int64s, shard: int, read: Read)
     return transaction_ids(shard, epochs, first, first >= 0)
 
 
+DELIVERED: dict[str, tuple[str, ...]] = {
+    "offset": (),
+    "position": (),
+    "lease": (),
+    "attempt": (),
+    "stored_us": (),
+    "transaction": ("transaction", "epoch"),
+}
+"""The stored columns that a column of DELIVERY is made of, where it is not the stored one of its name."""
+
+
+def delivered_columns(
+    schema: pa.Schema,
+    stored: pa.RecordBatch,
+    transactions: pa.Array | None,
+    positions: Int64s,
+    offsets: Int64s,
+    leases: Int64s | None = None,
+    attempts: Int64s | None = None,
+) -> pa.RecordBatch:
+    """Stored rows (those columns of them that are needed) as rows of ``schema``, some columns of DELIVERY; without
+    ``leases`` as browsed."""
+    size = stored.num_rows
+    made: dict[str, Callable[[], pa.Array]] = {
+        "offset": lambda: pa.array(offsets, pa.int64()),
+        "position": lambda: pa.array(positions, pa.int64()),
+        "transaction": lambda: transactions,
+        "lease": lambda: pa.array(np.full(size, -1) if leases is None else leases, pa.int64()),
+        "attempt": lambda: pa.array(np.zeros(size, np.int32) if attempts is None else attempts.astype(np.int32)),
+    }
+    arrays = [made[f.name]() if f.name in made else stored.column(f.name) for f in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
 def delivery(
     stored: pa.RecordBatch,
     transactions: pa.Array,
@@ -58,13 +92,4 @@ def delivery(
     attempts: Int64s | None = None,
 ) -> pa.RecordBatch:
     """Stored rows as rows of schema DELIVERY; without ``leases`` as browsed."""
-    size = stored.num_rows
-    made = {
-        "offset": pa.array(offsets, pa.int64()),
-        "position": pa.array(positions, pa.int64()),
-        "transaction": transactions,
-        "lease": pa.array(np.full(size, -1) if leases is None else leases, pa.int64()),
-        "attempt": pa.array(np.zeros(size, np.int32) if attempts is None else attempts.astype(np.int32)),
-    }
-    arrays = [made[f.name] if f.name in made else stored.column(f.name) for f in DELIVERY]
-    return pa.RecordBatch.from_arrays(arrays, schema=DELIVERY)
+    return delivered_columns(DELIVERY, stored, transactions, positions, offsets, leases, attempts)

@@ -170,10 +170,10 @@ class OfflineLog:
         sequences = self._reader.locate(np.array([position, limit - 1], np.int64)).sequences
         return self._reader.frames(int(sequences[0]), int(sequences[1]) + 1, kinds)
 
-    def read(self, positions: Int64s) -> pa.RecordBatch:
-        """The PLAIN and HALF rows at ``positions``, in that order (schema reading.READ_SCHEMA)."""
+    def read(self, positions: Int64s, columns: Sequence[str] | None = None) -> pa.RecordBatch:
+        """The PLAIN and HALF rows at ``positions``, in that order (schema reading.READ_SCHEMA, or some of its columns)."""
         positions = np.asarray(positions, np.int64)
-        return gather(positions, self._reader.locate(positions), self._reader.frame)
+        return gather(positions, self._reader.locate(positions), self._reader.frame, columns)
 
     def time_at(self, positions: Int64s) -> Int64s:
         """The time_us of the frame that holds each position."""

@@ -194,35 +194,50 @@ def _decoded(data: pa.Buffer, segment: Segment, offset: int, sequence: int) -> t
     return frame, header.encoding
 
 
-def gather(positions: Int64s, located: Located, fetch: Callable[[int], Frame]) -> pa.RecordBatch:
-    """The PLAIN and HALF rows at ``positions``, in that order, with their frame's time as ``stored_us``.
+def gather(
+    positions: Int64s, located: Located, fetch: Callable[[int], Frame], columns: Sequence[str] | None = None
+) -> pa.RecordBatch:
+    """The PLAIN and HALF rows at ``positions``, in that order, with their frame's time as ``stored_us``; only ``columns``
+    of them, and in that order, if they are given (``stored_us`` comes last in any case).
 
     Neighbouring rows of one frame come as slices: one run is not copied at all, several are copied once. Rows scattered
     over their frames are taken frame by frame, then put in order if they were not.
     """
+    schema = READ_SCHEMA if columns is None else pa.schema([*map(READ_SCHEMA.field, columns), READ_SCHEMA[-1]])
     if not len(positions):
-        return empty(READ_SCHEMA)
+        return empty(schema)
     wrong = np.flatnonzero((located.kinds != Kind.PLAIN) & (located.kinds != Kind.HALF))
     if len(wrong):
         raise Misuse(Code.BAD_ARGUMENT, f"position {positions[wrong[0]]} holds no message")
+    if len(schema) == 1:
+        return pa.RecordBatch.from_arrays([pa.array(located.times)], schema=schema)
     rows = positions - located.starts
+    get = _batches(fetch, columns)
     breaks = np.flatnonzero((np.diff(located.sequences) != 0) | (np.diff(rows) != 1)) + 1
     if 4 * len(breaks) <= len(rows):
-        batch = _slices(rows, located.sequences, breaks, fetch)
+        batch = _slices(rows, located.sequences, breaks, get)
     else:
-        batch = _takes(rows, located.sequences, fetch)
-    return pa.RecordBatch.from_arrays([*batch.columns, pa.array(located.times)], schema=READ_SCHEMA)
+        batch = _takes(rows, located.sequences, get)
+    return pa.RecordBatch.from_arrays([*batch.columns, pa.array(located.times)], schema=schema)
 
 
-def _slices(rows: Int64s, sequences: Int64s, breaks: Int64s, fetch: Callable[[int], Frame]) -> pa.RecordBatch:
+def _batches(fetch: Callable[[int], Frame], columns: Sequence[str] | None) -> Callable[[int], pa.RecordBatch]:
+    """Frames' batches by sequence, or those columns of them."""
+    if columns is None:
+        return lambda sequence: fetch(sequence).batch
+    names = list(columns)
+    return lambda sequence: fetch(sequence).batch.select(names)
+
+
+def _slices(rows: Int64s, sequences: Int64s, breaks: Int64s, get: Callable[[int], pa.RecordBatch]) -> pa.RecordBatch:
     edges = [0, *breaks.tolist(), len(rows)]
     runs = []
     for start, end in itertools.pairwise(edges):
-        runs.append(fetch(int(sequences[start])).batch.slice(int(rows[start]), end - start))
+        runs.append(get(int(sequences[start])).slice(int(rows[start]), end - start))
     return runs[0] if len(runs) == 1 else pa.concat_batches(runs)
 
 
-def _takes(rows: Int64s, sequences: Int64s, fetch: Callable[[int], Frame]) -> pa.RecordBatch:
+def _takes(rows: Int64s, sequences: Int64s, get: Callable[[int], pa.RecordBatch]) -> pa.RecordBatch:
     order = None
     if (np.diff(sequences) < 0).any():
         order = np.argsort(sequences, kind="stable")
@@ -230,7 +245,7 @@ def _takes(rows: Int64s, sequences: Int64s, fetch: Callable[[int], Frame]) -> pa
     edges = [0, *(np.flatnonzero(np.diff(sequences)) + 1).tolist(), len(rows)]
     pieces = []
     for start, end in itertools.pairwise(edges):
-        batch = fetch(int(sequences[start])).batch
+        batch = get(int(sequences[start]))
         chosen = rows[start:end]
         whole = end - start == 1 or (chosen[-1] - chosen[0] == end - start - 1 and (np.diff(chosen) == 1).all())
         pieces.append(batch.slice(int(chosen[0]), end - start) if whole else batch.take(pa.array(chosen)))

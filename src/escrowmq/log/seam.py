@@ -108,8 +108,10 @@ class CommitLog(Protocol):
         """As :meth:`frames`, from the frame that holds ``position`` to those that begin below ``end_position``."""
         ...
 
-    def read(self, positions: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    def read(self, positions: npt.NDArray[np.int64], columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """The PLAIN and HALF rows at ``positions``, in that order (schema STORED, plus ``stored_us`` int64 at the end).
+
+        ``columns`` names those of STORED that are wanted (None: all); the others are not touched.
 
         Rejected(RANGE_PURGED) if one has left the log, Corrupt(DAMAGED) with the place if a frame does not check.
         Runs of neighbouring positions come without a copy of the bodies where they lie in one frame.

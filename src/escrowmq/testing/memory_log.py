@@ -166,11 +166,11 @@ class MemoryLog:
         located = self._locate(np.array([position, limit - 1], np.int64))
         return self.frames(int(located.sequences[0]), kinds, int(located.sequences[1]) + 1)
 
-    def read(self, positions: Int64s) -> pa.RecordBatch:
+    def read(self, positions: Int64s, columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """The PLAIN and HALF rows at ``positions``, in that order."""
         positions = np.asarray(positions, np.int64)
         located = self._locate(positions)
-        return gather(positions, located, lambda sequence: self.store.frames[sequence - self.store.dropped])
+        return gather(positions, located, lambda sequence: self.store.frames[sequence - self.store.dropped], columns)
 
     def time_at(self, positions: Int64s) -> Int64s:
         """The time_us of the frame that holds each position."""

@@ -1,0 +1,124 @@
+"""What a read asks for: which rows (tags, key, time) and which columns, so that the rest is neither read nor sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from escrowmq.broker.requests import Fields
+from escrowmq.errors import Code, error
+
+Mask = npt.NDArray[np.bool_]
+Int64s = npt.NDArray[np.int64]
+
+MAX_TAGS = 1000
+"""Tags that one read may name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Rows with one of ``tags``, with ``key``, stored at ``from_us`` or later and before ``until_us``; None: any."""
+
+    tags: tuple[str, ...] | None = None
+    key: str | None = None
+    from_us: int | None = None
+    until_us: int | None = None
+
+    @classmethod
+    def of(cls, fields: Fields) -> Filter:
+        """The filter of a read request; Rejected(BAD_REQUEST)."""
+        tags = tuple(dict.fromkeys(fields.list("tags", str))) if "tags" in fields else None
+        if tags is not None and not 0 < len(tags) <= MAX_TAGS:
+            raise error(Code.BAD_REQUEST, f"'tags' must be 1 to {MAX_TAGS} tags", "leave it out to get all messages")
+        return cls(
+            tags,
+            fields.text("key", None),
+            fields.integer("stored_from_us", None),
+            fields.integer("stored_until_us", None),
+        )
+
+    @property
+    def active(self) -> bool:
+        """Whether it can exclude anything."""
+        return self != Filter()
+
+    @property
+    def timed(self) -> bool:
+        """Whether it looks at times."""
+        return self.from_us is not None or self.until_us is not None
+
+    @property
+    def columns(self) -> list[str]:
+        """The stored columns that :meth:`content` looks at."""
+        return [name for name, value in (("tag", self.tags), ("key", self.key)) if value is not None]
+
+    def times(self, stored_us: Int64s) -> Mask:
+        """Which of these times it wants."""
+        mask = np.ones(len(stored_us), bool)
+        if self.from_us is not None:
+            mask &= stored_us >= self.from_us
+        if self.until_us is not None:
+            mask &= stored_us < self.until_us
+        return mask
+
+    def content(self, rows: pa.RecordBatch) -> Mask:
+        """Which of these rows have one of its tags, and its key."""
+        mask = np.ones(rows.num_rows, bool)
+        if self.tags is not None:
+            mask &= _as_mask(pc.is_in(rows.column("tag"), value_set=pa.array(self.tags, pa.utf8())))
+        if self.key is not None:
+            mask &= _as_mask(pc.equal(rows.column("key"), self.key))
+        return mask
+
+
+def _as_mask(found: pa.Array) -> Mask:
+    return np.asarray(pc.fill_null(found, False).to_numpy(zero_copy_only=False), bool)
+
+
+def chosen_columns(schema: pa.Schema, fields: Fields) -> pa.Schema:
+    """The columns that a read asks for, in its order; Rejected(BAD_REQUEST) for one that is not there."""
+    names = fields.list("columns", str) if "columns" in fields else schema.names
+    unknown = [name for name in names if name not in schema.names]
+    if unknown:
+        raise error(Code.BAD_REQUEST, f"no columns {unknown}", f"there are {', '.join(schema.names)}")
+    return pa.schema([schema.field(name) for name in names])
+
+
+def limited(batches: Iterator[pa.RecordBatch], most: int | None) -> Iterator[pa.RecordBatch]:
+    """At most ``most`` rows, and no batch without any."""
+    left = most
+    for batch in batches:
+        if left is not None:
+            batch = batch.slice(0, left)
+            left -= batch.num_rows
+        if batch.num_rows:
+            yield batch
+        if left == 0:
+            return
+
+
+def coalesced(batches: Iterator[pa.RecordBatch], rows: int, size: int) -> Iterator[pa.RecordBatch]:
+    """Small batches put together until they have ``rows`` rows or ``size`` bytes; larger ones go through as they are."""
+    waiting: list[pa.RecordBatch] = []
+    count = held = 0
+    for batch in batches:
+        if waiting and count + batch.num_rows > rows:
+            yield joined(waiting)
+            waiting, count, held = [], 0, 0
+        waiting.append(batch)
+        count, held = count + batch.num_rows, held + int(batch.nbytes)
+        if count >= rows or held >= size:
+            yield joined(waiting)
+            waiting, count, held = [], 0, 0
+    if waiting:
+        yield joined(waiting)
+
+
+def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """One batch of these (at least one)."""
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
