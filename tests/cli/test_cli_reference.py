@@ -67,6 +67,7 @@ def test_the_commands_of_the_design_are_there() -> None:
         "dead-letters",
         "lookup",
         "groups",
+        "outbox",
         "audit",
         "bench",
         "log",

@@ -7,7 +7,21 @@ from typing import Annotated
 
 import typer
 
-from escrowmq.cli import audit, bench, dead_letters, demo, groups, log, lookup, send, serve, tail, topics, transactions
+from escrowmq.cli import (
+    audit,
+    bench,
+    dead_letters,
+    demo,
+    groups,
+    log,
+    lookup,
+    outbox,
+    send,
+    serve,
+    tail,
+    topics,
+    transactions,
+)
 from escrowmq.cli.failures import Commands
 from escrowmq.cli.flags import takes_settings
 
@@ -28,6 +42,7 @@ app.add_typer(transactions.app, name="transactions")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.command("lookup")(lookup.lookup)
 app.add_typer(groups.app, name="groups")
+app.add_typer(outbox.app, name="outbox")
 app.command("audit")(audit.audit)
 app.command("bench")(bench.bench)
 app.add_typer(log.app, name="log")

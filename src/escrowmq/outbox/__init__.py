@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from escrowmq.errors import Code, Misuse
 
 if TYPE_CHECKING:
-    from escrowmq.outbox import aio, attention, callbacks, inbox, migrations, tables
+    from escrowmq.outbox import aio, attention, callbacks, engines, inbox, migrations, tables
     from escrowmq.outbox.callbacks import CallbackListener, confirm_batch_tx, confirm_tx, mark_done, report
     from escrowmq.outbox.inbox import claim_batch_tx, claim_tx
     from escrowmq.outbox.migrations import check_schema, ddl, migrate
@@ -35,7 +35,7 @@ _LAZY = {
     "metadata": "tables",
     "State": "tables",
 }
-_MODULES = frozenset({"aio", "attention", "callbacks", "inbox", "migrations", "tables"})
+_MODULES = frozenset({"aio", "attention", "callbacks", "engines", "inbox", "migrations", "tables"})
 
 __all__ = [  # noqa: RUF022  # grouped, not sorted
     # the sender
@@ -61,6 +61,7 @@ __all__ = [  # noqa: RUF022  # grouped, not sorted
     "aio",
     "attention",
     "callbacks",
+    "engines",
     "migrations",
     "tables",
 ]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import sqlalchemy as sa
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from escrowmq.errors import Code, Misuse
+import sqlalchemy as sa
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, OperationalError
+
+from escrowmq.errors import Code, Misuse, Unknown
 
 _DRIVERS = {
     "postgresql": "postgresql+psycopg",
@@ -16,7 +20,7 @@ _DRIVERS = {
 _EXTRAS = {"psycopg": "postgres", "pymysql": "mysql", "aiomysql": "mysql", "aiosqlite": "outbox"}
 
 
-def open_engine(url: str, **options: object) -> sa.Engine:
+def open_engine(url: str, **options: Any) -> sa.Engine:
     """An engine for a database URL such as ``sqlite:///shop.db`` or ``postgresql://user:password@host/shop``.
 
     Raises Misuse(BAD_URL) for what is no such URL, Misuse(MISSING_PACKAGE) if the driver is not installed.
@@ -38,3 +42,16 @@ def open_engine(url: str, **options: object) -> sa.Engine:
     if engine.dialect.is_async:
         raise Misuse(Code.BAD_URL, f"{parsed.drivername} is an asynchronous driver", f"use {engine.dialect.name}://")
     return engine
+
+
+@contextmanager
+def opened(url: str) -> Iterator[sa.Engine]:
+    """:func:`open_engine` for the time of a command; a database that is away is Unknown(DISCONNECTED), its password not shown."""
+    engine = open_engine(url)
+    try:
+        yield engine
+    except OperationalError as problem:
+        told = f"{engine.url.render_as_string(hide_password=True)}: {problem.orig}"
+        raise Unknown(Code.DISCONNECTED, told, "is the database there, and the URL right?") from None
+    finally:
+        engine.dispose()

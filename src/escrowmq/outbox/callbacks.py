@@ -1,0 +1,148 @@
+"""The consumer's success sets the sender's row to DONE.
+
+The consumer's side writes the word into its own outbox, in the transaction of the effect (:func:`confirm_tx`; its relay sends it), or sends it
+itself (:func:`report`). The sender's side listens (:class:`CallbackListener`), or has a callback of its own, by HTTP for example, that
+calls :func:`mark_done`. A word that comes twice, or before the relay's own mark, does no harm: DONE is the end of a row.
+
+The word is a message whose body is one or many message ids, 16 bytes each.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.compute as pc
+import sqlalchemy as sa
+
+from escrowmq import model
+from escrowmq.errors import Code, EscrowError, Misuse
+from escrowmq.outbox.inbox import identity_of
+from escrowmq.outbox.sending import send_batch_tx
+from escrowmq.outbox.session import AnySession, transaction_of
+from escrowmq.outbox.tables import State, trans_message
+
+if TYPE_CHECKING:
+    from escrowmq.client.consumer import Consumer, ReceivedBatch
+    from escrowmq.client.producer import Producer
+
+DEFAULT_TOPIC = "outbox.done"
+CHUNK_IDS = 1_000
+"""Ids of one UPDATE."""
+
+WORD_IDS = 10_000
+"""Ids of one message: 160 kB."""
+
+logger = logging.getLogger(__name__)
+_OPEN = [State.PENDING.value, State.SENT.value, State.WAITING.value, State.RETRYING.value]
+
+
+# The consumer's side
+
+
+def confirm_tx(session: AnySession, message: Any, to: str = DEFAULT_TOPIC) -> None:
+    """Tell the sender, through this database's outbox, that ``message`` has had its effect; in the effect's transaction.
+
+    ``message`` is anything with a ``message_id``, or the id. Errors as :func:`escrowmq.outbox.send_tx`.
+    """
+    confirm_batch_tx(session, [message], to)
+
+
+def confirm_batch_tx(session: AnySession, messages: Iterable[Any], to: str = DEFAULT_TOPIC) -> None:
+    """:func:`confirm_tx` for many: one row for up to 10,000 of them."""
+    send_batch_tx(session, [model.Message(to, word) for word in _words(messages)])
+
+
+def report(producer: Producer, messages: Iterable[Any], to: str = DEFAULT_TOPIC) -> None:
+    """Tell the sender at once; for consumers without a database. Durable when it returns; errors as :meth:`Producer.send`."""
+    for word in _words(messages):
+        producer.send(to, word)
+
+
+def _words(messages: Iterable[Any]) -> Iterator[bytes]:
+    ids = [identity_of(message) for message in messages]
+    for at in range(0, len(ids), WORD_IDS):
+        yield b"".join(ids[at : at + WORD_IDS])
+
+
+# The sender's side
+
+
+def mark_done(engine: sa.Engine, ids: Iterable[Any]) -> int:
+    """Set the rows of these messages to DONE, in a transaction of its own; how many were not DONE before.
+
+    ``ids`` as :func:`confirm_tx` takes them. Unknown and purged ids are passed over, and rows that a person discarded stay so.
+    One UPDATE for a thousand ids.
+    """
+    wanted = sorted({identity_of(identity) for identity in ids})
+    with engine.begin() as connection:
+        return mark_done_tx(connection, wanted)
+
+
+def mark_done_tx(session: AnySession, ids: list[bytes]) -> int:
+    """:func:`mark_done` inside the caller's transaction, for ids of 16 bytes."""
+    done = 0
+    with transaction_of(session, trans_message) as connection:
+        for at in range(0, len(ids), CHUNK_IDS):
+            rows = trans_message.c.id.in_(ids[at : at + CHUNK_IDS]) & trans_message.c.state.in_(_OPEN)
+            now = time.time_ns() // 1000
+            # a word that was quicker than the relay's own mark proves the send too
+            values = {
+                "state": State.DONE.value,
+                "done_us": now,
+                "sent_us": sa.func.coalesce(trans_message.c.sent_us, now),
+            }
+            done += connection.execute(sa.update(trans_message).where(rows).values(values)).rowcount
+    return done
+
+
+class CallbackListener:
+    """Consumes the consumers' words and marks the rows of ``engine`` DONE: one transaction and one acknowledgement a batch.
+
+    ``consumer`` is a consumer of the topic that :func:`confirm_tx` names, with a group of its own:
+    ``bus.consumer("orders-callbacks", ["orders.done"])``.
+    """
+
+    def __init__(self, consumer: Consumer, engine: sa.Engine) -> None:
+        if not isinstance(engine, sa.Engine):
+            raise Misuse(Code.BAD_ARGUMENT, f"{type(engine).__name__} is not a SQLAlchemy engine")
+        self._consumer = consumer
+        self._engine = engine
+        self.marked = 0
+        """Rows set to DONE so far."""
+
+    def run(self, *, idle_timeout: float | None = None) -> int:
+        """Listen until the consumer is closed, or no word came for ``idle_timeout`` seconds; how many rows were set to DONE.
+
+        A word that is no list of ids goes to the dead letters. A database that is away is tried again by redelivery.
+        """
+        before = self.marked
+        for batch in self._consumer.batches(idle_timeout=idle_timeout):
+            self._take(batch)
+        return self.marked - before
+
+    def _take(self, batch: ReceivedBatch) -> None:
+        bodies = batch.arrow.column("body")
+        sound = pc.equal(pc.bit_wise_and(pc.binary_length(bodies), 15), 0)
+        ids = b"".join(bodies.filter(sound).to_pylist())
+        try:
+            self.marked += mark_done(self._engine, (ids[at : at + 16] for at in range(0, len(ids), 16)))
+        except Misuse:
+            batch.nack(0.0, "the listener cannot mark", wait=False)
+            raise
+        except Exception as problem:
+            logger.warning("callbacks could not be marked and come again: %s", problem)
+            batch.nack(cause=f"{type(problem).__name__}: {problem}"[:500], wait=False)
+            return
+        try:
+            if pc.all(sound).as_py():
+                return batch.ack()
+            for message, good in zip(batch, sound.to_pylist(), strict=True):
+                if good:
+                    message.ack()
+                else:
+                    message.nack(cause="the body is no list of 16-byte message ids")
+        except EscrowError as problem:  # what is marked stays so
+            logger.info("callbacks were marked but not acknowledged: %s", problem)

@@ -1,0 +1,246 @@
+"""``claim_tx``: the mark that a message was handled, in the same transaction as its effect. A repeat finds the mark.
+
+Two consumers that claim one message at once: the database makes the second wait until the first has committed (then it gets False) or
+rolled back (then True), or fails it (a deadlock, a serialization failure, SQLite's "database is locked"); never are both True.
+
+- PostgreSQL and SQLite: ``INSERT ... ON CONFLICT DO NOTHING``; nothing fails, so nothing aborts the transaction.
+- MariaDB and MySQL: a plain INSERT whose duplicate-key error is the answer. That error undoes one statement only; ``INSERT
+  IGNORE`` would turn every other error into "seen before" too, and so lose messages.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session, sessionmaker
+
+from escrowmq import model
+from escrowmq.client.outgoing import check_name
+from escrowmq.errors import Code, EscrowError, Misuse
+from escrowmq.outbox.session import AnySession, is_duplicate, transaction_of
+from escrowmq.outbox.tables import trans_recv_log
+from escrowmq.outbox.targets.seam import MESSAGE_ID_HEADER
+
+if TYPE_CHECKING:
+    from escrowmq.client.consumer import Consumer, Received, ReceivedBatch
+
+Database = sessionmaker[Session] | sa.Engine
+logger = logging.getLogger(__name__)
+
+CHUNK_ROWS = 1_000
+"""Marks of one INSERT, and of one step of a purge."""
+
+_SEEN = trans_recv_log.c
+_INSERT = sa.insert(trans_recv_log).inline()
+
+
+def claim_tx(
+    session: AnySession,
+    message: Any = None,
+    *,
+    group: str,
+    message_id: str | bytes | uuid.UUID | None = None,
+) -> bool:
+    """Whether this is the first time that ``group`` handles the message: True, go on; False, skip the effect.
+
+    ``message`` is anything with a ``message_id`` (what a consumer gave you); or give the id itself, as for messages that came
+    by another broker (see :func:`header_id`). Call it before the effect, in the effect's transaction; if that rolls back, the
+    mark is gone too. Errors as :func:`escrowmq.outbox.send_tx`; Rejected(BAD_GROUP_NAME).
+    """
+    check_name(group, Code.BAD_GROUP_NAME)
+    if (message is None) == (message_id is None):
+        raise Misuse(Code.BAD_ARGUMENT, "what is to be claimed? A message, or message_id=, and not both")
+    identity = identity_of(message if message_id is None else message_id)
+    with transaction_of(session, trans_recv_log) as connection:
+        return bool(_claim(connection, group, [identity]))
+
+
+def claim_batch_tx(session: AnySession, messages: Iterable[Any], group: str) -> list[bool]:
+    """:func:`claim_tx` for many: one answer a message, in their order. Of equal ids within ``messages`` the first is True.
+
+    ``messages`` are received messages or ids. One statement for a thousand of them (a few more on MariaDB if some are repeats).
+    """
+    check_name(group, Code.BAD_GROUP_NAME)
+    ids = [identity_of(message) for message in messages]
+    wanted = sorted(set(ids))  # one order for all consumers: those that overlap wait, they do not deadlock
+    fresh: set[bytes] = set()
+    with transaction_of(session, trans_recv_log) as connection:
+        for at in range(0, len(wanted), CHUNK_ROWS):
+            fresh |= _claim(connection, group, wanted[at : at + CHUNK_ROWS])
+    answers = []
+    for identity in ids:
+        answers.append(identity in fresh)
+        fresh.discard(identity)
+    return answers
+
+
+def header_id(headers: Mapping[Any, Any] | Iterable[tuple[Any, Any]] | None) -> bytes:
+    """The message id in the headers of a message that a relay sent by Kafka, RabbitMQ or Redis.
+
+    Takes Kafka's list of pairs or a mapping; names and values may be bytes. Raises Misuse(BAD_ARGUMENT) if it is not there.
+    """
+    pairs = headers.items() if isinstance(headers, Mapping) else headers or ()
+    for name, value in pairs:
+        if _str(name) == MESSAGE_ID_HEADER:
+            return model.message_id(_str(value))
+    told = f"no header {MESSAGE_ID_HEADER}"
+    raise Misuse(Code.BAD_ARGUMENT, told, "no relay sent this message: give its own unique id as message_id=")
+
+
+def purge_seen(engine: sa.Engine, older_than: float | timedelta, *, group: str | None = None) -> int:
+    """Delete marks older than ``older_than`` (seconds, or a timedelta); how many. In short transactions of its own.
+
+    It must be longer than any redelivery can take: the broker's ``retention`` plus the relay's retries. A message that comes again
+    after its mark was purged has its effect twice.
+    """
+    age = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
+    if isinstance(age, bool) or not isinstance(age, int | float) or not age >= 0:
+        raise Misuse(Code.BAD_ARGUMENT, f"older_than = {older_than!r}", "seconds, or a timedelta")
+    old = _SEEN.seen_us < time.time_ns() // 1000 - round(age * 1e6)
+    if group is not None:
+        old &= _SEEN.consumer_group == group
+    purged = 0
+    while True:
+        with engine.begin() as connection, transaction_of(connection, trans_recv_log):
+            last = sa.select(_SEEN.seen_us).where(old).order_by(_SEEN.seen_us).offset(CHUNK_ROWS - 1).limit(1)
+            bound = connection.scalar(last)
+            some = old if bound is None else old & (_SEEN.seen_us <= bound)
+            purged += connection.execute(sa.delete(trans_recv_log).where(some)).rowcount
+        if bound is None:
+            return purged
+
+
+# The loop around it
+
+
+def consume(
+    consumer: Consumer,
+    database: Database,
+    handler: Callable[[Any, Received], object],
+    *,
+    group: str | None = None,
+    max_messages: int = 500,
+    idle_timeout: float | None = None,
+) -> int:
+    """Consume until ``consumer`` is closed, or nothing came for ``idle_timeout`` seconds; how many messages had their effect.
+
+    ``database`` is a ``sessionmaker`` or an Engine: its ``begin()`` gives what ``handler(session, message)`` gets. A batch is one
+    transaction: claim, handle what is new, commit, then acknowledge. If that fails, its messages are done one by one, so that only
+    those whose own handling fails go back (``nack`` with the exception as cause; dead letters after ``max_attempts``). ``group`` names
+    the marks; None: the consumer's own. Raises Misuse as :func:`claim_tx`, after giving the batch back.
+    """
+    name = consumer.group if group is None else group
+    effects = 0
+    for batch in consumer.batches(max_messages, idle_timeout=idle_timeout):
+        try:
+            effects += _handle(database, handler, list(batch), name)
+        except Misuse:
+            batch.nack(0.0, "the consumer cannot claim", wait=False)
+            raise
+        except Exception:
+            logger.info("a batch of %d messages failed; doing them one by one", len(batch), exc_info=True)
+            effects += _handle_apart(database, handler, batch, name)
+        else:
+            _acknowledge(batch)
+    return effects
+
+
+def _handle(
+    database: Database, handler: Callable[[Any, Received], object], messages: list[Received], group: str
+) -> int:
+    """One transaction; how many effects it has."""
+    with database.begin() as session:
+        first = claim_batch_tx(session, messages, group)
+        for message, new in zip(messages, first, strict=True):
+            if new:
+                handler(session, message)
+    return sum(first)
+
+
+def _handle_apart(
+    database: Database, handler: Callable[[Any, Received], object], batch: ReceivedBatch, group: str
+) -> int:
+    """A transaction a message; those that fail are delivered again."""
+    effects = 0
+    for message in batch:
+        try:
+            effects += _handle(database, handler, [message], group)
+        except Exception as problem:
+            logger.warning("%r failed, attempt %d", message, message.attempt, exc_info=True)
+            message.nack(cause=f"{type(problem).__name__}: {problem}"[:500])
+        else:
+            message.ack()
+    return effects
+
+
+def _acknowledge(batch: ReceivedBatch) -> None:
+    try:
+        batch.ack()
+    except EscrowError as problem:  # the effects are committed: what comes again finds its mark
+        logger.info("a batch of %d messages was handled but not acknowledged: %s", len(batch), problem)
+
+
+# One chunk
+
+
+def _claim(connection: sa.Connection, group: str, ids: Sequence[bytes]) -> set[bytes]:
+    """Mark them; those that had no mark."""
+    now = time.time_ns() // 1000
+    rows = [{"consumer_group": group, "message_id": identity, "seen_us": now} for identity in ids]
+    dialect = connection.dialect.name
+    if dialect == "postgresql":
+        insert = postgresql.insert(trans_recv_log).on_conflict_do_nothing().returning(_SEEN.message_id)
+    elif dialect == "sqlite":
+        insert = sqlite.insert(trans_recv_log).on_conflict_do_nothing().returning(_SEEN.message_id)
+    else:
+        return _claim_by_trying(connection, rows)
+    return {bytes(identity) for identity in connection.scalars(insert, rows)}
+
+
+def _claim_by_trying(connection: sa.Connection, rows: list[dict[str, Any]]) -> set[bytes]:
+    """All at once; if some are there, without those that are seen there; at last, beside others that claim now, one by one."""
+    if _insert_all(connection, rows):
+        return {row["message_id"] for row in rows}
+    if len(rows) == 1:
+        return set()
+    known = sa.select(_SEEN.message_id).where(
+        _SEEN.consumer_group == rows[0]["consumer_group"],
+        _SEEN.message_id.in_([row["message_id"] for row in rows]),
+    )
+    there = {bytes(identity) for identity in connection.scalars(known)}
+    rest = [row for row in rows if row["message_id"] not in there]
+    if not rest or _insert_all(connection, rest):
+        return {row["message_id"] for row in rest}
+    return {row["message_id"] for row in rest if _insert_all(connection, [row])}
+
+
+def _insert_all(connection: sa.Connection, rows: list[dict[str, Any]]) -> bool:
+    """Insert all of them or none, in one statement; False if one is there already."""
+    try:
+        connection.execute(_INSERT.values(rows) if len(rows) > 1 else _INSERT, None if len(rows) > 1 else rows[0])
+    except IntegrityError as problem:
+        if is_duplicate(problem):
+            return False
+        raise
+    return True
+
+
+def identity_of(thing: Any) -> bytes:
+    """The 16 bytes that name a message: of a received message, or of an id. Raises Misuse(BAD_ARGUMENT) if there are none."""
+    value = thing if isinstance(thing, str | bytes | uuid.UUID) else getattr(thing, "message_id", None)
+    if not isinstance(value, str | bytes | uuid.UUID) or not value:
+        hint = "give message_id=, such as inbox.header_id(message.headers())"
+        raise Misuse(Code.BAD_ARGUMENT, f"{type(thing).__name__} has no message id", hint)
+    return model.message_id(value)
+
+
+def _str(text: Any) -> str:
+    return text.decode() if isinstance(text, bytes) else str(text)
