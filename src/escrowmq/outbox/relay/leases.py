@@ -1,0 +1,136 @@
+"""Which lanes a worker has: leased by the database's clock, shared fairly, taken over from the dead, given back at the end."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+import sqlalchemy as sa
+
+from escrowmq.outbox.relay.dialects import Dialect
+from escrowmq.outbox.tables import trans_lane, trans_relay
+from escrowmq.platform.failpoints import reach
+
+RENEW = 3
+"""A lease is renewed after this part of its length,"""
+SHARE_SECONDS = 2.0
+"""and at least this often, so that a new worker soon gets its share."""
+HUNGRY_SECONDS = 0.25
+"""How often a worker with less than its share looks for free lanes."""
+
+
+class Leases:
+    """The lanes of one worker. Used by that worker's thread only.
+
+    ``owner`` is a name that nobody had before, so "is this lane still mine?" is a comparison of names: nothing is ever
+    leased twice under one.
+    """
+
+    def __init__(self, dialect: Dialect, name: str, seconds: float) -> None:
+        self.owner = f"{name}-{secrets.token_hex(6)}"
+        self.lanes: tuple[int, ...] = ()
+        self._dialect = dialect
+        self._seconds = seconds
+        self._next = 0.0
+        self._valid_until = 0.0
+        self._hungry = True
+
+    @property
+    def valid(self) -> bool:
+        """Whether the leases still run, by a clock that this process has and that it began before the database's."""
+        return time.monotonic() < self._valid_until
+
+    def announce(self) -> None:
+        """Be counted among those who share, before the first lane is taken: workers that start together share from the start."""
+        with self._dialect.transaction() as connection:
+            now = int(connection.scalar(sa.select(self._dialect.now_us)) or 0)
+            self._say_alive(connection, now, now + round(self._seconds * 1e6))
+
+    def due_in(self) -> float:
+        """Seconds until :meth:`keep` has something to do."""
+        return max(0.0, self._next - time.monotonic())
+
+    def keep(self) -> bool:
+        """If it is time: renew, hand over what is above the fair share, take what is free. True if the lanes changed."""
+        if self.due_in():
+            return False
+        begun = time.monotonic()
+        before = self.lanes
+        with self._dialect.transaction() as connection:
+            self.lanes = self._balanced(connection)
+        reach("relay.leased")
+        self._valid_until = begun + self._seconds
+        pause = min(self._seconds / RENEW, SHARE_SECONDS)
+        self._next = begun + (min(HUNGRY_SECONDS, pause) if self._hungry else pause)
+        return self.lanes != before
+
+    def still_mine(self, connection: sa.Connection, lanes: set[int]) -> set[int]:
+        """Those of ``lanes`` that this worker has; they stay so until the transaction ends."""
+        lane = trans_lane.c.lane
+        mine = sa.select(lane).where(lane.in_(sorted(lanes)), trans_lane.c.owner == self.owner).order_by(lane)
+        return set(connection.scalars(mine.with_for_update()))
+
+    def mine(self) -> sa.ColumnElement[bool]:
+        """For a single statement on ``trans_message``: the row's lane is leased by this worker. Binds ``owner``."""
+        from escrowmq.outbox.tables import trans_message
+
+        held = sa.select(trans_lane.c.lane).where(
+            trans_lane.c.lane.in_(self.lanes), trans_lane.c.owner == sa.bindparam("owner")
+        )
+        return trans_message.c.lane.in_(held)
+
+    def give_back(self) -> None:
+        """Let everything go, so that others need not wait for the leases to end."""
+        with self._dialect.transaction() as connection:
+            connection.execute(_FREE.where(trans_lane.c.owner == self.owner))
+            connection.execute(sa.delete(trans_relay).where(trans_relay.c.owner == self.owner))
+        reach("relay.given_back")
+        self.forget()
+
+    def forget(self) -> None:
+        """Know nothing of any lane."""
+        self.lanes, self._next, self._valid_until = (), 0.0, 0.0
+
+    def _balanced(self, connection: sa.Connection) -> tuple[int, ...]:
+        now = int(connection.scalar(sa.select(self._dialect.now_us)) or 0)
+        until = now + round(self._seconds * 1e6)
+        self._say_alive(connection, now, until)
+        alive = list(connection.scalars(sa.select(trans_relay.c.owner).where(trans_relay.c.alive_until_us > now)))
+        rows = connection.execute(sa.select(trans_lane.c.lane, trans_lane.c.owner).order_by(trans_lane.c.lane)).all()
+        share = _share(sorted(alive), self.owner, len(rows))
+        mine = [lane for lane, owner in rows if owner == self.owner]
+        kept, given = mine[:share], mine[share:]
+        if given:
+            connection.execute(_FREE.where(trans_lane.c.lane.in_(given), trans_lane.c.owner == self.owner))
+        if kept:
+            renewal = sa.update(trans_lane).values(leased_until_us=until)
+            connection.execute(renewal.where(trans_lane.c.lane.in_(kept), trans_lane.c.owner == self.owner))
+        taken = self._take(connection, now, until, share - len(kept))
+        self._hungry = len(kept) + len(taken) < share
+        return (*kept, *taken)
+
+    def _say_alive(self, connection: sa.Connection, now: int, until: int) -> None:
+        here = sa.update(trans_relay).where(trans_relay.c.owner == self.owner).values(alive_until_us=until)
+        if not connection.execute(here).rowcount:
+            connection.execute(sa.insert(trans_relay).values(owner=self.owner, alive_until_us=until))
+            long_gone = now - round(10e6 * self._seconds)
+            connection.execute(sa.delete(trans_relay).where(trans_relay.c.alive_until_us < long_gone))
+
+    def _take(self, connection: sa.Connection, now: int, until: int, most: int) -> list[int]:
+        if most <= 0:
+            return []
+        free = sa.select(trans_lane.c.lane).where(trans_lane.c.leased_until_us <= now).order_by(trans_lane.c.lane)
+        lanes = list(connection.scalars(free.limit(most).with_for_update(skip_locked=True)))
+        if lanes:
+            taking = sa.update(trans_lane).where(trans_lane.c.lane.in_(lanes), trans_lane.c.leased_until_us <= now)
+            connection.execute(taking.values(owner=self.owner, epoch=trans_lane.c.epoch + 1, leased_until_us=until))
+        return lanes
+
+
+_FREE = sa.update(trans_lane).values(owner=None, leased_until_us=0)
+
+
+def _share(alive: list[str], owner: str, lanes: int) -> int:
+    """How many of ``lanes`` are ``owner``'s among those ``alive``, in the order of their names; all alike, give or take one."""
+    each, left = divmod(lanes, len(alive))
+    return each + (alive.index(owner) < left)

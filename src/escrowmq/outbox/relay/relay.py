@@ -1,0 +1,178 @@
+"""The relay as a program or a library sees it: start, stop, run, drain."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+import sqlalchemy as sa
+
+from escrowmq.errors import Code, Misuse
+from escrowmq.outbox.migrations import check_schema
+from escrowmq.outbox.relay.backoff import Backoff
+from escrowmq.outbox.relay.dialects import Dialect
+from escrowmq.outbox.relay.options import RelayOptions
+from escrowmq.outbox.relay.statistics import Counters, Statistics
+from escrowmq.outbox.relay.waking import Bell, Listener, Pause
+from escrowmq.outbox.relay.worker import SharedTarget, Turn, Worker
+from escrowmq.outbox.targets.seam import Target
+
+_log = logging.getLogger(__name__)
+
+
+class Relay:
+    """Moves the messages of one database to one target until stopped. Several at once share the work.
+
+    ``engine`` is a blocking SQLAlchemy engine, ``target`` see :mod:`escrowmq.outbox.targets.seam` (the caller closes it), ``options`` those of
+    :class:`RelayOptions`. A context manager: entering starts it in the background. Raises Misuse for a bad option.
+    """
+
+    def __init__(self, engine: sa.Engine, target: Target, **options: Any) -> None:
+        try:
+            self.options = RelayOptions(**options)
+        except TypeError as problem:
+            raise Misuse(Code.BAD_SETTING, f"relay: {problem}") from None
+        self._engine = engine
+        self._dialect = Dialect(engine)
+        self._counters = Counters()
+        self._target = SharedTarget(target, Backoff(self.options.backoff, self.options.backoff_max))
+        self._stopping = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._bell = Bell(self.options.workers)
+        self._problem: BaseException | None = None
+        self._single: Worker | None = None
+
+    # In the background
+
+    def start(self) -> None:
+        """Start the workers. Raises Misuse(NO_TABLES, SCHEMA_VERSION), unless the database is away: that is waited for."""
+        if self._threads:
+            raise Misuse(Code.BAD_ARGUMENT, "the relay is running already")
+        self._check_tables()
+        self._stopping.clear()
+        self._problem = None
+        self._listener = Listener(self._engine, self._bell)
+        self._listener.start()
+        workers = [self._worker(number) for number in range(self.options.workers)]
+        try:
+            for worker in workers:
+                worker.leases.announce()
+        except sa.exc.DBAPIError as problem:
+            _log.warning("the database is away: %s", problem.orig)
+        self._threads = [
+            threading.Thread(target=self._work, args=(number, worker), name=f"escrowmq-relay-{number}", daemon=True)
+            for number, worker in enumerate(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Finish the batches in hand, give the lanes back. Idempotent. Raises what ended a worker, if anything did."""
+        self.ask_to_stop()
+        threads, self._threads = self._threads, []
+        for thread in threads:
+            thread.join()
+        if threads:
+            self._listener.stop()
+        if self._single is not None:
+            self._single.close()
+            self._single = None
+        if threads and self._problem is not None:
+            raise self._problem
+
+    def ask_to_stop(self) -> None:
+        """Stop soon; returns at once (for signal handlers)."""
+        self._stopping.set()
+        self._bell.ring()
+
+    def run(self) -> None:
+        """Run until :meth:`ask_to_stop` or :meth:`stop` is called elsewhere, or a worker fails; raises what it failed with."""
+        self.start()
+        try:
+            while not self._stopping.wait(0.2):  # never for ever: signals are handled when this thread wakes
+                pass
+        finally:
+            self.stop()
+
+    def __enter__(self) -> Relay:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def wake(self) -> None:
+        """Look at the table now: for producers in this process, where the database does not notify."""
+        self._bell.ring()
+
+    @property
+    def statistics(self) -> Statistics:
+        """What was done so far, and how it stands."""
+        return self._counters.now()
+
+    # In the caller's thread
+
+    def run_once(self) -> int:
+        """One batch, in the caller's thread, of whatever lanes are free; how many messages were sent.
+
+        The lanes stay leased until :meth:`stop`. Raises Misuse(NO_TABLES, ...).
+        """
+        return self._one_turn().sent
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Send, in the caller's thread, until nothing is left to send now; False if that was not so after ``timeout`` seconds.
+
+        What waits for its next try, or for a person, is not waited for.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            turn = self._one_turn()
+            if turn.idle and not turn.pause:
+                return True
+            if self._stopping.is_set() or (deadline is not None and time.monotonic() + turn.pause >= deadline):
+                return False
+            self._bell.wait(0, turn.pause) if turn.pause else None
+
+    def _one_turn(self) -> Turn:
+        if self._threads:
+            raise Misuse(
+                Code.BAD_ARGUMENT, "the relay is running in the background", "use another Relay, or stop this one"
+            )
+        if self._single is None:
+            self._check_tables()
+            self._stopping.clear()
+            self._single = self._worker(0)
+        return self._single.turn()
+
+    # Inside
+
+    def _check_tables(self) -> None:
+        try:
+            with self._engine.connect() as connection:
+                check_schema(connection)
+        except sa.exc.OperationalError as problem:
+            _log.warning("the database is away: %s", problem.orig)
+
+    def _worker(self, number: int) -> Worker:
+        return Worker(number, self._dialect, self._target, self.options, self._counters)
+
+    def _work(self, number: int, worker: Worker) -> None:
+        pause = Pause(self.options.poll_interval)
+        try:
+            while not self._stopping.is_set():
+                turn = worker.turn()
+                if turn.pause:
+                    self._bell.wait(number, min(turn.pause, max(worker.free_for(), 0.01)))
+                elif turn.idle:
+                    if self._bell.wait(number, min(pause.take(), max(worker.free_for(), 0.001))):
+                        pause.found()
+                else:
+                    pause.found()
+        except BaseException as problem:
+            _log.critical("the relay stops: %s", problem)
+            self._problem = self._problem or problem
+            self.ask_to_stop()
+        finally:
+            worker.close()

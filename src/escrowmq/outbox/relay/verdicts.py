@@ -1,0 +1,123 @@
+"""What follows from a target's answer, row by row. Pure: no clock, no database.
+
+1. OK is OK, whatever its neighbours got: the message is durable and must not be sent for ever.
+2. A refusal counts. The row is RETRYING until its tries run out, then WAITING. It holds the later rows of its key.
+3. Away, overloaded, unknown, denied: nothing is counted. If that is all that the target has to say, the rows stay as they are and
+   the target is left alone for a while; if others got through, these step aside (RETRYING, uncounted), lest they fill every batch.
+4. A row behind one of 2 or 3 of its key was not tried: HELD, if that one holds its key; else it stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from escrowmq.errors import Code, Rejected, error, explain
+from escrowmq.outbox.tables import State
+
+Key = tuple[int, str]
+"""Lane and key."""
+
+REFUSED = np.zeros(256, np.bool_)
+"""By code: whether it means "refused, and would be again"."""
+for _code in Code:
+    REFUSED[_code] = _code >= Code.CONFLICT and isinstance(error(_code), Rejected)
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """A row that is put aside: its new state, its counted refusals, when it is due, why."""
+
+    seq: int
+    lane: int
+    state: State
+    attempts: int
+    due_us: int
+    error: str
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What to write. Rows are named by their place in the batch (``sent``) or their ``seq``."""
+
+    sent: list[int] = field(default_factory=list)
+    aside: list[Aside] = field(default_factory=list)
+    behind: list[tuple[int, int]] = field(default_factory=list)
+    """Sequence numbers and lanes of PENDING rows that are now HELD."""
+    heads: dict[Key, int] = field(default_factory=dict)
+    """Keys that are held from now on, by which row."""
+    freed: list[Key] = field(default_factory=list)
+    """Keys whose head got through: HELD rows are PENDING again."""
+    refused: int = 0
+    away: Code | None = None
+    """Why the target took nothing, if it took nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How long, how often; see :class:`~escrowmq.outbox.relay.options.RelayOptions`."""
+
+    redeliveries: int
+    interval_us: int
+    aside_us: int
+    waiting_holds: bool
+
+
+def judge(
+    rows: Sequence[Any], codes: npt.NDArray[np.uint8], held: dict[Key, int], rules: Rules, now_us: int
+) -> Verdict:
+    """The verdict on ``rows`` (of the shape of ``columns.Row``) that were sent and answered ``codes``."""
+    if not codes.any():
+        verdict = Verdict(sent=list(range(len(rows))))
+        if held:
+            verdict.freed = [
+                (row.lane, row.key) for row in rows if row.key is not None and held.get((row.lane, row.key)) == row.seq
+            ]
+        return verdict
+    refused = REFUSED[codes]
+    if not refused.any() and codes.all():
+        return Verdict(away=Code(int(codes[0])))
+    return _judge_mixed(rows, codes.tolist(), refused.tolist(), held, rules, now_us)
+
+
+def _judge_mixed(
+    rows: Sequence[Any], codes: list[int], refused: list[bool], held: dict[Key, int], rules: Rules, now_us: int
+) -> Verdict:
+    verdict = Verdict()
+    stuck: dict[Key, bool] = {}  # keys of which a row did not get through here, and whether that one holds them
+    for place, (row, code, counts) in enumerate(zip(rows, codes, refused, strict=True)):
+        key = None if row.key is None else (row.lane, row.key)
+        if code == Code.OK:
+            verdict.sent.append(place)
+            if key is not None and held.get(key) == row.seq:
+                verdict.freed.append(key)
+            continue
+        if key is not None and key in stuck:
+            if stuck[key] and row.state == State.PENDING:
+                verdict.behind.append((row.seq, row.lane))
+            continue
+        aside = _aside(row, Code(code), counts, rules, now_us)
+        verdict.aside.append(aside)
+        verdict.refused += counts
+        if key is not None:
+            stuck[key] = holds = aside.state is State.RETRYING or rules.waiting_holds
+            if holds:
+                verdict.heads[key] = row.seq
+            elif held.get(key) == row.seq:
+                verdict.freed.append(key)
+    return verdict
+
+
+def _aside(row: Any, code: Code, counts: bool, rules: Rules, now_us: int) -> Aside:
+    sentence, hint = explain(code)
+    told = f"{code.name}: {sentence}" + (f" ({hint})" if hint else "")
+    if not counts:
+        return Aside(row.seq, row.lane, State.RETRYING, row.attempts, now_us + rules.aside_us, told)
+    attempts = row.attempts + 1
+    if attempts > rules.redeliveries:
+        return Aside(row.seq, row.lane, State.WAITING, attempts, 0, told)
+    return Aside(row.seq, row.lane, State.RETRYING, attempts, now_us + rules.interval_us, told)

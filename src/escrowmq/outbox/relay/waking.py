@@ -1,0 +1,109 @@
+"""When to look at the table again: at once when told so, soon after something was found, seldom when nothing comes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from escrowmq.outbox.tables import CHANNEL
+
+_log = logging.getLogger(__name__)
+FIRST_PAUSE = 0.005
+LISTEN_SECONDS = 0.5
+"""How long the listener waits in one go: a stop is noticed within this time."""
+
+
+class Pause:
+    """The pauses of one worker between two looks: 5 ms, then doubling up to the limit."""
+
+    def __init__(self, longest: float) -> None:
+        self._longest = longest
+        self._next = min(FIRST_PAUSE, longest)
+
+    def found(self) -> None:
+        """Something was there."""
+        self._next = min(FIRST_PAUSE, self._longest)
+
+    def take(self) -> float:
+        """Nothing was there; seconds to wait."""
+        pause = self._next
+        self._next = min(2 * pause, self._longest)
+        return pause
+
+
+class Bell:
+    """Wakes all workers of a relay. Thread-safe."""
+
+    def __init__(self, workers: int) -> None:
+        self._events = [threading.Event() for _ in range(workers)]
+
+    def ring(self) -> None:
+        """Wake everybody."""
+        for event in self._events:
+            event.set()
+
+    def wait(self, worker: int, seconds: float) -> bool:
+        """Until rung, or for ``seconds``; whether it rang."""
+        event = self._events[worker]
+        rung = event.wait(seconds)
+        event.clear()
+        return rung
+
+
+class Listener:
+    """Rings the bell when PostgreSQL notifies (``send_tx`` does so in its transaction); does nothing elsewhere.
+
+    It has a connection of its own; when that is lost, polling goes on and a new one is tried every few seconds.
+    """
+
+    def __init__(self, engine: sa.Engine, bell: Bell) -> None:
+        self._engine = engine
+        self._bell = bell
+        self._stopping = threading.Event()
+        self.listening = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="escrowmq-relay-listen", daemon=True)
+
+    def start(self) -> None:
+        """Begin to listen, where the database and its driver can."""
+        if self._engine.dialect.name == "postgresql" and self._engine.dialect.driver == "psycopg":
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Stop listening."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        told = False
+        while not self._stopping.is_set():
+            try:
+                self._listen()
+            except Exception as problem:
+                if not isinstance(problem, SQLAlchemyError | OSError) and not _is_driver_error(problem):
+                    raise
+                if not told:
+                    _log.warning("cannot listen for new messages, polling instead: %s", problem)
+                    told = True
+            self.listening.clear()
+            self._stopping.wait(2.0)
+
+    def _listen(self) -> None:
+        with self._engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+            driver: Any = connection.connection.driver_connection
+            try:
+                driver.execute(f"LISTEN {CHANNEL}")
+                self.listening.set()
+                while not self._stopping.is_set():
+                    for _ in driver.notifies(timeout=LISTEN_SECONDS, stop_after=1):
+                        self._bell.ring()
+            finally:
+                connection.invalidate()  # a connection that listens must not go back into the pool
+
+
+def _is_driver_error(problem: Exception) -> bool:
+    return type(problem).__module__.partition(".")[0] == "psycopg"

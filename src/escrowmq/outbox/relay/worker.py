@@ -1,0 +1,299 @@
+"""One worker: leases lanes, reads, sends, marks, in one thread. A relay has several; they share the target and nothing else."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from escrowmq.errors import Code, Misuse
+from escrowmq.outbox.relay import upkeep
+from escrowmq.outbox.relay.backoff import Backoff
+from escrowmq.outbox.relay.columns import outgoing
+from escrowmq.outbox.relay.dialects import Dialect
+from escrowmq.outbox.relay.holding import Holding
+from escrowmq.outbox.relay.leases import Leases
+from escrowmq.outbox.relay.marking import Marker
+from escrowmq.outbox.relay.options import RelayOptions
+from escrowmq.outbox.relay.reading import Reader
+from escrowmq.outbox.relay.statistics import Counters
+from escrowmq.outbox.relay.verdicts import Rules, Verdict, judge
+from escrowmq.outbox.tables import State
+from escrowmq.outbox.targets.seam import Codes, Target
+from escrowmq.platform.failpoints import reach
+
+_log = logging.getLogger(__name__)
+PROBE_ROWS = 16
+"""Rows of a batch that finds out whether a target is back."""
+RETRY_LOOK_SECONDS = 1.0
+"""How often is looked for RETRYING rows whose time has come; they say it to the second anyway."""
+LANE_ZERO = 0
+"""Whoever has this lane purges for all."""
+
+
+class SharedTarget:
+    """One target for all workers: one at a time sends, and its failures are everybody's. Thread-safe."""
+
+    def __init__(self, target: Target, backoff: Backoff) -> None:
+        self._target = target
+        self._lock = threading.Lock()
+        self.backoff = backoff
+
+    def send(self, batch: Any) -> Codes:
+        """Send and get one code a row; whatever a target raises besides Misuse means that nobody knows."""
+        with self._lock:
+            try:
+                return np.asarray(self._target.send(batch), np.uint8)
+            except Misuse:
+                raise
+            except Exception:
+                _log.exception("the target failed")
+                return np.full(batch.num_rows, Code.DISCONNECTED, np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one turn came to."""
+
+    read: int = 0
+    sent: int = 0
+    pause: float = 0.0
+    """Seconds for which there is no sense in another turn (a target or database that is away)."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing was there."""
+        return not self.read
+
+
+class Worker:
+    """One thread's share of a relay. :meth:`turn` raises Misuse only; a database that is away becomes a pause."""
+
+    def __init__(
+        self, number: int, dialect: Dialect, target: SharedTarget, options: RelayOptions, counters: Counters
+    ) -> None:
+        self._number = number
+        self._dialect = dialect
+        self._target = target
+        self._options = options
+        self._counters = counters
+        self.leases = Leases(dialect, options.name, options.lease)
+        self._reader = Reader(dialect, self.leases.owner, options.batch_rows, options.batch_bytes)
+        holds = options.on_exhausted == "hold_key"
+        self._holding = Holding(dialect, holds)
+        self._marker = Marker(dialect, self.leases, not options.keep and not options.await_callback)
+        aside = min(max(options.backoff, 1.0), options.redelivery_interval)
+        self._rules = Rules(options.redeliveries, _us(options.redelivery_interval), _us(aside), holds)
+        self._database = Backoff(options.backoff, options.backoff_max)
+        self._connection: sa.Connection | None = None
+        self._clock_ahead = 0
+        self._next_retries = self._next_unconfirmed = self._next_purge = 0.0
+
+    # The outside
+
+    def turn(self) -> Turn:
+        """Keep the leases, read a batch, send it, mark it. A pause instead while target or database are to be left alone."""
+        if pause := self._database.left():
+            return Turn(pause=pause)
+        try:
+            turn = self._turn()
+        except SQLAlchemyError as problem:
+            return self._database_failed(problem)
+        if self._database.worked():
+            _log.info("the database is back")
+        return turn
+
+    def free_for(self) -> float:
+        """Seconds until the leases want to be renewed: no pause may be longer."""
+        return self.leases.due_in()
+
+    def close(self) -> None:
+        """Give the lanes back, let the connection go."""
+        try:
+            self.leases.give_back()
+        except SQLAlchemyError as problem:
+            _log.warning("the lanes could not be given back, they come free with their leases: %s", problem)
+        self._disconnect()
+        self._counters.leased(self._number, 0)
+        self._counters.lagging(self._number, 0.0)
+
+    # A turn
+
+    def _turn(self) -> Turn:
+        if self.leases.keep():
+            self._holding.look_soon()
+            self._counters.leased(self._number, len(self.leases.lanes))
+        if not self.leases.lanes:
+            return Turn()
+        if pause := self._target.backoff.left():
+            return Turn(pause=pause)
+        self._holding.look(self.leases.lanes)
+        connection = self._connected()
+        rows, pending = self._read(connection)
+        reach("relay.read")
+        turn = self._relay(connection, rows) if rows else Turn()
+        if not turn.pause:
+            self._maintain(connection)
+        if not pending and not turn.pause:
+            self._counters.lagging(self._number, 0.0)
+        return turn
+
+    def _read(self, connection: sa.Connection) -> tuple[list[Any], bool]:
+        """Retries that are due, then what is pending; whether there was anything pending."""
+        lanes, probing = self.leases.lanes, PROBE_ROWS if self._target.backoff.failing else None
+        retries: list[Any] = []
+        now = time.monotonic()
+        if now >= self._next_retries:
+            most = probing or max(self._options.batch_rows // 4, 1)
+            retries = self._reader.retries(connection, lanes, self._now_us(), most)
+            self._next_retries = now if len(retries) == most else now + RETRY_LOOK_SECONDS
+        pending = self._reader.pending(connection, lanes, probing)
+        return retries + pending, bool(pending)
+
+    def _relay(self, connection: sa.Connection, rows: list[Any]) -> Turn:
+        rows, behind = self._holding.part(rows)
+        verdict = Verdict()
+        if rows:
+            batch = outgoing(rows)
+            reach("relay.built")
+            if not self.leases.valid:  # paused for longer than the lease: somebody else may be at it
+                self.leases.forget()
+                return Turn(read=len(rows))
+            codes = self._target.send(batch)
+            reach("relay.sent")
+            verdict = judge(rows, codes, self._holding.heads, self._rules, self._now_us())
+            if verdict.away is not None:
+                return self._target_failed(verdict.away, len(rows))
+            if self._target.backoff.worked():
+                _log.info("the target is back")
+        self._mark(connection, rows, verdict, behind)
+        reach("relay.marked")
+        self._count(rows, verdict)
+        return Turn(read=len(rows) + len(behind), sent=len(verdict.sent))
+
+    def _mark(
+        self, connection: sa.Connection, rows: list[Any], verdict: Verdict, behind: Sequence[tuple[int, int]]
+    ) -> None:
+        sent = len(verdict.sent)
+        try:
+            if sent == len(rows) and not behind and not verdict.freed:
+                marked = self._marker.all_sent(connection, rows)
+            else:
+                marked, mine = self._marker.verdict(rows, verdict, behind)
+                for key in verdict.freed:
+                    self._holding.heads.pop(key, None)
+                self._holding.heads.update({key: seq for key, seq in verdict.heads.items() if key[0] in mine})
+        except SQLAlchemyError:
+            self._counters.add(repeated=sent)
+            self._holding.look_soon()  # nobody knows what was written
+            raise
+        if marked < sent:
+            _log.info("%d of %d sent messages were not this worker's to mark any more", sent - marked, sent)
+            self._counters.add(repeated=sent - marked)
+            self.leases.forget()
+
+    def _count(self, rows: list[Any], verdict: Verdict) -> None:
+        waiting = [aside for aside in verdict.aside if aside.state is State.WAITING]
+        for aside in waiting:
+            _log.error("message %d waits for a person after %d refusals: %s", aside.seq, aside.attempts, aside.error)
+        self._counters.add(
+            sent=len(verdict.sent),
+            refused=verdict.refused,
+            waiting=len(waiting),
+            batches=1 if verdict.sent else 0,
+        )
+        if verdict.sent:
+            oldest = min(rows[place].created_us for place in verdict.sent)
+            self._counters.lagging(self._number, (self._now_us() - oldest) / 1e6)
+
+    # What is done now and then
+
+    def _maintain(self, connection: sa.Connection) -> None:
+        now, options = time.monotonic(), self._options
+        if options.await_callback and now >= self._next_unconfirmed:
+            full = self._send_unconfirmed(connection)
+            self._next_unconfirmed = now if full else now + min(options.redelivery_interval / 4, 5.0)
+        if LANE_ZERO in self.leases.lanes and now >= self._next_purge:
+            states = (State.DONE,) if options.await_callback else (State.SENT, State.DONE)
+            purged = upkeep.purge(self._dialect, connection, _us(options.keep), states)
+            self._counters.add(purged=purged)
+            self._next_purge = now if purged >= upkeep.PURGE_ROWS else now + options.purge_interval
+
+    def _send_unconfirmed(self, connection: sa.Connection) -> bool:
+        """Send again what has no callback; whether there may be more."""
+        before, most = self._now_us() - self._rules.interval_us, max(self._options.batch_rows // 4, 1)
+        rows = self._reader.unconfirmed(connection, self.leases.lanes, before, most)
+        hopeless = [row for row in rows if row.attempts >= self._rules.redeliveries]
+        again = [row for row in rows if row.attempts < self._rules.redeliveries]
+        if hopeless:
+            waiting = upkeep.give_up(self._dialect, self.leases, hopeless)
+            self._counters.add(waiting=waiting)
+            _log.error("%d messages wait for a person: sent, and no callback came", waiting)
+        if again:
+            codes = self._target.send(outgoing(again))
+            reach("relay.sent_again")
+            redelivered = upkeep.sent_again(self._dialect, self.leases, again, codes)
+            self._counters.add(redelivered=redelivered)
+        return len(rows) == most
+
+    # Failures
+
+    def _target_failed(self, code: Code, rows: int) -> Turn:
+        first = not self._target.backoff.failing
+        pause = self._target.backoff.failed()
+        self._counters.add(target_failures=1)
+        _log.log(
+            logging.WARNING if first else logging.DEBUG,
+            "the target takes nothing (%s); nothing is counted, next try in %.1f s",
+            code.name,
+            pause,
+        )
+        return Turn(read=rows, pause=pause)
+
+    def _database_failed(self, problem: SQLAlchemyError) -> Turn:
+        first = not self._database.failing
+        pause = self._database.failed()
+        self._counters.add(database_failures=1)
+        reason = problem.orig if isinstance(problem, DBAPIError) else problem
+        _log.log(
+            logging.WARNING if first else logging.DEBUG, "the database failed, next try in %.1f s: %s", pause, reason
+        )
+        self._disconnect()
+        self._holding.look_soon()
+        return Turn(pause=pause)
+
+    # Helpers
+
+    def _connected(self) -> sa.Connection:
+        """The connection for single statements; each is a transaction of its own."""
+        if self._connection is None:
+            self._connection = self._dialect.single.connect()
+            self._clock_ahead = 0
+        self._connection.commit()  # ends what SQLAlchemy thinks of as a transaction; the database has none open
+        return self._connection
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            try:
+                connection.close()
+            except SQLAlchemyError:
+                connection.invalidate()
+
+    def _now_us(self) -> int:
+        """Microseconds since 1970, about as the database's clock has them: asked once a connection."""
+        if not self._clock_ahead:
+            told = int(self._connected().scalar(sa.select(self._dialect.now_us)) or 0)
+            self._clock_ahead = told - time.monotonic_ns() // 1000
+        return time.monotonic_ns() // 1000 + self._clock_ahead
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * 1e6)

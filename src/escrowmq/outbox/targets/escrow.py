@@ -1,0 +1,244 @@
+"""EscrowMQ as a target.
+
+1. Where a message goes follows from its key, or without one from its id: a retry never moves to another broker, where it would
+   be a second message (the same list of brokers given, in the same order).
+2. The broker answers row by row, and a later row of a key may be fine where an earlier one is refused. So what can be known to be
+   refused is not sent, nor what is behind it; and rows of a topic that was never taken before go one a key at a time, until it was.
+3. A request that failed as a whole failed for all its rows. Requests of one call to one broker follow each other, so that a key's
+   rows are never in two at once.
+4. A broker that is away is left alone for a while; its rows are answered DISCONNECTED at once, and the others' go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from escrowmq.client.bus import Bus
+from escrowmq.client.outgoing import Limits, check_name, split
+from escrowmq.client.router import broker_of
+from escrowmq.connecting import connect
+from escrowmq.errors import Code, EscrowError, Misuse, Rejected
+from escrowmq.outbox.targets.seam import Codes, Promise
+
+_log = logging.getLogger(__name__)
+GROUP = "outbox"
+FIRST_PAUSE = 0.2
+LAST_PAUSE = 10.0
+_TROUBLE = "the broker refuses everything from this relay"
+
+Places = npt.NDArray[np.int64]
+
+
+class EscrowTarget:
+    """One or several EscrowMQ brokers: ``escrow://HOST:PORT[,HOST:PORT...]`` (or ``file:FOLDER``).
+
+    ``group`` is the producer group, ``timeout`` seconds until a broker's silence is Unknown. Raises Misuse(BAD_URL).
+    """
+
+    def __init__(self, url: str, *, group: str = GROUP, timeout: float = 5.0) -> None:
+        self._brokers = [_Broker(each, group, timeout) for each in _single_urls(url)]
+        self._pool = ThreadPoolExecutor(len(self._brokers), "escrowmq-target") if len(self._brokers) > 1 else None
+
+    @property
+    def promise(self) -> Promise:
+        """What an OK means."""
+        return Promise(
+            name="EscrowMQ",
+            durable="written and synced in the broker's log; the same id sent again within dedup_window (1 h) makes no copy",
+            deduplicates=True,
+            orders_keys=True,
+            delays=True,
+            max_body_bytes=min((broker.limits.max_body_bytes for broker in self._brokers), default=None),
+        )
+
+    def send(self, batch: pa.RecordBatch) -> Codes:
+        """See :class:`~escrowmq.outbox.targets.seam.Target`."""
+        if self._pool is None:
+            return self._brokers[0].send(batch)
+        where = self._where(batch)
+        codes = np.full(batch.num_rows, Code.DISCONNECTED, np.uint8)
+        parts = [(number, np.flatnonzero(where == number)) for number in np.unique(where).tolist()]
+        waits = [(rows, self._pool.submit(self._brokers[number].send, batch.take(rows))) for number, rows in parts]
+        for rows, wait in waits:
+            codes[rows] = wait.result()
+        return codes
+
+    def close(self) -> None:
+        """Let the connections go."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        for broker in self._brokers:
+            broker.close()
+
+    def _where(self, batch: pa.RecordBatch) -> Places:
+        """The broker of each row."""
+        count = len(self._brokers)
+        keys = pc.dictionary_encode(batch.column("key"))
+        by_key = np.array([*(broker_of(key, count) for key in keys.dictionary.to_pylist()), 0], np.int64)
+        codes = pc.fill_null(keys.indices, len(by_key) - 1).to_numpy(zero_copy_only=False)
+        ids = batch.column("message_id")
+        by_id = np.frombuffer(ids.buffers()[1], ">u8")[1 + 2 * ids.offset :: 2][: len(ids)] % np.uint64(count)
+        keyless = batch.column("key").is_null().to_numpy(zero_copy_only=False)
+        return np.asarray(np.where(keyless, by_id.astype(np.int64), by_key[codes]))
+
+
+class _Broker:
+    """One broker. Used by one thread at a time."""
+
+    def __init__(self, url: str, group: str, timeout: float) -> None:
+        self._url = url
+        self._timeout = timeout
+        self._bus: Bus = connect(url)
+        self._producer = self._bus.producer(group, timeout=timeout)
+        self.limits = Limits()
+        self._met = False
+        self._topics: set[str] = set()
+        self._good: set[str] = set()
+        self._pause = FIRST_PAUSE
+        self._not_before = 0.0
+
+    def send(self, batch: pa.RecordBatch) -> Codes:
+        """One code a row."""
+        if time.monotonic() < self._not_before:
+            return np.full(batch.num_rows, Code.DISCONNECTED, np.uint8)
+        try:
+            if not self._met:
+                told = self._bus.router.links[0].action("hello", {}, self._timeout)
+                self.limits, self._met = Limits.of(told.get("limits", {})), True
+        except EscrowError as problem:
+            return np.full(batch.num_rows, self._failed(problem), np.uint8)
+        codes = _refused(batch, self.limits)
+        if codes.any() or not self._all_proven(batch):
+            return self._carefully(batch, codes)
+        return self._send(batch)
+
+    def close(self) -> None:
+        """Let the connection go."""
+        self._bus.close()
+
+    def _all_proven(self, batch: pa.RecordBatch) -> bool:
+        return self._good.issuperset(pc.unique(batch.column("topic")).to_pylist())
+
+    def _carefully(self, batch: pa.RecordBatch, codes: Codes) -> Codes:
+        """Nothing behind a refused row of its key; rows of unproven topics one a key at a time."""
+        keys = _numbered_keys(batch.column("key"))
+        left = np.ones(batch.num_rows, np.bool_)
+        left[_from_first(keys, codes != Code.OK)] = False
+        codes[~left & (codes == Code.OK)] = Code.QUEUE_FULL
+        while left.any():
+            rest = np.flatnonzero(left)
+            some = batch.take(pa.array(rest))
+            if self._all_proven(some):
+                codes[rest] = self._send(some)
+                break
+            _, firsts = np.unique(keys[rest], return_index=True)
+            now = rest[np.sort(firsts)]
+            codes[now] = self._send(batch.take(pa.array(now)))
+            left[now] = False
+            stuck = np.zeros(batch.num_rows, np.bool_)
+            stuck[now[codes[now] != Code.OK]] = True
+            behind = _from_first(keys, stuck)
+            codes[behind & left] = Code.QUEUE_FULL
+            left &= ~behind
+        return codes
+
+    def _send(self, batch: pa.RecordBatch) -> Codes:
+        codes = np.full(batch.num_rows, Code.QUEUE_FULL, np.uint8)
+        start = 0
+        for piece in split(batch, self.limits):
+            try:
+                codes[start : start + piece.num_rows] = self._producer.send_batch(piece).codes
+            except EscrowError as problem:
+                codes[start:] = self._failed(problem)
+                return codes
+            start += piece.num_rows
+        self._pause, self._not_before = FIRST_PAUSE, 0.0
+        taken = batch.column("topic").filter(pa.array(codes == Code.OK))
+        self._good.update(pc.unique(taken).to_pylist())
+        return codes
+
+    def _failed(self, problem: EscrowError) -> Code:
+        if isinstance(problem, Misuse):
+            raise problem
+        if isinstance(problem, Rejected):
+            raise Misuse(Code.BAD_ARGUMENT, f"{_TROUBLE}: {problem.message}", problem.hint) from problem
+        if time.monotonic() >= self._not_before:
+            _log.debug("%s: %s; left alone for %.1f s", self._url, problem, self._pause)
+            self._not_before = time.monotonic() + self._pause
+            self._pause = min(2 * self._pause, LAST_PAUSE)
+        return problem.code
+
+
+def _single_urls(url: str) -> Sequence[str]:
+    if not isinstance(url, str) or not url.startswith("escrow://"):
+        return [url]
+    return [f"escrow://{address}" for address in url.removeprefix("escrow://").rstrip("/").split(",")]
+
+
+def _refused(batch: pa.RecordBatch, limits: Limits) -> Codes:
+    """What this broker would refuse for sure, by the columns alone."""
+    codes = np.zeros(batch.num_rows, np.uint8)
+    sizes = {
+        "body": (limits.max_body_bytes, Code.BODY_TOO_LARGE),
+        "key": (limits.max_key_bytes, Code.KEY_TOO_LARGE),
+        "tag": (limits.max_tag_bytes, Code.TAG_TOO_LARGE),
+    }
+    for name, (limit, code) in sizes.items():
+        column = batch.column(name)
+        lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
+        codes[(lengths > limit) & (codes == 0)] = code
+    properties = batch.column("properties")
+    if properties.null_count < len(properties):
+        codes[(_property_bytes(properties) > limits.max_properties_bytes) & (codes == 0)] = Code.PROPERTIES_TOO_LARGE
+    delays = batch.column("delay_us").to_numpy()
+    codes[((delays < 0) | (delays > limits.max_delay * 1e6)) & (codes == 0)] = Code.BAD_DELAY
+    wrong = [topic for topic in pc.unique(batch.column("topic")).to_pylist() if not _is_name(topic)]
+    if wrong:
+        named = pc.is_in(batch.column("topic"), pa.array(wrong)).to_numpy(zero_copy_only=False)
+        codes[named & (codes == 0)] = Code.BAD_TOPIC_NAME
+    return codes
+
+
+def _is_name(topic: str) -> bool:
+    try:
+        check_name(topic, Code.BAD_TOPIC_NAME)
+    except EscrowError:
+        return False
+    return True
+
+
+def _property_bytes(properties: pa.Array) -> npt.NDArray[np.int64]:
+    """Bytes of names and values, row for row."""
+    ends = properties.offsets.to_numpy()
+    each = pc.add(pc.binary_length(properties.keys), pc.fill_null(pc.binary_length(properties.items), 0))
+    sums = np.concatenate(([0], np.cumsum(each.to_numpy(zero_copy_only=False).astype(np.int64))))
+    return np.asarray(sums[ends[1:]] - sums[ends[:-1]])
+
+
+def _numbered_keys(keys: pa.Array) -> Places:
+    """A number a key; rows without one have a number each, all below zero."""
+    codes = pc.fill_null(pc.dictionary_encode(keys).indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return np.asarray(np.where(codes < 0, -1 - np.arange(len(codes)), codes))
+
+
+def _from_first(keys: Places, stuck: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """The rows from the first ``stuck`` one of their key on."""
+    if not stuck.any():
+        return stuck
+    order = np.argsort(keys, kind="stable")
+    ordered, marks = keys[order], stuck[order].astype(np.int64)
+    counts = np.cumsum(marks)
+    begins = np.concatenate(([True], ordered[1:] != ordered[:-1]))
+    before = np.where(begins, counts - marks, 0)
+    reached = counts - np.maximum.accumulate(before) > 0
+    result = np.zeros(len(keys), np.bool_)
+    result[order] = reached
+    return result
