@@ -1,0 +1,391 @@
+"""Consumer-side de-duplication: prepares and decisions both reach the consumer. For any broker that acknowledges.
+
+The broker knows nothing of transactions. The producer sends PREPARE (with the body) and later COMMIT or ROLLBACK as ordinary
+messages; the consumer stores the prepare, and deletes it in the transaction of the effect. What that needs:
+
+- COMMIT follows PREPARE: both have the message id as their key, and a key has one queue (partition, stream). A broker whose
+  keys move between queues while messages are under way (more partitions, say) breaks it.
+- One consumer database for a queue: a COMMIT that comes where the PREPARE was not stored is skipped. All consumers of a group share
+  one database; and they take turns, never two at a time on one queue: :meth:`BothReachConsumer.consume` asks the broker for that (``ordered=True``);
+  elsewhere it is the assignment's business (one consumer of a partition, a single active consumer, ...).
+- An end that comes twice has one effect. With ``marks`` (the default) the id is marked in ``trans_recv_log`` for that, and a
+  prepare that comes late is dropped, whatever the broker delivers again. Without marks, the paper's own way, nothing stays in the
+  database; then the prepare's acknowledgement must be durable before its end has its effect, which :meth:`BothReachConsumer.handle` sees to, and
+  the broker must deliver no acknowledged message again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, sessionmaker
+
+from escrowmq import schemas
+from escrowmq.client.bus import Bus
+from escrowmq.client.consumer import Consumer, ReceivedBatch
+from escrowmq.client.producer import Producer
+from escrowmq.errors import Code, Rejected, error
+from escrowmq.model import COMMIT, Outcome
+from escrowmq.outbox.modes.driving import Driving
+from escrowmq.outbox.modes.journal import Int64s, ids_of
+from escrowmq.outbox.modes.senders import Codes, Sender, sender_of
+from escrowmq.outbox.modes.upserts import insert_or_replace
+from escrowmq.outbox.tables import trans_prepared, trans_recv_log
+from escrowmq.outbox.targets.seam import Target
+from escrowmq.platform.failpoints import reach
+
+_log = logging.getLogger(__name__)
+
+SIGN = "escrowmq-sign"
+"""The property (header) that tells what a message is: a :class:`Sign`."""
+TRANSACTION = "escrowmq-transaction"
+"""The property that names the message id that it is about: 32 hexadecimal digits."""
+KEY = "escrowmq-own-key"
+"""The property with the message's own key: the key that travels is the message id."""
+
+
+class Sign(StrEnum):
+    """What a message of this mode is."""
+
+    PREPARE = "prepare"
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+
+
+# The producer
+
+
+class BothReachProducer(Driving):
+    """``BothReachProducer(target, engine, "shop").send(message, business)``: the steps of ``driving.py`` with ordinary messages.
+
+    ``way``: a producer of an EscrowMQ bus (plain messages; each pinned to its broker), or any target of the relay.
+    """
+
+    def __init__(
+        self,
+        way: Producer | Target | Sender,
+        engine: sa.Engine,
+        group: str,
+        *,
+        merged: bool = False,
+        sessions: Callable[[], Session] | None = None,
+    ) -> None:
+        super().__init__(SignedMessages(sender_of(way)), engine, group, merged=merged, sessions=sessions)
+
+
+class SignedMessages:
+    """The carrier: one ordinary message a prepare, one a decision, with one key."""
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+
+    def place(self, batch: pa.RecordBatch) -> Int64s:
+        """By the key that will travel."""
+        return self._sender.place(_hex_ids(batch))
+
+    def prepare(self, batch: pa.RecordBatch, shards: Int64s) -> tuple[Codes, pa.Array]:
+        """The message itself, signed PREPARE."""
+        rows = batch.to_pylist()
+        properties = [
+            [*(row["properties"] or ()), *_signs(row["message_id"], Sign.PREPARE), *_own_key(row["key"])]
+            for row in rows
+        ]
+        signed = _replaced(
+            batch,
+            key=_hex_ids(batch),
+            properties=pa.array(properties, schemas.PROPERTIES),
+            transaction=pa.nulls(len(rows), schemas.ID),
+        )
+        return self._sender.send(signed, shards), pa.nulls(len(rows), schemas.ID)
+
+    def end(self, batch: pa.RecordBatch, shards: Int64s, outcome: Outcome) -> Codes:
+        """A message without a body, signed COMMIT or ROLLBACK, under an id of its own, the same each time."""
+        sign = Sign.COMMIT if outcome is COMMIT else Sign.ROLLBACK
+        ids = ids_of(batch)
+        ends = _replaced(
+            batch,
+            key=_hex_ids(batch),
+            tag=pa.nulls(len(ids), pa.utf8()),
+            properties=pa.array([_signs(i, sign) for i in ids], schemas.PROPERTIES),
+            body=pa.array([b""] * len(ids), pa.binary()),
+            message_id=pa.array([end_id(i, sign) for i in ids], schemas.ID),
+            delay_us=pa.array(np.zeros(len(ids), np.int64)),
+            transaction=pa.nulls(len(ids), schemas.ID),
+        )
+        codes = self._sender.send(ends, shards)
+        codes[codes == 0] = Code.COMMITTED if outcome is COMMIT else Code.ROLLED_BACK
+        return codes
+
+    def close(self) -> None:
+        """The producer or target belongs to whoever made it."""
+
+
+def end_id(identity: bytes, sign: Sign) -> bytes:
+    """The message id of a COMMIT or ROLLBACK about ``identity``: a broker that de-duplicates must see that it is another message."""
+    return hashlib.blake2b(identity + sign.encode(), digest_size=16).digest()
+
+
+def _hex_ids(batch: pa.RecordBatch) -> pa.Array:
+    return pa.array([i.hex() for i in ids_of(batch)], pa.utf8())
+
+
+def _signs(identity: bytes, sign: Sign) -> list[tuple[str, str]]:
+    return [(SIGN, sign.value), (TRANSACTION, identity.hex())]
+
+
+def _own_key(key: str | None) -> list[tuple[str, str]]:
+    return [] if key is None else [(KEY, key)]
+
+
+def _replaced(batch: pa.RecordBatch, **columns: pa.Array) -> pa.RecordBatch:
+    for name, column in columns.items():
+        at = batch.schema.get_field_index(name)
+        batch = batch.set_column(at, schemas.OUTGOING.field(at), column)
+    return batch
+
+
+# The consumer
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One message as it came from a broker."""
+
+    topic: str
+    body: bytes
+    headers: Mapping[str, str]
+    tag: str | None = None
+
+    @property
+    def sign(self) -> Sign:
+        """Its sign. Rejected(BAD_REQUEST) if it has none."""
+        try:
+            return Sign(self.headers[SIGN])
+        except (KeyError, ValueError):
+            raise Rejected(Code.BAD_REQUEST, f"a message of {self.topic!r} has no property {SIGN}") from None
+
+    @property
+    def message_id(self) -> bytes:
+        """The id that it is about. Rejected(BAD_REQUEST) if it names none."""
+        try:
+            identity = bytes.fromhex(self.headers[TRANSACTION])
+        except (KeyError, ValueError):
+            identity = b""
+        if len(identity) != 16:
+            raise Rejected(Code.BAD_REQUEST, f"a message of {self.topic!r} has no property {TRANSACTION}")
+        return identity
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """One committed message, as the effect gets it: as the producer gave it."""
+
+    message_id: bytes
+    topic: str
+    body: bytes
+    key: str | None
+    tag: str | None
+    properties: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class Handled:
+    """Counts of a consumer's life."""
+
+    effects: int = 0
+    rolled_back: int = 0
+    skipped: int = 0
+    """Ends without a stored prepare: done already, or in the wrong place."""
+
+
+Effect = Callable[[Session, Sequence[Prepared]], object]
+Acknowledge = Callable[[Sequence[int]], None]
+
+
+class BothReachConsumer:
+    """``effect(session, messages)`` happens once for every committed id, in a transaction of this database.
+
+    One thread at a time; one at a time of a group on a queue. ``counts`` tells what it has done.
+    """
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        group: str,
+        effect: Effect,
+        *,
+        marks: bool = True,
+        sessions: Callable[[], Session] | None = None,
+    ) -> None:
+        self._group = group
+        self._effect = effect
+        self._marks = marks
+        self._sessions = sessions or sessionmaker(engine)
+        self.counts = Handled()
+
+    def consume(
+        self, bus: Bus, topics: str | Sequence[str], *, idle_timeout: float | None = None, lease: float | None = None
+    ) -> Handled:
+        """Consume EscrowMQ topics until none came for ``idle_timeout`` seconds.
+
+        The group is ordered: the broker gives a queue to one consumer at a time. Raises LEASE_LOST if acknowledgements came too
+        late; what was not acknowledged comes again.
+        """
+        with bus.consumer(self._group, topics, ordered=True, lease=lease) as consumer:
+            for batch in consumer.batches(idle_timeout=idle_timeout):
+                self._handle_received(consumer, batch)
+        return self.counts
+
+    def _handle_received(self, consumer: Consumer, batch: ReceivedBatch) -> None:
+        messages = list(batch)
+        arrivals = [Arrival(m.topic, m.body, m.properties, m.tag) for m in messages]
+
+        def acknowledge(rows: Sequence[int]) -> None:
+            if len(rows) == len(messages):
+                batch.ack()
+                return
+            refused = consumer.refused
+            for row in rows:
+                messages[row].ack()
+            if consumer.flush() > refused:
+                raise error(Code.LEASE_LOST)
+
+        self.handle(arrivals, acknowledge)
+
+    def forget_prepares(self, older_than: float) -> int:
+        """Delete prepares stored ``older_than`` seconds ago whose end never came (a producer in merged mode died); how many.
+
+        Longer than any producer may stay away with a decision in its table: its COMMIT would be skipped.
+        """
+        oldest = time.time_ns() // 1000 - round(older_than * 1e6)
+        t = trans_prepared.c
+        with self._sessions() as session, session.begin():
+            gone = sa.delete(trans_prepared).where(t.consumer_group == self._group, t.prepared_us < oldest)
+            return session.connection().execute(gone).rowcount
+
+    def handle(self, arrivals: Iterable[Arrival], acknowledge: Acknowledge) -> None:
+        """Handle messages in the order in which they came, and have them acknowledged by their numbers.
+
+        ``acknowledge(rows)`` must return only when the broker has taken note of it, and raise if it did not. Raises what the
+        effect raised: nothing of its transaction is done then, and nothing of it acknowledged.
+        """
+        came = list(arrivals)
+        signs = [arrival.sign for arrival in came]
+        if self._marks:
+            self._apply(came, signs)
+            reach("both_reach.applied")
+            acknowledge(range(len(came)))
+        else:
+            for rows in _runs(signs):
+                self._apply([came[row] for row in rows], [signs[row] for row in rows])
+                reach("both_reach.applied")
+                acknowledge(rows)
+                reach("both_reach.acknowledged")
+        reach("both_reach.done")
+
+    def _apply(self, came: list[Arrival], signs: list[Sign]) -> None:
+        """One transaction: the prepares stored, the ends with their effect."""
+        work = _Work.of(came, signs)
+        with self._sessions() as session, session.begin():
+            connection = session.connection()
+            finished = self._finished(connection, work) if self._marks else set()
+            self._store(connection, [a for i, a in work.prepares.items() if i not in finished])
+            found = self._take(connection, [i for i in work.ends if i not in finished])
+            effects = [p for i, p in found.items() if work.ends[i] is Sign.COMMIT]
+            if self._marks and found:
+                self._mark(connection, list(found))
+            if effects:
+                self._effect(session, effects)
+            session.flush()
+            reach("both_reach.applying")
+        self._count(work, found, len(effects))
+
+    def _finished(self, connection: sa.Connection, work: _Work) -> set[bytes]:
+        t = trans_recv_log.c
+        ids = list({*work.prepares, *work.ends})
+        query = sa.select(t.message_id).where(t.consumer_group == self._group, t.message_id.in_(ids))
+        return set(connection.execute(query).scalars())
+
+    def _mark(self, connection: sa.Connection, ids: list[bytes]) -> None:
+        now = time.time_ns() // 1000
+        rows = [{"consumer_group": self._group, "message_id": i, "seen_us": now} for i in ids]
+        connection.execute(sa.insert(trans_recv_log), rows)
+
+    def _store(self, connection: sa.Connection, prepares: list[Arrival]) -> None:
+        now = time.time_ns() // 1000
+        rows = [{"consumer_group": self._group, "prepared_us": now, **_row(arrival)} for arrival in prepares]
+        if rows:
+            insert_or_replace(connection, trans_prepared, rows)
+
+    def _take(self, connection: sa.Connection, ids: list[bytes]) -> dict[bytes, Prepared]:
+        """Read and delete stored prepares; in the order of ``ids``."""
+        if not ids:
+            return {}
+        t = trans_prepared.c
+        mine = (t.consumer_group == self._group, t.message_id.in_(ids))
+        rows = {row["message_id"]: row for row in connection.execute(sa.select(trans_prepared).where(*mine)).mappings()}
+        if rows:
+            connection.execute(sa.delete(trans_prepared).where(*mine))
+        return {i: _prepared(rows[i]) for i in ids if i in rows}
+
+    def _count(self, work: _Work, found: dict[bytes, Prepared], effects: int) -> None:
+        skipped = [i for i in work.ends if i not in found]
+        for identity in skipped:
+            _log.info(
+                "%s %s: no stored prepare; done already, or not of this consumer", work.ends[identity], identity.hex()
+            )
+        self.counts.effects += effects
+        self.counts.rolled_back += len(found) - effects
+        self.counts.skipped += len(skipped)
+
+
+@dataclass(slots=True)
+class _Work:
+    """What a run of messages comes to: the last prepare and the first end of each id."""
+
+    prepares: dict[bytes, Arrival] = field(default_factory=dict)
+    ends: dict[bytes, Sign] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, came: list[Arrival], signs: list[Sign]) -> _Work:
+        work = cls()
+        for arrival, sign in zip(came, signs, strict=True):
+            if sign is not Sign.PREPARE:
+                work.ends.setdefault(arrival.message_id, sign)
+            elif arrival.message_id not in work.ends:  # a prepare after its end is a late copy
+                work.prepares[arrival.message_id] = arrival
+        return work
+
+
+def _runs(signs: list[Sign]) -> list[list[int]]:
+    """Numbers of the prepares, then of the ends, each where there are some: ends wait until prepares are acknowledged."""
+    prepares = [row for row, sign in enumerate(signs) if sign is Sign.PREPARE]
+    ends = [row for row, sign in enumerate(signs) if sign is not Sign.PREPARE]
+    return [rows for rows in (prepares, ends) if rows]
+
+
+def _row(arrival: Arrival) -> dict[str, Any]:
+    own = {name: value for name, value in arrival.headers.items() if name not in (SIGN, TRANSACTION, KEY)}
+    return {
+        "message_id": arrival.message_id,
+        "topic": arrival.topic,
+        "key": arrival.headers.get(KEY),
+        "tag": arrival.tag,
+        "properties": json.dumps(own) if own else None,
+        "body": arrival.body,
+    }
+
+
+def _prepared(row: Any) -> Prepared:
+    properties = json.loads(row["properties"]) if row["properties"] else {}
+    return Prepared(row["message_id"], row["topic"], row["body"], row["key"], row["tag"], properties)

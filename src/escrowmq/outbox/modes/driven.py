@@ -1,0 +1,126 @@
+"""Producer-driven transactions on EscrowMQ: half messages, decided by the producer's own table, de-duplicated by the broker.
+
+The table of states is in ``driving.py``. No callback is needed: the producer learns each outcome and deletes its row at once.
+But the broker asks about half messages that stay undecided, and every transactional producer must be able to answer: here the
+table itself is the checker, so that any living process of the group ends what another one left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from escrowmq import schemas
+from escrowmq.client.bus import Bus
+from escrowmq.client.producer import Producer
+from escrowmq.model import COMMIT, ROLLBACK, UNKNOWN, Check, Outcome
+from escrowmq.outbox.modes.driving import Driving
+from escrowmq.outbox.modes.journal import Int64s, Journal, Stage
+from escrowmq.outbox.modes.senders import Codes, by_shard
+
+MERGED_SUFFIX = ".merged"
+"""Of the producer group's name in merged mode: the two modes answer differently about a row that is not there, so a question
+must never reach the other one."""
+
+
+class Driven(Driving):
+    """``Driven(bus, engine, "shop").send(message, business)``: both happen, or neither.
+
+    ``merged=True`` stores the message together with the business change (P1 within P4): one local transaction less, but a
+    process that dies between the prepare and P4 leaves a half message that nobody can decide; it is parked after
+    ``half_retention`` and leaves with the broker's log, invisible all the time. ``sessions`` makes sessions for the business (default: plain ones on
+    ``engine``); ``timeout`` is seconds for a request. Raises Misuse(NO_TABLES) at the first use if the tables are missing.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        engine: sa.Engine,
+        group: str,
+        *,
+        merged: bool = False,
+        sessions: Callable[[], Session] | None = None,
+        instance: str | None = None,
+        timeout: float = 30.0,
+    ) -> None:
+        name = group + MERGED_SUFFIX if merged else group
+        producer = bus.producer(name, instance=instance, timeout=timeout)
+        producer.checker(TableChecker(engine, name, merged=merged))
+        self.producer = producer
+        super().__init__(HalfMessages(producer), engine, name, merged=merged, sessions=sessions)
+
+
+class HalfMessages:
+    """The carrier: each message a transaction of its own, for ever at the broker that was chosen when it was stored."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+
+    def place(self, batch: pa.RecordBatch) -> Int64s:
+        """By key, else by turns."""
+        return self._producer.place(batch.column("key")).astype(np.int64)
+
+    def prepare(self, batch: pa.RecordBatch, shards: Int64s) -> tuple[Codes, pa.Array]:
+        """One request a shard. An id that the broker has already gets its transaction again, within ``dedup_window``."""
+        found = np.full(batch.num_rows, None, object)
+
+        def send(piece: pa.RecordBatch, shard: int) -> Codes:
+            receipts = self._producer.prepare_batch(_without_transactions(piece), shard=shard)
+            found[shards == shard] = receipts.transactions.to_pylist()
+            return receipts.codes
+
+        codes = by_shard(batch, shards, send)
+        return codes, pa.array(found.tolist(), schemas.ID)
+
+    def end(self, batch: pa.RecordBatch, shards: Int64s, outcome: Outcome) -> Codes:
+        """One request a shard."""
+        return by_shard(
+            batch, shards, lambda piece, _: self._producer.end_batch(piece.column("transaction"), outcome).codes
+        )
+
+    def close(self) -> None:
+        """Close the producer."""
+        self._producer.close()
+
+
+def _without_transactions(batch: pa.RecordBatch) -> pa.RecordBatch:
+    at = batch.schema.get_field_index("transaction")
+    return batch.set_column(at, schemas.OUTGOING.field(at), pa.nulls(batch.num_rows, schemas.ID))
+
+
+class TableChecker:
+    """Answers the broker's questions from the rows; one query for many.
+
+    | row | answer |
+    | --- | --- |
+    | STORED | UNKNOWN: a business transaction may be about to decide it |
+    | ABANDONED, ROLLING_BACK | ROLLBACK |
+    | COMMITTING, and it is this transaction | COMMIT |
+    | COMMITTING, but another transaction | ROLLBACK: only the last prepare of an id counts |
+    | STUCK | UNKNOWN |
+    | none | ROLLBACK: rows come before their prepare and go after their end, so this prepare was replaced by a later one |
+    | none, merged | UNKNOWN, always: its business transaction may be under way |
+    """
+
+    def __init__(self, engine: sa.Engine, group: str, *, merged: bool = False) -> None:
+        self._engine = engine
+        self._journal = Journal(group)
+        self._absent = UNKNOWN if merged else ROLLBACK
+
+    def decide_batch(self, checks: Sequence[Check]) -> list[Outcome]:
+        """One outcome a question."""
+        with self._engine.begin() as connection:
+            rows = self._journal.stages(connection, [check.messages[0].message_id for check in checks])
+        return [self._answer(rows.get(c.messages[0].message_id), bytes(c.transaction_id)) for c in checks]
+
+    def _answer(self, row: tuple[Stage, bytes | None] | None, transaction: bytes) -> Outcome:
+        if row is None:
+            return self._absent
+        stage, ours = row
+        if stage is Stage.COMMITTING:
+            return COMMIT if ours == transaction else ROLLBACK
+        return ROLLBACK if stage in (Stage.ABANDONED, Stage.ROLLING_BACK) else UNKNOWN

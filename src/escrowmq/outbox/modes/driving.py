@@ -1,0 +1,405 @@
+"""Producer-driven transactions: the seven steps, and what follows each state of a row after a restart.
+
+Theory of operation. The producer's table is the only memory; whoever holds it can finish what it began. Every state has exactly one
+next step, and every step may be repeated:
+
+| state | reached by | next step, also after a restart |
+| --- | --- | --- |
+| STORED | P1: stored, perhaps prepared | the business decides (P4); after a restart: give up, ABANDONED |
+| ABANDONED | given up before P4 | prepare once more under the same id to learn the transaction, roll it back, delete |
+| COMMITTING | P4: together with the business change | commit (P5, P6), delete (P7) |
+| ROLLING_BACK | P4 failed | roll back (P5, P6), delete (P7) |
+| STUCK | the broker holds the opposite decision | a person looks; nothing is done |
+
+P4 moves STORED to COMMITTING inside the business transaction and demands that it does: a row that another process has abandoned
+meanwhile fails the business transaction (Fenced). Whether a business transaction that failed has committed after all (a
+connection lost in COMMIT) is asked of the row, which waits for it: never guessed. Merged mode has no STORED: a row comes with
+the business change, and a prepare whose process died before that leaves with the broker's log.
+
+P7 follows P6 alone: a row goes only when the broker has said that it is done.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session, sessionmaker
+
+from escrowmq.errors import Code, EscrowError, Fenced, Rejected
+from escrowmq.model import COMMIT, ROLLBACK, Message, Outcome, TransactionId
+from escrowmq.outbox.modes.journal import Int64s, Intake, Journal, Stage, ids_of, with_transactions
+from escrowmq.outbox.modes.senders import NOT_APPLIED, SURELY_REFUSED, Codes, first_error
+from escrowmq.outbox.session import transaction_of
+from escrowmq.outbox.tables import trans_driven
+from escrowmq.platform.failpoints import reach
+
+_log = logging.getLogger(__name__)
+
+Business = Callable[[Session], object]
+Flags = npt.NDArray[np.bool_]
+Redo = Callable[[Session, Sequence[Message]], object]
+
+_ENDED: dict[Outcome, list[int]] = {
+    COMMIT: [Code.COMMITTED, Code.ALREADY_COMMITTED],
+    # a transaction that the broker does not know, or that expired, is as good as rolled back: nobody will ever see it
+    ROLLBACK: [Code.ROLLED_BACK, Code.ALREADY_ROLLED_BACK, Code.EXPIRED, Code.UNKNOWN_TRANSACTION],
+}
+
+
+class Carrier(Protocol):
+    """How prepares and decisions travel. Codes as in :mod:`escrowmq.outbox.modes.senders`; raises only Misuse."""
+
+    def place(self, batch: pa.RecordBatch) -> Int64s:
+        """The shard that each row belongs to from now on."""
+        ...
+
+    def prepare(self, batch: pa.RecordBatch, shards: Int64s) -> tuple[Codes, pa.Array]:
+        """P2 and P3: one code and one transaction (null: it has no id of its own) a row. The same again for the same id."""
+        ...
+
+    def end(self, batch: pa.RecordBatch, shards: Int64s, outcome: Outcome) -> Codes:
+        """P5 and P6: what the broker says of each decision, as :meth:`Producer.end_batch` does."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what it holds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DrivenResult:
+    """What became of one message whose business change is committed.
+
+    ``code`` is COMMITTED or ALREADY_COMMITTED when the message is out; anything else is why it is not yet:
+    its row stands at COMMITTING, and :meth:`Driving.redrive` will finish it (or at STUCK, for a person: CONFLICT, EXPIRED, ...).
+    """
+
+    message_id: bytes
+    transaction_id: TransactionId | None
+    code: Code
+
+    @property
+    def done(self) -> bool:
+        """Whether the message is out and its row deleted."""
+        return self.code in (Code.COMMITTED, Code.ALREADY_COMMITTED)
+
+
+class DrivenResults:
+    """What became of a batch: ``message_ids`` and ``transactions`` (Arrow), ``codes`` (uint8); indexing gives a DrivenResult."""
+
+    __slots__ = ("codes", "message_ids", "transactions")
+
+    def __init__(self, batch: pa.RecordBatch, codes: Codes) -> None:
+        self.message_ids: pa.Array = batch.column("message_id")
+        self.transactions: pa.Array = batch.column("transaction")
+        self.codes = codes
+
+    @property
+    def done(self) -> bool:
+        """Whether all of it is out."""
+        return bool(np.isin(self.codes, _ENDED[COMMIT]).all())
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __getitem__(self, row: int) -> DrivenResult:
+        raw = self.transactions[row].as_py()
+        transaction = None if raw is None else TransactionId.from_bytes(raw)
+        return DrivenResult(self.message_ids[row].as_py(), transaction, Code(int(self.codes[row])))
+
+    def __iter__(self) -> Iterator[DrivenResult]:
+        return (self[row] for row in range(len(self)))
+
+
+@dataclass(slots=True)
+class Redriven:
+    """What :meth:`Driving.redrive` came to: counts of messages."""
+
+    committed: int = 0
+    rolled_back: int = 0
+    left: int = 0
+    """The broker did not answer: the next redrive tries again."""
+    stuck: int = 0
+    """The broker holds the opposite decision: a person must look."""
+
+
+class Driving:
+    """The steps, over one carrier and one table. Thread-safe where the engine and the carrier are."""
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        engine: sa.Engine,
+        group: str,
+        *,
+        merged: bool = False,
+        sessions: Callable[[], Session] | None = None,
+    ) -> None:
+        self._carrier = carrier
+        self._engine = engine
+        self._sessions = sessions or sessionmaker(engine)
+        self._journal = Journal(group)
+        self._intake = Intake()
+        self._merged = merged
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the broker. What is under way stays in the table."""
+        self._carrier.close()
+
+    # The way forward
+
+    def send(self, message: Message, business: Business) -> DrivenResult:
+        """One message and one local transaction: both, or neither. As :meth:`run_batch`."""
+        return self.run_batch([message], business)[0]
+
+    def run_batch(self, messages: Any, business: Business) -> DrivenResults:
+        """Many messages and one local transaction ``business(session)``: all, or none of them.
+
+        ``messages``: anything that a producer's batch may be. One SQL statement a step, one request a step and broker. An exception of
+        ``business`` takes everything back and goes on. When this returns, the business change is committed.
+
+        Raises what the broker or the database raised before P4 (then nothing happened: the row, if there is one still,
+        will be rolled back), Fenced if another process gave the messages up meanwhile.
+        """
+        results: list[DrivenResults] = []
+        with self.transaction(messages, results) as session:
+            business(session)
+        return results[0]
+
+    @contextmanager
+    def transaction(
+        self,
+        messages: Any,
+        results: list[DrivenResults] | None = None,
+        *,
+        sessions: Callable[[], Session] | None = None,
+    ) -> Iterator[Session]:
+        """The same as a block: prepares, then gives the session of the business transaction; leaving commits both.
+
+        Do not commit the session yourself. ``messages`` may be one Message; ``results`` gets a DrivenResults;
+        ``sessions``: another factory for this one, on the same database.
+        """
+        batch = self._intake(messages)
+        shards = self._carrier.place(batch)
+        if not self._merged:
+            with self._engine.begin() as connection:
+                self._journal.insert(connection, batch, shards, Stage.STORED)
+            reach("driven.stored")
+        prepared = self._prepared(batch, shards)
+        with self._deciding(prepared, shards, sessions or self._sessions) as session:
+            yield session
+        reach("driven.decided")
+        codes = self._finish(prepared, shards, COMMIT)
+        if results is not None:
+            results.append(DrivenResults(prepared, codes))
+
+    def _prepared(self, batch: pa.RecordBatch, shards: Int64s) -> pa.RecordBatch:
+        """P2 and P3: the batch with its transactions; what was not taken takes everything back, and is raised."""
+        codes, transactions = self._carrier.prepare(batch, shards)
+        prepared = with_transactions(batch, transactions)
+        reach("driven.prepared")
+        if (problem := first_error(codes)) is not None:
+            try:
+                self._take_back(prepared, shards, codes)
+            except (EscrowError, SQLAlchemyError) as another:
+                _noted(problem, another)
+            raise problem
+        return prepared
+
+    def _take_back(self, batch: pa.RecordBatch, shards: Int64s, codes: Codes) -> None:
+        """After a prepare that failed in part: rows surely not taken go, those taken are rolled back, the rest is left."""
+        taken, gone = codes == 0, NOT_APPLIED[codes]
+        if not self._merged:
+            with self._engine.begin() as connection:
+                self._journal.move(connection, ids_of(batch), Stage.STORED, Stage.ABANDONED)
+                self._journal.delete(connection, _some(ids_of(batch), gone))
+        if taken.any():
+            rows = np.flatnonzero(taken)
+            self._finish(batch.take(pa.array(rows)), shards[rows], ROLLBACK)
+
+    @contextmanager
+    def _deciding(self, batch: pa.RecordBatch, shards: Int64s, sessions: Callable[[], Session]) -> Iterator[Session]:
+        """P4: the business transaction and the new state, together."""
+        try:
+            with sessions() as session, session.begin():
+                self._decide_tx(session, batch, shards)
+                yield session
+                session.flush()
+                reach("driven.deciding")
+        except _NotOurs as other:
+            raise other.problem from other.problem.__cause__
+        except Exception as problem:
+            try:
+                committed = self._undone(batch, shards)
+            except (EscrowError, SQLAlchemyError) as another:
+                _noted(problem, another)
+                raise problem from None
+            if not committed:
+                raise
+            _log.warning("a business transaction had committed although its end raised %r", problem)
+
+    def _decide_tx(self, session: Session, batch: pa.RecordBatch, shards: Int64s) -> None:
+        """First of all, so that nothing of the business is done in vain, and the rows are locked until its end."""
+        try:
+            with transaction_of(session, trans_driven) as connection:
+                if self._merged:
+                    self._journal.insert(connection, batch, shards, Stage.COMMITTING)
+                else:
+                    self._journal.decide(connection, batch, Stage.COMMITTING)
+        except (Fenced, Rejected) as problem:
+            raise _NotOurs(problem) from None
+
+    def _undone(self, batch: pa.RecordBatch, shards: Int64s) -> bool:
+        """After a failed P4: whether it had committed after all, as the rows tell; if not, the messages are taken back."""
+        ids = ids_of(batch)
+        if self._merged:
+            # Rows where the business transaction's would be: they wait for one that is still committing, and one that
+            # comes late fails on them.
+            try:
+                with self._engine.begin() as connection:
+                    self._journal.insert(connection, batch, shards, Stage.ROLLING_BACK)
+            except Rejected:
+                return True
+        else:
+            with self._engine.begin() as connection:
+                stages = self._journal.undo(connection, batch)
+            if ids and all(stages.get(i) is Stage.COMMITTING for i in ids):
+                return True
+            if not all(stages.get(i) is Stage.ROLLING_BACK for i in ids):
+                return False  # another process has given them up, and ends them
+        self._finish(batch, shards, ROLLBACK)
+        return False
+
+    # The end
+
+    def _finish(self, batch: pa.RecordBatch, shards: Int64s, outcome: Outcome) -> Codes:
+        """P5, P6, P7 of rows that are decided. What the broker did not answer stays; what it holds otherwise is STUCK."""
+        codes = self._carrier.end(batch, shards, outcome)
+        reach("driven.ended")
+        ids = ids_of(batch)
+        ended, contrary = _sorted_out(codes, outcome)
+        for row in np.flatnonzero(contrary).tolist():
+            _log.error("%s: the broker answers %s to %s", ids[row].hex(), Code(codes[row]).name, outcome.name)
+        try:
+            with self._engine.begin() as connection:
+                self._journal.delete(connection, _some(ids, ended))
+                self._journal.stick(connection, _some(ids, contrary))
+                self._journal.count_attempt(connection, _some(ids, ~ended & ~contrary))
+        except SQLAlchemyError as problem:
+            _log.warning("rows that have come to their end are left for the next redrive: %s", problem)
+        reach("driven.deleted")
+        return codes
+
+    # After a restart
+
+    def redrive(self, redo: Redo | None = None, *, older_than: float = 0.0) -> Redriven:
+        """Drive everything that the table holds for this group to its end.
+
+        Call it at the start, and now and then. Messages that were stored but not decided are given up, unless ``redo(session, messages)``
+        does their business change again: then they are prepared (again, under the same id) and decided with it. While other
+        processes of the group are at work, ``older_than`` (seconds, by this machine's clock) must exceed their slowest business
+        transaction, or theirs is fenced.
+        """
+        report = Redriven()
+        for batch, shards in self._pages(Stage.STORED, older_than):
+            if redo is None:
+                with self._engine.begin() as connection:
+                    self._journal.move(connection, ids_of(batch), Stage.STORED, Stage.ABANDONED)
+            else:
+                self._redo(batch, shards, redo, report)
+        for batch, shards in self._pages(Stage.ABANDONED):
+            self._roll_back_unknown(batch, shards, report)
+        for batch, shards in self._pages(Stage.COMMITTING, older_than):
+            _count(report, self._finish(batch, shards, COMMIT), COMMIT)
+        for batch, shards in self._pages(Stage.ROLLING_BACK):
+            _count(report, self._finish(batch, shards, ROLLBACK), ROLLBACK)
+        return report
+
+    def _redo(self, batch: pa.RecordBatch, shards: Int64s, redo: Redo, report: Redriven) -> None:
+        codes, transactions = self._carrier.prepare(batch, shards)
+        rows = np.flatnonzero(codes == 0)
+        report.left += batch.num_rows - len(rows)
+        if not len(rows):
+            return
+        prepared = with_transactions(batch, transactions).take(pa.array(rows))
+        with self._deciding(prepared, shards[rows], self._sessions) as session:
+            redo(session, [_message(row) for row in prepared.to_pylist()])
+        _count(report, self._finish(prepared, shards[rows], COMMIT), COMMIT)
+
+    def _roll_back_unknown(self, batch: pa.RecordBatch, shards: Int64s, report: Redriven) -> None:
+        """ABANDONED: learn the transaction by preparing the same id again, then roll it back."""
+        codes, transactions = self._carrier.prepare(batch, shards)
+        refused = SURELY_REFUSED[codes]  # then as now, or it has left with the log: there is nothing to roll back
+        with self._engine.begin() as connection:
+            self._journal.delete(connection, _some(ids_of(batch), refused))
+        report.rolled_back += int(refused.sum())
+        rows = np.flatnonzero(codes == 0)
+        report.left += batch.num_rows - len(rows) - int(refused.sum())
+        if len(rows):
+            ending = with_transactions(batch, transactions).take(pa.array(rows))
+            _count(report, self._finish(ending, shards[rows], ROLLBACK), ROLLBACK)
+
+    def _pages(self, stage: Stage, older_than: float = 0.0) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
+        after = b""
+        while True:
+            with self._engine.begin() as connection:
+                batch, shards = self._journal.page(connection, stage, after, older_than)
+            if not batch.num_rows:
+                return
+            yield batch, shards
+            after = batch.column("message_id")[-1].as_py()
+
+
+class _NotOurs(Exception):
+    """P4 found the rows in other hands: there is nothing to take back."""
+
+    def __init__(self, problem: EscrowError) -> None:
+        self.problem = problem
+
+
+def _sorted_out(codes: Codes, outcome: Outcome) -> tuple[Flags, Flags]:
+    """Which rows have come to their end, and which the broker holds with the opposite decision."""
+    ended = np.isin(codes, _ENDED[outcome])
+    return ended, ~ended & SURELY_REFUSED[codes] & (codes != Code.DENIED)
+
+
+def _some(ids: list[bytes], chosen: Flags) -> list[bytes]:
+    return [ids[row] for row in np.flatnonzero(chosen).tolist()]
+
+
+def _count(report: Redriven, codes: Codes, outcome: Outcome) -> None:
+    ended, contrary = _sorted_out(codes, outcome)
+    if outcome is COMMIT:
+        report.committed += int(ended.sum())
+    else:
+        report.rolled_back += int(ended.sum())
+    report.stuck += int(contrary.sum())
+    report.left += int((~ended & ~contrary).sum())
+
+
+def _message(row: dict[str, Any]) -> Message:
+    properties = None if row["properties"] is None else dict(row["properties"])
+    delay = row["delay_us"] / 1e6
+    return Message(
+        row["topic"], row["body"], row["key"], row["tag"], properties, delay=delay, message_id=row["message_id"]
+    )
+
+
+def _noted(problem: BaseException, another: Exception) -> None:
+    """Tell on the first error that taking everything back failed too."""
+    problem.add_note(f"taking it back failed as well, redrive() will do it: {another}")

@@ -1,0 +1,38 @@
+"""One topic as several: when one consumer of consumer-side de-duplication is too slow, each part gets a consumer of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import xxhash
+
+from escrowmq.client.outgoing import check_name
+from escrowmq.errors import Code, Misuse
+from escrowmq.model import Message
+
+
+class SplitTopic:
+    """The parts of a topic, by name. A key has one part for ever; messages without one go by turns."""
+
+    def __init__(self, name: str, parts: int) -> None:
+        if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
+            raise Misuse(Code.BAD_ARGUMENT, f"a topic in {parts!r} parts", "at least 1")
+        self.names = tuple(f"{name}-queue-{number}" for number in range(1, parts + 1))
+        check_name(self.names[-1], Code.BAD_TOPIC_NAME)
+        self._turns = itertools.count()
+
+    def of(self, key: str | None) -> str:
+        """The part that messages with this key go to: XXH64 of the key's UTF-8 bytes, modulo the number of parts."""
+        if key is None:
+            return self.names[next(self._turns) % len(self.names)]
+        return self.names[xxhash.xxh64_intdigest(key.encode("utf-8", "surrogatepass")) % len(self.names)]
+
+    def route(self, message: Message) -> Message:
+        """The message, on its way to its part."""
+        return dataclasses.replace(message, topic=self.of(message.key))
+
+
+def split_topic(name: str, parts: int) -> SplitTopic:
+    """``split_topic("t", 4)``: t-queue-1 to t-queue-4. Raises BAD_TOPIC_NAME, Misuse(BAD_ARGUMENT)."""
+    return SplitTopic(name, parts)
