@@ -12,6 +12,7 @@ from escrowmq.cli import (
     bench,
     dead_letters,
     demo,
+    gateway,
     groups,
     log,
     lookup,
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 
 app.command("serve")(takes_settings(serve.serve))
+app.command("gateway")(gateway.gateway)
 app.command("demo")(demo.demo)
 app.add_typer(topics.app, name="topics")
 app.command("send")(send.send)

@@ -10,7 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from escrowmq.cli.failures import Exit
+from escrowmq.cli.gateway import Ask, beside
 from escrowmq.cli.printing import notice, print_json_line
+from escrowmq.errors import Code, error
 from escrowmq.settings import BrokerSettings
 
 SWITCH_SECONDS = 0.001
@@ -27,7 +29,15 @@ def serve(
     metrics: Annotated[
         str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics and health here.")
     ] = None,
-    config: Annotated[Path | None, typer.Option("--config", help="A TOML file with a table \\[broker].")] = None,
+    http: Annotated[
+        str | None,
+        typer.Option("--http", metavar="HOST:PORT", help="Serve the HTTP gateway here too (see escrowmq gateway)."),
+    ] = None,
+    ask: Ask = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="A TOML file with tables \\[broker], \\[gateway] and \\[check_back.GROUP]."),
+    ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen beyond loopback without TLS and credentials.")
     ] = False,
@@ -38,7 +48,8 @@ def serve(
     """Serve a data folder until SIGTERM or Ctrl-C; both stop it cleanly.
 
     With --json one line is printed on standard output once the broker answers:
-    {"url": "escrow://127.0.0.1:7700", "metrics": null, "folder": "data", "shard": 1, "epoch": 1, "pid": 1}.
+    {"url": "escrow://127.0.0.1:7700", "metrics": null, "folder": "data", "shard": 1, "epoch": 1, "pid": 1},
+    and "http" and "asks" with --http.
     Exit code 6 when a write or sync of the log failed.
     """
     from escrowmq.broker.serve import serve as run
@@ -48,8 +59,11 @@ def serve(
             print_json_line({**ready, "pid": os.getpid()})
         else:
             metrics_at = f", metrics at {ready['metrics']}" if ready["metrics"] else ""
-            notice(f"serving {ready['folder']} at {ready['url']}{metrics_at}; Ctrl-C stops it")
+            http_at = f", HTTP at {ready['http']}" if "http" in ready else ""
+            notice(f"serving {ready['folder']} at {ready['url']}{metrics_at}{http_at}; Ctrl-C stops it")
 
+    if ask and http is None:
+        raise error(Code.BAD_ARGUMENT, "--ask is for the HTTP gateway", "add --http HOST:PORT")
     sys.setswitchinterval(SWITCH_SECONDS)
     status = run(
         folder,
@@ -58,6 +72,7 @@ def serve(
         settings=BrokerSettings.load(config, overrides),
         insecure=insecure,
         announce=announce,
+        beside=None if http is None else beside(http, ask, config, insecure),
     )
     if status:
         raise typer.Exit(Exit.CORRUPT)

@@ -1,0 +1,64 @@
+"""The application: routes, problems, the OpenAPI document and a page that shows it."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from fastapi.responses import HTMLResponse
+from fastapi.routing import APIRoute
+from starlette.routing import Match
+from starlette.types import Scope
+
+from escrowmq.gateway import page, problems
+from escrowmq.gateway.core import Gateway
+from escrowmq.gateway.models import Problem, ReceiptOut
+from escrowmq.gateway.routes import consumers, looking, messages, transactions
+
+RAW_TYPE = b"application/octet-stream"
+_PROBLEM: dict[int | str, dict[str, Any]] = {
+    "default": {"model": Problem, "description": "Refused: 400, 403, 404, 409, 410, 413, 429, 500, 503 or 504."}
+}
+
+
+class _RawRoute(APIRoute):
+    """Takes requests whose body is raw bytes; others of the same path go on to the next route."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, found = super().matches(scope)
+        kind = dict(scope["headers"]).get(b"content-type", b"").partition(b";")[0].strip().lower()
+        return (match, found) if kind == RAW_TYPE else (Match.NONE, {})
+
+
+def build(gateway: Gateway) -> FastAPI:
+    """The application over a gateway; the gateway's owner closes it."""
+    app = FastAPI(
+        title="EscrowMQ gateway",
+        version=version("escrowmq"),
+        description="A transactional message broker over HTTP, for those who cannot hold a connection.",
+        docs_url=None,
+        redoc_url=None,
+        responses=_PROBLEM,
+    )
+    app.state.gateway = gateway
+    raw = APIRouter(route_class=_RawRoute)
+    raw.add_api_route(
+        "/topics/{topic}/messages",
+        messages.send_raw,
+        methods=["POST"],
+        response_model=ReceiptOut,
+        include_in_schema=False,
+    )
+    first = APIRouter(prefix="/v1")
+    for router in (raw, messages.router, transactions.router, consumers.router, looking.router):
+        first.include_router(router)
+    app.include_router(first)
+    app.include_router(looking.health_router)
+    problems.install(app)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(page.page(app.openapi()), headers=page.HEADERS)
+
+    return app

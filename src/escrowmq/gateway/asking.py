@@ -1,0 +1,204 @@
+"""Check-back over HTTP: the gateway is a member of the producer group, and passes what it is asked on to the group's address.
+
+Rules:
+
+1. Addresses come from the operator's configuration, never from a message. No redirect is followed, no proxy of the environment
+   is used, no compressed or oversized answer is read.
+2. Three answers count: "committed", "rolled back", "in progress". Anything else, of whatever kind, is in progress: the broker asks
+   again, and nothing is ever decided by a failure.
+3. Each address has its own queue and connections: a slow one delays no other group.
+4. With a secret the question is signed, and so must the answer be: it decides (see ``signing.py``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import ssl
+import uuid
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from escrowmq.errors import EscrowError
+from escrowmq.gateway.addresses import Address
+from escrowmq.gateway.signing import sign, verify_answer
+from escrowmq.model import Check, CheckedMessage, Outcome
+
+logger = logging.getLogger(__name__)
+
+AT_ONCE = 4
+"""Questions on their way to one address."""
+MAX_TRANSACTIONS = 100
+"""Transactions of one question."""
+MAX_QUESTION_BYTES = 8 << 20
+"""Bodies of one question, but for a single transaction that is larger."""
+ANSWER_BASE, ANSWER_EACH = 4096, 256
+"""Bytes that an answer may have, and how many more for each transaction asked about."""
+
+OUTCOMES = {"committed": Outcome.COMMIT, "rolled back": Outcome.ROLLBACK, "in progress": Outcome.UNKNOWN}
+
+_Waiting = tuple[Check, "asyncio.Future[Outcome]"]
+
+
+class _Refused(Exception):
+    """The answer does not count; the text says why."""
+
+
+class Asker:
+    """Asks one group's address. :meth:`decide` is the group's checker; questions that come together go together."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        parts = urlsplit(address.url)
+        self._shown = f"{parts.scheme}://{parts.netloc}{parts.path}"
+        trusted: ssl.SSLContext | bool = True
+        if address.ca_file is not None:
+            trusted = ssl.create_default_context(cafile=address.ca_file)
+        self._client = httpx.AsyncClient(
+            follow_redirects=False,
+            trust_env=False,
+            verify=trusted,
+            timeout=address.timeout,
+            limits=httpx.Limits(max_connections=AT_ONCE, max_keepalive_connections=1),
+        )
+        self._waiting: deque[_Waiting] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._troubled = False
+
+    async def decide(self, check: Check) -> Outcome:
+        """What the address says of a transaction; UNKNOWN for whatever is not a clear answer."""
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._waiting.append((check, future))
+        if len(self._tasks) < AT_ONCE:
+            task = asyncio.create_task(self._work())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return await future
+
+    async def close(self) -> None:
+        """Give up what is on its way: another member of the group will be asked."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for _, future in self._waiting:
+            future.cancel()
+        await self._client.aclose()
+
+    async def _work(self) -> None:
+        await asyncio.sleep(0)  # what was asked together has all come to wait
+        while taken := self._take():
+            checks = [check for check, _ in taken]
+            try:
+                outcomes = await self._ask(checks)
+                self._note(None, len(checks))
+            except (_Refused, EscrowError, httpx.HTTPError, httpx.InvalidURL, TimeoutError, OSError) as problem:
+                self._note(problem, len(checks))
+                outcomes = {}
+            except BaseException:
+                for _, future in taken:
+                    future.cancel()
+                raise
+            for check, future in taken:
+                if not future.done():
+                    future.set_result(outcomes.get(str(check.transaction_id), Outcome.UNKNOWN))
+
+    def _take(self) -> list[_Waiting]:
+        taken: list[_Waiting] = []
+        size = 0
+        while self._waiting and len(taken) < MAX_TRANSACTIONS:
+            size += sum(len(message.body) for message in self._waiting[0][0].messages)
+            if taken and size > MAX_QUESTION_BYTES:
+                break
+            taken.append(self._waiting.popleft())
+        return taken
+
+    async def _ask(self, checks: Sequence[Check]) -> dict[str, Outcome]:
+        body = question(checks)
+        identity = f"msg_{uuid.uuid4().hex}"
+        headers = {"content-type": "application/json", "accept": "application/json", "accept-encoding": "identity"}
+        if self.address.secret:
+            headers |= sign(self.address.secret, identity, body)
+        most = ANSWER_BASE + ANSWER_EACH * len(checks)
+        async with asyncio.timeout(self.address.timeout):
+            async with self._client.stream("POST", self.address.url, content=body, headers=headers) as response:
+                answer = await _read(response, most)
+        if self.address.secret:
+            verify_answer(self.address.secret, identity, response.headers, answer)
+        return outcomes_of(answer, {str(check.transaction_id) for check in checks})
+
+    def _note(self, problem: BaseException | None, count: int) -> None:
+        """A line when an address begins to fail and one when it answers again; every failure for those who debug."""
+        if problem is None:
+            if self._troubled:
+                logger.warning("group %s: %s answers again", self.address.group, self._shown)
+            self._troubled = False
+            return
+        told = f"{type(problem).__name__}: {problem}" if not isinstance(problem, _Refused) else str(problem)
+        level = logging.DEBUG if self._troubled else logging.WARNING
+        self._troubled = True
+        logger.log(
+            level, "group %s: no answer from %s about %d transactions: %s", self.address.group, self._shown, count, told
+        )
+
+
+async def _read(response: httpx.Response, most: int) -> bytes:
+    if response.status_code != 200:
+        raise _Refused(f"status {response.status_code}")
+    if response.headers.get("content-encoding", "identity").lower() != "identity":
+        raise _Refused("the answer is compressed")
+    found = bytearray()
+    async for chunk in response.aiter_raw():
+        found += chunk
+        if len(found) > most:
+            raise _Refused(f"the answer has more than {most} bytes")
+    return bytes(found)
+
+
+def question(checks: Sequence[Check]) -> bytes:
+    """The body of a question: {"transactions": [{transaction_id, attempt, messages: [...]}]}."""
+    asked = [
+        {
+            "transaction_id": str(check.transaction_id),
+            "attempt": check.attempt,
+            "messages": [_message(message) for message in check.messages],
+        }
+        for check in checks
+    ]
+    return json.dumps({"transactions": asked}, separators=(",", ":")).encode()
+
+
+def _message(message: CheckedMessage) -> dict[str, Any]:
+    return {
+        "topic": message.topic,
+        "key": message.key,
+        "tag": message.tag,
+        "properties": dict(message.properties),
+        "message_id": message.message_id.hex(),
+        "born": message.born.isoformat(),
+        "body": base64.b64encode(message.body).decode(),
+    }
+
+
+def outcomes_of(answer: bytes, asked: set[str]) -> dict[str, Outcome]:
+    """The outcomes in an answer {"outcomes": {id: word}}, of ids that were asked and words that are known."""
+    try:
+        content = json.loads(answer)
+    except (ValueError, RecursionError):
+        raise _Refused("the answer is not JSON") from None
+    told = content.get("outcomes") if isinstance(content, dict) else None
+    if not isinstance(told, dict):
+        raise _Refused('the answer is not {"outcomes": {...}}')
+    found = {
+        name: OUTCOMES[word]
+        for name, word in told.items()
+        if name in asked and isinstance(word, str) and word in OUTCOMES
+    }
+    if len(found) < len(asked):
+        logger.warning("an answer tells nothing of %d of %d transactions", len(asked) - len(found), len(asked))
+    return found

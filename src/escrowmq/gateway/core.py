@@ -1,0 +1,127 @@
+"""What one gateway holds: a bus, the producers of its groups, receives, settlements, and a few threads for look-ups."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from escrowmq.client.admin import Admin
+from escrowmq.client.aio import AsyncBus
+from escrowmq.client.session import patient_action
+from escrowmq.errors import Code, Rejected
+from escrowmq.gateway.addresses import Address
+from escrowmq.gateway.asking import Asker
+from escrowmq.gateway.limits import GatewaySettings
+from escrowmq.gateway.producers import Producers
+from escrowmq.gateway.receiving import Receiving
+from escrowmq.gateway.settling import Settler
+from escrowmq.model import TransactionId
+
+T = TypeVar("T")
+
+THREADS = 4
+HEALTH_SECONDS = 2.0
+SUBSCRIBED_SECONDS = 30.0
+"""How long a subscription is believed to be as it was."""
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """Everything that routes use; made by :meth:`open` on the event loop that it belongs to from then on."""
+
+    settings: GatewaySettings
+    bus: AsyncBus
+    producers: Producers
+    settler: Settler
+    receiving: Receiving
+    askers: Mapping[str, Asker]
+    admin: Admin
+    threads: ThreadPoolExecutor
+    health_threads: ThreadPoolExecutor
+    subscribed: dict[str, tuple[dict[str, Any], float]]
+    shards: dict[int, int]
+
+    @classmethod
+    def open(cls, bus: AsyncBus, settings: GatewaySettings, addresses: Mapping[str, Address]) -> Gateway:
+        """A gateway over ``bus``, which it closes. Groups with an address are listened for at once."""
+        askers = {group: Asker(address) for group, address in addresses.items()}
+        settler = Settler(bus, settings)
+        return cls(
+            settings,
+            bus,
+            Producers(bus, settings, askers),
+            settler,
+            Receiving(bus, settings, settler),
+            askers,
+            Admin(bus.router, settings.timeout),
+            ThreadPoolExecutor(THREADS, "escrowmq-gateway"),
+            ThreadPoolExecutor(1, "escrowmq-gateway-health"),
+            {},
+            {},
+        )
+
+    async def close(self) -> None:
+        """Let everything on its way finish, shortly, and leave."""
+        await self.receiving.close()
+        await self.settler.close()
+        await self.bus.close()
+        for asker in self.askers.values():
+            await asker.close()
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        self.health_threads.shutdown(wait=False, cancel_futures=True)
+
+    async def on_thread(self, function: Callable[..., T], *args: Any, **given: Any) -> T:
+        """Run what blocks, a few at a time."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, partial(function, *args, **given))
+
+    async def subscribe(self, request: dict[str, Any]) -> None:
+        """Make or join a consumer group, unless that was done a moment ago. Raises SUBSCRIPTION_MISMATCH and so on."""
+        group = request["group"]
+        known = self.subscribed.get(group)
+        if known is not None and known[0] == request and time.monotonic() < known[1]:
+            return
+        if known is None and len(self.subscribed) >= self.settings.max_groups:
+            raise Rejected(Code.TOO_MANY, "the gateway speaks for too many consumer groups already")
+
+        def ask() -> None:
+            deadline = time.monotonic() + self.settings.timeout
+            self.bus.router.every(lambda link: patient_action(link, "groups.subscribe", request, deadline))
+
+        await self.on_thread(ask)
+        self.subscribed[group] = (request, time.monotonic() + SUBSCRIBED_SECONDS)
+
+    async def shard(self, number: int) -> int:
+        """The shard of a broker, by the broker's number; asked once."""
+        if number not in self.shards:
+            link, router = self.bus.router.links[number], self.bus.router
+            deadline = time.monotonic() + self.settings.timeout
+            told = await self.on_thread(patient_action, link, "hello", {}, deadline)
+            self.shards[number] = int(told["shard"])
+            router.learn_shard(self.shards[number], number)
+        return self.shards[number]
+
+    async def transaction(self, identity: TransactionId) -> dict[str, Any]:
+        """Where a transaction stands, without its bodies. Raises UNKNOWN_TRANSACTION, WRONG_SHARD."""
+
+        def ask() -> dict[str, Any]:
+            number = self.bus.router.of_shard(identity.shard, self.settings.timeout)
+            deadline = time.monotonic() + self.settings.timeout
+            request = {"after": identity.position - 1, "limit": 1}
+            answer = patient_action(self.bus.router.links[number], "transactions.list", request, deadline)
+            found = answer.get("transactions", [])
+            if not found or found[0]["id"] != str(identity):
+                raise Rejected(Code.UNKNOWN_TRANSACTION, f"no transaction {identity} on this broker")
+            row: dict[str, Any] = found[0]
+            return row
+
+        return await self.on_thread(ask)
+
+    async def health(self) -> list[dict[str, Any]]:
+        """What each broker says of itself, within a moment."""
+        admin = Admin(self.bus.router, HEALTH_SECONDS)
+        return await asyncio.get_running_loop().run_in_executor(self.health_threads, admin.health)

@@ -1,0 +1,158 @@
+"""The door: every request passes here before anything is read of it, and its body is read here, within the limits.
+
+Rules:
+
+1. A request for another host's name, or from another site's page, is refused: a browser must not be the way in (a page that
+   rebinds its DNS name to 127.0.0.1, or posts across sites).
+2. A body over ``max_request_bytes`` is refused at its Content-Length, or, sent in chunks, at the chunk that goes over; what all
+   requests hold together stays within ``max_bytes_in_flight``. No byte is taken before there is room for it.
+3. A client that is slow with its body is given up after ``body_timeout``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from escrowmq.errors import Code, Denied, EscrowError, Overloaded, Rejected
+from escrowmq.gateway.limits import GatewaySettings
+from escrowmq.gateway.problems import refusal
+from escrowmq.platform.listening import is_loopback
+
+_CLOSE = {"Connection": "close"}
+"""After a refusal whose body was not read, the connection is of no further use."""
+
+
+TAKEN = ("application/json", "application/octet-stream")
+"""Kinds of bodies. A browser's page of another site cannot send these without asking first, and nobody answers that."""
+
+
+class _Untaken(Rejected):
+    """A body of a kind that is not taken."""
+
+
+class _Gone(Exception):
+    """The client left while it was sending."""
+
+
+class Door:
+    """ASGI middleware. ``host``: the name or address listened on; ``insecure``: any name may be asked for."""
+
+    def __init__(self, app: ASGIApp, settings: GatewaySettings, host: str, insecure: bool) -> None:
+        self._app = app
+        self._settings = settings
+        self._host = host.lower()
+        self._insecure = insecure
+        self.requests = 0
+        self.bytes = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            return
+        try:
+            headers = Headers(scope=scope)
+            self._check_origin(headers)
+            length = self._declared(headers)
+            if length != 0 and _kind(headers) not in TAKEN:
+                raise _Untaken(Code.BAD_REQUEST, f"{_kind(headers)!r:.100} is not taken", f"send {' or '.join(TAKEN)}")
+            if self.requests >= self._settings.max_requests:
+                raise Overloaded(Code.QUEUE_FULL, "too many requests are waiting at the gateway")
+        except EscrowError as problem:
+            await refusal(problem, 415 if isinstance(problem, _Untaken) else None, _CLOSE)(scope, receive, send)
+            return
+        self.requests += 1
+        held = [0]
+        try:
+            await self._serve(scope, receive, send, length, held)
+        finally:
+            self.requests -= 1
+            self.bytes -= held[0]
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, length: int | None, held: list[int]) -> None:
+        try:
+            if length is not None:
+                self._hold(length, held)
+            async with asyncio.timeout(self._settings.body_timeout):
+                body = b"" if length == 0 else await self._read(receive, length is None, held)
+        except _Gone:
+            return
+        except TimeoutError:
+            slow = Rejected(Code.BAD_REQUEST, "the body did not come in time", "send it faster, or less at a time")
+            await refusal(slow, 408, _CLOSE)(scope, receive, send)
+            return
+        except EscrowError as problem:
+            await refusal(problem, headers=_CLOSE)(scope, receive, send)
+            return
+        await self._app(scope, _replayed(body, receive), send)
+
+    async def _read(self, receive: Receive, undeclared: bool, held: list[int]) -> bytes:
+        """The whole body. One that declares its length cannot bring more: the server itself sees to that."""
+        chunks: list[bytes] = []
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise _Gone
+            chunk = message.get("body", b"")
+            if undeclared and chunk:
+                self._hold(len(chunk), held)
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def _hold(self, count: int, held: list[int]) -> None:
+        most = self._settings.max_request_bytes
+        if held[0] + count > most:
+            raise Rejected(
+                Code.BATCH_TOO_LARGE, f"the request's body is over the limit of {most} bytes", "send less at a time"
+            )
+        if self.bytes + count > self._settings.max_bytes_in_flight:
+            raise Overloaded(Code.QUEUE_FULL, "the requests that wait at the gateway hold too many bytes")
+        self.bytes += count
+        held[0] += count
+
+    def _declared(self, headers: Headers) -> int | None:
+        """The body's length: of Content-Length, 0 without a body, None if it comes in chunks."""
+        if headers.get("content-encoding", "identity").lower() != "identity":
+            raise _Untaken(Code.BAD_REQUEST, "compressed bodies are not taken", "send the body as it is")
+        if "transfer-encoding" in headers:
+            return None
+        text = headers.get("content-length", "0")
+        if not (text.isascii() and text.isdigit()):
+            raise Rejected(Code.BAD_REQUEST, "the Content-Length is not a number")
+        return int(text[:20])
+
+    def _check_origin(self, headers: Mapping[str, str]) -> None:
+        asked = headers.get("host", "")
+        if not self._insecure and (name := _name("//" + asked)) != self._host and not is_loopback(name):
+            raise Denied(Code.DENIED, f"this gateway is not {asked!r:.100}", "ask for the address that it listens on")
+        origin = headers.get("origin")
+        if origin is not None and origin.partition("://")[2] != asked:
+            raise Denied(
+                Code.DENIED, "a page of another site may not ask", "call from a program, not from a browser's page"
+            )
+
+
+def _name(address: str) -> str:
+    try:
+        return (urlsplit(address).hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _kind(headers: Mapping[str, str]) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """What the application receives: the body at once, then whatever comes, which is the client's leaving."""
+    given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return given.pop() if given else await receive()
+
+    return replay

@@ -1,0 +1,359 @@
+"""What travels over HTTP, as pydantic models: the OpenAPI document is made from them, and nothing else is let in."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Annotated, Literal, Self
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+
+from escrowmq.model import Receipt
+
+Name = Annotated[str, Field(min_length=1, max_length=127)]
+Identity = Annotated[str, Field(min_length=1, max_length=1024)]
+Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+Time = Annotated[AwareDatetime, Field(strict=False)]
+Handle = Annotated[str, Field(min_length=5, max_length=64)]
+TransactionText = Annotated[str, Field(min_length=5, max_length=64, description="SHARD-EPOCH-POSITION, hexadecimal.")]
+
+
+class _In(BaseModel):
+    """A request: unknown names and other types are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class _Out(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+# Requests
+
+
+class MessageIn(_In):
+    """One message: its body is either ``body`` (base64) or ``text``."""
+
+    body: str | None = Field(None, description="The body, base64.")
+    text: str | None = Field(None, description="The body, as text; stored as UTF-8.")
+    key: str | None = Field(None, description="Same key, same queue, in order.")
+    tag: str | None = Field(None, description="What consumers filter by.")
+    properties: dict[str, str] | None = None
+    delay: Seconds = Field(0.0, description="Seconds before which it is not visible.")
+    queue: Annotated[int, Field(ge=0, lt=1 << 31)] | None = Field(
+        None, description="This queue; else by key or by turns."
+    )
+    message_id: Identity | None = Field(
+        None, description="Your id: sent again, it makes no second message. 32 hexadecimal digits stand for themselves."
+    )
+
+    _content: bytes = b""
+
+    @model_validator(mode="after")
+    def _one_body(self) -> Self:
+        if (self.body is None) == (self.text is None):
+            raise ValueError("a message has either body (base64) or text")
+        if self.text is not None:
+            self._content = self.text.encode()
+        else:
+            try:
+                self._content = base64.b64decode(self.body or "", validate=True)
+            except (binascii.Error, ValueError):
+                raise ValueError("body is not base64") from None
+        self.body = self.text = None  # the bytes are enough
+        return self
+
+    @property
+    def content(self) -> bytes:
+        """The body's bytes."""
+        return self._content
+
+
+class MessagesIn(_In):
+    """Several messages; each has its own result."""
+
+    messages: Annotated[list[MessageIn], Field(min_length=1)]
+
+
+class HalfMessageIn(MessageIn):
+    """One half message."""
+
+    topic: Name
+    check_immunity: Seconds | None = Field(None, description="Seconds before the first check-back.")
+
+
+class TransactionIn(_In):
+    """The half messages of one transaction: all become visible, or none."""
+
+    messages: Annotated[list[HalfMessageIn], Field(min_length=1)]
+    transaction_id: TransactionText | None = Field(None, description="Join this transaction instead of beginning one.")
+
+
+class TransactionsIn(_In):
+    """Several transactions; each has its own result."""
+
+    transactions: Annotated[list[TransactionIn], Field(min_length=1)]
+
+
+class Decision(_In):
+    """What one transaction came to."""
+
+    transaction_id: TransactionText
+    outcome: Literal["commit", "rollback"]
+
+
+class DecisionsIn(_In):
+    """Several decisions; each has its own result."""
+
+    decisions: Annotated[list[Decision], Field(min_length=1)]
+
+
+class ReceiveIn(_In):
+    """What to receive. With ``topics`` the consumer group is made if it is not there; without, it must be."""
+
+    topics: list[Name] | None = None
+    tags: list[Annotated[str, Field(min_length=1)]] | None = Field(None, description="Only messages with one of these.")
+    ordered: bool = Field(False, description="Nothing of a queue overtakes what failed.")
+    start: Literal["earliest", "latest"] | Time = Field(
+        "earliest", description="Where a new group begins; or a time with its zone."
+    )
+    max_attempts: Annotated[int, Field(ge=1, le=1 << 30)] | None = None
+    retry_backoff: Seconds | None = None
+    retry_backoff_max: Seconds | None = None
+    max_messages: Annotated[int, Field(ge=1)] = 10
+    wait: Seconds = Field(0.0, description="Seconds to wait for a first message (a long poll).")
+    lease: Annotated[float, Field(ge=0.001, lt=1e6, allow_inf_nan=False)] | None = Field(
+        None, description="Seconds within which to settle; else the broker's lease_seconds."
+    )
+    as_text: bool = Field(False, description="Bodies that are UTF-8 come as text.")
+
+
+class HandlesIn(_In):
+    """Messages to settle, by the handles with which they were received."""
+
+    handles: Annotated[list[Handle], Field(min_length=1)]
+
+
+class NackIn(HandlesIn):
+    """Messages to give back."""
+
+    delay: Seconds | None = Field(None, description="Seconds until they come again; else the group's back-off.")
+    cause: Annotated[str, Field(max_length=2000)] | None = Field(None, description="Why; kept with a dead letter.")
+
+
+class ExtendIn(HandlesIn):
+    """Messages whose lease shall last longer; what was leased together is extended together."""
+
+    seconds: Annotated[float, Field(gt=0, lt=1e6, allow_inf_nan=False)] = Field(description="From now.")
+
+
+# Answers
+
+
+class Problem(_Out):
+    """Why something was refused, and what to do about it."""
+
+    code: int = Field(description="The number of the code, as in docs/errors.md.")
+    name: str = Field(description="The name of the code.")
+    message: str
+    hint: str = ""
+    retry_after: float | None = Field(None, description="Seconds after which the same request can succeed.")
+    message_id: str | None = Field(
+        None, description="Repeat with this id: the message may have been taken, and cannot be taken twice."
+    )
+    message_ids: list[str | None] | None = Field(
+        None, description="The same for each message of the request; null: it never left, repeat it as it was."
+    )
+    transaction_id: str | None = Field(None, description="The transaction that exists in spite of the refusal.")
+
+
+class ReceiptOut(_Out):
+    """The broker's durable answer to one message."""
+
+    message_id: str
+    topic: str
+    queue: int
+    position: int
+    offset: int | None = Field(None, description="The place in the queue; null while it has none (half, delayed).")
+
+    @classmethod
+    def of(cls, receipt: Receipt) -> ReceiptOut:
+        """From the client's receipt."""
+        return cls(
+            message_id=receipt.message_id.hex(),
+            topic=receipt.topic,
+            queue=receipt.queue,
+            position=receipt.position,
+            offset=receipt.offset,
+        )
+
+
+class SendResult(_Out):
+    """What became of one message: a receipt or a problem."""
+
+    receipt: ReceiptOut | None = None
+    problem: Problem | None = None
+
+
+class SendResults(_Out):
+    """What became of each message, in the order given. Status 207 if any was refused."""
+
+    results: list[SendResult]
+    refused: int
+
+
+class TransactionOut(_Out):
+    """A prepared transaction: durable, and invisible until it is committed."""
+
+    transaction_id: str
+    messages: list[ReceiptOut]
+
+
+class TransactionResult(_Out):
+    """What became of one prepare: a transaction or a problem."""
+
+    transaction: TransactionOut | None = None
+    problem: Problem | None = None
+
+
+class TransactionResults(_Out):
+    """What became of each prepare, in the order given. Status 207 if any was refused."""
+
+    results: list[TransactionResult]
+    refused: int
+
+
+class Decided(_Out):
+    """What a decision came to."""
+
+    transaction_id: str
+    code: Literal["COMMITTED", "ROLLED_BACK", "ALREADY_COMMITTED", "ALREADY_ROLLED_BACK"]
+
+
+class DecisionResult(_Out):
+    """What became of one decision."""
+
+    transaction_id: str
+    code: str | None = None
+    problem: Problem | None = None
+
+
+class DecisionResults(_Out):
+    """What became of each decision, in the order given. Status 207 if any was refused."""
+
+    results: list[DecisionResult]
+    refused: int
+
+
+class TransactionState(_Out):
+    """Where a transaction stands. Times are microseconds since 1970, by the broker's clock."""
+
+    transaction_id: str
+    group: str
+    state: Literal["open", "committed", "rolled_back", "parked", "expired"]
+    messages: int
+    checks: int = Field(description="How often producers were asked.")
+    prepared_us: int
+    due_us: int | None = Field(None, description="When producers are asked next.")
+    decided_by: str | None = None
+
+
+class Delivered(_Out):
+    """A leased message."""
+
+    handle: str = Field(description="For ack, nack and extend, from any connection, until the lease ends.")
+    topic: str
+    queue: int
+    offset: int
+    message_id: str
+    key: str | None
+    tag: str | None
+    properties: dict[str, str]
+    body: str | None = Field(None, description="The body, base64.")
+    text: str | None = Field(None, description="The body, if it was asked for as text and is UTF-8.")
+    attempt: int = Field(description="How often the group got it, this time included.")
+    born_us: int
+    stored_us: int
+    transaction_id: str | None
+
+
+class DeliveredMessages(_Out):
+    """What was received; nothing came in time if it is empty."""
+
+    messages: list[Delivered]
+
+
+class SettleResult(_Out):
+    """What became of one handle."""
+
+    handle: str
+    problem: Problem | None = None
+
+
+class SettleResults(_Out):
+    """What became of each handle, in the order given. Status 207 if any was refused."""
+
+    results: list[SettleResult]
+    refused: int
+
+
+class Found(_Out):
+    """A stored message. ``state``: "plain", or that of its transaction."""
+
+    topic: str
+    queue: int
+    offset: int | None
+    position: int
+    message_id: str
+    key: str | None
+    tag: str | None
+    properties: dict[str, str]
+    body: str = Field(description="The body, base64.")
+    state: str
+    visible: bool
+    transaction_id: str | None
+    born_us: int
+    stored_us: int
+
+
+class FoundMessages(_Out):
+    """What a look-up found, newest first."""
+
+    messages: list[Found]
+
+
+class Queue(_Out):
+    """One queue of a topic: offsets ``head`` to before ``end`` are stored."""
+
+    queue: int
+    head: int
+    end: int
+
+
+class Topic(_Out):
+    """A topic at one broker."""
+
+    name: str
+    broker: str
+    queues: list[Queue]
+
+
+class Topics(_Out):
+    """All topics."""
+
+    topics: list[Topic]
+
+
+class BrokerHealth(_Out):
+    """One broker, as it says itself, or "unreachable"."""
+
+    broker: str
+    status: str
+    reason: str
+
+
+class Health(_Out):
+    """Status 200 if every broker takes messages, 503 otherwise."""
+
+    status: Literal["ok", "not ok"]
+    brokers: list[BrokerHealth]

@@ -1,0 +1,141 @@
+"""Refusals as HTTP sees them: one JSON problem, and the status that fits what the caller can do next."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from escrowmq.errors import (
+    Code,
+    Corrupt,
+    Denied,
+    EscrowError,
+    Fenced,
+    Misuse,
+    Overloaded,
+    Rejected,
+    Unknown,
+    error,
+)
+from escrowmq.gateway.models import Problem
+
+logger = logging.getLogger(__name__)
+
+MEDIA_TYPE = "application/problem+json"
+SOME_REFUSED = 207
+"""Of several, some were refused: each has its own result."""
+
+_BRANCHES: tuple[tuple[type[EscrowError], int], ...] = (
+    (Misuse, 400),
+    (Rejected, 400),
+    (Fenced, 409),
+    (Overloaded, 503),
+    (Unknown, 504),
+    (Denied, 403),
+    (Corrupt, 500),
+)
+_CODES: dict[Code, int] = {
+    **dict.fromkeys(
+        (
+            Code.UNKNOWN_TRANSACTION,
+            Code.UNKNOWN_TOPIC,
+            Code.UNKNOWN_GROUP,
+            Code.NOT_FOUND,
+            Code.WRONG_SHARD,
+        ),
+        404,
+    ),
+    **dict.fromkeys(
+        (
+            Code.CONFLICT,
+            Code.TRANSACTION_DECIDED,
+            Code.GROUP_KIND,
+            Code.MESSAGE_ID_TAKEN,
+            Code.LEASE_LOST,
+            Code.ALREADY_EXISTS,
+            Code.SUBSCRIPTION_MISMATCH,
+            Code.TOO_MANY,
+        ),
+        409,
+    ),
+    **dict.fromkeys((Code.EXPIRED, Code.RANGE_PURGED), 410),
+    **dict.fromkeys(
+        (
+            Code.BODY_TOO_LARGE,
+            Code.KEY_TOO_LARGE,
+            Code.TAG_TOO_LARGE,
+            Code.PROPERTIES_TOO_LARGE,
+            Code.BATCH_TOO_LARGE,
+        ),
+        413,
+    ),
+    **dict.fromkeys((Code.NO_PERMISSION, Code.WRONG_GROUP), 403),
+    Code.TOO_MANY_OPEN: 429,
+}
+
+
+def status_of(problem: EscrowError) -> int:
+    """The HTTP status of an error: by its code, else by its branch."""
+    if problem.code in _CODES:
+        return _CODES[problem.code]
+    return next((status for branch, status in _BRANCHES if isinstance(problem, branch)), 500)
+
+
+def described(problem: EscrowError) -> Problem:
+    """An error as it travels. ``message_ids`` and ``transaction_id`` are there if a route noted them on the error."""
+    identity = getattr(problem, "message_id", None)
+    return Problem(
+        code=int(problem.code),
+        name=problem.code.name,
+        message=problem.message,
+        hint=problem.hint,
+        retry_after=problem.retry_after if isinstance(problem, Overloaded) else None,
+        message_id=identity.hex() if isinstance(identity, bytes) else None,
+        message_ids=getattr(problem, "message_ids", None),
+        transaction_id=getattr(problem, "transaction_id", None),
+    )
+
+
+def refusal(problem: EscrowError, status: int | None = None, headers: dict[str, str] | None = None) -> JSONResponse:
+    """The response to a request that was refused."""
+    given = dict(headers or {})
+    if isinstance(problem, Overloaded):
+        given["Retry-After"] = str(max(math.ceil(problem.retry_after), 1))
+    content = described(problem).model_dump(exclude_none=True)
+    return JSONResponse(content, status or status_of(problem), given, MEDIA_TYPE)
+
+
+def install(app: FastAPI) -> None:
+    """Every way in which a request can fail ends in a problem."""
+    app.add_exception_handler(EscrowError, _escrow)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(Exception, _bug)
+
+
+async def _escrow(_: Request, problem: Any) -> JSONResponse:
+    return refusal(problem)
+
+
+async def _invalid(_: Request, problem: Any) -> JSONResponse:
+    first = problem.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    more = f" (and {len(problem.errors()) - 1} more)" if len(problem.errors()) > 1 else ""
+    told = f"{place}: {first['msg']}{more}".encode("utf-8", "backslashreplace").decode()
+    return refusal(error(Code.BAD_REQUEST, told[:1000], "see /docs"))
+
+
+async def _http(_: Request, problem: Any) -> JSONResponse:
+    code = Code.NOT_FOUND if problem.status_code == 404 else Code.BAD_REQUEST
+    return refusal(error(code, str(problem.detail), "see /docs"), problem.status_code, dict(problem.headers or {}))
+
+
+async def _bug(_: Request, problem: Exception) -> JSONResponse:
+    logger.error("a request failed", exc_info=problem)
+    return refusal(Unknown(Code.CLOSED, "the gateway failed on this request"), 500)

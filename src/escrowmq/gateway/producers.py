@@ -1,0 +1,91 @@
+"""One producer a group on the gateway's side, so that requests of all connections share its batches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from escrowmq.client.aio import AsyncBus
+from escrowmq.client.async_producer import AsyncProducer
+from escrowmq.errors import Code, EscrowError, Rejected
+from escrowmq.gateway.asking import Asker
+from escrowmq.gateway.limits import GatewaySettings
+from escrowmq.model import Message, Outcome, Receipt, TransactionId
+
+
+class Producers:
+    """The producers of one gateway, made when a group is first used; those with an address to ask at once."""
+
+    def __init__(self, bus: AsyncBus, settings: GatewaySettings, askers: Mapping[str, Asker]) -> None:
+        self._bus = bus
+        self._settings = settings
+        self._askers = askers
+        self._producers: dict[str, AsyncProducer] = {}
+        for group in askers:
+            self.of(group)
+
+    def of(self, group: str) -> AsyncProducer:
+        """The producer of a group. Raises BAD_GROUP_NAME, Rejected(TOO_MANY)."""
+        producer = self._producers.get(group)
+        if producer is None:
+            if len(self._producers) >= self._settings.max_groups:
+                raise Rejected(Code.TOO_MANY, f"the gateway speaks for {len(self._producers)} producer groups already")
+            asker = self._askers.get(group)
+            producer = self._producers[group] = self._bus.producer(
+                group,
+                timeout=self._settings.timeout,
+                checker=None if asker is None else asker.decide,
+                unasked=asker is None,
+            )
+        return producer
+
+    async def send(self, group: str, messages: Sequence[Message]) -> list[Receipt | EscrowError]:
+        """Send plain messages; a receipt or an error each."""
+        producer = self.of(group)
+        return await _each([producer.send(message) for message in messages])
+
+    async def prepare(self, group: str, messages: Sequence[Message], join: TransactionId | None) -> list[Receipt]:
+        """Prepare the half messages of one transaction, beginning it with the first unless ``join`` names it.
+
+        If a message is refused, the error's ``message_ids`` and ``transaction_id`` say how to repeat: nothing is decided
+        here, so what was prepared waits for its end, or for the repeat.
+        """
+        producer, receipts = self.of(group), list[Receipt | EscrowError]()
+        if join is None:
+            receipts += await _each([producer.prepare(messages[0])])
+            first = receipts[0]
+            if isinstance(first, EscrowError):
+                raise _repeatable(first, receipts, len(messages), None)
+            join = first.transaction_id
+        rest = messages[len(receipts) :]
+        receipts += await _each([producer.prepare(message, transaction_id=join) for message in rest])
+        for outcome in receipts:
+            if isinstance(outcome, EscrowError):
+                raise _repeatable(outcome, receipts, len(messages), join)
+        return [receipt for receipt in receipts if isinstance(receipt, Receipt)]
+
+    async def end(self, group: str, transaction: TransactionId, outcome: Outcome) -> Code:
+        """End a transaction of the group, from whatever process it came; raises CONFLICT and so on."""
+        producer = self.of(group)
+        return await (producer.commit(transaction) if outcome is Outcome.COMMIT else producer.rollback(transaction))
+
+
+async def _each(calls: Sequence[object]) -> list[Receipt | EscrowError]:
+    """The results of calls that share a batch; an error that is not ours is raised."""
+    results = await asyncio.gather(*calls, return_exceptions=True)  # type: ignore[call-overload]
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, EscrowError):
+            raise result
+    return list(results)
+
+
+def _repeatable(
+    problem: EscrowError, so_far: Sequence[Receipt | EscrowError], total: int, transaction: TransactionId | None
+) -> EscrowError:
+    """Note on an error which ids to repeat with, and the transaction that is there."""
+    ids = [getattr(one, "message_id", None) for one in so_far]
+    told = [one.hex() if isinstance(one, bytes) else None for one in ids] + [None] * (total - len(ids))
+    problem.message_ids = told  # type: ignore[attr-defined]
+    if transaction is not None:
+        problem.transaction_id = str(transaction)  # type: ignore[attr-defined]
+    return problem

@@ -1,0 +1,265 @@
+"""Receives of short connections: long polls at the brokers on behalf of clients that may leave at any moment.
+
+Theory of operation. Requests that want the same (group, lease, number of messages) share a *desk*; everything here runs on the
+event loop, except that a thread speaks to each link, because a full connection blocks.
+
+1. A client that comes gets one *poll* at each broker: an exchange RECEIVE. What a poll brings goes to the client it was made
+   for; if that one was served or has left, to the client that has waited longest at the desk; if nobody waits, back to the broker.
+2. A poll whose client was served or has left stays at the desk without an owner, and the next client who waits as long takes
+   it over. When
+   nobody waits at a desk any more, its polls are withdrawn, so that a broker leases nothing to the dead.
+3. A poll that comes back empty before its client's time is over is asked anew. When all polls of a client are over, it is
+   told that nothing came, or what went wrong if every broker failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from escrowmq.client.aio import AsyncBus
+from escrowmq.client.lanes import Sender
+from escrowmq.errors import Code, EscrowError, Overloaded, Unknown
+from escrowmq.gateway.limits import GatewaySettings
+from escrowmq.gateway.settling import Settler
+from escrowmq.wire import Exchange
+
+MEMBERS = 16
+"""Desks share so many member numbers: each is one stream at a served broker. Withdrawing one desk's polls may end another's
+on the same stream; those are asked anew (rule 3)."""
+PATIENCE = 5.0
+"""Seconds past its own waiting time that a receive waits for a broker that is away."""
+WORTH_ASKING = 0.02
+"""A shorter rest of the waiting time is not worth another question."""
+CLOSE_SECONDS = 2.0
+_NO_ROWS = pa.RecordBatch.from_pylist([], schema=pa.schema([]))
+_AWAY = (Code.DISCONNECTED, Code.TIMED_OUT)
+
+Key = tuple[str, int | None, int]
+Received = tuple[int, pa.RecordBatch]
+"""A broker's number and a DELIVERY batch of it."""
+
+
+@dataclass(eq=False)
+class _Client:
+    result: asyncio.Future[Received | None]
+    until: float
+    polls: set[_Poll] = field(default_factory=set)
+    empty: bool = False
+    """Whether a broker said that it has nothing."""
+    problem: EscrowError | None = None
+
+
+@dataclass(eq=False)
+class _Poll:
+    number: int
+    owner: _Client | None
+    until: float
+    tries: int = 0
+    future: Future[pa.RecordBatch] | None = None
+
+
+class _Desk:
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.clients: deque[_Client] = deque()
+        self.polls: set[_Poll] = set()
+
+
+class Receiving:
+    """All receives of one gateway."""
+
+    def __init__(self, bus: AsyncBus, settings: GatewaySettings, settler: Settler) -> None:
+        self._links = bus.router.links
+        self._settings = settings
+        self._settler = settler
+        self._loop = asyncio.get_running_loop()
+        self._senders = [Sender() for _ in self._links]
+        self._desks: dict[Key, _Desk] = {}
+        self._members = [random.getrandbits(62) for _ in range(MEMBERS)]
+        self._polls = 0
+        self._closed = False
+        self._empty = asyncio.Event()
+
+    async def receive(
+        self, group: str, max_messages: int, wait: float, lease_ms: int | None, gone: asyncio.Future[Any]
+    ) -> Received | None:
+        """Messages of one broker, or None if nothing came within ``wait`` seconds, or ``gone`` (the client's leaving) was
+        first: what came for it then is given back. Raises UNKNOWN_GROUP and so on, Overloaded(QUEUE_FULL)."""
+        if self._closed:
+            raise Unknown(Code.CLOSED, "the gateway is stopping")
+        key = (group, lease_ms, max_messages)
+        desk = self._desks.setdefault(key, _Desk(key))
+        client = _Client(self._loop.create_future(), time.monotonic() + wait)
+        try:
+            self._seat(desk, client)
+            await asyncio.wait({client.result, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done() and client.result.done() and not client.result.exception():
+                self._give_back(desk, client.result.result())
+                return None
+            return client.result.result() if client.result.done() else None
+        except asyncio.CancelledError:
+            if client.result.done() and not client.result.exception():
+                self._give_back(desk, client.result.result())
+            raise
+        finally:
+            self._unseat(desk, client)
+
+    async def close(self) -> None:
+        """Tell all who wait that nothing came, and withdraw their polls; what still comes is given back."""
+        self._closed = True
+        for desk in list(self._desks.values()):
+            for client in list(desk.clients):
+                _settle(client, None)
+                self._unseat(desk, client)
+        if self._polls:
+            try:
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self._empty.wait()
+            except TimeoutError:
+                pass  # a broker that is away: the leases end by themselves
+        await asyncio.gather(*(asyncio.to_thread(sender.close) for sender in self._senders))
+
+    # The desk
+
+    def _seat(self, desk: _Desk, client: _Client) -> None:
+        latest = client.until + WORTH_ASKING
+        free = {poll.number: poll for poll in desk.polls if poll.owner is None and poll.until <= latest}
+        if self._polls + len(self._links) - len(free) > self._settings.max_receives * len(self._links):
+            raise Overloaded(Code.QUEUE_FULL, "too many receives wait at the gateway")
+        desk.clients.append(client)
+        for number in range(len(self._links)):
+            poll = free.get(number)
+            if poll is None:
+                poll = _Poll(number, client, client.until)
+                desk.polls.add(poll)
+                self._polls += 1
+                self._ask(desk, poll, client.until - time.monotonic())
+            poll.owner = client
+            client.polls.add(poll)
+
+    def _unseat(self, desk: _Desk, client: _Client) -> None:
+        if client in desk.clients:
+            desk.clients.remove(client)
+        for poll in client.polls:
+            poll.owner = None
+        client.polls.clear()
+        if not desk.clients:
+            for poll in desk.polls:
+                self._withdraw(poll)
+            if not desk.polls:
+                self._desks.pop(desk.key, None)
+
+    def _leave(self, desk: _Desk, poll: _Poll) -> None:
+        desk.polls.discard(poll)
+        self._polls -= 1
+        if poll.owner is not None:
+            poll.owner.polls.discard(poll)
+        if not desk.polls and not desk.clients:
+            self._desks.pop(desk.key, None)
+        if not self._polls:
+            self._empty.set()
+
+    # Polls
+
+    def _ask(self, desk: _Desk, poll: _Poll, wait: float) -> None:
+        group, lease_ms, max_messages = desk.key
+        options = {
+            "group": group,
+            "member": self._members[hash(desk.key) % MEMBERS],
+            "max_messages": max_messages,
+            "max_bytes": self._settings.max_receive_bytes,
+            "wait_ms": max(round(wait * 1000), 0),
+            "lease_ms": lease_ms,
+        }
+
+        def exchange() -> None:
+            future = self._links[poll.number].exchange(Exchange.RECEIVE, _NO_ROWS, options)
+            poll.future = future
+            future.add_done_callback(lambda done: self._call(partial(self._came, desk, poll, done)))
+
+        poll.until = time.monotonic() + max(wait, 0.0)
+        self._empty.clear()
+        self._senders[poll.number].put(exchange)
+
+    def _withdraw(self, poll: _Poll) -> None:
+        def cancel() -> None:
+            if poll.owner is None and poll.future is not None:
+                poll.future.cancel()
+
+        self._senders[poll.number].put(cancel)
+
+    def _call(self, function: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits any more
+
+    def _came(self, desk: _Desk, poll: _Poll, done: Future[pa.RecordBatch]) -> None:
+        problem = Unknown(Code.DISCONNECTED, "withdrawn") if done.cancelled() else done.exception()
+        if problem is None and done.result().num_rows:
+            taker = poll.owner if poll.owner is not None and not poll.owner.result.done() else None
+            self._leave(desk, poll)
+            self._hand_over(desk, taker, (poll.number, done.result()))
+            return
+        if self._again(desk, poll, problem):
+            return
+        self._leave(desk, poll)
+        client = poll.owner
+        if client is not None:
+            if problem is None:
+                client.empty = True
+            else:
+                client.problem = problem if isinstance(problem, EscrowError) else Unknown(Code.CLOSED, repr(problem))
+            if not client.polls:
+                _settle(client, None if client.empty else client.problem)
+
+    def _again(self, desk: _Desk, poll: _Poll, problem: BaseException | None) -> bool:
+        """Ask anew if its client still wants it; whether it was."""
+        if poll.owner is None or poll.owner.result.done() or self._closed:
+            return False
+        left = poll.owner.until - time.monotonic()
+        if problem is None:
+            poll.tries = 0
+            if left <= WORTH_ASKING:
+                return False
+            self._ask(desk, poll, left)
+            return True
+        if not (isinstance(problem, EscrowError) and problem.code in _AWAY):
+            return False
+        if left <= (0.0 if poll.owner.empty else -PATIENCE):
+            return False
+        pause = min(0.01 * 2**poll.tries, 1.0) * (0.5 + random.random())
+        poll.tries += 1
+        self._loop.call_later(pause, lambda: self._ask(desk, poll, max(left - pause, 0.0)))
+        return True
+
+    def _hand_over(self, desk: _Desk, taker: _Client | None, received: Received) -> None:
+        if taker is None:
+            taker = next((client for client in desk.clients if not client.result.done()), None)
+        if taker is None:
+            self._give_back(desk, received)
+        else:
+            _settle(taker, received)
+
+    def _give_back(self, desk: _Desk, received: Received | None) -> None:
+        if received is not None:
+            self._settler.give_back(received[0], desk.key[0], received[1])
+
+
+def _settle(client: _Client, outcome: Received | EscrowError | None) -> None:
+    if client.result.done():
+        return
+    if isinstance(outcome, EscrowError):
+        client.result.set_exception(outcome)
+    else:
+        client.result.set_result(outcome)

@@ -1,0 +1,139 @@
+"""Receiving and settling over short connections: the handle of a message is all that is needed to settle it."""
+
+from __future__ import annotations
+
+import base64
+from datetime import datetime
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from escrowmq.client.consumption import delay_us, subscription
+from escrowmq.client.delivery import Rows
+from escrowmq.client.outgoing import check_name
+from escrowmq.errors import Code, EscrowError
+from escrowmq.gateway.models import (
+    Delivered,
+    DeliveredMessages,
+    ExtendIn,
+    HandlesIn,
+    NackIn,
+    ReceiveIn,
+    SettleResult,
+    SettleResults,
+)
+from escrowmq.gateway.problems import SOME_REFUSED, described
+from escrowmq.gateway.routes import check_count, gateway_of, leaving
+from escrowmq.gateway.settling import LeaseHandle
+from escrowmq.model import Act, TransactionId
+
+router = APIRouter(prefix="/consumers/{group}", tags=["consumers"])
+
+
+@router.post("/receive")
+async def receive(group: str, body: ReceiveIn, request: Request) -> DeliveredMessages:
+    """Lease messages, waiting up to ``wait`` seconds for a first one. What is not settled within the lease comes again."""
+    gateway = gateway_of(request)
+    check_name(group, Code.BAD_GROUP_NAME)
+    if body.topics is not None:
+        await gateway.subscribe(_subscription(group, body))
+    wanted = min(body.max_messages, gateway.settings.max_messages)
+    lease_ms = None if body.lease is None else max(round(body.lease * 1000), 1)
+    async with leaving(request) as gone:
+        wait = min(body.wait, gateway.settings.max_wait)
+        received = await gateway.receiving.receive(group, wanted, wait, lease_ms, gone)
+        if received is None:
+            return DeliveredMessages(messages=[])
+        number, batch = received
+        try:
+            shard = await gateway.shard(number)
+            answer = DeliveredMessages(messages=_delivered(Rows(number, batch), shard, body.as_text))
+        except BaseException:
+            gateway.settler.give_back(number, group, batch)
+            raise
+        if gone.done():
+            gateway.settler.give_back(number, group, batch)
+        return answer
+
+
+@router.post("/ack")
+async def ack(group: str, body: HandlesIn, request: Request, response: Response) -> SettleResults:
+    """Acknowledge: the group is done with these messages. Repeating is harmless."""
+    return await _settle(group, body, Act.ACK, 0, None, request, response)
+
+
+@router.post("/nack")
+async def nack(group: str, body: NackIn, request: Request, response: Response) -> SettleResults:
+    """Give back: these messages come again after ``delay`` or the group's back-off, and at last are dead letters."""
+    return await _settle(group, body, Act.NACK, delay_us(body.delay), body.cause, request, response)
+
+
+@router.post("/extend")
+async def extend(group: str, body: ExtendIn, request: Request, response: Response) -> SettleResults:
+    """Keep the lease for ``seconds`` from now."""
+    return await _settle(group, body, Act.EXTEND, delay_us(body.seconds), None, request, response)
+
+
+async def _settle(
+    group: str, body: HandlesIn, act: Act, delay: int, cause: str | None, request: Request, response: Response
+) -> SettleResults:
+    check_count(request, body.handles)
+    handles = [LeaseHandle.parse(text) for text in body.handles]
+    outcomes = await gateway_of(request).settler.settle(group, handles, act, delay, cause)
+    results = [
+        SettleResult(handle=text, problem=described(outcome) if isinstance(outcome, EscrowError) else None)
+        for text, outcome in zip(body.handles, outcomes, strict=True)
+    ]
+    refused = sum(result.problem is not None for result in results)
+    if refused and len(outcomes) == 1 and isinstance(outcomes[0], EscrowError):
+        raise outcomes[0]
+    response.status_code = SOME_REFUSED if refused else 200
+    return SettleResults(results=results, refused=refused)
+
+
+def _subscription(group: str, body: ReceiveIn) -> dict[str, Any]:
+    start = body.start
+    return subscription(
+        group,
+        body.topics or [],
+        body.tags,
+        body.ordered,
+        start if isinstance(start, datetime) else str(start),
+        body.max_attempts,
+        body.retry_backoff,
+        body.retry_backoff_max,
+    )
+
+
+def _delivered(rows: Rows, shard: int, as_text: bool) -> list[Delivered]:
+    columns = {name: rows.list(name) for name in rows.batch.schema.names}
+    return [_one(columns, row, shard, as_text) for row in range(rows.batch.num_rows)]
+
+
+def _one(columns: dict[str, list[Any]], row: int, shard: int, as_text: bool) -> Delivered:
+    raw: bytes = columns["body"][row]
+    text = _text(raw) if as_text else None
+    transaction = columns["transaction"][row]
+    return Delivered(
+        handle=str(LeaseHandle(shard, columns["lease"][row], columns["offset"][row])),
+        topic=columns["topic"][row],
+        queue=columns["queue"][row],
+        offset=columns["offset"][row],
+        message_id=columns["message_id"][row].hex(),
+        key=columns["key"][row],
+        tag=columns["tag"][row],
+        properties=dict(columns["properties"][row] or ()),
+        body=None if text is not None else base64.b64encode(raw).decode(),
+        text=text,
+        attempt=columns["attempt"][row],
+        born_us=columns["born_us"][row],
+        stored_us=columns["stored_us"][row],
+        transaction_id=None if transaction is None else str(TransactionId.from_bytes(transaction)),
+    )
+
+
+def _text(raw: bytes) -> str | None:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,140 @@
+"""Transactions over short connections: prepare, then end by id, from any connection and after any time (4.10)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from fastapi import APIRouter, Request, Response
+
+from escrowmq.errors import Code, EscrowError, Rejected
+from escrowmq.gateway.models import (
+    Decided,
+    DecisionResult,
+    DecisionResults,
+    DecisionsIn,
+    ReceiptOut,
+    TransactionIn,
+    TransactionOut,
+    TransactionResult,
+    TransactionResults,
+    TransactionsIn,
+    TransactionState,
+)
+from escrowmq.gateway.problems import SOME_REFUSED, described
+from escrowmq.gateway.routes import check_count, gateway_of
+from escrowmq.gateway.routes.messages import IdempotencyKey, message, scoped
+from escrowmq.model import COMMIT, ROLLBACK, Outcome, TransactionId
+
+T = TypeVar("T")
+
+router = APIRouter(prefix="/groups/{group}/transactions", tags=["transactions"])
+
+
+@router.post("")
+async def prepare(
+    group: str, body: TransactionIn, request: Request, idempotency_key: IdempotencyKey = None
+) -> TransactionOut:
+    """Prepare the half messages of one transaction: durable and invisible when this answers.
+
+    Then run the local transaction, and commit or roll back by the id. Repeated with the same message ids (or
+    Idempotency-Key) this answers the same transaction.
+    """
+    check_count(request, body.messages)
+    return await _prepare(group, body, request, idempotency_key, 0)
+
+
+@router.post("/batch")
+async def prepare_many(
+    group: str, body: TransactionsIn, request: Request, response: Response, idempotency_key: IdempotencyKey = None
+) -> TransactionResults:
+    """Prepare several transactions; each has its own result."""
+    check_count(request, [message for one in body.transactions for message in one.messages])
+    first, calls = 0, []
+    for one in body.transactions:
+        calls.append(_prepare(group, one, request, idempotency_key, first))
+        first += len(one.messages)
+    outcomes = await asyncio.gather(*(_caught(call) for call in calls))
+    results = [
+        TransactionResult(problem=described(outcome))
+        if isinstance(outcome, EscrowError)
+        else TransactionResult(transaction=outcome)
+        for outcome in outcomes
+    ]
+    refused = sum(result.problem is not None for result in results)
+    response.status_code = SOME_REFUSED if refused else 200
+    return TransactionResults(results=results, refused=refused)
+
+
+@router.post("/end")
+async def end_many(group: str, body: DecisionsIn, request: Request, response: Response) -> DecisionResults:
+    """End several transactions; each has its own result."""
+    check_count(request, body.decisions)
+    outcomes = await asyncio.gather(
+        *(
+            _caught(_end(group, one.transaction_id, COMMIT if one.outcome == "commit" else ROLLBACK, request))
+            for one in body.decisions
+        )
+    )
+    results = [
+        DecisionResult(transaction_id=one.transaction_id, problem=described(outcome))
+        if isinstance(outcome, EscrowError)
+        else DecisionResult(transaction_id=one.transaction_id, code=outcome.code)
+        for one, outcome in zip(body.decisions, outcomes, strict=True)
+    ]
+    refused = sum(result.problem is not None for result in results)
+    response.status_code = SOME_REFUSED if refused else 200
+    return DecisionResults(results=results, refused=refused)
+
+
+@router.post("/{transaction_id}/commit")
+async def commit(group: str, transaction_id: str, request: Request) -> Decided:
+    """Commit: all its messages become visible. Repeating is harmless; 409 if it was rolled back."""
+    return await _end(group, transaction_id, COMMIT, request)
+
+
+@router.post("/{transaction_id}/rollback")
+async def rollback(group: str, transaction_id: str, request: Request) -> Decided:
+    """Roll back: its messages never appear. Repeating is harmless; 409 if it was committed."""
+    return await _end(group, transaction_id, ROLLBACK, request)
+
+
+@router.get("/{transaction_id}")
+async def show(group: str, transaction_id: str, request: Request) -> TransactionState:
+    """Where a transaction stands."""
+    row = await gateway_of(request).transaction(TransactionId.parse(transaction_id))
+    if row["group"] != group:
+        raise Rejected(Code.WRONG_GROUP)
+    return TransactionState(
+        transaction_id=row["id"],
+        group=row["group"],
+        state=row["state"],
+        messages=row["messages"],
+        checks=row["checks"],
+        prepared_us=row["prepared_us"],
+        due_us=row.get("due_us"),
+        decided_by=row.get("decided_by"),
+    )
+
+
+async def _prepare(group: str, body: TransactionIn, request: Request, key: str | None, first: int) -> TransactionOut:
+    join = None if body.transaction_id is None else TransactionId.parse(body.transaction_id)
+    messages = [message(one.topic, one, scoped(key, request, first + at)) for at, one in enumerate(body.messages)]
+    receipts = await gateway_of(request).producers.prepare(group, messages, join)
+    return TransactionOut(
+        transaction_id=str(receipts[0].transaction_id), messages=[ReceiptOut.of(receipt) for receipt in receipts]
+    )
+
+
+async def _end(group: str, text: str, outcome: Outcome, request: Request) -> Decided:
+    identity = TransactionId.parse(text)
+    code = await gateway_of(request).producers.end(group, identity, outcome)
+    return Decided(transaction_id=str(identity), code=code.name)  # type: ignore[arg-type]  # one of the four
+
+
+async def _caught(call: Awaitable[T]) -> T | EscrowError:
+    try:
+        return await call
+    except EscrowError as problem:
+        return problem

@@ -1,0 +1,194 @@
+"""A gateway as a process, or as a thread beside a broker: listen, announce, wait for the word, stop cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+from escrowmq.client.aio import AsyncBus
+from escrowmq.connecting import aconnect
+from escrowmq.errors import Code, Misuse, Unknown
+from escrowmq.gateway.addresses import Address
+from escrowmq.gateway.app import build
+from escrowmq.gateway.core import Gateway
+from escrowmq.gateway.door import Door
+from escrowmq.gateway.limits import GatewaySettings
+from escrowmq.platform.listening import check_address, parse_address, shown
+from escrowmq.wire import Link
+
+logger = logging.getLogger(__name__)
+
+GRACE_SECONDS = 5
+"""How long requests on their way may take to finish when the gateway stops."""
+START_SECONDS = 30.0
+MAX_HEADER_BYTES = 64 << 10
+
+Announce = Callable[[dict[str, Any]], None]
+MakeBus = Callable[[], Awaitable[AsyncBus]]
+
+
+def serve(
+    url: str,
+    *,
+    listen: str = "127.0.0.1:7780",
+    addresses: Mapping[str, Address] | None = None,
+    settings: GatewaySettings | None = None,
+    insecure: bool = False,
+    announce: Announce = lambda _: None,
+) -> None:
+    """Serve HTTP over the broker(s) at ``url`` until SIGTERM or SIGINT; call it from the main thread.
+
+    ``announce`` is called once, when requests are taken, with {"http": URL, "url": ``url``, "asks": [groups]}. Raises
+    Misuse(BAD_URL), Denied for an address that is not loopback without ``insecure``.
+    """
+
+    async def main() -> None:
+        stopping = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopping.set)
+        ready = lambda told: announce({**told, "url": url})  # noqa: E731
+        await _run(lambda: aconnect(url), listening, host, addresses or {}, settings, insecure, ready, stopping)
+
+    host, listening = _listen(listen, insecure)
+    with listening:
+        asyncio.run(main())
+
+
+@contextmanager
+def beside(
+    link: Link,
+    *,
+    listen: str,
+    addresses: Mapping[str, Address] | None = None,
+    settings: GatewaySettings | None = None,
+    insecure: bool = False,
+) -> Iterator[dict[str, Any]]:
+    """Serve HTTP over a link of this process, on a thread of its own, while the context lasts; gives {"http", "asks"}."""
+    host, listening = _listen(listen, insecure)
+    ready: list[dict[str, Any]] = []
+    failed: list[BaseException] = []
+    started = threading.Event()
+    ends: list[Callable[[], object]] = []
+
+    async def make() -> AsyncBus:
+        return AsyncBus([link])
+
+    async def main() -> None:
+        stopping = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        ends.append(lambda: loop.call_soon_threadsafe(stopping.set))
+
+        def announce(told: dict[str, Any]) -> None:
+            ready.append(told)
+            started.set()
+
+        await _run(make, listening, host, addresses or {}, settings, insecure, announce, stopping)
+
+    def work() -> None:
+        try:
+            asyncio.run(main())
+        except BaseException as problem:
+            failed.append(problem)
+            logger.error("the gateway stopped", exc_info=problem)
+        finally:
+            started.set()
+
+    thread = threading.Thread(target=work, name="escrowmq-gateway", daemon=True)
+    with listening:
+        thread.start()
+        try:
+            if not started.wait(START_SECONDS) or not ready:
+                raise failed[0] if failed else Unknown(Code.TIMED_OUT, "the gateway did not start")
+            yield ready[0]
+        finally:
+            for end in ends:
+                with contextlib.suppress(RuntimeError):  # it stopped by itself
+                    end()
+            thread.join()
+
+
+class _Server(uvicorn.Server):
+    """Signals are ours, and so is the order of stopping."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+async def _run(
+    make_bus: MakeBus,
+    listening: socket.socket,
+    host: str,
+    addresses: Mapping[str, Address],
+    settings: GatewaySettings | None,
+    insecure: bool,
+    announce: Announce,
+    stopping: asyncio.Event,
+) -> None:
+    """Until ``stopping``: then receives that wait are told that nothing came, what is on its way finishes, and the bus closes."""
+    settings = settings or GatewaySettings()
+    gateway = Gateway.open(await make_bus(), settings, addresses)
+    try:
+        server = _server(Door(build(gateway), settings, host, insecure), settings)
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        waiting = asyncio.create_task(stopping.wait())
+        try:
+            await _started(server, serving)
+            port = listening.getsockname()[1]
+            announce({"http": f"http://{shown(host)}:{port}", "asks": sorted(addresses)})
+            await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            logger.info("stopping")
+            waiting.cancel()
+            await gateway.receiving.close()
+            server.should_exit = True
+            await serving
+    finally:
+        await gateway.close()
+
+
+async def _started(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
+    while not server.started:
+        if serving.done():
+            await serving
+            raise Unknown(Code.CLOSED, "the HTTP server did not start")
+        await asyncio.sleep(0.005)
+
+
+def _server(app: Any, settings: GatewaySettings) -> uvicorn.Server:
+    return _Server(
+        uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=2 * settings.max_requests + 100,  # connections; the door counts requests
+            timeout_graceful_shutdown=GRACE_SECONDS,
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        )
+    )
+
+
+def _listen(listen: str, insecure: bool) -> tuple[str, socket.socket]:
+    host, port = parse_address(listen)
+    check_address(host, insecure)
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return host, socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as problem:
+        raise Misuse(Code.BAD_URL, f"cannot listen on {shown(host)}:{port}: {problem}", "is the port in use?") from None

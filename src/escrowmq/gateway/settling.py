@@ -1,0 +1,122 @@
+"""Acknowledging without a consumer: a handle says by itself which message of which lease at which broker is meant."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from escrowmq.client.aio import AsyncBus
+from escrowmq.client.lanes import LoopLane
+from escrowmq.client.outgoing import check_name
+from escrowmq.client.settling import SettlingCodec, lease_runs, settling_batch
+from escrowmq.errors import Code, EscrowError, Misuse, Rejected
+from escrowmq.gateway.limits import GatewaySettings
+from escrowmq.model import Act
+from escrowmq.wire import Exchange
+
+_NO_NEIGHBOUR = -2
+"""Tells the codec that a row stands alone: each handle gets its own answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseHandle:
+    """A leased message: ``SHARD-LEASE-OFFSET``, hexadecimal. Valid at every gateway of the brokers until the lease ends."""
+
+    shard: int
+    lease: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.shard:08x}-{self.lease:x}-{self.offset:x}"
+
+    @classmethod
+    def parse(cls, text: str) -> LeaseHandle:
+        """The handle from its printed form; Misuse(BAD_ARGUMENT) for anything else."""
+        try:
+            shard, lease, offset = (int(part, 16) if part.isalnum() else -1 for part in text.split("-"))
+        except ValueError:
+            shard = lease = offset = -1
+        if not (0 <= shard < 1 << 32 and 0 <= lease < 1 << 63 and 0 <= offset < 1 << 63):
+            raise Misuse(Code.BAD_ARGUMENT, f"{text!r:.100} is not a handle", "give it back as it was received")
+        return cls(shard, lease, offset)
+
+
+class Settler:
+    """Sends acknowledgements of all requests, coalesced by broker and consumer group."""
+
+    def __init__(self, bus: AsyncBus, settings: GatewaySettings) -> None:
+        self._bus = bus
+        self._settings = settings
+        self._lanes: dict[tuple[int, str], LoopLane] = {}
+
+    async def settle(
+        self, group: str, handles: Sequence[LeaseHandle], act: Act, delay_us: int, cause: str | None
+    ) -> list[Code | EscrowError]:
+        """Settle messages of a consumer group; OK or an error each, in the order given."""
+        check_name(group, Code.BAD_GROUP_NAME)
+        numbers = await self._numbers({handle.shard for handle in handles})
+        waiting: list[asyncio.Future[Code] | EscrowError] = []
+        for handle in handles:
+            number = numbers[handle.shard]
+            if isinstance(number, EscrowError):
+                waiting.append(number)
+                continue
+            row = (handle.lease, handle.offset, _NO_NEIGHBOUR, act, delay_us, cause)
+            try:
+                waiting.append(self._lane(number, group).call(row, 64))
+            except EscrowError as problem:
+                waiting.append(problem)
+        return [await _outcome(one) for one in waiting]
+
+    def give_back(self, number: int, group: str, batch: pa.RecordBatch) -> None:
+        """Return messages that no client took: they are delivered again at once."""
+        leases, starts, counts = lease_runs(batch)
+        try:
+            settle = settling_batch(leases, starts, counts, Act.NACK, 0, "the client left before it was given this")
+            self._lane(number, group).add_batch(settle, None)
+        except EscrowError:
+            pass  # their lease will end
+
+    async def close(self) -> None:
+        """Send what waits, then refuse what comes."""
+        lanes = list(self._lanes.values())
+        await asyncio.gather(*(asyncio.to_thread(lane.drain, 5.0) for lane in lanes))
+        for lane in lanes:
+            lane.close()
+
+    async def _numbers(self, shards: set[int]) -> dict[int, int | EscrowError]:
+        found: dict[int, int | EscrowError] = {}
+        for shard in shards:
+            known = self._bus.router.known_shard(shard)
+            try:
+                find = self._bus.router.of_shard
+                found[shard] = await asyncio.to_thread(find, shard, self._settings.timeout) if known is None else known
+            except EscrowError as problem:
+                found[shard] = problem
+        return found
+
+    def _lane(self, number: int, group: str) -> LoopLane:
+        lane = self._lanes.get((number, group))
+        if lane is None:
+            if len(self._lanes) >= self._settings.max_groups * len(self._bus.router):
+                raise Rejected(Code.TOO_MANY, "the gateway speaks for too many consumer groups already")
+            lane = self._lanes[number, group] = self._bus.lane(
+                self._bus.router.links[number],
+                Exchange.SETTLE,
+                SettlingCodec(),
+                lambda: {"group": group},
+                {"timeout": self._settings.timeout},
+            )
+        return lane
+
+
+async def _outcome(one: asyncio.Future[Code] | EscrowError) -> Code | EscrowError:
+    if isinstance(one, EscrowError):
+        return one
+    try:
+        return await one
+    except EscrowError as problem:
+        return problem

@@ -1,0 +1,164 @@
+"""Signatures on check-backs, in the way of Standard Webhooks: HMAC-SHA256 over ``id.timestamp.body``.
+
+A question carries ``webhook-id``, ``webhook-timestamp`` (seconds since 1970) and ``webhook-signature`` (``v1,`` and base64;
+several, separated by spaces, while a secret is being changed). The answer is signed as well, over
+``id.answer.timestamp.body``, because it *decides*: it must come from the holder of the secret, and belong to this very
+question, also where TLS ends at a proxy or there is none. Only the standard library is needed here, so that any receiver can
+use it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+
+from escrowmq.errors import Code, Denied, Misuse
+
+ID, TIMESTAMP, SIGNATURE = "webhook-id", "webhook-timestamp", "webhook-signature"
+TOLERANCE = 300.0
+"""Seconds that a timestamp may be off, either way."""
+LEAST_SECRET_BYTES = 16
+_PREFIX = "whsec_"
+_ANSWER = ".answer"
+
+Secret = str | bytes
+
+
+def secret_keys(secret: Secret | Sequence[Secret]) -> list[bytes]:
+    """The HMAC keys that ``secret`` stands for; the first signs.
+
+    Bytes stand for themselves. A text is one secret or several, separated by blanks: ``whsec_`` and base64 as Standard
+    Webhooks writes them, else its UTF-8 bytes. Raises Misuse(BAD_SETTING) for one of fewer than 16 bytes.
+    """
+    if isinstance(secret, bytes):
+        keys = [secret]
+    elif isinstance(secret, str):
+        keys = [_key(word) for word in secret.split()]
+    else:
+        keys = [key for one in secret for key in secret_keys(one)]
+    if not keys or any(len(key) < LEAST_SECRET_BYTES for key in keys):
+        raise Misuse(
+            Code.BAD_SETTING,
+            f"a secret of check-backs has fewer than {LEAST_SECRET_BYTES} bytes",
+            "python -c 'import base64, os; print(\"whsec_\" + base64.b64encode(os.urandom(32)).decode())'",
+        )
+    return keys
+
+
+def _key(word: str) -> bytes:
+    if not word.startswith(_PREFIX):
+        return word.encode()
+    try:
+        return base64.b64decode(word.removeprefix(_PREFIX), validate=True)
+    except binascii.Error:
+        raise Misuse(Code.BAD_SETTING, "a secret of check-backs begins with whsec_ and is not base64") from None
+
+
+def sign(secret: Secret | Sequence[Secret], identity: str, body: bytes, now: float | None = None) -> dict[str, str]:
+    """The three headers of a question ``body`` (bytes as they travel), signed with every key of ``secret``."""
+    stamp = str(int(time.time() if now is None else now))
+    made = " ".join(f"v1,{_mac(key, identity, stamp, body)}" for key in secret_keys(secret))
+    return {ID: identity, TIMESTAMP: stamp, SIGNATURE: made}
+
+
+def sign_answer(
+    secret: Secret | Sequence[Secret], question: Mapping[str, str], body: bytes, now: float | None = None
+) -> dict[str, str]:
+    """The headers of an answer ``body`` to the question whose headers were ``question``."""
+    identity = _header(question, ID)
+    headers = sign(secret, identity + _ANSWER, body, now)
+    return {**headers, ID: identity}
+
+
+class ReplayGuard:
+    """Remembers the ids of verified questions for as long as their timestamps are accepted. Thread-safe, bounded."""
+
+    def __init__(self, most: int = 100_000) -> None:
+        self._most = most
+        self._seen: OrderedDict[str, float] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def first_time(self, identity: str, now: float, keep: float) -> bool:
+        """Note an id until ``now + keep``; False if it was noted before."""
+        with self._lock:
+            while self._seen and (len(self._seen) > self._most or next(iter(self._seen.values())) <= now):
+                self._seen.popitem(last=False)
+            if identity in self._seen:
+                return False
+            self._seen[identity] = now + keep
+            return True
+
+
+def verify(
+    secret: Secret | Sequence[Secret],
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    tolerance: float = TOLERANCE,
+    now: float | None = None,
+    guard: ReplayGuard | None = None,
+) -> str:
+    """Check that ``body`` is a question from a holder of ``secret``; its id.
+
+    ``headers`` are the request's (names in any case), ``body`` its bytes as they came, before any parsing. ``tolerance``
+    is how many seconds the timestamp may be off; with ``guard`` an id is accepted once. Raises Denied: answer 401 and do
+    nothing.
+    """
+    return _verified(secret, headers, body, "", tolerance, now, guard)
+
+
+def verify_answer(
+    secret: Secret | Sequence[Secret],
+    identity: str,
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    tolerance: float = TOLERANCE,
+    now: float | None = None,
+) -> None:
+    """Check that ``body`` is the answer of a holder of ``secret`` to the question ``identity``. Raises Denied."""
+    if _header(headers, ID) != identity:
+        raise Denied(Code.DENIED, "the answer is to another question", "")
+    _verified(secret, headers, body, _ANSWER, tolerance, now, None)
+
+
+def _verified(
+    secret: Secret | Sequence[Secret],
+    headers: Mapping[str, str],
+    body: bytes,
+    purpose: str,
+    tolerance: float,
+    now: float | None,
+    guard: ReplayGuard | None,
+) -> str:
+    identity, stamp, given = (_header(headers, name) for name in (ID, TIMESTAMP, SIGNATURE))
+    moment = time.time() if now is None else now
+    if not (stamp.isascii() and stamp.isdigit() and len(stamp) < 16) or abs(moment - int(stamp)) > tolerance:
+        raise Denied(Code.DENIED, f"the timestamp is more than {tolerance:g} s off, or none", "are the clocks right?")
+    offered = [word[3:].encode() for word in given.split()[:8] if word.startswith("v1,")]
+    wanted = [_mac(key, identity + purpose, stamp, body).encode() for key in secret_keys(secret)]
+    if not any(hmac.compare_digest(one, other) for one in offered for other in wanted):
+        raise Denied(Code.DENIED, "the signature is wrong", "do both sides have the same secret?")
+    if guard is not None and not guard.first_time(identity, moment, 2 * tolerance):
+        raise Denied(Code.DENIED, "this question came before", "")
+    return identity
+
+
+def _mac(key: bytes, identity: str, stamp: str, body: bytes) -> str:
+    content = f"{identity}.{stamp}.".encode() + body
+    return base64.b64encode(hmac.new(key, content, hashlib.sha256).digest()).decode()
+
+
+def _header(headers: Mapping[str, str], name: str) -> str:
+    value = headers.get(name)
+    if value is None:
+        value = next((text for given, text in headers.items() if given.lower() == name), None)
+    if not value or len(value) > 2000:
+        raise Denied(Code.DENIED, f"there is no header {name}", "")
+    return value
