@@ -1,0 +1,167 @@
+"""The columns of each source as Spark sees them, and how Arrow batches of the wire become them. No Spark in here.
+
+Times become timestamps without a copy (both are microseconds of UTC), states become words, ids stay 16 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from escrowmq.errors import Code, Misuse
+from escrowmq.model import DecidedBy, TransactionState
+from escrowmq.schemas import DELIVERY, HALF_VIEW, OP_VIEW
+from escrowmq.settings import nearest
+from escrowmq.wire import DEAD_LETTER_PREFIX, HALF_VIEW_NAME, OP_VIEW_NAME
+
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+_TEXT = "string"
+Make = Callable[[pa.RecordBatch, int], pa.Array]
+"""A column of a wire batch that came from a shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its Spark type, what of the wire it is made of, and how."""
+
+    name: str
+    spark: str
+    needs: tuple[str, ...]
+    make: Make
+
+
+def _plain(name: str, spark: str, wire: str | None = None) -> Column:
+    source = wire or name
+    return Column(name, spark, (source,), lambda batch, _: batch.column(source))
+
+
+def _time(name: str, wire: str) -> Column:
+    def make(batch: pa.RecordBatch, _: int) -> pa.Array:
+        return batch.column(wire).view(TIMESTAMP)
+
+    return Column(name, "timestamp", (wire,), make)
+
+
+def _word(name: str, wire: str, words: Sequence[str]) -> Column:
+    table = pa.array(words, pa.utf8())
+
+    def make(batch: pa.RecordBatch, _: int) -> pa.Array:
+        return table.take(batch.column(wire))
+
+    return Column(name, _TEXT, (wire,), make)
+
+
+def _shard(batch: pa.RecordBatch, shard: int) -> pa.Array:
+    return pa.array(np.full(batch.num_rows, shard))
+
+
+def _binary(name: str, wire: str) -> Column:
+    return Column(name, "binary", (wire,), lambda batch, _: batch.column(wire).cast(pa.binary()))
+
+
+_STATES = [state.name.lower() for state in TransactionState]
+_DECIDERS = [by.name.lower() for by in DecidedBy]
+
+
+def _visible_state(batch: pa.RecordBatch, _: int) -> pa.Array:
+    """What is visible in a topic is committed, or was never part of a transaction."""
+    return pc.if_else(batch.column("transaction").is_valid(), "committed", pa.scalar(None, pa.utf8()))
+
+
+_CONTENT = [
+    _plain("topic", _TEXT),
+    Column("shard", "bigint", (), _shard),
+    _plain("queue", "int"),
+]
+_BODY = [
+    _plain("key", _TEXT),
+    _plain("tag", _TEXT),
+    _plain("properties", "map<string,string>"),
+    _plain("body", "binary"),
+    _binary("message_id", "message_id"),
+    _time("born", "born_us"),
+    _time("stored", "stored_us"),
+]
+
+TOPIC = [
+    *_CONTENT,
+    _plain("offset", "bigint"),
+    *_BODY,
+    _plain("position", "bigint"),
+    _binary("transaction_id", "transaction"),
+    Column("state", _TEXT, ("transaction",), _visible_state),
+]
+HALF = [
+    *_CONTENT,
+    _plain("position", "bigint"),
+    *_BODY,
+    _time("due", "due_us"),
+    _binary("transaction_id", "transaction"),
+    _word("state", "state", _STATES),
+    _plain("checks", "int"),
+]
+OP = [
+    Column("shard", "bigint", (), _shard),
+    _plain("position", "bigint"),
+    _plain("half_position", "bigint"),
+    _binary("transaction_id", "transaction"),
+    _word("state", "state", _STATES),
+    _word("decided_by", "decided_by", _DECIDERS),
+    _time("decided", "decided_us"),
+]
+
+_WIRE = {HALF_VIEW_NAME: HALF_VIEW, OP_VIEW_NAME: OP_VIEW}
+
+
+def columns_of(source: str) -> list[Column]:
+    """All columns of a topic or system view."""
+    if source in (HALF_VIEW_NAME, OP_VIEW_NAME):
+        return HALF if source == HALF_VIEW_NAME else OP
+    if source.startswith("%") and not source.startswith(DEAD_LETTER_PREFIX):
+        views = [HALF_VIEW_NAME, OP_VIEW_NAME, DEAD_LETTER_PREFIX + "GROUP"]
+        hint = nearest(source, views[:2]) or f"there are {', '.join(views)}"
+        raise Misuse(Code.BAD_SETTING, f"no system view {source!r}", hint)
+    return TOPIC
+
+
+def choose(source: str, names: Sequence[str] | None) -> list[Column]:
+    """The named columns, in that order; all if ``names`` is None. Misuse(BAD_SETTING) names one that is not there."""
+    every = {column.name: column for column in columns_of(source)}
+    if names is None:
+        return list(every.values())
+    for name in names:
+        if name not in every:
+            raise Misuse(
+                Code.BAD_SETTING,
+                f"{source} has no column {name!r}",
+                nearest(name, list(every)) or f"there are {', '.join(every)}",
+            )
+    if len(set(names)) < len(names):
+        raise Misuse(Code.BAD_SETTING, f"a column is named twice: {', '.join(names)}")
+    return [every[name] for name in names]
+
+
+def spark_schema(chosen: Sequence[Column]) -> str:
+    """The schema text for Spark."""
+    return ", ".join(f"`{column.name}` {column.spark}" for column in chosen)
+
+
+def wire_columns(source: str, chosen: Sequence[Column]) -> list[str]:
+    """What to ask of the broker: the cheapest column if nothing but the number of rows is wanted."""
+    needed = {name for column in chosen for name in column.needs}
+    schema = _WIRE.get(source, DELIVERY)
+    return [name for name in schema.names if name in needed] or ["position"]
+
+
+def as_spark(batch: pa.RecordBatch, chosen: Sequence[Column], shard: int, schema: pa.Schema) -> pa.RecordBatch:
+    """A wire batch in ``schema``, which has the chosen columns in their order."""
+    arrays = [column.make(batch, shard) for column in chosen]
+    arrays = [
+        array if array.type.equals(field.type) else array.cast(field.type)
+        for array, field in zip(arrays, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,0 +1,203 @@
+"""The options of format "escrow": names, meanings, and a clear error for every wrong one. No Spark in here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from escrowmq.errors import Code, Misuse
+from escrowmq.settings import nearest
+
+EARLIEST, LATEST = "earliest", "latest"
+
+Start = str | int | dict[str, int]
+"""``earliest``, ``latest``, microseconds since 1970, or offsets by place (``"topic/shard/queue"``, see planning.Place)."""
+
+READING = {
+    "url": "the brokers, escrow://HOST:PORT[,HOST:PORT...], or file:FOLDER for a data folder without a broker (also: load(URL))",
+    "topic": "a topic, several with commas between, or one system view: %half, %op, %acks, %dead-letters.GROUP",
+    "start": "earliest (default of batches and of new queries), latest, a time (ISO 8601), or JSON {place: offset}",
+    "end": "batch only: latest (default), a time, or JSON {place: offset}, each the first that is not read",
+    "columns": "names with commas between: only these are read and sent (else all; schema(...) does the same)",
+    "maxRowsPerPartition": "a range of a queue with more rows is cut (default 250000)",
+    "maxRowsPerTrigger": "streaming: rows of one micro-batch, shared among queues by what waits in them (default: all)",
+    "key": "only messages with this key",
+    "tags": "only messages with one of these tags, || between",
+    "timeout": "seconds to wait for a broker (default 30)",
+}
+WRITING = {
+    "url": "the brokers, escrow://HOST:PORT[,HOST:PORT...] (also: save(URL), start(URL))",
+    "topic": "the topic of every row; without it the rows have a column topic",
+    "group": "the producer group (default: spark.QUERY for streams, spark for batches)",
+    "write_id": "batch only: a name under which a repeat of this very write is recognised and dropped",
+    "immunity": "seconds until the broker asks about undecided rows (default 3600)",
+    "timeout": "seconds to wait for a broker (default 30)",
+}
+OF_SPARK = {"path", "checkpointlocation", "queryname"}
+"""Spark's own, passed to every source and sink."""
+OF_KAFKA = {
+    "subscribe": "topic",
+    "startingoffsets": "start",
+    "endingoffsets": "end",
+    "startingtimestamp": "start",
+    "endingtimestamp": "end",
+    "maxoffsetspertrigger": "maxRowsPerTrigger",
+    "kafka.bootstrap.servers": "url",
+    "minpartitions": "maxRowsPerPartition",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What to read. ``sources`` are topics, or one system view."""
+
+    url: str
+    sources: tuple[str, ...]
+    start: Start = EARLIEST
+    end: Start = LATEST
+    columns: tuple[str, ...] | None = None
+    partition_rows: int = 250_000
+    trigger_rows: int | None = None
+    key: str | None = None
+    tags: tuple[str, ...] = ()
+    timeout: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """Where to write."""
+
+    url: str
+    topic: str | None = None
+    group: str | None = None
+    write_id: str | None = None
+    immunity: float = 3600.0
+    timeout: float = 30.0
+    checkpoint: str | None = None
+
+
+def read_options(options: Mapping[str, str], *, streaming: bool = False) -> ReadOptions:
+    """Options of a read. Raises Misuse(BAD_SETTING) that names the wrong one, and the nearest right one."""
+    given = _known(options, READING)
+    sources = tuple(name.strip() for name in given.get("topic", "").split(",") if name.strip())
+    if not sources:
+        raise Misuse(Code.BAD_SETTING, "option 'topic' is missing", "the topic, or a system view such as %half")
+    if len(sources) > 1 and any(name.startswith("%") for name in sources):
+        raise Misuse(Code.BAD_SETTING, "a system view is read alone", "one DataFrame for each, then join them")
+    if len(set(sources)) < len(sources):
+        raise Misuse(Code.BAD_SETTING, f"option 'topic' names a topic twice: {given['topic']!r}")
+    if streaming and "end" in given:
+        raise Misuse(
+            Code.BAD_SETTING, "a stream has no 'end'", "use trigger(availableNow=True) to stop at what is there"
+        )
+    if not streaming and "maxrowspertrigger" in given:
+        raise Misuse(
+            Code.BAD_SETTING, "'maxRowsPerTrigger' is of streams", "maxRowsPerPartition cuts the ranges of a batch"
+        )
+    columns = tuple(name.strip() for name in given["columns"].split(",")) if "columns" in given else None
+    return ReadOptions(
+        url=_url(given),
+        sources=sources,
+        start=_place_or_time("start", given.get("start", EARLIEST), (EARLIEST, LATEST)),
+        end=_place_or_time("end", given.get("end", LATEST), (LATEST,)),
+        columns=columns,
+        partition_rows=_count("maxRowsPerPartition", given, 250_000),
+        trigger_rows=_count("maxRowsPerTrigger", given, None),
+        key=given.get("key"),
+        tags=tuple(tag for tag in given.get("tags", "").split("||") if tag),
+        timeout=_seconds("timeout", given, 30.0),
+    )
+
+
+def write_options(options: Mapping[str, str]) -> WriteOptions:
+    """Options of a write. Raises Misuse(BAD_SETTING) that names the wrong one, and the nearest right one."""
+    given = _known(options, WRITING)
+    url = _url(given)
+    if url.startswith("file:"):
+        raise Misuse(
+            Code.BAD_URL, f"{url!r}: many processes cannot write to one folder", "start `escrowmq serve` on it"
+        )
+    return WriteOptions(
+        url=url,
+        topic=given.get("topic"),
+        group=given.get("group"),
+        write_id=given.get("write_id"),
+        immunity=_seconds("immunity", given, 3600.0),
+        timeout=_seconds("timeout", given, 30.0),
+        checkpoint=given.get("checkpointlocation"),
+    )
+
+
+def _known(options: Mapping[str, str], table: Mapping[str, str]) -> dict[str, str]:
+    """Options by their lower-case names; Misuse for one that is not in the table."""
+    names = {name.lower(): name for name in table}
+    given: dict[str, str] = {}
+    for name, value in options.items():
+        lower = name.lower()
+        if lower not in names and lower not in OF_SPARK:
+            wanted = f"did you mean {OF_KAFKA[lower]!r}?" if lower in OF_KAFKA else nearest(lower, list(names))
+            raise Misuse(Code.BAD_SETTING, f"no option {name!r}", wanted or f"there are {', '.join(names.values())}")
+        given[lower] = str(value)
+    return given
+
+
+def _url(given: Mapping[str, str]) -> str:
+    url = given.get("url") or given.get("path")
+    if not url:
+        raise Misuse(Code.BAD_SETTING, "option 'url' is missing", READING["url"])
+    # Spark makes a path of what load() is given: "escrow://host:7700" may come back as "escrow:/host:7700".
+    return f"escrow://{url.removeprefix('escrow:').lstrip('/')}" if url.startswith("escrow:") else url
+
+
+def _place_or_time(name: str, text: str, words: tuple[str, ...]) -> Start:
+    """A word, a time, or offsets."""
+    word = text.strip().lower()
+    if word in words:
+        return word
+    if word.startswith("{"):
+        return _offsets(name, text)
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise Misuse(
+            Code.BAD_SETTING,
+            f"{name} = {text!r}",
+            f"{', '.join(words)}, a time such as 2026-01-31T12:00:00+00:00, or JSON {{place: offset}}",
+        ) from None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return round(moment.timestamp() * 1e6)
+
+
+def _offsets(name: str, text: str) -> dict[str, int]:
+    try:
+        found: Any = json.loads(text)
+    except ValueError as problem:
+        raise Misuse(Code.BAD_SETTING, f"{name} is not JSON: {problem}") from None
+    if not found or any(isinstance(at, bool) or not isinstance(at, int) or at < 0 for at in found.values()):
+        raise Misuse(Code.BAD_SETTING, f"{name} = {text!r}", 'offsets look like {"orders/0000002a/0": 100}')
+    return dict(found)
+
+
+def _count(name: str, given: Mapping[str, str], default: Any) -> Any:
+    text = given.get(name.lower())
+    if text is None:
+        return default
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise Misuse(Code.BAD_SETTING, f"{name} = {text!r}", "a whole number, at least 1")
+    return int(text)
+
+
+def _seconds(name: str, given: Mapping[str, str], default: float) -> float:
+    text = given.get(name.lower())
+    if text is None:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e9:
+        raise Misuse(Code.BAD_SETTING, f"{name} = {text!r}", "a positive number of seconds")
+    return seconds

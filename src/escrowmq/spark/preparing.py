@@ -1,0 +1,122 @@
+"""One task's rows on their way into escrow: columns to half messages, a few transactions for many rows. No Spark in here.
+
+A row goes to the broker of its key, or, without one, of its content: a repeat of the batch must find the same broker (see
+:mod:`escrowmq.client.writers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from escrowmq.client.producer import Producer
+from escrowmq.client.router import broker_of
+from escrowmq.errors import Code, Misuse, Rejected, error
+from escrowmq.schemas import ID
+from escrowmq.settings import nearest
+
+COLUMNS = {
+    "body": ("binary", "string"),
+    "key": ("string",),
+    "tag": ("string",),
+    "properties": ("map<string,string>",),
+    "topic": ("string",),
+}
+"""What a DataFrame that is written may have, and of which Spark types. ``body`` must be there."""
+
+MOST = 10_000
+"""Rows of one transaction, unless the broker's max_transaction_messages is lower."""
+
+
+def check_columns(types: Mapping[str, str], topic: str | None) -> None:
+    """Raise Misuse(BAD_SETTING), naming the column, for a DataFrame that cannot be written. ``types``: Spark's simple names."""
+    for name, kind in types.items():
+        if name not in COLUMNS:
+            wanted = nearest(name, list(COLUMNS)) or f"columns: {', '.join(COLUMNS)}; select or rename the others away"
+            raise Misuse(Code.BAD_SETTING, f"no column {name!r} in a message", wanted)
+        if kind not in COLUMNS[name]:
+            raise Misuse(Code.BAD_SETTING, f"column {name!r} is {kind}, not {' or '.join(COLUMNS[name])}", "cast it")
+    if "body" not in types:
+        raise Misuse(
+            Code.BAD_SETTING, "the DataFrame has no column 'body'", "name the bytes to send so: col.alias('body')"
+        )
+    if topic is None and "topic" not in types:
+        raise Misuse(Code.BAD_SETTING, "no topic", "option 'topic', or a column 'topic' in every row")
+    if topic is not None and "topic" in types:
+        raise Misuse(Code.BAD_SETTING, "option 'topic' and a column 'topic': which?", "drop one of them")
+
+
+class Preparation:
+    """Rows put into escrow by one task. ``ids`` are its transactions, ``rows`` how many rows they hold."""
+
+    def __init__(self, producer: Producer, shards: list[int], topic: str | None, immunity: float) -> None:
+        self.ids: list[bytes] = []
+        self.rows = 0
+        self._producer = producer
+        self._shards = shards
+        self._topic = topic
+        self._immunity_us = round(immunity * 1e6)
+        self._open: dict[int, tuple[bytes, int]] = {}  # by shard: the transaction that takes more, rows in it
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Put a batch of Spark's into escrow; durable there when this returns. Raises what a row was refused with."""
+        content = self._content(batch)
+        where = self._spread(content)
+        for number in np.unique(where).tolist():
+            mine = content if (where == number).all() else content.take(pa.array(np.flatnonzero(where == number)))
+            self._put(mine, self._shards[number])
+        self.rows += batch.num_rows
+
+    def _content(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        for name in ("body", "topic"):
+            if name in columns and columns[name].null_count:
+                row = columns[name].is_null().index(True).as_py()
+                raise Rejected(
+                    Code.BAD_BATCH, f"column {name!r} is null in row {row} of a batch", f"fill or filter null {name}s"
+                )
+        if self._topic is not None:
+            columns["topic"] = pa.repeat(pa.scalar(self._topic), batch.num_rows)
+        columns["body"] = columns["body"].cast(pa.binary())
+        columns["immunity_us"] = pa.repeat(pa.scalar(self._immunity_us, pa.int64()), batch.num_rows)
+        return pa.RecordBatch.from_pydict(columns)
+
+    def _spread(self, content: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        count = len(self._shards)
+        if count == 1:
+            return np.zeros(content.num_rows, np.int64)
+        named = content.column("key") if "key" in content.schema.names else pa.nulls(content.num_rows, pa.utf8())
+        numbers = [
+            broker_of(key if key is not None else body.hex(), count)
+            for key, body in zip(named.to_pylist(), content.column("body").to_pylist(), strict=True)
+        ]
+        return np.array(numbers, np.int64)
+
+    def _put(self, rows: pa.RecordBatch, shard: int) -> None:
+        at = 0
+        while at < rows.num_rows:
+            identity, held = self._open.get(shard, (None, 0))
+            size = 1 if identity is None else min(MOST - held, rows.num_rows - at)
+            piece = rows.slice(at, size)
+            receipts = self._producer.prepare_batch(_joining(piece, identity), shard=shard)
+            if not receipts.ok:
+                refused = int(np.flatnonzero(receipts.codes)[0])
+                raise error(Code(int(receipts.codes[refused])))
+            if identity is None:
+                identity = receipts.transactions[0].as_py()
+                self.ids.append(identity)
+            self._open[shard] = (identity, held + size)
+            if held + size >= MOST:
+                del self._open[shard]
+            at += size
+
+
+def _joining(rows: pa.RecordBatch, identity: bytes | None) -> pa.RecordBatch:
+    """The rows as members of a transaction."""
+    if identity is None:
+        return rows
+    column = pa.repeat(pa.scalar(identity, ID), rows.num_rows)
+    return rows.append_column(pa.field("transaction", ID), column)

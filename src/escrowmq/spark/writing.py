@@ -1,0 +1,190 @@
+"""Writers of format "escrow". Tasks put rows into escrow; one decision of the driver makes all of a batch visible.
+
+*Streams*, exactly once (the mark is in the broker: the last batch of each query). Tasks prepare under the producer group of
+the query; the driver's commit names the transactions of the tasks that Spark counts, as (query, batch). The broker takes the first
+commit of a batch, drops its repeats, and rolls back whatever else is undecided in the group: attempts that failed, or that ran
+twice. So whoever is killed between any two steps, the topic ends as if every batch had run once.
+
+*Batches*: all or nothing at each broker; with option ``write_id`` a repeat of the write is recognised too.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from escrowmq.client.bus import Bus
+from escrowmq.client.producer import Producer
+from escrowmq.connecting import connect
+from escrowmq.errors import Code, EscrowError, Misuse
+from escrowmq.model import COMMIT, ROLLBACK, TransactionId
+from escrowmq.platform.failpoints import reach
+from escrowmq.spark.checkback import CheckpointChecker
+from escrowmq.spark.options import WriteOptions, write_options
+from escrowmq.spark.preparing import Preparation, check_columns
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+
+@dataclass
+class Prepared(WriterCommitMessage):
+    """What one task put into escrow."""
+
+    query: str
+    ids: list[bytes] = field(default_factory=list)
+    rows: int = 0
+
+
+def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> EscrowStreamWriter:
+    """A streaming write. Raises Misuse for wrong options, columns, or output mode ``complete``."""
+    chosen = _checked(options, schema)
+    if chosen.write_id is not None:
+        raise Misuse(Code.BAD_SETTING, "'write_id' is of batches", "a stream is known by its checkpoint")
+    if overwrite:
+        raise Misuse(Code.BAD_SETTING, "output mode 'complete' would rewrite the topic", "use append or update")
+    return EscrowStreamWriter(chosen)
+
+
+def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> EscrowWriter:
+    """A batch write. Raises Misuse for wrong options, columns, or mode ``overwrite``."""
+    chosen = _checked(options, schema)
+    if overwrite:
+        raise Misuse(Code.BAD_SETTING, "mode 'overwrite' would rewrite the topic", 'use mode("append")')
+    return EscrowWriter(chosen, chosen.write_id or uuid.uuid4().hex)
+
+
+def _checked(options: Mapping[str, str], schema: StructType) -> WriteOptions:
+    chosen = write_options(options)
+    check_columns({one.name: one.dataType.simpleString() for one in schema.fields}, chosen.topic)
+    return chosen
+
+
+class EscrowStreamWriter(DataSourceStreamArrowWriter):
+    """One query's sink."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self.options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """A task: put its rows into escrow."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        query = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
+        if query is None:
+            raise Misuse(Code.BAD_ARGUMENT, "this task belongs to no streaming query")
+        return _prepared(self.options, self._group(query), query, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """The driver: decide (query, batch), once."""
+        found = _counted(messages)
+        if not found:
+            return
+        query = found[0].query
+        ids = [TransactionId.from_bytes(raw) for message in found for raw in message.ids]
+        reach("spark.before-decision")
+        _producer(self.options, self._group(query)).commit_batch(query, batchId, ids)
+        reach("spark.after-decision")
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """The driver gives the batch up: roll back what is known of it; what is not is rolled back with the next commit."""
+        found = _counted(messages)
+        if found:
+            _roll_back(_producer(self.options, self._group(found[0].query)), found)
+
+    def _group(self, query: str) -> str:
+        return self.options.group or f"spark.{query}"
+
+
+class EscrowWriter(DataSourceArrowWriter):
+    """One batch write, known as ``job``."""
+
+    def __init__(self, options: WriteOptions, job: str) -> None:
+        self.options = options
+        self.job = job
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """A task: put its rows into escrow."""
+        return _prepared(self.options, self._group(), self.job, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """The driver: decide. With ``write_id`` as batch 0 of that writer, so that it counts once."""
+        found = _counted(messages)
+        ids = [raw for message in found for raw in message.ids]
+        producer = _producer(self.options, self._group())
+        reach("spark.before-decision")
+        if self.options.write_id is not None:
+            producer.commit_batch(self.job, 0, [TransactionId.from_bytes(raw) for raw in ids])
+        elif ids:
+            results = producer.end_batch(ids, COMMIT)
+            for row in range(len(ids)):
+                results[row]  # raises what the row was refused with
+        reach("spark.after-decision")
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """The driver gives up: roll back what is known."""
+        _roll_back(_producer(self.options, self._group()), _counted(messages))
+
+    def _group(self) -> str:
+        return self.options.group or (f"spark.{self.job}" if self.options.write_id is not None else "spark")
+
+
+def _counted(messages: list[WriterCommitMessage | None]) -> list[Prepared]:
+    return [message for message in messages if isinstance(message, Prepared)]
+
+
+def _prepared(options: WriteOptions, group: str, query: str, iterator: Iterator[pa.RecordBatch]) -> Prepared:
+    producer = _producer(options, group)
+    preparation = Preparation(producer, _shards(options), options.topic, options.immunity)
+    reach("spark.before-prepare")
+    try:
+        for batch in iterator:
+            if batch.num_rows:
+                preparation.add(batch)
+                reach("spark.prepared-some")
+    except BaseException:
+        _roll_back(producer, [Prepared(query, preparation.ids)])
+        raise
+    reach("spark.prepared")
+    return Prepared(query, preparation.ids, preparation.rows)
+
+
+def _roll_back(producer: Producer, found: list[Prepared]) -> None:
+    """Best effort: what is left undecided is rolled back by the next commit, or parked after its time."""
+    ids = [raw for message in found for raw in message.ids]
+    try:
+        if ids:
+            producer.end_batch(ids, ROLLBACK)
+    except EscrowError:
+        pass
+
+
+# Spark's Python processes live on from task to task: so do their connections and sessions.
+
+_buses: dict[str, Bus] = {}
+_producers: dict[tuple[str, str], Producer] = {}
+_lock = threading.Lock()
+
+
+def _producer(options: WriteOptions, group: str) -> Producer:
+    with _lock:
+        known = _producers.get((options.url, group))
+        if known is None:
+            bus = _buses.get(options.url)
+            if bus is None:
+                bus = _buses[options.url] = connect(options.url)
+            checker = CheckpointChecker(options.checkpoint)
+            known = _producers[options.url, group] = bus.producer(group, timeout=options.timeout, checker=checker)
+        return known
+
+
+def _shards(options: WriteOptions) -> list[int]:
+    """The shards of the brokers, in the order of the url."""
+    return [int(told["shard"]) for told in _buses[options.url].admin.hello()]
