@@ -17,6 +17,7 @@ from escrowmq.cli import (
     log,
     lookup,
     outbox,
+    relay,
     send,
     serve,
     tail,
@@ -44,6 +45,7 @@ app.add_typer(transactions.app, name="transactions")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.command("lookup")(lookup.lookup)
 app.add_typer(groups.app, name="groups")
+outbox.app.command("relay")(relay.relay)
 app.add_typer(outbox.app, name="outbox")
 app.command("audit")(audit.audit)
 app.command("bench")(bench.bench)

@@ -28,8 +28,16 @@ DatabaseUrl = Annotated[
     ),
 ]
 Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Message ids, as `outbox list` shows them.")]
-_STATES = ("pending", "sent", "done", "waiting", "discarded")
-_STYLES = {"pending": "yellow", "sent": "green", "done": "green", "waiting": "bold magenta", "discarded": "red"}
+_STATES = ("pending", "retrying", "held", "waiting", "sent", "done", "discarded")
+_STYLES = {
+    "pending": "yellow",
+    "retrying": "yellow",
+    "held": "yellow",
+    "waiting": "bold magenta",
+    "sent": "green",
+    "done": "green",
+    "discarded": "red",
+}
 
 
 @app.command("migrate")
@@ -49,7 +57,10 @@ def migrate(database_url: DatabaseUrl, json: Json = False) -> None:
 def list_(
     database_url: DatabaseUrl,
     state: Annotated[
-        str, typer.Option("--state", "-s", help="pending, sent, done, waiting (for a person), discarded, or all.")
+        str,
+        typer.Option(
+            "--state", "-s", help="pending, retrying, held, waiting (for a person), sent, done, discarded, or all."
+        ),
     ] = "waiting",
     limit: Limit = 100,
     after: Annotated[int, typer.Option("--after", metavar="SEQ", help="Only rows after this one: the next page.")] = 0,

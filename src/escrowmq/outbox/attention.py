@@ -27,10 +27,10 @@ MAX_NOTES = 4_000
 logger = logging.getLogger(__name__)
 _LISTED = [column for column in trans_message.c if column.name != "body"]
 _MAY: dict[str, frozenset[State]] = {
-    "retry": frozenset({State.WAITING, State.DISCARDED}),
-    "discard": frozenset({State.WAITING, State.PENDING}),
+    "retry": frozenset({State.WAITING, State.DISCARDED, State.RETRYING}),
+    "discard": frozenset({State.WAITING, State.PENDING, State.RETRYING, State.HELD}),
 }
-"""From which states an act is allowed. What is SENT or DONE is done; a PENDING row is being tried by itself."""
+"""From which states an act is allowed. What is SENT or DONE is done; a PENDING row is being tried by itself, a HELD one will be."""
 
 
 @dataclass(frozen=True, slots=True)

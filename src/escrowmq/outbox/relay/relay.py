@@ -91,10 +91,14 @@ class Relay:
         """Run until :meth:`ask_to_stop` or :meth:`stop` is called elsewhere, or a worker fails; raises what it failed with."""
         self.start()
         try:
-            while not self._stopping.wait(0.2):  # never for ever: signals are handled when this thread wakes
-                pass
+            self.wait()
         finally:
             self.stop()
+
+    def wait(self) -> None:
+        """Until somebody asks it to stop, or a worker fails."""
+        while not self._stopping.wait(0.2):  # never for ever: signals are handled when this thread wakes
+            pass
 
     def __enter__(self) -> Relay:
         self.start()

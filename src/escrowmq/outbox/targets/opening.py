@@ -1,0 +1,74 @@
+"""From a URL to a target. The package of each broker's client is imported only when its URL is given."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from escrowmq.errors import Code, Misuse
+from escrowmq.outbox.targets.seam import Target
+
+_TARGETS = {
+    "escrow": ("escrow", "EscrowTarget", "outbox"),
+    "file": ("escrow", "EscrowTarget", "outbox"),
+    "kafka": ("kafka", "KafkaTarget", "kafka"),
+    "amqp": ("rabbitmq", "RabbitMqTarget", "rabbitmq"),
+    "amqps": ("rabbitmq", "RabbitMqTarget", "rabbitmq"),
+    "redis": ("redis", "RedisTarget", "redis"),
+    "rediss": ("redis", "RedisTarget", "redis"),
+}
+"""By scheme: module, class, and the extra that has what it needs."""
+
+
+def open_target(url: str, **options: Any) -> Target:
+    """The target that ``url`` names: ``escrow://HOST:PORT[,HOST:PORT...]``, ``kafka://HOST:PORT[,HOST:PORT...]``, ``amqp://...``,
+    ``redis://...``, ``file:FOLDER``. ``options`` are those of its class.
+
+    Raises Misuse(BAD_URL), Misuse(MISSING_PACKAGE) naming the extra, Misuse(BAD_SETTING) for an option that it does not have.
+    """
+    made = _class_of(url)
+    _check(made, options)
+    target: Target = made(url.removeprefix("kafka://").rstrip("/") if url.startswith("kafka://") else url, **options)
+    return target
+
+
+def read_options(url: str, texts: Mapping[str, str]) -> dict[str, Any]:
+    """Options as a command line has them, as values of the kind of their defaults. Raises as :func:`open_target`."""
+    made = _class_of(url)
+    _check(made, texts)
+    parameters = inspect.signature(made).parameters
+    return {name: _value(name, text, parameters[name].default) for name, text in texts.items()}
+
+
+def _class_of(url: str) -> Any:
+    scheme = url.partition(":")[0] if isinstance(url, str) else ""
+    if scheme not in _TARGETS:
+        raise Misuse(Code.BAD_URL, f"{url!r} is not the URL of a target", f"one of {', '.join(_TARGETS)}")
+    module, name, extra = _TARGETS[scheme]
+    try:
+        return getattr(importlib.import_module(f"escrowmq.outbox.targets.{module}"), name)
+    except ModuleNotFoundError as problem:
+        if (problem.name or "").startswith("escrowmq"):
+            raise
+        told = f"{scheme}: needs the package {problem.name}, which is not installed"
+        raise Misuse(Code.MISSING_PACKAGE, told, f'python -m pip install "escrowmq[{extra}]"') from problem
+
+
+def _check(made: Any, options: Mapping[str, Any]) -> None:
+    known = [name for name, p in inspect.signature(made).parameters.items() if p.kind is p.KEYWORD_ONLY]
+    for name in options:
+        if name not in known:
+            raise Misuse(Code.BAD_SETTING, f"{made.__name__} has no option {name!r}", f"one of {', '.join(known)}")
+
+
+def _value(name: str, text: str, default: Any) -> Any:
+    try:
+        if isinstance(default, bool):
+            return {"true": True, "false": False}[text.lower()]
+        if isinstance(default, int | float):
+            return type(default)(text)
+    except (KeyError, ValueError):
+        raise Misuse(Code.BAD_SETTING, f"{name} = {text!r}", f"such as {default}") from None
+    return text

@@ -1,0 +1,87 @@
+"""A relay's target in memory: keeps the contract of ``outbox/targets/seam.py``, and does what a test tells it to do wrong."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from escrowmq.errors import Code
+from escrowmq.outbox.targets.seam import Codes, Promise
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """One message that the target took, as it came."""
+
+    message_id: bytes
+    topic: str
+    key: str | None
+    tag: str | None
+    properties: dict[str, str] | None
+    body: bytes
+    delay_us: int
+
+
+class MemoryTarget:
+    """Takes everything, unless told otherwise. Thread-safe, so several relays can share one.
+
+    ``answer(taken)`` gives the code of a row (OK by default). ``before()`` and ``after()`` are called around each batch, on the
+    sender's thread; what they raise goes to the sender. ``deduplicates`` as in :class:`Promise`.
+    """
+
+    def __init__(self, *, deduplicates: bool = False) -> None:
+        self.answer: Callable[[Taken], Code] = lambda _: Code.OK
+        self.before: Callable[[], None] = lambda: None
+        self.after: Callable[[], None] = lambda: None
+        self.taken: list[Taken] = []
+        """What got an OK, in order; repeats too, unless the target de-duplicates."""
+        self.batches = 0
+        self._ids: set[bytes] = set()
+        self._lock = threading.RLock()
+        self._deduplicates = deduplicates
+
+    @property
+    def promise(self) -> Promise:
+        """What an OK means."""
+        return Promise("memory", "as long as this process lives", self._deduplicates, True, True, None)
+
+    @property
+    def ids(self) -> list[bytes]:
+        """The ids of :attr:`taken`."""
+        with self._lock:
+            return [taken.message_id for taken in self.taken]
+
+    def send(self, batch: pa.RecordBatch) -> Codes:
+        """See :class:`escrowmq.outbox.targets.seam.Target`."""
+        self.before()
+        with self._lock:
+            self.batches += 1
+            stuck: set[str] = set()
+            codes = [self._take(_taken(row), stuck) for row in batch.to_pylist()]
+        self.after()
+        return np.array(codes, np.uint8)
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+    def _take(self, taken: Taken, stuck: set[str]) -> Code:
+        if taken.key in stuck:
+            return Code.QUEUE_FULL
+        code = self.answer(taken)
+        if code is Code.OK and not (self._deduplicates and taken.message_id in self._ids):
+            self._ids.add(taken.message_id)
+            self.taken.append(taken)
+        elif code is not Code.OK and taken.key is not None:
+            stuck.add(taken.key)
+        return code
+
+
+def _taken(row: dict[str, Any]) -> Taken:
+    pairs = row["properties"]
+    properties = None if pairs is None else dict(pairs)
+    return Taken(row["message_id"], row["topic"], row["key"], row["tag"], properties, row["body"], row["delay_us"])
