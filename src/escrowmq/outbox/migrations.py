@@ -87,18 +87,20 @@ def ddl(dialect_name: str, from_version: int = 0) -> list[str]:
 
 def _first(dialect: sa.Dialect) -> list[sa.Executable]:
     """0 → 1: everything."""
-    made: list[sa.Executable] = []
+    tables: list[sa.Executable] = []
+    indexes: dict[str, sa.Executable] = {}
 
     def collect(statement: Any, *_: Any, **__: Any) -> None:
         if isinstance(statement, schema.CreateTable):
-            made.append(schema.CreateTable(statement.element, if_not_exists=True))
+            tables.append(schema.CreateTable(statement.element, if_not_exists=True))
         elif isinstance(statement, schema.CreateIndex):
             # MySQL has no IF NOT EXISTS here: an index that is there already is passed over when the step is run
-            made.append(schema.CreateIndex(statement.element, if_not_exists=dialect.name != "mysql"))
+            made = schema.CreateIndex(statement.element, if_not_exists=dialect.name != "mysql")
+            indexes[str(statement.element.name)] = made
 
     metadata.create_all(sa.create_mock_engine(f"{dialect.name}://", collect), checkfirst=False)
     rows = [{"lane": lane, "epoch": 0, "leased_until_us": 0} for lane in range(LANES)]
-    return [*made, _insert_missing(dialect, trans_lane, rows)]
+    return [*tables, *(indexes[name] for name in sorted(indexes)), _insert_missing(dialect, trans_lane, rows)]
 
 
 STEPS: dict[int, Statements] = {1: _first}

@@ -1,0 +1,9 @@
+"""Write the texts of this version beside this file; for a version that nobody has yet."""
+
+from pathlib import Path
+
+from escrowmq.outbox import ddl, migrations, tables
+
+for kind in migrations.DIALECTS:
+    text = ";\n".join([*ddl(kind), ""])
+    (Path(__file__).parent / f"version-{tables.SCHEMA_VERSION}-{kind}.sql").write_text(text)
