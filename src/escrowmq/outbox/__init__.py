@@ -13,6 +13,7 @@ from escrowmq.errors import Code, Misuse
 
 if TYPE_CHECKING:
     from escrowmq.outbox import aio, attention, callbacks, engines, inbox, migrations, tables
+    from escrowmq.outbox.barrier import AsyncBarrier, Barrier, bind_batch_tx, bind_tx
     from escrowmq.outbox.callbacks import CallbackListener, confirm_batch_tx, confirm_tx, mark_done, report
     from escrowmq.outbox.inbox import claim_batch_tx, claim_tx
     from escrowmq.outbox.migrations import check_schema, ddl, migrate
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from escrowmq.outbox.tables import State, metadata
 
 _LAZY = {
+    "bind_tx": "barrier",
+    "bind_batch_tx": "barrier",
+    "Barrier": "barrier",
+    "AsyncBarrier": "barrier",
     "send_tx": "sending",
     "send_batch_tx": "sending",
     "claim_tx": "inbox",
@@ -41,6 +46,11 @@ __all__ = [  # noqa: RUF022  # grouped, not sorted
     # the sender
     "send_tx",
     "send_batch_tx",
+    # the sender of half messages
+    "bind_tx",
+    "bind_batch_tx",
+    "Barrier",
+    "AsyncBarrier",
     # the consumer
     "claim_tx",
     "claim_batch_tx",

@@ -222,4 +222,5 @@ sa.Index(
     sqlite_where=_WAITING,
 ).ddl_if(callable_=_on("postgresql", "sqlite"))
 sa.Index("trans_recv_log_by_time", trans_recv_log.c.seen_us)  # what is purged is at its left end
+sa.Index("trans_barrier_by_time", trans_barrier.c.decided_us)  # likewise
 sa.Index("trans_driven_by_group", trans_driven.c.producer_group, trans_driven.c.state)

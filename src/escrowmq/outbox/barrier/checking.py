@@ -1,0 +1,129 @@
+"""The checker: answers questions about transactions from the marks in the database."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import sqlalchemy as sa
+from sqlalchemy.pool import SingletonThreadPool, StaticPool
+
+from escrowmq.client.ending import id_bytes, id_column
+from escrowmq.errors import Code, Misuse
+from escrowmq.model import Check, Outcome, TransactionId
+from escrowmq.outbox.barrier import purging
+from escrowmq.outbox.barrier.columns import CHUNK, COMMITTED, ROLLED_BACK, Ids, as_ids
+from escrowmq.outbox.barrier.marks import Marks
+from escrowmq.settings import BrokerSettings
+
+Outcomes = npt.NDArray[np.uint8]
+_OUTCOME = np.zeros(3, np.uint8)
+_OUTCOME[COMMITTED], _OUTCOME[ROLLED_BACK] = Outcome.COMMIT, Outcome.ROLLBACK
+
+
+class Barrier:
+    """A producer's checker that needs no code: ``bus.producer("orders", checker=outbox.Barrier(engine))``.
+
+    Give it the engine of the database in which transactions are bound (:func:`~escrowmq.outbox.bind_tx`): the *primary*. Of
+    several engines (shards), each transaction is bound in one: COMMIT if it is marked as committed in any, ROLLBACK if it
+    can no longer be in any. ``branch`` as in ``bind_tx``. ``wait`` is the seconds that one batch may spend, in all, on
+    transactions still in flight; what is not known by then is UNKNOWN, and the broker asks again.
+
+    It borrows a connection of the engine's pool for each statement. Thread-safe. Raises Misuse(BAD_ARGUMENT) for an engine
+    that has but one connection (SQLite in memory): the checker would read inside the transaction that it asks about.
+    """
+
+    def __init__(self, *engines: sa.Engine, branch: str = "", wait: float = 0.5) -> None:
+        if not engines:
+            raise Misuse(Code.BAD_ARGUMENT, "a barrier needs an engine")
+        if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait < 1e6:
+            raise Misuse(Code.BAD_ARGUMENT, f"wait = {wait!r}: a number of seconds")
+        self._databases = [Marks(need_engine(engine), need_branch(branch), float(wait)) for engine in engines]
+        self._wait = float(wait)
+
+    def decide_ids(self, ids: pa.FixedSizeBinaryArray) -> Outcomes:
+        """What became of these transactions (a column of ids, or what :meth:`Producer.end_batch` takes): one
+        :class:`~escrowmq.model.Outcome` each, as uint8.
+
+        COMMIT and ROLLBACK are final and durable. Raises Misuse(NO_TABLES) without the tables, and the database's own error if
+        it cannot even be read.
+        """
+        column = id_column(ids)
+        known = np.flatnonzero(np.asarray(column.is_valid()))
+        outcomes = np.zeros(len(column), np.uint8)
+        if len(known):
+            distinct, where = np.unique(as_ids(column.take(pa.array(known))), return_inverse=True)
+            deadline = time.monotonic() + self._wait
+            parts = [self._decide(distinct[at : at + CHUNK], deadline) for at in range(0, len(distinct), CHUNK)]
+            outcomes[known] = np.concatenate(parts)[where]
+        return outcomes
+
+    def decide(self, transaction_id: TransactionId | str | bytes) -> Outcome:
+        """What became of one transaction, as :meth:`decide_ids`."""
+        return Outcome(int(self.decide_ids(pa.array([id_bytes(transaction_id)], pa.binary(16)))[0]))
+
+    def __call__(self, check: Check) -> Outcome:
+        """A barrier is a checker of single questions too."""
+        return self.decide(check.transaction_id)
+
+    def purge(
+        self,
+        older_than: float | timedelta,
+        *,
+        keep: object = (),
+        retention: float = BrokerSettings().retention,
+        chunk: int = 10_000,
+    ) -> int:
+        """Delete marks older than ``older_than`` seconds; how many. Each database transaction deletes about ``chunk`` rows.
+
+        A mark must outlive the broker's questions: asked about a transaction whose mark is gone, the barrier answers ROLLBACK.
+        So less than the broker's ``retention`` (seconds; say yours if it is not the default) is refused with
+        Misuse(BAD_ARGUMENT). A parked transaction can be older still, as the log drops whole segments only: give the ids that
+        are undecided at the broker as ``keep`` (``[t["id"] for t in bus.admin.transactions(state="parked")]``).
+        """
+        age = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
+        purging.check_age(age, retention, chunk)
+        kept = id_column([keep] if isinstance(keep, str | bytes | TransactionId) else keep)
+        before_us = time.time_ns() // 1000 - round(age * 1e6)
+        return sum(purging.purge(database.engine, before_us, kept, chunk) for database in self._databases)
+
+    def _decide(self, ids: Ids, deadline: float) -> Outcomes:
+        """Of a chunk of distinct ids, sorted."""
+        found = np.zeros(len(ids), np.uint8)
+        for database in self._databases:
+            found = np.maximum(found, database.read(ids) == COMMITTED)
+        asked = np.flatnonzero(found != COMMITTED)
+        if len(asked):
+            found[asked] = _together([database.close(ids[asked], deadline) for database in self._databases])
+        return _OUTCOME[found]
+
+
+def _together(found: list[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
+    """Of several databases: committed in any, rolled back in all, or not known."""
+    marks = np.stack(found)
+    told = np.where((marks == ROLLED_BACK).all(axis=0), ROLLED_BACK, 0)
+    return np.where((marks == COMMITTED).any(axis=0), COMMITTED, told).astype(np.uint8)
+
+
+def need_engine(engine: object) -> sa.Engine:
+    """An engine whose pool can lend a connection of its own to a checker; raises Misuse(BAD_ARGUMENT) otherwise."""
+    if not isinstance(engine, sa.Engine):
+        hint = "a SQLAlchemy Engine; for an AsyncEngine outbox.AsyncBarrier"
+        raise Misuse(Code.BAD_ARGUMENT, f"{type(engine).__name__} is not an engine", hint)
+    if isinstance(engine.pool, StaticPool | SingletonThreadPool):
+        raise Misuse(
+            Code.BAD_ARGUMENT,
+            "this engine has one connection only: a checker would read inside the transaction that it asks about",
+            "use a database file instead of one in memory",
+        )
+    return engine
+
+
+def need_branch(branch: object) -> str:
+    """A branch's name; raises Misuse(BAD_ARGUMENT) for anything but text of at most 127 characters."""
+    if not isinstance(branch, str) or len(branch) > 127:
+        raise Misuse(Code.BAD_ARGUMENT, f"branch = {branch!r:.200}: a text of at most 127 characters")
+    return branch
