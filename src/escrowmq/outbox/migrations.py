@@ -36,8 +36,8 @@ def migrate(engine: sa.Engine | sa.Connection) -> int:
     """Create the tables, or upgrade them; the version that they had before (0: none). Idempotent; safe when several
     processes do it at once.
 
-    With a Connection it works inside the caller's transaction where the database can (not on MariaDB and MySQL, which commit
-    at every CREATE). Raises Misuse(SCHEMA_VERSION) if the tables are newer than this version of escrowmq.
+    With a Connection it works inside the caller's transaction where the database can (MariaDB and MySQL commit at every
+    CREATE, and so does this there). Raises Misuse(SCHEMA_VERSION) if the tables are newer than this version of escrowmq.
     """
     if isinstance(engine, sa.Connection):
         return _upgrade(engine)
@@ -154,6 +154,7 @@ def _lock(connection: sa.Connection) -> Iterator[None]:
             raise Unknown(Code.TIMED_OUT, "another process has been migrating these tables for a minute")
         try:
             yield
+            connection.exec_driver_sql("COMMIT")  # the next one must see the version
         finally:
             connection.scalar(sa.select(sa.func.release_lock(name)))
     else:
