@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from escrowmq.client.bus import Bus
     from escrowmq.client.consumer import Consumer, Received, ReceivedBatch
     from escrowmq.client.producer import Producer
+    from escrowmq.client.reader import AsyncReader, ReadBatch, Reader
     from escrowmq.client.results import EndResults, Receipts
     from escrowmq.client.transaction import Transaction
     from escrowmq.connecting import aconnect, connect
@@ -53,6 +54,9 @@ _LAZY = {
     "Consumer": "client.consumer",
     "Received": "client.consumer",
     "ReceivedBatch": "client.consumer",
+    "Reader": "client.reader",
+    "ReadBatch": "client.reader",
+    "AsyncReader": "client.reader",
     "Receipts": "client.results",
     "EndResults": "client.results",
     "Admin": "client.admin",
@@ -71,11 +75,13 @@ __all__ = [  # noqa: RUF022  # grouped, not sorted
     "Producer",
     "Transaction",
     "Consumer",
+    "Reader",
     "Admin",
     "AsyncBus",
     "AsyncProducer",
     "AsyncTransaction",
     "AsyncConsumer",
+    "AsyncReader",
     # messages and results
     "Message",
     "Receipt",
@@ -83,6 +89,7 @@ __all__ = [  # noqa: RUF022  # grouped, not sorted
     "EndResults",
     "Received",
     "ReceivedBatch",
+    "ReadBatch",
     # transactions
     "COMMIT",
     "ROLLBACK",

@@ -15,6 +15,8 @@ The actions, with their requests and answers (JSON; ids as printed text, times i
 | stats | | one number a metric |
 | session.open | group, instance, transactional | session |
 | topics.list | | topics [{name, queues [{queue, queue_id, head, end}]}] |
+| topics.offsets | topic, queue?, time_us? | shard, queues [{queue, head, end, offset_at?}] (offset_at: the first that became visible at time_us or later, end without one); of %half and %op: their log positions |
+| topics.wait | topic, after [[queue, offset]], every? (queues not named too, from 0 on), wait_ms? | queues [{queue, head, end}] that have messages there or later; none when the time is over |
 | topics.create | name, queues?, may_exist? | name, queues |
 | producers.list | | producers [{group, transactional, members, open, parked, oldest_us}] |
 | groups.subscribe | group, topics, tags?, ordered?, start?, max_attempts?, retry_backoff?, retry_backoff_max? | group, created |

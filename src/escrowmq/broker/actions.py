@@ -24,13 +24,15 @@ from escrowmq.ledger.commands import (
     Subscribe,
     Subscription,
 )
-from escrowmq.ledger.listings import producers_list, topics_list, transactions
+from escrowmq.ledger.listings import producers_list, queue_offsets, queues_beyond, topics_list, transactions
 from escrowmq.model import DecidedBy, Outcome, message_id
 from escrowmq.schemas import ENDING, ID
-from escrowmq.wire import PROTOCOL_VERSION
+from escrowmq.wire import HALF_VIEW_NAME, OP_VIEW_NAME, PROTOCOL_VERSION
 
 Json = dict[str, Any]
 
+LONGEST_WAIT_MS = 60_000
+"""Nobody is kept waiting longer, whatever is asked for; the client asks again."""
 PAGE = 1000
 MAX_PAGE = 10_000
 
@@ -80,6 +82,29 @@ def open_session(engine: Engine, fields: Fields) -> Json:
 def list_topics(engine: Engine, _: Fields) -> Json:
     """All topics."""
     return {"topics": engine.look(lambda: topics_list(engine.shard.ledger)).result()}
+
+
+def topic_offsets(engine: Engine, fields: Fields) -> Json:
+    """Where the queues of a topic begin and end, and what became visible when; of a system view, its log positions."""
+    topic, queue = fields.text("topic"), fields.integer("queue", None, most=(1 << 31) - 1)
+    time_us = fields.integer("time_us", None)
+    if topic in (HALF_VIEW_NAME, OP_VIEW_NAME):
+        head, end = engine.look(lambda: (engine.log.first_position, engine.log.next_position)).result()
+        return {"shard": engine.log.shard, "queues": [{"queue": 0, "head": head, "end": end}]}
+    found = engine.look(lambda: queue_offsets(engine.shard.ledger, topic, queue, time_us)).result()
+    return {"shard": engine.log.shard, "queues": found}
+
+
+def wait_for_messages(engine: Engine, fields: Fields) -> Json:
+    """Wait until a topic has messages at given offsets or later; empty when the time is over."""
+    topic, every = fields.text("topic"), fields.flag("every")
+    pairs = fields.list("after", list, ())
+    if not all(len(pair) == 2 and all(type(n) is int and 0 <= n < 1 << 63 for n in pair) for pair in pairs):
+        raise error(Code.BAD_REQUEST, "'after' must be a list of [queue, offset]")
+    after = {pair[0]: pair[1] for pair in pairs}
+    wait_us = min(fields.integer("wait_ms", 0), LONGEST_WAIT_MS) * 1000
+    ready = engine.wait_for(lambda: queues_beyond(engine.shard.ledger, topic, after, every) or None, wait_us)
+    return {"queues": ready.result() or []}
 
 
 def create_topic(engine: Engine, fields: Fields) -> Json:
@@ -246,6 +271,8 @@ ACTIONS: dict[str, Callable[[Engine, Fields], Json]] = {
     "session.open": open_session,
     "topics.list": list_topics,
     "topics.create": create_topic,
+    "topics.offsets": topic_offsets,
+    "topics.wait": wait_for_messages,
     "producers.list": list_producers,
     "groups.subscribe": subscribe,
     "groups.list": list_groups,

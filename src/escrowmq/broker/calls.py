@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.broker.actions import ACTIONS
+from escrowmq.broker.actions import ACTIONS, LONGEST_WAIT_MS
 from escrowmq.broker.checkback import ANSWERED, Member
 from escrowmq.broker.deliveries import Deliveries
 from escrowmq.broker.engine import Engine
@@ -26,8 +26,6 @@ from escrowmq.wire import ANSWER, Exchange
 
 T = TypeVar("T")
 
-LONGEST_WAIT_MS = 60_000
-"""A receive waits no longer, whatever it asks for; the client asks again."""
 MAX_EPOCH = (1 << 32) - 1
 
 logger = logging.getLogger(__name__)

@@ -21,9 +21,10 @@ import pyarrow as pa
 
 from escrowmq.broker.checkback import ASK_ROWS, Directory, Member, Questions
 from escrowmq.broker.committer import Committer
-from escrowmq.broker.rounds import Look, Request, Waiting
+from escrowmq.broker.rounds import Look, Request, Waiting, Watch
 from escrowmq.broker.shard import Shard, microseconds
 from escrowmq.broker.upkeep import Upkeep
+from escrowmq.broker.watching import Watchers
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.ledger.commands import AskChecks, Asked, Command, Leased, Receive, Tick
 from escrowmq.ledger.listings import messages_of
@@ -72,6 +73,7 @@ class Engine:
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._parked: dict[str, deque[Waiting]] = {}
+        self._watchers = Watchers()
         self.rounds = 0
 
     # Asking
@@ -87,6 +89,10 @@ class Engine:
     def look(self, look: Callable[[], Any]) -> Future[Any]:
         """Run ``look`` on the writer, where the ledger may be read; its answer comes when what it saw is durable."""
         return self._enter(Look(look=look))
+
+    def wait_for(self, look: Callable[[], Any], wait_us: int) -> Future[Any]:
+        """As :meth:`look`, again whenever messages became visible, until it gives something; None after ``wait_us``."""
+        return self._enter(Watch(look=look, until_us=self.clock.now_us() + wait_us))
 
     def _enter(self, request: Request) -> Future[Any]:
         size = request.size
@@ -145,7 +151,8 @@ class Engine:
         shard, now = self.shard, self.shard.begin()
         self.rounds += 1
         receives = [r for r in requests if isinstance(r, Waiting)]
-        pairs = shard.run([r for r in requests if not isinstance(r, Waiting)])
+        watches = [r for r in requests if isinstance(r, Watch)]
+        pairs = shard.run([r for r in requests if not isinstance(r, Waiting | Watch)])
         asks: list[tuple[Member, Questions]] = []
         if shard.failure is None:
             if now >= self._pause_us:
@@ -153,9 +160,10 @@ class Engine:
                 self._own(lambda: asks.extend(self._ask(now)))
                 self._own(self.upkeep.within_round)
             pairs += self._serve(receives, now)
+            pairs += self._watchers.serve(watches, now, shard.attempt)
             self._running = requests + [request for request, _ in pairs]
         else:
-            pairs += [(r, shard.stop(shard.failure)) for r in receives]
+            pairs += [(r, shard.stop(shard.failure)) for r in [*receives, *watches]]
         self._commit(shard.finishing(pairs), asks)
         if self.upkeep.wants_snapshot:
             self._committer.drain()
@@ -233,6 +241,7 @@ class Engine:
         return asks
 
     def _on_event(self, kind: Kind, batch: pa.RecordBatch) -> None:
+        self._watchers.on_event(kind)
         if kind in (Kind.DECIDED, Kind.BATCH_DECIDED, Kind.PARKED):
             self.members.settled(batch.column("transaction").to_numpy())
 
@@ -274,10 +283,12 @@ class Engine:
             return problem
 
     def _fail_parked(self) -> None:
-        assert self.shard.failure is not None
+        failure = self.shard.failure
+        assert failure is not None
+        self._watchers.end(lambda: self.shard.stop(failure))
         for line in self._parked.values():
             for receive in line:
-                receive.answer(self.shard.stop(self.shard.failure))
+                receive.answer(self.shard.stop(failure))
         self._parked.clear()
 
     # Time
@@ -295,6 +306,8 @@ class Engine:
                 free = self.members.next_room_us(group)
                 check = check if free is None else max(check, free)
             times.append(check)
+        if (watch := self._watchers.next_us()) is not None:
+            times.append(watch)
         for group, line in self._parked.items():
             times.append(min(r.until_us for r in line))
             if (retry := ledger.next_retry_us(group)) is not None and retry > self.shard.time_us:
@@ -358,6 +371,7 @@ class Engine:
             for receive in line:
                 receive.answer(nothing_leased())
         self._parked.clear()
+        self._watchers.end(lambda: None)
         self.upkeep.finish()
         clean = self.shard.failure is None
         if clean:

@@ -23,6 +23,8 @@ from escrowmq.broker.actions import (
     lookup,
     show,
     show_writer,
+    topic_offsets,
+    wait_for_messages,
 )
 from escrowmq.broker.requests import Fields
 from escrowmq.broker.views import open_view
@@ -43,6 +45,8 @@ T = TypeVar("T")
 ACTIONS: dict[str, Callable[[Any, Fields], dict[str, Any]]] = {
     "hello": hello,
     "topics.list": list_topics,
+    "topics.offsets": topic_offsets,
+    "topics.wait": wait_for_messages,
     "groups.list": list_groups,
     "transactions.list": list_transactions,
     "transactions.show": show,
@@ -73,6 +77,10 @@ class OfflineShard:
             except EscrowError as problem:
                 future.set_exception(problem)
         return future
+
+    def wait_for(self, look: Callable[[], T], wait_us: int) -> Future[T]:
+        """As :meth:`look`: nothing will ever come."""
+        return self.look(look)
 
 
 def _fold(log: OfflineLog) -> Ledger:

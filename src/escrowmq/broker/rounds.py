@@ -61,6 +61,13 @@ class Look(Request):
 
 
 @dataclass(slots=True, eq=False)
+class Watch(Look):
+    """A question that waits for an answer other than None, ``until_us`` at most; asked when messages became visible."""
+
+    until_us: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class Waiting(Request):
     """A receive that may wait: parked until there is something, ``until_us`` passes or the caller is gone."""
 

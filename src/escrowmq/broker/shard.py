@@ -207,11 +207,11 @@ class Shard:
         for work in arrange([r for r in requests if not isinstance(r, Look)]):
             pairs += self._run_work(work)
         for look in looks:
-            pairs.append((look, self._attempt(look.look)))
+            pairs.append((look, self.attempt(look.look)))
         return pairs
 
     def _run_work(self, work: Work) -> list[tuple[Request, Any]]:
-        answer = self._attempt(lambda: self.execute(work.command))
+        answer = self.attempt(lambda: self.execute(work.command))
         if isinstance(answer, EscrowError) and len(work.requests) > 1 and self.failure is None:
             # Refused as a whole: whoever is to blame, the others must not suffer.
             return [pair for request in work.requests for pair in self._run_work(Work(request.command, [request]))]
@@ -224,7 +224,8 @@ class Shard:
         return pairs
 
     @staticmethod
-    def _attempt(act: Callable[[], Any]) -> Any:
+    def attempt(act: Callable[[], Any]) -> Any:
+        """What ``act`` gives, or the EscrowError that it came to."""
         try:
             return act()
         except EscrowError as problem:

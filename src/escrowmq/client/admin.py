@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -43,6 +44,27 @@ class Admin:
         if queues is not None:
             request["queues"] = queues
         return [self._ask(link, "topics.create", request) for link in self._router.links]
+
+    def offsets(self, topic: str, queue: int | None = None, *, time: datetime | None = None) -> list[Json]:
+        """Where each queue of a topic begins and ends: queue, head (the first offset stored), end (the next to come),
+        shard, broker; with ``time`` also offset_at, the first offset that became visible then or later (``end`` if none).
+
+        Brokers that do not have the topic are left out; UNKNOWN_TOPIC if none has it.
+        """
+        request = _given(topic=topic, queue=queue, time_us=_microseconds(time))
+        found, missing = [], None
+        for link in self._router.links:
+            try:
+                answer = self._ask(link, "topics.offsets", request)
+            except Rejected as problem:
+                if problem.code is not Code.UNKNOWN_TOPIC:
+                    raise
+                missing = problem
+                continue
+            found += [{**line, "shard": answer["shard"], "broker": link.address} for line in answer["queues"]]
+        if not found and missing is not None:
+            raise missing
+        return found
 
     def groups(self) -> list[Json]:
         """All consumer groups: name, topics, tags, ordered, dead_letters, queues [...], broker."""
@@ -130,12 +152,20 @@ class Admin:
         end: int | None = None,
         columns: list[str] | None = None,
         max_rows: int | None = None,
+        *,
+        tags: Sequence[str] | None = None,
+        key: str | None = None,
+        stored_from: datetime | None = None,
+        stored_until: datetime | None = None,
     ) -> pa.RecordBatchReader:
         """Browse a topic (all queues, or one from offset ``start`` to before ``end``), ``%half``, ``%op``, or a group's dead letters.
 
-        Nothing is leased or changed. Batches stream; ``.read_all()`` makes a table. ``max_rows`` counts per queue.
+        Nothing is leased or changed. Batches stream; ``.read_all()`` makes a table. ``max_rows`` counts per queue. The
+        broker sends only rows with one of ``tags``, with ``key``, stored from one time to before another.
         """
         request: Json = {"source": source, "start": start, "end": end, "max_rows": max_rows, "columns": columns}
+        request |= _given(tags=None if tags is None else list(tags), key=key)
+        request |= _given(stored_from_us=_microseconds(stored_from), stored_until_us=_microseconds(stored_until))
         wanted = [
             (link, {**request, "queue": number})
             for link in self._router.links
@@ -230,6 +260,10 @@ class Admin:
 
 def _given(**values: Any) -> Json:
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _microseconds(time: datetime | None) -> int | None:
+    return None if time is None else round(time.timestamp() * 1e6)
 
 
 def _printed(identity: str | bytes | uuid.UUID) -> str:

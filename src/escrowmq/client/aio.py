@@ -25,6 +25,8 @@ from escrowmq.client.deciding import AnyChecker
 from escrowmq.client.lanes import LoopLane, Sender
 from escrowmq.client.parcel import Codec
 from escrowmq.client.production import Production
+from escrowmq.client.reader import AsyncReader
+from escrowmq.client.reading import Place, Reading, Start, read_request
 from escrowmq.client.router import Router
 from escrowmq.errors import Code, Unknown
 from escrowmq.wire import Exchange, Link
@@ -55,7 +57,7 @@ class AsyncBus:
         self._loop_thread = threading.get_ident()
         self._alarm = Alarm()
         self._senders: dict[Link, Sender] = {link: Sender() for link in links}
-        self._parts: list[AsyncProducer | AsyncConsumer] = []
+        self._parts: list[AsyncProducer | AsyncConsumer | AsyncReader] = []
         self._closed = False
 
     async def __aenter__(self) -> AsyncBus:
@@ -137,6 +139,24 @@ class AsyncBus:
         consumer = AsyncConsumer(consumption, arrival)
         self._parts.append(consumer)
         return consumer
+
+    async def reader(
+        self,
+        topic: str,
+        *,
+        queues: Sequence[int | Place] | None = None,
+        start: Start = "earliest",
+        tags: str | Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
+        timeout: float = 30.0,
+    ) -> AsyncReader:
+        """As :meth:`Bus.reader`."""
+        self._need_open()
+        reading = Reading(self.router, topic, queues, read_request(topic, tags, columns), timeout)
+        await asyncio.to_thread(reading.assign, start)
+        reader = AsyncReader(reading)
+        self._parts.append(reader)
+        return reader
 
     async def close(self) -> None:
         """As :meth:`Bus.close`."""

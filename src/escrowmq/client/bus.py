@@ -16,6 +16,8 @@ from escrowmq.client.lanes import ThreadLane
 from escrowmq.client.parcel import Codec
 from escrowmq.client.producer import Producer
 from escrowmq.client.production import Production
+from escrowmq.client.reader import Reader
+from escrowmq.client.reading import Place, Reading, Start, read_request
 from escrowmq.client.router import Router
 from escrowmq.errors import Code, Misuse, Unknown
 from escrowmq.wire import Exchange, Link
@@ -30,7 +32,7 @@ class Bus:
         self.router = Router(links)
         self.admin = Admin(self.router)
         self._alarm = Alarm()
-        self._parts: list[Producer | Consumer] = []
+        self._parts: list[Producer | Consumer | Reader] = []
         self._lock = threading.Lock()
         self._closed = False
 
@@ -113,8 +115,33 @@ class Bus:
         self._keep(consumer)
         return consumer
 
+    def reader(
+        self,
+        topic: str,
+        *,
+        queues: Sequence[int | Place] | None = None,
+        start: Start = "earliest",
+        tags: str | Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
+        timeout: float = 30.0,
+    ) -> Reader:
+        """Read queues of a topic from given offsets, without a group: nothing is leased, the caller keeps the offsets.
+
+        ``queues``: numbers (at every broker), or (shard or number of the broker, queue); None: all, those made later too.
+        ``start``: ``"earliest"``, ``"latest"``, a datetime (the first that became visible then), or the *next* offset of
+        each place, ``{(shard or number of the broker, queue): offset}``, as :meth:`Reader.positions` gives it; places that
+        it does not name begin with their first message. ``tags`` as for a consumer; ``columns`` of DELIVERY (None: all).
+
+        Raises UNKNOWN_TOPIC, BAD_QUEUE, Misuse(BAD_ARGUMENT), Unknown(TIMED_OUT) if a broker does not answer.
+        """
+        reading = Reading(self.router, topic, queues, read_request(topic, tags, columns), timeout)
+        reading.assign(start)
+        reader = Reader(reading)
+        self._keep(reader)
+        return reader
+
     def close(self) -> None:
-        """Close consumers, then producers (letting what is on its way finish), then the connections."""
+        """Close consumers and readers, then producers (letting what is on its way finish), then the connections."""
         with self._lock:
             if self._closed:
                 return
@@ -126,7 +153,7 @@ class Bus:
         for link in self.router.links:
             link.close()
 
-    def _keep(self, part: Producer | Consumer) -> None:
+    def _keep(self, part: Producer | Consumer | Reader) -> None:
         with self._lock:
             if self._closed:
                 raise Unknown(Code.CLOSED, "the bus is closed")

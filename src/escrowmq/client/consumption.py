@@ -152,14 +152,14 @@ def subscription(
     for name in names:
         check_name(name, Code.BAD_TOPIC_NAME)
     request: dict[str, Any] = {"group": group, "topics": names, "ordered": bool(ordered), "start": _start(start)}
-    if wanted := _tags(tags):
+    if wanted := tag_list(tags):
         request["tags"] = wanted
     extra = {"max_attempts": max_attempts, "retry_backoff": retry_backoff, "retry_backoff_max": retry_backoff_max}
     request.update({name: value for name, value in extra.items() if value is not None})
     return request
 
 
-def _tags(tags: str | Sequence[str] | None) -> list[str]:
+def tag_list(tags: str | Sequence[str] | None) -> list[str]:
     """``"a || b"`` and ``["a", "b"]`` alike; ``"*"`` and None are all."""
     if tags is None or tags == "*":
         return []

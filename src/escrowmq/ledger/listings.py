@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,30 @@ def topics_list(ledger: Ledger) -> list[dict[str, Any]]:
         }
         for topic in ledger.topics.by_name.values()
     ]
+
+
+def queue_offsets(ledger: Ledger, topic: str, queue: int | None, time_us: int | None) -> list[dict[str, Any]]:
+    """``queue, head, end`` and, with a time, ``offset_at`` (the first offset that became visible then or later, ``end``
+    without one) of one queue of a topic, or of all. Rejected(UNKNOWN_TOPIC, BAD_QUEUE)."""
+    first = ledger.queue_id(topic, queue or 0)  # raises
+    ids = [first] if queue is not None else ledger.topics.queue_ids(topic)
+    listed = []
+    for queue_id in ids:
+        index = ledger.queue(queue_id)
+        line = {"queue": index.place.queue, "head": index.head, "end": index.end}
+        listed.append(line if time_us is None else {**line, "offset_at": index.offset_at(time_us)})
+    return listed
+
+
+def queues_beyond(ledger: Ledger, topic: str, after: Mapping[int, int], every: bool) -> list[dict[str, int]]:
+    """``queue, head, end`` of a topic's queues that have offsets from those of ``after`` (by queue) on; ``every``: also
+    of queues not named there, from 0 on, and a topic that does not exist is no error. Rejected(UNKNOWN_TOPIC, BAD_QUEUE)."""
+    places = dict(after)
+    if every:
+        exists = ledger.topics.has(topic)
+        places = {queue: after.get(queue, 0) for queue in range(len(ledger.topics.queue_ids(topic)) if exists else 0)}
+    indexes = [(ledger.queue(ledger.queue_id(topic, queue)), offset) for queue, offset in sorted(places.items())]
+    return [{"queue": i.place.queue, "head": i.head, "end": i.end} for i, offset in indexes if i.end > offset]
 
 
 def producers_list(ledger: Ledger) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -88,6 +89,7 @@ class TwinLink:
         self._refusals: dict[Exchange, deque[EscrowError]] = defaultdict(deque)
         self._waiting: list[Request] = []
         self._lock = threading.RLock()
+        self._published = threading.Condition(self._lock)
 
     @property
     def address(self) -> str:
@@ -147,7 +149,7 @@ class TwinLink:
         return request.future
 
     def action(self, name: str, request: dict[str, Any], timeout: float) -> dict[str, Any]:
-        """hello, session.open, groups.subscribe and topics.list; NOT_FOUND for others."""
+        """hello, session.open, groups.subscribe, topics.list, .offsets (no times) and .wait; NOT_FOUND for others."""
         self.actions.append((name, request))
         if self.away:
             raise Unknown(Code.DISCONNECTED, "the twin is away")
@@ -163,11 +165,31 @@ class TwinLink:
                 return {"group": request["group"], "created": True}
             if name == "topics.list":
                 return {"topics": [{"name": topic, "queues": [{"queue": 0}]} for topic in self.topics]}
+            if name in ("topics.offsets", "topics.wait"):
+                return self._offsets(request)
         raise error(Code.NOT_FOUND, name)
 
+    def _reaches(self, topic: str, offset: int) -> bool:
+        return len(self.topics[topic]) > offset
+
+    def _offsets(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The one queue of a topic; ``topics.wait`` waits until it has something."""
+        topic = request["topic"]
+        if topic not in self.topics:
+            raise error(Code.UNKNOWN_TOPIC)
+        for _, offset in request.get("after", ()):
+            self._published.wait_for(partial(self._reaches, topic, offset), request["wait_ms"] / 1000)
+            if len(self.topics[topic]) <= offset:
+                return {"queues": []}
+        return {"shard": self.shard, "queues": [{"queue": 0, "head": 0, "end": len(self.topics[topic])}]}
+
     def read(self, request: dict[str, Any]) -> pa.RecordBatchReader:
-        """A topic's messages."""
-        rows = [self._delivered(request["source"], at, -1, 0) for at in range(len(self.topics[request["source"]]))]
+        """A topic's messages from ``start`` to ``end``; faults as of actions."""
+        if self.away:
+            raise Unknown(Code.DISCONNECTED, "the twin is away")
+        messages = self.topics[request["source"]]
+        end = len(messages) if request.get("end") is None else min(request["end"], len(messages))
+        rows = [self._delivered(request["source"], at, -1, 0) for at in range(request.get("start") or 0, end)]
         return pa.RecordBatchReader.from_batches(
             schemas.DELIVERY, [pa.RecordBatch.from_pylist(rows, schema=schemas.DELIVERY)]
         )
@@ -238,6 +260,7 @@ class TwinLink:
 
     def _publish(self, row: dict[str, Any], position: int) -> int:
         self.topics[row["topic"]].append({**row, "position": position})
+        self._published.notify_all()
         return len(self.topics[row["topic"]]) - 1
 
     def _end(self, batch: pa.RecordBatch, options: dict[str, Any]) -> pa.RecordBatch:
