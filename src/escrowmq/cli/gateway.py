@@ -58,7 +58,7 @@ def beside(listen: str, ask: list[str] | None, config: Path | None, insecure: bo
     given = _configured(config, ask)
 
     def run(link: Link) -> AbstractContextManager[dict[str, Any]]:
-        return run_beside(link, listen=listen, insecure=insecure, **given)
+        return run_beside([link], listen=listen, insecure=insecure, **given)
 
     return run
 

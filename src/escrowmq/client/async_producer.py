@@ -16,6 +16,7 @@ from escrowmq.client.outgoing import ROW_OVERHEAD
 from escrowmq.client.producer import CheckerT, require, unfolded
 from escrowmq.client.production import Production
 from escrowmq.client.results import EndResults, Receipts
+from escrowmq.client.session import Session
 from escrowmq.client.transaction import Phase, agreed, contradicted, failed_ask, note, undecided
 from escrowmq.errors import Code, EscrowError, Misuse, Overloaded
 from escrowmq.model import (
@@ -39,6 +40,7 @@ class AsyncProducer:
 
     def __init__(self, production: Production[LoopLane]) -> None:
         self._production = production
+        self._opening = [asyncio.Lock() for _ in production.sessions]
 
     async def __aenter__(self) -> AsyncProducer:
         return self
@@ -79,7 +81,7 @@ class AsyncProducer:
         number = self._production.number(Exchange.SEND, given[0], given[5])
         session = self._production.sessions[number]
         if not session.ready(False):
-            await asyncio.to_thread(session.open, self._production.has_checker)
+            await self._open(session, number, self._production.has_checker)
         row = session.checker.row(name, content, *given, None)
         lane = self._production.sending[number] or self._production.lane(Exchange.SEND, number)
         if self._production.qos == 0:
@@ -155,7 +157,7 @@ class AsyncProducer:
             number = await self._broker(transaction_id.shard) if known is None else known
         session = production.sessions[number]
         if not session.ready(True):
-            await asyncio.to_thread(session.open, True)
+            await self._open(session, number, True)
         row = session.checker.row(name, content, *given, join)
         lane = production.preparing[number] or production.lane(Exchange.PREPARE, number)
         receipt: Receipt = await lane.call(row, len(row[1]) + ROW_OVERHEAD)
@@ -188,7 +190,7 @@ class AsyncProducer:
             number = await self._broker(shard)
         session = production.sessions[number]
         if not session.ready(True):
-            await asyncio.to_thread(session.open, True)
+            await self._open(session, number, True)
         lane = production.ending[number] or production.lane(Exchange.END, number)
         return await lane.call((raw, int(outcome)), 32)  # type: ignore[no-any-return]
 
@@ -230,6 +232,12 @@ class AsyncProducer:
         calls = [production.lane(kind, number).call_batch(piece) for number, _, piece in parts]
         answers: list[pa.RecordBatch] = [answer for answer, _ in await asyncio.gather(*calls)]
         return production.receipts(batch, parts, answers)
+
+    async def _open(self, session: Session, number: int, transactional: bool) -> None:
+        """Open a session; calls that wait for it go on in the order in which they came."""
+        async with self._opening[number]:
+            if not session.ready(transactional):
+                await asyncio.to_thread(session.open, transactional)
 
     async def _broker(self, shard: int) -> int:
         return await asyncio.to_thread(self._production.router.of_shard, shard, self._production.timeout)

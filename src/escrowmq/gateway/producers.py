@@ -11,6 +11,7 @@ from escrowmq.errors import Code, EscrowError, Rejected
 from escrowmq.gateway.asking import Asker
 from escrowmq.gateway.limits import GatewaySettings
 from escrowmq.model import Message, Outcome, Receipt, TransactionId
+from escrowmq.platform import failpoints
 
 
 class Producers:
@@ -62,6 +63,7 @@ class Producers:
         for outcome in receipts:
             if isinstance(outcome, EscrowError):
                 raise _repeatable(outcome, receipts, len(messages), join)
+        failpoints.reach("gateway.prepared")
         return [receipt for receipt in receipts if isinstance(receipt, Receipt)]
 
     async def end(self, group: str, transaction: TransactionId, outcome: Outcome) -> Code:

@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -66,14 +66,16 @@ def serve(
 
 @contextmanager
 def beside(
-    link: Link,
+    links: Sequence[Link],
     *,
     listen: str,
     addresses: Mapping[str, Address] | None = None,
     settings: GatewaySettings | None = None,
     insecure: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Serve HTTP over a link of this process, on a thread of its own, while the context lasts; gives {"http", "asks"}."""
+    """Serve HTTP over links of this process, on a thread of its own, while the context lasts; gives {"http", "asks"}.
+
+    The links are closed at the end."""
     host, listening = _listen(listen, insecure)
     ready: list[dict[str, Any]] = []
     failed: list[BaseException] = []
@@ -81,7 +83,7 @@ def beside(
     ends: list[Callable[[], object]] = []
 
     async def make() -> AsyncBus:
-        return AsyncBus([link])
+        return AsyncBus(links)
 
     async def main() -> None:
         stopping = asyncio.Event()
@@ -139,7 +141,7 @@ async def _run(
     settings = settings or GatewaySettings()
     gateway = Gateway.open(await make_bus(), settings, addresses)
     try:
-        server = _server(Door(build(gateway), settings, host, insecure), settings)
+        server = make_server(Door(build(gateway), settings, host, insecure), settings)
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         waiting = asyncio.create_task(stopping.wait())
         try:
@@ -165,7 +167,8 @@ async def _started(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
         await asyncio.sleep(0.005)
 
 
-def _server(app: Any, settings: GatewaySettings) -> uvicorn.Server:
+def make_server(app: Any, settings: GatewaySettings) -> uvicorn.Server:
+    """The HTTP server around the door; it keeps its hands off signals."""
     return _Server(
         uvicorn.Config(
             app,

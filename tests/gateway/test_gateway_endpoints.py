@@ -1,0 +1,335 @@
+"""Every path of the gateway, over an embedded and over a served broker."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from gateway_runs import Client, Counted
+
+from escrowmq.client.aio import AsyncBus
+from escrowmq.gateway import GatewaySettings
+from escrowmq.gateway.app import build
+from escrowmq.gateway.core import Gateway
+from escrowmq.gateway.door import Door
+from escrowmq.gateway.server import make_server
+from escrowmq.wire import Exchange
+
+
+def test_a_message_is_sent_and_received(client: Client, t: str, g: str) -> None:
+    given = {"text": "one böök", "key": "o-1", "tag": "paid", "properties": {"colour": "rot"}, "delay": 0}
+    receipt = client.ok(f"/v1/topics/{t}/messages", given)
+    assert receipt["topic"] == t
+    assert receipt["offset"] == 0
+    (message,) = client.receive(g, t, wait=5)
+    wanted = {"topic": t, "text": "one böök", "body": None, "key": "o-1", "tag": "paid", "attempt": 1}
+    assert {name: message[name] for name in wanted} == wanted
+    assert message["properties"] == {"colour": "rot"}
+    assert message["message_id"] == receipt["message_id"]
+    assert (message["queue"], message["offset"]) == (receipt["queue"], receipt["offset"])
+    assert message["transaction_id"] is None
+
+
+def test_bytes_survive_base64_both_ways(client: Client, t: str, g: str) -> None:
+    body = bytes(range(256))
+    client.ok(f"/v1/topics/{t}/messages", {"body": base64.b64encode(body).decode()})
+    (message,) = client.receive(g, t, wait=5)
+    assert message["text"] is None, "not UTF-8"
+    assert base64.b64decode(message["body"]) == body
+
+
+def test_a_raw_body_is_sent_as_it_is(client: Client, t: str, g: str) -> None:
+    headers = {"Escrow-Key": "k%C3%B6", "Escrow-Tag": "red", "Escrow-Property-Colour": "r%20t", "Escrow-Queue": "1"}
+    client.ok(f"/v1/topics/{t}/messages", b"\x00\xff raw", **headers)
+    (message,) = client.receive(g, t, wait=5, as_text=False)
+    assert base64.b64decode(message["body"]) == b"\x00\xff raw"
+    assert (message["key"], message["tag"], message["properties"]) == ("kö", "red", {"colour": "r t"})
+    assert message["queue"] == 1
+
+
+def test_of_several_each_has_its_own_result(client: Client, t: str, g: str) -> None:
+    messages = [{"text": "a", "key": "k"}, {"text": "b", "queue": 4000}, {"text": "c", "key": "k"}]
+    status, told = client.post(f"/v1/topics/{t}/messages", {"messages": messages})
+    assert (status, told["refused"]) == (207, 1)
+    assert told["results"][1]["problem"]["name"] == "BAD_QUEUE"
+    assert [message["text"] for message in client.receive(g, t, wait=5)] == ["a", "c"], "in order"
+    assert client.ok(f"/v1/topics/{t}/messages", {"messages": [{"text": "d"}]})["refused"] == 0
+
+
+def test_a_repeat_by_message_id_or_idempotency_key_makes_nothing_twice(client: Client, t: str, g: str) -> None:
+    path = f"/v1/topics/{t}/messages"
+    for given, headers in (
+        ({"text": "x", "message_id": f"order-{t}"}, {}),
+        ({"text": "y"}, {"Idempotency-Key": "key-1"}),
+        ({"messages": [{"text": "z1"}, {"text": "z2"}]}, {"Idempotency-Key": "key-2"}),
+    ):
+        assert client.ok(path, given, **headers) == client.ok(path, given, **headers)
+    raw = [client.ok(path, b"raw", **{"Idempotency-Key": "key-3"}) for _ in range(2)]
+    assert raw[0] == raw[1]
+    found: list[str] = []
+    while got := client.receive(g, t, wait=0.2):
+        found += [message["text"] for message in got]
+    assert sorted(found) == ["raw", "x", "y", "z1", "z2"]
+
+
+def test_a_transaction_is_invisible_until_it_is_committed(client: Client, t: str, g: str) -> None:
+    points = f"{t}-points"
+    half = {"messages": [{"topic": t, "text": "order"}, {"topic": points, "text": "points", "check_immunity": 5}]}
+    prepared = client.ok(f"/v1/groups/{g}/transactions", half)
+    transaction = prepared["transaction_id"]
+    assert [receipt["offset"] for receipt in prepared["messages"]] == [None, None]
+    assert client.receive(f"c-{t}", t) == []
+    assert client.state(g, transaction) == "open"
+    path = f"/v1/groups/{g}/transactions/{transaction}"
+    assert client.ok(f"{path}/commit") == {"transaction_id": transaction, "code": "COMMITTED"}
+    assert client.ok(f"{path}/commit")["code"] == "ALREADY_COMMITTED"
+    status, problem = client.post(f"{path}/rollback")
+    assert (status, problem["name"]) == (409, "CONFLICT")
+    for topic, text in ((t, "order"), (points, "points")):
+        (message,) = client.receive(f"c-{topic}", topic, wait=5)
+        assert (message["text"], message["transaction_id"]) == (text, transaction)
+    assert client.get(path)[1]["decided_by"] == "producer"
+
+
+def test_a_transaction_that_is_rolled_back_never_appears(client: Client, t: str, g: str) -> None:
+    transaction = client.prepare(g, t)
+    path = f"/v1/groups/{g}/transactions/{transaction}/rollback"
+    assert [client.ok(path)["code"] for _ in range(2)] == ["ROLLED_BACK", "ALREADY_ROLLED_BACK"]
+    assert client.state(g, transaction) == "rolled_back"
+    assert client.receive(f"c-{t}", t) == []
+
+
+def test_a_message_joins_a_transaction_by_its_id(client: Client, t: str, g: str) -> None:
+    transaction = client.prepare(g, t, "first")
+    half = {"messages": [{"topic": t, "text": "second"}], "transaction_id": transaction}
+    assert client.ok(f"/v1/groups/{g}/transactions", half)["transaction_id"] == transaction
+    client.ok(f"/v1/groups/{g}/transactions/{transaction}/commit")
+    found: list[str] = []
+    while len(found) < 2:
+        found += [message["text"] for message in client.receive(f"c-{t}", t, wait=5)]
+    assert sorted(found) == ["first", "second"]
+    status, problem = client.post(f"/v1/groups/{g}/transactions", half)
+    assert (status, problem["name"]) == (409, "TRANSACTION_DECIDED")
+    assert problem["transaction_id"] == transaction
+
+
+def test_a_repeated_prepare_gets_the_same_transaction_even_after_its_end(client: Client, t: str, g: str) -> None:
+    half = {"messages": [{"topic": t, "text": "a", "message_id": f"{t}-1"}, {"topic": t, "text": "b"}]}
+    first = client.ok(f"/v1/groups/{g}/transactions", half, **{"Idempotency-Key": t})
+    assert client.ok(f"/v1/groups/{g}/transactions", half, **{"Idempotency-Key": t}) == first
+    client.ok(f"/v1/groups/{g}/transactions/{first['transaction_id']}/commit")
+    again = client.ok(f"/v1/groups/{g}/transactions", half, **{"Idempotency-Key": t})
+    assert again["transaction_id"] == first["transaction_id"]
+    assert [one["message_id"] for one in again["messages"]] == [one["message_id"] for one in first["messages"]]
+
+
+def test_many_transactions_at_once_each_with_its_own_result(client: Client, t: str, g: str) -> None:
+    one = {"messages": [{"topic": t, "text": "a"}]}
+    bad = {"messages": [{"topic": t, "text": "b", "queue": 4000}]}
+    status, told = client.post(f"/v1/groups/{g}/transactions/batch", {"transactions": [one, bad, one]})
+    assert (status, told["refused"]) == (207, 1)
+    assert told["results"][1]["problem"]["name"] == "BAD_QUEUE"
+    first, last = (told["results"][at]["transaction"]["transaction_id"] for at in (0, 2))
+    assert first != last
+    decisions = [
+        {"transaction_id": first, "outcome": "commit"},
+        {"transaction_id": last, "outcome": "rollback"},
+        {"transaction_id": f"{first[:8]}-1-ffffff", "outcome": "commit"},
+    ]
+    status, told = client.post(f"/v1/groups/{g}/transactions/end", {"decisions": decisions})
+    assert (status, told["refused"]) == (207, 1)
+    assert [result["code"] for result in told["results"]] == ["COMMITTED", "ROLLED_BACK", None]
+    assert told["results"][2]["problem"]["name"] == "UNKNOWN_TRANSACTION"
+    assert [message["text"] for message in client.receive(f"c-{t}", t, wait=5)] == ["a"]
+
+
+def test_messages_are_settled_by_their_handles_through_any_gateway(
+    client: Client, kind: str, brokers: Callable[[str], Any], run_gateway: Callable[..., Client], t: str, g: str
+) -> None:
+    other = run_gateway(brokers(kind))
+    client.ok(f"/v1/topics/{t}/messages", {"messages": [{"text": str(n), "key": "k"} for n in range(4)]})
+    handles = [message["handle"] for message in client.receive(g, t, wait=5)]
+    assert len(handles) == 4
+    path = f"/v1/consumers/{g}"
+    told = other.ok(f"{path}/ack", {"handles": handles[:2]})
+    assert told["refused"] == 0
+    assert other.ok(f"{path}/ack", {"handles": handles[:2]})["refused"] == 0, "repeating is harmless"
+    other.ok(f"{path}/extend", {"handles": handles[2:], "seconds": 60})
+    other.ok(f"{path}/nack", {"handles": handles[2:], "delay": 0, "cause": "not now"})
+    again: list[Any] = []
+    while len(again) < 2:
+        again += client.receive(g, t, wait=5)
+    assert [(message["text"], message["attempt"]) for message in again] == [("2", 2), ("3", 2)]
+    status, problem = client.post(f"{path}/ack", {"handles": [handles[2]]})
+    assert (status, problem["name"]) == (409, "LEASE_LOST")
+    status, told = client.post(f"{path}/ack", {"handles": [handles[3], again[0]["handle"]]})
+    assert (status, told["refused"]) == (207, 1)
+    assert told["results"][0]["problem"]["name"] == "LEASE_LOST"
+    assert told["results"][1]["problem"] is None
+
+
+def test_a_lease_that_is_not_settled_ends_and_its_message_comes_again(client: Client, t: str, g: str) -> None:
+    client.ok(f"/v1/topics/{t}/messages", {"text": "x"})
+    (first,) = client.receive(g, t, wait=5, lease=0.05)
+    (second,) = client.receive(g, t, wait=10)
+    assert (first["attempt"], second["attempt"]) == (1, 2)
+    assert client.post(f"/v1/consumers/{g}/ack", {"handles": [first["handle"]]})[0] == 409
+
+
+def test_tags_order_and_start_make_the_group(client: Client, t: str, g: str) -> None:
+    messages = [{"text": "a", "tag": "red"}, {"text": "b", "tag": "blue"}]
+    client.ok(f"/v1/topics/{t}/messages", {"messages": messages})
+    (message,) = client.receive(g, t, wait=5, tags=["blue"])
+    assert message["text"] == "b"
+    assert client.receive(f"{g}-late", t, start="latest") == []
+    assert len(client.receive(f"{g}-since", t, start="2020-01-01T00:00:00Z", wait=5)) == 2
+    status, problem = client.post(f"/v1/consumers/{g}/receive", {"topics": [t], "tags": ["red"]})
+    assert (status, problem["name"]) == (409, "SUBSCRIPTION_MISMATCH")
+    assert client.ok(f"/v1/consumers/{g}/receive", {"max_messages": 5}) == {"messages": []}, "the group exists"
+
+
+def test_a_long_poll_is_woken_by_a_message(client: Client, t: str, g: str) -> None:
+    assert client.receive(g, t) == []
+    found: list[Any] = []
+    waiting = threading.Thread(target=lambda: found.extend(client.receive(g, t, wait=30)))
+    waiting.start()
+    other = Client(client.url)
+    other.ok(f"/v1/topics/{t}/messages", {"text": "wake"})
+    waiting.join(25)
+    other.http.close()
+    assert [message["text"] for message in found] == ["wake"]
+
+
+def test_a_long_poll_that_nothing_comes_to_ends_empty(client: Client, t: str, g: str) -> None:
+    assert client.receive(g, t, wait=0.1) == []
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_what_came_for_a_client_that_left_goes_to_another(
+    client: Client, t: str, g: str, others: int, eventually: Callable[..., Any]
+) -> None:
+    assert client.receive(g, t) == []
+    host, port = client.url.removeprefix("http://").split(":")
+    body = json.dumps({"topics": [t], "wait": 30, "as_text": True}).encode()
+    head = f"POST /v1/consumers/{g}/receive HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
+    request = head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
+    found: list[Any] = []
+    threads = [threading.Thread(target=lambda: found.extend(client.receive(g, t, wait=30))) for _ in range(others)]
+    leavers = [socket.create_connection((host, int(port))) for _ in range(3)]
+    for leaver in leavers:
+        leaver.sendall(request)
+    for thread in threads:
+        thread.start()
+    other = Client(client.url)
+    for leaver in leavers:
+        leaver.close()
+    other.ok(f"/v1/topics/{t}/messages", {"text": "for the living"})
+    for thread in threads:
+        thread.join(25)
+    found = found or eventually(lambda: other.receive(g, t, wait=1))
+    assert [message["text"] for message in found] == ["for the living"]
+    other.ok(f"/v1/consumers/{g}/ack", {"handles": [found[0]["handle"]]})
+    other.http.close()
+
+
+def test_a_receive_takes_no_more_than_it_asked_for(client: Client, t: str, g: str) -> None:
+    client.ok(f"/v1/topics/{t}/messages", {"messages": [{"text": str(n), "key": "k"} for n in range(5)]})
+    taken = [[m["text"] for m in client.receive(g, t, wait=5, max_messages=2)] for _ in range(3)]
+    assert taken == [["0", "1"], ["2", "3"], ["4"]]
+
+
+def test_messages_are_looked_up_by_id_and_by_key(client: Client, t: str, g: str) -> None:
+    receipt = client.ok(f"/v1/topics/{t}/messages", {"text": "x", "key": f"k-{t}"})
+    transaction = client.ok(
+        f"/v1/groups/{g}/transactions", {"messages": [{"topic": t, "text": "half", "key": f"k-{t}"}]}
+    )["transaction_id"]
+    status, told = client.get("/v1/lookup", key=f"k-{t}")
+    assert status == 200
+    half, plain = told["messages"]
+    assert (half["state"], half["visible"], half["transaction_id"]) == ("open", False, transaction)
+    assert (plain["state"], plain["visible"]) == ("plain", True)
+    assert client.get("/v1/lookup", message_id=receipt["message_id"])[1]["messages"] == [plain]
+    assert client.get("/v1/lookup", message_id="unheard-of")[1] == {"messages": []}
+    (topic,) = [topic for topic in client.get("/v1/topics")[1]["topics"] if topic["name"] == t]
+    assert sum(queue["end"] - queue["head"] for queue in topic["queues"]) == 1
+
+
+def test_health_is_told(client: Client) -> None:
+    status, told = client.get("/healthz")
+    assert (status, told["status"]) == (200, "ok")
+    assert [broker["status"] for broker in told["brokers"]] == ["ok"]
+
+
+def test_the_documents_are_whole_and_load_nothing(client: Client) -> None:
+    document = client.get("/openapi.json")[1]
+    paths = {
+        "/v1/topics/{topic}/messages",
+        "/v1/groups/{group}/transactions",
+        "/v1/groups/{group}/transactions/batch",
+        "/v1/groups/{group}/transactions/end",
+        "/v1/groups/{group}/transactions/{transaction_id}",
+        "/v1/groups/{group}/transactions/{transaction_id}/commit",
+        "/v1/groups/{group}/transactions/{transaction_id}/rollback",
+        "/v1/consumers/{group}/receive",
+        "/v1/consumers/{group}/ack",
+        "/v1/consumers/{group}/nack",
+        "/v1/consumers/{group}/extend",
+        "/v1/lookup",
+        "/v1/topics",
+        "/healthz",
+    }
+    assert set(document["paths"]) == paths
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            assert set(operation["responses"]) == {"200", "default"}
+            assert operation["responses"]["default"]["content"]["application/json"]["schema"]["$ref"].endswith(
+                "/Problem"
+            )
+            assert operation["description"]
+    schemas = document["components"]["schemas"]
+    assert not {"HTTPValidationError", "ValidationError"} & set(schemas)
+    assert all(schema["additionalProperties"] is False for schema in schemas.values())
+    page = client.http.get("/docs")
+    assert page.status_code == 200
+    assert not re.findall(r"""(?:src|href)=["']?(?:https?:)?//""", page.text)
+    assert "<script" not in page.text
+    assert all(path in page.text for path in paths)
+    assert client.http.get("/redoc").status_code == 404
+
+
+async def test_concurrent_requests_share_batches(kind: str, brokers: Callable[[str], Any], t: str, g: str) -> None:
+    (link,) = brokers(kind)
+    counted, settings = Counted(link), GatewaySettings()
+    gateway = Gateway.open(AsyncBus([counted]), settings, {})
+    door = Door(build(gateway), settings, "127.0.0.1", False)
+    server = make_server(door, settings)
+    with socket.create_server(("127.0.0.1", 0), backlog=200) as listening:
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        limits = httpx.Limits(max_connections=100)
+        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60, limits=limits) as http:
+            half = {"messages": [{"topic": t, "text": "x"}]}
+            assert (await http.post(f"/v1/groups/{g}/transactions", json=half)).status_code == 200
+            counted.forget()
+            counted.gate.clear()  # the first batch is held up; whoever comes meanwhile rides in the next
+            asking = [asyncio.create_task(http.post(f"/v1/groups/{g}/transactions", json=half)) for _ in range(100)]
+            async with asyncio.timeout(30):
+                while door.requests < 100:
+                    await asyncio.sleep(0.005)
+            counted.gate.set()
+            answers = await asyncio.gather(*asking)
+        server.should_exit = True
+        await serving
+        await gateway.close()
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.json()["transaction_id"] for answer in answers}) == 100
+    assert counted.rows[Exchange.PREPARE] == 100
+    assert counted.counts[Exchange.PREPARE] <= 5, f"{counted.counts[Exchange.PREPARE]} exchanges for 100 requests"
