@@ -26,6 +26,7 @@ from escrowmq.client.outgoing import Limits, check_name, split
 from escrowmq.client.router import broker_of
 from escrowmq.connecting import connect
 from escrowmq.errors import Code, EscrowError, Misuse, Rejected
+from escrowmq.outbox.targets.rows import check_schema, hold_back, number_keys
 from escrowmq.outbox.targets.seam import Codes, Promise
 
 _log = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class EscrowTarget:
 
     def send(self, batch: pa.RecordBatch) -> Codes:
         """See :class:`~escrowmq.outbox.targets.seam.Target`."""
+        check_schema(batch)
         if self._pool is None:
             return self._brokers[0].send(batch)
         where = self._where(batch)
@@ -132,7 +134,7 @@ class _Broker:
         keys = _numbered_keys(batch.column("key"))
         left = np.ones(batch.num_rows, np.bool_)
         left[_from_first(keys, codes != Code.OK)] = False
-        codes[~left & (codes == Code.OK)] = Code.QUEUE_FULL
+        hold_back(codes, number_keys(batch.column("key")))
         while left.any():
             rest = np.flatnonzero(left)
             some = batch.take(pa.array(rest))

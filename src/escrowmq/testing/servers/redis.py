@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import secrets
 import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from escrowmq.testing.servers.process import Server, accepts, free_port, started
+from escrowmq.testing.servers.process import Server, free_port, started
 from escrowmq.testing.servers.seam import Absent
-
-PING = b"PING\r\n"
-ANSWERED = b"UG"
-"""The fifth byte of ``-NOAUTH`` or ``+PONG``: it serves, and not ``-LOADING`` (``D``)."""
 
 
 @contextlib.contextmanager
@@ -45,8 +42,19 @@ def serving(folder: Path, *, durable: bool = True) -> Iterator[Server]:
     server = Server(
         url=f"redis://:{password}@127.0.0.1:{port}/0",
         command=[program, str(config), "--dir", str(data)],
-        ready=lambda _: accepts(port, say=PING, hear=ANSWERED),
+        ready=lambda _: _answers(port, password),
         log=folder / "redis.log",
     )
     with started(server):
         yield server
+
+
+def _answers(port: int, password: str) -> bool:
+    """Whether it serves: while it loads its data, it takes connections and answers -LOADING."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=2) as connection, connection.makefile("rwb") as talk:
+            talk.write(f"AUTH {password}\r\nPING\r\n".encode())
+            talk.flush()
+            return (talk.readline(), talk.readline()) == (b"+OK\r\n", b"+PONG\r\n")
+    except OSError:
+        return False

@@ -1,0 +1,299 @@
+"""Kafka as a target, by ``confluent-kafka`` (the extra ``kafka``).
+
+Everything is sent at once: an idempotent producer stores what it sends to a partition in order and without gaps, and a refusal in
+the middle stops it (``enable.gapless.guarantee``). So of the rows of one key, which share a partition, those stored are always the first
+ones. A stopped producer is replaced by a new one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+from urllib.parse import parse_qsl
+
+import numpy as np
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic  # type: ignore[attr-defined]
+
+from escrowmq.errors import Code, Misuse
+from escrowmq.outbox.targets.rows import Int64s, Rows, behind_failures, hold_back
+from escrowmq.outbox.targets.seam import Codes, Promise
+
+log = logging.getLogger(__name__)
+
+OURS: Mapping[str, Any] = {
+    "acks": "all",
+    "enable.idempotence": True,
+    "enable.gapless.guarantee": True,
+    "message.timeout.ms": 0,  # no timeouts of single messages, which would leave gaps: ours takes all of a call
+    "message.max.bytes": 1_000_000_000,  # the topic's own limit counts, see _Topics
+}
+"""What the promise stands on; it cannot be set otherwise."""
+
+PENDING = 255
+OVERHEAD = 128
+"""Bytes that Kafka's framing adds to a batch of one message, generously."""
+LARGEST_BATCH = 1_000_000
+
+_K = KafkaError
+CODES: Mapping[int, Code] = {
+    _K.MSG_SIZE_TOO_LARGE: Code.BODY_TOO_LARGE,
+    _K.RECORD_LIST_TOO_LARGE: Code.BODY_TOO_LARGE,
+    _K.UNKNOWN_TOPIC_OR_PART: Code.UNKNOWN_TOPIC,
+    _K._UNKNOWN_TOPIC: Code.UNKNOWN_TOPIC,
+    _K.TOPIC_EXCEPTION: Code.BAD_TOPIC_NAME,
+    _K._UNKNOWN_PARTITION: Code.BAD_QUEUE,
+    _K.INVALID_RECORD: Code.BAD_REQUEST,
+    _K.INVALID_TIMESTAMP: Code.BAD_REQUEST,
+    _K.POLICY_VIOLATION: Code.BAD_REQUEST,
+    _K.TOPIC_AUTHORIZATION_FAILED: Code.DENIED,
+    _K.CLUSTER_AUTHORIZATION_FAILED: Code.DENIED,
+    _K.SASL_AUTHENTICATION_FAILED: Code.DENIED,
+    _K._AUTHENTICATION: Code.DENIED,
+    _K._QUEUE_FULL: Code.QUEUE_FULL,
+    _K._PURGE_QUEUE: Code.QUEUE_FULL,
+    _K.NOT_ENOUGH_REPLICAS: Code.QUEUE_FULL,
+    _K.THROTTLING_QUOTA_EXCEEDED: Code.QUEUE_FULL,
+    _K._PURGE_INFLIGHT: Code.TIMED_OUT,
+    _K._MSG_TIMED_OUT: Code.TIMED_OUT,
+    _K._TIMED_OUT: Code.TIMED_OUT,
+    _K.REQUEST_TIMED_OUT: Code.TIMED_OUT,
+    _K.NOT_ENOUGH_REPLICAS_AFTER_APPEND: Code.TIMED_OUT,
+}
+"""What Kafka's errors mean here; any other is DISCONNECTED: nobody knows."""
+
+
+class KafkaTarget:
+    """Sends to the topics of one Kafka cluster: key → partition, as Java's clients do it (murmur2)."""
+
+    def __init__(
+        self,
+        servers: str,
+        *,
+        timeout: float = 30.0,
+        create_topics: bool = True,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        """``servers``: ``[kafka://]HOST:PORT[,HOST:PORT...][?SETTING=VALUE&...]``. ``timeout``: seconds of one ``send``. ``create_topics``:
+        make a topic that is not there, with the cluster's defaults; else its messages are refused. ``config``, like what
+        stands behind the ``?``: more settings of librdkafka (``security.protocol=SASL_SSL`` and so on); raises Misuse(BAD_SETTING) for
+        one that the promise stands on, or that librdkafka does not know. Does not connect yet."""
+        servers, _, query = servers.removeprefix("kafka://").partition("?")
+        config = {**dict(parse_qsl(query)), **(config or {})}
+        if taken := sorted(set(config) & set(OURS)):
+            raise Misuse(Code.BAD_SETTING, f"{taken[0]} is set by the target", "leave it out")
+        if not servers.strip("/"):
+            raise Misuse(Code.BAD_URL, "a Kafka URL names no broker", "kafka://HOST:PORT[,HOST:PORT...]")
+        client = {
+            "bootstrap.servers": servers.rstrip("/"),
+            "logger": log,
+            "log_level": 2,  # a broker that is away is answered row by row, and not also logged once a second
+            "error_cb": _log_error,  # without one, errors of the connection would be raised out of unrelated calls
+            "reconnect.backoff.max.ms": 1000,
+            "socket.timeout.ms": max(1000, int(timeout * 1000)),
+            **config,
+        }
+        self._config = {"partitioner": "murmur2_random", "linger.ms": 1, **client, **OURS}
+        self._timeout = timeout
+        self._producer: Producer | None = None
+        self._batch_bytes = LARGEST_BATCH
+        self._closed = False
+        try:
+            self._topics = _Topics(AdminClient(client), create_topics)
+            self._open()
+        except KafkaException as problem:
+            raise Misuse(Code.BAD_SETTING, str(problem.args[0].str())) from None
+
+    @property
+    def promise(self) -> Promise:
+        """Ordered by key; at least once (the id travels, Kafka does not look at it)."""
+        return Promise(
+            name="kafka",
+            durable="every in-sync replica has it (acks=all); Kafka leaves syncing to disk to the number of replicas, so keep "
+            "at least two in sync (min.insync.replicas)",
+            deduplicates=False,
+            orders_keys=True,
+            delays=False,
+            max_body_bytes=None,
+        )
+
+    def send(self, batch: Any) -> Codes:
+        """One code a row; see :mod:`escrowmq.outbox.targets.seam`."""
+        if self._closed:
+            raise Misuse(Code.BAD_ARGUMENT, "the target is closed")
+        rows = Rows(batch)
+        deadline = time.monotonic() + self._timeout
+        codes = rows.refused(max_body_bytes=None, queues=True)
+        self._check_topics(rows, codes, deadline)
+        hold_back(codes, rows.key_numbers)
+        wanted = np.flatnonzero(codes == Code.OK)
+        self._produce(rows, wanted, codes, deadline)
+        self._single_out(rows, wanted[codes[wanted] == Code.BODY_TOO_LARGE], codes, deadline)
+        hold_back(codes, rows.key_numbers)
+        return codes
+
+    def close(self) -> None:
+        """Let the connections go. Idempotent."""
+        self._closed = True
+        self._give_up()
+
+    def _open(self) -> Producer:
+        if self._producer is None:
+            self._producer = Producer({**self._config, "batch.size": self._batch_bytes})
+        return self._producer
+
+    def _give_up(self) -> None:
+        """Forget the producer and whatever it still holds; the next call makes a new one."""
+        self._producer = None
+
+    def _check_topics(self, rows: Rows, codes: Codes, deadline: float) -> None:
+        """Refuse what has no topic, or is larger than its topic takes."""
+        limits = self._topics.limits(sorted(set(rows.topics)), deadline)
+        for row in np.flatnonzero(codes == Code.OK).tolist():
+            limit = limits[rows.topics[row]]
+            if isinstance(limit, Code):
+                codes[row] = limit
+            elif limit and _size(rows, row) > limit:
+                codes[row] = Code.BODY_TOO_LARGE
+        smallest = min((limit for limit in limits.values() if limit and not isinstance(limit, Code)), default=None)
+        if smallest is not None and smallest < self._batch_bytes:  # a batch may be no larger than a message
+            self._give_up()
+            self._batch_bytes = smallest
+
+    def _produce(self, rows: Rows, wanted: Int64s, codes: Codes, deadline: float) -> None:
+        """Send ``wanted`` rows all at once and wait for their reports; what is not reported in time is unknown."""
+        producer = self._open()
+        stopped: set[int] = set()
+        reports: dict[int, int] = {}
+        for row in wanted.tolist():
+            key_number = int(rows.key_numbers[row])
+            if key_number in stopped:
+                codes[row] = Code.QUEUE_FULL
+                continue
+            code = self._hand_over(producer, rows, row, reports, deadline)
+            codes[row] = code
+            if code != PENDING:
+                stopped.add(key_number)
+        if not _flushed(producer, reports, deadline):
+            self._give_up()
+        for row in np.flatnonzero(codes == PENDING).tolist():
+            codes[row] = reports.get(row, Code.TIMED_OUT)
+        self._topics.forget({rows.topics[row] for row in wanted[codes[wanted] != Code.OK].tolist()})
+
+    def _hand_over(self, producer: Producer, rows: Rows, row: int, reports: dict[int, int], deadline: float) -> int:
+        key, queue = rows.keys[row], rows.queues[row]
+        while True:
+            try:
+                producer.produce(
+                    rows.topics[row],
+                    rows.bodies[row],
+                    None if key is None else key.encode(),
+                    headers=[(name, value.encode()) for name, value in rows.headers(row, key=False)],
+                    partition=queue,  # -1: by the key
+                    on_delivery=partial(_note, reports, row),
+                )
+                return PENDING
+            except BufferError:  # the producer's memory is full: let it send
+                if time.monotonic() > deadline:
+                    return Code.QUEUE_FULL
+                producer.poll(0.1)
+            except KafkaException as problem:
+                return _code(problem.args[0])
+
+    def _single_out(self, rows: Rows, refused: Int64s, codes: Codes, deadline: float) -> None:
+        """Kafka refused whole batches as too large without saying for which message: send ``refused`` rows again, each alone."""
+        for row in refused.tolist():
+            codes[row] = Code.OK
+            if behind_failures(codes, rows.key_numbers)[row] or time.monotonic() > deadline:
+                codes[row] = Code.QUEUE_FULL
+            else:
+                self._produce(rows, np.array([row]), codes, deadline)
+
+
+class _Topics:
+    """Which topics there are, and the largest message that each takes."""
+
+    def __init__(self, admin: AdminClient, create: bool) -> None:
+        self._admin = admin
+        self._create = create
+        self._known: dict[str, int] = {}
+
+    def limits(self, topics: list[str], deadline: float) -> dict[str, int | Code]:
+        """For each topic its largest message in bytes (0: not told), or why it cannot be sent to."""
+        new = [topic for topic in topics if topic not in self._known]
+        problems: dict[str, Code] = {}
+        if new:
+            try:
+                problems = self._look_up(new, max(0.1, deadline - time.monotonic()))
+            except KafkaException as problem:
+                problems = dict.fromkeys(new, _code(problem.args[0]))
+        return {topic: problems.get(topic, self._known.get(topic, Code.DISCONNECTED)) for topic in topics}
+
+    def forget(self, topics: set[str]) -> None:
+        """Ask about them again."""
+        for topic in topics:
+            self._known.pop(topic, None)
+
+    def _look_up(self, topics: list[str], seconds: float) -> dict[str, Code]:
+        there = self._admin.list_topics(timeout=seconds).topics
+        problems = {topic: Code.UNKNOWN_TOPIC for topic in topics if topic not in there}
+        if problems and self._create:
+            made = self._admin.create_topics([NewTopic(t, -1, -1) for t in problems], operation_timeout=seconds)
+            problems = {topic: code for topic, future in made.items() if (code := _outcome(future, seconds))}
+        found = [topic for topic in topics if topic not in problems]
+        if found:
+            self._known |= self._describe(found, seconds)
+        return problems
+
+    def _describe(self, topics: list[str], seconds: float) -> dict[str, int]:
+        resources = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics]
+        limits = {}
+        for resource, future in self._admin.describe_configs(resources, request_timeout=seconds).items():
+            try:
+                limits[resource.name] = int(future.result(seconds)["max.message.bytes"].value)
+            except (KafkaException, KeyError, ValueError):  # not allowed to ask: Kafka will refuse what is too large
+                limits[resource.name] = 0
+        return limits
+
+
+def _outcome(made: Any, seconds: float) -> Code | None:
+    try:
+        made.result(seconds)
+    except KafkaException as problem:
+        known = problem.args[0]
+        return None if known.code() == KafkaError.TOPIC_ALREADY_EXISTS else _code(known)
+    return None
+
+
+def _flushed(producer: Producer, reports: dict[int, int], deadline: float) -> bool:
+    """Wait for all reports; whether the producer is still good: nothing failed, and nothing is under way any more."""
+    sound = True
+    while len(producer) and time.monotonic() < deadline:
+        try:
+            producer.flush(max(0.0, deadline - time.monotonic()))
+        except (KafkaException, SystemError):
+            # A fatal error is raised out of here, sometimes through a report's callback. The other reports still come; a
+            # message whose report is lost counts as unknown.
+            sound = False
+    return sound and not len(producer) and not any(reports.values())
+
+
+def _note(reports: dict[int, int], row: int, problem: KafkaError | None, _message: Message) -> None:
+    reports[row] = Code.OK if problem is None else _code(problem)
+
+
+def _log_error(problem: KafkaError) -> None:
+    log.debug("Kafka: %s", problem.str())
+
+
+def _code(problem: KafkaError) -> Code:
+    return CODES.get(problem.code(), Code.DISCONNECTED)
+
+
+def _size(rows: Rows, row: int) -> int:
+    key = rows.keys[row]
+    headers = sum(len(name.encode()) + len(value.encode()) + 10 for name, value in rows.headers(row, key=False))
+    return len(rows.bodies[row]) + (0 if key is None else len(key.encode())) + headers + OVERHEAD

@@ -1,0 +1,291 @@
+"""RabbitMQ as a target, by ``aio-pika`` (the extra ``rabbitmq``): topic → durable queue of that name, or routing key of your exchange.
+
+A message is OK when RabbitMQ has confirmed it, and confirms are waited for together: a whole turn is under way at once. A queue may
+refuse one message and take the next (a length limit), so the messages of one key go one after the other, in turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import aio_pika
+import numpy as np
+from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractExchange
+from aiormq import exceptions as amqp
+
+from escrowmq.errors import Code, Misuse
+from escrowmq.outbox.targets.rows import Int64s, Rows, behind_failures, hold_back, turns
+from escrowmq.outbox.targets.seam import Codes, Promise
+
+log = logging.getLogger(__name__)
+
+MAX_NAME_BYTES = 255
+MAX_HEADERS_BYTES = 100_000
+"""All headers of a message travel in one frame of at most 128 KiB."""
+CLOSING_SECONDS = 2.0
+YOUNG_SECONDS = 3.0
+"""How long a new quorum queue is left alone. RabbitMQ writes the directory of its quorum queues a second after a change; killed
+before that, it finds the messages again (they are synced), but not the queue that they belong to."""
+LOST = (Code.TIMED_OUT, Code.DISCONNECTED)
+
+T = TypeVar("T")
+
+
+class RabbitMqTarget:
+    """Sends to one RabbitMQ (a node or a cluster behind one address)."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float = 30.0,
+        queue_type: str = "quorum",
+        declare: bool = True,
+        exchange: str = "",
+        pipeline_keys: bool = False,
+        max_body_bytes: int = 16 << 20,
+    ) -> None:
+        """``timeout``: seconds of one ``send``. By default each topic is a queue that the target declares: durable, of ``queue_type``
+        (``quorum`` syncs before it confirms, ``classic`` does not promise to). With ``declare=False``, or an ``exchange`` (which must be there),
+        queues and bindings are yours; a message that no queue takes is refused. ``pipeline_keys``: do not wait between the
+        messages of one key; for queues that never refuse a message (no length limit). Does not connect yet."""
+        if queue_type not in ("quorum", "classic"):
+            raise Misuse(Code.BAD_ARGUMENT, f"queue_type {queue_type!r}", "quorum or classic")
+        self._url = url
+        self._timeout = timeout
+        self._queue_type = queue_type
+        self._declare = declare and not exchange
+        self._exchange_name = exchange
+        self._pipeline_keys = pipeline_keys
+        self._max_body_bytes = max_body_bytes
+        self._connection: AbstractConnection | None = None
+        self._channel: AbstractChannel | None = None
+        self._exchange: AbstractExchange | None = None
+        self._declared: set[str] = set()
+        self._not_before: dict[str, float] = {}
+        self._closing: asyncio.Task[None] | None = None
+        self._loop: _LoopThread | None = _LoopThread()
+
+    @property
+    def promise(self) -> Promise:
+        """As durable as the queues are."""
+        if not self._declare:
+            durable = (
+                "every queue that it was routed to has confirmed it; durable and quorum queues are yours to choose"
+            )
+        elif self._queue_type == "quorum":
+            durable = "a majority of the queue's members has it on disk, synced (quorum queue, publisher confirm)"
+        else:
+            durable = "RabbitMQ has written it, not always synced (durable classic queue, publisher confirm)"
+        return Promise(
+            name="rabbitmq",
+            durable=durable,
+            deduplicates=False,
+            orders_keys=True,
+            delays=False,
+            max_body_bytes=self._max_body_bytes,
+        )
+
+    def send(self, batch: Any) -> Codes:
+        """One code a row; see :mod:`escrowmq.outbox.targets.seam`."""
+        if self._loop is None:
+            raise Misuse(Code.BAD_ARGUMENT, "the target is closed")
+        rows = Rows(batch)
+        codes = rows.refused(max_body_bytes=self._max_body_bytes, queues=False)
+        _refuse_headers(rows, codes)
+        codes[np.setdiff1d(np.arange(rows.count), np.unique(np.array(rows.ids), return_index=True)[1])] = (
+            Code.QUEUE_FULL
+        )
+        hold_back(codes, rows.key_numbers)
+        self._loop.run(self._send(rows, codes, time.monotonic() + self._timeout))
+        hold_back(codes, rows.key_numbers)
+        return codes
+
+    def close(self) -> None:
+        """Let the connection go. Idempotent."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.run(self._leave())
+            loop.close()
+
+    async def _send(self, rows: Rows, codes: Codes, deadline: float) -> None:
+        problem = await self._connect(deadline)
+        wanted = np.flatnonzero(codes == Code.OK)
+        if problem:
+            codes[wanted] = problem
+            return
+        await self._declare_topics(rows, wanted, codes, deadline)
+        wanted = np.flatnonzero(codes == Code.OK)
+        parts = [np.arange(len(wanted))] if self._pipeline_keys else list(turns(rows.key_numbers[wanted]))
+        for part in parts:
+            going = wanted[part][~behind_failures(codes, rows.key_numbers)[wanted[part]]]
+            if self._connection is None:  # lost in the turn before
+                codes[going] = Code.QUEUE_FULL
+                continue
+            codes[going] = await asyncio.gather(*(self._publish(rows, row, deadline) for row in going.tolist()))
+            if np.isin(codes[going], LOST).any():
+                self._pause_silent(rows, going, codes)
+                await self._drop()
+
+    async def _publish(self, rows: Rows, row: int, deadline: float) -> Code:
+        assert self._exchange is not None
+        message = aio_pika.Message(
+            rows.bodies[row],
+            headers=dict(rows.headers(row, key=True)),
+            message_id=rows.ids[row],
+            delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+        )
+        topic, left = rows.topics[row], deadline - time.monotonic()
+        try:
+            if left <= 0:
+                return Code.QUEUE_FULL
+            await self._exchange.publish(message, routing_key=topic, mandatory=True, timeout=left)
+        except amqp.PublishError:  # no queue took it
+            self._declared.discard(topic)
+            return Code.QUEUE_FULL if self._declare else Code.UNKNOWN_TOPIC
+        except amqp.DeliveryError:  # a queue refused it
+            return Code.QUEUE_FULL
+        except TimeoutError:
+            return Code.TIMED_OUT
+        except (amqp.AMQPError, OSError, RuntimeError, asyncio.CancelledError) as problem:
+            return Code.DENIED if isinstance(problem, amqp.ChannelAccessRefused) else Code.DISCONNECTED
+        return Code.OK
+
+    async def _connect(self, deadline: float) -> Code:
+        """See that there is a connection with a channel; returns why there is none, or OK."""
+        if self._channel is not None and not self._channel.is_closed:
+            return Code.OK
+        await self._drop()
+        try:
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                self._connection = await aio_pika.connect(self._url)
+                self._channel = await self._connection.channel(publisher_confirms=True, on_return_raises=True)
+                name = self._exchange_name
+                self._exchange = await self._channel.get_exchange(name) if name else self._channel.default_exchange
+        except TimeoutError:
+            problem = Code.TIMED_OUT
+        except (amqp.AuthenticationError, amqp.ProbableAuthenticationError, amqp.ChannelAccessRefused):
+            problem = Code.DENIED
+        except amqp.ChannelNotFoundEntity:
+            problem = Code.UNKNOWN_TOPIC
+        except (amqp.AMQPError, OSError):
+            problem = Code.DISCONNECTED
+        else:
+            return Code.OK
+        await self._drop()
+        return problem
+
+    async def _drop(self) -> None:
+        connection, self._connection, self._channel, self._exchange = self._connection, None, None, None
+        self._declared.clear()
+        if connection is not None:  # a peer that does not answer takes its time, which nobody needs to wait for
+            self._closing = asyncio.create_task(_close(connection))
+
+    async def _leave(self) -> None:
+        await self._drop()
+        if self._closing is not None:
+            await self._closing
+
+    async def _declare_topics(self, rows: Rows, wanted: Int64s, codes: Codes, deadline: float) -> None:
+        """Make the queues that are not there; rows whose queue is not ready are answered with why."""
+        now = time.monotonic()
+        topics = sorted({rows.topics[row] for row in wanted.tolist()})
+        problems = {topic: Code.QUEUE_FULL for topic in topics if self._not_before.get(topic, 0.0) > now}
+        new = [topic for topic in topics if self._declare and topic not in self._declared and topic not in problems]
+        seconds = max(
+            0.0, min(deadline - now, self._timeout / 2)
+        )  # one queue without a leader leaves time for the others
+        for topic, code in zip(new, await asyncio.gather(*(self._make(topic, seconds) for topic in new)), strict=True):
+            if code:
+                problems[topic] = code
+        for row in wanted.tolist():
+            codes[row] = problems.get(rows.topics[row], Code.OK)
+        hold_back(codes, rows.key_numbers)
+
+    async def _make(self, topic: str, seconds: float) -> Code:
+        """See that there is a queue of our kind. A new one is not used at once, see :data:`YOUNG_SECONDS`."""
+        found = await self._on_queue(topic, seconds, passive=True)
+        if found not in (Code.OK, Code.NOT_FOUND):
+            return found
+        same = await self._on_queue(topic, seconds, passive=False)
+        if same == Code.OK and found == Code.NOT_FOUND and self._queue_type == "quorum":
+            self._not_before[topic] = time.monotonic() + YOUNG_SECONDS
+            return Code.QUEUE_FULL
+        if same == Code.OK:
+            self._declared.add(topic)
+        return same
+
+    async def _on_queue(self, topic: str, seconds: float, *, passive: bool) -> Code:
+        assert self._connection is not None
+        try:
+            async with asyncio.timeout(seconds):
+                channel = await self._connection.channel()  # of its own: a refusal closes the channel
+                kind = None if passive else {"x-queue-type": self._queue_type}
+                await channel.declare_queue(topic, durable=True, passive=passive, arguments=kind)
+                await channel.close()
+        except amqp.ChannelNotFoundEntity:
+            return Code.NOT_FOUND
+        except amqp.ChannelPreconditionFailed:
+            log.warning("the queue %r is there, but is no durable %s queue", topic, self._queue_type)
+            return Code.BAD_QUEUE
+        except amqp.ChannelAccessRefused:
+            return Code.DENIED
+        except TimeoutError:
+            return Code.TIMED_OUT
+        except (amqp.AMQPError, OSError, RuntimeError):
+            return Code.DISCONNECTED
+        return Code.OK
+
+    def _pause_silent(self, rows: Rows, sent: Int64s, codes: Codes) -> None:
+        """Leave a queue alone for a while that does not answer, when others do: it has lost its leader."""
+        silent = {rows.topics[row] for row in sent[codes[sent] == Code.TIMED_OUT].tolist()}
+        alive = {rows.topics[row] for row in sent[codes[sent] == Code.OK].tolist()}
+        if alive:
+            self._not_before |= dict.fromkeys(silent - alive, time.monotonic() + self._timeout)
+
+
+async def _close(connection: AbstractConnection) -> None:
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(CLOSING_SECONDS):
+            await connection.close()
+
+
+class _LoopThread:
+    """An event loop in a thread of its own, for callers that have none."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rabbitmq-target", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of ``work``; the caller waits."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def close(self) -> None:
+        """Cancel what is left and end the thread."""
+        self.run(_cancel_rest())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _cancel_rest() -> None:
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
+
+
+def _refuse_headers(rows: Rows, codes: Codes) -> None:
+    for row, properties in enumerate(rows.properties):
+        sizes = [(len(name.encode()), len(value.encode())) for name, value in properties or []]
+        too_long = any(name > MAX_NAME_BYTES for name, _ in sizes)
+        if too_long or sum(name + value for name, value in sizes) > MAX_HEADERS_BYTES:
+            codes[row] = Code.PROPERTIES_TOO_LARGE

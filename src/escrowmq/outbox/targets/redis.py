@@ -1,0 +1,256 @@
+"""Redis Streams as a target, by ``redis`` (the extra ``redis``): topic → stream.
+
+A batch is one script that Redis runs as one step: it passes over ids that are marked as sent, adds the others with their marks, and
+stops at a key's first failure. So no row is added twice, and none overtakes. For one primary, with or without replicas; not
+for Redis Cluster, where a batch's streams live on several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
+from redis.retry import Retry
+
+from escrowmq.errors import Code, Misuse
+from escrowmq.outbox.targets.rows import Int64s, Rows, behind_failures, hold_back
+from escrowmq.outbox.targets.seam import Codes, Promise
+
+BODY_FIELD = "escrowmq-body"
+ROWS_A_SCRIPT = 500
+BYTES_A_SCRIPT = 8 << 20
+"""Redis serves nobody else while a script runs."""
+MAX_PROPERTIES = 1000
+"""Lua cannot pass more than some thousand arguments to one command."""
+
+SCRIPT = """
+local max_length, mark_seconds = ARGV[1], ARGV[2]
+local at, failed, answers = 3, {}, {}
+for row = 1, #KEYS / 2 do
+  local stream, mark, key, count = KEYS[2 * row - 1], KEYS[2 * row], ARGV[at], tonumber(ARGV[at + 1])
+  if failed[key] then
+    answers[row] = 'held back'
+  elseif mark_seconds ~= '0' and redis.call('EXISTS', mark) == 1 then
+    answers[row] = ''
+  else
+    local added
+    if max_length == '0' then
+      added = redis.pcall('XADD', stream, '*', unpack(ARGV, at + 2, at + 1 + count))
+    else
+      added = redis.pcall('XADD', stream, 'MAXLEN', '~', max_length, '*', unpack(ARGV, at + 2, at + 1 + count))
+    end
+    if type(added) == 'table' and added.err then
+      failed[key] = true
+      answers[row] = added.err
+    else
+      answers[row] = ''
+      if mark_seconds ~= '0' then
+        redis.call('SET', mark, added, 'EX', mark_seconds)
+      end
+    end
+  end
+  at = at + 2 + count
+end
+return answers
+"""
+
+DURABILITY = {
+    "always": "it is in Redis's append-only file, synced to disk (appendfsync always)",
+    "everysec": "Redis has it; a crash of its machine loses the last second or two (appendfsync everysec)",
+    "memory": "Redis has it in memory; a restart may lose it",
+}
+"""What a caller may ask for, best first, and what an OK is then worth."""
+STRENGTH = ("no", "everysec", "always")
+
+
+class RedisTarget:
+    """Sends to the streams of one Redis."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float = 30.0,
+        durability: str = "always",
+        dedup_seconds: int = 3600,
+        max_length: int = 0,
+        wait_replicas: int = 0,
+        prefix: str = "",
+        max_body_bytes: int = 64 << 20,
+    ) -> None:
+        """``timeout``: seconds of one answer. ``durability``: what the server must keep to, see :data:`DURABILITY`; one that keeps to less is
+        refused by ``send`` with Misuse(BAD_SETTING). ``dedup_seconds``: how long a sent id is remembered (0: not at all).
+        ``max_length``: trim streams to about so many entries (0: never), **whether anyone has read them or not**. ``wait_replicas``: OK only when
+        so many replicas have it. ``prefix``: of every stream's name. Does not connect yet."""
+        if durability not in DURABILITY:
+            raise Misuse(Code.BAD_ARGUMENT, f"durability {durability!r}", f"one of {', '.join(DURABILITY)}")
+        try:
+            self._pool = redis.ConnectionPool.from_url(
+                url, socket_timeout=timeout, socket_connect_timeout=timeout, retry=Retry(NoBackoff(), 0)
+            )
+        except ValueError as problem:
+            raise Misuse(Code.BAD_URL, str(problem), "redis://[:PASSWORD@]HOST:PORT/DATABASE") from None
+        self._timeout = timeout
+        self._durability = durability
+        self._dedup_seconds = dedup_seconds
+        self._max_length = max_length
+        self._replicas = wait_replicas
+        self._prefix = prefix
+        self._max_body_bytes = max_body_bytes
+        self._client: redis.Redis | None = None
+        self._closed = False
+
+    @property
+    def promise(self) -> Promise:
+        """What was asked for when the target was made; a server that keeps to less is refused."""
+        copies = f", and {self._replicas} replicas have it in memory" if self._replicas else ""
+        window = f"; an id is remembered for {self._dedup_seconds} s" if self._dedup_seconds else ""
+        trimmed = f"; streams are trimmed to about {self._max_length} entries" if self._max_length else ""
+        return Promise(
+            name="redis",
+            durable=DURABILITY[self._durability] + copies + window + trimmed,
+            deduplicates=self._dedup_seconds > 0,
+            orders_keys=True,
+            delays=False,
+            max_body_bytes=self._max_body_bytes,
+        )
+
+    def send(self, batch: Any) -> Codes:
+        """One code a row; see :mod:`escrowmq.outbox.targets.seam`. Raises Misuse(BAD_SETTING) when the server's settings are
+        below what the promise says."""
+        if self._closed:
+            raise Misuse(Code.BAD_ARGUMENT, "the target is closed")
+        rows = Rows(batch)
+        codes = rows.refused(max_body_bytes=self._max_body_bytes, queues=False)
+        for row, properties in enumerate(rows.properties):
+            if properties and len(properties) > MAX_PROPERTIES:
+                codes[row] = Code.PROPERTIES_TOO_LARGE
+        hold_back(codes, rows.key_numbers)
+        lost = False
+        for part in _parts(np.flatnonzero(codes == Code.OK), rows):
+            if lost:
+                codes[part] = Code.QUEUE_FULL
+                continue
+            part = part[~behind_failures(codes, rows.key_numbers)[part]]
+            problem = self._run(rows, part, codes)
+            if problem:
+                codes[part] = problem
+                lost = True
+        hold_back(codes, rows.key_numbers)
+        return codes
+
+    def close(self) -> None:
+        """Let the connection go. Idempotent."""
+        self._closed = True
+        self._drop()
+
+    def _run(self, rows: Rows, part: Int64s, codes: Codes) -> Code:
+        """Add one script's rows; returns why nobody knows about any of them, or OK."""
+        try:
+            client = self._connected()
+            keys, arguments = self._arguments(rows, part)
+            answers: list[bytes] = client.eval(SCRIPT, len(keys), *keys, *arguments)
+            replicas: int = client.wait(self._replicas, int(self._timeout * 900)) if self._replicas else 0
+        except redis.TimeoutError:
+            self._drop()
+            return Code.TIMED_OUT
+        except (redis.ConnectionError, OSError) as problem:
+            self._drop()
+            return Code.DENIED if isinstance(problem, AuthenticationError) else Code.DISCONNECTED
+        except ResponseError as problem:
+            return _code(str(problem))
+        codes[part] = [_code(answer.decode(errors="replace")) for answer in answers]
+        return Code.TIMED_OUT if replicas < self._replicas else Code.OK
+
+    def _arguments(self, rows: Rows, part: Int64s) -> tuple[list[str], list[Any]]:
+        keys: list[str] = []
+        arguments: list[Any] = [self._max_length, self._dedup_seconds]
+        for row in part.tolist():
+            stream = self._prefix + rows.topics[row]
+            keys += [stream, f"escrowmq:sent:{stream}:{rows.ids[row]}"]
+            fields: list[Any] = [BODY_FIELD, rows.bodies[row]]
+            for name, value in rows.headers(row, key=True):
+                fields += [name, value]
+            arguments += [int(rows.key_numbers[row]), len(fields), *fields]
+        return keys, arguments
+
+    def _connected(self) -> redis.Redis:
+        if self._client is None:
+            client = redis.Redis(connection_pool=self._pool, single_connection_client=True)
+            try:
+                self._check(client)
+            except BaseException:
+                client.close()
+                raise
+            self._client = client
+        return self._client
+
+    def _drop(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+        self._pool.disconnect()
+
+    def _check(self, client: redis.Redis) -> None:
+        """The server keeps to what the promise says, or Misuse(BAD_SETTING). Asked on every new connection."""
+        try:
+            settings = {**client.config_get("append*"), **client.config_get("maxmemory*")}
+        except (ResponseError, NoPermissionError):
+            if self._durability == "memory" and not self._dedup_seconds:
+                return
+            raise Misuse(
+                Code.BAD_SETTING,
+                "this Redis does not tell its settings, so nobody knows when an entry is durable",
+                "allow CONFIG GET, or ask for durability='memory' and dedup_seconds=0",
+            ) from None
+        kept = settings.get("appendfsync", "no") if settings.get("appendonly") == "yes" else "no"
+        if STRENGTH.index(kept) < STRENGTH.index(self._durability if self._durability != "memory" else "no"):
+            raise Misuse(
+                Code.BAD_SETTING,
+                f"durability={self._durability!r} is asked for, and this Redis keeps to less",
+                f"set appendonly yes and appendfsync {self._durability}, or ask the target for less",
+            )
+        policy = settings.get("maxmemory-policy", "noeviction")
+        if settings.get("maxmemory", "0") != "0" and policy != "noeviction":
+            raise Misuse(
+                Code.BAD_SETTING,
+                f"this Redis throws entries or marks away when its memory is full (maxmemory-policy {policy})",
+                "set maxmemory-policy noeviction",
+            )
+
+
+def _parts(wanted: Int64s, rows: Rows) -> Iterator[Int64s]:
+    """Cut so that one script is neither too many rows nor too many bytes; a row alone may be larger."""
+    start, size = 0, 0
+    for at, row in enumerate(wanted.tolist()):
+        size += int(rows.body_bytes[row])
+        if at > start and (size > BYTES_A_SCRIPT or at - start == ROWS_A_SCRIPT):
+            yield wanted[start:at]
+            start, size = at, int(rows.body_bytes[row])
+    if len(wanted) > start:
+        yield wanted[start:]
+
+
+def _code(answer: str) -> Code:
+    """What an answer of Redis means; an error begins with a word in capitals."""
+    if not answer:
+        return Code.OK
+    word = answer.split(maxsplit=1)[0]
+    if "OOM" in answer:
+        return Code.DISK_FULL
+    return {
+        "held": Code.QUEUE_FULL,
+        "MISCONF": Code.DISK_FULL,
+        "NOREPLICAS": Code.QUEUE_FULL,
+        "BUSY": Code.QUEUE_FULL,
+        "LOADING": Code.QUEUE_FULL,
+        "READONLY": Code.QUEUE_FULL,
+        "WRONGTYPE": Code.UNKNOWN_TOPIC,
+        "NOPERM": Code.DENIED,
+        "NOAUTH": Code.DENIED,
+        "WRONGPASS": Code.DENIED,
+    }.get(word, Code.DISCONNECTED)

@@ -1,0 +1,108 @@
+"""A batch as targets with a per-message client need it, and the rule that nothing overtakes within a key.
+
+The rule is kept in one of two ways. A target that may refuse any one message of a stream is sent *turns*: the first message of every
+key at once, then the second of every key, and so on, so that a key's next message leaves only after the one before is
+known to be stored. A target whose server stops at a key's first failure by itself gets everything at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from escrowmq import schemas
+from escrowmq.errors import Code, Misuse
+from escrowmq.outbox.targets.seam import KEY_HEADER, MESSAGE_ID_HEADER, TAG_HEADER, Codes
+
+RESERVED = "escrowmq-"
+"""Headers that begin so are ours; a property of such a name is refused."""
+
+Int64s = npt.NDArray[np.int64]
+Headers = list[tuple[str, str]]
+
+
+class Rows:
+    """The rows of one batch (schema OUTGOING), as Python values; raises Misuse(BAD_ARGUMENT) for another schema."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        check_schema(batch)
+        self.count = batch.num_rows
+        self.topics: list[str] = batch.column("topic").to_pylist()
+        self.keys: list[str | None] = batch.column("key").to_pylist()
+        self.tags: list[str | None] = batch.column("tag").to_pylist()
+        self.properties: list[Headers | None] = batch.column("properties").to_pylist()
+        self.bodies: list[bytes] = batch.column("body").to_pylist()
+        self.ids = [raw.hex() for raw in batch.column("message_id").to_pylist()]
+        self.queues: list[int] = batch.column("queue").to_pylist()
+        self.body_bytes = pc.binary_length(batch.column("body")).to_numpy(zero_copy_only=False).astype(np.int64)
+        self.key_numbers = number_keys(batch.column("key"))
+        self._delays = batch.column("delay_us").to_numpy()
+
+    def headers(self, row: int, *, key: bool) -> Headers:
+        """Id, tag, properties, and the ``key`` where the target has no place of its own for it."""
+        found: Headers = [(MESSAGE_ID_HEADER, self.ids[row])]
+        own_key, tag = self.keys[row], self.tags[row]
+        if key and own_key is not None:
+            found.append((KEY_HEADER, own_key))
+        if tag is not None:
+            found.append((TAG_HEADER, tag))
+        return found + (self.properties[row] or [])
+
+    def refused(self, *, max_body_bytes: int | None, queues: bool) -> Codes:
+        """What can be refused without asking: one code a row, OK for the rest. ``queues``: rows may name their queue."""
+        codes = np.zeros(self.count, np.uint8)
+        if not queues:
+            codes[np.array(self.queues, np.int64) > 0] = Code.BAD_QUEUE
+        for row, properties in enumerate(self.properties):
+            if properties and any(name.startswith(RESERVED) for name, _ in properties):
+                codes[row] = Code.BAD_REQUEST
+        if max_body_bytes is not None:
+            codes[self.body_bytes > max_body_bytes] = Code.BODY_TOO_LARGE
+        codes[self._delays > 0] = Code.BAD_DELAY
+        return codes
+
+
+def check_schema(batch: pa.RecordBatch) -> None:
+    """Raise Misuse(BAD_ARGUMENT) unless ``batch`` holds messages."""
+    if not batch.schema.equals(schemas.OUTGOING):
+        raise Misuse(Code.BAD_ARGUMENT, "a target takes batches of the schema OUTGOING", "see escrowmq.schemas")
+
+
+def number_keys(keys: pa.Array) -> Int64s:
+    """A number for each row: equal numbers, equal keys. A row without a key has a number of its own."""
+    codes = keys.dictionary_encode().indices
+    numbers = pc.fill_null(codes, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+    alone = np.flatnonzero(numbers < 0)
+    numbers[alone] = len(keys) + alone
+    return np.unique(numbers, return_inverse=True)[1].astype(np.int64)
+
+
+def turns(numbers: Int64s) -> Iterator[Int64s]:
+    """Rows by turn: the first row of every key, the second of every key, ..."""
+    order = np.argsort(numbers, kind="stable")
+    ordered = numbers[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(ordered) else np.zeros(0, np.int64)
+    lengths = np.diff(np.r_[starts, len(ordered)])
+    rank = np.empty(len(numbers), np.int64)
+    rank[order] = np.arange(len(ordered)) - np.repeat(starts, lengths)
+    by_rank = np.argsort(rank, kind="stable")
+    bounds = np.searchsorted(rank[by_rank], np.arange(1, rank.max() + 1 if len(rank) else 1))
+    yield from (rows for rows in np.split(by_rank, bounds) if len(rows))
+
+
+def behind_failures(codes: Codes, numbers: Int64s) -> npt.NDArray[np.bool_]:
+    """Rows that stand behind a row of their key that is not OK."""
+    first = np.full(int(numbers.max()) + 1 if len(numbers) else 0, len(numbers), np.int64)
+    failed = np.flatnonzero(codes)
+    np.minimum.at(first, numbers[failed], failed)
+    behind: npt.NDArray[np.bool_] = np.arange(len(numbers)) > first[numbers]
+    return behind
+
+
+def hold_back(codes: Codes, numbers: Int64s) -> None:
+    """Answer QUEUE_FULL, "not tried", for every row behind a failure of its key. In place."""
+    codes[behind_failures(codes, numbers)] = Code.QUEUE_FULL
