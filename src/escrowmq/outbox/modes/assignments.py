@@ -107,8 +107,9 @@ class Assignments:
         unless ``take_over``.
         """
         claims = []
-        for slot in sorted(slots):
+        for slot in sorted(slots):  # all of them before anything is read: some databases read as of their first look
             self._lock(connection, slot)
+        for slot in sorted(slots):
             rows = self._rows(connection, slot)
             for other in [row for row in rows if row != slot and row.overlaps(slot)]:
                 raise Misuse(
@@ -116,31 +117,33 @@ class Assignments:
                     f"part {slot.part} of {slot.stride} of queue {slot.queue} overlaps part {other.part} of {other.stride}",
                     "all consumers of a queue use one stride; divide() changes it when the queue is at rest",
                 )
-            claims.append(self._claim(connection, slot, rows.get(slot), owner, start, take_over))
+            claims.append(self._claim(connection, slot, slot in rows, owner, start, take_over))
         return claims
 
     def _claim(
         self,
         connection: sa.Connection,
         slot: Slot,
-        row: Any,
+        known: bool,
         owner: str,
         start: Callable[[Slot], int],
         take_over: bool,
     ) -> Claim:
-        if row is None:
+        if not known:
             first = start(slot)
             self._insert(connection, slot, first, 1, owner)
             return Claim(slot, first, 1)
+        # the epoch first: that waits for a consumer that is in the middle of moving the row, and looks at it afterwards
+        connection.execute(sa.update(trans_recv_offset).where(*self._where(slot)).values(epoch=_T.epoch + 1))
+        row = connection.execute(sa.select(trans_recv_offset).where(*self._where(slot))).one()
         if row.owner is not None and row.owner != owner and not take_over:
             raise Rejected(
                 Code.ALREADY_EXISTS,
                 f"queue {slot.queue} of {self.topic!r} is {row.owner!r}'s",
                 "close that consumer; if it is surely dead: take_over=True, or fence()",
             )
-        change = sa.update(trans_recv_offset).where(*self._where(slot)).values(epoch=_T.epoch + 1, owner=owner)
-        connection.execute(change)
-        return Claim(slot, row.next_offset, row.epoch + 1)
+        connection.execute(sa.update(trans_recv_offset).where(*self._where(slot)).values(owner=owner))
+        return Claim(slot, row.next_offset, row.epoch)
 
     def move(self, connection: sa.Connection, claim: Claim, next_offset: int) -> Claim:
         """Move on. Raises Fenced unless the row is as this claim left it; the caller's transaction must not commit then."""

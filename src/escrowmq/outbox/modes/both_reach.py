@@ -46,11 +46,11 @@ from escrowmq.platform.failpoints import reach
 
 _log = logging.getLogger(__name__)
 
-SIGN = "escrowmq-sign"
+SIGN = "trans-sign"
 """The property (header) that tells what a message is: a :class:`Sign`."""
-TRANSACTION = "escrowmq-transaction"
+TRANSACTION = "trans-id"
 """The property that names the message id that it is about: 32 hexadecimal digits."""
-KEY = "escrowmq-own-key"
+KEY = "trans-key"
 """The property with the message's own key: the key that travels is the message id."""
 
 

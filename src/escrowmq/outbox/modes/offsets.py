@@ -19,14 +19,14 @@ from sqlalchemy.orm import Session, sessionmaker
 from escrowmq.client.bus import Bus
 from escrowmq.client.delivery import Content, Rows
 from escrowmq.client.outgoing import check_name
-from escrowmq.errors import Code, EscrowError, Misuse, Unknown
+from escrowmq.client.reader import ReadBatch
+from escrowmq.errors import Code, Misuse, Rejected
 from escrowmq.outbox.modes.assignments import Assignments, Claim, Slot, ends_of, slots_of
 from escrowmq.platform.failpoints import reach
 
 _log = logging.getLogger(__name__)
-IDLE_SECONDS = 0.05
-"""Between two looks at queues that had nothing new."""
-_FOREVER = 1 << 62
+LOOK_UP_SECONDS = 0.5
+"""How long a wait for messages goes on before one looks whether to stop."""
 
 
 class Taken(Sequence[Content]):
@@ -98,6 +98,9 @@ class OffsetConsumer:
         with engine.begin() as connection:
             claims = self._rows.claim(connection, wanted, owner, first, take_over)
         self._claims = {claim.slot: claim for claim in claims}
+        self._behind = False
+        places = self._positions()
+        self._reader = bus.reader(topic, queues=list(places), start=places)
 
     def __enter__(self) -> OffsetConsumer:
         return self
@@ -112,16 +115,17 @@ class OffsetConsumer:
 
     def close(self) -> None:
         """Let go of the slots: any consumer may claim them now. (A consumer that dies keeps them: see ``take_over``.)"""
+        self._reader.close()
         with self._engine.begin() as connection:
             self._rows.release(connection, self._claims.values())
 
     def poll(self, effect: Effect, max_messages: int = 1000) -> int:
-        """Go once over all slots: up to ``max_messages`` of each, each slot in a transaction of its own; how many had their effect.
+        """Give what is there now to ``effect``, up to ``max_messages`` of one queue, in one transaction; how many. 0: nothing is there.
 
-        Raises what the effect raised (its transaction is rolled back, the slot stays where it was), Fenced if a slot was taken
-        over (so is that), RANGE_PURGED, Unknown when a broker is away.
+        Raises what the effect raised (its transaction is rolled back, the slot stays where it was), Fenced if the slot was taken
+        over (so is that), RANGE_PURGED.
         """
-        return sum(self._step(claim, effect, max_messages) for claim in list(self._claims.values()))
+        return next((count for count in self._steps(effect, max_messages, 0.0) if count), 0)
 
     def run(
         self,
@@ -131,37 +135,59 @@ class OffsetConsumer:
         idle_timeout: float | None = None,
         stop: threading.Event | None = None,
     ) -> int:
-        """:meth:`poll` again and again until ``stop`` is set, or nothing came for ``idle_timeout`` seconds; how many.
+        """:meth:`poll`, waiting for what comes, until ``stop`` is set, or nothing came for ``idle_timeout`` seconds; how many.
 
-        A broker that is away is waited for. Raises as :meth:`poll` otherwise.
+        A broker that is away is waited for. Raises as :meth:`poll`.
         """
-        stopping, total, last = stop or threading.Event(), 0, time.monotonic()
-        while not stopping.is_set():
-            try:
-                found = self.poll(effect, max_messages)
-            except Unknown as problem:
-                _log.debug("cannot read now: %s", problem)
-                found = 0
-            total += found
-            if found:
-                last = time.monotonic()
-            elif idle_timeout is not None and time.monotonic() - last > idle_timeout:
+        total, last = 0, time.monotonic()
+        while stop is None or not stop.is_set():
+            for count in self._steps(
+                effect, max_messages, LOOK_UP_SECONDS if idle_timeout is None else min(idle_timeout, LOOK_UP_SECONDS)
+            ):
+                total, last = total + count, time.monotonic()
+                if stop is not None and stop.is_set():
+                    break
+            if idle_timeout is not None and time.monotonic() - last >= idle_timeout:
                 break
-            else:
-                stopping.wait(IDLE_SECONDS)
         return total
 
-    def _step(self, claim: Claim, effect: Effect, max_messages: int) -> int:
-        read = self._read(claim, max_messages)
-        reach("offsets.read")
-        if read is None or not read.num_rows:
-            return 0
-        offsets = read.column("offset").to_numpy()
-        chosen = np.flatnonzero(offsets % claim.slot.stride == claim.slot.part)
-        mine = read if len(chosen) == len(offsets) else read.take(pa.array(chosen))
-        self._claims[claim.slot] = self._apply(claim, int(offsets[-1]) + 1, Taken(mine), effect)
-        reach("offsets.applied")
-        return len(chosen)
+    def _steps(self, effect: Effect, max_messages: int, idle_timeout: float) -> Iterator[int]:
+        """Batch by batch, each given to the slots that it belongs to; how many messages of it were theirs."""
+        if self._behind:
+            self._reader.seek(self._positions())
+            self._behind = False
+        try:
+            for batch in self._reader.batches(max_messages, idle_timeout=idle_timeout):
+                reach("offsets.read")
+                self._behind = True  # the reader is ahead of the database, until that has moved too
+                count = self._give(batch, effect)
+                self._behind = False
+                reach("offsets.applied")
+                yield count
+        except Rejected as problem:
+            if problem.code is not Code.RANGE_PURGED or not self._skips:
+                raise
+            self._skip()
+
+    def _give(self, batch: ReadBatch, effect: Effect) -> int:
+        offsets, given = batch.arrow.column("offset").to_numpy(), 0
+        for slot, claim in self._claims.items():
+            fresh = offsets >= claim.next_offset
+            if (slot.shard, slot.queue) != batch.place or not fresh.any():
+                continue
+            rows = np.flatnonzero(fresh & (offsets % slot.stride == slot.part))
+            messages = Taken(batch.arrow if len(rows) == len(offsets) else batch.arrow.take(pa.array(rows)))
+            self._claims[slot] = self._apply(claim, batch.next_offset, messages, effect)
+            given += len(rows)
+        return given
+
+    def _positions(self) -> dict[tuple[int, int], int]:
+        """Where to read on: of each queue, where the last of its slots stands."""
+        found: dict[tuple[int, int], int] = {}
+        for slot, claim in self._claims.items():
+            place = (slot.shard, slot.queue)
+            found[place] = min(found.get(place, claim.next_offset), claim.next_offset)
+        return found
 
     def _apply(self, claim: Claim, next_offset: int, messages: Taken, effect: Effect) -> Claim:
         """The effect and the offset, in one transaction; the offset first, because it locks the row and tells the fenced."""
@@ -173,39 +199,18 @@ class OffsetConsumer:
             reach("offsets.applying")
         return moved
 
-    def _read(self, claim: Claim, max_messages: int) -> pa.RecordBatch | None:
-        slot = claim.slot
-        number = self._bus.router.of_shard(slot.shard, 30.0)
-        # an end, because "from 0 to no end" means "what is there", and would pass over what retention took
-        window = {"start": claim.next_offset, "end": _FOREVER, "max_rows": max_messages * slot.stride}
-        request = {"source": self._topic, "queue": slot.queue, "columns": None, **window}
-        try:
-            return one_batch(self._bus.router.links[number].read(request))
-        except EscrowError as problem:
-            if problem.code is not Code.RANGE_PURGED or not self._skips:
-                raise
-            self._skip(claim)
-            return None
-
-    def _skip(self, claim: Claim) -> None:
-        slot = claim.slot
-        head = ends_of(self._bus, self._topic)[slot.shard, slot.queue][0]
-        _log.warning(
-            "offsets %d to %d of queue %d of %r have left the log unread: skipped",
-            claim.next_offset,
-            head - 1,
-            slot.queue,
-            self._topic,
-        )
-        with self._engine.begin() as connection:
-            self._claims[slot] = self._rows.move(connection, claim, head)
-
-
-def one_batch(reader: pa.RecordBatchReader) -> pa.RecordBatch | None:
-    """All that a reader gives, as one batch; None if that is nothing."""
-    batches: Iterator[pa.RecordBatch] = iter(reader)
-    found = [batch for batch in batches if batch.num_rows]
-    return pa.Table.from_batches(found).combine_chunks().to_batches()[0] if found else None
+    def _skip(self) -> None:
+        """After RANGE_PURGED: every slot to what is left of its queue."""
+        ends = ends_of(self._bus, self._topic)
+        for slot, claim in self._claims.items():
+            head = ends[slot.shard, slot.queue][0]
+            if claim.next_offset >= head:
+                continue
+            lost = (claim.next_offset, head - 1, slot.queue, self._topic)
+            _log.warning("offsets %d to %d of queue %d of %r have left the log unread: skipped", *lost)
+            with self._engine.begin() as connection:
+                self._claims[slot] = self._rows.move(connection, claim, head)
+        self._behind = True
 
 
 def fence(engine: sa.Engine, group: str, topic: str, slots: Sequence[Slot]) -> None:

@@ -1,0 +1,157 @@
+"""What children and tests do in the kill matrix: serve, produce, consume. Small, and the same for both.
+
+The producer's database has ``produced`` (an id for every business change), the consumer's ``effects`` (an id an effect, without a
+unique key: a second effect must be seen, not refused).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+import escrowmq as mq
+from escrowmq.broker import serve as serving
+from escrowmq.model import message_id
+from escrowmq.outbox.migrations import migrate
+from escrowmq.outbox.modes import (
+    BothReachConsumer,
+    BothReachProducer,
+    Compensating,
+    Driven,
+    OffsetConsumer,
+    Prepared,
+    Slot,
+    Taken,
+    slots_of,
+)
+from escrowmq.settings import BrokerSettings
+
+GROUP = "shop"
+COUNT = 5
+LEASE = 0.2
+IDLE = 0.5
+"""Longer than a lease: what a dead consumer held comes back within it."""
+TAKEN_BACK = 2
+"""The message whose business change fails."""
+
+
+def identity(topic: str, number: int) -> bytes:
+    """The message id of message ``number`` of a topic."""
+    return message_id(f"{topic} {number}")
+
+
+def readers(topic: str) -> str:
+    """The consumer group of a topic: a group has one subscription for ever."""
+    return f"cart-{topic}"
+
+
+def prepare_database(url: str) -> None:
+    """Our tables and theirs."""
+    engine = sa.create_engine(url)
+    migrate(engine)
+    with engine.begin() as connection:
+        kind = "BYTEA" if engine.dialect.name == "postgresql" else "VARBINARY(16)"
+        for table in ("produced", "effects"):
+            connection.exec_driver_sql(f"CREATE TABLE {table} (id {kind} NOT NULL)")
+    engine.dispose()
+
+
+def note(session: Session, table: str, ids: Iterable[bytes]) -> None:
+    """Record ids in the session's transaction."""
+    session.execute(sa.text(f"INSERT INTO {table} VALUES (:id)"), [{"id": i} for i in ids])
+
+
+def noted(engine: sa.Engine, table: str) -> list[bytes]:
+    """All recorded ids, repeats included."""
+    with engine.begin() as connection:
+        return [bytes(i) for (i,) in connection.exec_driver_sql(f"SELECT id FROM {table}")]
+
+
+class Cancelled(Exception):
+    """The business says no."""
+
+
+def serve(folder: str, listen: str, ready: str, settings: dict[str, Any]) -> None:
+    """A served broker; ``ready`` is a file that gets its address."""
+
+    def announce(what: dict[str, Any]) -> None:
+        part = Path(ready + ".part")
+        part.write_text(json.dumps(what))
+        part.rename(ready)
+
+    serving.serve(Path(folder), listen=listen, settings=BrokerSettings.of(settings), announce=announce)
+
+
+def sender(mode: str, bus: mq.Bus, engine: sa.Engine) -> Any:
+    """The producer of a mode."""
+    if mode in ("driven", "merged"):
+        return Driven(bus, engine, GROUP, merged=mode == "merged")
+    if mode in ("both-reach", "both-reach-merged"):
+        return BothReachProducer(bus.producer("plain"), engine, GROUP, merged=mode.endswith("merged"))
+    return Compensating(bus.producer("plain"), engine, GROUP)
+
+
+def produce_into(way: Any, topic: str, count: int = COUNT) -> None:
+    """Send ``count`` messages, each with a business change; one is cancelled; the last two go as a batch."""
+
+    def business(*numbers: int) -> Any:
+        def change(session: Session) -> None:
+            note(session, "produced", [identity(topic, number) for number in numbers])
+            if TAKEN_BACK in numbers:
+                raise Cancelled
+
+        return change
+
+    for number in range(count - 2):
+        try:
+            way.send(message(topic, number), business(number))
+        except Cancelled:
+            assert number == TAKEN_BACK
+    last = (count - 2, count - 1)
+    many = getattr(way, "run_batch", way.send)
+    many([message(topic, number) for number in last], business(*last))
+
+
+def message(topic: str, number: int) -> mq.Message:
+    """Message ``number``."""
+    key = None if number % 2 else f"key-{number}"
+    return mq.Message(
+        topic, b"body %d" % number, key=key, properties={"n": str(number)}, message_id=identity(topic, number)
+    )
+
+
+def produce(mode: str, url: str, database: str, topic: str) -> None:
+    """A producer process."""
+    with mq.connect(url) as bus:
+        produce_into(sender(mode, bus, sa.create_engine(database)), topic)
+
+
+def reach_effect(session: Session, messages: Sequence[Prepared]) -> None:
+    """The effect of both-reach."""
+    note(session, "effects", [m.message_id for m in messages])
+
+
+def offset_effect(session: Session, messages: Taken) -> None:
+    """The effect of offsets."""
+    note(session, "effects", messages.arrow.column("message_id").to_pylist())
+
+
+def consume_reach(url: str, database: str, topic: str, marks: bool) -> None:
+    """A consumer process of both-reach."""
+    with mq.connect(url) as bus:
+        consumer = BothReachConsumer(sa.create_engine(database), readers(topic), reach_effect, marks=marks)
+        consumer.consume(bus, topic, idle_timeout=IDLE, lease=LEASE)
+
+
+def consume_offsets(url: str, database: str, topic: str, stride: int = 1, part: int = 0, max_messages: int = 2) -> None:
+    """A consumer process with its offsets in its database."""
+    with mq.connect(url) as bus:
+        slots: list[Slot] = slots_of(bus, topic, stride=stride, part=part)
+        consumer = OffsetConsumer(bus, sa.create_engine(database), readers(topic), topic, slots, owner=f"part-{part}")
+        while consumer.poll(offset_effect, max_messages):
+            pass

@@ -1,0 +1,109 @@
+"""A process that has imported everything and forks children in milliseconds: real processes, really killed, many in a test run.
+
+``main`` runs in the zygote; :class:`Zygote` is the test's end of it. Commands and answers are JSON lines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 60.0
+
+
+class Zygote:
+    """Starts children that run a role of ``modes_roles``."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+        environment.pop("ESCROWMQ_FAILPOINT", None)
+        command = [sys.executable, "-c", "import modes_zygote; modes_zygote.main()"]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def _ask(self, **command: Any) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def start(self, role: str, failpoint: str | None = None, **args: Any) -> int:
+        """The pid of a child that runs ``role(**args)``."""
+        return int(self._ask(role=role, failpoint=failpoint, args=args))
+
+    def wait(self, pid: int) -> int:
+        """The end of a child: its exit code, or minus the signal that killed it."""
+        deadline = time.monotonic() + PATIENCE
+        while (code := self._ask(wait=pid)) is None:
+            assert time.monotonic() < deadline, "a child does not end"
+            time.sleep(0.005)
+        return int(code)
+
+    def run(self, role: str, failpoint: str | None = None, **args: Any) -> int:
+        """Start and wait."""
+        return self.wait(self.start(role, failpoint, **args))
+
+    def kill(self, pid: int) -> None:
+        """Kill a child and wait until it is gone."""
+        os.kill(pid, signal.SIGKILL)
+        self.wait(pid)
+
+    def close(self) -> None:
+        """End the zygote (children that still run are killed)."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(PATIENCE)
+        self._process.stdout.close()
+
+
+def main() -> None:
+    """Read commands until the input ends."""
+    import modes_roles
+
+    alive: set[int] = set()
+    for line in sys.stdin:
+        command = json.loads(line)
+        if "wait" in command:
+            pid, status = os.waitpid(command["wait"], os.WNOHANG)
+            alive.discard(pid)
+            answer = os.waitstatus_to_exitcode(status) if pid else None
+        else:
+            answer = os.fork()
+            if not answer:
+                _child(getattr(modes_roles, command["role"]), command)
+            alive.add(answer)
+        print(json.dumps(answer), flush=True)
+    for pid in alive:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _child(role: Callable[..., None], command: dict[str, Any]) -> None:
+    from escrowmq.platform import failpoints
+
+    code = 1
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(2, 1)  # what a child prints is not an answer of ours
+        if command["failpoint"]:
+            os.environ[failpoints.VARIABLE] = command["failpoint"]
+            failpoints.arm(failpoints.parse(os.environ[failpoints.VARIABLE]))  # as at import, which was before the fork
+        role(**command["args"])
+        code = 0
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(code)
