@@ -109,7 +109,7 @@ class Asked:
 class Receiver:
     """A receiver of check-backs that answers as it is told; ``asked`` are the questions that came."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.asked: list[Asked] = []
         self.came = threading.Condition()
         self.answer: Answer = lambda asked: (200, {}, asked.all("in progress"))
@@ -135,7 +135,7 @@ class Receiver:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self.server.daemon_threads = True
         self.port = self.server.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}/checks"

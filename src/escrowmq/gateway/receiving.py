@@ -102,7 +102,10 @@ class Receiving:
         client = _Client(self._loop.create_future(), time.monotonic() + wait)
         try:
             self._seat(desk, client)
-            await asyncio.wait({client.result, gone}, return_when=asyncio.FIRST_COMPLETED)
+            longest = wait + self._settings.timeout
+            done, _ = await asyncio.wait({client.result, gone}, timeout=longest, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                raise client.problem or Unknown(Code.TIMED_OUT, "no broker answered the receive")
             if gone.done() and client.result.done() and not client.result.exception():
                 self._give_back(desk, client.result.result())
                 return None
@@ -183,7 +186,11 @@ class Receiving:
         }
 
         def exchange() -> None:
-            future = self._links[poll.number].exchange(Exchange.RECEIVE, _NO_ROWS, options)
+            try:
+                future = self._links[poll.number].exchange(Exchange.RECEIVE, _NO_ROWS, options)
+            except Exception as problem:  # whatever it is, the thread must go on for others
+                future = Future()
+                future.set_exception(problem)
             poll.future = future
             future.add_done_callback(lambda done: self._call(partial(self._came, desk, poll, done)))
 
