@@ -33,7 +33,10 @@ OURS: Mapping[str, Any] = {
 }
 """What the promise stands on; it cannot be set otherwise."""
 
+Reports = dict[int, KafkaError | None]
+LATE = KafkaError(KafkaError._MSG_TIMED_OUT)
 PENDING = 255
+NOT_STORED = (Code.BODY_TOO_LARGE, Code.QUEUE_FULL)
 OVERHEAD = 128
 """Bytes that Kafka's framing adds to a batch of one message, generously."""
 LARGEST_BATCH = 1_000_000
@@ -89,8 +92,7 @@ class KafkaTarget:
             raise Misuse(Code.BAD_URL, "a Kafka URL names no broker", "kafka://HOST:PORT[,HOST:PORT...]")
         client = {
             "bootstrap.servers": servers.rstrip("/"),
-            "logger": log,
-            "log_level": 2,  # a broker that is away is answered row by row, and not also logged once a second
+            "logger": _Quietly(),
             "error_cb": _log_error,  # without one, errors of the connection would be raised out of unrelated calls
             "reconnect.backoff.max.ms": 1000,
             "socket.timeout.ms": max(1000, int(timeout * 1000)),
@@ -131,7 +133,8 @@ class KafkaTarget:
         hold_back(codes, rows.key_numbers)
         wanted = np.flatnonzero(codes == Code.OK)
         self._produce(rows, wanted, codes, deadline)
-        self._single_out(rows, wanted[codes[wanted] == Code.BODY_TOO_LARGE], codes, deadline)
+        if (codes[wanted] == Code.BODY_TOO_LARGE).any():
+            self._single_out(rows, wanted[np.isin(codes[wanted], NOT_STORED)], codes, deadline)
         hold_back(codes, rows.key_numbers)
         return codes
 
@@ -167,7 +170,7 @@ class KafkaTarget:
         """Send ``wanted`` rows all at once and wait for their reports; what is not reported in time is unknown."""
         producer = self._open()
         stopped: set[int] = set()
-        reports: dict[int, int] = {}
+        reports: Reports = {}
         for row in wanted.tolist():
             key_number = int(rows.key_numbers[row])
             if key_number in stopped:
@@ -180,10 +183,11 @@ class KafkaTarget:
         if not _flushed(producer, reports, deadline):
             self._give_up()
         for row in np.flatnonzero(codes == PENDING).tolist():
-            codes[row] = reports.get(row, Code.TIMED_OUT)
+            problem = reports.get(row, LATE)
+            codes[row] = Code.OK if problem is None else _code(problem)
         self._topics.forget({rows.topics[row] for row in wanted[codes[wanted] != Code.OK].tolist()})
 
-    def _hand_over(self, producer: Producer, rows: Rows, row: int, reports: dict[int, int], deadline: float) -> int:
+    def _hand_over(self, producer: Producer, rows: Rows, row: int, reports: Reports, deadline: float) -> int:
         key, queue = rows.keys[row], rows.queues[row]
         while True:
             try:
@@ -204,7 +208,8 @@ class KafkaTarget:
                 return _code(problem.args[0])
 
     def _single_out(self, rows: Rows, refused: Int64s, codes: Codes, deadline: float) -> None:
-        """Kafka refused whole batches as too large without saying for which message: send ``refused`` rows again, each alone."""
+        """Kafka refused whole batches as too large without saying for which message, and then the producer stopped: send ``refused``
+        rows again, each alone."""
         for row in refused.tolist():
             codes[row] = Code.OK
             if behind_failures(codes, rows.key_numbers)[row] or time.monotonic() > deadline:
@@ -268,21 +273,27 @@ def _outcome(made: Any, seconds: float) -> Code | None:
     return None
 
 
-def _flushed(producer: Producer, reports: dict[int, int], deadline: float) -> bool:
+def _flushed(producer: Producer, reports: Reports, deadline: float) -> bool:
     """Wait for all reports; whether the producer is still good: nothing failed, and nothing is under way any more."""
     sound = True
     while len(producer) and time.monotonic() < deadline:
         try:
             producer.flush(max(0.0, deadline - time.monotonic()))
         except (KafkaException, SystemError):
-            # A fatal error is raised out of here, sometimes through a report's callback. The other reports still come; a
-            # message whose report is lost counts as unknown.
+            # A fatal error is raised out of here, sometimes through a report's callback. The other reports still come.
             sound = False
     return sound and not len(producer) and not any(reports.values())
 
 
-def _note(reports: dict[int, int], row: int, problem: KafkaError | None, _message: Message) -> None:
-    reports[row] = Code.OK if problem is None else _code(problem)
+def _note(reports: Reports, row: int, problem: KafkaError | None, _message: Message) -> None:
+    reports[row] = problem  # and nothing more: a fatal error may be on its way through here, and would stop it
+
+
+class _Quietly:
+    """What librdkafka logs, as details: what matters is answered row by row."""
+
+    def log(self, _level: int, *words: Any) -> None:
+        log.debug(*words)
 
 
 def _log_error(problem: KafkaError) -> None:

@@ -226,7 +226,7 @@ class RabbitMqTarget:
         try:
             async with asyncio.timeout(seconds):
                 channel = await self._connection.channel()  # of its own: a refusal closes the channel
-                kind = None if passive else {"x-queue-type": self._queue_type}
+                kind: dict[str, Any] | None = None if passive else {"x-queue-type": self._queue_type}
                 await channel.declare_queue(topic, durable=True, passive=passive, arguments=kind)
                 await channel.close()
         except amqp.ChannelNotFoundEntity:

@@ -1,0 +1,308 @@
+"""What every target of the relay must do, as one suite: subclass :class:`TargetConformance` and give it a fixture ``site``.
+
+A :class:`Site` is a real server of its own with a way to look into it: the suite pauses and kills it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from escrowmq import schemas
+from escrowmq.errors import Code, Misuse, Overloaded, Unknown, error
+from escrowmq.outbox.targets.seam import Codes, Target
+
+PATIENCE = 60.0
+"""Seconds until something that must become true is given up."""
+_numbers = itertools.count(time.time_ns())
+"""Of ids and topics: other than those of any run before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One message as its consumers find it."""
+
+    message_id: bytes
+    key: str | None
+    tag: str | None
+    properties: tuple[tuple[str, str], ...]
+    body: bytes
+
+
+class Site(Protocol):
+    """A running server, a target that sends to it, and what it holds."""
+
+    oversize: int
+    """A body of so many bytes is refused by the targets of :meth:`open`."""
+
+    def open(self, timeout: float = 10.0) -> Target:
+        """A new target that gives up after ``timeout`` seconds."""
+        ...
+
+    def new_topic(self) -> str:
+        """A topic that nothing was sent to, ready to be sent to."""
+        ...
+
+    def drain(self, topic: str) -> list[Stored]:
+        """Everything that was ever stored under ``topic`` and is visible, each key's messages in their order."""
+        ...
+
+    def pause(self) -> None:
+        """Let it answer nothing, connections open."""
+        ...
+
+    def resume(self) -> None:
+        """End a pause."""
+        ...
+
+    def kill(self) -> None:
+        """Crash it."""
+        ...
+
+    def start(self) -> None:
+        """Start it again."""
+        ...
+
+
+def new_name() -> str:
+    """A name that no other topic has."""
+    return f"topic-{next(_numbers)}"
+
+
+def batch(topic: str, rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
+    """A batch of schema OUTGOING: ``rows`` say what is not left at its default; each has a new message id."""
+    default = {"key": None, "tag": None, "properties": None, "queue": -1, "born_us": 0, "delay_us": 0, "immunity_us": 0}
+    whole = [
+        {**default, "topic": topic, "body": b"", "message_id": next(_numbers).to_bytes(16, "big"), "transaction": None}
+        | row
+        for row in rows
+    ]
+    return pa.RecordBatch.from_pylist(whole, schema=schemas.OUTGOING)
+
+
+def keyed(topic: str, keys: Iterable[str | None], start: int = 0) -> pa.RecordBatch:
+    """One row for each of ``keys``; bodies count up from ``start``."""
+    return batch(topic, [{"key": key, "body": b"%08d" % n} for n, key in enumerate(keys, start)])
+
+
+def ids_of(sent: pa.RecordBatch) -> list[bytes]:
+    """The message ids of a batch."""
+    ids: list[bytes] = sent.column("message_id").to_pylist()
+    return ids
+
+
+def first_sights(stored: Iterable[Stored]) -> dict[str | None, list[bytes]]:
+    """For each key its bodies, in the order in which they are first seen: what a consumer that passes over repeats has."""
+    seen: dict[str | None, dict[bytes, None]] = {}
+    for message in stored:
+        seen.setdefault(message.key, {})[message.body] = None
+    return {key: list(bodies) for key, bodies in seen.items()}
+
+
+def eventually(check: Callable[[], bool], what: str) -> None:
+    """Wait until ``check`` is true."""
+    deadline = time.monotonic() + PATIENCE
+    while not check():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def assert_held(codes: Codes) -> None:
+    """Every row is to be sent again, and none is counted as refused."""
+    branches = {type(error(Code(code))) for code in np.unique(codes[codes != Code.OK]).tolist()}
+    assert branches <= {Unknown, Overloaded}, codes
+
+
+def send_until_ok(target: Target, rows: pa.RecordBatch) -> None:
+    """Send again what was not OK, in order, as a relay does."""
+    deadline = time.monotonic() + PATIENCE
+    while rows.num_rows:
+        assert time.monotonic() < deadline, "the target does not come back"
+        codes = target.send(rows)
+        assert_held(codes)
+        rows = rows.filter(pa.array(codes != Code.OK))
+
+
+class TargetConformance:
+    """The contract of :mod:`escrowmq.outbox.targets.seam`, line by line."""
+
+    @pytest.fixture
+    def topic(self, site: Site) -> str:
+        """A topic that nothing was sent to."""
+        return site.new_topic()
+
+    @pytest.fixture
+    def target(self, site: Site) -> Iterable[Target]:
+        """A target, closed afterwards."""
+        target = site.open()
+        yield target
+        target.close()
+
+    def test_the_promise_is_stated(self, target: Target) -> None:
+        promise = target.promise
+        assert promise.name
+        assert promise.durable
+
+    def test_content_arrives_byte_for_byte(self, site: Site, target: Target, topic: str) -> None:
+        rows: list[dict[str, Any]] = [
+            {"body": bytes(range(256)) * 300, "key": "k", "tag": "t", "properties": [("a", "1"), ("b", "")]},
+            {"body": b""},
+            {"body": "半消息".encode(), "key": "钥匙 🗝", "tag": "标签", "properties": [("имя", "значение\n\t\"'")]},
+            {"body": b"\x00\xff\r\n", "key": "", "tag": "x" * 100, "properties": []},
+            {"body": b"x" * 100_000, "key": "k" * 1000, "properties": [(f"name-{n}", "v" * 100) for n in range(100)]},
+        ]
+        sent = batch(topic, rows)
+        assert target.send(sent).tolist() == [Code.OK] * len(rows)
+        found = {message.message_id: message for message in site.drain(topic)}
+        assert set(found) == set(ids_of(sent))
+        for row, identity in zip(rows, ids_of(sent), strict=True):
+            message = found[identity]
+            assert (message.body, message.key, message.tag) == (row["body"], row.get("key"), row.get("tag"))
+            assert sorted(message.properties) == sorted(row.get("properties") or [])
+
+    def test_keys_keep_their_order(self, site: Site, target: Target, topic: str) -> None:
+        keys = [None if n % 5 == 4 else f"k{n % 5}" for n in range(400)]
+        for start in (0, 400):
+            assert not target.send(keyed(topic, keys, start)).any()
+        stored = site.drain(topic)
+        assert len(stored) == 800
+        for key, bodies in first_sights(stored).items():
+            assert len(bodies) == 160
+            assert key is None or bodies == sorted(bodies)
+
+    def test_several_topics_in_one_batch(self, site: Site, target: Target) -> None:
+        topics = [site.new_topic() for _ in range(3)]
+        rows = [{"topic": topics[n % 3], "key": f"k{n % 7}", "body": b"%d" % n} for n in range(60)]
+        assert not target.send(batch(topics[0], rows)).any()
+        assert [len(site.drain(topic)) for topic in topics] == [20, 20, 20]
+
+    def test_no_rows_no_codes(self, target: Target) -> None:
+        assert len(target.send(schemas.empty(schemas.OUTGOING))) == 0
+
+    def test_a_row_is_refused_and_its_neighbours_go(self, site: Site, target: Target, topic: str) -> None:
+        big = b"x" * site.oversize
+        rows: list[dict[str, Any]] = [
+            {"key": "a", "body": b"1"},
+            {"key": "a", "body": big},
+            {"key": "a", "body": b"3"},
+            {"key": "b", "body": b"4"},
+            {"body": b"5"},
+            {"body": big},
+            {"body": b"7"},
+            {"key": "a", "body": big},
+            {"key": "b", "body": b"9"},
+        ]
+        sent = batch(topic, rows)
+        ok, large, behind = Code.OK, Code.BODY_TOO_LARGE, Code.QUEUE_FULL
+        assert target.send(sent).tolist() == [ok, large, behind, ok, ok, large, ok, behind, ok]
+        assert Counter(m.body for m in site.drain(topic)) == Counter([b"1", b"4", b"5", b"7", b"9"])
+        assert target.send(sent.slice(2, 1)).tolist() == [ok]
+        assert first_sights(site.drain(topic))["a"] == [b"1", b"3"]
+
+    def test_the_same_id_again(self, site: Site, target: Target, topic: str) -> None:
+        sent = keyed(topic, ["a", "b", None])
+        assert not target.send(sent).any()
+        assert not target.send(sent).any()
+        copies = Counter(message.message_id for message in site.drain(topic))
+        expected = 1 if target.promise.deduplicates else 2
+        assert copies == dict.fromkeys(ids_of(sent), expected)
+
+    def test_delays_are_kept_or_refused(self, site: Site, target: Target, topic: str) -> None:
+        first = target.send(batch(topic, [{"key": "a", "body": b"now"}]))
+        assert first.tolist() == [Code.OK]
+        begun = time.monotonic()
+        codes = target.send(
+            batch(topic, [{"key": "b", "body": b"later", "delay_us": 1_000_000}, {"key": "b", "body": b"behind"}])
+        )
+        if not target.promise.delays:
+            assert codes.tolist() == [Code.BAD_DELAY, Code.QUEUE_FULL]
+            assert [message.body for message in site.drain(topic)] == [b"now"]
+            return
+        assert codes.tolist() == [Code.OK, Code.OK]
+        bodies = {message.body for message in site.drain(topic)}
+        assert b"later" not in bodies or time.monotonic() - begun >= 1.0
+        eventually(lambda: b"later" in {m.body for m in site.drain(topic)}, "the delayed message does not come")
+        assert time.monotonic() - begun >= 1.0
+
+    def test_what_is_no_batch_of_messages_is_misuse(self, target: Target) -> None:
+        with pytest.raises(Misuse):
+            target.send(schemas.empty(schemas.ENDED))
+
+    def test_closing_twice_is_closing(self, site: Site) -> None:
+        target = site.open()
+        target.close()
+        target.close()
+
+    def test_a_silent_server_is_unknown_and_nothing_overtakes(self, site: Site, topic: str) -> None:
+        target = site.open(timeout=2.0)
+        try:
+            assert not target.send(keyed(topic, ["a", "b"])).any()
+            rest = keyed(topic, ["a", "a", "b", "b", "a"], start=2)
+            site.pause()
+            try:
+                codes = target.send(rest)
+            finally:
+                site.resume()
+            assert codes.all(), "OK, and nobody answered"
+            assert_held(codes)
+            send_until_ok(target, rest)
+            orders = first_sights(site.drain(topic))
+            assert orders == {"a": [b"%08d" % n for n in (0, 2, 3, 6)], "b": [b"%08d" % n for n in (1, 4, 5)]}
+        finally:
+            target.close()
+
+    def test_a_server_that_is_away_and_comes_back(self, site: Site, topic: str) -> None:
+        target = site.open(timeout=2.0)
+        try:
+            assert not target.send(keyed(topic, ["a", None])).any()
+            site.kill()
+            try:
+                codes = target.send(keyed(topic, ["a", None], start=2))
+                assert codes.all(), "OK, and nobody was there"
+                assert_held(codes)
+            finally:
+                site.start()
+            send_until_ok(target, keyed(topic, ["a", "a"], start=4))
+            assert first_sights(site.drain(topic))["a"] == [b"%08d" % n for n in (0, 4, 5)]
+        finally:
+            target.close()
+
+    def test_killed_while_sending_loses_nothing_that_was_ok(self, site: Site, topic: str) -> None:
+        target = site.open(timeout=3.0)
+        sent = threading.Event()
+        batches = [keyed(topic, [None if n % 4 == 3 else f"k{n % 4}" for n in range(40)], 40 * b) for b in range(20)]
+        failures: list[BaseException] = []
+
+        def relay() -> None:
+            try:
+                for number, rows in enumerate(batches):
+                    send_until_ok(target, rows)
+                    if number == 5:
+                        sent.set()
+            except BaseException as failure:
+                failures.append(failure)
+                sent.set()
+
+        worker = threading.Thread(target=relay)
+        worker.start()
+        try:
+            assert sent.wait(PATIENCE)
+            site.kill()
+            site.start()
+            worker.join()
+        finally:
+            target.close()
+        assert not failures, failures
+        stored = site.drain(topic)
+        assert {message.message_id for message in stored} == {identity for rows in batches for identity in ids_of(rows)}
+        for key, bodies in first_sights(stored).items():
+            assert key is None or bodies == sorted(bodies), f"within {key}, something overtook"

@@ -1,0 +1,18 @@
+"""The target for EscrowMQ keeps the contract of the relay's targets, on a real server."""
+
+from collections.abc import Iterator
+
+import pytest
+from target_sites import EscrowSite, serving
+
+from escrowmq.testing.target_conformance import TargetConformance
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EscrowSite]:
+    with serving("escrow", tmp_path_factory.mktemp("escrow")) as server:
+        yield EscrowSite(server)
+
+
+class TestEscrow(TargetConformance):
+    pass

@@ -1,0 +1,109 @@
+"""Kafka: limits of topics, refusals in the middle, and settings that the promise stands on."""
+
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+from target_sites import KafkaSite
+
+from escrowmq.errors import Code, Misuse
+from escrowmq.outbox.targets import kafka
+from escrowmq.outbox.targets.kafka import KafkaTarget
+from escrowmq.testing.target_conformance import batch, first_sights, keyed, new_name
+
+BIG = b"x" * 5000
+
+
+class Reader(KafkaSite):
+    def __init__(self, url: str) -> None:
+        self.given = url
+
+    @property
+    def url(self) -> str:
+        return self.given
+
+
+@pytest.fixture
+def target(kafka_url: str) -> Iterator[KafkaTarget]:
+    target = KafkaTarget(kafka_url)
+    yield target
+    target.close()
+
+
+def make(url: str, **config: str) -> str:
+    name = new_name()
+    admin = AdminClient({"bootstrap.servers": url.removeprefix("kafka://")})
+    admin.create_topics([NewTopic(name, 2, 1, config=config)])[name].result(30)
+    return name
+
+
+ROWS = [
+    {"key": "a", "body": b"1"},
+    {"key": "a", "body": BIG},
+    {"key": "a", "body": b"3"},
+    {"key": "b", "body": b"4"},
+    {"body": BIG},
+    {"key": "b", "body": b"6"},
+]
+ANSWERS = [Code.OK, Code.BODY_TOO_LARGE, Code.QUEUE_FULL, Code.OK, Code.BODY_TOO_LARGE, Code.OK]
+
+
+def test_the_limit_of_the_topic_counts(target: KafkaTarget, kafka_url: str) -> None:
+    topic = make(kafka_url, **{"max.message.bytes": "2000"})
+    assert target.send(batch(topic, ROWS)).tolist() == ANSWERS
+    many = keyed(topic, [f"k{n}" for n in range(500)])  # together more than one batch of this topic may have
+    assert not target.send(many).any()
+    large = make(kafka_url, **{"max.message.bytes": "4000000"})
+    assert target.send(batch(large, [{"body": b"x" * 3_000_000}])).tolist() == [Code.OK]
+
+
+def test_a_limit_that_nobody_tells_is_found_by_being_refused(
+    target: KafkaTarget, kafka_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka refuses whole batches: each of its messages is tried alone."""
+    monkeypatch.setattr(kafka._Topics, "_describe", lambda self, topics, seconds: dict.fromkeys(topics, 0))
+    topic = make(kafka_url, **{"max.message.bytes": "2000"})
+    rows = batch(topic, ROWS)
+    assert target.send(rows).tolist() == ANSWERS
+    found = first_sights(Reader(kafka_url).drain(topic))
+    assert found == {"a": [b"1"], "b": [b"4", b"6"]}
+
+
+def test_a_topic_that_is_not_there(target: KafkaTarget, kafka_url: str) -> None:
+    careful = KafkaTarget(kafka_url, create_topics=False)
+    topic, there = new_name(), make(kafka_url)
+    rows = batch(topic, [{"key": "a"}, {"topic": there, "key": "a"}, {"topic": there, "key": "b"}])
+    assert careful.send(rows).tolist() == [Code.UNKNOWN_TOPIC, Code.QUEUE_FULL, Code.OK]
+    assert not target.send(rows).any()
+    assert not careful.send(rows).any()
+    careful.close()
+
+
+def test_a_partition_can_be_named(target: KafkaTarget, kafka_url: str) -> None:
+    topic = make(kafka_url)
+    codes = target.send(batch(topic, [{"queue": 0}, {"queue": 1}, {"queue": 2}]))
+    assert codes.tolist() == [Code.OK, Code.OK, Code.BAD_QUEUE]
+
+
+def test_what_the_promise_stands_on_cannot_be_set(kafka_url: str) -> None:
+    for setting in ({"acks": "1"}, {"enable.idempotence": False}):
+        with pytest.raises(Misuse, match="set by the target"):
+            KafkaTarget(kafka_url, config=setting)
+    with pytest.raises(Misuse, match="set by the target"):
+        KafkaTarget(f"{kafka_url}?acks=0")
+    with pytest.raises(Misuse, match="No such"):
+        KafkaTarget(f"{kafka_url}?no.such.setting=1")
+    with pytest.raises(Misuse, match="names no broker"):
+        KafkaTarget("kafka://")
+
+
+def test_settings_can_stand_in_the_url(kafka_url: str) -> None:
+    target = KafkaTarget(f"{kafka_url}?client.id=relay&compression.type=zstd")
+    assert target.send(keyed(new_name(), ["a"])).tolist() == [Code.OK]
+    target.close()
+
+
+def test_nobody_there_is_unknown_at_once_for_new_topics(kafka_url: str) -> None:
+    target = KafkaTarget("127.0.0.1:1", timeout=1)
+    assert set(target.send(keyed("t", ["a", "b"])).tolist()) <= {Code.DISCONNECTED, Code.TIMED_OUT}
+    target.close()

@@ -1,0 +1,68 @@
+"""A URL names a target; nothing is connected to, and what is missing is named."""
+
+import builtins
+import sys
+from typing import Any
+
+import pytest
+
+from escrowmq.errors import Code, Misuse
+from escrowmq.outbox.targets.opening import open_target, read_options
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("escrow://127.0.0.1:1", "EscrowMQ"),
+        ("kafka://127.0.0.1:1,127.0.0.1:2", "kafka"),
+        ("amqp://127.0.0.1:1/", "rabbitmq"),
+        ("redis://127.0.0.1:1/0", "redis"),
+    ],
+)
+def test_each_scheme_has_its_target(url: str, name: str) -> None:
+    target = open_target(url)
+    assert target.promise.name == name
+    target.close()
+
+
+def test_an_unknown_scheme_is_misuse() -> None:
+    with pytest.raises(Misuse) as caught:
+        open_target("ftp://host")
+    assert caught.value.code == Code.BAD_URL
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name.partition(".")[0] == "aio_pika":
+            raise ModuleNotFoundError(f"No module named {name!r}", name="aio_pika")
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.delitem(sys.modules, "escrowmq.outbox.targets.rabbitmq", raising=False)
+    with pytest.raises(Misuse, match=r"escrowmq\[rabbitmq\]") as caught:
+        open_target("amqp://127.0.0.1/")
+    assert caught.value.code == Code.MISSING_PACKAGE
+
+
+def test_options_are_checked_and_read() -> None:
+    url = "redis://127.0.0.1:1/0"
+    assert read_options(url, {"timeout": "2.5", "dedup_seconds": "7", "durability": "everysec"}) == {
+        "timeout": 2.5,
+        "dedup_seconds": 7,
+        "durability": "everysec",
+    }
+    assert read_options("amqp://h/", {"declare": "false"}) == {"declare": False}
+    with pytest.raises(Misuse, match="no option"):
+        open_target(url, flavour="mild")
+    for bad in ({"timeout": "soon"}, {"dedup_seconds": "1.5"}):
+        with pytest.raises(Misuse, match="such as"):
+            read_options(url, bad)
+
+
+def test_values_that_make_no_sense_are_misuse() -> None:
+    with pytest.raises(Misuse, match="one of always, everysec, memory"):
+        open_target("redis://127.0.0.1:1/0", durability="perhaps")
+    with pytest.raises(Misuse, match="quorum or classic"):
+        open_target("amqp://127.0.0.1:1/", queue_type="mirrored")
