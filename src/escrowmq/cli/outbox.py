@@ -67,8 +67,8 @@ def list_(
     json: Json = False,
 ) -> None:
     """List messages of the table, without bodies; by default those that wait for a person."""
-    if state not in (*_STATES, "all"):
-        raise error(Code.BAD_ARGUMENT, f"--state {state}", f"one of {', '.join(_STATES)}, all")
+    if state not in (*_STYLES, "all"):
+        raise error(Code.BAD_ARGUMENT, f"--state {state}", f"one of {', '.join(_STYLES)}, all")
     from escrowmq import outbox
 
     with outbox.engines.opened(database_url) as engine:
@@ -127,24 +127,14 @@ def _each(url: str, ids: list[str], json: bool, act: str) -> None:
 
     with outbox.engines.opened(url) as engine:
         results = getattr(outbox.attention, act)(engine, ids)
+    states = [None if r.state is None else r.state.name.lower() for r in results]
     if json:
-        print_json(
-            [
-                {
-                    "id": r.id.hex(),
-                    "result": r.code.name,
-                    "state": r.state and r.state.name.lower(),
-                    "ok": r.code in DONE,
-                }
-                for r in results
-            ]
-        )
+        rows = zip(results, states, strict=True)
+        print_json([{"id": r.id.hex(), "result": r.code.name, "state": s, "ok": r.code in DONE} for r, s in rows])
     else:
-        rows = [
-            (r.id.hex(), Text(r.code.name, "green" if r.code in DONE else "red"), r.state and r.state.name.lower())
-            for r in results
-        ]
-        print_table(("message id", "result", "state"), rows, "")
+        codes = [Text(r.code.name, "green" if r.code in DONE else "red") for r in results]
+        ids_ = [r.id.hex() for r in results]
+        print_table(("message id", "result", "state"), list(zip(ids_, codes, states, strict=True)), "")
     if status := exit_code_of([r.code for r in results]):
         raise typer.Exit(status)
 

@@ -70,7 +70,7 @@ def list_messages(
     """Rows in one state (None: in any) in the order of their ``seq``, without bodies; the next page is ``after`` the last ``seq``."""
     wanted = trans_message.c.seq > after
     if state is not None:
-        wanted &= trans_message.c.state == State(state).value
+        wanted &= _is_in(State(state))
     found = sa.select(*_LISTED, _SIZE).where(wanted).order_by(trans_message.c.seq).limit(limit)
     with engine.connect() as connection, transaction_of(connection, trans_message):
         return [_row(row) for row in connection.execute(found).mappings()]
@@ -88,12 +88,13 @@ def show(engine: sa.Engine, message_id: str | bytes) -> Row:
 
 
 def retry(engine: sa.Engine, ids: Iterable[str | bytes], *, by: str | None = None) -> list[Done]:
-    """Send WAITING and DISCARDED rows again, attempts counted anew; one result an id. ``by``: who; None: the system's user."""
+    """Send WAITING, RETRYING and DISCARDED rows now, attempts counted anew; one result an id. ``by``: who; None: the system's
+    user."""
     return _act(engine, ids, by, "retry", {"state": State.PENDING.value, "attempts": 0, "due_us": 0})
 
 
 def discard(engine: sa.Engine, ids: Iterable[str | bytes], *, by: str | None = None) -> list[Done]:
-    """Never send these WAITING or PENDING rows; they stay in the table, and :func:`retry` brings them back.
+    """Never send these rows, which are not sent yet; they stay in the table, and :func:`retry` brings them back.
 
     A PENDING row can be on its way at this moment: its message may still come out.
     """
@@ -128,6 +129,14 @@ def _act(engine: sa.Engine, ids: Iterable[str | bytes], by: str | None, act: str
 
 
 _SIZE = sa.func.length(trans_message.c.body).label("body_bytes")
+
+
+def _is_in(state: State) -> sa.ColumnElement[bool]:
+    """As literals: a partial index is used only if the statement itself says that it suffices."""
+    same = trans_message.c.state == sa.literal_column(str(state.value))
+    if state < State.WAITING:
+        return same
+    return sa.and_(trans_message.c.state >= sa.literal_column(str(State.WAITING.value)), same)
 
 
 def _row(row: Any) -> Row:

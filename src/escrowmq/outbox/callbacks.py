@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 
 from escrowmq import model
 from escrowmq.errors import Code, EscrowError, Misuse
@@ -36,7 +37,7 @@ WORD_IDS = 10_000
 """Ids of one message: 160 kB."""
 
 logger = logging.getLogger(__name__)
-_OPEN = [State.PENDING.value, State.SENT.value, State.WAITING.value, State.RETRYING.value]
+_ENDED = [State.DONE.value, State.DISCARDED.value]
 
 
 # The consumer's side
@@ -86,7 +87,7 @@ def mark_done_tx(session: AnySession, ids: list[bytes]) -> int:
     done = 0
     with transaction_of(session, trans_message) as connection:
         for at in range(0, len(ids), CHUNK_IDS):
-            rows = trans_message.c.id.in_(ids[at : at + CHUNK_IDS]) & trans_message.c.state.in_(_OPEN)
+            rows = trans_message.c.id.in_(ids[at : at + CHUNK_IDS]) & trans_message.c.state.not_in(_ENDED)
             now = time.time_ns() // 1000
             # a word that was quicker than the relay's own mark proves the send too
             values = {
@@ -129,13 +130,12 @@ class CallbackListener:
         ids = b"".join(bodies.filter(sound).to_pylist())
         try:
             self.marked += mark_done(self._engine, (ids[at : at + 16] for at in range(0, len(ids), 16)))
-        except Misuse:
+        except DBAPIError as problem:
+            logger.warning("callbacks could not be marked and come again: %s", problem)
+            return batch.nack(cause=f"{type(problem).__name__}: {problem}"[:500], wait=False)
+        except Exception:
             batch.nack(0.0, "the listener cannot mark", wait=False)
             raise
-        except Exception as problem:
-            logger.warning("callbacks could not be marked and come again: %s", problem)
-            batch.nack(cause=f"{type(problem).__name__}: {problem}"[:500], wait=False)
-            return
         try:
             if pc.all(sound).as_py():
                 return batch.ack()

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 Database = sessionmaker[Session] | sa.Engine
 logger = logging.getLogger(__name__)
 
+_STOPS = frozenset({Code.NO_TABLES, Code.SCHEMA_VERSION, Code.NO_TRANSACTION})
+"""No message's fault: the loop cannot go on."""
+
 CHUNK_ROWS = 1_000
 """Marks of one INSERT, and of one step of a purge."""
 
@@ -135,21 +138,24 @@ def consume(
     ``database`` is a ``sessionmaker`` or an Engine: its ``begin()`` gives what ``handler(session, message)`` gets. A batch is one
     transaction: claim, handle what is new, commit, then acknowledge. If that fails, its messages are done one by one, so that only
     those whose own handling fails go back (``nack`` with the exception as cause; dead letters after ``max_attempts``). ``group`` names
-    the marks; None: the consumer's own. Raises Misuse as :func:`claim_tx`, after giving the batch back.
+    the marks; None: the consumer's own. Raises Misuse(NO_TABLES | SCHEMA_VERSION | NO_TRANSACTION), after giving the batch back.
     """
     name = consumer.group if group is None else group
     effects = 0
     for batch in consumer.batches(max_messages, idle_timeout=idle_timeout):
         try:
             effects += _handle(database, handler, list(batch), name)
-        except Misuse:
-            batch.nack(0.0, "the consumer cannot claim", wait=False)
-            raise
-        except Exception:
-            logger.info("a batch of %d messages failed; doing them one by one", len(batch), exc_info=True)
-            effects += _handle_apart(database, handler, batch, name)
-        else:
+            whole = True
+        except Exception as problem:
+            if isinstance(problem, Misuse) and problem.code in _STOPS:
+                batch.nack(0.0, "the consumer cannot claim", wait=False)
+                raise
+            logger.info("a batch of %d messages failed; doing them one by one: %r", len(batch), problem)
+            whole = False
+        if whole:
             _acknowledge(batch)
+        else:
+            effects += _handle_apart(database, handler, batch, name)
     return effects
 
 

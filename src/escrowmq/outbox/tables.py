@@ -214,13 +214,6 @@ _KEPT = trans_message.c.sent_us.is_not(None)
 sa.Index(
     "trans_message_kept", trans_message.c.state, trans_message.c.sent_us, postgresql_where=_KEPT, sqlite_where=_KEPT
 )
-_WAITING = trans_message.c.state == State.WAITING.value
-sa.Index(
-    "trans_message_waiting",
-    trans_message.c.seq,
-    postgresql_where=_WAITING,
-    sqlite_where=_WAITING,
-).ddl_if(callable_=_on("postgresql", "sqlite"))
 sa.Index("trans_recv_log_by_time", trans_recv_log.c.seen_us)  # what is purged is at its left end
 sa.Index("trans_barrier_by_time", trans_barrier.c.decided_us)  # likewise
 sa.Index("trans_driven_by_group", trans_driven.c.producer_group, trans_driven.c.state)

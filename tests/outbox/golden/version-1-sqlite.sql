@@ -92,7 +92,6 @@ CREATE INDEX IF NOT EXISTS trans_driven_by_group ON trans_driven (producer_group
 CREATE INDEX IF NOT EXISTS trans_message_aside ON trans_message (state, lane, due_us) WHERE state >= 3;
 CREATE INDEX IF NOT EXISTS trans_message_kept ON trans_message (state, sent_us) WHERE sent_us IS NOT NULL;
 CREATE INDEX IF NOT EXISTS trans_message_pending ON trans_message (lane, seq) WHERE state = 0;
-CREATE INDEX IF NOT EXISTS trans_message_waiting ON trans_message (seq) WHERE state = 3;
 CREATE INDEX IF NOT EXISTS trans_recv_log_by_time ON trans_recv_log (seen_us);
 INSERT INTO trans_lane (lane, epoch, leased_until_us) VALUES (0, 0, 0), (1, 0, 0), (2, 0, 0), (3, 0, 0), (4, 0, 0), (5, 0, 0), (6, 0, 0), (7, 0, 0), (8, 0, 0), (9, 0, 0), (10, 0, 0), (11, 0, 0), (12, 0, 0), (13, 0, 0), (14, 0, 0), (15, 0, 0), (16, 0, 0), (17, 0, 0), (18, 0, 0), (19, 0, 0), (20, 0, 0), (21, 0, 0), (22, 0, 0), (23, 0, 0), (24, 0, 0), (25, 0, 0), (26, 0, 0), (27, 0, 0), (28, 0, 0), (29, 0, 0), (30, 0, 0), (31, 0, 0), (32, 0, 0), (33, 0, 0), (34, 0, 0), (35, 0, 0), (36, 0, 0), (37, 0, 0), (38, 0, 0), (39, 0, 0), (40, 0, 0), (41, 0, 0), (42, 0, 0), (43, 0, 0), (44, 0, 0), (45, 0, 0), (46, 0, 0), (47, 0, 0), (48, 0, 0), (49, 0, 0), (50, 0, 0), (51, 0, 0), (52, 0, 0), (53, 0, 0), (54, 0, 0), (55, 0, 0), (56, 0, 0), (57, 0, 0), (58, 0, 0), (59, 0, 0), (60, 0, 0), (61, 0, 0), (62, 0, 0), (63, 0, 0) ON CONFLICT DO NOTHING;
 INSERT INTO trans_schema (one, version) VALUES (1, 1) ON CONFLICT DO NOTHING;

@@ -1,0 +1,104 @@
+"""``escrowmq outbox``: the tables, and what waits for a person."""
+
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from cli_runs import Run
+
+from escrowmq.cli.failures import Exit
+from escrowmq.outbox import State, send_tx
+from escrowmq.outbox.tables import trans_message, trans_schema
+
+
+@pytest.fixture
+def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    monkeypatch.setenv("ESCROWMQ_DATABASE_URL", url)
+    return url
+
+
+@pytest.fixture
+def waiting(run: Run, database: str) -> list[str]:
+    """Three messages that wait for a person, by their ids."""
+    assert run("outbox", "migrate").code == 0
+    engine = sa.create_engine(database)
+    with engine.begin() as connection:
+        ids = [
+            send_tx(connection, "orders", b"order %d" % n, key=f"o-{n}", properties={"a": "b"}).hex() for n in range(3)
+        ]
+        connection.execute(sa.update(trans_message).values(state=State.WAITING, attempts=4, error="UNKNOWN_TOPIC"))
+    engine.dispose()
+    return ids
+
+
+def test_migrate_tells_what_was_there(run: Run, database: str) -> None:
+    assert run("outbox", "migrate", "--json").json == {"before": 0, "version": 1}
+    assert run("outbox", "migrate", "--json").json == {"before": 1, "version": 1}
+    assert "as before" in run("outbox", "migrate").err
+
+
+def test_what_waits_is_listed_and_shown(run: Run, waiting: list[str]) -> None:
+    listed = run("outbox", "list", "--json").json
+    assert [(m["id"], m["state"], m["key"], m["attempts"], m["body_bytes"]) for m in listed] == [
+        (identity, "waiting", f"o-{n}", 4, 7) for n, identity in enumerate(waiting)
+    ]
+    assert "body" not in listed[0]
+    assert [m["id"] for m in run("outbox", "list", "-n", "1", "--after", str(listed[0]["seq"]), "--json").json] == [
+        waiting[1]
+    ]
+    assert run("outbox", "list", "-s", "sent", "--json").json == []
+    assert len(run("outbox", "list", "-s", "all", "--json").json) == 3
+    table = run("outbox", "list").out
+    assert waiting[0] in table
+    assert "UNKNOWN_TOPIC" in table
+    shown = run("outbox", "show", waiting[1], "--json").json
+    assert (shown["body"], shown["properties"], shown["state"]) == ("order 1", {"a": "b"}, "waiting")
+    told = run("outbox", "show", waiting[1])
+    assert ("order 1" in told.out, "UNKNOWN_TOPIC" in told.err) == (True, True)
+
+
+def test_retry_and_discard_tell_one_by_one(run: Run, waiting: list[str]) -> None:
+    done = run("outbox", "discard", waiting[0], "--json")
+    assert (done.code, done.json) == (
+        0,
+        [{"id": waiting[0], "result": "OK", "state": "discarded", "ok": True}],
+    )
+    some = run("outbox", "retry", waiting[0], "00" * 16, waiting[1], "--json")
+    assert some.code == Exit.REJECTED
+    assert [(r["result"], r["state"]) for r in some.json] == [("OK", "pending"), ("NOT_FOUND", None), ("OK", "pending")]
+    again = run("outbox", "retry", waiting[0])
+    assert (again.code, "CONFLICT" in again.out) == (Exit.REJECTED, True)
+    assert "discard by" in run("outbox", "show", waiting[0]).err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (("list", "--state", "open"), Exit.USAGE, "waiting"),
+        (("show", "00" * 16), Exit.REJECTED, "NOT_FOUND"),
+        (("list", "-d", "nonsense"), Exit.USAGE, "BAD_URL"),
+        (("list", "-d", "oracle9://x"), Exit.USAGE, "BAD_URL"),
+        (("list", "-d", "sqlite+aiosqlite://"), Exit.USAGE, "asynchronous"),
+        (("list", "-d", "postgresql+pg8000://x/y"), Exit.USAGE, "MISSING_PACKAGE"),
+        (("list", "-d", "postgresql://u:secret@127.0.0.1:1/y"), Exit.UNKNOWN, "DISCONNECTED"),
+        (("list", "-d", "mysql://u:secret@127.0.0.1:1/y"), Exit.UNKNOWN, "DISCONNECTED"),
+    ],
+)
+def test_wrong_use(run: Run, waiting: list[str], words: tuple[str, ...], code: Exit, told: str) -> None:
+    ran = run("outbox", *words)
+    assert (ran.code, told in ran.err) == (code, True), ran
+    assert "secret" not in ran.err
+
+
+def test_without_tables_and_with_newer_ones(run: Run, database: str) -> None:
+    absent = run("outbox", "list")
+    assert (absent.code, "escrowmq outbox migrate" in absent.err) == (Exit.USAGE, True)
+    run("outbox", "migrate")
+    engine = sa.create_engine(database)
+    with engine.begin() as connection:
+        connection.execute(sa.update(trans_schema).values(version=99))
+    engine.dispose()
+    for command in ("list", "migrate"):
+        newer = run("outbox", command)
+        assert (newer.code, "version 99" in newer.err, "upgrade escrowmq" in newer.err) == (Exit.USAGE, True, True)
