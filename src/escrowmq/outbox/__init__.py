@@ -12,11 +12,21 @@ from typing import TYPE_CHECKING, Any
 from escrowmq.errors import Code, Misuse
 
 if TYPE_CHECKING:
-    from escrowmq.outbox import aio, attention, callbacks, engines, inbox, migrations, tables
+    from escrowmq.outbox import aio, attention, callbacks, engines, inbox, migrations, modes, tables
     from escrowmq.outbox.barrier import AsyncBarrier, Barrier, bind_batch_tx, bind_tx
     from escrowmq.outbox.callbacks import CallbackListener, confirm_batch_tx, confirm_tx, mark_done, report
     from escrowmq.outbox.inbox import claim_batch_tx, claim_tx
     from escrowmq.outbox.migrations import check_schema, ddl, migrate
+    from escrowmq.outbox.modes import (
+        BothReachConsumer,
+        BothReachProducer,
+        Compensating,
+        Driven,
+        OffsetConsumer,
+        Slot,
+        slots_of,
+        split_topic,
+    )
     from escrowmq.outbox.sending import send_batch_tx, send_tx
     from escrowmq.outbox.tables import State, metadata
 
@@ -37,10 +47,18 @@ _LAZY = {
     "migrate": "migrations",
     "check_schema": "migrations",
     "ddl": "migrations",
+    "Driven": "modes",
+    "BothReachProducer": "modes",
+    "BothReachConsumer": "modes",
+    "Compensating": "modes",
+    "OffsetConsumer": "modes",
+    "Slot": "modes",
+    "slots_of": "modes",
+    "split_topic": "modes",
     "metadata": "tables",
     "State": "tables",
 }
-_MODULES = frozenset({"aio", "attention", "callbacks", "engines", "inbox", "migrations", "tables"})
+_MODULES = frozenset({"aio", "attention", "callbacks", "engines", "inbox", "migrations", "modes", "tables"})
 
 __all__ = [  # noqa: RUF022  # grouped, not sorted
     # the sender
@@ -61,6 +79,15 @@ __all__ = [  # noqa: RUF022  # grouped, not sorted
     "report",
     "mark_done",
     "CallbackListener",
+    # driven by the producer (docs/modes.md)
+    "Driven",
+    "BothReachProducer",
+    "BothReachConsumer",
+    "Compensating",
+    "OffsetConsumer",
+    "Slot",
+    "slots_of",
+    "split_topic",
     # the tables
     "migrate",
     "check_schema",
@@ -73,6 +100,7 @@ __all__ = [  # noqa: RUF022  # grouped, not sorted
     "callbacks",
     "engines",
     "migrations",
+    "modes",
     "tables",
 ]
 

@@ -29,6 +29,7 @@ from escrowmq.outbox.modes import (
     Taken,
     slots_of,
 )
+from escrowmq.platform.failpoints import reach
 from escrowmq.settings import BrokerSettings
 
 GROUP = "shop"
@@ -125,10 +126,32 @@ def message(topic: str, number: int) -> mq.Message:
     )
 
 
-def produce(mode: str, url: str, database: str, topic: str) -> None:
+def produce(mode: str, url: str, database: str, topic: str, planted: bool = False) -> None:
     """A producer process."""
     with mq.connect(url) as bus:
-        produce_into(sender(mode, bus, sa.create_engine(database)), topic)
+        engine = sa.create_engine(database)
+        way = sender(mode, bus, engine) if not planted else DeletesFirst(bus, engine, GROUP)
+        produce_into(way, topic)
+
+
+class DeletesFirst(Driven):
+    """A planted bug: P7 before P6."""
+
+    def _finish(self, batch: Any, shards: Any, outcome: Any) -> Any:
+        with self._engine.begin() as connection:
+            self._journal.delete(connection, batch.column("message_id").to_pylist())
+        reach("planted.deleted")
+        return super()._finish(batch, shards, outcome)
+
+
+class MovesApart(OffsetConsumer):
+    """A planted bug: the offset moves in a transaction of its own."""
+
+    def _apply(self, claim: Any, next_offset: int, messages: Taken, effect: Any) -> Any:
+        with self._sessions() as session, session.begin():
+            effect(session, messages)
+        reach("planted.effect_done")
+        return super()._apply(claim, next_offset, messages, lambda session, messages: None)
 
 
 def reach_effect(session: Session, messages: Sequence[Prepared]) -> None:
@@ -148,10 +171,13 @@ def consume_reach(url: str, database: str, topic: str, marks: bool) -> None:
         consumer.consume(bus, topic, idle_timeout=IDLE, lease=LEASE)
 
 
-def consume_offsets(url: str, database: str, topic: str, stride: int = 1, part: int = 0, max_messages: int = 2) -> None:
+def consume_offsets(
+    url: str, database: str, topic: str, stride: int = 1, part: int = 0, max_messages: int = 2, planted: bool = False
+) -> None:
     """A consumer process with its offsets in its database."""
     with mq.connect(url) as bus:
         slots: list[Slot] = slots_of(bus, topic, stride=stride, part=part)
-        consumer = OffsetConsumer(bus, sa.create_engine(database), readers(topic), topic, slots, owner=f"part-{part}")
+        kind = MovesApart if planted else OffsetConsumer
+        consumer = kind(bus, sa.create_engine(database), readers(topic), topic, slots, owner=f"part-{part}")
         while consumer.poll(offset_effect, max_messages):
             pass

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 from hypothesis import given
@@ -14,11 +12,10 @@ from hypothesis import strategies as st
 from modes_roles import identity, note, noted, reach_effect
 
 import escrowmq as mq
-from escrowmq.errors import Rejected
-from escrowmq.outbox.modes import Arrival, BothReachConsumer, BothReachProducer, Prepared
+from escrowmq.errors import Code, Rejected
+from escrowmq.outbox.modes import Arrival, BothReachConsumer, BothReachProducer, Prepared, Redriven
 from escrowmq.outbox.modes.both_reach import KEY, SIGN, TRANSACTION, Sign, end_id
 from escrowmq.outbox.tables import trans_prepared, trans_recv_log
-from escrowmq.outbox.targets.seam import Promise
 
 
 @pytest.fixture
@@ -214,49 +211,41 @@ def test_ends_have_ids_of_their_own() -> None:
     assert len({end_id(b"i" * 16, Sign.COMMIT), end_id(b"i" * 16, Sign.ROLLBACK), b"i" * 16}) == 3
 
 
-class Streams:
-    """A minimal target over Redis Streams: everything in one stream, in order."""
-
-    promise = Promise("redis-test", "when written", False, True, False, None)
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-
-    def send(self, batch: pa.RecordBatch) -> Any:
-        for row in batch.to_pylist():
-            headers = {f"h:{name}": value for name, value in row["properties"] or ()}
-            self._client.xadd(row["topic"], {"body": row["body"], "tag": row["tag"] or "", **headers})
-        return np.zeros(batch.num_rows, np.uint8)
-
-    def close(self) -> None:
-        """Nothing of its own."""
+def test_a_delay_is_refused(bus: mq.Bus, local: sa.Engine, t: str) -> None:
+    """The COMMIT would overtake its PREPARE."""
+    way = BothReachProducer(bus.producer("plain"), local, "shop")
+    with pytest.raises(Rejected) as raised:
+        way.send(mq.Message(t, b"later", delay=1.0), business(t, 1))
+    assert raised.value.code is Code.BAD_DELAY
+    assert noted(local, "produced") == []
+    assert way.redrive() == Redriven()
 
 
 def test_through_redis_with_acknowledgements(redis_url: str, local: sa.Engine, t: str) -> None:
     """A consumer that dies before it acknowledges gets everything again; each committed id has one effect."""
     redis = pytest.importorskip("redis")
-    client = redis.Redis.from_url(redis_url)
-    way = BothReachProducer(Streams(client), local, "shop")
+    from escrowmq.outbox.targets.redis import BODY_FIELD, RedisTarget
+
+    target = RedisTarget(redis_url, durability="memory")
+    way = BothReachProducer(target, local, "shop")
     for number in range(6):
         if number == 2:
             with pytest.raises(KeyError):
                 way.send(mq.Message(t, b"no", message_id=identity(t, 2)), business(t, 2, fails=True))
         else:
             way.send(mq.Message(t, b"yes", key="k", message_id=identity(t, number)), business(t, number))
+    target.close()
+    client = redis.Redis.from_url(redis_url)
     client.xgroup_create(t, "cart", "0")
     consumer = BothReachConsumer(local, "cart", reach_effect)
 
     def read(start: str) -> tuple[list[bytes], list[Arrival]]:
         found = client.xreadgroup("cart", "c", {t: start}, count=4)
         entries = found[0][1] if found else []
-        return [i for i, _ in entries], [
-            Arrival(
-                t,
-                fields[b"body"],
-                {name[2:].decode(): value.decode() for name, value in fields.items() if name.startswith(b"h:")},
-            )
-            for _, fields in entries
-        ]
+        texts = [{name.decode(): value for name, value in fields.items()} for _, fields in entries]
+        bodies = [fields.pop(BODY_FIELD) for fields in texts]
+        headers = [{name: value.decode() for name, value in fields.items()} for fields in texts]
+        return [i for i, _ in entries], [Arrival(t, body, h) for body, h in zip(bodies, headers, strict=True)]
 
     class Died(Exception):
         pass

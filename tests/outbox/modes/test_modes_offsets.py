@@ -44,22 +44,22 @@ def drain(consumer: OffsetConsumer, effect: Any = offset_effect, most: int = 7) 
 
 def test_each_message_has_one_effect_and_the_offset_moves_with_it(bus: mq.Bus, database: sa.Engine, t: str) -> None:
     ids = fill(bus, t, 20)
-    with OffsetConsumer(bus, database, "cart", t, slots_of(bus, t)) as consumer:
+    with OffsetConsumer(bus, database, "cart", t, slots_of(bus, t), owner="c-1") as consumer:
         assert drain(consumer) == 20
         ids += fill(bus, t, 5, 20)
         assert drain(consumer) == 5
         assert set(consumer.positions.values()) == {25}
     assert noted(database, "effects") == ids
-    with OffsetConsumer(bus, database, "cart", t) as again:
+    with OffsetConsumer(bus, database, "cart", t, owner="c-1") as again:
         assert drain(again) == 0
-    with OffsetConsumer(bus, database, "another", t) as other:
+    with OffsetConsumer(bus, database, "another", t, owner="c-1") as other:
         assert drain(other) == 25
 
 
 def test_what_the_effect_gets(bus: mq.Bus, local: sa.Engine, t: str) -> None:
     ids = fill(bus, t, 3)
     got: list[Taken] = []
-    OffsetConsumer(bus, local, "cart", t).poll(lambda session, messages: got.append(messages))
+    OffsetConsumer(bus, local, "cart", t, owner="c-1").poll(lambda session, messages: got.append(messages))
     (messages,) = got
     assert [m.message_id for m in messages] == ids == messages.arrow.column("message_id").to_pylist()
     assert [m.offset for m in messages] == [0, 1, 2]
@@ -69,7 +69,7 @@ def test_what_the_effect_gets(bus: mq.Bus, local: sa.Engine, t: str) -> None:
 
 def test_a_failed_effect_moves_nothing(bus: mq.Bus, database: sa.Engine, t: str) -> None:
     fill(bus, t, 3)
-    consumer = OffsetConsumer(bus, database, "cart", t)
+    consumer = OffsetConsumer(bus, database, "cart", t, owner="c-1")
 
     def fails(session: Any, messages: Taken) -> None:
         offset_effect(session, messages)
@@ -149,14 +149,14 @@ def test_virtual_queues_split_one_queue_without_loss_or_overlap(bus: mq.Bus, dat
 
 def test_overlapping_strides_are_refused(bus: mq.Bus, database: sa.Engine, t: str) -> None:
     fill(bus, t, 1)
-    OffsetConsumer(bus, database, "cart", t, slots_of(bus, t, stride=4, part=1)).close()
+    OffsetConsumer(bus, database, "cart", t, slots_of(bus, t, stride=4, part=1), owner="c-1").close()
     for stride, part in ((1, 0), (2, 1), (8, 5), (6, 3)):
         with pytest.raises(Misuse):
-            OffsetConsumer(bus, database, "cart", t, slots_of(bus, t, stride=stride, part=part))
-    OffsetConsumer(bus, database, "cart", t, slots_of(bus, t, stride=4, part=2)).close()
-    OffsetConsumer(bus, database, "cart", t, slots_of(bus, t, stride=8, part=3)).close()
+            OffsetConsumer(bus, database, "cart", t, slots_of(bus, t, stride=stride, part=part), owner="c-1")
+    OffsetConsumer(bus, database, "cart", t, slots_of(bus, t, stride=4, part=2), owner="c-1").close()
+    OffsetConsumer(bus, database, "cart", t, slots_of(bus, t, stride=8, part=3), owner="c-1").close()
     with pytest.raises(Misuse):
-        OffsetConsumer(bus, database, "other", t, [Slot(*key) for key in _both(bus, t)])
+        OffsetConsumer(bus, database, "other", t, [Slot(*key) for key in _both(bus, t)], owner="c-1")
 
 
 def _both(bus: mq.Bus, t: str) -> list[tuple[int, int, int, int]]:
@@ -172,7 +172,7 @@ def test_claims_at_the_same_time_cannot_overlook_each_other(bus: mq.Bus, databas
     def claim(stride: int) -> None:
         barrier.wait()
         try:
-            OffsetConsumer(bus, database, "cart", t, slots_of(bus, t, stride=stride))
+            OffsetConsumer(bus, database, "cart", t, slots_of(bus, t, stride=stride), owner="c-1")
             outcomes.append("claimed")
         except (Misuse, sa.exc.DBAPIError) as problem:
             outcomes.append(type(problem).__name__)
@@ -191,7 +191,7 @@ def test_claims_at_the_same_time_cannot_overlook_each_other(bus: mq.Bus, databas
 def test_a_queue_at_rest_is_divided_anew(bus: mq.Bus, database: sa.Engine, t: str) -> None:
     ids = fill(bus, t, 10)
     (whole,) = slots_of(bus, t)
-    consumer = OffsetConsumer(bus, database, "cart", t, [whole])
+    consumer = OffsetConsumer(bus, database, "cart", t, [whole], owner="c-1")
     drain(consumer)
     with pytest.raises(Rejected):
         divide(database, "cart", t, whole.shard, whole.queue, 2)
@@ -207,7 +207,7 @@ def test_a_queue_at_rest_is_divided_anew(bus: mq.Bus, database: sa.Engine, t: st
     assert drain(two) == 3
     two.close()
     assert divide(database, "cart", t, whole.shard, whole.queue, 1) == [whole]
-    with OffsetConsumer(bus, database, "cart", t, [whole]) as last:
+    with OffsetConsumer(bus, database, "cart", t, [whole], owner="c-1") as last:
         assert drain(last) == 0
     assert sorted(noted(database, "effects")) == sorted(ids)
 
@@ -261,24 +261,26 @@ def _wait(condition: Callable[[], Any]) -> None:
 def test_where_to_start(bus: mq.Bus, local: sa.Engine, t: str) -> None:
     fill(bus, t, 5)
     for group, start, expected in (("a", "earliest", 5), ("b", "latest", 0), ("c", 3, 2)):
-        with OffsetConsumer(bus, local, group, t, start=start) as consumer:
+        with OffsetConsumer(bus, local, group, t, start=start, owner="c-1") as consumer:
             assert drain(consumer) == expected
     for bad in ("soon", True, 1.5):
         with pytest.raises(Misuse):
-            OffsetConsumer(bus, local, "d", t, start=bad)  # type: ignore[arg-type]
+            OffsetConsumer(bus, local, "d", t, start=bad, owner="c-1")  # type: ignore[arg-type]
     with pytest.raises(Misuse):
-        OffsetConsumer(bus, local, "d", t, on_purged="guess")
+        OffsetConsumer(bus, local, "d", t, on_purged="guess", owner="c-1")
     with pytest.raises(Rejected):
-        OffsetConsumer(bus, local, "d", "no-such-topic")
+        OffsetConsumer(bus, local, "d", "no-such-topic", owner="c-1")
     with pytest.raises(Rejected):
         slots_of(bus, t, queues=[7])
+    with pytest.raises(Rejected):
+        OffsetConsumer(bus, local, "d", t, [Slot(1, 0)], owner="c-1")
     with pytest.raises(Misuse):
         Slot(1, 1, 2, 2)
 
 
 def test_running_until_told_to_stop(bus: mq.Bus, local: sa.Engine, t: str) -> None:
     fill(bus, t, 3)
-    consumer, stop = OffsetConsumer(bus, local, "cart", t), threading.Event()
+    consumer, stop = OffsetConsumer(bus, local, "cart", t, owner="c-1"), threading.Event()
 
     def effect(session: Any, messages: Taken) -> None:
         offset_effect(session, messages)

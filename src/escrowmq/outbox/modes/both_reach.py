@@ -94,7 +94,9 @@ class SignedMessages:
         return self._sender.place(_hex_ids(batch))
 
     def prepare(self, batch: pa.RecordBatch, shards: Int64s) -> tuple[Codes, pa.Array]:
-        """The message itself, signed PREPARE."""
+        """The message itself, signed PREPARE. One with a delay is BAD_DELAY: its COMMIT would overtake it."""
+        if batch.column("delay_us").to_numpy().any():
+            return np.full(batch.num_rows, Code.BAD_DELAY, np.uint8), pa.nulls(batch.num_rows, schemas.ID)
         rows = batch.to_pylist()
         properties = [
             [*(row["properties"] or ()), *_signs(row["message_id"], Sign.PREPARE), *_own_key(row["key"])]

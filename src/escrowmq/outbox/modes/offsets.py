@@ -53,10 +53,10 @@ Effect = Callable[[Session, Taken], object]
 
 
 class OffsetConsumer:
-    """``OffsetConsumer(bus, engine, "cart", "orders", assignment).run(effect)``; ``effect(session, messages)`` once a message.
+    """``OffsetConsumer(bus, engine, "cart", "orders", owner="cart-1").run(effect)``; ``effect(session, messages)`` once a message.
 
-    ``assignment``: :func:`slots_of` the topic (None: all of it). ``owner`` names this consumer; one that is started again under its name
-    takes its own slots back, whoever else must be told ``take_over``. ``start``: where a slot begins that was never read:
+    ``assignment``: :func:`slots_of` the topic (None: all of it). ``owner`` names this consumer and nobody else; started again under its name it
+    takes its own slots back (and fences whoever still runs under it), another one must be told ``take_over``. ``start``: where a slot begins that was never read:
     "earliest", "latest" or an offset. ``on_purged``: "raise" RANGE_PURGED when retention was quicker than this consumer, or
     "skip" to the first offset that is left, with a line in the log. One thread at a time.
 
@@ -72,7 +72,7 @@ class OffsetConsumer:
         topic: str,
         assignment: Sequence[Slot] | None = None,
         *,
-        owner: str = "consumer",
+        owner: str,
         take_over: bool = False,
         start: str | int = "earliest",
         on_purged: str = "raise",
@@ -89,6 +89,8 @@ class OffsetConsumer:
         self._rows = Assignments(group, topic)
         wanted = slots_of(bus, topic) if assignment is None else list(assignment)
         ends = ends_of(bus, topic)
+        if unknown := [slot for slot in wanted if (slot.shard, slot.queue) not in ends]:
+            raise Rejected(Code.BAD_QUEUE, f"{topic!r} has no queue {unknown[0].queue} at shard {unknown[0].shard:08x}")
 
         def first(slot: Slot) -> int:
             if isinstance(start, int):
