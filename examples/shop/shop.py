@@ -38,10 +38,15 @@ def story(run: Run, databases: Databases, crash: bool) -> list[str]:
     """Everything from the first basket to the last parcel; what is wrong at the end, or was on the way."""
 
     def step(name: str):  # run it; before that, kill it at each of its places
-        if crash:
-            came = [place for place in PLACES[name] if run.killed_at(name, place)]
-            say(f"  killed {name} {len(came)} times: {', '.join(place.partition('.')[2] for place in came)}")
+        kill(name)
         return STEPS[name](run, databases)
+
+    def kill(name: str) -> None:
+        if crash:
+            print(f"({name}: killed at", end="", flush=True)
+            for place in PLACES[name]:
+                print(f" {place}" if run.killed_at(name, place) else f" [never came to {place}]", end="", flush=True)
+            say(")")
 
     def wrong(now_us: int) -> list[str]:
         return shop_account.order_problems(databases, now_us)
@@ -61,9 +66,10 @@ def story(run: Run, databases: Databases, crash: bool) -> list[str]:
     )
     problems += wrong(START_US) + [f"{placed} orders were placed after their stock was given back"] * bool(placed)
 
+    kill("sweep 1")
     title = "15 minutes after the orders, sweep 1 (two at once); some pay at this very moment:"
     with last_moment_payments(databases):
-        tell(title, step("sweep 1"))
+        tell(title, STEPS["sweep 1"](run, databases))
     tell("sweep 1 again, for what was paid meanwhile:", STEPS["sweep 1"](run, databases))
     paid, refused = pay_what_is_unpaid(databases, (Order.UNPAID, Order.TIMED_OUT))
     say(f"  {refused:>6,}  payments came after that, all refused" if not paid else f"  {paid} LATE PAYMENTS WERE TAKEN")
@@ -77,7 +83,7 @@ def story(run: Run, databases: Databases, crash: bool) -> list[str]:
 def last_moment_payments(databases: Databases) -> Iterator[None]:
     """Unpaid orders are paid while the sweep is at them; each is either paid or refused."""
     told: list[tuple[int, int]] = []
-    paying = threading.Thread(target=lambda: told.append(pay_what_is_unpaid(databases)))
+    paying = threading.Thread(target=lambda: told.append(pay_what_is_unpaid(databases, every=2)))
     paying.start()
     yield
     paying.join()

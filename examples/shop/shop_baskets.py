@@ -14,8 +14,8 @@ FATES = (
     *[Fate.PAYS, Fate.FORGETS, Fate.PAYS, Fate.LOSES_ANSWER, Fate.PAYS, Fate.NEVER_ARRIVES, Fate.PAYS, Fate.FORGETS],
     *[Fate.WALKS_AWAY, Fate.PAYS, Fate.COMES_LATE, Fate.PAYS, Fate.FORGETS, Fate.PAYS, Fate.PAYS, Fate.PAYS],
 )
-SHELVES_ARE_FULL = 0.97
-"""Of what the baskets ask for, this much is in stock: some are refused."""
+SHORT = 200
+"""One product in so many is short: those who want the last pieces are refused."""
 
 
 def baskets(count: int, data: Path | None = None, seed: int = 7) -> list[tuple[int, Basket, Fate]]:
@@ -25,15 +25,12 @@ def baskets(count: int, data: Path | None = None, seed: int = 7) -> list[tuple[i
     return list(zip(range(len(found)), found, islice(cycle(FATES), count), strict=False))
 
 
-def shelves(wanted: list[tuple[int, Basket, Fate]], full: float = SHELVES_ARE_FULL) -> dict[str, int]:
-    """What is in stock at first, by product: a part of what is wanted, and never less than the largest wish."""
+def shelves(wanted: list[tuple[int, Basket, Fate]], short: int = SHORT) -> dict[str, int]:
+    """What is in stock at first, by product: all that is wanted, but of one product in ``short`` only half."""
     asked: Counter[str] = Counter()
-    largest: dict[str, int] = {}
     for _, basket, _ in wanted:
         asked.update(basket.lines)
-        for product, pieces in basket.lines.items():
-            largest[product] = max(pieces, largest.get(product, 0))
-    return {product: max(int(pieces * full), largest[product]) for product, pieces in asked.items()}
+    return {name: pieces if n % short else pieces // 2 for n, (name, pieces) in enumerate(asked.items(), start=1)}
 
 
 def _rows(table: pa.Table) -> list[dict]:

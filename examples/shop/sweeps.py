@@ -86,14 +86,14 @@ def release_orphan(order_db: sa.Connection, product_db: sa.Connection, trans_id:
     if mark == Mark.PLACED:
         return Settled.HAS_ORDER
     with product_db.begin():
-        release(product_db, trans_id, Freeze.UNSOLD)
+        released = release(product_db, trans_id, Freeze.UNSOLD)
         reach("shop.orphan-written")
     reach("shop.orphan-released")
-    return Settled.ORPHAN
+    return Settled.ORPHAN if released else Settled.NOT_DUE
 
 
-def release(product_db: sa.Connection, trans_id: str, final: Freeze) -> None:
-    """Move the freezes of ``trans_id`` from frozen to ``final``, stock given back if that is unsold. Idempotent."""
+def release(product_db: sa.Connection, trans_id: str, final: Freeze) -> bool:
+    """Move the freezes of ``trans_id`` from frozen to ``final``, stock given back if that is unsold; False if they were there."""
     of_this = freezes.c.trans_id == trans_id
     found = product_db.execute(sa.select(freezes).where(of_this).with_for_update()).all()
     if {row.state for row in found} - {Freeze.FROZEN, final}:
@@ -102,7 +102,10 @@ def release(product_db: sa.Connection, trans_id: str, final: Freeze) -> None:
         if row.state == Freeze.FROZEN and final == Freeze.UNSOLD:
             back = sa.update(products).where(products.c.product_id == row.product_id)
             product_db.execute(back.values(stock=products.c.stock + row.amount))
-    product_db.execute(sa.update(freezes).where(of_this, freezes.c.state == Freeze.FROZEN).values(state=final))
+    changed = product_db.execute(
+        sa.update(freezes).where(of_this, freezes.c.state == Freeze.FROZEN).values(state=final)
+    )
+    return changed.rowcount > 0
 
 
 # Finding candidates. Plain reads: what they miss, the next sweep finds.
