@@ -14,8 +14,7 @@ from barrier_race import ENDS, Checker, Local, Wrong, all_orders, orders, play
 import escrowmq as mq
 from escrowmq.model import TransactionId
 from escrowmq.outbox import Barrier, bind_tx
-from escrowmq.outbox.barrier.columns import COMMITTED, parameters, reading, reasons
-from escrowmq.outbox.barrier.marks import Marks
+from escrowmq.outbox.barrier import columns
 
 ids = np.array([bytes(TransactionId(1, 1, 1))], "S16")
 
@@ -72,7 +71,7 @@ def test_a_bind_that_meets_a_checker_in_the_act_waits_for_what_it_does(shop, end
         with shop.connect() as connection:
             if shop.dialect.name == "sqlite":
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
-            Marks(shop, "", 0.0)._patience._insert(connection, ids, "")
+            columns.insert(connection, ids, "", columns.ROLLED_BACK, strict=False)
             inserted.set()
             assert go.wait(30)
             getattr(connection, ends)()
@@ -163,23 +162,22 @@ class OldSnapshot(Checker):
         self._connection = engine.connect().execution_options(isolation_level="REPEATABLE READ")
 
     def _seen(self):
-        rows = self._connection.execute(reading(1), parameters(self._ids, branch="")).all()
-        return reasons(rows, 1)[0]
+        return columns.read(self._connection, self._ids, "")[0]
 
     def look(self):
-        if self._seen() == COMMITTED:
+        if self._seen() == columns.COMMITTED:
             self.answer = mq.COMMIT
 
     def close(self):
         self._connection.exec_driver_sql("SET SESSION innodb_lock_wait_timeout = 0")
         try:
-            self._marks._patience._insert(self._connection, self._ids, "")
+            columns.insert(self._connection, self._ids, "", columns.ROLLED_BACK, strict=False)
         except sa.exc.OperationalError:
             self._connection.rollback()
 
     def read(self):
         if self.answer is mq.UNKNOWN:
-            self.answer = mq.COMMIT if self._seen() == COMMITTED else mq.ROLLBACK
+            self.answer = mq.COMMIT if self._seen() == columns.COMMITTED else mq.ROLLBACK
         self._connection.commit()
         self._connection.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import suppress
 from typing import Any
 
@@ -19,8 +18,9 @@ from escrowmq.client.ending import id_bytes, id_column
 from escrowmq.client.transaction import Transaction
 from escrowmq.errors import Code, EscrowError, Misuse, Rejected, error
 from escrowmq.model import Outcome, TransactionId
+from escrowmq.outbox.barrier import columns
 from escrowmq.outbox.barrier.checking import Barrier, need_branch
-from escrowmq.outbox.barrier.columns import CHUNK, COMMITTED, ROLLED_BACK, Ids, as_ids, inserting, parameters
+from escrowmq.outbox.barrier.columns import CHUNK, COMMITTED, ROLLED_BACK, Ids, as_ids
 from escrowmq.outbox.barrier.marks import Marks
 from escrowmq.outbox.barrier.patience import MARKED, lock_keys
 from escrowmq.outbox.session import AnySession, is_duplicate, transaction_of
@@ -99,14 +99,13 @@ def _engine(connection: sa.Connection) -> sa.Engine:
 
 def _insert(session: AnySession, connection: sa.Connection, ids: Ids, branch: str) -> None:
     dialect = connection.dialect.name
-    given = parameters(ids, branch_=branch, reason_=COMMITTED, now_us=time.time_ns() // 1000)
     try:
         if (
             dialect == "postgresql" and len(ids) <= MARKED
         ):  # seen by the checker, which then does not wait for this transaction
             locks = sa.text("SELECT count(pg_advisory_xact_lock(key)) FROM unnest(CAST(:keys AS bigint[])) AS key")
             connection.execute(locks, {"keys": lock_keys(ids, branch).tolist()})
-        connection.execute(inserting(dialect, len(ids), strict=True), given)
+        columns.insert(connection, ids, branch, COMMITTED, strict=True)
     except DBAPIError as problem:
         refusal = _refusal(connection, ids, branch) if is_duplicate(problem) else None
         _end(session, dialect)

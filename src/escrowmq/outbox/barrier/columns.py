@@ -5,6 +5,7 @@ The ids travel as one run of bytes; the database cuts it into pieces of 16 itsel
 
 from __future__ import annotations
 
+import time
 from functools import cache
 from typing import Any
 
@@ -34,59 +35,68 @@ def as_ids(column: pa.FixedSizeBinaryArray) -> Ids:
     return raw.view("S16")
 
 
-def parameters(ids: Ids, **more: Any) -> dict[str, Any]:
-    """What a statement over these ids takes."""
-    return {"ids": ids.tobytes(), "count": len(ids), **more}
-
-
-def reading(count: int) -> sa.Select[tuple[int, int]]:
-    """Which of ``count`` ids have a row: (number of the id, reason). Parameters: ids, count, branch."""
-    return _reading(_digits(count))
-
-
-def inserting(dialect: str, count: int, *, strict: bool) -> sa.Insert:
-    """Insert (id, branch, reason) for ``count`` ids; where there is such a row, nothing, or ``strict``: fail.
-    Parameters: ids, count, branch_, reason_, now_us."""
-    return _inserting(dialect, _digits(count), strict)
-
-
-def reasons(rows: Any, count: int) -> npt.NDArray[np.uint8]:
-    """The rows of :func:`reading` as a column: the reason of each id, 0 where it has no row."""
-    found = np.zeros(count, np.uint8)
+def read(connection: sa.Connection, ids: Ids, branch: str) -> npt.NDArray[np.uint8]:
+    """The reason that stands for each of these ids, 0 where none does; as the connection sees it."""
+    dialect = connection.dialect.name
+    rows = connection.execute(_reading(_hexed(dialect), _digits(ids)), {**_given(dialect, ids), "branch": branch}).all()
+    found = np.zeros(len(ids), np.uint8)
     if rows:
         number, reason = np.array([tuple(row) for row in rows], np.int64).T
         found[number] = reason
     return found
 
 
-def _digits(count: int) -> int:
-    return 1 if count <= 16 else 2 if count <= 256 else 3
+def insert(connection: sa.Connection, ids: Ids, branch: str, reason: int, *, strict: bool) -> None:
+    """Insert a row for each of these ids. Where there is one: nothing, or ``strict``: fail."""
+    dialect = connection.dialect.name
+    now_us = time.time_ns() // 1000
+    given = {**_given(dialect, ids), "branch_": branch, "reason_": reason, "now_us": now_us}
+    connection.execute(_inserting(dialect, _digits(ids), strict), given)
+
+
+def _given(dialect: str, ids: Ids) -> dict[str, Any]:
+    raw = ids.tobytes()
+    return {"ids": raw.hex() if _hexed(dialect) else raw, "count": len(ids)}
+
+
+def _hexed(dialect: str) -> bool:
+    """Whether the ids travel as text. Drivers of MariaDB and MySQL write bytes into the statement as if they were text of the
+    connection's character set: cut by SUBSTR, two bytes that happen to spell a character would count as one."""
+    return dialect in ("mysql", "mariadb")
+
+
+def _digits(ids: Ids) -> int:
+    return 1 if len(ids) <= 16 else 2 if len(ids) <= 256 else 3
 
 
 @cache
-def _asked(digits: int) -> sa.Subquery:
+def _asked(hexed: bool, digits: int) -> sa.Subquery:
     """The ids with their numbers, as a table."""
     number = " + ".join(f"{16**place} * digit_{place}.digit" for place in range(digits))
     tables = " CROSS JOIN ".join(f"({_DIGITS}) digit_{place}" for place in range(digits))
-    cut = f"SELECT {number} AS number, substr(:ids, 1 + 16 * ({number}), 16) AS transaction_id FROM {tables}"
-    text = sa.text(f"{cut} WHERE {number} < :count")
-    typed = text.bindparams(sa.bindparam("ids", type_=sa.LargeBinary), sa.bindparam("count", type_=sa.Integer))
+    raw = ":ids"
+    if hexed:  # made bytes once, in a table of one row; as an expression it would be made anew for each id
+        raw, tables = "given.raw", f"(SELECT unhex(:ids) AS raw) given CROSS JOIN {tables}"
+    cut = f"substr({raw}, 1 + 16 * ({number}), 16)"
+    text = sa.text(f"SELECT {number} AS number, {cut} AS transaction_id FROM {tables} WHERE {number} < :count")
+    kind = sa.String() if hexed else sa.LargeBinary()
+    typed = text.bindparams(sa.bindparam("ids", type_=kind), sa.bindparam("count", type_=sa.Integer))
     return typed.columns(sa.column("number", sa.Integer), sa.column("transaction_id", sa.LargeBinary)).subquery("asked")
 
 
 @cache
-def _reading(digits: int) -> sa.Select[tuple[int, int]]:
-    asked, table = _asked(digits), trans_barrier
+def _reading(hexed: bool, digits: int) -> sa.Select[tuple[int, int]]:
+    asked, table = _asked(hexed, digits), trans_barrier
     same = table.c.transaction_id == asked.c.transaction_id
     found = sa.and_(same, table.c.branch == sa.bindparam("branch", type_=NAME))
     # the ids come first and each is looked up, however few rows the database believes the table to have
-    read = sa.select(asked.c.number, table.c.reason).select_from(asked.join(table, found))
-    return read.prefix_with("STRAIGHT_JOIN", dialect="mysql").prefix_with("STRAIGHT_JOIN", dialect="mariadb")
+    rows = sa.select(asked.c.number, table.c.reason).select_from(asked.join(table, found))
+    return rows.prefix_with("STRAIGHT_JOIN", dialect="mysql").prefix_with("STRAIGHT_JOIN", dialect="mariadb")
 
 
 @cache
 def _inserting(dialect: str, digits: int, strict: bool) -> sa.Insert:
-    asked = _asked(digits)
+    asked = _asked(_hexed(dialect), digits)
     rows = sa.select(
         asked.c.transaction_id,
         sa.bindparam("branch_", type_=NAME),

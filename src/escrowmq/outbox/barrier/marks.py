@@ -11,7 +11,7 @@ import numpy.typing as npt
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from escrowmq.outbox.barrier.columns import Ids, parameters, reading, reasons
+from escrowmq.outbox.barrier.columns import Ids
 from escrowmq.outbox.barrier.patience import patience_of
 from escrowmq.outbox.session import plain
 from escrowmq.platform import failpoints
@@ -32,11 +32,9 @@ class Marks:
     def read(self, ids: Ids) -> npt.NDArray[np.uint8]:
         """The reason that stands for each, 0 if none; of all that is committed now."""
         try:
-            with self._patience.reader() as connection:
-                rows = connection.execute(reading(len(ids)), parameters(ids, branch=self._branch)).all()
+            return self._patience.read(ids, self._branch)
         except DBAPIError as problem:
             raise (plain(problem) or problem) from problem.__cause__
-        return reasons(rows, len(ids))
 
     def close(self, ids: Ids, deadline: float) -> npt.NDArray[np.uint8]:
         """Mark as rolled back what is neither committed nor in flight, durably; then the reasons that stand."""

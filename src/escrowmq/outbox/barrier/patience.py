@@ -7,7 +7,6 @@ soon on those that were not found.
 from __future__ import annotations
 
 import hashlib
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,9 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from escrowmq.outbox.barrier.columns import ROLLED_BACK, Ids, inserting, parameters, reading, reasons
+from escrowmq.outbox.barrier import columns
+from escrowmq.outbox.barrier.columns import Ids
 
 ONE_WAIT = 0.005
 """Seconds that one insert waits for a row in flight that was not found beforehand (PostgreSQL)."""
@@ -26,6 +26,7 @@ MARKED = 64
 """Ids that one call binds with a lock each (PostgreSQL, which has a fixed number of them); more are bound without."""
 
 Mask = npt.NDArray[np.bool_]
+Reasons = npt.NDArray[np.uint8]
 
 
 class Patience(ABC):
@@ -39,10 +40,15 @@ class Patience(ABC):
         self.wait = wait
 
     @contextmanager
-    def reader(self) -> Iterator[sa.Connection]:
-        """A connection on which each statement sees all that is committed when it begins."""
+    def alone(self) -> Iterator[sa.Connection]:
+        """A connection on which each statement is a transaction, which sees all that is committed when it begins."""
         with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             yield connection
+
+    def read(self, ids: Ids, branch: str) -> Reasons:
+        """The reasons that stand, of all that is committed now; 0 for none."""
+        with self.alone() as connection:
+            return columns.read(connection, ids, branch)
 
     @abstractmethod
     def in_flight(self, ids: Ids, branch: str) -> Mask:
@@ -55,10 +61,6 @@ class Patience(ABC):
     @abstractmethod
     def held_up(self, problem: DBAPIError) -> bool:
         """Whether an insert failed because it would have had to wait."""
-
-    def _insert(self, connection: sa.Connection, ids: Ids, branch: str) -> None:
-        given = parameters(ids, branch_=branch, reason_=ROLLED_BACK, now_us=time.time_ns() // 1000)
-        connection.execute(inserting(self.engine.dialect.name, len(ids), strict=False), given)
 
 
 class PostgresPatience(Patience):
@@ -73,7 +75,7 @@ class PostgresPatience(Patience):
             "SELECT classid::bigint, objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1"
             " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
         )
-        with self.reader() as connection:
+        with self.alone() as connection:
             rows = connection.execute(text).all()
         if not rows:
             return np.zeros(len(ids), np.bool_)
@@ -92,7 +94,7 @@ class PostgresPatience(Patience):
             connection.begin(),
         ):
             connection.execute(settings, {"wait": f"{max(1, round(1000 * min(self.wait, ONE_WAIT)))}ms"})
-            self._insert(connection, ids, branch)
+            columns.insert(connection, ids, branch, columns.ROLLED_BACK, strict=False)
 
     def held_up(self, problem: DBAPIError) -> bool:
         """Lock timeout, deadlock, serialization failure."""
@@ -102,26 +104,36 @@ class PostgresPatience(Patience):
 
 
 class MariaPatience(Patience):
-    """A dirty read shows the rows in flight; an insert that meets one nevertheless fails at once."""
+    """A dirty read shows the rows in flight; an insert that meets one nevertheless fails at once.
+
+    The isolation of each statement is set for it alone (``SET TRANSACTION``). That of the session is its owner's: where it is
+    READ UNCOMMITTED, what is in flight must not be taken for committed all the same.
+    """
+
+    def read(self, ids: Ids, branch: str) -> Reasons:
+        """What is committed, whatever the session is used to."""
+        return self._read(ids, branch, "READ COMMITTED")
 
     def in_flight(self, ids: Ids, branch: str) -> Mask:
         """By reading what is not committed yet."""
-        with self.engine.connect().execution_options(isolation_level="READ UNCOMMITTED") as connection:
-            rows = connection.execute(reading(len(ids)), parameters(ids, branch=branch)).all()
-        return reasons(rows, len(ids)) > 0
+        return self._read(ids, branch, "READ UNCOMMITTED") > 0
 
     def insert(self, ids: Ids, branch: str) -> None:
         """Does not wait (MySQL: a second, it knows no less). READ COMMITTED takes no locks on gaps."""
-        with self.engine.connect().execution_options(isolation_level="READ COMMITTED") as connection:
+        with self.alone() as connection:
             begin = "SET @escrowmq_wait = @@SESSION.innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = 0"
             connection.exec_driver_sql(begin)
             try:
-                self._insert(connection, ids, branch)
-                connection.commit()
+                connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+                columns.insert(connection, ids, branch, columns.ROLLED_BACK, strict=False)
             finally:
-                with suppress(DBAPIError):  # a lost connection; the first error matters more
-                    connection.rollback()
+                with suppress(SQLAlchemyError):  # a lost connection; the first error matters more
                     connection.exec_driver_sql("SET SESSION innodb_lock_wait_timeout = @escrowmq_wait")
+
+    def _read(self, ids: Ids, branch: str, level: str) -> Reasons:
+        with self.alone() as connection:
+            connection.exec_driver_sql(f"SET TRANSACTION ISOLATION LEVEL {level}")
+            return columns.read(connection, ids, branch)
 
     def held_up(self, problem: DBAPIError) -> bool:
         """Lock wait timeout, deadlock, changed row."""
@@ -140,15 +152,19 @@ class SqlitePatience(Patience):
         super().__init__(sa.Engine(engine.pool, engine.dialect, engine.url, execution_options=options), wait)
 
     @contextmanager
-    def reader(self) -> Iterator[sa.Connection]:
-        """The driver begins nothing by itself, and waits ``wait`` seconds for the end of a commit."""
-        with super().reader() as connection:
-            before = connection.exec_driver_sql("PRAGMA busy_timeout").scalar()
-            connection.exec_driver_sql(f"PRAGMA busy_timeout = {round(1000 * self.wait)}")
+    def alone(self) -> Iterator[sa.Connection]:
+        """It waits ``wait`` seconds for the end of a commit, and reads nothing uncommitted (of a shared cache)."""
+        wanted = {"busy_timeout": round(1000 * self.wait), "read_uncommitted": 0}
+        with super().alone() as connection:
+            before = [(name, connection.exec_driver_sql(f"PRAGMA {name}").scalar()) for name in wanted]
             try:
+                for name, value in wanted.items():
+                    connection.exec_driver_sql(f"PRAGMA {name} = {value}")
                 yield connection
             finally:
-                connection.exec_driver_sql(f"PRAGMA busy_timeout = {before}")
+                with suppress(SQLAlchemyError):
+                    for name, had in before:
+                        connection.exec_driver_sql(f"PRAGMA {name} = {had}")
 
     def in_flight(self, ids: Ids, branch: str) -> Mask:
         """Nothing can be seen beforehand."""
@@ -156,13 +172,13 @@ class SqlitePatience(Patience):
 
     def insert(self, ids: Ids, branch: str) -> None:
         """Waits ``wait`` seconds for the writer."""
-        with self.reader() as connection:
+        with self.alone() as connection:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
             try:
-                self._insert(connection, ids, branch)
+                columns.insert(connection, ids, branch, columns.ROLLED_BACK, strict=False)
                 connection.exec_driver_sql("COMMIT")
             except BaseException:
-                with suppress(DBAPIError):  # SQLite may have rolled it back already
+                with suppress(SQLAlchemyError):  # SQLite may have rolled it back already
                     connection.exec_driver_sql("ROLLBACK")
                 raise
 
