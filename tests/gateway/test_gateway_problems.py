@@ -62,6 +62,7 @@ def test_every_code_has_a_status_of_its_branch(code: Code) -> None:
         ("/v1/consumers/c/ack", {"handles": ["nonsense"]}, 400, "BAD_ARGUMENT"),
         ("/v1/consumers/c/ack", {"handles": ["00000001-1-1"]}, 404, "WRONG_SHARD"),
         ("/v1/nothing", {}, 404, "NOT_FOUND"),
+        ("/v1/consumers/c/receive/", {}, 404, "NOT_FOUND"),
         ("/healthz", {}, 405, "BAD_REQUEST"),
     ],
 )

@@ -39,6 +39,7 @@ def build(gateway: Gateway) -> FastAPI:
         description="A transactional message broker over HTTP, for those who cannot hold a connection.",
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,
         responses=_PROBLEM,
     )
     app.state.gateway = gateway
