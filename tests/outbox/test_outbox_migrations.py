@@ -213,6 +213,16 @@ def test_wrong_questions_to_ddl(kind: str, start: int) -> None:
         ddl(kind, start)
 
 
+def test_the_way_between_two_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A migration of Alembic's names both ends, so it says the same for ever."""
+    monkeypatch.setattr(migrations, "STEPS", {**migrations.STEPS, 2: lambda dialect: [sa.text("SELECT 2")]})
+    monkeypatch.setattr(migrations, "SCHEMA_VERSION", 2)
+    assert ddl("sqlite", 0, 1) + ddl("sqlite", 1, 2) == ddl("sqlite")
+    assert ddl("sqlite", 1, 2)[0] == "SELECT 2"
+    with pytest.raises(mq.Misuse, match="no way from version 2 to 1"):
+        ddl("sqlite", 2, 1)
+
+
 def test_ddl_from_this_version_is_nothing() -> None:
     assert ddl("postgresql", SCHEMA_VERSION) == []
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from escrowmq.outbox.barrier import AsyncBarrier, Barrier, bind_batch_tx, bind_tx
     from escrowmq.outbox.callbacks import CallbackListener, confirm_batch_tx, confirm_tx, mark_done, report
     from escrowmq.outbox.inbox import claim_batch_tx, claim_tx
-    from escrowmq.outbox.migrations import check_schema, ddl, migrate
+    from escrowmq.outbox.migrations import check_schema, ddl, include_object, migrate
     from escrowmq.outbox.modes import (
         BothReachConsumer,
         BothReachProducer,
@@ -47,6 +47,7 @@ _LAZY = {
     "migrate": "migrations",
     "check_schema": "migrations",
     "ddl": "migrations",
+    "include_object": "migrations",
     "Driven": "modes",
     "BothReachProducer": "modes",
     "BothReachConsumer": "modes",
@@ -92,6 +93,7 @@ __all__ = [  # noqa: RUF022  # grouped, not sorted
     "migrate",
     "check_schema",
     "ddl",
+    "include_object",
     "metadata",
     "State",
     # rooms
