@@ -68,10 +68,12 @@ def broker(folder: Path, service: int, secret: str) -> Iterator[str]:
 def order_service(folder: Path, port: int, gateway: str, secret: str) -> Iterator[httpx.Client]:
     """The order service, ready, and a client of it."""
     os.environ.update(GATEWAY=gateway, CHECK_SECRET=secret)
-    with process(str(HERE / "order_service.py"), str(folder), str(port)):
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client:
-            until_ready(client)
-            yield client
+    with (
+        process(str(HERE / "order_service.py"), str(folder), str(port)),
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client,
+    ):
+        until_ready(client)
+        yield client
 
 
 def until_ready(client: httpx.Client) -> None:

@@ -7,6 +7,7 @@ import json
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -164,18 +165,25 @@ def test_an_address_that_does_not_answer_in_time_is_in_progress(
     hold.set()
 
 
-def test_a_receiver_that_was_down_is_asked_when_it_is_up(
+def test_a_receiver_that_is_down_spends_no_attempts_and_is_asked_when_it_is_up(
     embedded: Callable[..., Any], run_gateway: RunGateway, t: str, g: str, eventually: Wait
 ) -> None:
+    """Once the gateway has noticed, it is not among those to ask, so an outage parks nothing."""
     with socket.create_server(("127.0.0.1", 0)) as place:
         port = place.getsockname()[1]
-    client = run_gateway(embedded(), {g: Address(g, f"http://127.0.0.1:{port}/checks")})
-    transaction = client.prepare(g, t)
-    eventually(lambda: client.get(f"/v1/groups/{g}/transactions/{transaction}")[1]["checks"] >= 1)
-    assert client.state(g, transaction) == "open"
+    (link,) = embedded(check_interval=0.01, check_max=200)
+    client = run_gateway([link], {g: Address(g, f"http://127.0.0.1:{port}/checks")})
+    members = lambda: {one["group"]: one["members"] for one in link.action("producers.list", {}, 5)["producers"]}  # noqa: E731
+    path = f"/v1/groups/{g}/transactions/{client.prepare(g, t)}"
+    eventually(lambda: client.get(path)[1]["checks"] >= 1 and members()[g] == 0)
+    asked = client.get(path)[1]["checks"]
+    time.sleep(0.3)  # thirty intervals in which nothing may happen
+    told = client.get(path)[1]
+    assert (told["state"], told["checks"]) == ("open", asked)
     late = Receiver(port)
     late.answer = lambda asked: (200, {}, asked.all("committed"))
-    eventually(lambda: client.state(g, transaction) == "committed")
+    eventually(lambda: client.get(path)[1]["state"] == "committed")
+    assert members()[g] == 1
     late.close()
 
 

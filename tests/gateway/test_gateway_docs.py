@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 import shlex
@@ -60,7 +61,7 @@ def test_the_walk_works_as_it_is_written(run_gateway: Callable[..., Any], broker
     client = run_gateway(brokers("embedded"))
     blocks = re.findall(r"```(sh|json)\n(.*?)```", TEXT, re.DOTALL)
     known: dict[str, str] = {}
-    steps = [(one[1], two[1]) for one, two in zip(blocks, blocks[1:], strict=False) if one[0] == "sh"]
+    steps = [(one[1], two[1]) for one, two in itertools.pairwise(blocks) if one[0] == "sh"]
     assert len(steps) >= 8
     for command, shown in steps:
         given = curl(command.strip(), client.url, known)

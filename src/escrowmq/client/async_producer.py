@@ -101,6 +101,11 @@ class AsyncProducer:
         self._production.set_checker(decide)
         return decide
 
+    def attend(self, present: bool) -> None:
+        """Stop being asked for a while, or be asked again, if what the checker needs is away: a question that is answered
+        UNKNOWN is one of ``check_max``, one that finds nobody is none. Not to be awaited."""
+        self._production.attend(present)
+
     async def wait_until_listening(self, timeout: float = 10.0) -> bool:
         """As :meth:`Producer.wait_until_listening`."""
         return await asyncio.to_thread(self._production.listening, timeout)

@@ -48,9 +48,15 @@ class CheckLoop:
         self._loop = loop if is_async else None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = threading.Event()
+        self._present = threading.Event()
+        self._present.set()
         self.listening = threading.Event()
         self._thread = threading.Thread(target=self._run, name="escrowmq-check-back", daemon=True)
         self._thread.start()
+
+    def attend(self, present: bool) -> None:
+        """Leave the list of those to ask for a while, or come back to it: who is away spends no attempt."""
+        (self._present.set if present else self._present.clear)()
 
     def close(self) -> None:
         """Stop listening. Questions that are being answered are left; the broker asks another."""
@@ -61,6 +67,8 @@ class CheckLoop:
     def _run(self) -> None:
         told: Code | None = None  # a broker that is away is worth one line, not one a try
         while not self._closing.is_set():
+            if not self._present.wait(WATCH_SECONDS):
+                continue
             try:
                 number = self._session.open(True)
                 stream = self._session.link.watch(number, self._asked)
@@ -74,7 +82,7 @@ class CheckLoop:
                 continue
             told = None
             self.listening.set()
-            while not stream.broken and not self._closing.wait(WATCH_SECONDS):
+            while self._present.is_set() and not stream.broken and not self._closing.wait(WATCH_SECONDS):
                 pass
             self.listening.clear()
             stream.close()

@@ -151,6 +151,11 @@ class Production(Generic[LaneT]):
                 answers = lambda number=number: self._answer_lane(number)  # noqa: E731
                 self._loops.append(CheckLoop(session, decide, self._pool, answers, self._loop))
 
+    def attend(self, present: bool) -> None:
+        """Whether to be among those who are asked. Not to be called before there is a checker."""
+        for loop in self._loops:
+            loop.attend(present)
+
     def listening(self, timeout: float) -> bool:
         """Wait until every broker counts this producer among those to ask; False if not within ``timeout``."""
         return all(loop.listening.wait(timeout) for loop in self._loops)

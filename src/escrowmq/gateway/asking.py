@@ -7,7 +7,9 @@ Rules:
 2. Three answers count: "committed", "rolled back", "in progress". Anything else, of whatever kind, is in progress: the broker asks
    again, and nothing is ever decided by a failure.
 3. Each address has its own queue and connections: a slow one delays no other group.
-4. With a secret the question is signed, and so must the answer be: it decides (see ``signing.py``).
+4. While an address cannot be reached the gateway is not among those to ask, because each question would count as one of
+   ``check_max``. It knocks, with an empty question, until somebody opens.
+5. With a secret the question is signed, and so must the answer be: it decides (see ``signing.py``).
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ import asyncio
 import base64
 import json
 import logging
+import random
 import ssl
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -41,6 +44,9 @@ MAX_QUESTION_BYTES = 8 << 20
 ANSWER_BASE, ANSWER_EACH = 4096, 256
 """Bytes that an answer may have, and how many more for each transaction asked about."""
 
+FIRST_KNOCK, LAST_KNOCK = 0.1, 10.0
+"""Seconds between knocks; they double."""
+
 OUTCOMES = {"committed": Outcome.COMMIT, "rolled back": Outcome.ROLLBACK, "in progress": Outcome.UNKNOWN}
 
 _Waiting = tuple[Check, "asyncio.Future[Outcome]"]
@@ -51,10 +57,14 @@ class _Refused(Exception):
 
 
 class Asker:
-    """Asks one group's address. :meth:`decide` is the group's checker; questions that come together go together."""
+    """Asks one group's address. :meth:`decide` is the group's checker; questions that come together go together.
+
+    ``attend`` is told whether the address can be reached.
+    """
 
     def __init__(self, address: Address) -> None:
         self.address = address
+        self.attend: Callable[[bool], None] = lambda present: None
         parts = urlsplit(address.url)
         self._shown = f"{parts.scheme}://{parts.netloc}{parts.path}"
         trusted: ssl.SSLContext | bool = True
@@ -69,6 +79,7 @@ class Asker:
         )
         self._waiting: deque[_Waiting] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._knocking: asyncio.Task[None] | None = None
         self._troubled = False
 
     async def decide(self, check: Check) -> Outcome:
@@ -83,9 +94,10 @@ class Asker:
 
     async def close(self) -> None:
         """Give up what is on its way: another member of the group will be asked."""
-        for task in list(self._tasks):
+        tasks = [*self._tasks, *([self._knocking] if self._knocking is not None else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for _, future in self._waiting:
             future.cancel()
         await self._client.aclose()
@@ -100,6 +112,8 @@ class Asker:
             except (_Refused, EscrowError, httpx.HTTPError, httpx.InvalidURL, TimeoutError, OSError) as problem:
                 self._note(problem, len(checks))
                 outcomes = {}
+                if isinstance(problem, httpx.TransportError | TimeoutError | OSError):
+                    self._knock()
             except BaseException:
                 for _, future in taken:
                     future.cancel()
@@ -107,6 +121,26 @@ class Asker:
             for check, future in taken:
                 if not future.done():
                     future.set_result(outcomes.get(str(check.transaction_id), Outcome.UNKNOWN))
+
+    def _knock(self) -> None:
+        if self._knocking is None:
+            self._knocking = asyncio.create_task(self._until_open())
+
+    async def _until_open(self) -> None:
+        self.attend(False)
+        pause = FIRST_KNOCK
+        while True:
+            await asyncio.sleep(pause * (0.5 + random.random()))
+            try:
+                await self._ask([])
+                break
+            except (_Refused, EscrowError):
+                break  # somebody is there; what they say to real questions will be seen
+            except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, OSError):
+                pause = min(2 * pause, LAST_KNOCK)
+        self._knocking = None
+        self._note(None, 0)
+        self.attend(True)
 
     def _take(self) -> list[_Waiting]:
         taken: list[_Waiting] = []

@@ -38,6 +38,8 @@ class Producers:
                 checker=None if asker is None else asker.decide,
                 unasked=asker is None,
             )
+            if asker is not None:
+                asker.attend = producer.attend
         return producer
 
     async def send(self, group: str, messages: Sequence[Message]) -> list[Receipt | EscrowError]:
