@@ -17,6 +17,8 @@ from sqlalchemy.util import greenlet_spawn
 from escrowmq.errors import Code, Misuse
 from escrowmq.model import Message
 from escrowmq.outbox import attention, callbacks, inbox, migrations, sending
+from escrowmq.outbox.barrier.aio import bind_batch_tx as bind_batch_tx
+from escrowmq.outbox.barrier.aio import bind_tx as bind_tx
 from escrowmq.outbox.tables import State
 from escrowmq.settings import BrokerSettings
 

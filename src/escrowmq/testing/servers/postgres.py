@@ -44,6 +44,7 @@ def serving(folder: Path, *, durable: bool = False) -> Iterator[Server]:
             "port": str(port),
             "unix_socket_directories": "",
             "max_connections": "200",
+            "max_prepared_transactions": "20",
             "shared_buffers": "64MB",
             "log_min_messages": "warning",
             **({} if durable else FAST),
