@@ -229,9 +229,13 @@ def _claim_by_trying(connection: sa.Connection, rows: list[dict[str, Any]]) -> s
 
 
 def _insert_all(connection: sa.Connection, rows: list[dict[str, Any]]) -> bool:
-    """Insert all of them or none, in one statement; False if one is there already."""
+    """Insert all of them or none; False if one is there already. The driver makes one statement of many rows."""
     try:
-        connection.execute(_INSERT.values(rows) if len(rows) > 1 else _INSERT, None if len(rows) > 1 else rows[0])
+        if len(rows) == 1:
+            connection.execute(_INSERT, rows[0])
+        else:
+            with connection.begin_nested():  # a driver may split what is very long
+                connection.execute(_INSERT, rows)
     except IntegrityError as problem:
         if is_duplicate(problem):
             return False
