@@ -2,14 +2,16 @@
 
 import argparse
 import contextlib
+import math
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import sqlalchemy as sa
 import transfer_auditor
 from bank_tables import accounts_a, accounts_b, bank_a, bank_b
-from transfer_auditor import Auditor
+from transfer_auditor import Auditor, Reading
 from transfer_staff import DEATHS, Death, Staff
 
 from escrowmq import EscrowError, outbox
@@ -29,7 +31,7 @@ def open_banks(a: sa.Engine, b: sa.Engine, transfers: int) -> int:
     bank_b.create_all(b)
     outbox.migrate(a)
     outbox.migrate(b)
-    each = max(transfers // PAYERS, 1) * AMOUNT - AMOUNT // 2
+    each = max(math.ceil(transfers / PAYERS) - 1, 1) * AMOUNT + AMOUNT // 2
     with a.begin() as connection:
         connection.execute(sa.insert(accounts_a), [{"user_id": f"A{n}", "amount": each} for n in range(PAYERS)])
     with b.begin() as connection:
@@ -39,45 +41,44 @@ def open_banks(a: sa.Engine, b: sa.Engine, transfers: int) -> int:
 
 def run(urls: list[str], folder: Path, transfers: int, way: str, deaths: list[Death]) -> list[str]:
     """Make the transfers, kill whom ``deaths`` names, tell about it; what was ever wrong."""
-    a, b = map(open_engine, urls)
-    by_outbox = way == "outbox"
-    total = open_banks(a, b, transfers)
-    say(f"{total:,} in bank A, nothing in bank B; {transfers:,} transfers of {AMOUNT:,}, some more than A has")
-    auditor = Auditor(a, b, total, by_outbox)
+    with contextlib.ExitStack() as stack:
+        a, b = map(open_engine, urls)
+        stack.callback(a.dispose)
+        stack.callback(b.dispose)
+        by_outbox = way == "outbox"
+        total = open_banks(a, b, transfers)
+        say(f"{total:,} in bank A, nothing in bank B; {transfers:,} transfers of {AMOUNT:,}, some more than A has")
+        with Auditor(a, b, total, by_outbox) as auditor:
+            config = {"bank_a": urls[0], "bank_b": urls[1], "way": way, "folder": str(folder)}
+            with Staff(config, folder, deaths) as staff:
+                work(staff, transfers, lambda: settled(auditor.read(), a, by_outbox))
+        reading = auditor.read()
+        say(f"{len(staff.killed)} killed; the banks were read {auditor.readings:,} times meanwhile")
+        refused = transfers - reading.debited
+        say(
+            f"debited: {reading.debited:,} transfers ({refused:,} refused), credited: {reading.credited:,}, the same ones"
+        )
+        say(f"{reading.in_a:,} in A + {reading.in_flight:,} in flight + {reading.in_b:,} in B = {reading.total:,}")
+        if by_outbox:
+            say(f"messages that bank B has not confirmed: {transfer_auditor.not_done(a)}")
+    return [*auditor.problems, *reading.problems, *(f"nobody came to {death.place}" for death in staff.left)]
 
-    def settled() -> bool:
-        reading = transfer_auditor.read(a, b, total, by_outbox)
-        return not reading.in_flight and not (by_outbox and transfer_auditor.not_done(a))
 
-    try:
-        with Staff({"bank_a": urls[0], "bank_b": urls[1], "way": way, "folder": str(folder)}, folder, deaths) as staff:
-            share = max(transfers // (len(deaths) + 1), 1)
-            for end in range(share, transfers, share):
-                told = len(staff.killed)
-                staff.transfer(end)
-                staff.work(settled)
-                for death in staff.killed[told:]:
-                    say(f"  killed {death.dies:<7} at {death.place}")
-                if not staff.left:
-                    break
-            staff.transfer(transfers)
-            staff.work(settled)
-            missed = [f"nobody came to {death.place}" for death in staff.left]
-    finally:
-        auditor.stop()
-    reading = transfer_auditor.read(a, b, total, by_outbox)
-    say(
-        f"{len(staff.killed)} killed; the banks were read {auditor.readings:,} times meanwhile, up to {auditor.most_in_flight:,} in flight"
-    )
-    say(
-        f"debited: {reading.debited:,} transfers, refused: {transfers - reading.debited:,}; credited: {reading.credited:,}, the same ones"
-    )
-    say(f"{reading.in_a:,} in A + {reading.in_flight:,} in flight + {reading.in_b:,} in B = {reading.total:,}")
-    if by_outbox:
-        say(f"messages that bank B has not confirmed: {transfer_auditor.not_done(a)}")
-    a.dispose()
-    b.dispose()
-    return [*auditor.problems, *reading.problems, *missed]
+def work(staff: Staff, transfers: int, settled: Callable[[], bool]) -> None:
+    """All transfers, a share at a time, so that there is something on its way until everybody has died who is to die."""
+    share = max(transfers // (len(staff.left) + 1), 1)
+    ends = range(share, transfers, share) if staff.left else ()
+    for end in [*ends, transfers]:
+        told = len(staff.killed)
+        staff.transfer(end if staff.left else transfers)
+        staff.work(settled)
+        for death in staff.killed[told:]:
+            say(f"  killed {death.dies:<7} at {death.place}")
+
+
+def settled(reading: Reading, a: sa.Engine, by_outbox: bool) -> bool:
+    """Whether nothing is on its way any more."""
+    return not reading.in_flight and not (by_outbox and transfer_auditor.not_done(a))
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -39,7 +39,7 @@ def read(a: sa.Engine, b: sa.Engine, total: int, with_messages: bool) -> Reading
         received = bank.execute(sa.select(credits.c.transfer_id, credits.c.amount)).all()
     with snapshot(a) as bank:
         in_a = _sum(bank, accounts_a.c.amount)
-        sent = dict(bank.execute(sa.select(debits.c.transfer_id, debits.c.amount)).tuples().all())
+        sent = {row.transfer_id: row.amount for row in bank.execute(sa.select(debits))}
         messages = set(bank.scalars(sa.select(trans_message.c.id))) if with_messages else set()
     arrived = {row.transfer_id for row in received}
     in_flight = sum(amount for name, amount in sent.items() if name not in arrived)
@@ -65,30 +65,35 @@ def not_done(a: sa.Engine) -> int:
 
 
 class Auditor:
-    """Reads again and again in the background."""
+    """Reads again and again in the background. A context manager."""
 
     def __init__(self, a: sa.Engine, b: sa.Engine, total: int, with_messages: bool) -> None:
         self.readings = 0
-        self.most_in_flight = 0
         self.problems: list[str] = []
         self._banks = (a, b, total, with_messages)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
 
-    def stop(self) -> None:
+    def __enter__(self) -> "Auditor":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
+
+    def read(self) -> Reading:
+        """Both banks, now."""
+        return read(*self._banks)
 
     def _run(self) -> None:
         while not self._stop.wait(0.05):
             try:
-                reading = read(*self._banks)
-            except sa.exc.SQLAlchemyError as problem:
+                reading = self.read()
+            except Exception as problem:
                 self.problems.append(f"cannot read the banks: {problem}")
                 return
             self.readings += 1
-            self.most_in_flight = max(self.most_in_flight, reading.in_flight)
             self.problems += [problem for problem in reading.problems if problem not in self.problems]
 
 

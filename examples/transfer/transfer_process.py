@@ -20,10 +20,8 @@ import sqlalchemy as sa
 
 import escrowmq as mq
 from escrowmq import outbox
-from escrowmq.broker.serve import serve
 from escrowmq.outbox.relay import Relay
 from escrowmq.outbox.targets.escrow import EscrowTarget
-from escrowmq.settings import BrokerSettings
 from escrowmq.testing.databases import open_engine
 
 QUICK = {"transaction_timeout": 0.5, "check_interval": 0.5, "lease_seconds": 2.0, "retry_backoff": 0.1}
@@ -39,6 +37,9 @@ def tell(word: str) -> None:
 
 def broker(config: dict[str, Any]) -> None:
     """EscrowMQ as ``escrowmq serve`` runs it."""
+    from escrowmq.broker.serve import serve  # only this process needs it, and the others should start quickly
+    from escrowmq.settings import BrokerSettings
+
     stopped = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), stopped.set()), daemon=True).start()
     serve(
