@@ -16,6 +16,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+from escrowmq.testing.servers.process import Server
+from escrowmq.testing.servers.seam import Absent
+
 settings.register_profile("here", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("here"), derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
@@ -42,49 +45,65 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneOfEach:
 
 
 @contextlib.contextmanager
-def served(name: str, folder: Path) -> Iterator[str]:
-    """The URL of a server of :mod:`escrowmq.testing.servers`."""
-    from escrowmq.testing.servers.seam import Absent
-
+def served(name: str, factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of :mod:`escrowmq.testing.servers`."""
     module = importlib.import_module(f"escrowmq.testing.servers.{name}")
     with contextlib.ExitStack() as stack:
         try:
-            url: str = stack.enter_context(module.running(folder))
+            server: Server = stack.enter_context(module.serving(factory.mktemp(name)))
         except Absent as absent:
             if os.environ.get("CI"):
                 pytest.fail(str(absent))
             pytest.skip(str(absent))
-        yield url
+        yield server
 
 
 @pytest.fixture(scope="session")
 def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with served("postgres", tmp_path_factory.mktemp("postgres")) as url:
-        yield url
+    with served("postgres", tmp_path_factory) as server:
+        yield server.url
 
 
 @pytest.fixture(scope="session")
 def mariadb_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with served("mariadb", tmp_path_factory.mktemp("mariadb")) as url:
-        yield url
+    with served("mariadb", tmp_path_factory) as server:
+        yield server.url
 
 
 @pytest.fixture(scope="session")
-def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with served("redis", tmp_path_factory.mktemp("redis")) as url:
-        yield url
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Who pauses or kills it, lets it run again: other tests use it, too."""
+    with served("redis", tmp_path_factory) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
-def rabbitmq_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with served("rabbitmq", tmp_path_factory.mktemp("rabbitmq")) as url:
-        yield url
+def redis_url(redis_server: Server) -> str:
+    return redis_server.url
 
 
 @pytest.fixture(scope="session")
-def kafka_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with served("kafka", tmp_path_factory.mktemp("kafka")) as url:
-        yield url
+def rabbitmq_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """See :func:`redis_server`."""
+    with served("rabbitmq", tmp_path_factory) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_url(rabbitmq_server: Server) -> str:
+    return rabbitmq_server.url
+
+
+@pytest.fixture(scope="session")
+def kafka_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """See :func:`redis_server`."""
+    with served("kafka", tmp_path_factory) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def kafka_url(kafka_server: Server) -> str:
+    return kafka_server.url
 
 
 @contextlib.contextmanager

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import importlib
-import os
 from collections import defaultdict
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import aio_pika
 import confluent_kafka
-import pytest
 import redis
 
 import escrowmq as mq
@@ -23,24 +17,10 @@ from escrowmq.outbox.targets.rabbitmq import RabbitMqTarget
 from escrowmq.outbox.targets.redis import BODY_FIELD, RedisTarget
 from escrowmq.outbox.targets.seam import KEY_HEADER, MESSAGE_ID_HEADER, TAG_HEADER, Target
 from escrowmq.testing.servers.process import Server
-from escrowmq.testing.servers.seam import Absent
 from escrowmq.testing.target_conformance import Stored, eventually, new_name
 
 DELIVERY_COUNT = "x-delivery-count"
 """A header that quorum queues add themselves."""
-
-
-@contextlib.contextmanager
-def serving(name: str, folder: Path) -> Iterator[Server]:
-    """A server that the test may kill; absent: skipped, failed in CI."""
-    with contextlib.ExitStack() as stack:
-        try:
-            server = stack.enter_context(importlib.import_module(f"escrowmq.testing.servers.{name}").serving(folder))
-        except Absent as absent:
-            if os.environ.get("CI"):
-                pytest.fail(str(absent))
-            pytest.skip(str(absent))
-        yield server
 
 
 def stored(headers: list[tuple[str, str]], body: bytes, key: str | None = None) -> Stored:
@@ -90,16 +70,12 @@ class KafkaSite(ServerSite):
         return KafkaTarget(self.url, timeout=timeout)
 
     def drain(self, topic: str) -> list[Stored]:
-        consumer = confluent_kafka.Consumer(
-            {"bootstrap.servers": self.url.removeprefix("kafka://"), "group.id": "drain"}
-        )
+        settings = {"bootstrap.servers": self.url.removeprefix("kafka://"), "group.id": "drain", "log_level": 2}
+        consumer = confluent_kafka.Consumer(settings)
         try:
-            places = [
-                confluent_kafka.TopicPartition(topic, partition, 0)
-                for partition in consumer.list_topics(topic, timeout=30).topics[topic].partitions
-            ]
-            ends = {p.partition: consumer.get_watermark_offsets(p, timeout=30)[1] for p in places}
-            consumer.assign(places)
+            ends: dict[int, int] = {}
+            eventually(lambda: self._look_up(consumer, topic, ends), "Kafka does not tell where its partitions end")
+            consumer.assign([confluent_kafka.TopicPartition(topic, partition, 0) for partition in ends])
             found = []
             while any(ends.values()):
                 message = consumer.poll(30)
@@ -113,6 +89,15 @@ class KafkaSite(ServerSite):
             return found
         finally:
             consumer.close()
+
+    def _look_up(self, consumer: confluent_kafka.Consumer, topic: str, ends: dict[int, int]) -> bool:
+        try:
+            for partition in consumer.list_topics(topic, timeout=30).topics[topic].partitions:
+                place = confluent_kafka.TopicPartition(topic, partition)
+                ends[partition] = consumer.get_watermark_offsets(place, timeout=30)[1]
+        except confluent_kafka.KafkaException:  # a new topic has no leader yet
+            return False
+        return True
 
 
 class RabbitSite(ServerSite):

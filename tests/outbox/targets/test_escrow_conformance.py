@@ -3,14 +3,15 @@
 from collections.abc import Iterator
 
 import pytest
-from target_sites import EscrowSite, serving
+from target_sites import EscrowSite
 
+from escrowmq.testing.servers import escrow
 from escrowmq.testing.target_conformance import TargetConformance
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EscrowSite]:
-    with serving("escrow", tmp_path_factory.mktemp("escrow")) as server:
+    with escrow.serving(tmp_path_factory.mktemp("escrow")) as server:
         yield EscrowSite(server)
 
 

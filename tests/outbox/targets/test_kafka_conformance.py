@@ -1,17 +1,15 @@
 """The target for Kafka keeps the contract of the relay's targets, on a real server."""
 
-from collections.abc import Iterator
-
 import pytest
-from target_sites import KafkaSite, serving
+from target_sites import KafkaSite
 
+from escrowmq.testing.servers.process import Server
 from escrowmq.testing.target_conformance import TargetConformance
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaSite]:
-    with serving("kafka", tmp_path_factory.mktemp("kafka")) as server:
-        yield KafkaSite(server)
+def site(kafka_server: Server) -> KafkaSite:
+    return KafkaSite(kafka_server)
 
 
 class TestKafka(TargetConformance):

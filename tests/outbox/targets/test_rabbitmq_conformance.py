@@ -1,17 +1,15 @@
 """The target for RabbitMQ keeps the contract of the relay's targets, on a real server."""
 
-from collections.abc import Iterator
-
 import pytest
-from target_sites import RabbitSite, serving
+from target_sites import RabbitSite
 
+from escrowmq.testing.servers.process import Server
 from escrowmq.testing.target_conformance import TargetConformance
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitSite]:
-    with serving("rabbitmq", tmp_path_factory.mktemp("rabbitmq")) as server:
-        yield RabbitSite(server)
+def site(rabbitmq_server: Server) -> RabbitSite:
+    return RabbitSite(rabbitmq_server)
 
 
 class TestRabbit(TargetConformance):

@@ -37,6 +37,8 @@ Reports = dict[int, KafkaError | None]
 LATE = KafkaError(KafkaError._MSG_TIMED_OUT)
 PENDING = 255
 NOT_STORED = (Code.BODY_TOO_LARGE, Code.QUEUE_FULL)
+LAST_REPORTS_SECONDS = 1.0
+"""How long a producer that stopped is listened to: some of its messages it never reports."""
 OVERHEAD = 128
 """Bytes that Kafka's framing adds to a batch of one message, generously."""
 LARGEST_BATCH = 1_000_000
@@ -203,7 +205,7 @@ class KafkaTarget:
             except BufferError:  # the producer's memory is full: let it send
                 if time.monotonic() > deadline:
                     return Code.QUEUE_FULL
-                producer.poll(0.1)
+                _polled(producer, 0.1)
             except KafkaException as problem:
                 return _code(problem.args[0])
 
@@ -276,13 +278,23 @@ def _outcome(made: Any, seconds: float) -> Code | None:
 def _flushed(producer: Producer, reports: Reports, deadline: float) -> bool:
     """Wait for all reports; whether the producer is still good: nothing failed, and nothing is under way any more."""
     sound = True
-    while len(producer) and time.monotonic() < deadline:
-        try:
-            producer.flush(max(0.0, deadline - time.monotonic()))
-        except (KafkaException, SystemError):
-            # A fatal error is raised out of here, sometimes through a report's callback. The other reports still come.
+    while len(producer) and (left := deadline - time.monotonic()) > 0:
+        if not _polled(producer, min(0.1, left)) and sound:
             sound = False
+            deadline = min(deadline, time.monotonic() + LAST_REPORTS_SECONDS)
     return sound and not len(producer) and not any(reports.values())
+
+
+def _polled(producer: Producer, seconds: float) -> bool:
+    """Take reports as they come; whether the producer is still good."""
+    try:
+        producer.poll(seconds)
+    except (KafkaException, SystemError):
+        # A fatal error is raised out of here, sometimes through a report's callback. What waits in the producer will never
+        # be sent, and only purging says so; what is on its way is still reported.
+        producer.purge(in_queue=True, in_flight=False)
+        return False
+    return True
 
 
 def _note(reports: Reports, row: int, problem: KafkaError | None, _message: Message) -> None:
