@@ -9,9 +9,11 @@ import re
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import httpx
+import pyarrow as pa
 import pytest
 from gateway_runs import Client, Counted
 
@@ -21,7 +23,25 @@ from escrowmq.gateway.app import build
 from escrowmq.gateway.core import Gateway
 from escrowmq.gateway.door import Door
 from escrowmq.gateway.server import make_server
+from escrowmq.model import Act
+from escrowmq.testing.link import TwinLink
 from escrowmq.wire import Exchange
+
+
+class Stubborn(TwinLink):
+    """A broker that does not take a receive back in time; ``refused`` counts how often it was told to."""
+
+    refused = 0
+
+    def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: dict[str, Any]) -> Future[pa.RecordBatch]:
+        future = super().exchange(kind, batch, options)
+
+        def cancel() -> bool:
+            self.refused += 1
+            return False
+
+        future.cancel = cancel  # type: ignore[method-assign]
+        return future
 
 
 def test_a_message_is_sent_and_received(client: Client, t: str, g: str) -> None:
@@ -176,6 +196,15 @@ def test_messages_are_settled_by_their_handles_through_any_gateway(
     assert told["results"][1]["problem"] is None
 
 
+def test_neighbours_in_a_lease_have_results_of_their_own(client: Client, t: str, g: str) -> None:
+    client.ok(f"/v1/topics/{t}/messages", {"messages": [{"text": str(n), "key": "k"} for n in range(3)]})
+    handles = [message["handle"] for message in client.receive(g, t, wait=5)]
+    client.ok(f"/v1/consumers/{g}/nack", {"handles": [handles[1]], "delay": 60})
+    status, told = client.post(f"/v1/consumers/{g}/ack", {"handles": handles})
+    assert (status, told["refused"]) == (207, 1)
+    assert [result["problem"] is None for result in told["results"]] == [True, False, True]
+
+
 def test_a_lease_that_is_not_settled_ends_and_its_message_comes_again(client: Client, t: str, g: str) -> None:
     client.ok(f"/v1/topics/{t}/messages", {"text": "x"})
     (first,) = client.receive(g, t, wait=5, lease=0.05)
@@ -238,6 +267,33 @@ def test_what_came_for_a_client_that_left_goes_to_another(
     assert [message["text"] for message in found] == ["for the living"]
     other.ok(f"/v1/consumers/{g}/ack", {"handles": [found[0]["handle"]]})
     other.http.close()
+
+
+def test_a_receive_of_a_client_that_left_waits_no_longer_at_the_broker(
+    kind: str, brokers: Callable[[str], Any], run_gateway: Callable[..., Client], t: str, g: str, eventually: Any
+) -> None:
+    (link,) = brokers(kind)
+    client = run_gateway([link])
+    client.receive(g, t)
+    with pytest.raises(httpx.ReadTimeout):
+        client.http.post(f"/v1/consumers/{g}/receive", json={"topics": [t], "wait": 25}, timeout=0.5)
+    eventually(lambda: link.action("stats", {}, 5)["parked_receives"] == 0, 15)
+
+
+def test_what_a_broker_gave_too_late_is_given_back(run_gateway: Callable[..., Client], eventually: Any) -> None:
+    twin = Stubborn()
+    client = run_gateway([twin])
+    client.ok("/v1/topics/t/messages", {"text": "x"})
+    twin.hold(Exchange.RECEIVE)
+    with pytest.raises(httpx.ReadTimeout):
+        client.http.post("/v1/consumers/g/receive", json={"topics": ["t"], "wait": 25}, timeout=0.5)
+    eventually(lambda: twin.refused)
+    twin.release(Exchange.RECEIVE)
+    eventually(lambda: twin.seen(Exchange.SETTLE))
+    (settled,) = twin.seen(Exchange.SETTLE)
+    assert (settled.column("act")[0].as_py(), settled.column("delay_us")[0].as_py()) == (Act.NACK, 0)
+    (message,) = client.receive("g", "t", wait=5)
+    assert (message["text"], message["attempt"]) == ("x", 2)
 
 
 def test_a_receive_takes_no_more_than_it_asked_for(client: Client, t: str, g: str) -> None:
