@@ -20,18 +20,20 @@ from escrowmq.outbox.tables import State, trans_message
 from escrowmq.platform.failpoints import reach
 
 _c = trans_message.c
-LOOK_SECONDS = 1.0
-"""How often it is looked whether a person has dealt with a head; less often where there are many."""
 ORPHANS_SECONDS = 60.0
 """How often HELD rows without a head are looked for, which only a change of ``on_exhausted`` or a hand in the table can leave."""
 
 
 class Holding:
-    """The held keys of one worker's lanes. Used by that worker's thread only."""
+    """The held keys of one worker's lanes. Used by that worker's thread only.
 
-    def __init__(self, dialect: Dialect, waiting_holds: bool) -> None:
+    ``look_seconds``: how often it is looked whether a person has dealt with a head; less often where there are many.
+    """
+
+    def __init__(self, dialect: Dialect, waiting_holds: bool, look_seconds: float) -> None:
         self.heads: dict[Key, int] = {}
         self._dialect = dialect
+        self._look_seconds = look_seconds
         states = [state_is(State.RETRYING)]
         if waiting_holds:
             states.append(sa.and_(state_is(State.WAITING), _c.sent_us.is_(None)))
@@ -58,7 +60,7 @@ class Holding:
         reach("relay.freed")
         self.heads = found
         now = time.monotonic()
-        self._next = now + max(LOOK_SECONDS, 20 * (now - begun))
+        self._next = now + max(self._look_seconds, 20 * (now - begun))
         if orphans_too:
             self._next_orphans = now + max(ORPHANS_SECONDS, 20 * (now - begun))
 

@@ -19,9 +19,17 @@ from escrowmq.outbox.tables import State, trans_message
 from escrowmq.platform.failpoints import reach
 
 _c = trans_message.c
-_OPEN = _c.state.in_([State.PENDING.value, State.RETRYING.value])
+
+
+def _in_state(*states: State) -> sa.ColumnElement[bool]:
+    return _c.state.in_(
+        [sa.literal_column(str(int(state))) for state in states]
+    )  # literals: also for many rows at once
+
+
+_OPEN = _in_state(State.PENDING, State.RETRYING)
 """Only such rows are marked: a callback may have made one DONE already, a person may have discarded one."""
-_OVER = _c.state.in_([State.PENDING.value, State.RETRYING.value, State.DONE.value])
+_OVER = _in_state(State.PENDING, State.RETRYING, State.DONE)
 """What is deleted after its OK."""
 
 

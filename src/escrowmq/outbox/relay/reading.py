@@ -1,13 +1,13 @@
-"""Reading what is to be sent: a bounded number of rows per lane, from the index of PENDING rows, however long the table is.
+"""Reading what is to be sent: a bounded number of rows of each lane, lowest numbers first, from the index of PENDING rows alone.
 
-Each lane is read from its own lowest number, so the cost does not grow with the rows that are PENDING, SENT, HELD or gone. One
-statement for all lanes; how many rows of each follows what the lanes turned out to hold and how big the bodies are.
+The cost follows from the rows that are read, not from how many are PENDING, SENT, HELD or gone. PostgreSQL reads every lane by itself in
+one statement (LATERAL); how deep, follows what the lanes turned out to hold. The others walk through the index lane by lane, from
+where the last walk ended, until the batch is full.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,10 +17,8 @@ from escrowmq.outbox.relay.dialects import Dialect
 from escrowmq.outbox.tables import State, trans_lane, trans_message
 
 _c = trans_message.c
-FIRST_ROWS = 256
+FIRST_ROWS = 64
 """Rows of the first read: nothing is known yet about the size of bodies."""
-MOST_LANES = 400
-"""Terms of one compound SELECT; SQLite takes 500."""
 
 
 def state_is(state: State) -> sa.ColumnElement[bool]:
@@ -36,21 +34,24 @@ class Reader:
 
     def __init__(self, dialect: Dialect, owner: str, max_rows: int, max_bytes: int) -> None:
         self._dialect = dialect
+        self._of_my_lanes = _of_my_lanes(dialect)
         self._owner = owner
         self._max_rows, self._max_bytes = max_rows, max_bytes
-        self._per_lane = 1
+        self._per_lane = 4
+        self._turn = 0
         self._fitting = min(max_rows, FIRST_ROWS)
+        self._read = self._read_laterally if dialect.name == "postgresql" else self._read_in_turns
 
     def pending(self, connection: sa.Connection, lanes: Sequence[int], most: int | None = None) -> list[Any]:
-        """Rows of those lanes that are to be sent, lowest numbers of each lane first; in the order of their numbers.
+        """Rows of those lanes that are to be sent; those of a lane are its lowest, in the order of their numbers.
 
-        At most ``most`` rows, or else as many as lately made a batch of the wanted size.
+        At most ``most`` rows, or else about as many as lately made a batch of the wanted size.
         """
         wanted = min(self._fitting, most or self._fitting)
-        each = max(-(-wanted // len(lanes)), min(self._per_lane, wanted))
-        rows = self._read(connection, lanes, each)
-        if most is None:
-            self._learn(rows, each, wanted)
+        rows = self._read(connection, lanes, wanted)
+        if rows and most is None:
+            fitting = int(self._max_bytes * len(rows) / (1 + sum(len(row.body) for row in rows)))
+            self._fitting = max(1, min(self._max_rows, fitting, 4 * self._fitting))
         rows.sort(key=_number)
         return rows
 
@@ -64,15 +65,37 @@ class Reader:
         late = sa.select(*COLUMNS).where(state_is(State.SENT), _c.sent_us <= before_us, _c.lane.in_(lanes))
         return list(connection.execute(late.order_by(_c.sent_us).limit(most)).all())
 
-    def _read(self, connection: sa.Connection, lanes: Sequence[int], each: int) -> list[Any]:
-        if self._dialect.name == "postgresql":
-            return list(connection.execute(_of_my_lanes(), {"owner": self._owner, "each": each}).all())
+    def _read_in_turns(self, connection: sa.Connection, lanes: Sequence[int], wanted: int) -> list[Any]:
+        """From the lane after the last that was read, and round to it again."""
+        ahead = [lane for lane in lanes if lane > self._turn]
+        behind = [lane for lane in lanes if lane <= self._turn]
         rows: list[Any] = []
-        for start in range(0, len(lanes), MOST_LANES):
-            some = lanes[start : start + MOST_LANES]
-            lane_names = {f"lane_{number}": lane for number, lane in enumerate(some)}
-            rows += connection.execute(_of_lanes(len(some), self._dialect.name), {**lane_names, "each": each}).all()
+        for some in (ahead, behind):
+            if some and len(rows) < wanted:
+                rows += connection.execute(_WALK, {"lanes": some, "most": wanted - len(rows)}).all()
+        if len(rows) >= wanted:
+            self._turn = rows[-1].lane
         return rows
+
+    def _read_laterally(self, connection: sa.Connection, lanes: Sequence[int], wanted: int) -> list[Any]:
+        for some in self._windows(lanes, wanted):
+            each = max(-(-wanted // len(some)), min(self._per_lane, wanted))
+            bound = {"owner": self._owner, "each": each, "lanes": self._dialect.numbers(some)}
+            rows = list(connection.execute(self._of_my_lanes, bound).all())
+            self._learn(rows, each, wanted)
+            if rows:
+                return rows
+        return []
+
+    def _windows(self, lanes: Sequence[int], wanted: int) -> Iterator[Sequence[int]]:
+        """All lanes at once; where bodies are so big that one row of each would be too many, some at a time, by turns."""
+        if wanted >= len(lanes):
+            yield lanes
+            return
+        for _ in range(-(-len(lanes) // wanted)):
+            start = self._turn % len(lanes)
+            self._turn = start + wanted
+            yield (*lanes, *lanes)[start : start + wanted]
 
     def _learn(self, rows: list[Any], each: int, wanted: int) -> None:
         """More of each lane while batches are small for want of rows from the fullest; fewer when they came out too big."""
@@ -84,10 +107,6 @@ class Reader:
                 self._per_lane = min(2 * each, self._max_rows)
         elif len(rows) > wanted:
             self._per_lane = max(each // 2, 1)
-        if rows:
-            size = sum(len(row.body) for row in rows) / len(rows) + 1
-            fitting = int(self._max_bytes / size)
-            self._fitting = max(1, min(self._max_rows, fitting, 4 * self._fitting))
 
 
 def _number(row: Any) -> int:
@@ -95,32 +114,27 @@ def _number(row: Any) -> int:
     return number
 
 
-def _due() -> sa.ColumnElement[bool]:
-    return state_is(State.PENDING)
-
-
-@lru_cache(maxsize=1)
-def _of_my_lanes() -> sa.Select[Any]:
+def _of_my_lanes(dialect: Dialect) -> sa.Select[Any]:
     """PostgreSQL: the lanes are looked up as they are leased at this moment, and each is read by itself."""
     message = (
         sa.select(*COLUMNS)
-        .where(_c.lane == trans_lane.c.lane, _due())
+        .where(_c.lane == trans_lane.c.lane, state_is(State.PENDING))
         .order_by(_c.seq)
         .limit(sa.bindparam("each", type_=sa.Integer))
         .correlate(trans_lane)
         .lateral("message")
     )
     mine = sa.select(*(message.c[column.name] for column in COLUMNS))
-    return mine.select_from(trans_lane).join(message, sa.true()).where(trans_lane.c.owner == sa.bindparam("owner"))
+    leased = sa.and_(trans_lane.c.owner == sa.bindparam("owner"), dialect.among(trans_lane.c.lane, "lanes"))
+    return mine.select_from(trans_lane).join(message, sa.true()).where(leased)
 
 
-@lru_cache(maxsize=512)
-def _of_lanes(count: int, dialect: str) -> sa.CompoundSelect[Any]:
-    """The others: one SELECT a lane, joined by UNION ALL."""
-    parts = []
-    for number in range(count):
-        lane = sa.bindparam(f"lane_{number}", type_=sa.Integer)
-        part = sa.select(*COLUMNS).where(_c.lane == lane, _due()).order_by(_c.seq)
-        part = part.limit(sa.bindparam("each", type_=sa.Integer))
-        parts.append(sa.select(part.subquery()) if dialect == "sqlite" else part)
-    return sa.union_all(*parts)
+_WALK = (
+    sa.select(*COLUMNS)
+    .where(state_is(State.PENDING), _c.lane.in_(sa.bindparam("lanes", expanding=True)))
+    .order_by(_c.lane, _c.seq)
+    .limit(sa.bindparam("most", type_=sa.Integer))
+    .with_hint(trans_message, "FORCE INDEX (trans_message_by_state)", "mysql")
+    .with_hint(trans_message, "FORCE INDEX (trans_message_by_state)", "mariadb")
+)
+"""SQLite, MariaDB, MySQL: lane by lane, in the order of the index, until there are enough."""

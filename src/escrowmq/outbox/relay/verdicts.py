@@ -3,7 +3,8 @@
 1. OK is OK, whatever its neighbours got: the message is durable and must not be sent for ever.
 2. A refusal counts. The row is RETRYING until its tries run out, then WAITING. It holds the later rows of its key.
 3. Away, overloaded, unknown, denied: nothing is counted. If that is all that the target has to say, the rows stay as they are and
-   the target is left alone for a while; if others got through, these step aside (RETRYING, uncounted), lest they fill every batch.
+   the target is left alone for a while; if others got through, or would have (one broker of several is away), these step aside
+   (RETRYING, uncounted), lest they fill every batch.
 4. A row behind one of 2 or 3 of its key was not tried: HELD, if that one holds its key; else it stays as it is.
 """
 
@@ -68,9 +69,18 @@ class Rules:
 
 
 def judge(
-    rows: Sequence[Any], codes: npt.NDArray[np.uint8], held: dict[Key, int], rules: Rules, now_us: int
+    rows: Sequence[Any],
+    codes: npt.NDArray[np.uint8],
+    held: dict[Key, int],
+    rules: Rules,
+    now_us: int,
+    *,
+    partly_there: bool = False,
 ) -> Verdict:
-    """The verdict on ``rows`` (of the shape of ``columns.Row``) that were sent and answered ``codes``."""
+    """The verdict on ``rows`` (of the shape of ``columns.Row``) that were sent and answered ``codes``.
+
+    ``partly_there``: part of the target is known to work, though none of these rows was for it.
+    """
     if not codes.any():
         verdict = Verdict(sent=list(range(len(rows))))
         if held:
@@ -79,7 +89,7 @@ def judge(
             ]
         return verdict
     refused = REFUSED[codes]
-    if not refused.any() and codes.all():
+    if not partly_there and not refused.any() and codes.all():
         return Verdict(away=Code(int(codes[0])))
     return _judge_mixed(rows, codes.tolist(), refused.tolist(), held, rules, now_us)
 

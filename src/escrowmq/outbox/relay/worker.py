@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, DisconnectionError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.outbox.relay import upkeep
@@ -32,8 +33,10 @@ from escrowmq.platform.failpoints import reach
 _log = logging.getLogger(__name__)
 PROBE_ROWS = 16
 """Rows of a batch that finds out whether a target is back."""
-RETRY_LOOK_SECONDS = 1.0
-"""How often is looked for RETRYING rows whose time has come; they say it to the second anyway."""
+LOOK_SECONDS = 1.0
+"""How often is looked for RETRYING rows whose time has come, and for what a person did; or more often, where tries are closer."""
+AWAY = (DBAPIError, DisconnectionError, PoolTimeout)
+"""What a database raises that is away, full, locked, or being upgraded."""
 LANE_ZERO = 0
 """Whoever has this lane purges for all."""
 
@@ -56,6 +59,14 @@ class SharedTarget:
             except Exception:
                 _log.exception("the target failed")
                 return np.full(batch.num_rows, Code.DISCONNECTED, np.uint8)
+
+    def partly_there(self) -> bool:
+        """Of a target of several brokers: whether one of them works."""
+        ask = getattr(self._target, "partly_there", None)
+        if ask is None:
+            return False
+        with self._lock:
+            return bool(ask())
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +98,8 @@ class Worker:
         self.leases = Leases(dialect, options.name, options.lease)
         self._reader = Reader(dialect, self.leases.owner, options.batch_rows, options.batch_bytes)
         holds = options.on_exhausted == "hold_key"
-        self._holding = Holding(dialect, holds)
+        self._look_seconds = min(LOOK_SECONDS, options.redelivery_interval)
+        self._holding = Holding(dialect, holds, self._look_seconds)
         self._marker = Marker(dialect, self.leases, not options.keep and not options.await_callback)
         aside = min(max(options.backoff, 1.0), options.redelivery_interval)
         self._rules = Rules(options.redeliveries, _us(options.redelivery_interval), _us(aside), holds)
@@ -104,7 +116,7 @@ class Worker:
             return Turn(pause=pause)
         try:
             turn = self._turn()
-        except SQLAlchemyError as problem:
+        except AWAY as problem:
             return self._database_failed(problem)
         if self._database.worked():
             _log.info("the database is back")
@@ -118,7 +130,7 @@ class Worker:
         """Give the lanes back, let the connection go."""
         try:
             self.leases.give_back()
-        except SQLAlchemyError as problem:
+        except AWAY as problem:
             _log.warning("the lanes could not be given back, they come free with their leases: %s", problem)
         self._disconnect()
         self._counters.leased(self._number, 0)
@@ -153,7 +165,7 @@ class Worker:
         if now >= self._next_retries:
             most = probing or max(self._options.batch_rows // 4, 1)
             retries = self._reader.retries(connection, lanes, self._now_us(), most)
-            self._next_retries = now if len(retries) == most else now + RETRY_LOOK_SECONDS
+            self._next_retries = now if len(retries) == most else now + self._look_seconds
         pending = self._reader.pending(connection, lanes, probing)
         return retries + pending, bool(pending)
 
@@ -168,7 +180,10 @@ class Worker:
                 return Turn(read=len(rows))
             codes = self._target.send(batch)
             reach("relay.sent")
-            verdict = judge(rows, codes, self._holding.heads, self._rules, self._now_us())
+            heads, now_us = self._holding.heads, self._now_us()
+            verdict = judge(rows, codes, heads, self._rules, now_us)
+            if verdict.away is not None and self._target.partly_there():
+                verdict = judge(rows, codes, heads, self._rules, now_us, partly_there=True)
             if verdict.away is not None:
                 return self._target_failed(verdict.away, len(rows))
             if self._target.backoff.worked():
@@ -190,7 +205,7 @@ class Worker:
                 for key in verdict.freed:
                     self._holding.heads.pop(key, None)
                 self._holding.heads.update({key: seq for key, seq in verdict.heads.items() if key[0] in mine})
-        except SQLAlchemyError:
+        except AWAY:
             self._counters.add(repeated=sent)
             self._holding.look_soon()  # nobody knows what was written
             raise
@@ -257,7 +272,7 @@ class Worker:
         )
         return Turn(read=rows, pause=pause)
 
-    def _database_failed(self, problem: SQLAlchemyError) -> Turn:
+    def _database_failed(self, problem: Exception) -> Turn:
         first = not self._database.failing
         pause = self._database.failed()
         self._counters.add(database_failures=1)
@@ -284,7 +299,7 @@ class Worker:
         if connection is not None:
             try:
                 connection.close()
-            except SQLAlchemyError:
+            except AWAY:
                 connection.invalidate()
 
     def _now_us(self) -> int:

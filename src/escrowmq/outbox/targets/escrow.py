@@ -25,7 +25,7 @@ from escrowmq.client.bus import Bus
 from escrowmq.client.outgoing import Limits, check_name, split
 from escrowmq.client.router import broker_of
 from escrowmq.connecting import connect
-from escrowmq.errors import Code, EscrowError, Misuse, Rejected
+from escrowmq.errors import Code, EscrowError, Misuse, Rejected, error
 from escrowmq.outbox.targets.rows import check_schema, hold_back, number_keys
 from escrowmq.outbox.targets.seam import Codes, Promise
 
@@ -73,6 +73,10 @@ class EscrowTarget:
             codes[rows] = wait.result()
         return codes
 
+    def partly_there(self) -> bool:
+        """Of several brokers: whether one answers. Then the rows of the others must not stand in its way."""
+        return len(self._brokers) > 1 and any(broker.there() for broker in self._brokers)
+
     def close(self) -> None:
         """Let the connections go."""
         if self._pool is not None:
@@ -113,14 +117,28 @@ class _Broker:
             return np.full(batch.num_rows, Code.DISCONNECTED, np.uint8)
         try:
             if not self._met:
-                told = self._bus.router.links[0].action("hello", {}, self._timeout)
-                self.limits, self._met = Limits.of(told.get("limits", {})), True
+                self._meet()
         except EscrowError as problem:
             return np.full(batch.num_rows, self._failed(problem), np.uint8)
         codes = _refused(batch, self.limits)
         if codes.any() or not self._all_proven(batch):
             return self._carefully(batch, codes)
         return self._send(batch)
+
+    def there(self) -> bool:
+        """Whether it answers."""
+        if time.monotonic() < self._not_before:
+            return False
+        try:
+            self._meet()
+        except EscrowError as problem:
+            self._failed(problem)
+            return False
+        return True
+
+    def _meet(self) -> None:
+        told = self._bus.router.links[0].action("hello", {}, self._timeout)
+        self.limits, self._met = Limits.of(told.get("limits", {})), True
 
     def close(self) -> None:
         """Let the connection go."""
@@ -157,7 +175,10 @@ class _Broker:
         start = 0
         for piece in split(batch, self.limits):
             try:
-                codes[start : start + piece.num_rows] = self._producer.send_batch(piece).codes
+                told = self._producer.send_batch(piece).codes
+                if (told == Code.GROUP_KIND).any():
+                    raise error(Code.GROUP_KIND)  # of the whole session, whatever the row
+                codes[start : start + piece.num_rows] = told
             except EscrowError as problem:
                 codes[start:] = self._failed(problem)
                 return codes
