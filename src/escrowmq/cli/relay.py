@@ -114,6 +114,8 @@ def _drain(running: Relay, patience: float | None) -> bool:
 
 
 def _run(running: Relay, to: str, every: float, json: bool) -> bool:
+    from escrowmq.outbox.targets.opening import shown
+
     ended = threading.Event()
 
     def report() -> None:
@@ -128,9 +130,9 @@ def _run(running: Relay, to: str, every: float, json: bool) -> bool:
     with _signals(running):
         running.start()
         if json:
-            print_json_line({"event": "started", "to": to, **running.statistics.as_dict()})
+            print_json_line({"event": "started", "to": shown(to), **running.statistics.as_dict()})
         else:
-            notice(f"relaying to {to}; Ctrl-C stops it")
+            notice(f"relaying to {shown(to)}; Ctrl-C stops it")
         reporter = threading.Thread(target=report, daemon=True)
         reporter.start()
         try:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from escrowmq.errors import Code, Misuse
-from escrowmq.outbox.targets.opening import open_target, read_options
+from escrowmq.outbox.targets.opening import open_target, read_options, shown
 
 
 @pytest.mark.parametrize(
@@ -66,3 +66,9 @@ def test_values_that_make_no_sense_are_misuse() -> None:
         open_target("redis://127.0.0.1:1/0", durability="perhaps")
     with pytest.raises(Misuse, match="quorum or classic"):
         open_target("amqp://127.0.0.1:1/", queue_type="mirrored")
+
+
+def test_passwords_are_not_shown() -> None:
+    for url in ("amqp://me:secret@host/", "redis://:secret@host:1/0", "kafka://host:1?sasl.password=secret"):
+        assert "secret" not in shown(url)
+    assert shown("escrow://a:7700,b:7700") == "escrow://a:7700,b:7700"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,10 +43,15 @@ def read_options(url: str, texts: Mapping[str, str]) -> dict[str, Any]:
     return {name: _value(name, text, parameters[name].default) for name, text in texts.items()}
 
 
+def shown(url: str) -> str:
+    """``url`` without its password and settings, for logs and screens."""
+    return re.sub(r"(//[^/@:]*):[^/@]*@", r"\1:***@", url).partition("?")[0]
+
+
 def _class_of(url: str) -> Any:
     scheme = url.partition(":")[0] if isinstance(url, str) else ""
     if scheme not in _TARGETS:
-        raise Misuse(Code.BAD_URL, f"{url!r} is not the URL of a target", f"one of {', '.join(_TARGETS)}")
+        raise Misuse(Code.BAD_URL, f"{shown(str(url))!r} is not the URL of a target", f"one of {', '.join(_TARGETS)}")
     module, name, extra = _TARGETS[scheme]
     try:
         return getattr(importlib.import_module(f"escrowmq.outbox.targets.{module}"), name)
