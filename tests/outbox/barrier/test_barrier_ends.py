@@ -223,7 +223,17 @@ def test_the_check_back_waits_for_a_transaction_in_flight(shop, bus, t, eventual
     eventually(lambda: state(bus, txn) == "committed")
 
 
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_hundred_thousand_undecided_are_answered_in_batches(shop, tmp_path, t, eventually):
+    a_hundred_thousand(shop, tmp_path, t, eventually)
+
+
+@pytest.mark.long
+def test_a_hundred_thousand_undecided_on_every_database(shop, tmp_path, t, eventually):
+    a_hundred_thousand(shop, tmp_path, t, eventually)
+
+
+def a_hundred_thousand(shop, tmp_path, t, eventually):
     calls = []
 
     class Counting(Barrier):

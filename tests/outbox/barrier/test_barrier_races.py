@@ -19,6 +19,10 @@ from escrowmq.outbox.barrier import columns
 ids = np.array([bytes(TransactionId(1, 1, 1))], "S16")
 
 
+def some(plays, count):
+    return random.Random(7).sample(plays, count)
+
+
 def played(shop, plays, make=Checker):
     """Play them all; how many of each (committed, answers) there were."""
     found = {}
@@ -31,22 +35,19 @@ def played(shop, plays, make=Checker):
 
 def test_one_checker_in_every_order(shop):
     plays = [(o, end, first) for o in all_orders(1, 3) for end in ENDS for first in (True, False)]
-    assert len(plays) == 120
+    assert len(plays) == 6 * 20
     found = played(shop, plays)
     assert {key[1] for key in found if key[0]} == {"COMMIT", "UNKNOWN"}  # it was worth playing: every case came to pass
     assert {key[1] for key in found if not key[0]} == {"ROLLBACK", "UNKNOWN"}
 
 
 def test_two_checkers_in_every_order(shop):
-    plays = [(o, end, False) for o in all_orders(2, 2) for end in ("commit", "rollback")]
-    assert len(plays) == 210
+    every = all_orders(2, 2)
+    assert len(every) == 105  # of two orders that differ only in who is who, one is enough
+    plays = [(order, "commit", False) for order in every] + some([(order, "rollback", False) for order in every], 25)
     found = played(shop, plays, functools.partial(Checker, looks=False))
     assert (True, "COMMIT", "COMMIT") in found
     assert (False, "ROLLBACK", "ROLLBACK") in found
-
-
-def some(plays, count):
-    return random.Random(7).sample(plays, count)
 
 
 THREE = [(o, end, first) for o in all_orders(3, 2) for end in ENDS for first in (True, False)]
@@ -57,6 +58,7 @@ def test_three_checkers_in_some_orders(shop):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 def test_three_checkers_in_every_order(shop):
     assert len(THREE) == 7560
     played(shop, THREE, functools.partial(Checker, looks=False))
