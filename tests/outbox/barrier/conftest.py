@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,11 +20,15 @@ QUICK = {"transaction_timeout": 0.2, "check_interval": 0.2}
 
 
 @pytest.fixture
-def shop(engine: sa.Engine) -> sa.Engine:
+def shop(engine: sa.Engine) -> Iterator[sa.Engine]:
     """The engine of a database with EscrowMQ's tables and a table of orders."""
     migrate(engine)
     orders.create(engine)
-    return engine
+    yield engine
+    # a bus that closes does not wait for a check that is being answered, and that still holds a connection
+    for thread in threading.enumerate():
+        if thread.name.startswith("escrowmq-checker"):
+            thread.join(30)
 
 
 @pytest.fixture
