@@ -1,5 +1,6 @@
 """Every test of a database gets an empty one, on all three servers."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,23 @@ def test_each_test_gets_an_empty_database(engine: sa.Engine, turn: int) -> None:
         connection.exec_driver_sql("CREATE TABLE left_behind (id INTEGER PRIMARY KEY)")
 
 
-def test_a_database_goes_even_when_a_transaction_is_left_open(engine: sa.Engine) -> None:
+@pytest.fixture
+def left_open() -> Iterator[list[sa.Connection]]:
+    """Connections that are closed only after their database was dropped."""
+    connections: list[sa.Connection] = []
+    yield connections
+    for connection in connections:
+        connection.invalidate()
+        connection.close()
+
+
+def test_a_database_goes_even_when_a_transaction_is_left_open(
+    left_open: list[sa.Connection], engine: sa.Engine
+) -> None:
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE t (id INTEGER PRIMARY KEY)")
-    left_open = engine.connect()
-    left_open.exec_driver_sql("INSERT INTO t VALUES (1)")
+    left_open.append(engine.connect())
+    left_open[0].exec_driver_sql("INSERT INTO t VALUES (1)")
 
 
 def test_text_of_any_script_comes_back(engine: sa.Engine) -> None:

@@ -264,7 +264,7 @@ class TargetConformance:
 
     def test_killed_while_sending_loses_nothing_that_was_ok(self, site: Site, topic: str) -> None:
         """Killed between or in the middle of batches, away for a while, and back: the same target goes on."""
-        batches = [keyed(topic, [None if n % 4 == 3 else f"k{n % 4}" for n in range(40)], 40 * b) for b in range(20)]
+        batches = [keyed(topic, [None if n % 4 == 3 else f"k{n % 4}" for n in range(40)], 40 * b) for b in range(12)]
         some_sent, some_failed = threading.Event(), threading.Event()
         failures: list[BaseException] = []
         target = site.open(timeout=2.0)
