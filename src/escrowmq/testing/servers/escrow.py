@@ -1,0 +1,31 @@
+"""EscrowMQ itself as a server process, to be killed and restarted like the others."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from escrowmq.testing.servers.process import Server, accepts, free_port, started
+
+
+@contextlib.contextmanager
+def running(folder: Path, *options: str) -> Iterator[str]:
+    """A broker with its data in ``folder``; yields its URL. ``options`` are flags of ``escrowmq serve``."""
+    with serving(folder, *options) as server:
+        yield server.url
+
+
+@contextlib.contextmanager
+def serving(folder: Path, *options: str) -> Iterator[Server]:
+    """Like :func:`running`, but yields the :class:`Server`, which can be paused, killed and restarted."""
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    command = [sys.executable, "-m", "escrowmq", "serve", "-d", str(folder / "escrow"), "-l", address, *options]
+    server = Server(
+        url=f"escrow://{address}", command=command, ready=lambda _: accepts(port), log=folder / "escrow.log"
+    )
+    with started(server):
+        yield server
