@@ -6,6 +6,7 @@ gives up, rolls back and begins again when it is its turn, which is what a wait 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -96,7 +97,7 @@ class Actor:
         if shard.dialect.name == "sqlite":
             raw.close()
             return
-        with shard.connect() as killer:
+        with shard.connect() as killer, contextlib.suppress(sa.exc.DBAPIError):  # it may be gone already
             if shard.dialect.name == "postgresql":
                 killer.exec_driver_sql(f"SELECT pg_terminate_backend({raw.info.backend_pid})")
             else:

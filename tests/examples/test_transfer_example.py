@@ -22,8 +22,8 @@ from escrowmq.testing.databases import databases, open_engine
 
 SCRIPT = Path(transfer.__file__)
 TELLING = {
-    "outbox": {"bank-a.committed", "relay.sent", "relay.built", "bank-b.claimed", "bank-b.committed"},
-    "barrier": {"bank-a.escrowed", "bank-a.committed", "transaction.told", "bank-b.committed"},
+    "outbox": {"bank-a.committed", "relay.built", "relay.sent", "bank-b.committed"},
+    "barrier": {"bank-a.committed", "transaction.told", "bank-b.committed"},
 }
 """The places of the short form."""
 
