@@ -29,6 +29,7 @@ from escrowmq.ledger.ledger import Ledger
 from escrowmq.log.frames import size_bound
 from escrowmq.log.seam import CommitLog, Snapshot
 from escrowmq.platform.clock import Clock
+from escrowmq.platform.failpoints import reach
 from escrowmq.schemas import Kind
 from escrowmq.settings import BrokerSettings
 
@@ -249,13 +250,16 @@ class Shard:
             try:
                 if flush is None:
                     raise self._refusal()
+                reach("broker.decided")
                 flush()
+                reach("broker.synced")
             except EscrowError:
                 for request, _ in pairs:
                     request.answer(self._refusal())
                 return False
             for request, answer in pairs:
                 request.answer(answer)
+            reach("broker.answered")
             return True
 
         return finish

@@ -1,0 +1,227 @@
+"""Sender, relay, broker, receiver as processes, each killed between every two of its steps; then everything is compared by id.
+
+I24: each order has one effect. I37: a business row stands if and only if its outbox row does. I38: each outbox row was published and
+had its effect. I39: nothing skipped, order per key. I40: rows leave only after a durable receipt.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import relay_nodes
+import sqlalchemy as sa
+from relay_checks import eventually
+from relay_nodes import business, effects
+
+import escrowmq as mq
+from escrowmq import model, outbox
+from escrowmq.outbox.tables import State, trans_message
+from escrowmq.testing.servers.process import free_port
+
+POINTS: dict[str, list[str]] = {
+    "sender": ["sender.changed:3", "sender.sent:3", "sender.committed:3"],
+    "relay": [
+        *(
+            f"relay.{name}"
+            for name in ("leased", "read:2", "built:2", "sent:2", "marked:2", "fenced", "marking", "freed:3")
+        ),
+    ],
+    "broker": ["broker.decided:20", "broker.synced:20", "broker.answered:20"],
+    "receiver": [f"receiver.{name}:2" for name in ("received", "claimed", "affected", "committed", "acknowledged")],
+}
+BROKER = ["--auto-create-topics", "off", "--lease-seconds", "1", "--max-attempts", "100000", "--retry-backoff", "0.05"]
+PATIENCE = 90.0
+
+
+class Role:
+    """One of the processes: dies at each of its points in turn, and is started again; at last without any."""
+
+    def __init__(self, name: str, command: list[str], log: Path, points: list[str]) -> None:
+        self.name, self._command, self._log, self._points = name, command, log, points
+        self.died: list[str] = []
+        self.process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._through, name=name, daemon=True)
+        self.wounded = threading.Event()
+        """Died at all of its points."""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def launch(self, point: str | None = None) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, **({"ESCROWMQ_FAILPOINT": point} if point else {})}
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(self._command, stdout=log, stderr=log, env=environment)
+        return self.process
+
+    def _through(self) -> None:
+        for point in self._points:
+            code = self.launch(point).wait()
+            self.died.append(point if code == -signal.SIGKILL else f"{point} with {code}")
+        self.launch()
+        self.wounded.set()
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        assert self.process is not None
+        self.process.terminate()
+        return self.process.wait(60)
+
+    def kill(self) -> None:
+        self._points = []
+        while self._thread.is_alive() or (self.process is not None and self.process.poll() is None):
+            if self.process is not None:
+                self.process.kill()
+            self._thread.join(0.05)
+
+
+class World:
+    """The two databases, the broker's address, and the four roles."""
+
+    def __init__(
+        self, folder: Path, sender_url: str, receiver_url: str, relay_options: list[str], relays: int = 1
+    ) -> None:
+        self.folder = folder
+        self.sender, self.receiver = (relay_nodes.engine_at(url) for url in (sender_url, receiver_url))
+        for engine in (self.sender, self.receiver):
+            if engine.dialect.name == "sqlite":
+                with engine.connect() as connection:
+                    connection.exec_driver_sql("PRAGMA journal_mode = WAL")
+            outbox.migrate(engine)
+            relay_nodes.metadata.create_all(engine)
+        address = f"127.0.0.1:{free_port()}"
+        self.broker_url = f"escrow://{address}"
+        node = [sys.executable, relay_nodes.__file__]
+        escrowmq = [sys.executable, "-m", "escrowmq"]
+        commands = {
+            "broker": [*escrowmq, "serve", "-d", str(folder / "data"), "-l", address, *BROKER],
+            "sender": [*node, "send", sender_url, "0.01"],
+            "receiver": [*node, "receive", receiver_url, self.broker_url],
+        }
+        relay = [*escrowmq, "outbox", "relay", "-d", sender_url, "--to", self.broker_url, "--lease", "1s"]
+        relay += ["--redeliveries", "100000", "--redelivery-interval", "200ms", "--poll-interval", "50ms"]
+        relay += ["-o", "timeout=0.5", *relay_options]
+        self.roles = {name: Role(name, made, folder / f"{name}.log", POINTS[name]) for name, made in commands.items()}
+        for number in range(relays):
+            name = f"relay{number or ''}"
+            self.roles[name] = Role(name, relay, folder / f"{name}.log", POINTS["relay"] if not number else [])
+
+    def close(self) -> None:
+        for role in self.roles.values():
+            role.kill()
+        self.sender.dispose()
+        self.receiver.dispose()
+
+    def make_topic(self, name: str) -> None:
+        def made() -> bool:
+            with mq.connect(self.broker_url) as bus:
+                bus.admin.create_topic(name, 2, may_exist=True)
+                return True
+
+        eventually(lambda: _tried(made), f"no topic {name}")
+
+    def numbers(self, table: sa.Table) -> list[int]:
+        engine = self.sender if table is business else self.receiver
+        column = table.c.number
+        with engine.connect() as connection:
+            return list(connection.scalars(sa.select(column).order_by(*table.primary_key)))
+
+    def outbox_rows(self) -> list[Any]:
+        with self.sender.connect() as connection:
+            return list(connection.execute(sa.select(trans_message.c.id, trans_message.c.state)).all())
+
+    def run(self) -> None:
+        """Everybody dies at every point; then faults stop, the sender too, and the rest drains."""
+        self.roles["broker"].start()
+        self.make_topic("orders")
+        for name, role in self.roles.items():
+            if name != "broker":
+                role.start()
+        relay = self.roles["relay"]
+        eventually(lambda: "relay.marking" in relay.died, f"the relay died at {relay.died} only")
+        self.make_topic("late")
+        for role in self.roles.values():
+            assert role.wounded.wait(PATIENCE), (
+                f"{role.name} died at {role.died} only:\n{role._log.read_text()[-3000:]}"
+            )
+            assert role.died == role._points
+        assert self.roles["sender"].stop() == 0
+        orders = set(self.numbers(business))
+        eventually(lambda: set(self.numbers(effects)) >= orders, "not all orders had their effect")
+
+    def judge(self, *, kept: bool) -> None:
+        """I24 and I37 to I40, by id."""
+        orders = self.numbers(business)
+        assert len(orders) > 30
+        assert orders == list(range(1, len(orders) + 1))
+        happened = self.numbers(effects)
+        assert sorted(happened) == orders  # each once: none lost, none twice, none from nowhere
+        if kept:
+            rows = self.outbox_rows()
+            assert sorted(bytes(row.id) for row in rows) == sorted(
+                model.message_id(relay_nodes.identity(n)) for n in orders
+            )
+            assert {State(row.state) for row in rows} == {State.SENT}
+        else:
+            eventually(lambda: not self.outbox_rows(), "rows are left in the outbox")
+        for topic in relay_nodes.TOPICS:
+            for key in range(relay_nodes.KEYS):
+                ours = [
+                    n
+                    for n in happened
+                    if n % 7 and n % relay_nodes.KEYS == key and relay_nodes.TOPICS[n % 11 == 0] == topic
+                ]
+                assert ours == sorted(ours), f"key {key} of {topic} came out of order"
+
+
+def _tried(act: Any) -> bool:
+    try:
+        return bool(act())
+    except mq.EscrowError:
+        return False
+
+
+def matrix(folder: Path, sender_url: str, receiver_url: str, *, kept: bool, relays: int = 1) -> None:
+    world = World(folder, sender_url, receiver_url, ["--keep", "1h"] if kept else [], relays)
+    try:
+        world.run()
+        world.judge(kept=kept)
+        for name, role in world.roles.items():
+            if name != "sender":
+                assert role.stop() == 0, f"{name} did not stop cleanly"
+        with world.sender.connect() as connection:
+            assert not connection.scalar(sa.text("SELECT COUNT(*) FROM trans_lane WHERE owner IS NOT NULL"))
+    finally:
+        world.close()
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["rows are kept", "rows are deleted"])
+def test_everybody_killed_between_every_two_steps(tmp_path: Path, kept: bool) -> None:
+    urls = [f"sqlite:///{tmp_path / name}.db" for name in ("sender", "receiver")]
+    matrix(tmp_path, *urls, kept=kept)
+
+
+@pytest.fixture(params=["postgresql", "mariadb"])
+def two_databases(request: pytest.FixtureRequest) -> Iterator[list[str]]:
+    """Fresh databases of the sender and the receiver, on a real server."""
+    from conftest import fresh_database
+
+    server = request.getfixturevalue("postgres_url" if request.param == "postgresql" else "mariadb_url")
+    with ExitStack() as stack:
+        yield [stack.enter_context(fresh_database(server)) for _ in range(2)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kept", [True, False], ids=["rows are kept", "rows are deleted"])
+def test_everybody_killed_on_real_databases_with_two_relays(
+    tmp_path: Path, two_databases: list[str], kept: bool
+) -> None:
+    matrix(tmp_path, *two_databases, kept=kept, relays=2)
