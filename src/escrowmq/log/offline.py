@@ -46,13 +46,12 @@ def open_offline(disk: Disk, *, in_use: bool) -> OfflineLog:
 
     Raises Misuse(NOT_A_DATA_FOLDER), Corrupt(DAMAGED, NEWER_FORMAT).
     """
-    for attempt in itertools.count(1):
+    for _ in range(_RETRIES):
         try:
             return _open(disk, in_use)
         except FileNotFoundError:
-            if attempt == _RETRIES:
-                raise
-    raise AssertionError("unreachable")
+            continue
+    return _open(disk, in_use)
 
 
 def _open(disk: Disk, in_use: bool) -> OfflineLog:

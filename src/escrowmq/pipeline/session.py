@@ -1,4 +1,7 @@
-"""A local Spark session for a small machine: quick to start, quiet, on the loopback, leaving no files behind."""
+"""A Spark session for a small machine: quick to start, quiet, on the loopback, leaving no files behind.
+
+Local by default, or on a cluster whose master is named. Under ``spark-submit`` the session is what was submitted.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _MIB = 1 << 20
+
+SUBMITTED = "PYSPARK_GATEWAY_PORT"
+"""Set by spark-submit for the Python programs that it starts."""
 
 SLOW_COMPILER_ROWS = 2_000_000
 """From so many rows on, Java's optimising compiler saves more than it costs. An audit of 122,000 messages took 48 s of
@@ -46,9 +52,16 @@ logger.hadoop.level = fatal
 
 @contextlib.contextmanager
 def local_session(
-    name: str = "escrowmq", cores: int | None = None, *, rows: int | None = None
+    name: str = "escrowmq",
+    cores: int | None = None,
+    *,
+    rows: int | None = None,
+    master: str | None = None,
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator[SparkSession]:
     """A session on this machine, stopped at the end together with its Java process and its temporary files.
+
+    ``master`` None: local; else a cluster's, such as ``spark://HOST:PORT``. ``settings`` come on top of ours.
 
     ``cores`` None: all. ``rows`` says how much work it will be, about: a cold Java spends its first half minute compiling,
     so for less than millions of rows it is told to compile less (see SLOW_COMPILER_ROWS). A session that this
@@ -56,6 +69,11 @@ def local_session(
     """
     if (running := _running()) is not None:
         yield running
+        return
+    if SUBMITTED in os.environ:
+        from pyspark.sql import SparkSession
+
+        yield SparkSession.builder.appName(name).getOrCreate()
         return
     folder = Path(tempfile.mkdtemp(prefix="escrowmq-spark-"))
     environment = {
@@ -68,7 +86,7 @@ def local_session(
     }
     with _environment(environment):
         try:
-            spark = _start(name, cores, folder, rows)
+            spark = _start(name, master or f"local[{cores or os.cpu_count() or 1}]", folder, rows, settings or {})
             try:
                 yield spark
             finally:
@@ -94,14 +112,13 @@ def _running() -> SparkSession | None:
     return SparkSession.getActiveSession()
 
 
-def _start(name: str, cores: int | None, folder: Path, rows: int | None) -> SparkSession:
+def _start(name: str, master: str, folder: Path, rows: int | None, more: Mapping[str, str]) -> SparkSession:
     try:
         from pyspark.sql import SparkSession
     except ImportError as problem:
         raise Misuse(Code.BAD_SETTING, "PySpark is not installed", "pip install 'escrowmq[spark,jre]'") from problem
     (folder / "log4j2.properties").write_text(_QUIET)
     (folder / "tmp").mkdir()
-    cores = cores or os.cpu_count() or 1
     memory = driver_memory_mib(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     settings = {
         "spark.ui.enabled": "false",
@@ -115,13 +132,13 @@ def _start(name: str, cores: int | None, folder: Path, rows: int | None) -> Spar
         "spark.sql.codegen.wholeStage": str(rows is None or rows >= GENERATED_CODE_ROWS).lower(),
         "spark.local.dir": str(folder / "tmp"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.sql.shuffle.partitions": str(max(cores, 2)),
+        "spark.sql.shuffle.partitions": str(max(os.cpu_count() or 1, 2)),
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.files.openCostInBytes": str(_MIB),
     }
-    builder = SparkSession.builder.master(f"local[{cores}]").appName(name)
-    for setting, value in settings.items():
+    builder = SparkSession.builder.master(master).appName(name)
+    for setting, value in {**settings, **more}.items():
         builder = builder.config(setting, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")

@@ -48,7 +48,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
     if chosen.write_id is not None:
         raise Misuse(Code.BAD_SETTING, "'write_id' is of batches", "a stream is known by its checkpoint")
     if overwrite:
-        raise Misuse(Code.BAD_SETTING, "output mode 'complete' would rewrite the topic", "use append or update")
+        raise Misuse(Code.BAD_SETTING, "output mode 'complete' would rewrite the topic", "use append (Spark offers Python sinks no update)")
     return EscrowStreamWriter(chosen)
 
 

@@ -1,0 +1,122 @@
+"""A standalone Spark cluster on this machine: one master, some workers of one core each. PyPI: ``pyspark``; Java 17 or newer."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from escrowmq.errors import EscrowError
+from escrowmq.pipeline.java import find_java, write_launcher
+from escrowmq.testing.servers.process import Server, accepts, free_port, started
+from escrowmq.testing.servers.seam import Absent
+
+_PACKAGE = "org.apache.spark.deploy"
+
+
+@dataclass
+class Cluster:
+    """A running cluster; ``url`` is what Spark takes as its master."""
+
+    url: str
+    master: Server
+    workers: list[Server]
+
+    @property
+    def executors(self) -> list[int]:
+        """Process numbers of the executors that run now: the workers' children."""
+        return [child for worker in self.workers for child in _children(worker.pid)]
+
+    def kill_executor(self) -> int:
+        """``kill -9`` one executor; its number, 0 if none runs."""
+        for pid in self.executors:
+            os.kill(pid, signal.SIGKILL)
+            return pid
+        return 0
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[str]:
+    """A cluster of two workers; yields its URL. Raises :class:`Absent`."""
+    with cluster(folder) as made:
+        yield made.url
+
+
+@contextlib.contextmanager
+def cluster(folder: Path, workers: int = 2, memory: str = "1g") -> Iterator[Cluster]:
+    """A cluster with its logs and work folders in ``folder``; ``memory`` is each worker's."""
+    home, environment = _spark(folder)
+    port, shown = free_port(), free_port()
+    url = f"spark://127.0.0.1:{port}"
+    starter = str(home / "bin" / "spark-class")
+    address = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(shown)]
+    with contextlib.ExitStack() as stack:
+        master = Server(
+            url=url,
+            command=[starter, f"{_PACKAGE}.master.Master", *address],
+            ready=lambda _: accepts(port) and "Starting Spark master" in _read(folder / "master.log"),
+            log=folder / "master.log",
+            environment=environment,
+        )
+        stack.enter_context(started(master))
+        hands = []
+        for number in range(workers):
+            log = folder / f"worker-{number}.log"
+            options = ["--cores", "1", "--memory", memory, "--host", "127.0.0.1", "--webui-port", str(free_port())]
+            work = folder / f"work-{number}"
+            hands.append(
+                Server(
+                    url=url,
+                    command=[starter, f"{_PACKAGE}.worker.Worker", *options, "--work-dir", str(work), url],
+                    ready=lambda _, log=log: "Successfully registered with master" in _read(log),  # type: ignore[misc]
+                    log=log,
+                    environment=environment,
+                )
+            )
+            stack.enter_context(started(hands[-1]))
+        yield Cluster(url, master, hands)
+
+
+def _spark(folder: Path) -> tuple[Path, Mapping[str, str]]:
+    found = importlib.util.find_spec("pyspark")
+    if found is None or found.origin is None:
+        raise Absent("PySpark is not installed: pip install 'escrowmq[spark]'")
+    try:
+        java = write_launcher(find_java(), folder / "java")
+    except EscrowError as problem:
+        raise Absent(str(problem)) from None
+    logging = folder / "log4j2.properties"
+    logging.write_text(
+        "rootLogger.level = info\nrootLogger.appenderRef.stderr.ref = stderr\nappender.stderr.type = Console\n"
+        "appender.stderr.name = stderr\nappender.stderr.target = SYSTEM_ERR\nappender.stderr.layout.type = PatternLayout\n"
+        "appender.stderr.layout.pattern = %p %c{1}: %m%n%ex{short}\n"
+    )
+    home = Path(found.origin).parent
+    return home, {
+        "SPARK_HOME": str(home),
+        "JAVA_HOME": str(java),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_DIRS": str(folder / "local"),
+        "SPARK_CONF_DIR": str(folder),
+        "SPARK_DAEMON_JAVA_OPTS": f"-Dlog4j2.configurationFile=file:{logging}",
+        "SPARK_DAEMON_MEMORY": "256m",
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_NO_DAEMONIZE": "1",
+    }
+
+
+def _read(log: Path) -> str:
+    return log.read_text(errors="replace") if log.exists() else ""
+
+
+def _children(pid: int) -> list[int]:
+    """Direct children (Linux)."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
