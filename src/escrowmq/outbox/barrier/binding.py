@@ -100,9 +100,8 @@ def _engine(connection: sa.Connection) -> sa.Engine:
 def _insert(session: AnySession, connection: sa.Connection, ids: Ids, branch: str) -> None:
     dialect = connection.dialect.name
     try:
-        if (
-            dialect == "postgresql" and len(ids) <= MARKED
-        ):  # seen by the checker, which then does not wait for this transaction
+        if dialect == "postgresql" and len(ids) <= MARKED:
+            # seen by the checker, which then does not wait for this transaction
             locks = sa.text("SELECT count(pg_advisory_xact_lock(key)) FROM unnest(CAST(:keys AS bigint[])) AS key")
             connection.execute(locks, {"keys": lock_keys(ids, branch).tolist()})
         columns.insert(connection, ids, branch, COMMITTED, strict=True)

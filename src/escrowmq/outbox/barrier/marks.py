@@ -40,9 +40,8 @@ class Marks:
         """Mark as rolled back what is neither committed nor in flight, durably; then the reasons that stand."""
         try:
             self._insert(ids, deadline)
-        except (
-            DBAPIError
-        ) as problem:  # a full disk, a replica, a lost connection: what stands already is an answer all the same
+        except DBAPIError as problem:
+            # a full disk, a replica, a lost connection: what stands already is an answer all the same
             _log.warning("the barrier could not be closed for %d transactions: %s", len(ids), problem.orig)
         failpoints.reach("barrier.closed")
         return self.read(ids)
