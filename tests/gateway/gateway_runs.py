@@ -119,10 +119,13 @@ class Receiver:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 asked = Asked({name.lower(): value for name, value in self.headers.items()}, body)
-                with receiver.came:
-                    receiver.asked.append(asked)
-                    receiver.came.notify_all()
-                status, headers, content = receiver.answer(asked)
+                if asked.ids:
+                    with receiver.came:
+                        receiver.asked.append(asked)
+                        receiver.came.notify_all()
+                    status, headers, content = receiver.answer(asked)
+                else:  # somebody knocks
+                    status, headers, content = 200, {}, asked.all("in progress")
                 try:
                     self.send_response(status)
                     for name, value in {"content-length": str(len(content)), **headers}.items():
@@ -135,7 +138,10 @@ class Receiver:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        class Server(ThreadingHTTPServer):
+            request_queue_size = 128
+
+        self.server = Server(("127.0.0.1", port), Handler)
         self.server.daemon_threads = True
         self.port = self.server.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}/checks"

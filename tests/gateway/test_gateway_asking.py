@@ -112,7 +112,9 @@ def test_a_redirect_is_not_followed(asking: Client, receiver: Receiver, t: str, 
 def test_in_progress_is_asked_again_with_a_higher_attempt(asking: Client, receiver: Receiver, t: str, g: str) -> None:
     transaction = asking.prepare(g, t)
     receiver.wait(3)
-    assert [asked.transactions[0]["attempt"] for asked in receiver.asked[:3]] == [1, 2, 3]
+    attempts = [asked.transactions[0]["attempt"] for asked in receiver.asked[:3]]
+    assert attempts[0] == 1
+    assert attempts == sorted(set(attempts)), "counted up, whatever became of a question on its way"
     assert asking.state(g, transaction) == "open"
 
 
