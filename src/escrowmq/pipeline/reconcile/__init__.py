@@ -1,0 +1,22 @@
+"""Reconcile: which ids were announced and never committed (half ⟕ commit), in batches and as a stream, by id and content."""
+
+from escrowmq.pipeline.reconcile.frames import differing, findings, missing, tally, unexpected
+from escrowmq.pipeline.reconcile.reading import IDS, read_side
+from escrowmq.pipeline.reconcile.report import Finding, Report, reconcile
+from escrowmq.pipeline.reconcile.streaming import settled, start, stream_findings
+
+__all__ = [
+    "IDS",
+    "Finding",
+    "Report",
+    "differing",
+    "findings",
+    "missing",
+    "read_side",
+    "reconcile",
+    "settled",
+    "start",
+    "stream_findings",
+    "tally",
+    "unexpected",
+]

@@ -1,0 +1,115 @@
+"""The comparison, as functions DataFrame → DataFrame: one row an id, whatever its order, repeats and place.
+
+A *side* has one row a sighting: ``id`` string, ``at`` timestamp, and, where content is compared, ``digest`` (any type that
+can be compared; null: not known). *half* is what was announced, *commits* what became visible. Both become one frame and
+are grouped once, so that all four kinds cost one shuffle:
+
+===========  ==========================================================================
+missing      announced longer ago than the grace time, never committed
+unexpected   committed longer ago than the grace time, never announced
+differing    on both sides, with content that is not the same everywhere
+nameless     rows without an id (counted; nothing can be said about them)
+===========  ==========================================================================
+
+Sets are compared, never counts: one id lost and another repeated leave the counts equal, and are seen.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+
+from escrowmq.errors import Code, Misuse
+
+KINDS = ("missing", "unexpected", "differing", "nameless")
+
+
+def missing(half: DataFrame, commits: DataFrame, *, settled_before: datetime) -> DataFrame:
+    """The ids in ``half``, first seen before ``settled_before``, that have no commit.
+
+    → ``id``, ``halves`` (how often it was seen), ``first_seen``, ``last_seen``. Raises Misuse(BAD_ARGUMENT) for a side that lacks a
+    column.
+    """
+    found = _of("missing", half, commits, settled_before)
+    return found.select("id", "halves", "first_seen", "last_seen")
+
+
+def unexpected(half: DataFrame, commits: DataFrame, *, settled_before: datetime) -> DataFrame:
+    """The ids in ``commits``, first seen before ``settled_before``, that were never announced → as :func:`missing`, ``commits``."""
+    found = _of("unexpected", half, commits, settled_before)
+    return found.select("id", "commits", "first_seen", "last_seen")
+
+
+def differing(half: DataFrame, commits: DataFrame) -> DataFrame:
+    """The ids on both sides whose content is not the same everywhere → ``id, halves, commits, first_seen, last_seen``."""
+    return _of("differing", half, commits, datetime.max.replace(tzinfo=UTC)).drop("kind")
+
+
+def _of(kind: str, half: DataFrame, commits: DataFrame, settled_before: datetime) -> DataFrame:
+    return findings(tally(half, commits), settled_before).where(f.col("kind") == kind)
+
+
+def together(half: DataFrame, commits: DataFrame) -> DataFrame:
+    """Both sides as one frame: ``id``, ``at``, ``digest``, ``half`` (1, or 0 for a commit)."""
+    return _side("half", half, 1).unionByName(_side("commits", commits, 0))
+
+
+def _side(name: str, side: DataFrame, half: int) -> DataFrame:
+    types = {field.name: field.dataType.simpleString() for field in side.schema.fields}
+    if lacking := [column for column in ("id", "at") if column not in types]:
+        told = f"the {name} side has no column {' and no '.join(lacking)}"
+        raise Misuse(Code.BAD_ARGUMENT, told, f"id string, at timestamp, perhaps digest; it has {', '.join(types)}")
+    if types["at"] != "timestamp":
+        raise Misuse(Code.BAD_ARGUMENT, f"the {name} side's column at is {types['at']}", "make it a timestamp")
+    digest = f.col("digest") if "digest" in types else f.lit(None).cast("bigint")
+    # a streaming side's watermark is set on both together, see streaming.py
+    return side.select(f.col("id").cast("string").alias("id"), "at", digest.alias("digest"), f.lit(half).alias("half"))
+
+
+def tally(half: DataFrame, commits: DataFrame) -> DataFrame:
+    """One row an id: ``id, halves, commits, first_seen, last_seen, unlike`` (bool, null if no content is known)."""
+    return by_id(together(half, commits))
+
+
+def by_id(sightings: DataFrame) -> DataFrame:
+    """Both sides together → tallies."""
+    return sightings.groupBy("id").agg(*aggregates())
+
+
+def aggregates() -> list[Column]:
+    """What all sightings of one id come to."""
+    return [
+        f.sum("half").alias("halves"),
+        f.sum(1 - f.col("half")).alias("commits"),
+        f.min("at").alias("first_seen"),
+        f.max("at").alias("last_seen"),
+        (f.min("digest") != f.max("digest")).alias("unlike"),
+    ]
+
+
+def findings(tallies: DataFrame, settled_before: datetime) -> DataFrame:
+    """Tallies → ``kind, id, halves, commits, first_seen, last_seen``: one row for everything that is wrong."""
+    old = f.col("first_seen") < moment(settled_before)
+    return judged(tallies, old)
+
+
+def judged(tallies: DataFrame, due: Column) -> DataFrame:
+    """Tallies → findings, those that need a grace time only where ``due``."""
+    halves, commits = f.col("halves"), f.col("commits")
+    kind = (
+        f.when(f.col("id").isNull(), "nameless")
+        .when((commits == 0) & due, "missing")
+        .when((halves == 0) & due, "unexpected")
+        .when((halves > 0) & (commits > 0) & f.col("unlike"), "differing")
+    )
+    found = tallies.withColumn("kind", kind).where(f.col("kind").isNotNull())
+    return found.select("kind", "id", "halves", "commits", "first_seen", "last_seen")
+
+
+def moment(when: datetime) -> Column:
+    """A point in time as a timestamp, whatever the time zone of the machine and the session. A naive one is UTC."""
+    aware = when if when.tzinfo else when.replace(tzinfo=UTC)
+    since = aware - datetime(1970, 1, 1, tzinfo=UTC)
+    return f.timestamp_micros(f.lit((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds))

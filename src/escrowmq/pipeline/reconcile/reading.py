@@ -1,0 +1,49 @@
+"""Sides from topics: format "escrow" read with only the columns that a comparison needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+
+from escrowmq.errors import Code, Misuse
+from escrowmq.settings import nearest
+from escrowmq.spark.source import register
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+IDS = ("key", "body", "message_id")
+"""Where a message's id is. ``message_id`` and bodies that are not UTF-8 become lower-case hex."""
+HALF_VIEW = "%half"
+
+
+def read_side(
+    spark: SparkSession, url: str, topic: str, id: str = "key", *, content: bool = False, stream: bool = False
+) -> DataFrame:
+    """A topic as one side: ``id``, ``at`` (when the broker stored it), with ``content`` also ``digest`` of the body.
+
+    Of the view ``%half`` what was rolled back or expired is left out: nobody expects its commit. Raises Misuse(BAD_ARGUMENT)
+    for an unknown kind of id, and on use what the source raises: Rejected(UNKNOWN_TOPIC), Unknown, ...
+    """
+    if id not in IDS:
+        raise Misuse(
+            Code.BAD_ARGUMENT, f"no id {id!r} in a message", nearest(id, list(IDS)) or f"one of {', '.join(IDS)}"
+        )
+    register(spark)
+    wanted = {id, "stored"} | ({"body"} if content else set()) | ({"state"} if topic == HALF_VIEW else set())
+    reader = spark.readStream if stream else spark.read
+    rows = reader.format("escrow").option("topic", topic).option("columns", ",".join(sorted(wanted))).load(url)
+    if topic == HALF_VIEW:
+        rows = rows.where(~f.col("state").isin("rolled_back", "expired"))
+    digest = [f.xxhash64("body").alias("digest")] if content else []
+    return rows.select(_id(id).alias("id"), f.col("stored").alias("at"), *digest)
+
+
+def _id(kind: str) -> Column:
+    if kind == "key":
+        return f.col("key")
+    in_hex = f.lower(f.hex(kind))
+    text = f.col(kind).cast("string")
+    return in_hex if kind == "message_id" else f.when(f.is_valid_utf8(text), text).otherwise(in_hex)

@@ -1,0 +1,128 @@
+"""The batch: compare, count, name the first, write all. No more than the first few findings come to the driver."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from pyspark import StorageLevel
+from pyspark.sql import functions as f
+
+from escrowmq.pipeline.reconcile.frames import KINDS, by_id, findings, together
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+MOST_NAMED = 100
+"""Findings that are named in the report; all are counted, and written where asked for."""
+_TOTALS = "totals"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One id that both sides do not agree on; how often each side has it, and when (µs since 1970)."""
+
+    kind: str
+    id: str | None
+    halves: int
+    commits: int
+    first_seen_us: int
+    last_seen_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """``missing`` … ``differing`` count distinct ids, ``nameless`` rows. ``named`` has the first findings, in order of kind, time, id."""
+
+    settled_before: str
+    ids: int
+    half_rows: int
+    commit_rows: int
+    missing: int
+    unexpected: int
+    differing: int
+    nameless: int
+    named: tuple[Finding, ...]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether both sides have the same ids, with the same content."""
+        return not (self.missing or self.unexpected or self.differing or self.nameless)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, the verdict's word first."""
+        return {"verdict": "agree" if self.agrees else "disagree", **asdict(self)}
+
+
+def reconcile(
+    half: DataFrame, commits: DataFrame, *, settled_before: datetime, out: str | None = None, most: int = MOST_NAMED
+) -> Report:
+    """Compare two sides (see :mod:`escrowmq.pipeline.reconcile.frames`).
+
+    ``out``: a folder (any that Spark can write to) that gets ``findings`` as Parquet with every finding, and ``report.json``; what was there
+    is replaced. The same sides and ``settled_before`` give the same report. Raises Misuse for sides that lack columns.
+    """
+    from pyspark.sql import Observation
+
+    totals = Observation(_TOTALS)
+    tallies = by_id(_never_empty(together(half, commits))).observe(
+        totals,
+        f.count("id").alias("ids"),  # without the null id
+        f.coalesce(f.sum("halves"), f.lit(0)).alias("half_rows"),
+        f.coalesce(f.sum("commits"), f.lit(0)).alias("commit_rows"),
+    )
+    found = findings(tallies, settled_before).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        rows = f.sum(f.when(f.col("id").isNull(), (f.col("halves") + f.col("commits"))).otherwise(1))
+        real = found.where((f.col("halves") + f.col("commits")) > 0)
+        counts = {row["kind"]: row["rows"] for row in found.groupBy("kind").agg(rows.alias("rows")).collect()}
+        report = Report(
+            settled_before=_iso(settled_before),
+            **totals.get,
+            **{kind: counts.get(kind) or 0 for kind in KINDS},
+            named=tuple(Finding(*row) for row in _first(real, most).collect()),
+        )
+        if out is not None:
+            real.orderBy("kind", "first_seen", "id").write.mode("overwrite").parquet(f"{out}/findings")
+            _write_text(real, f"{out}/report.json", json.dumps(report.to_json(), indent=2) + "\n")
+        return report
+    finally:
+        found.unpersist()
+
+
+def grace_before(now: datetime, grace_seconds: float) -> datetime:
+    """The time before which everything should have settled."""
+    return now - timedelta(seconds=grace_seconds)
+
+
+def _never_empty(sightings: DataFrame) -> DataFrame:
+    """With one row of nulls, which counts nowhere: where nothing is found Spark would skip the work and never tell the totals."""
+    nothing = [f.lit(None).cast(field.dataType).alias(field.name) for field in sightings.schema.fields]
+    return sightings.unionByName(sightings.sparkSession.range(1).select(*nothing))
+
+
+def _first(found: DataFrame, most: int) -> DataFrame:
+    by_kind = f.array_position(f.array(*map(f.lit, KINDS)), f.col("kind"))
+    ordered = found.orderBy(by_kind, "first_seen", "id").limit(most)
+    times = [f.unix_micros(name) for name in ("first_seen", "last_seen")]
+    return ordered.select("kind", "id", "halves", "commits", *times)
+
+
+def _iso(when: datetime) -> str:
+    return (when if when.tzinfo else when.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
+
+
+def _write_text(frame: DataFrame, path: str, text: str) -> None:
+    """Write one file where Spark writes: a folder of this machine, or any file system that its Java knows."""
+    spark = frame.sparkSession
+    hadoop = spark._jsc.hadoopConfiguration()
+    assert spark._jvm is not None  # a session has one
+    target = spark._jvm.org.apache.hadoop.fs.Path(path)
+    stream = target.getFileSystem(hadoop).create(target, True)
+    try:
+        stream.write(text.encode())
+    finally:
+        stream.close()

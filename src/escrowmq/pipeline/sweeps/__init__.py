@@ -1,0 +1,20 @@
+"""Sweeps over sharded databases: orders that are over, and stock that was frozen for an order that never came."""
+
+from escrowmq.pipeline.sweeps.acts import Act, Inconsistent, release, release_orphan, settle_order
+from escrowmq.pipeline.sweeps.books import Books
+from escrowmq.pipeline.sweeps.databases import Databases, open_locking
+from escrowmq.pipeline.sweeps.run import Swept, sweep_freezes, sweep_orders
+
+__all__ = [
+    "Act",
+    "Books",
+    "Databases",
+    "Inconsistent",
+    "Swept",
+    "open_locking",
+    "release",
+    "release_orphan",
+    "settle_order",
+    "sweep_freezes",
+    "sweep_orders",
+]

@@ -1,0 +1,148 @@
+"""What a sweep does to one order or one freeze, under lock: plain functions over connections, no Spark.
+
+Each may be killed anywhere and run again, and run by several at once: stock and orders end as after one clean run. Connections must
+have no transaction open, and come from engines of :func:`~escrowmq.pipeline.sweeps.databases.open_locking`. What found a candidate is
+only a hint; an act looks again, under lock.
+
+Locks are always taken in this order: an order, then its freezes, then products by id. So nobody waits in a circle.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+import sqlalchemy as sa
+
+from escrowmq.outbox import send_tx
+from escrowmq.pipeline.sweeps.books import Books, table
+from escrowmq.platform.failpoints import reach
+
+
+class Act(StrEnum):
+    """What was done."""
+
+    SOLD = "released as sold"
+    TIMED_OUT = "timed out, stock given back"
+    ORPHAN = "no order, stock given back"
+    HAS_ORDER = "has an order"
+    NOT_DUE = "nothing to do"
+    BUSY = "somebody else has it"
+    FAILED = "failed"
+
+
+class Inconsistent(Exception):
+    """An order and its freeze contradict each other, or an order has none. A person must look."""
+
+
+def settle_order(
+    order_db: sa.Connection, product_db: sa.Connection, trans_id: str, over_ticks: int, books: Books = Books()
+) -> Act:
+    """Sweep 1: an order that is unpaid and was to be paid by ``over_ticks`` or before → timed out, stock back; one that is paid → sold.
+
+    The order row is locked from the first look to the end, so nobody pays meanwhile. The freeze is released first: whoever dies in
+    between leaves an unpaid order without a freeze, which no payment accepts and the next run finishes. Raises
+    Inconsistent, and SQLAlchemy's errors; nothing was changed then, or the next run finishes it.
+    """
+    orders = table(books.orders, books.order_trans_id, books.order_state, books.order_settled, books.order_pay_by)
+    this = orders.c[books.order_trans_id] == trans_id
+    wanted = (books.order_state, books.order_settled, books.order_pay_by, *books.event_columns)
+    with order_db.begin():
+        look = _columns(*wanted).select_from(orders).where(this)
+        order = order_db.execute(look.with_for_update(skip_locked=True)).one_or_none()
+        if order is None:
+            return Act.BUSY
+        state, settled, pay_by, *more = tuple(order)
+        expired = state == books.unpaid and pay_by <= over_ticks
+        if settled or not (expired or state == books.paid):
+            return Act.NOT_DUE
+        reach("sweep.locked")
+        with product_db.begin():
+            if release(product_db, trans_id, books.unsold if expired else books.sold, books) is None:
+                raise Inconsistent(f"order {trans_id} is {state}, but there is no freeze of it")
+            # Only now, with the freeze locked, is the order written: had its lock been lost meanwhile (a session that
+            # the server ended), this fails, and the release is rolled back.
+            done = {books.order_state: books.timed_out if expired else books.paid, books.order_settled: True}
+            order_db.execute(sa.update(orders).where(this).values(done))
+            if expired and books.events is not None:
+                _tell(order_db, books.events, trans_id, dict(zip(books.event_columns, more, strict=True)), books)
+            reach("sweep.freeze-written")
+        reach("sweep.released")
+    reach("sweep.settled")
+    return Act.TIMED_OUT if expired else Act.SOLD
+
+
+def release_orphan(
+    order_dbs: Sequence[sa.Connection], product_db: sa.Connection, trans_id: str, books: Books = Books()
+) -> Act:
+    """Sweep 2: a freeze without an order → fenced, released as unsold, stock back.
+
+    ``order_dbs``: every shard in which its order could be. That there is no order must stay true, also while a slow one is about
+    to commit. So the question is asked by writing: the mark *never* goes where the order's transaction puts *placed*, and the first
+    of the two stands. The insert waits for a transaction that is still running; one that comes later fails on the mark.
+    Raises as :func:`settle_order`.
+    """
+    for order_db in order_dbs:
+        with order_db.begin():
+            word = _fence(order_db, trans_id, books)
+            reach("sweep.fence-written")
+        if word != books.never:
+            return Act.HAS_ORDER
+        reach("sweep.fenced")
+    with product_db.begin():
+        released = release(product_db, trans_id, books.unsold, books)
+        reach("sweep.orphan-written")
+    reach("sweep.orphan-released")
+    return Act.ORPHAN if released else Act.NOT_DUE
+
+
+def release(product_db: sa.Connection, trans_id: str, final: str, books: Books = Books()) -> bool | None:
+    """Move the freezes of ``trans_id`` from frozen to ``final``, stock given back if that is unsold.
+
+    False if they were there already, None if there are none. Inside the caller's transaction. Raises Inconsistent.
+    """
+    freezes = table(books.freezes, books.freeze_trans_id, books.freeze_state)
+    products = table(books.products, books.product_id, books.product_stock)
+    of_this = freezes.c[books.freeze_trans_id] == trans_id
+    wanted = (books.freeze_product_id, books.freeze_amount, books.freeze_state)
+    look = _columns(*wanted).select_from(freezes).where(of_this)
+    found = product_db.execute(look.with_for_update()).all()
+    if other := {str(state) for _, _, state in found} - {books.frozen, final}:
+        raise Inconsistent(f"{trans_id} is to be {final!r}, but its freeze is {', '.join(sorted(other))!r}")
+    frozen = sorted((product, amount) for product, amount, state in found if state == books.frozen)
+    if not frozen:
+        return False if found else None
+    if final == books.unsold:
+        stock = products.c[books.product_stock]
+        for product, amount in frozen:
+            back = sa.update(products).where(products.c[books.product_id] == product)
+            if product_db.execute(back.values({books.product_stock: stock + amount})).rowcount != 1:
+                raise Inconsistent(f"{trans_id} froze pieces of {product!r}, and there is no such product")
+    still = freezes.c[books.freeze_state] == books.frozen
+    product_db.execute(sa.update(freezes).where(of_this, still).values({books.freeze_state: final}))
+    return True
+
+
+def _columns(*names: str) -> sa.Select[Any]:
+    chosen: list[sa.ColumnClause[Any]] = [sa.column(name) for name in names]
+    return sa.select(*chosen)
+
+
+def _fence(order_db: sa.Connection, trans_id: str, books: Books) -> str:
+    """Mark that there is no order, unless there is one; the word that stands."""
+    marks = table(books.marks, books.mark_trans_id, books.mark_word)
+    try:
+        with order_db.begin_nested():
+            row = {books.mark_trans_id: trans_id, books.mark_word: books.never}
+            order_db.execute(sa.insert(marks).values(row))
+    except sa.exc.IntegrityError:
+        look = sa.select(marks.c[books.mark_word]).where(marks.c[books.mark_trans_id] == trans_id)
+        return str(order_db.execute(look).scalar_one())
+    return books.never
+
+
+def _tell(order_db: sa.Connection, topic: str, trans_id: str, more: dict[str, Any], books: Books) -> None:
+    body = json.dumps({"trans_id": trans_id, "event": books.timed_out, **more})
+    send_tx(order_db, topic, body.encode(), key=trans_id)

@@ -1,0 +1,100 @@
+"""The tables that the sweeps work on: what they must have, and what it is called. The one place that knows names.
+
+Databases of orders (the *shards*) have two tables, the database of products two::
+
+    orders       trans_id (key), state, pay_by_us, settled     unpaid → paid | timed out; settled: its freeze was released
+    order_marks  trans_id (key), mark                          placed | never: the first word stands, whoever says it
+    products     product_id (key), stock
+    freezes      trans_id, product_id (key), amount, state, frozen_us     frozen → released sold | released unsold
+
+Whoever places an order must insert the mark ``placed`` in the order's own transaction: that it fails on the mark ``never`` is what keeps
+an order from coming after its stock was given back. Whoever marks an order as paid must hold its row and look, under lock, that
+its freeze is still frozen. ``examples/shop`` does both.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from escrowmq.errors import Code, Misuse
+from escrowmq.pipeline.sql_source import check
+from escrowmq.settings import nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """Names of tables (``T.C``: of a column of table T) and words of states."""
+
+    orders: str = "orders"
+    order_trans_id: str = "trans_id"
+    order_state: str = "state"
+    order_pay_by: str = "pay_by_us"
+    order_settled: str = "settled"
+    unpaid: str = "unpaid"
+    paid: str = "paid"
+    timed_out: str = "timed out"
+
+    marks: str = "order_marks"
+    mark_trans_id: str = "trans_id"
+    mark_word: str = "mark"
+    placed: str = "placed"
+    never: str = "never"
+
+    products: str = "products"
+    product_id: str = "product_id"
+    product_stock: str = "stock"
+
+    freezes: str = "freezes"
+    freeze_trans_id: str = "trans_id"
+    freeze_product_id: str = "product_id"
+    freeze_amount: str = "amount"
+    freeze_state: str = "state"
+    freeze_time: str = "frozen_us"
+    frozen: str = "frozen"
+    sold: str = "released sold"
+    unsold: str = "released unsold"
+
+    ticks_per_second: int = 1_000_000  # times are whole numbers of these since 1970
+    shard_by: str | None = None  # column of freezes: its order can only be in shard crc32(text) modulo number of shards
+    events: str | None = None  # outbox topic that hears of orders that timed out
+    event_columns: tuple[str, ...] = ()  # columns of orders that its body has besides
+
+    @classmethod
+    def read(cls, path: Path) -> Books:
+        """From a JSON file with the names that differ. Raises Misuse(BAD_SETTING) for one that is not known."""
+        try:
+            given: dict[str, Any] = json.loads(path.read_text())
+        except (OSError, ValueError) as problem:
+            raise Misuse(Code.BAD_SETTING, f"{path}: {problem}") from None
+        known = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise Misuse(Code.BAD_SETTING, f"{path}: no name {name!r}", nearest(name, known) or ", ".join(known))
+        if "event_columns" in given:
+            given["event_columns"] = tuple(given["event_columns"])
+        return cls(**given)
+
+    def check(self, orders: tuple[str, ...], products: str) -> None:
+        """Raise Misuse(BAD_ARGUMENT), naming what is missing, unless the databases have what these names say."""
+        of_orders = (self.order_trans_id, self.order_state, self.order_pay_by, self.order_settled, *self.event_columns)
+        of_freezes = (self.freeze_trans_id, self.freeze_product_id, self.freeze_amount, self.freeze_state)
+        for url in orders:
+            check(url, self.orders, of_orders)
+            check(url, self.marks, (self.mark_trans_id, self.mark_word))
+        check(products, self.products, (self.product_id, self.product_stock))
+        more = () if self.shard_by is None else (self.shard_by,)
+        check(products, self.freezes, (*of_freezes, self.freeze_time, *more))
+
+    def ticks(self, time_us: int) -> int:
+        """Microseconds as these tables count time."""
+        return time_us * self.ticks_per_second // 1_000_000
+
+
+def table(name: str, *columns: str) -> sa.TableClause:
+    """A table by name, without asking the database what it looks like."""
+    return sa.table(name, *(sa.column(column) for column in columns))

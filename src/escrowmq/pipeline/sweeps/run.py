@@ -1,0 +1,183 @@
+"""The sweeps on Spark: look through all shards at once, join across databases by trans_id, act row by row from the executors.
+
+What finds a candidate reads without locks, each range at its own moment: what it misses the next run finds, and what it finds
+too much the act leaves alone. A task that Spark runs twice does nothing the second time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import sqlalchemy as sa
+from pyspark.sql import functions as f
+
+from escrowmq.errors import Code, EscrowError, Misuse
+from escrowmq.pipeline.sql_source import SOURCE, SqlRead, read_sql
+from escrowmq.pipeline.sweeps.acts import Act, Inconsistent, release_orphan, settle_order
+from escrowmq.pipeline.sweeps.books import Books
+from escrowmq.pipeline.sweeps.databases import Connections, Databases, connections
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+MOST_ALERTS = 20
+"""Failures that a task names; all are counted, and logged where they happen."""
+ORPHAN_SECONDS = 600.0
+_DONE = "act STRING, count BIGINT, trans_id STRING, error STRING"
+_ARROW = pa.schema([("act", pa.utf8()), ("count", pa.int64()), ("trans_id", pa.utf8()), ("error", pa.utf8())])
+
+_log = logging.getLogger(__name__)
+
+Row = tuple[str, int | None, bool]
+"""A candidate: trans_id, the shard of its order (None: not known), whether an order was seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What a sweep did: how often which :class:`Act`, and what failed (trans_id, error; some, sorted), to be tried again."""
+
+    acts: dict[str, int]
+    alerts: tuple[tuple[str, str], ...]
+
+    @property
+    def failed(self) -> int:
+        """How many candidates were not settled. The next run tries them again."""
+        return self.acts.get(Act.FAILED, 0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        alerts = [{"trans_id": trans_id, "error": error} for trans_id, error in self.alerts]
+        return {"acts": self.acts, "failed": self.failed, "alerts": alerts}
+
+
+def sweep_orders(
+    spark: SparkSession,
+    databases: Databases,
+    *,
+    books: Books = Books(),
+    unpaid_seconds: float = 0.0,
+    now_us: int | None = None,
+) -> Swept:
+    """Sweep 1, every 15 minutes: orders unpaid ``unpaid_seconds`` after their time → timed out, stock back; paid → sold.
+
+    ``now_us``: microseconds since 1970, None: this machine's clock. Raises Misuse for databases that lack a table or a column, Unknown
+    for one that is away when the sweep is planned. What fails later is in the result.
+    """
+    books.check(databases.orders, databases.products)
+    over = books.ticks(_now(now_us) - round(unpaid_seconds * 1e6))
+    due = (
+        (books.order_state, "=", books.paid),
+        (books.order_state, "=", books.unpaid),
+    )
+    still = (books.order_settled, "=", False)
+    past = (books.order_pay_by, "<=", over)
+    reads = [
+        SqlRead(url, books.orders, (books.order_trans_id,), (still, state, *([past] if number else [])))
+        for number, state in enumerate(due)
+        for url in databases.orders
+    ]
+    shard = f.col(SOURCE) % len(databases.orders)
+    found = read_sql(spark, reads).select(f.col(books.order_trans_id), shard.cast("int"), f.lit(False))
+
+    def act(with_: Connections, row: Row) -> Act:
+        [order_db] = with_.orders(row[1])
+        return settle_order(order_db, with_.products, row[0], over, books)
+
+    return _swept(found, databases, act)
+
+
+def sweep_freezes(
+    spark: SparkSession,
+    databases: Databases,
+    *,
+    books: Books = Books(),
+    orphan_seconds: float = ORPHAN_SECONDS,
+    now_us: int | None = None,
+) -> Swept:
+    """Sweep 2: what has been frozen for ``orphan_seconds`` and has no order → fenced, released as unsold, stock back.
+
+    Arguments and errors as :func:`sweep_orders`; besides Misuse(BAD_ARGUMENT), before anything is done, if orders are found in other shards than
+    ``books.shard_by`` says.
+    """
+    books.check(databases.orders, databases.products)
+    old = books.ticks(_now(now_us) - round(orphan_seconds * 1e6))
+    where = ((books.freeze_state, "=", books.frozen), (books.freeze_time, "<=", old))
+    more = () if books.shard_by is None else (books.shard_by,)
+    frozen = read_sql(spark, [SqlRead(databases.products, books.freezes, (books.freeze_trans_id, *more), where)])
+    shard = f.lit(None) if books.shard_by is None else f.pmod(f.crc32(books.shard_by), f.lit(len(databases.orders)))
+    frozen = frozen.select(f.col(books.freeze_trans_id).alias("trans_id"), shard.cast("int").alias("shard")).distinct()
+    # An order whose freeze is still frozen is not settled: only those need to be read.
+    still = ((books.order_settled, "=", False),)
+    orders = read_sql(spark, [SqlRead(url, books.orders, (books.order_trans_id,), still) for url in databases.orders])
+    orders = orders.select(f.col(books.order_trans_id).alias("trans_id"), f.col(SOURCE).alias("seen"))
+    found = frozen.join(orders, "trans_id", "left").persist()
+    try:
+        if (stray := found.where(f.col("seen") != f.col("shard")).first()) is not None:
+            told = f"order {stray['trans_id']} is in database {stray['seen']}, not {stray['shard']}"
+            raise Misuse(Code.BAD_ARGUMENT, told, f"orders are not sharded by crc32 of {books.shard_by}: leave it out")
+        return _swept(
+            found.select("trans_id", "shard", f.col("seen").isNotNull()),
+            databases,
+            lambda with_, row: (
+                Act.HAS_ORDER if row[2] else release_orphan(with_.orders(row[1]), with_.products, row[0], books)
+            ),
+        )
+    finally:
+        found.unpersist()
+
+
+def _swept(found: DataFrame, databases: Databases, act: Callable[[Connections, Row], Act]) -> Swept:
+    """Act on every candidate, spread over all cores; the sums."""
+
+    def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from _each(batches, databases, act)
+
+    spread = found.toDF("trans_id", "shard", "seen").repartition(_cores(found), "trans_id")
+    rows = spread.mapInArrow(task, _DONE).collect()
+    acts: Counter[str] = Counter()
+    for row in rows:
+        acts[row["act"]] += row["count"]
+    alerts = sorted((row["trans_id"], row["error"]) for row in rows if row["trans_id"] is not None)
+    for trans_id, error in alerts:
+        _log.error("ALERT: %s was not settled, the next sweep tries again: %s", trans_id, error)
+    return Swept({act: acts[act] for act in Act if acts[act]}, tuple(alerts))
+
+
+def _cores(found: DataFrame) -> int:
+    return found.sparkSession.sparkContext.defaultParallelism
+
+
+def _each(
+    batches: Iterable[pa.RecordBatch], databases: Databases, act: Callable[[Connections, Row], Act]
+) -> Iterator[pa.RecordBatch]:
+    """A task: its candidates, one after the other; what fails is told and left for the next run."""
+    done: Counter[str] = Counter()
+    alerts: list[tuple[str, str]] = []
+    with connections(databases) as opened:
+        for batch in batches:
+            for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                try:
+                    done[act(opened, row)] += 1
+                except (sa.exc.SQLAlchemyError, EscrowError, Inconsistent) as problem:
+                    done[Act.FAILED] += 1
+                    alerts.append((row[0], _reason(problem)))
+    told: list[tuple[str, int, str | None, str | None]] = [(name, count, None, None) for name, count in done.items()]
+    told += [(Act.FAILED, 0, trans_id, error) for trans_id, error in alerts[:MOST_ALERTS]]
+    columns = list(zip(*told, strict=True)) or [()] * len(_ARROW)
+    yield pa.RecordBatch.from_arrays([pa.array(c, k.type) for c, k in zip(columns, _ARROW, strict=True)], schema=_ARROW)
+
+
+def _reason(problem: Exception) -> str:
+    """The database's own words, without the statement and its values."""
+    original = getattr(problem, "orig", None)
+    return str(original if original is not None else problem).strip().partition("\n")[0]
+
+
+def _now(now_us: int | None) -> int:
+    return time.time_ns() // 1000 if now_us is None else now_us
