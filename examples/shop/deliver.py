@@ -12,7 +12,7 @@ from shop_databases import Databases
 from shop_tables import parcels
 
 import escrowmq as mq
-from escrowmq import outbox
+from escrowmq.outbox import State, inbox
 from escrowmq.outbox.relay import Relay
 from escrowmq.outbox.tables import trans_message
 from escrowmq.outbox.targets.escrow import EscrowTarget
@@ -36,7 +36,7 @@ def deliver(databases: Databases, folder: Path) -> int:
         consumer = bus.consumer(GROUP, [EVENTS], lease=LEASE_SECONDS)
         effects = 0
         while left(bus):
-            effects += outbox.inbox.consume(consumer, databases.warehouse, pack, idle_timeout=0.2)
+            effects += inbox.consume(consumer, databases.warehouse, pack, idle_timeout=0.2)
         return effects
 
 
@@ -49,7 +49,7 @@ def left(bus: mq.Bus) -> bool:
 def unsent(shard: sa.Engine) -> bool:
     """Whether a message is still to be sent."""
     with shard.connect() as connection:
-        pending = trans_message.c.state == outbox.State.PENDING.value
+        pending = trans_message.c.state == State.PENDING.value
         return connection.scalar(sa.select(trans_message.c.seq).where(pending).limit(1)) is not None
 
 

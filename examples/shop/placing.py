@@ -11,7 +11,7 @@ import json
 import sqlalchemy as sa
 from shop_tables import Basket, Freeze, Mark, Order, freezes, insert_new, order_marks, orders, products, users
 
-from escrowmq import outbox
+from escrowmq.outbox import send_tx
 from escrowmq.platform.failpoints import reach
 
 MINUTE_US = 60_000_000
@@ -72,4 +72,4 @@ def place_order(order_db: sa.Connection, trans_id: str, basket: Basket, now_us: 
 def tell(order_db: sa.Connection, trans_id: str, event: str, units: int) -> None:
     """Say what became of an order, inside the transaction in which it became so. The key keeps an order's events in order."""
     body = json.dumps({"trans_id": trans_id, "event": event, "units": units})
-    outbox.send_tx(order_db, EVENTS, body.encode(), key=trans_id)
+    send_tx(order_db, EVENTS, body.encode(), key=trans_id)

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from bank_tables import accounts_a, debits
 
 import escrowmq as mq
-from escrowmq import outbox
+from escrowmq.outbox import bind_tx, send_tx
 from escrowmq.platform.failpoints import reach
 
 TRANSFERS = "transfers"
@@ -38,7 +38,7 @@ def send_by_outbox(bank: sa.Engine, transfer: Transfer) -> None:
     """The local message table: debit and message are two rows of one transaction; a relay sends the message later."""
     with bank.begin() as connection:
         debit(connection, transfer)
-        outbox.send_tx(connection, transfer.message(message_id=transfer.transfer_id))
+        send_tx(connection, transfer.message(message_id=transfer.transfer_id))
         reach("bank-a.message-written")
     reach("bank-a.committed")
 
@@ -52,7 +52,7 @@ def send_by_barrier(bank: sa.Engine, producer: mq.Producer, transfer: Transfer) 
         txn.send(transfer.message())
         reach("bank-a.escrowed")
         with bank.begin() as connection:
-            outbox.bind_tx(connection, txn)
+            bind_tx(connection, txn)
             debit(connection, transfer)
         reach("bank-a.committed")
     reach("bank-a.told")

@@ -8,7 +8,7 @@ from bank_a import DONE
 from bank_tables import accounts_b, credits
 
 import escrowmq as mq
-from escrowmq import outbox
+from escrowmq.outbox import claim_tx, confirm_tx
 from escrowmq.platform.failpoints import reach
 
 CONSUMERS = "bank-b"
@@ -31,11 +31,11 @@ def receive(bank: sa.Engine, messages: Iterable[mq.Received], call_back: bool) -
 def take(bank: sa.Engine, message: mq.Received, call_back: bool) -> None:
     """Mark and credit in one transaction: a message that comes again finds the mark."""
     with bank.begin() as connection:
-        if outbox.claim_tx(connection, message, group=CONSUMERS):
+        if claim_tx(connection, message, group=CONSUMERS):
             reach("bank-b.claimed")
             credit(connection, json.loads(message.body))
             if call_back:  # through this bank's own message table: it arrives if and only if the credit stands
-                outbox.confirm_tx(connection, message, to=DONE)
+                confirm_tx(connection, message, to=DONE)
         reach("bank-b.credited")
 
 

@@ -19,7 +19,7 @@ import bank_b
 import sqlalchemy as sa
 
 import escrowmq as mq
-from escrowmq import outbox
+from escrowmq.outbox import Barrier, CallbackListener
 from escrowmq.outbox.relay import Relay
 from escrowmq.outbox.targets.escrow import EscrowTarget
 from escrowmq.testing.databases import open_engine
@@ -57,11 +57,11 @@ def first_bank(config: dict[str, Any]) -> None:
     with mq.connect(config["broker"]) as bus, ExitStack() as stack:
         if config["way"] == "outbox":
             consumer = bus.consumer("bank-a-callbacks", [bank_a.DONE])
-            listener = outbox.CallbackListener(consumer, bank)
+            listener = CallbackListener(consumer, bank)
             stack.enter_context(in_background(listener.run, consumer.close))
             make = bank_a.send_by_outbox
         else:
-            producer = bus.producer(bank_a.PRODUCERS, checker=outbox.Barrier(bank), timeout=5.0)
+            producer = bus.producer(bank_a.PRODUCERS, checker=Barrier(bank), timeout=5.0)
 
             def make(bank: sa.Engine, transfer: bank_a.Transfer) -> None:
                 bank_a.send_by_barrier(bank, producer, transfer)

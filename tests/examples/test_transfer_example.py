@@ -126,7 +126,7 @@ def test_the_auditor_catches_a_receiver_without_the_log(
 ) -> None:
     a, b, _ = banks
     bank_a.send_by_outbox(a, ONE)
-    monkeypatch.setattr(outbox, "claim_tx", lambda *_, **__: True)
+    monkeypatch.setattr(bank_b, "claim_tx", lambda *_, **__: True)
     for _ in range(2):
         bank_b.take(b, Delivered(ONE), call_back=False)
     assert any("more than once" in problem for problem in problems(banks))

@@ -98,7 +98,8 @@ def _create(admin: sa.Engine, name: str) -> None:
                 text += " CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
             connection.exec_driver_sql(text)
     except sa.exc.OperationalError as problem:
-        raise Misuse(Code.BAD_URL, f"cannot use the database server: {problem.orig}") from problem
+        told = f"cannot use the database server: {str(problem.orig).splitlines()[0]}"
+        raise Misuse(Code.BAD_URL, told, "is it running, and may this user create databases?") from problem
 
 
 def _existing(connection: sa.Connection) -> set[str]:
