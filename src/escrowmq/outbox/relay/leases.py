@@ -6,9 +6,10 @@ import secrets
 import time
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
 
 from escrowmq.outbox.relay.dialects import Dialect
-from escrowmq.outbox.tables import trans_lane, trans_relay
+from escrowmq.outbox.tables import trans_lane, trans_message, trans_relay
 from escrowmq.platform.failpoints import reach
 
 RENEW = 3
@@ -72,12 +73,15 @@ class Leases:
 
     def mine(self) -> sa.ColumnElement[bool]:
         """For a single statement on ``trans_message``: the row's lane is leased by this worker. Binds ``owner``."""
-        from escrowmq.outbox.tables import trans_message
-
-        held = sa.select(trans_lane.c.lane).where(
+        leased = sa.select(trans_lane.c.lane).where(
             trans_lane.c.lane.in_(self.lanes), trans_lane.c.owner == sa.bindparam("owner")
         )
-        return trans_message.c.lane.in_(held)
+        if (
+            self._dialect.name == "postgresql"
+        ):  # looked up once; as a join it may come out as one scan of the rows a lane
+            lanes = sa.func.array(leased.scalar_subquery(), type_=postgresql.ARRAY(sa.SmallInteger))
+            return trans_message.c.lane == sa.any_(lanes)
+        return trans_message.c.lane.in_(leased)
 
     def give_back(self) -> None:
         """Let everything go, so that others need not wait for the leases to end."""

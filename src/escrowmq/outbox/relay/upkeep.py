@@ -23,15 +23,15 @@ PURGE_ROWS = 2000
 NO_CALLBACK = "sent, and no callback came"
 
 
-def purge(dialect: Dialect, connection: sa.Connection, keep_us: int, states: Sequence[State]) -> int:
-    """Delete up to PURGE_ROWS rows of those states that were durably sent more than ``keep_us`` ago; how many.
+def purge(dialect: Dialect, connection: sa.Connection, before_us: int, states: Sequence[State]) -> int:
+    """Delete up to PURGE_ROWS rows of those states that were durably sent before that time; how many.
 
-    Two statements, because MySQL takes no LIMIT in a subquery. The states are asked again in the second.
+    Two statements, because MySQL takes no LIMIT in a subquery. The states are asked again in the second. The time is a number
+    and no expression: a database's clock moves, and so would not be looked up in the index.
     """
     purged = 0
-    cutoff = dialect.now_us - keep_us
     for state in states:
-        old = sa.select(_c.seq).where(state_is(state), _c.sent_us.is_not(None), _c.sent_us <= cutoff)
+        old = sa.select(_c.seq).where(state_is(state), _c.sent_us.is_not(None), _c.sent_us <= before_us)
         seqs = list(connection.scalars(old.order_by(_c.sent_us).limit(PURGE_ROWS)))
         reach("relay.purging")
         if seqs:

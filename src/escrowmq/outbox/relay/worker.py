@@ -237,7 +237,7 @@ class Worker:
             self._next_unconfirmed = now if full else now + min(options.redelivery_interval / 4, 5.0)
         if LANE_ZERO in self.leases.lanes and now >= self._next_purge:
             states = (State.DONE,) if options.await_callback else (State.SENT, State.DONE)
-            purged = upkeep.purge(self._dialect, connection, _us(options.keep), states)
+            purged = upkeep.purge(self._dialect, connection, self._now_us() - _us(options.keep), states)
             self._counters.add(purged=purged)
             self._next_purge = now if purged >= upkeep.PURGE_ROWS else now + options.purge_interval
 
