@@ -54,6 +54,8 @@ class Act(IntEnum):
     ACK = 0
     NACK = 1
     EXTEND = 2
+    RELEASE = 3
+    """Given back unseen: nobody was handed it, so the attempt does not count."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -113,6 +115,12 @@ def message_id(value: str | bytes | uuid.UUID) -> bytes:
     elif len(value) == 16:
         return bytes(value)
     return hashlib.blake2b(value, digest_size=16).digest()
+
+
+def member_id(group: str, instance: str) -> int:
+    """The 62-bit number of a named member of a consumer group: the same in every process of that name."""
+    digest = hashlib.blake2b(f"{group}/{instance}".encode(), digest_size=8, person=b"escrowmq-member").digest()
+    return int.from_bytes(digest, "big") >> 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ SETTLING = _schema(
     ("start", pa.int64()),  # first offset
     ("count", pa.int64()),  # offsets start .. start+count-1; those not in the lease are passed over
     ("act", pa.uint8()),  # model.Act
-    ("delay_us", pa.int64()),  # NACK: until redelivery, -1: the group's back-off. EXTEND: from now. ACK: ignored
+    ("delay_us", pa.int64()),  # NACK: until redelivery, -1: the group's back-off. EXTEND: from now. Others: ignored
     ("cause", pa.utf8(), True),  # NACK: why; kept with the dead letter
 )
 """Acknowledgements on their way to a broker: runs of offsets of one lease."""
@@ -139,6 +139,10 @@ class Kind(IntEnum):
     EXTENDED = 18
     TRIMMED = 19
     BATCH_DECIDED = 20
+    JOINED = 21
+    KEPT = 22
+    HANDED = 23
+    FENCED = 24
 
 
 _STORED = _schema(
@@ -214,6 +218,22 @@ STORED: dict[Kind, pa.Schema] = {
         ("writer", ID),  # the same in every row, as is batch
         ("batch", pa.int64()),
     ),
+    Kind.JOINED: _schema(
+        ("epoch", pa.int64()),  # position of this row; what the member holds is in doubt from now on
+        ("group", pa.int32()),
+        ("member", pa.int64()),
+        ("process", pa.int64()),  # random, of the client's: tells a new process from one that came back
+        ("instance", pa.utf8()),
+    ),
+    Kind.KEPT: _schema(("lease", pa.int64()), ("end", pa.int64())),  # offsets below are not in doubt
+    Kind.HANDED: _schema(
+        ("lease", pa.int64()),
+        ("old", pa.int64()),  # the lease that held them in doubt
+        ("start", pa.int64()),
+        ("count", pa.int64()),
+        ("attempt", pa.int32()),
+    ),
+    Kind.FENCED: _schema(("epoch", pa.int64()), ("group", pa.int32()), ("member", pa.int64())),
 }
 """The schema of each kind of frame, version 1 (see log/FORMAT.md)."""
 

@@ -19,7 +19,10 @@ The actions, with their requests and answers (JSON; ids as printed text, times i
 | topics.wait | topic, after [[queue, offset]], every? (queues not named too, from 0 on), wait_ms? | queues [{queue, head, end}] that have messages there or later; none when the time is over |
 | topics.create | name, queues?, may_exist? | name, queues |
 | producers.list | | producers [{group, transactional, members, open, parked, oldest_us}] |
-| groups.subscribe | group, topics, tags?, ordered?, start?, max_attempts?, retry_backoff?, retry_backoff_max? | group, created |
+| groups.subscribe | group, topics, tags?, ordered?, start?, max_attempts?, retry_backoff?, retry_backoff_max?, in_doubt? ("redeliver", "hold") | group, created |
+| groups.join | group (of in_doubt "hold"), instance, process (random int of the client's), resume?, keep? [[lease, offset behind the last that came]] | member, epoch: options of its receives |
+| groups.members | group | members [{member, instance, epoch, fenced, joined_us, leases, messages, in_doubt, held [{lease, topic, queue, first, last, messages, in_doubt, attempt, deadline_us}]}] |
+| groups.fence | group, instance | member, messages (given back to the group) |
 | groups.list | | groups [{name, topics, tags, ordered, dead_letters, queues [{topic, queue, head, end, floor, next, ...}]}] |
 | transactions.list | state?, group?, older_than?, limit?, after? | transactions [...], next? |
 | transactions.show | id | the transaction, messages [...], timeline [{time_us, event, ...}] |
@@ -61,7 +64,8 @@ class Exchange(StrEnum):
     END = "end"  # options: {"session": int, "by": DecidedBy}
     SETTLE = "settle"  # options: {"group": str}
     RECEIVE = "receive"
-    # options: {"group": str, "member": int, "max_messages": int, "max_bytes": int, "wait_ms": int, "lease_ms": int|None}
+    # options: {"group": str, "member": int, "max_messages": int, "max_bytes": int, "wait_ms": int, "lease_ms": int|None,
+    #           "epoch": int|None}  (epoch: of groups.join, in groups that hold what is in doubt)
     # The answer is empty when nothing came within wait_ms (long poll). A member is a random int of the client's.
 
 

@@ -89,6 +89,8 @@ class Consumer:
             if act == Act.ACK:
                 entry.state = "acked"
                 self.acked_ever.add((place, offset))
+            elif act == Act.RELEASE:
+                entry.state, entry.due_us, entry.lease = "retrying", now, -1
             else:
                 self._fail(entry, now, delay_us)
         else:

@@ -10,6 +10,8 @@ import pyarrow as pa
 from escrowmq.ledger.commands import (
     Decision,
     Event,
+    Fence,
+    Join,
     Leased,
     Receive,
     Rules,
@@ -93,8 +95,24 @@ class Driver:
         command = Subscribe(group, Subscription(topics=topics or ("t",), **options))
         return self.do(lambda: self.groups.decide_subscribe(command, self.topics, self.rules, self.now))
 
-    def receive(self, group: str = "g", most: int = 100, lease: int = 1_000, queues: list[int] | None = None) -> Leased:
-        command = Receive(group, 7, most, lease, queues)
+    def join(self, name: str, process: int = 1, *, resume: bool = False, keep: Any = (), group: str = "g") -> Any:
+        command = Join(group, name, process, resume, keep)
+        return self.do(lambda: self.groups.decide_join(command, self.rules, self.position))
+
+    def fence(self, name: str, group: str = "g") -> Any:
+        command = Fence(group, name)
+        return self.do(lambda: self.groups.decide_fence(command, self.rules, self.now, self.position))
+
+    def receive(
+        self,
+        group: str = "g",
+        most: int = 100,
+        lease: int = 1_000,
+        queues: list[int] | None = None,
+        member: int = 7,
+        epoch: int | None = None,
+    ) -> Leased:
+        command = Receive(group, member, most, lease, queues, epoch)
         return self.do(lambda: self.groups.decide_receive(command, self.topics, self.rules, self.now, self.position))
 
     def settle(self, *rows: tuple[int, int, int, Act, int, str | None], group: str = "g") -> list[int]:

@@ -15,11 +15,14 @@ from groups_driver import Driver, FakeTopics
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from escrowmq.errors import Code
-from escrowmq.model import Act
+from escrowmq.errors import Code, Fenced, Rejected
+from escrowmq.ledger.leases import NEVER_US
+from escrowmq.model import Act, member_id
+from escrowmq.schemas import Kind
 
 MAX_ATTEMPTS = 3
 RANDOMS = st.randoms(use_true_random=True)  # what is drawn from it is not shrunk, the steps are
+NAMES = st.sampled_from(["x", "y", "z"])
 BACKOFF, BACKOFF_MAX = 10, 25
 FINAL = {"acked", "filtered", "discarded", "expired"}
 
@@ -32,6 +35,7 @@ class NaiveMessage:
     due: int = 0
     owner: int | None = None
     cause: str = ""
+    in_doubt: bool = False
 
 
 @dataclass
@@ -41,6 +45,8 @@ class NaiveLease:
     end: int
     deadline: int
     members: set[int]
+    doubt: int  # rows from here on reach nothing
+    holder: str = ""
     acked: set[int] = field(default_factory=set)
 
 
@@ -58,6 +64,28 @@ class NaiveGroup:
         lease = self.leases[lease_id]
         messages = self.queues[lease.queue]
         return sorted(o for o in lease.members if messages[o].state == "leased" and messages[o].owner == lease_id)
+
+    def held(self, name: str) -> list[int]:
+        """The live leases of a named member, oldest first."""
+        return sorted(id for id, lease in self.leases.items() if lease.holder == name and self.pending(id))
+
+    def doubted(self, name: str) -> dict[int, list[int]]:
+        """What is in doubt of a member and may be handed to it now, by lease."""
+        found: dict[int, list[int]] = {}
+        for id in self.held(name):
+            messages = self.queues[self.leases[id].queue]
+            busy = self.ordered and any(m.state == "leased" and not m.in_doubt for m in messages)
+            offsets = [o for o in self.pending(id) if messages[o].in_doubt]
+            if offsets and not busy:
+                found[id] = offsets
+        return found
+
+    def join(self, name: str, keep: dict[int, int]) -> None:
+        for id in self.held(name):
+            lease = self.leases[id]
+            lease.doubt = max(min(keep.get(id, 0), lease.doubt), lease.start)
+            for o in self.pending(id):
+                self.queues[lease.queue][o].in_doubt = o >= lease.doubt
 
     def wants(self, message: NaiveMessage) -> bool:
         return not self.tags or message.tag in self.tags
@@ -93,15 +121,26 @@ class NaiveGroup:
             if message.attempt >= MAX_ATTEMPTS:
                 message.state, message.owner = "dead", None
                 message.cause = f"{cause}, attempt {message.attempt} of {MAX_ATTEMPTS}"
+                message.in_doubt = False
             else:
                 wait = min(BACKOFF * 2 ** (message.attempt - 1), BACKOFF_MAX) if delay is None else delay
                 message.state, message.owner, message.due = "retrying", None, now + wait
-                message.attempt += 1
-        if self.ordered and failed:
-            for o in self.pending(lease_id):
-                if o > failed[0]:
-                    messages[o].state, messages[o].owner, messages[o].due = "retrying", None, now
-                    messages[o].attempt = max(messages[o].attempt, 2)
+                message.attempt, message.in_doubt = message.attempt + 1, False
+        self.let_go(lease_id, failed, now)
+
+    def let_go(self, lease_id: int, failed: list[int], now: int) -> None:
+        messages = self.queues[self.leases[lease_id].queue]
+        for o in self.pending(lease_id) if self.ordered else ():
+            if o > failed[0]:
+                message = messages[o]
+                message.state, message.owner, message.due, message.in_doubt = "retrying", None, now, False
+                message.attempt = max(message.attempt, 2)
+
+    def release(self, lease_id: int, unseen: list[int], now: int) -> None:
+        messages = self.queues[self.leases[lease_id].queue]
+        for o in unseen:
+            messages[o].state, messages[o].owner, messages[o].due = "retrying", None, now
+        self.let_go(lease_id, unseen, now)
 
     def settle(self, lease_id: int, start: int, count: int, act: Act, delay: int, now: int) -> Code:
         lease = self.leases[lease_id]
@@ -110,10 +149,14 @@ class NaiveGroup:
         if count < 1 or start < lease.start or start + count > lease.end:
             return Code.BAD_REQUEST
         pending, asked = self.pending(lease_id), set(range(start, start + count))
+        if start >= lease.doubt:
+            done = act == Act.ACK and lease.acked & asked and not asked & set(pending)
+            return Code.OK if done else Code.LEASE_LOST
+        asked = set(range(start, min(start + count, lease.doubt)))
         if act == Act.EXTEND:
             if pending and delay < 1:
                 return Code.BAD_DELAY
-            if pending:
+            if pending and lease.deadline != NEVER_US:
                 lease.deadline = now + delay
             return Code.OK if pending else Code.LEASE_LOST
         mine = [o for o in pending if o in asked]
@@ -125,6 +168,8 @@ class NaiveGroup:
             for o in mine:
                 self.queues[lease.queue][o].state = "acked"
             lease.acked |= set(mine)
+        elif act == Act.RELEASE:
+            self.release(lease_id, mine, now)
         else:
             self.fail(lease_id, mine, now, None if delay < 0 else delay, "because")
         return Code.OK
@@ -132,18 +177,24 @@ class NaiveGroup:
 
 class GroupsMachine(RuleBasedStateMachine):
     @initialize(
-        tags=st.sampled_from([(), (), ("a",), ("a", "b"), ("unseen",)]), ordered=st.booleans(), leases=st.integers(1, 6)
+        tags=st.sampled_from([(), (), ("a",), ("a", "b"), ("unseen",)]),
+        ordered=st.booleans(),
+        leases=st.integers(1, 6),
+        hold=st.booleans(),
     )
-    def begin(self, tags: tuple[str, ...], ordered: bool, leases: int) -> None:
+    def begin(self, tags: tuple[str, ...], ordered: bool, leases: int, hold: bool) -> None:
         self.driver = Driver(
             FakeTopics(t=2, u=1),
             max_attempts=MAX_ATTEMPTS,
             retry_backoff_us=BACKOFF,
             retry_backoff_max_us=BACKOFF_MAX,
-            max_leases=leases,
+            max_leases=max(leases, 3) if hold else leases,  # as many members may be named
         )
         self.driver.subscribe("bystander", "t", "u")
-        self.driver.subscribe("g", "t", "u", tags=tags, ordered=ordered)
+        self.driver.subscribe("g", "t", "u", tags=tags, ordered=ordered, in_doubt="hold" if hold else "redeliver")
+        self.hold = hold
+        self.epochs: dict[str, int] = {}
+        self.fenced: set[str] = set()
         self.model = NaiveGroup(tags, ordered, 3)
         self.floors = [0, 0, 0]
         self.acked: set[tuple[int, int]] = set()
@@ -157,26 +208,81 @@ class GroupsMachine(RuleBasedStateMachine):
     def wait(self, us: int) -> None:
         self.driver.now += us
 
-    @rule(most=st.integers(1, 12), lease=st.sampled_from([5, 20, 1000]), only=st.none() | st.integers(0, 2))
-    def receive(self, most: int, lease: int, only: int | None) -> None:
+    @precondition(lambda self: self.hold)
+    @rule(name=NAMES, resume=st.booleans(), rng=RANDOMS)
+    def join(self, name: str, resume: bool, rng: Random) -> None:
+        """A new process of a named member, or one that lost answers and says what reached it."""
+        if resume and (name not in self.epochs or name in self.fenced):
+            with pytest.raises(Fenced):
+                self.driver.join(name, process=ord(name), resume=True)
+            return
+        leases = {id: self.model.leases[id] for id in self.model.leases}
+        some = rng.sample(sorted(leases), min(len(leases), rng.randint(0, 3))) if resume else []
+        keep = {id: rng.randint(leases[id].start - 1, leases[id].end) for id in some}
+        answer = self.driver.join(name, process=ord(name), resume=resume, keep=list(keep.items()))
+        assert answer == {"member": member_id("g", name), "epoch": self.driver.log[-len(self.driver.events)][1]}
+        self.epochs[name] = answer["epoch"]
+        self.fenced.discard(name)
+        self.model.join(name, keep)
+
+    @precondition(lambda self: self.epochs)
+    @rule(name=NAMES)
+    def fence(self, name: str) -> None:
+        if name not in self.epochs:
+            with pytest.raises(Rejected):
+                self.driver.fence(name)
+            return
+        held = self.model.held(name)
+        count = sum(len(self.model.pending(id)) for id in held)
+        for id in held:
+            pending = self.model.pending(id)
+            self.model.fail(
+                id, pending[:1] if self.model.ordered else pending, self.driver.now, 0, "its consumer was fenced"
+            )
+        assert self.driver.fence(name)["messages"] == count
+        self.fenced.add(name)
+
+    @rule(
+        most=st.integers(1, 12),
+        lease=st.sampled_from([5, 20, 1000]),
+        only=st.none() | st.integers(0, 2),
+        name=NAMES,
+        late=st.integers(0, 9),
+    )
+    def receive(self, most: int, lease: int, only: int | None, name: str, late: int) -> None:
         model, now = self.model, self.driver.now
+        more = {}
+        if self.hold:
+            if name not in self.epochs:
+                self.join(name, False, Random(0))
+            more = {"member": member_id("g", name), "epoch": self.epochs[name] - (late == 0)}
+            if name in self.fenced or late == 0:
+                with pytest.raises(Fenced):
+                    self.driver.receive(most=most, **more)
+                return
         queues = range(3) if only is None else [only]
         could = {(q, o) for q in queues for o in model.deliverable(q, now)}
+        doubted = model.doubted(name) if self.hold else {}
         live = [id for id in model.leases if model.pending(id)]
-        leased = self.driver.receive(most=most, lease=lease, queues=None if only is None else [only])
-        rows = self.driver.events[0].batch.to_pylist() if self.driver.events else []
+        leased = self.driver.receive(most=most, lease=lease, queues=None if only is None else [only], **more)
+        rows = [row for e in self.driver.events if e.kind == Kind.LEASED for row in e.batch.to_pylist()]
+        handed = self._handed(doubted, most, self.driver.rules.max_leases - len(live))
         got = list(zip(leased.queue_ids.tolist(), leased.offsets.tolist(), strict=True))
-        assert len(got) == len(set(got)) <= most
-        assert set(got) <= could
-        room = self.driver.rules.max_leases - len(live)
-        assert len(set(leased.leases.tolist())) <= max(room, 0)
-        if len(got) < most and len(set(leased.leases.tolist())) < room:
-            assert set(got) == could, "I23: nothing that could be delivered is left behind"
+        assert len(got) == len(set(got))
+        assert set(handed) <= set(got) <= could | set(handed), "in doubt stays with its member"
+        assert len(got) <= max(most, len(handed))
+        again = set(leased.leases[: len(handed)].tolist())
+        room = self.driver.rules.max_leases - sum(bool(model.pending(id)) for id in model.leases) - len(again)
+        fresh = set(leased.leases[len(handed) :].tolist())
+        assert len(fresh) <= max(room, 0)
+        if len(got) < most and len(fresh) < room:
+            assert set(got) == could | set(handed), "I23: nothing that could be delivered is left behind"
         for row in rows:
+            end = row["start"] + row["count"]
             model.leases[row["lease"]] = NaiveLease(
-                row["queue_id"], row["start"], row["start"] + row["count"], row["deadline_us"], set()
+                row["queue_id"], row["start"], end, row["deadline_us"], set(), end, name if self.hold else ""
             )
-            assert row["deadline_us"] == now + lease
+            assert row["deadline_us"] == (NEVER_US if self.hold else now + lease)
         self._deliver(leased)
         for row in rows:  # what a first delivery passed over is done with
             if row["attempt"] != 1:
@@ -189,6 +295,38 @@ class GroupsMachine(RuleBasedStateMachine):
         for q in range(3):
             states = [m.state == "waiting" for m in model.queues[q]]
             assert states == sorted(states), "I20: first deliveries are a prefix"
+
+    def _handed(self, doubted: dict[int, list[int]], most: int, room: int) -> list[tuple[int, int]]:
+        """Take in what the member got again; all that was in doubt, as far as ``most`` goes and there is room for leases."""
+        model = self.model
+        places: list[tuple[int, int]] = []
+        for event in self.driver.events:
+            rows = event.batch.to_pylist()
+            for row in rows if event.kind == Kind.DEAD else ():
+                lease = model.leases[row["lease"]]
+                failed = [o for o in doubted[row["lease"]] if row["start"] <= o < row["start"] + row["count"]]
+                assert all(model.queues[lease.queue][o].attempt == MAX_ATTEMPTS for o in failed), "I25"
+                assert not model.ordered or failed == doubted[row["lease"]][:1]
+                for o in failed:
+                    message = model.queues[lease.queue][o]
+                    message.state, message.owner, message.cause, message.in_doubt = "dead", None, row["cause"], False
+                doubted[row["lease"]] = [o for o in doubted[row["lease"]] if o not in failed]
+            for row in rows if event.kind == Kind.HANDED else ():
+                old, end = model.leases[row["old"]], row["start"] + row["count"]
+                offsets = [o for o in doubted[row["old"]] if row["start"] <= o < end]
+                assert offsets == doubted[row["old"]][: len(offsets)] != []
+                doubted[row["old"]] = doubted[row["old"]][len(offsets) :]
+                model.leases[row["lease"]] = NaiveLease(old.queue, row["start"], end, NEVER_US, set(), end, old.holder)
+                for o in offsets:
+                    message = model.queues[old.queue][o]
+                    assert message.attempt <= row["attempt"] <= MAX_ATTEMPTS
+                    assert row["attempt"] > 1, "I23: flagged"
+                    assert row["attempt"] > message.attempt or message.attempt == MAX_ATTEMPTS
+                    message.attempt, message.owner, message.in_doubt = row["attempt"], None, False
+                    places.append((old.queue, o))
+        if len(places) < most and room > 0:
+            assert not any(doubted.values()), "I23: all that was in doubt is handed over"
+        return places
 
     def _deliver(self, leased) -> None:
         columns = (leased.leases, leased.queue_ids, leased.offsets, leased.attempts, leased.positions)
@@ -217,7 +355,7 @@ class GroupsMachine(RuleBasedStateMachine):
             start = rng.randrange(lease.start, lease.end)
             count = rng.randint(1, lease.end - start)
             start += rng.choice([0] * 18 + [1, -1])
-            act = rng.choice([Act.ACK, Act.NACK, Act.NACK, Act.EXTEND])
+            act = rng.choice([Act.ACK, Act.NACK, Act.NACK, Act.EXTEND, Act.RELEASE])
             delay = rng.choice([-1, 0, 7] if act == Act.NACK else [0, 15])
             rows.append((id, start, count, act, delay, "because"))
             expected.append(self.model.settle(id, start, count, act, delay, self.driver.now))
@@ -231,8 +369,9 @@ class GroupsMachine(RuleBasedStateMachine):
             id = rng.choice(live)
             lease = self.model.leases[id]
             count = lease.end - lease.start
-            assert self.model.settle(id, lease.start, count, Act.ACK, -1, self.driver.now) == Code.OK
-            assert self.driver.ack(id, lease.start, count) == Code.OK
+            expected = self.model.settle(id, lease.start, count, Act.ACK, -1, self.driver.now)
+            assert expected == Code.OK or lease.doubt < lease.end
+            assert self.driver.ack(id, lease.start, count) == expected
 
     @rule(limit=st.sampled_from([1, 100]))
     def tick(self, limit: int) -> None:
@@ -240,6 +379,7 @@ class GroupsMachine(RuleBasedStateMachine):
         over = sorted((x.deadline, id) for id, x in model.leases.items() if model.pending(id) and x.deadline <= now)
         due = self.driver.groups.next_due_us()
         assert not over or (due is not None and due <= now)
+        assert not (over and self.hold), "what is held does not end by time"
         for _, id in over[:limit]:
             pending = model.pending(id)
             model.fail(id, pending[:1] if model.ordered else pending, now, None, "lease expired")
@@ -267,7 +407,7 @@ class GroupsMachine(RuleBasedStateMachine):
         head = max(self.driver.topics.queues[queue].head, len(messages) * part // 4)
         for message in messages[:head]:
             if message.state not in FINAL:
-                message.state, message.owner = "expired", None
+                message.state, message.owner, message.in_doubt = "expired", None, False
         self.driver.trim(queue, head)
 
     @rule()
@@ -321,11 +461,15 @@ def test_long_walks(seed: int) -> None:
     """The same steps in long runs, weighted so that messages come to their last attempt: Hypothesis keeps its runs short."""
     rng, machine = Random(seed), GroupsMachine()
     tags = [(), ("a",), ("a", "b"), ()][seed // 2 % 4]
-    machine.begin(tags=tags, ordered=seed % 2 == 0, leases=rng.choice([3, 6, 12]))
+    machine.begin(tags=tags, ordered=seed % 2 == 0, leases=rng.choice([3, 6, 12]), hold=seed % 8 > 3)
     steps = {
         lambda: machine.produce(rng.randrange(3), rng.choices([None, "a", "b", "c"], k=rng.randint(3, 9))): 10,
         lambda: machine.wait(rng.choice([1, 9, 10, 12])): 14,
-        lambda: machine.receive(rng.randint(1, 12), rng.choice([20, 40, 1000]), rng.choice([None, None, 0, 1])): 24,
+        lambda: machine.receive(
+            rng.randint(1, 12), rng.choice([20, 40, 1000]), rng.choice([None, None, 0, 1]), rng.choice("xyz"), 1
+        ): 24,
+        lambda: machine.hold and machine.join(rng.choice("xyz"), rng.random() < 0.5, rng): 4,
+        lambda: machine.hold and machine.epochs and machine.fence(rng.choice(sorted(machine.epochs))): 1,
         lambda: machine.model.leases and machine.settle(rng): 20,
         lambda: machine.finish(rng): 4,
         lambda: machine.tick(rng.choice([1, 100])): 8,

@@ -18,6 +18,8 @@ from escrowmq.ledger.commands import (
     CommitBatch,
     CreateTopic,
     End,
+    Fence,
+    Join,
     OpenSession,
     Recheck,
     SettleDead,
@@ -25,6 +27,7 @@ from escrowmq.ledger.commands import (
     Subscription,
 )
 from escrowmq.ledger.listings import producers_list, queue_offsets, queues_beyond, topics_list, transactions
+from escrowmq.ledger.subscriptions import IN_DOUBT
 from escrowmq.model import DecidedBy, Outcome, message_id
 from escrowmq.schemas import ENDING, ID
 from escrowmq.wire import HALF_VIEW_NAME, OP_VIEW_NAME, PROTOCOL_VERSION
@@ -131,6 +134,7 @@ def subscribe(engine: Engine, fields: Fields) -> Json:
         max_attempts=fields.integer("max_attempts", None, least=1, most=1 << 30),
         retry_backoff_us=None if first is None else round(first * 1e6),
         retry_backoff_max_us=None if most is None else round(most * 1e6),
+        in_doubt=fields.choice("in_doubt", IN_DOUBT, IN_DOUBT[0]),
     )
     answer: Json = engine.submit(Subscribe(fields.text("group"), subscription)).result()
     return answer
@@ -142,6 +146,30 @@ def _start(fields: Fields) -> str:
     if start not in ("earliest", "latest") and not (start.isascii() and start.isdigit() and len(start) < 19):
         raise error(Code.BAD_REQUEST, "'start' must be earliest, latest or microseconds since 1970")
     return start
+
+
+def join_group(engine: Engine, fields: Fields) -> Json:
+    """Be a named member of a consumer group."""
+    keep = fields.list("keep", list, ())
+    if not all(len(pair) == 2 and all(type(n) is int and 0 <= n < 1 << 63 for n in pair) for pair in keep):
+        raise error(Code.BAD_REQUEST, "'keep' must be a list of [lease, end]")
+    pairs = [(pair[0], pair[1]) for pair in keep]
+    process, resume = fields.integer("process"), fields.flag("resume")
+    answer: Json = engine.submit(Join(fields.text("group"), fields.text("instance"), process, resume, pairs)).result()
+    return answer
+
+
+def list_members(engine: Engine, fields: Fields) -> Json:
+    """Who holds what of a consumer group."""
+    group = fields.text("group")
+    members = engine.look(lambda: engine.shard.ledger.groups.members(group, engine.shard.ledger.topics)).result()
+    return {"members": members}
+
+
+def fence_member(engine: Engine, fields: Fields) -> Json:
+    """Give back to a consumer group what a silent member holds."""
+    answer: Json = engine.submit(Fence(fields.text("group"), fields.text("instance"))).result()
+    return answer
 
 
 def list_groups(engine: Engine, _: Fields) -> Json:
@@ -276,6 +304,9 @@ ACTIONS: dict[str, Callable[[Engine, Fields], Json]] = {
     "producers.list": list_producers,
     "groups.subscribe": subscribe,
     "groups.list": list_groups,
+    "groups.join": join_group,
+    "groups.members": list_members,
+    "groups.fence": fence_member,
     "transactions.list": list_transactions,
     "transactions.show": show,
     "transactions.settle": settle_transactions,

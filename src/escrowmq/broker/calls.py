@@ -104,6 +104,7 @@ class Calls:
             member=fields.integer("member"),
             max_messages=min(fields.integer("max_messages", 1000, least=1), self._largest_rows),
             lease_us=microseconds(settings.lease_seconds) if lease_ms is None else lease_ms * 1000,
+            epoch=fields.integer("epoch", None),
         )
         max_bytes = min(fields.integer("max_bytes", settings.max_batch_bytes, least=1), settings.max_batch_bytes)
         wait_us = min(fields.integer("wait_ms", 0), LONGEST_WAIT_MS) * 1000

@@ -1,4 +1,4 @@
-"""Columns that the broker makes of stored ones: transaction ids, deliveries."""
+"""Columns that the broker makes of stored ones: transaction ids, deliveries; and those that give leases back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.errors import EscrowError
-from escrowmq.schemas import DELIVERY, ID, TRANSACTION_ID_DTYPE
+from escrowmq.ledger.commands import Leased
+from escrowmq.model import Act
+from escrowmq.schemas import DELIVERY, ID, SETTLING, TRANSACTION_ID_DTYPE
 
 Int64s = npt.NDArray[np.int64]
 Read = Callable[[Int64s], pa.RecordBatch]
@@ -93,3 +95,19 @@ def delivery(
 ) -> pa.RecordBatch:
     """Stored rows as rows of schema DELIVERY; without ``leases`` as browsed."""
     return delivered_columns(DELIVERY, stored, transactions, positions, offsets, leases, attempts)
+
+
+def releasing(leased: Leased) -> pa.RecordBatch:
+    """Acknowledgements that give everything leased back unseen: a row a lease, which a receive holds as one stretch."""
+    _, firsts, counts = np.unique(leased.leases, return_index=True, return_counts=True)
+    lasts = firsts + counts - 1
+    starts, size = leased.offsets[firsts], len(firsts)
+    columns = [
+        pa.array(leased.leases[firsts]),
+        pa.array(starts),
+        pa.array(leased.offsets[lasts] - starts + 1),
+        pa.array(np.full(size, Act.RELEASE, np.uint8)),
+        pa.array(np.zeros(size, np.int64)),
+        pa.nulls(size, pa.utf8()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SETTLING)

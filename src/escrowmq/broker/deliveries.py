@@ -1,36 +1,67 @@
 """From leases to batches: reading what was leased, on threads that are not the writer's, within a bound of bytes.
 
-A lease counts messages, because the ledger knows no sizes. What of it does not fit into ``max_bytes`` is not given back
-(that would cost an attempt): it is kept for the next receive of the same member, as long as half of its time is left.
+Each member has a *line*: its receives in the order in which they were asked, and what was leased for it and not yet read.
+
+1. A lease counts messages, because the ledger knows no sizes. What of it does not fit into ``max_bytes`` is not given back:
+   it goes to the next receive of the line, before anything that was leased later. So a member sees its messages in the
+   order in which they were leased (I20), and nobody waits for messages while some lie ready.
+2. What lies ready is kept as long as half of its lease is left; leases that do not end by time keep it until the member's
+   next epoch. It lies in memory: members of an epoch from before the broker's start are told DISCONNECTED, so that they
+   join again and say what reached them.
+3. A line waits for at most as many leases as it has unanswered receives. What is leased for nobody, because its receive was
+   withdrawn meanwhile, is released: it comes again at once, its attempt not counted.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from escrowmq.broker.columns import delivery, owners_of
+from escrowmq.broker.columns import delivery, owners_of, releasing
 from escrowmq.broker.engine import Engine
 from escrowmq.errors import Code, EscrowError, error
-from escrowmq.ledger.commands import Leased, Receive
+from escrowmq.ledger.commands import Leased, Receive, Settle
 from escrowmq.schemas import DELIVERY, empty
 
 Int64s = npt.NDArray[np.int64]
 
-MAX_REMAINDERS = 10_000
+NEVER_US = 1 << 62
+SWEEP_LINES = 256
+"""Lines after which those of members that are gone are looked for."""
 _FIRST_GUESS = 64 << 10  # bytes of one message, before any was seen
 
 
-@dataclass(frozen=True, slots=True)
-class _Remainder:
-    leased: Leased
-    until_us: int
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ask:
+    """One receive: what it asks for, and where its answer goes."""
+
+    command: Receive
+    wait_us: int
+    max_bytes: int
+    answer: Future[pa.RecordBatch]
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """One member's receives; see the rules above."""
+
+    epoch: int | None
+    asks: deque[_Ask] = field(default_factory=deque)
+    leasings: list[Future[Leased]] = field(default_factory=list)
+    ready: deque[tuple[Leased, int]] = field(default_factory=deque)
+    """Leased and not yet read, each with the time until which it is kept."""
+    reading: bool = False
+
+    @property
+    def idle(self) -> bool:
+        return not (self.asks or self.leasings or self.ready or self.reading)
 
 
 class Deliveries:
@@ -39,86 +70,150 @@ class Deliveries:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._readers = ThreadPoolExecutor(2, "escrowmq-reader")
-        self._lock = threading.Lock()
-        self._remainders: dict[tuple[str, int], _Remainder] = {}
+        self._lock = threading.RLock()
+        self._lines: dict[tuple[str, int], _Line] = {}
         self._row_bytes: float = _FIRST_GUESS
+        self._born = engine.log.next_position
 
     def receive(self, command: Receive, wait_us: int, max_bytes: int) -> Future[pa.RecordBatch]:
         """Lease and read. Cancelling the future before it is answered withdraws it."""
-        answer: Future[pa.RecordBatch] = Future()
-        until_us = self._engine.clock.now_us() + command.lease_us // 2
-        remainder = self._take_remainder(command)
-        if remainder is not None:
-            self._read_later(command, remainder.leased, max_bytes, remainder.until_us, answer)
-            return answer
-        leasing = self._engine.receive(command, wait_us)
-
-        def leased(done: Future[Leased]) -> None:
-            if done.cancelled():
-                answer.cancel()
-            elif (problem := done.exception()) is not None:
-                _settle(answer, lambda: answer.set_exception(problem))
-            elif not len(done.result().leases):
-                _settle(answer, lambda: answer.set_result(empty(DELIVERY)))
-            else:
-                wait = self._engine.clock.now_us() + command.lease_us // 2
-                self._read_later(command, done.result(), max_bytes, max(wait, until_us), answer)
-
-        leasing.add_done_callback(leased)
-        answer.add_done_callback(lambda done: leasing.cancel() if done.cancelled() else None)
-        return answer
+        ask = _Ask(command, wait_us, max_bytes, Future())
+        if command.epoch is not None and command.epoch < self._born:
+            problem = error(Code.DISCONNECTED, "the broker restarted since this member joined", "join again, to resume")
+            ask.answer.set_exception(problem)
+            return ask.answer
+        key = (command.group, command.member)
+        with self._lock:
+            line = self._lines.get(key)
+            if line is None or line.epoch != command.epoch:
+                self._sweep()
+                line = self._lines[key] = _Line(command.epoch)
+            line.asks.append(ask)
+            self._advance(key, line)
+        ask.answer.add_done_callback(lambda done: self._withdrawn(key, line, ask) if done.cancelled() else None)
+        return ask.answer
 
     def close(self) -> None:
         """Finish what is being read."""
         self._readers.shutdown(wait=True)
 
-    def _take_remainder(self, command: Receive) -> _Remainder | None:
-        if not self._remainders:
-            return None
-        now = self._engine.clock.now_us()
+    def _advance(self, key: tuple[str, int], line: _Line) -> None:
+        """Read what lies ready for whoever asked first, and lease for the others. With the lock held."""
+        self._drop_late(line)
+        if line.asks and line.ready and not line.reading:
+            ask = line.asks.popleft()
+            leased, until_us = self._take_ready(line, ask.command.max_messages)
+            self._read_later(key, line, ask, leased, until_us)
+        for leasing in line.leasings[len(line.asks) :]:
+            leasing.cancel()
+        while not line.ready and len(line.leasings) < len(line.asks):
+            self._lease(key, line, line.asks[len(line.leasings)])
+        if line.idle and self._lines.get(key) is line:
+            del self._lines[key]
+
+    def _sweep(self) -> None:
+        """Now and then: lines of members that left while something lay ready for them."""
+        if len(self._lines) % SWEEP_LINES == SWEEP_LINES - 1:
+            for key, line in list(self._lines.items()):
+                self._drop_late(line)
+                if line.idle:
+                    del self._lines[key]
+
+    def _drop_late(self, line: _Line) -> None:
+        """Forget what was ready for too long: it comes again when its lease ends."""
+        if line.ready:
+            now = self._engine.clock.now_us()
+            line.ready = deque(entry for entry in line.ready if entry[1] > now)
+
+    @staticmethod
+    def _take_ready(line: _Line, most: int) -> tuple[Leased, int]:
+        """Up to ``most`` messages of what lies ready, and until when they may be kept."""
+        taken: list[Leased] = []
+        until_us = NEVER_US
+        while line.ready and most > 0:
+            leased, until = line.ready.popleft()
+            if len(leased.leases) > most:
+                line.ready.appendleft((_part(leased, most, None), until))
+                leased = _part(leased, 0, most)
+            taken.append(leased)
+            most, until_us = most - len(leased.leases), min(until_us, until)
+        return (taken[0] if len(taken) == 1 else _joined(taken)), until_us
+
+    def _lease(self, key: tuple[str, int], line: _Line, ask: _Ask) -> None:
+        leasing = self._engine.receive(ask.command, ask.wait_us)
+        line.leasings.append(leasing)
+        leasing.add_done_callback(lambda done: self._leased(key, line, ask.command, done))
+
+    def _leased(self, key: tuple[str, int], line: _Line, command: Receive, done: Future[Leased]) -> None:
         with self._lock:
-            for key in [key for key, kept in self._remainders.items() if kept.until_us <= now]:
-                del self._remainders[key]
-            kept = self._remainders.pop((command.group, command.member), None)
-            if kept is not None and len(kept.leased.leases) > command.max_messages:
-                rest = _part(kept.leased, command.max_messages, None)
-                self._remainders[(command.group, command.member)] = _Remainder(rest, kept.until_us)
-                kept = _Remainder(_part(kept.leased, 0, command.max_messages), kept.until_us)
-            return kept
+            line.leasings.remove(done)
+            if not done.cancelled():
+                if (problem := done.exception()) is not None:
+                    self._answer_first(line, lambda answer: answer.set_exception(problem))
+                elif len(done.result().leases):
+                    self._put(line, command, done.result())
+                elif not line.ready:
+                    self._answer_first(line, lambda answer: answer.set_result(empty(DELIVERY)))
+            self._advance(key, line)
 
-    def _keep(self, command: Receive, leased: Leased, until_us: int) -> None:
-        """Put what did not fit before what may be kept already."""
-        key = (command.group, command.member)
+    def _put(self, line: _Line, command: Receive, leased: Leased) -> None:
+        if not line.asks and not line.ready and not line.reading:
+            self._engine.submit(Settle(command.group, releasing(leased)))
+            return
+        half = self._engine.clock.now_us() + command.lease_us // 2
+        line.ready.append((leased, half if command.epoch is None else NEVER_US))
+
+    @staticmethod
+    def _answer_first(line: _Line, act: Callable[[Future[pa.RecordBatch]], None]) -> None:
+        while line.asks:
+            answer = line.asks.popleft().answer
+            if answer.set_running_or_notify_cancel():
+                act(answer)
+                return
+
+    def _withdrawn(self, key: tuple[str, int], line: _Line, ask: _Ask) -> None:
         with self._lock:
-            kept = self._remainders.get(key)
-            if kept is not None:
-                leased = Leased(
-                    *(np.concatenate(pair) for pair in zip(_arrays(leased), _arrays(kept.leased), strict=True))
-                )
-                until_us = min(until_us, kept.until_us)
-            if kept is not None or len(self._remainders) < MAX_REMAINDERS:
-                self._remainders[key] = _Remainder(leased, until_us)
+            if ask in line.asks:
+                line.asks.remove(ask)
+                self._advance(key, line)
 
-    def _read_later(
-        self, command: Receive, leased: Leased, max_bytes: int, until_us: int, answer: Future[pa.RecordBatch]
-    ) -> None:
-        def work() -> None:
-            try:
-                batch = self._read(command, leased, max_bytes, until_us)
-            except EscrowError as problem:
-                _settle(answer, lambda failed=problem: answer.set_exception(failed))  # type: ignore[misc]
-            except Exception as problem:
-                failure = error(Code.BAD_REQUEST, f"the broker failed on this request: {problem!r}")
-                _settle(answer, lambda: answer.set_exception(failure))
-            else:
-                _settle(answer, lambda: answer.set_result(batch))
+    # Reading
 
+    def _read_later(self, key: tuple[str, int], line: _Line, ask: _Ask, leased: Leased, until_us: int) -> None:
+        line.reading = True
         try:
-            self._readers.submit(work)
+            self._readers.submit(self._read_for, key, line, ask, leased, until_us)
         except RuntimeError:  # closing: the lease ends by itself
-            _settle(answer, lambda: answer.set_exception(error(Code.CLOSED)))
+            line.reading = False
+            _settle(ask.answer, lambda: ask.answer.set_exception(error(Code.CLOSED)))
 
-    def _read(self, command: Receive, leased: Leased, max_bytes: int, until_us: int) -> pa.RecordBatch:
+    def _read_for(self, key: tuple[str, int], line: _Line, ask: _Ask, leased: Leased, until_us: int) -> None:
+        rest: Leased | None = None
+        act: Callable[[], None]
+        try:
+            batch, rest = self._read(leased, ask.max_bytes)
+        except EscrowError as problem:
+            act = lambda failed=problem: ask.answer.set_exception(failed)  # type: ignore[misc]  # noqa: E731
+        except Exception as problem:
+            failure = error(Code.BAD_REQUEST, f"the broker failed on this request: {problem!r}")
+            act = lambda: ask.answer.set_exception(failure)  # noqa: E731
+        else:
+            act = lambda: ask.answer.set_result(batch)  # noqa: E731
+        with self._lock:
+            line.reading = False
+            if ask.answer.set_running_or_notify_cancel():
+                answered = True
+            else:
+                answered, rest = False, leased  # its caller left
+            if rest is not None and len(rest.leases):
+                line.ready.appendleft((rest, until_us))
+        if answered:
+            act()
+        with self._lock:
+            self._advance(key, line)
+
+    def _read(self, leased: Leased, max_bytes: int) -> tuple[pa.RecordBatch, Leased]:
+        """As many messages as fit into ``max_bytes``, at least one; and what is left."""
         log, taken, start = self._engine.log, 0, 0
         parts: list[pa.RecordBatch] = []
         leased = self._still_stored(leased)
@@ -138,9 +233,8 @@ class Deliveries:
             start += fitting
             if fitting < count:
                 break
-        if start < size:
-            self._keep(command, _part(leased, start, None), until_us)
-        return empty(DELIVERY) if not parts else parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+        batch = empty(DELIVERY) if not parts else parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+        return batch, _part(leased, start, None)
 
     def _still_stored(self, leased: Leased) -> Leased:
         """Without what retention has dropped since it was leased."""
@@ -150,6 +244,10 @@ class Deliveries:
 
 def _arrays(leased: Leased) -> tuple[Int64s, ...]:
     return (leased.leases, leased.queue_ids, leased.offsets, leased.attempts, leased.positions)
+
+
+def _joined(parts: list[Leased]) -> Leased:
+    return Leased(*(np.concatenate(columns) for columns in zip(*map(_arrays, parts), strict=True)))
 
 
 def _pick(leased: Leased, rows: Int64s) -> Leased:

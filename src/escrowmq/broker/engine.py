@@ -20,13 +20,14 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.broker.checkback import ASK_ROWS, Directory, Member, Questions
+from escrowmq.broker.columns import releasing
 from escrowmq.broker.committer import Committer
 from escrowmq.broker.rounds import Look, Request, Waiting, Watch
 from escrowmq.broker.shard import Shard, microseconds
 from escrowmq.broker.upkeep import Upkeep
 from escrowmq.broker.watching import Watchers
 from escrowmq.errors import Code, EscrowError, error
-from escrowmq.ledger.commands import AskChecks, Asked, Command, Leased, Receive, Tick
+from escrowmq.ledger.commands import AskChecks, Asked, Command, Leased, Receive, Settle, Tick
 from escrowmq.ledger.listings import messages_of
 from escrowmq.log.seam import CommitLog
 from escrowmq.platform.clock import Clock
@@ -263,6 +264,9 @@ class Engine:
                 if ready or id(receive) in fresh:
                     answer = self._lease(receive)
                     if isinstance(answer, EscrowError) or len(answer.leases):
+                        if not receive.future.set_running_or_notify_cancel():
+                            self._release(receive, answer)  # withdrawn at the very moment
+                            continue
                         pairs.append((receive, answer))
                         ready = self.shard.failure is None and self.shard.ledger.has_work(group, now)
                         continue
@@ -281,6 +285,11 @@ class Engine:
             return self.shard.execute(receive.command)
         except EscrowError as problem:
             return problem
+
+    def _release(self, receive: Waiting, leased: Any) -> None:
+        """Give back what was leased for somebody who is gone."""
+        if not isinstance(leased, EscrowError):
+            self._own(lambda: self.shard.execute(Settle(receive.group, releasing(leased))))
 
     def _fail_parked(self) -> None:
         failure = self.shard.failure

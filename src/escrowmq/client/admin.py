@@ -52,23 +52,47 @@ class Admin:
         Brokers that do not have the topic are left out; UNKNOWN_TOPIC if none has it.
         """
         request = _given(topic=topic, queue=queue, time_us=_microseconds(time))
-        found, missing = [], None
-        for link in self._router.links:
-            try:
-                answer = self._ask(link, "topics.offsets", request)
-            except Rejected as problem:
-                if problem.code is not Code.UNKNOWN_TOPIC:
-                    raise
-                missing = problem
-                continue
-            found += [{**line, "shard": answer["shard"], "broker": link.address} for line in answer["queues"]]
-        if not found and missing is not None:
-            raise missing
-        return found
+        found = self._where_known("topics.offsets", request, {Code.UNKNOWN_TOPIC})
+        return [
+            {**line, "shard": answer["shard"], "broker": link.address}
+            for link, answer in found
+            for line in answer["queues"]
+        ]
 
     def groups(self) -> list[Json]:
         """All consumer groups: name, topics, tags, ordered, dead_letters, queues [...], broker."""
         return self._collect("groups.list", {}, "groups")
+
+    def members(self, group: str) -> list[Json]:
+        """Who holds what of a consumer group: member, instance (None: unnamed), epoch, fenced, joined_us, leases, messages,
+        in_doubt (messages), held [{topic, queue, first, last, messages, in_doubt, attempt, deadline_us}], broker."""
+        found = self._where_known("groups.members", {"group": group}, {Code.UNKNOWN_GROUP})
+        return [{**member, "broker": link.address} for link, answer in found for member in answer["members"]]
+
+    def fence(self, group: str, instance: str) -> int:
+        """Give what a silent named member holds back to its group, and shut its process out; how many messages.
+
+        Do it when the process is surely dead, or cannot harm any more: what it did is not undone, and its messages are
+        delivered to others. Raises UNKNOWN_GROUP, NOT_FOUND without such a member.
+        """
+        unknown = {Code.UNKNOWN_GROUP, Code.NOT_FOUND}
+        found = self._where_known("groups.fence", {"group": group, "instance": instance}, unknown)
+        return sum(int(answer["messages"]) for _, answer in found)
+
+    def _where_known(self, name: str, request: Json, unknown: set[Code]) -> list[tuple[Link, Json]]:
+        """The answers of the brokers that know what is asked about; an error if none does."""
+        found: list[tuple[Link, Json]] = []
+        missing: Rejected | None = None
+        for link in self._router.links:
+            try:
+                found.append((link, self._ask(link, name, request)))
+            except Rejected as problem:
+                if problem.code not in unknown:
+                    raise
+                missing = problem
+        if not found and missing is not None:
+            raise missing
+        return found
 
     def producers(self) -> list[Json]:
         """All producer groups: group, transactional, members, open, parked, oldest_us, broker."""

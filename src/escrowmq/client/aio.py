@@ -107,11 +107,15 @@ class AsyncBus:
         qos: int = 1,
         seen: Callable[[AsyncReceived], bool] | None = None,
         timeout: float = 30.0,
+        instance: str | None = None,
+        in_doubt: str = "redeliver",
     ) -> AsyncConsumer:
         """As :meth:`Bus.consumer`. ``seen`` is a plain function; it runs on a thread."""
         self._need_open()
-        request = subscription(group, topics, tags, ordered, start, max_attempts, retry_backoff, retry_backoff_max)
-        check_options(qos, seen, prefetch, lease)
+        check_options(qos, seen, prefetch, lease, instance, in_doubt)
+        request = subscription(
+            group, topics, tags, ordered, start, max_attempts, retry_backoff, retry_backoff_max, in_doubt
+        )
         arrival = asyncio.Event()
 
         def arrived() -> None:
@@ -133,6 +137,7 @@ class AsyncBus:
             seen=seen,
             timeout=timeout,
             arrived=arrived,
+            instance=instance,
             spawn=next(iter(self._senders.values())).put,
         )
         await asyncio.to_thread(consumption.subscribe)

@@ -80,6 +80,8 @@ class Bus:
         qos: int = 1,
         seen: Callable[[Received], bool] | None = None,
         timeout: float = 30.0,
+        instance: str | None = None,
+        in_doubt: str = "redeliver",
     ) -> Consumer:
         """A consumer of consumer group ``group``, which is made if it does not exist.
 
@@ -87,9 +89,16 @@ class Bus:
         new group) ``"earliest"``, ``"latest"`` or a datetime; ``lease`` seconds until what is not acknowledged comes back
         (None: the broker's), ``retry_backoff`` seconds before the second delivery; ``prefetch`` receives ahead, of up to
         ``max_bytes`` each; ``qos`` and ``seen`` as in :mod:`escrowmq.client.consumer`.
+
+        With ``in_doubt="hold"`` (a choice of the group) leases do not end by time: what a silent consumer was handed is
+        given to nobody else until the next process of its ``instance`` name gets it again, or :meth:`Admin.fence` gives it
+        back to the group. The process that was replaced or fenced gets Fenced from its next receive, its late
+        acknowledgements LEASE_LOST.
         """
-        request = subscription(group, topics, tags, ordered, start, max_attempts, retry_backoff, retry_backoff_max)
-        check_options(qos, seen, prefetch, lease)
+        check_options(qos, seen, prefetch, lease, instance, in_doubt)
+        request = subscription(
+            group, topics, tags, ordered, start, max_attempts, retry_backoff, retry_backoff_max, in_doubt
+        )
         arrival = threading.Condition()
 
         def arrived() -> None:
@@ -109,6 +118,7 @@ class Bus:
             seen=seen,
             timeout=timeout,
             arrived=arrived,
+            instance=instance,
         )
         consumption.subscribe()
         consumer = Consumer(consumption, arrival)

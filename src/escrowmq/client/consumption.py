@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from datetime import datetime
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -16,6 +18,7 @@ from escrowmq.client.alarm import Alarm
 from escrowmq.client.coalescer import Lane
 from escrowmq.client.delivery import Content, Rows
 from escrowmq.client.fetching import Fetcher
+from escrowmq.client.membership import Membership
 from escrowmq.client.outgoing import check_name
 from escrowmq.client.parcel import Codec
 from escrowmq.client.router import Router
@@ -51,6 +54,7 @@ class Consumption(Generic[LaneT]):
         timeout: float,
         arrived: Callable[[], None],
         spawn: Callable[[Callable[[], None]], None] = lambda call: call(),
+        instance: str | None = None,
     ) -> None:
         self.group, self.qos, self.seen, self.timeout = group, qos, seen, timeout
         self.router = router
@@ -62,7 +66,8 @@ class Consumption(Generic[LaneT]):
             "lease_ms": None if lease is None else max(round(lease * 1000), 1),
         }
         self.options = options
-        self.fetcher = Fetcher(router.links, options, prefetch, alarm, arrived, spawn)
+        self.membership = None if instance is None else Membership(router.links, group, instance, timeout)
+        self.fetcher = Fetcher(router.links, options, prefetch, alarm, arrived, spawn, self.membership)
         self.codecs = [SettlingCodec() for _ in router.links]
         self.lanes = [
             make_lane(link, Exchange.SETTLE, codec, lambda: {"group": group}, {"timeout": timeout})
@@ -74,6 +79,8 @@ class Consumption(Generic[LaneT]):
         """Make or join the group at every broker. Raises SUBSCRIPTION_MISMATCH, Unknown(TIMED_OUT) and so on."""
         deadline = time.monotonic() + self.timeout
         self.router.every(lambda link: patient_action(link, "groups.subscribe", self._request, deadline))
+        if self.membership is not None:
+            self.membership.join()
 
     @property
     def refused(self) -> int:
@@ -83,11 +90,15 @@ class Consumption(Generic[LaneT]):
     def act(self, rows: Rows, row: int, act: Act, delay_us: int, cause: str | None, waiter: Any) -> None:
         """Settle one message, coalesced with others."""
         leases, offsets = rows.list("lease"), rows.list("offset")
+        if self.membership is not None and act != Act.EXTEND:
+            self.membership.acted(rows.number, leases[row])
         entry = (leases[row], offsets[row], rows.before(row), act, delay_us, cause)
         self.lanes[rows.number].add(entry, waiter, 64)
 
     def act_on_all(self, rows: Rows, act: Act, delay_us: int, cause: str | None, waiter: Any) -> None:
         """Settle a whole batch; ``waiter`` gets the whole answer."""
+        if self.membership is not None and act != Act.EXTEND:
+            self.membership.acted_on_all(rows.number, rows.batch)
         leases, starts, counts = lease_runs(rows.batch)
         batch = settling_batch(leases, starts, counts, act, delay_us, cause)
         self.lanes[rows.number].add_batch(batch, waiter)
@@ -108,16 +119,33 @@ class Consumption(Generic[LaneT]):
         """Start one receive at every broker; their futures with the brokers' numbers."""
         options = {**self.options, "max_messages": max_messages, "wait_ms": max(round(wait * 1000), 0)}
         empty = pa.RecordBatch.from_pylist([], schema=pa.schema([]))
-        return [
-            (number, link.exchange(Exchange.RECEIVE, empty, options)) for number, link in enumerate(self.router.links)
-        ]
+        if self.membership is None:
+            links = enumerate(self.router.links)
+            return [(number, link.exchange(Exchange.RECEIVE, empty, options)) for number, link in links]
+        asked = []
+        for number, link in enumerate(self.router.links):
+            if self.membership.has_lost(number):
+                self.membership.resume(number)
+            future = link.exchange(Exchange.RECEIVE, empty, {**options, **self.membership.options(number)})
+            future.add_done_callback(partial(self._came_now, number))
+            asked.append((number, future))
+        return asked
+
+    def _came_now(self, number: int, done: Future[pa.RecordBatch]) -> None:
+        assert self.membership is not None
+        if done.cancelled() or done.exception() is not None:
+            self.membership.lose(number)
+        else:
+            self.membership.came(number, done.result())
 
     def give_back(self, number: int, batch: pa.RecordBatch) -> None:
-        """Return messages that nobody was handed: they are delivered again at once."""
+        """Return messages that nobody was handed: they are delivered again at once, and their attempt is not counted."""
         leases, starts, counts = lease_runs(batch)
         if len(leases):
             try:
-                settle = settling_batch(leases, starts, counts, Act.NACK, 0, "not handed out")
+                settle = settling_batch(leases, starts, counts, Act.RELEASE, 0, None)
+                if self.membership is not None:
+                    self.membership.acted_on_all(number, batch)
                 self.lanes[number].add_batch(settle, None)
             except EscrowError:
                 pass  # their lease will end
@@ -143,6 +171,7 @@ def subscription(
     max_attempts: int | None,
     retry_backoff: float | None,
     retry_backoff_max: float | None,
+    in_doubt: str = "redeliver",
 ) -> dict[str, Any]:
     """The request ``groups.subscribe``; raises Misuse(BAD_ARGUMENT), BAD_GROUP_NAME, BAD_TOPIC_NAME."""
     check_name(group, Code.BAD_GROUP_NAME)
@@ -156,6 +185,8 @@ def subscription(
         request["tags"] = wanted
     extra = {"max_attempts": max_attempts, "retry_backoff": retry_backoff, "retry_backoff_max": retry_backoff_max}
     request.update({name: value for name, value in extra.items() if value is not None})
+    if in_doubt != "redeliver":
+        request["in_doubt"] = in_doubt
     return request
 
 
@@ -177,8 +208,22 @@ def _start(start: str | datetime) -> str:
     return start
 
 
-def check_options(qos: int, seen: Seen | None, prefetch: int, lease: float | None) -> None:
+def check_options(
+    qos: int,
+    seen: Seen | None,
+    prefetch: int,
+    lease: float | None,
+    instance: str | None = None,
+    in_doubt: str = "redeliver",
+) -> None:
     """Raise Misuse for options that make no sense."""
+    if in_doubt not in ("redeliver", "hold"):
+        raise Misuse(Code.BAD_ARGUMENT, f"in_doubt = {in_doubt!r}", '"redeliver" or "hold"')
+    if (in_doubt == "hold") != (instance is not None):
+        hint = "name this consumer: what is in doubt waits for the next process of that name"
+        raise Misuse(Code.BAD_ARGUMENT, 'in_doubt="hold" and instance= go together', hint)
+    if in_doubt == "hold" and lease is not None:
+        raise Misuse(Code.BAD_ARGUMENT, 'with in_doubt="hold" leases do not end by time', "leave lease= out")
     if qos not in (0, 1, 2) or isinstance(qos, bool):
         raise Misuse(Code.BAD_ARGUMENT, f"qos = {qos!r}", "0 at most once, 1 at least once, 2 with seen=")
     if (qos == 2) != (seen is not None):

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from escrowmq.client.alarm import Alarm
+from escrowmq.client.membership import Membership
 from escrowmq.errors import Code, EscrowError, Unknown
 from escrowmq.wire import Exchange, Link
 
@@ -33,8 +34,10 @@ class Fetcher:
         alarm: Alarm,
         arrived: Callable[[], None],
         spawn: Callable[[Callable[[], None]], None] = lambda call: call(),
+        membership: Membership | None = None,
     ) -> None:
         self._links = links
+        self._membership = membership
         self._options = {"wait_ms": WAIT_MS, **options}
         self._ahead = ahead
         self._alarm = alarm
@@ -111,7 +114,10 @@ class Fetcher:
                     self._asking[number] = False
                     return
                 self._asked[number] += 1
-            future = self._links[number].exchange(Exchange.RECEIVE, _NO_ROWS, dict(self._options))
+            options = dict(self._options)
+            if self._membership is not None:
+                options |= self._membership.options(number)
+            future = self._links[number].exchange(Exchange.RECEIVE, _NO_ROWS, options)
             with self._lock:
                 self._polls.add(future)
                 self._order[number].append(future)
@@ -128,6 +134,8 @@ class Fetcher:
             if problem is None:
                 self._backoff[number] = FIRST_BACKOFF
             elif isinstance(problem, EscrowError) and problem.code in (Code.DISCONNECTED, Code.TIMED_OUT):
+                if self._membership is not None:
+                    self._membership.lose(number)
                 self._rest(number)
             elif not self._closed:
                 # A refusal: the caller gets it, and may go on, so ask again after a pause.
@@ -147,6 +155,8 @@ class Fetcher:
                 continue
             batch = first.result()
             if batch.num_rows:
+                if self._membership is not None:
+                    self._membership.came(number, batch)
                 self._ready.append((number, batch))
                 self._buffered[number] += 1
 
@@ -157,6 +167,26 @@ class Fetcher:
             self._backoff[number] = min(2 * self._backoff[number], LAST_BACKOFF)
 
     def _rested(self, number: int) -> None:
+        if self._membership is not None and self._membership.has_lost(number):
+            threading.Thread(target=self._resume, args=(number,), name="escrowmq-resume", daemon=True).start()
+            return
         with self._lock:
             self._resting[number] = False
+        self._ask(number)
+
+    def _resume(self, number: int) -> None:
+        """Say at the broker what reached us, before anything more is asked of it."""
+        assert self._membership is not None
+        problem: EscrowError | None = None
+        try:
+            self._membership.resume(number)
+        except EscrowError as refused:
+            problem = refused
+        with self._lock:
+            self._resting[number] = False
+            if problem is not None:
+                if not self._closed and problem.code not in (Code.DISCONNECTED, Code.TIMED_OUT):
+                    self._ready.append(problem)
+                self._rest(number)
+        self._arrived()
         self._ask(number)

@@ -138,6 +138,27 @@ class Subscribe:
 
 
 @dataclass(frozen=True, slots=True)
+class Join:
+    """Be the named member of a group that holds what is in doubt; see :mod:`escrowmq.ledger.members`. ``process`` is a
+    random number of the process's own; ``resume``: it is the member already and lost an answer. ``keep``: leases that
+    it has, with the offset behind the last message that reached it. Answer: {"member", "epoch"}."""
+
+    group: str
+    instance: str
+    process: int
+    resume: bool = False
+    keep: Sequence[tuple[int, int]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Give what a named member holds back to its group. Answer: {"member", "returned", "dead"} (messages)."""
+
+    group: str
+    instance: str
+
+
+@dataclass(frozen=True, slots=True)
 class Receive:
     """Lease messages to a member. Answer: :class:`Leased` (empty when nothing is there)."""
 
@@ -146,6 +167,7 @@ class Receive:
     max_messages: int
     lease_us: int
     queue_ids: Sequence[int] | None = None  # restrict to these
+    epoch: int | None = None  # of the member's Join; groups that hold what is in doubt want it
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +220,8 @@ Command = (
     | Recheck
     | CommitBatch
     | Subscribe
+    | Join
+    | Fence
     | Receive
     | Settle
     | SettleDead
@@ -253,5 +277,8 @@ class Subscription:
     max_attempts: int | None = None
     retry_backoff_us: int | None = None
     retry_backoff_max_us: int | None = None
+    in_doubt: str = "redeliver"
+    """What becomes of messages whose consumer is silent: ``"redeliver"`` when their lease ends, or ``"hold"`` until it
+    comes back or is fenced."""
     starts: dict[str, int] = field(default_factory=dict)
     """Resolved first offsets by queue id (as text, for JSON); filled by ``decide``, never by a caller."""

@@ -31,6 +31,7 @@ from escrowmq.ledger.sparse import Int64s
 
 if TYPE_CHECKING:
     from escrowmq.ledger.leases import Lease
+    from escrowmq.ledger.members import Member
 
 MAX_HISTORY_RUNS = 4096
 """Runs remembered of what has left the log; beyond, the oldest become GONE and only their counts remain."""
@@ -186,13 +187,15 @@ def _runs(states: npt.NDArray[np.uint8]) -> tuple[Int64s, npt.NDArray[np.uint8]]
 class Group:
     """One consumer group."""
 
-    __slots__ = ("cursors", "leases", "name", "ordinal", "subscription", "turn")
+    __slots__ = ("cursors", "leases", "members", "name", "ordinal", "subscription", "turn")
 
     def __init__(self, ordinal: int, name: str, subscription: Subscription) -> None:
         self.ordinal = ordinal
         self.name = name
         self.subscription = subscription
         self.cursors: dict[int, Cursor] = {}
+        self.members: dict[int, Member] = {}
+        """The named members of a group that holds what is in doubt."""
         self.leases = 0
         """How many of its leases live."""
         self.turn = -1

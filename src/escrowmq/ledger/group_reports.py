@@ -11,7 +11,7 @@ from escrowmq.ledger.subscriptions import TopicsView
 
 
 def describe(group: Group, topics: TopicsView) -> dict[str, Any]:
-    """``group`` (its ordinal), ``name, topics, tags, ordered, leases, dead_letters, queues``.
+    """``group`` (its ordinal), ``name, topics, tags, ordered, in_doubt, leases, dead_letters, queues``.
 
     ``queues`` has one dict a queue: ``queue_id, topic, queue, head, end, floor`` (everything below is done), ``next``
     (everything from there on waits), then counts of messages: ``waiting`` and one a state, in lower case.
@@ -24,6 +24,7 @@ def describe(group: Group, topics: TopicsView) -> dict[str, Any]:
         "topics": list(group.subscription.topics),
         "tags": list(group.subscription.tags),
         "ordered": group.subscription.ordered,
+        "in_doubt": group.subscription.in_doubt,
         "leases": group.leases,
         "dead_letters": sum(queue["dead"] for queue in queues),
         "queues": queues,

@@ -10,6 +10,7 @@ import pyarrow as pa
 from escrowmq.ledger import subscriptions
 from escrowmq.ledger.cursors import Cursor, Group
 from escrowmq.ledger.leases import Lease
+from escrowmq.ledger.members import Member
 
 if TYPE_CHECKING:
     from escrowmq.ledger.groups import Groups
@@ -41,6 +42,18 @@ _LEASES = pa.schema(
         ("deadline_us", pa.int64()),
         ("live", pa.bool_()),  # the ended ones follow, in the order in which they ended
         ("mask", pa.binary()),  # null: all pending, or (ended) all acked
+        ("doubt", pa.int64()),  # the first offset in doubt; absent in older snapshots
+    ]
+)
+_MEMBERS = pa.schema(
+    [
+        ("group", pa.int32()),
+        ("member", pa.int64()),
+        ("instance", pa.utf8()),
+        ("epoch", pa.int64()),
+        ("process", pa.int64()),
+        ("joined_us", pa.int64()),
+        ("fenced", pa.bool_()),
     ]
 )
 
@@ -77,8 +90,17 @@ def dump(groups: Groups) -> dict[str, pa.Table]:
                     x.deadline_us,
                     x.pending > 0,
                     _mask(x),
+                    x.doubt,
                 )
                 for x in leases
+            ],
+        ),
+        "groups_members": _table(
+            _MEMBERS,
+            [
+                (g.ordinal, m.id, m.name, m.epoch, m.process, m.joined_us, m.fenced)
+                for g in groups.groups
+                for m in g.members.values()
             ],
         ),
     }
@@ -122,6 +144,11 @@ def load(groups: Groups, tables: dict[str, pa.Table]) -> None:
         offsets, attempts, times, causes = dead.of(*place)
         cursor.dead.put(offsets, attempts=attempts, dead_us=times, cause=causes)
         groups.groups[row["group"]].cursors[row["queue_id"]] = cursor
+    for row in tables["groups_members"].to_pylist() if "groups_members" in tables else ():
+        members = groups.groups[row["group"]].members
+        members[row["member"]] = Member(
+            row["member"], row["instance"], row["epoch"], row["process"], row["joined_us"], fenced=row["fenced"]
+        )
     for row in tables["groups_leases"].to_pylist():
         _load_lease(groups, row)
 
@@ -139,9 +166,12 @@ def _load_lease(groups: Groups, row: dict[str, Any]) -> None:
         row["deadline_us"],
         None if row["mask"] is None else bytearray(row["mask"]),
     )
+    lease.doubt = row.get("doubt", lease.end)
     if row["live"]:
         groups.leases.add(lease)
         group.leases += 1
+        if (member := group.members.get(lease.member)) is not None:
+            member.note(lease)
     else:
         lease.pending = 0
         groups.leases.remember(lease)

@@ -10,7 +10,8 @@ Theory of operation:
    (I27), and an acknowledgement can be repeated.
 4. ``decide_…`` change nothing that a snapshot holds; ``apply`` depends on the state and its arguments only.
 
-What may be leased next is ruled in ``receiving.py``, what acknowledgements come to in ``settling.py``.
+What may be leased next is ruled in ``receiving.py``, what acknowledgements come to in ``settling.py``, what becomes of
+silent members in ``members.py``.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.errors import Code, error
-from escrowmq.ledger import group_reports, group_snapshots, receiving, subscriptions
+from escrowmq.ledger import group_reports, group_snapshots, members, receiving, subscriptions
 from escrowmq.ledger.commands import (
     Decision,
     Event,
+    Fence,
+    Join,
     Receive,
     Rules,
     Settle,
@@ -35,11 +38,13 @@ from escrowmq.ledger.commands import (
     Subscription,
 )
 from escrowmq.ledger.cursors import Cursor, Group, State
-from escrowmq.ledger.leases import ACKED, NOT_LEASED, PENDING, TAKEN, Lease, Leases
+from escrowmq.ledger.leases import ACKED, NEVER_US, NOT_LEASED, PENDING, TAKEN, Lease, Leases
+from escrowmq.ledger.members import Member
 from escrowmq.ledger.rows import event_of, event_of_rows, rows_of
-from escrowmq.ledger.settling import RELEASED, Settling
+from escrowmq.ledger.settling import RELEASED, UNSEEN, Settling
 from escrowmq.ledger.sparse import Int64s
 from escrowmq.ledger.subscriptions import TopicsView
+from escrowmq.model import member_id
 from escrowmq.schemas import ENDED, Kind
 
 _RETRY = 0
@@ -78,7 +83,8 @@ class Groups:
     def decide_receive(
         self, cmd: Receive, topics: TopicsView, rules: Rules, now_us: int, next_position: int
     ) -> Decision:
-        """Lease what ``receiving.py`` rules. UNKNOWN_GROUP, BAD_QUEUE (not a queue of the group's), BAD_REQUEST."""
+        """Lease what ``receiving.py`` rules. UNKNOWN_GROUP, BAD_QUEUE (not a queue of the group's), BAD_REQUEST; in a group
+        that holds what is in doubt also FENCED, and what the member has in doubt comes first."""
         self._seen_us = max(self._seen_us, now_us)
         group = self._group(cmd.group)
         if cmd.lease_us < 1:
@@ -89,10 +95,36 @@ class Groups:
                 raise error(Code.BAD_QUEUE, f"not a queue of the topics of consumer group {cmd.group!r}")
             known = sorted(set(cmd.queue_ids))
         plan = receiving.Plan(budget=cmd.max_messages, room=rules.max_leases - group.leases)
+        handing, deadline_us = members.Handing(), now_us + cmd.lease_us
+        if subscriptions.holds(group.subscription):
+            member, deadline_us = members.member_of(group, cmd), NEVER_US
+            attempts, _, _ = subscriptions.retry_rules(group.subscription, rules)
+            handing = members.hand_over(plan, group, member, topics, attempts)
         if not plan.full:
             self._plan(plan, group, receiving.rotated(known, group.turn), topics, now_us)
-        event = plan.event(group.ordinal, cmd.member, now_us + cmd.lease_us, next_position)
-        return Decision((event,) if event else (), plan.answer(next_position))
+        events = handing.events(next_position)
+        position = next_position + sum(event.batch.num_rows for event in events)
+        if (event := plan.event(group.ordinal, cmd.member, deadline_us, position)) is not None:
+            events.append(event)
+        return Decision(tuple(events), handing.answer(next_position, plan.answer(position)))
+
+    def decide_join(self, cmd: Join, rules: Rules, next_position: int) -> Decision:
+        """See :func:`escrowmq.ledger.members.decide_join`; UNKNOWN_GROUP."""
+        return Decision(*members.decide_join(self._group(cmd.group), cmd, rules, next_position))
+
+    def decide_fence(self, cmd: Fence, rules: Rules, now_us: int, next_position: int) -> Decision:
+        """Give back what a named member holds. UNKNOWN_GROUP, NOT_FOUND."""
+        self._seen_us = max(self._seen_us, now_us)
+        group = self._group(cmd.group)
+        member = group.members.get(member_id(group.name, cmd.instance))
+        if member is None or member.name != cmd.instance:
+            raise error(Code.NOT_FOUND, f"consumer group {group.name!r} has no member {cmd.instance!r}")
+        settling = self._settling(group, rules, now_us)
+        for lease in members.leases_of(group, member.id):
+            settling.expire(lease, "its consumer was fenced", 0)
+        fenced = event_of(Kind.FENCED, [next_position], [group.ordinal], [member.id])
+        held = sum(lease.pending for lease in members.leases_of(group, member.id))
+        return Decision((fenced, *settling.events()), {"member": member.id, "messages": held})
 
     def _plan(self, plan: receiving.Plan, group: Group, queue_ids: list[int], topics: TopicsView, now_us: int) -> None:
         ordered, tags = group.subscription.ordered, receiving.tag_numbers(group.subscription.tags, topics)
@@ -167,7 +199,7 @@ class Groups:
     def apply(
         self, event_kind: Kind, batch: pa.RecordBatch, position: int, time_us: int, topics: TopicsView, rules: Rules
     ) -> None:
-        """Take in one event: GROUP, LEASED, ACKED, RETRIED, DEAD, DEAD_SETTLED or EXTENDED."""
+        """Take in one event: GROUP, LEASED, ACKED, RETRIED, DEAD, DEAD_SETTLED, EXTENDED, JOINED, KEPT, HANDED or FENCED."""
         self._acts[event_kind](self, batch, time_us, topics, rules)
 
     def _apply_group(self, batch: pa.RecordBatch, _time_us: int, _topics: TopicsView, _rules: Rules) -> None:
@@ -203,13 +235,49 @@ class Groups:
             lease.cursor.move_run(start, start + count, State.LEASED, state)
         else:
             lease.cursor.move(offsets, State.LEASED, state)
-        if not lease.pending:
-            self._end(lease)
+        self._changed(lease)
         return lease, offsets
 
-    def _end(self, lease: Lease) -> None:
-        self.groups[lease.group].leases -= 1
-        self.leases.end(lease)
+    def _changed(self, lease: Lease) -> None:
+        """Something of a lease is pending no more, or is in doubt now."""
+        group = self.groups[lease.group]
+        if (member := group.members.get(lease.member)) is not None:
+            member.note(lease)
+        if not lease.pending:
+            group.leases -= 1
+            self.leases.end(lease)
+
+    def _apply_joined(self, batch: pa.RecordBatch, time_us: int, _topics: TopicsView, _rules: Rules) -> None:
+        for epoch, ordinal, id, process, name in rows_of(batch):
+            group = self.groups[ordinal]
+            member = group.members[id] = Member(id, name, epoch, process, time_us)
+            for lease in members.leases_of(group, id):
+                lease.doubt = lease.start
+                member.note(lease)
+
+    def _apply_kept(self, batch: pa.RecordBatch, _time_us: int, _topics: TopicsView, _rules: Rules) -> None:
+        for id, end in rows_of(batch):
+            if (lease := self.leases.live.get(id)) is not None:
+                lease.doubt = end
+                self._changed(lease)
+
+    def _apply_handed(self, batch: pa.RecordBatch, _time_us: int, _topics: TopicsView, _rules: Rules) -> None:
+        for id, old_id, start, count, attempt in rows_of(batch):
+            old, end = self.leases.live[old_id], start + count
+            part = np.frombuffer(old.copy_mask(), np.uint8)[start - old.start : end - old.start]
+            chosen = np.where(part == PENDING, PENDING, NOT_LEASED).astype(np.uint8)
+            mask = None if chosen.all() else bytearray(chosen)
+            lease = Lease(id, old.group, old.cursor, start, end, attempt, old.member, NEVER_US, mask)
+            old.take(start, end, TAKEN)
+            self._changed(old)
+            self.leases.add(lease)
+            self.groups[lease.group].leases += 1
+            self.delivered += lease.pending
+
+    def _apply_fenced(self, batch: pa.RecordBatch, _time_us: int, _topics: TopicsView, _rules: Rules) -> None:
+        for epoch, ordinal, id in rows_of(batch):
+            member = self.groups[ordinal].members[id]
+            member.epoch, member.fenced = epoch, True
 
     def _apply_acked(self, batch: pa.RecordBatch, _time_us: int, _topics: TopicsView, _rules: Rules) -> None:
         for id, start, count in rows_of(batch):
@@ -225,7 +293,9 @@ class Groups:
             if offsets is None:
                 offsets = np.arange(start, start + count)
             attempt = lease.attempt + 1
-            if due_us == RELEASED:
+            if due_us == UNSEEN:
+                attempt, due_us = lease.attempt, time_us
+            elif due_us == RELEASED:
                 subscription = self.groups[lease.group].subscription
                 attempt = max(lease.attempt, min(2, subscriptions.retry_rules(subscription, rules)[0]))
                 due_us = time_us
@@ -280,8 +350,7 @@ class Groups:
                     continue
                 for lease in [lease for lease in cursor.leases.values() if lease.start < head]:
                     lease.take(lease.start, min(lease.end, head), TAKEN)
-                    if not lease.pending:
-                        self._end(lease)
+                    self._changed(lease)
                 cursor.trim(head)
 
     _acts: ClassVar[dict[Kind, Callable[[Groups, pa.RecordBatch, int, TopicsView, Rules], None]]] = {
@@ -292,6 +361,10 @@ class Groups:
         Kind.DEAD: _apply_dead,
         Kind.DEAD_SETTLED: _apply_dead_settled,
         Kind.EXTENDED: _apply_extended,
+        Kind.JOINED: _apply_joined,
+        Kind.KEPT: _apply_kept,
+        Kind.HANDED: _apply_handed,
+        Kind.FENCED: _apply_fenced,
     }
 
     # Looking
@@ -301,6 +374,8 @@ class Groups:
         if (found := self._by_name.get(group)) is None:
             return False
         ordered = found.subscription.ordered
+        if any(member.doubted for member in found.members.values()):
+            return True
         for queue_id in subscriptions.queue_ids(found.subscription.topics, topics):
             cursor = found.cursors.get(queue_id)
             if cursor is None:
@@ -360,6 +435,10 @@ class Groups:
     def describe(self, topics: TopicsView, now_us: int) -> list[dict[str, Any]]:
         """All groups for people and JSON: see :func:`escrowmq.ledger.group_reports.describe`."""
         return [group_reports.describe(group, topics) for group in self.groups]
+
+    def members(self, group: str, topics: TopicsView) -> list[dict[str, Any]]:
+        """Who holds what: see :func:`escrowmq.ledger.members.describe`; UNKNOWN_GROUP."""
+        return members.describe(self._group(group), topics)
 
     def dead_letters(
         self, group: str, topics: TopicsView, limit: int = 100, after: Sequence[int] | None = None

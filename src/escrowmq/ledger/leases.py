@@ -4,7 +4,9 @@ Rules:
 
 1. A lease's id is the log position of the row that made it; ids are never used again, so an id is also the proof of
    ownership (I27).
-2. A lease lives while a message of it is pending. Ended ones with acks are remembered for a while (``MAX_ENDED``), so
+2. Pending offsets from ``doubt`` on are in doubt: whoever they were handed to may be gone, and can settle them no more.
+   They wait for the member's next process, or for its fencing (``members.py``).
+3. A lease lives while a message of it is pending. Ended ones with acks are remembered for a while (``MAX_ENDED``), so
    that an acknowledgement that is sent again after a lost answer still gets its OK.
 """
 
@@ -23,6 +25,9 @@ ACKED = 2
 TAKEN = 3
 """Given back, dead, released or expired: no longer this lease's."""
 
+NEVER_US = 1 << 62
+"""The deadline of leases that do not end by time."""
+
 MAX_ENDED = 4096
 """Ended leases remembered for repeated acknowledgements."""
 
@@ -30,7 +35,19 @@ MAX_ENDED = 4096
 class Lease:
     """Offsets ``start`` .. ``end``-1 as far as ``mask`` says so (a byte an offset; None: all pending, or all acked at the end)."""
 
-    __slots__ = ("attempt", "cursor", "deadline_us", "end", "group", "id", "mask", "member", "pending", "start")
+    __slots__ = (
+        "attempt",
+        "cursor",
+        "deadline_us",
+        "doubt",
+        "end",
+        "group",
+        "id",
+        "mask",
+        "member",
+        "pending",
+        "start",
+    )
 
     def __init__(
         self,
@@ -52,6 +69,8 @@ class Lease:
         self.attempt = attempt
         self.member = member
         self.deadline_us = deadline_us
+        self.doubt = end
+        """The first offset in doubt; ``end``: none is."""
         self.mask = mask
         self.pending = end - start if mask is None else mask.count(PENDING)
 
@@ -60,6 +79,12 @@ class Lease:
         if self.mask is not None:
             return bytearray(self.mask)
         return bytearray((PENDING if self.pending else ACKED,)) * (self.end - self.start)
+
+    def pending_from(self, offset: int) -> int:
+        """How many offsets from ``offset`` on are pending."""
+        if self.mask is None:
+            return max(self.end - offset, 0) if self.pending else 0
+        return self.mask.count(PENDING, max(offset - self.start, 0))
 
     def take(self, start: int, end: int, to: int) -> Int64s | None:
         """Pending offsets of ``start`` .. ``end``-1 become ``to``; they are returned, None standing for all of the range."""
@@ -159,6 +184,8 @@ class Leases:
         return found
 
     def _note(self, lease: Lease) -> None:
+        if lease.deadline_us == NEVER_US:
+            return
         entry = (lease.deadline_us, lease.id)
         place = bisect_left(self._deadlines, entry, lo=self._first)
         if place == len(self._deadlines) or self._deadlines[place] != entry:  # extended back to an earlier deadline
@@ -174,5 +201,7 @@ class Leases:
         while self._first < len(self._deadlines) and not self._is_current(self._first):
             self._first += 1
         if len(self._deadlines) > 64 + 2 * len(self.live):
-            self._deadlines = sorted((lease.deadline_us, lease.id) for lease in self.live.values())
+            self._deadlines = sorted(
+                (lease.deadline_us, lease.id) for lease in self.live.values() if lease.deadline_us != NEVER_US
+            )
             self._first = 0

@@ -28,6 +28,8 @@ from escrowmq.ledger.commands import (
     Decision,
     End,
     Event,
+    Fence,
+    Join,
     OpenSession,
     Prepare,
     Receive,
@@ -59,7 +61,19 @@ Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 
 _GROUP_KINDS = frozenset(
-    {Kind.GROUP, Kind.LEASED, Kind.ACKED, Kind.RETRIED, Kind.DEAD, Kind.DEAD_SETTLED, Kind.EXTENDED}
+    {
+        Kind.GROUP,
+        Kind.LEASED,
+        Kind.ACKED,
+        Kind.RETRIED,
+        Kind.DEAD,
+        Kind.DEAD_SETTLED,
+        Kind.EXTENDED,
+        Kind.JOINED,
+        Kind.KEPT,
+        Kind.HANDED,
+        Kind.FENCED,
+    }
 )
 _COUNTERS = (
     "messages_total",
@@ -101,6 +115,10 @@ class Ledger:
                 return self.transactions.decide_end(command, self.rules)
             case Receive():
                 return self.groups.decide_receive(command, self.topics, self.rules, now_us, self.next_position)
+            case Join():
+                return self.groups.decide_join(command, self.rules, self.next_position)
+            case Fence():
+                return self.groups.decide_fence(command, self.rules, now_us, self.next_position)
             case Settle():
                 return self.groups.decide_settle(command, self.topics, self.rules, now_us, self.next_position)
             case AskChecks():

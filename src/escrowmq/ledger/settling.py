@@ -10,6 +10,9 @@ Rules:
 4. In an ordered lease the later pending messages are let go together with a message that is given back or dead. They are not
    charged: their attempt is only raised to 2, so that a repeat is always told from a first delivery (I23). The same
    holds when such a lease expires: its first pending message is the one that failed.
+5. A RELEASE gives back what nobody was handed: it comes again at once under the same attempt number.
+6. What is in doubt in a lease (see ``leases.py``) is out of reach of its rows: LEASE_LOST. A lease that does not end by
+   time needs no extension: it is OK, and no event.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from dataclasses import dataclass, field
 from escrowmq.errors import Code
 from escrowmq.ledger.commands import Event
 from escrowmq.ledger.dead_letters import MAX_CAUSE
-from escrowmq.ledger.leases import ACKED, NOT_LEASED, PENDING, TAKEN, Lease, pending_runs
+from escrowmq.ledger.leases import ACKED, NEVER_US, NOT_LEASED, PENDING, TAKEN, Lease, pending_runs
 from escrowmq.ledger.retries import backoff_us
 from escrowmq.ledger.rows import event_of_rows
 from escrowmq.model import Act
@@ -27,6 +30,8 @@ from escrowmq.schemas import Kind
 
 RELEASED = -1
 """The ``due_us`` of a RETRIED row whose messages did not fail: let go at once, not charged."""
+UNSEEN = -2
+"""The ``due_us`` of a RETRIED row whose messages nobody was handed: let go at once, their attempt is still to come."""
 
 
 @dataclass(slots=True)
@@ -36,6 +41,8 @@ class Draft:
     lease: Lease
     mask: bytearray
     pending: int
+    limit: int
+    """Indexes from here on are out of reach."""
 
 
 @dataclass(slots=True)
@@ -60,18 +67,25 @@ class Settling:
             return Code.LEASE_LOST
         draft = self.drafts.get(lease.id)
         if draft is None:
-            draft = self.drafts[lease.id] = Draft(lease, lease.copy_mask(), lease.pending)
+            mask = lease.copy_mask()
+            draft = self.drafts[lease.id] = Draft(lease, mask, lease.pending, lease.doubt - lease.start)
         if not draft.pending and ACKED not in draft.mask:
             return Code.LEASE_LOST  # ended above, and nothing will be remembered of it
         a, b = start - lease.start, start - lease.start + count
         if count < 1 or a < 0 or b > lease.end - lease.start:
             return Code.BAD_REQUEST
+        if a >= draft.limit:
+            done = act == Act.ACK and not draft.mask.count(PENDING, a, b) and draft.mask.count(ACKED, a, b)
+            return Code.OK if done else Code.LEASE_LOST
+        b = min(b, draft.limit)
         if act == Act.ACK:
             return self._ack(draft, a, b)
         if act == Act.NACK:
             return self._nack(draft, a, b, delay_us, cause)
         if act == Act.EXTEND:
             return self._extend(draft, delay_us)
+        if act == Act.RELEASE:
+            return self._release(draft, a, b)
         return Code.BAD_REQUEST
 
     def _ack(self, draft: Draft, a: int, b: int) -> Code:
@@ -100,7 +114,17 @@ class Settling:
             return Code.LEASE_LOST
         if delay_us < 1 or delay_us > self.max_delay_us:
             return Code.BAD_DELAY
+        if draft.lease.deadline_us == NEVER_US:
+            return Code.OK
         self.extended.append([draft.lease.id, self.now_us + delay_us])
+        return Code.OK
+
+    def _release(self, draft: Draft, a: int, b: int) -> Code:
+        if not (pending := draft.mask.count(PENDING, a, b)):
+            return _nothing_pending(draft.mask, a, b, Code.LEASE_LOST)
+        self._give_back(draft.lease, pending_runs(draft.mask, a, b), UNSEEN)
+        _mark(draft, a, b, pending, TAKEN)
+        self._let_go(draft, b)
         return Code.OK
 
     def fail(self, draft: Draft, a: int, b: int, delay_us: int | None, cause: str) -> None:
@@ -115,9 +139,15 @@ class Settling:
                 delay_us = backoff_us(lease.attempt, self.backoff_us, self.backoff_max_us)
             self._give_back(lease, failed, self.now_us + delay_us)
         _mark(draft, a, b, draft.mask.count(PENDING, a, b), TAKEN)
-        if self.ordered and draft.mask.count(PENDING, b):
-            self._give_back(lease, pending_runs(draft.mask, b, len(draft.mask)), RELEASED)
-            _mark(draft, b, len(draft.mask), draft.mask.count(PENDING, b), TAKEN)
+        self._let_go(draft, b)
+
+    def _let_go(self, draft: Draft, b: int) -> None:
+        """In order, nothing that comes later in the lease goes on without what was given back. What of it is in doubt then
+        is what never reached the member."""
+        end = len(draft.mask)
+        if self.ordered and (later := draft.mask.count(PENDING, b)):
+            self._give_back(draft.lease, pending_runs(draft.mask, b, end), RELEASED)
+            _mark(draft, b, end, later, TAKEN)
 
     def _give_back(self, lease: Lease, runs: list[tuple[int, int]], due_us: int) -> None:
         for first, last in runs:
@@ -127,11 +157,11 @@ class Settling:
             else:
                 self.retried.append([lease.id, start, last - first, due_us])
 
-    def expire(self, lease: Lease) -> None:
+    def expire(self, lease: Lease, cause: str = "lease expired", delay_us: int | None = None) -> None:
         """The lease's time is over: what is pending in it failed (in order: the first of it did)."""
-        draft = Draft(lease, lease.copy_mask(), lease.pending)
+        draft = Draft(lease, lease.copy_mask(), lease.pending, lease.end - lease.start)
         a = draft.mask.index(PENDING)
-        self.fail(draft, a, a + 1 if self.ordered else len(draft.mask), None, "lease expired")
+        self.fail(draft, a, a + 1 if self.ordered else draft.limit, delay_us, cause)
 
     def events(self) -> tuple[Event, ...]:
         """What was collected. The rows of one batch are disjoint, so only an extension must come before the rest."""

@@ -12,6 +12,9 @@ from escrowmq.errors import Code, error
 from escrowmq.ledger.commands import Rules, Subscription
 from escrowmq.ledger.queues import QueueIndex
 
+HOLD = "hold"
+IN_DOUBT = ("redeliver", HOLD)
+
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,126}")
 
 
@@ -53,6 +56,8 @@ def check(name: str, subscription: Subscription, topics: TopicsView) -> None:
             f"{subscription.start!r} is not a start",
             "earliest, latest, or microseconds since 1970 as a text",
         )
+    if subscription.in_doubt not in IN_DOUBT:
+        raise error(Code.BAD_REQUEST, f"in_doubt = {subscription.in_doubt!r}", f"one of {', '.join(IN_DOUBT)}")
     attempts, first, most = subscription.max_attempts, subscription.retry_backoff_us, subscription.retry_backoff_max_us
     if (attempts is not None and not 1 <= attempts < 1 << 31) or any(
         value is not None and not 0 <= value < 1 << 62 for value in (first, most)
@@ -60,9 +65,15 @@ def check(name: str, subscription: Subscription, topics: TopicsView) -> None:
         raise error(Code.BAD_REQUEST, "max_attempts is at least 1, and a back-off is not negative")
 
 
+def holds(subscription: Subscription) -> bool:
+    """Whether what is in doubt stays with the member that had it."""
+    return subscription.in_doubt == HOLD
+
+
 def same(one: Subscription, other: Subscription) -> bool:
-    """Whether members with these subscriptions can share a group: topics and tags as sets, and the order."""
-    return set(one.topics) == set(other.topics) and set(one.tags) == set(other.tags) and one.ordered == other.ordered
+    """Whether members with these subscriptions can share a group: topics and tags as sets, the order, what is in doubt."""
+    sets = set(one.topics) == set(other.topics) and set(one.tags) == set(other.tags)
+    return sets and one.ordered == other.ordered and one.in_doubt == other.in_doubt
 
 
 def resolve(subscription: Subscription, topics: TopicsView) -> Subscription:
@@ -96,8 +107,11 @@ def queue_ids(names: Sequence[str], topics: TopicsView) -> list[int]:
 
 
 def dump(subscription: Subscription) -> str:
-    """The subscription as JSON."""
-    return json.dumps(dataclasses.asdict(subscription), sort_keys=True, separators=(",", ":"))
+    """The subscription as JSON. What came later than the first format is left out where it has its default."""
+    fields = dataclasses.asdict(subscription)
+    if not holds(subscription):
+        del fields["in_doubt"]
+    return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
 
 def load(text: str) -> Subscription:

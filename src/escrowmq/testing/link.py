@@ -331,7 +331,7 @@ class TwinLink:
                     self.acked[group].append((topic, offset))
                     self._settled.add((group, row["lease"], offset))
                 else:
-                    self._returned[group].append((topic, offset, attempt + 1))
+                    self._returned[group].append((topic, offset, attempt + (row["act"] != Act.RELEASE)))
         return pa.RecordBatch.from_pydict({"code": codes}, schema=schemas.ENDED)
 
     def _feed(self) -> None:

@@ -1,0 +1,85 @@
+"""Receives of one member: split by bytes, yet in order, at once, and nothing leased for nobody."""
+
+import pyarrow as pa
+import pytest
+
+from escrowmq.broker.embedded import EmbeddedLink, open_embedded
+from escrowmq.client.bus import Bus
+from escrowmq.model import Act, Message
+from escrowmq.schemas import SETTLING
+from escrowmq.settings import BrokerSettings
+from escrowmq.wire import Exchange
+
+NO_ROWS = pa.RecordBatch.from_pylist([], schema=pa.schema([]))
+
+
+@pytest.fixture
+def link(tmp_path):
+    settings = BrokerSettings(default_queues=1)
+    link = open_embedded(tmp_path / "d", settings)
+    with Bus([open_embedded(tmp_path / "d", settings)]) as bus:
+        link.bus = bus
+        bus.admin.create_topic("t")
+        link.action("groups.subscribe", {"group": "g", "topics": ["t"]}, 5)
+        yield link
+    link.close()
+
+
+def receive(link: EmbeddedLink, **options):
+    return link.exchange(Exchange.RECEIVE, NO_ROWS, {"group": "g", "member": 1, "wait_ms": 60_000, **options})
+
+
+def send(link: EmbeddedLink, count: int, size: int = 1000) -> None:
+    link.bus.producer("p").send_batch([Message("t", bytes(size)) for _ in range(count)]).check()
+
+
+def seen(answer) -> list[tuple[int, int]]:
+    batch = answer.result(30)
+    return list(zip(batch["offset"].to_pylist(), batch["attempt"].to_pylist(), strict=True))
+
+
+def test_what_did_not_fit_goes_to_the_receive_that_waits_at_once_and_in_order(link):
+    first = receive(link, max_messages=2, max_bytes=1000)
+    second = receive(link, max_messages=10, max_bytes=1 << 20)
+    send(link, 2)
+    assert seen(first) == [(0, 1)]
+    assert seen(second) == [(1, 1)], "no waiting while it lies ready"
+    third, fourth = receive(link, max_messages=3, max_bytes=1000), receive(link, max_messages=3, max_bytes=1 << 20)
+    send(link, 6)
+    assert seen(third) == [(2, 1)]
+    assert [offset for offset, _ in seen(fourth)] in ([3, 4], [3, 4, 5]), "before anything that was leased later (I20)"
+
+
+def test_every_message_comes_once_in_order_however_it_is_split(link):
+    send(link, 200, 3000)
+    found: list[tuple[int, int]] = []
+    answers = [receive(link, max_messages=17, max_bytes=10_000) for _ in range(3)]
+    while len(found) < 200:
+        found += seen(answers.pop(0))
+        answers.append(receive(link, max_messages=17, max_bytes=10_000))
+    assert found == [(offset, 1) for offset in range(200)]
+
+
+def test_a_withdrawn_receive_leaves_nothing_leased(link):
+    receives = [receive(link) for _ in range(3)]
+    for one in receives[::-1]:
+        one.cancel()
+    send(link, 3)
+    other = link.exchange(Exchange.RECEIVE, NO_ROWS, {"group": "g", "member": 2, "wait_ms": 60_000})
+    assert seen(other) == [(0, 1), (1, 1), (2, 1)]
+
+
+def test_what_was_given_back_unseen_is_not_counted(link):
+    send(link, 3)
+    batch = receive(link).result(30)
+    row = {
+        "lease": batch["lease"][0].as_py(),
+        "start": 1,
+        "count": 2,
+        "act": int(Act.RELEASE),
+        "delay_us": 0,
+        "cause": None,
+    }
+    settle = pa.RecordBatch.from_pylist([row], schema=SETTLING)
+    assert link.exchange(Exchange.SETTLE, settle, {"group": "g"}).result(30)["code"].to_pylist() == [0]
+    assert seen(receive(link)) == [(1, 1), (2, 1)]
