@@ -10,6 +10,7 @@ from pyspark.sql import functions as f
 
 from escrowmq.pipeline.audit import frames
 from escrowmq.pipeline.audit.manifest import KINDS
+from escrowmq.pipeline.audit.rows import Role
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -21,15 +22,15 @@ def frame(spark: SparkSession, rows: Rows) -> DataFrame:
     return spark.createDataFrame(rows, "id string, who string, amount string")
 
 
-def witnesses(side: DataFrame, *roles: frames.Role) -> DataFrame:
-    return frames.witnesses(side, f.col("id"), frames.says(roles))
+def witnesses(side: DataFrame, *roles: Role) -> DataFrame:
+    return frames.witnesses(side, f.col("id"), f.array(*map(frames.say, roles)))
 
 
 def compare(spark: SparkSession, expected: Rows, found: Rows) -> set[tuple[str, str]]:
     """(kind, id) of all findings."""
     sides = [
-        witnesses(frame(spark, expected), frames.Role(0, True, COLUMNS)),
-        witnesses(frame(spark, found), frames.Role(0, False, COLUMNS)),
+        witnesses(frame(spark, expected), Role(0, True, COLUMNS)),
+        witnesses(frame(spark, found), Role(0, False, COLUMNS)),
     ]
     wrong = frames.findings(frames.tally(sides), [KINDS]).collect()
     return {(row["kind"], row["id"]) for row in wrong}
@@ -83,8 +84,8 @@ def test_contents_that_look_alike_differ(spark: SparkSession, one: Rows, other: 
 
 def test_a_comparison_reports_only_the_kinds_that_it_judges(spark: SparkSession) -> None:
     sides = [
-        witnesses(frame(spark, ORDERS[:2]), *(frames.Role(n, True, ("amount",)) for n in (0, 1))),
-        witnesses(frame(spark, [("o-1", "ann", "99")]), *(frames.Role(n, False, ("amount",)) for n in (0, 1))),
+        witnesses(frame(spark, ORDERS[:2]), *(Role(n, True, ("amount",)) for n in (0, 1))),
+        witnesses(frame(spark, [("o-1", "ann", "99")]), *(Role(n, False, ("amount",)) for n in (0, 1))),
     ]
     wrong = frames.findings(frames.tally(sides), [("altered",), ("lost",)]).collect()
     assert {(row["comparison"], row["kind"], row["id"]) for row in wrong} == {(0, "altered", "o-1"), (1, "lost", "o-2")}
@@ -158,8 +159,8 @@ def test_two_hundred_thousand_ids_with_one_of_each_kind(spark: SparkSession) -> 
         .unionByName(extra)
     )
     sides = [
-        witnesses(every, frames.Role(0, True, COLUMNS)),
-        witnesses(found, frames.Role(0, False, COLUMNS)),
+        witnesses(every, Role(0, True, COLUMNS)),
+        witnesses(found, Role(0, False, COLUMNS)),
     ]
     wrong = frames.findings(frames.tally(sides), [KINDS]).collect()
     assert {(row["kind"], row["id"]) for row in wrong} == {

@@ -9,6 +9,7 @@ small tables that would cost more than all the rest of an audit.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
@@ -67,6 +69,37 @@ class TableRead:
             lowest, highest, rows = connection.execute(query).fetchone()
         return row_ranges(lowest, highest, rows, size)
 
+    def is_unique(self, column: str) -> bool:
+        """Whether no two rows can have the same text in ``column``: a unique index or primary key of the database says so for all
+        values there are, each being a text or each a whole number."""
+        with closing(open_readonly(self.database)) as connection:
+            indexed = self._unique_columns(connection, {column, *self.where})
+            if indexed is None:
+                return False
+            for name in indexed:  # 1 and '1', or two nulls, are different to an index
+                kinds = {
+                    row[0]
+                    for row in connection.execute(f"SELECT DISTINCT typeof({_quoted(name)}) FROM {_quoted(self.table)}")
+                }
+                if len(kinds) > 1 or not kinds <= {"text", "integer"}:
+                    return False
+        return True
+
+    def _unique_columns(self, connection: sqlite3.Connection, within: set[str]) -> list[str] | None:
+        """The columns of a unique index, or a row id, that has no others than ``within``; None if there is none."""
+        listed = connection.execute(
+            'SELECT name FROM pragma_index_list(?) WHERE "unique" AND NOT partial', (self.table,)
+        )
+        for (index,) in listed.fetchall():
+            names = [row[0] for row in connection.execute("SELECT name FROM pragma_index_info(?)", (index,))]
+            if within.issuperset(names):  # a null stands for an expression
+                return names
+        keys = "SELECT name, upper(type) FROM pragma_table_info(?) WHERE pk"
+        found = connection.execute(keys, (self.table,)).fetchall()
+        if len(found) == 1 and found[0][1] == "INTEGER" and found[0][0] in within:
+            return [found[0][0]]
+        return None
+
     def read(self, rows: Range) -> Iterator[pa.RecordBatch]:
         """The rows of a range: ``name``, ``cells`` (list of text, one a column)."""
         wanted = ", ".join(f"CAST({_quoted(name)} AS TEXT)" for name in self.columns)
@@ -75,9 +108,8 @@ class TableRead:
         with closing(open_readonly(self.database)) as connection:
             found = connection.execute(query, (*rows, *self.where.values()))
             while chunk := found.fetchmany(BATCH_ROWS):
-                cells = pa.array([list(row) for row in chunk], pa.list_(pa.utf8()))
-                names = pa.array([self.name] * len(chunk), pa.utf8())
-                yield pa.RecordBatch.from_arrays([names, cells], schema=_BATCH)
+                names = pa.repeat(pa.scalar(self.name, pa.utf8()), len(chunk))
+                yield pa.RecordBatch.from_arrays([names, _lists(chunk, len(self.columns))], schema=_BATCH)
 
 
 def read_tables(spark: SparkSession, reads: Sequence[TableRead], partition_rows: int = PARTITION_ROWS) -> DataFrame:
@@ -153,6 +185,12 @@ class SqliteReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, TableRange)
         return partition.read.read(partition.rows)
+
+
+def _lists(rows: Sequence[Sequence[str | None]], width: int) -> pa.Array:
+    """Rows of texts as a list column: one array of all cells, and where each row begins."""
+    cells = pa.array(list(itertools.chain.from_iterable(rows)), pa.utf8())
+    return pa.ListArray.from_arrays(pa.array(np.arange(len(rows) + 1, dtype=np.int32) * width), cells)
 
 
 def _quoted(name: str) -> str:

@@ -1,6 +1,10 @@
-"""The audit: do the producer's database, the broker's log and every consumer's database hold the same, by id and content?"""
+"""The audit: do the producer's database, the broker's log and every consumer's database hold the same, by id and content?
 
+:func:`run` audits a run folder; :func:`compare` is for any two DataFrames.
+"""
+
+from escrowmq.pipeline.audit.comparing import Compared, compare
 from escrowmq.pipeline.audit.run import run
 from escrowmq.pipeline.audit.verdict import Finding, Verdict
 
-__all__ = ["Finding", "Verdict", "run"]
+__all__ = ["Compared", "Finding", "Verdict", "compare", "run"]

@@ -18,53 +18,28 @@ One id lost and another repeated leave the counts equal and are still two findin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from escrowmq.pipeline.audit.manifest import KINDS
+from escrowmq.pipeline.audit.rows import NO_ID, Cell, Role, digest
 
 
-def digest(cells: Sequence[Column]) -> Column:
-    """64 bits of the content of ``cells`` (int64): equal content, equal digest, on any machine.
-
-    ``xxhash64`` hashes cell after cell, so borders between texts count; it passes over nulls, so those are hashed as
-    flags of their own.
-    """
-    return f.xxhash64(*cells, *[cell.isNull() for cell in cells])
-
-
-@dataclass(frozen=True, slots=True)
-class Role:
-    """What a side is in one comparison: what must be there (``expected``), or where it must be."""
-
-    comparison: int
-    expected: bool
-    columns: tuple[str, ...]
-
-
-def says(roles: Sequence[Role], cell: Callable[[str], Column] = f.col) -> Column:
-    """What a row says in its roles: an array of ``comparison`` int, ``expected`` int, ``digest`` int64.
-
-    ``cell`` finds a column of the row by name. However many comparisons a row takes part in, it is read once.
-    """
-    structs = [
-        f.struct(
-            f.lit(role.comparison).alias("comparison"),
-            f.lit(int(role.expected)).alias("expected"),
-            digest([cell(name) for name in role.columns]).alias("digest"),
-        )
-        for role in roles
-    ]
-    return f.array(*structs)
+def say(role: Role, cell: Cell = f.col) -> Column:
+    """What a row says in a role: ``comparison`` int, ``expected`` bigint, ``digest`` bigint. ``cell`` finds a column of it."""
+    return f.struct(
+        f.lit(role.comparison).alias("comparison"),
+        f.lit(int(role.expected)).cast("bigint").alias("expected"),
+        digest([cell(name) for name in role.columns]).alias("digest"),
+    )
 
 
 def witnesses(side: DataFrame, id: Column, said: Column) -> DataFrame:
-    """Rows of a side and what they say → ``comparison``, ``id`` (string), ``expected``, ``digest``; one row a role."""
-    rows = side.select(f.coalesce(id, f.lit("(no id)")).alias("id"), f.explode(said).alias("said"))
+    """Rows of a side and what they say (an array of :func:`say`) → ``comparison, id, expected, digest``; one row a role."""
+    rows = side.select(f.coalesce(id, f.lit(NO_ID)).alias("id"), f.explode(said).alias("said"))
     return rows.select("said.comparison", "id", "said.expected", "said.digest")
 
 

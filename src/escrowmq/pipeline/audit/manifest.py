@@ -5,7 +5,8 @@ Everything is named relative to the run folder, so that a folder can be moved or
     {
       "log": "broker",                        data folder of the broker; or a URL of one that is running
       "files":  {"placed": {"path": "orders.parquet", "id": "order_id", "where": {"cancelled": "false"}}},
-      "tables": {"orders": {"database": "orders.db", "table": "orders", "id": "order_id", "where": {}}},
+      "tables": {"orders": {"database": "orders.db", "table": "orders", "id": "order_id", "where": {},
+                            "unique": true}},   no id is twice: believed if an index of the database says so
       "topics": ["orders"],                   keyed by the id; bodies are JSON objects
       "comparisons": [
         {"expected": "table:orders", "found": "topic:orders", "columns": ["units"], "judges": ["lost", ...]}
@@ -35,12 +36,14 @@ MESSAGE_COLUMNS = ("message_id", "transaction_id", "tag", "properties", "body")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of one of the SQLite databases; ``where`` keeps the rows whose columns equal these texts."""
+    """A table of one of the SQLite databases; ``where`` keeps the rows whose columns equal these texts. ``unique``: no id is in
+    two of them, which saves looking for it; nobody has to believe it, the database's own index is asked."""
 
     database: str
     table: str
     id: str
     where: dict[str, str] = field(default_factory=dict)
+    unique: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from escrowmq.model import DecidedBy
 from escrowmq.pipeline.audit import timeline
 
 if TYPE_CHECKING:
@@ -32,6 +31,5 @@ class Pictures:
             series.setdefault(row["event"], [0] * timeline.BUCKETS)[row["bucket"]] = row["number"]
         steps: dict[str, dict[int, int]] = {}
         for row in timeline.latencies(transactions).collect():
-            by = DecidedBy(row["decided_by"]).name.lower()
-            steps.setdefault(by, {})[row["step"]] = row["number"]
+            steps.setdefault(row["decided_by"], {})[row["step"]] = row["number"]
         return cls(first_us, bucket_us, series, steps)

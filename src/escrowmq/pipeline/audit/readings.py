@@ -1,9 +1,8 @@
-"""The frames that the comparisons work on: every side as ``id`` and text columns, whatever it is stored in."""
+"""The rows that the comparisons work on: every side as an id and cells of text, whatever it is stored in."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Column
@@ -11,133 +10,152 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StringType, StructField, StructType
 
 from escrowmq.errors import Code, Misuse
-from escrowmq.model import TransactionState
-from escrowmq.pipeline.audit.manifest import MESSAGE_COLUMNS, Manifest
+from escrowmq.pipeline.audit.log import Log
+from escrowmq.pipeline.audit.manifest import MESSAGE_COLUMNS, Comparison, Manifest
+from escrowmq.pipeline.audit.rows import Cell, Role, Rows, Speaker
 from escrowmq.pipeline.sources import TableRead, read_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-STATES = {int(state): state.name.lower() for state in TransactionState}
-HALF, OP = "half", "op"
-
-MESSAGE = "key STRING, tag STRING, properties MAP<STRING, STRING>, body BINARY, message_id BINARY, transaction BINARY"
-LOG_SCHEMAS = {
-    HALF: f"{MESSAGE}, topic STRING, stored_us BIGINT, state SMALLINT, checks INT",
-    OP: "transaction BINARY, state SMALLINT, decided_by SMALLINT, decided_us BIGINT",
-}
-"""What the audit reads of the log, as Spark reads it from Parquet (topics: MESSAGE). Given, it need not be found out."""
+_BODY = "_body"
+"""The fields of a JSON body, once they are taken apart."""
 
 
 class Readings:
-    """All sides of one run. ``log`` is the folder that :func:`escrowmq.pipeline.audit.exporting.export_log` filled."""
+    """All sides of one run."""
 
-    def __init__(self, spark: SparkSession, manifest: Manifest, log: Path) -> None:
+    def __init__(self, spark: SparkSession, manifest: Manifest, log: Log) -> None:
         self._spark = spark
         self._manifest = manifest
         self._log = log
 
-    def side(self, name: str, columns: Sequence[str]) -> DataFrame:
-        """A side of a comparison that is no table (``file:``, ``topic:`` or ``half:NAME``) → ``id`` and ``columns``."""
-        kind, _, name = name.partition(":")
-        if kind == "file":
-            return self.file(name, columns)
-        if kind == "half":
-            committed = self.half().where((f.col("topic") == name) & (f.col("state") == "committed"))
-            return committed.select("id", *columns)
-        return self.topic(name, columns)
-
-    def tables(self, wanted: Mapping[str, Sequence[str]]) -> DataFrame:
-        """Tables (``table:NAME`` → columns) → ``name`` (the same), ``cells``: the id and the columns, as text."""
-        reads = []
-        for side, columns in wanted.items():
-            table = self._manifest.tables[side.removeprefix("table:")]
-            database = str((self._manifest.folder / table.database).resolve())
-            reads.append(TableRead(side, database, table.table, (table.id, *columns), table.where))
-        return read_tables(self._spark, reads)
-
-    def file(self, name: str, columns: Sequence[str] = ()) -> DataFrame:
-        """A Parquet file → ``id`` and ``columns``, as text."""
-        file = self._manifest.files[name]
-        frame = _parquet(self._spark, self._manifest.folder / file.path)
-        for column, value in file.where.items():
-            frame = frame.where(f.col(column).cast("string") == value)
-        return frame.select(
-            f.col(file.id).cast("string").alias("id"), *[f.col(c).cast("string").alias(c) for c in columns]
-        )
-
-    def topic(self, name: str, columns: Sequence[str]) -> DataFrame:
-        """The committed messages of a topic, as consumers see them → ``id`` (the key) and ``columns``."""
-        return _message(_parquet(self._spark, self._log / "topics" / name, MESSAGE), columns)
+    def rows(self, comparisons: Sequence[Comparison]) -> list[Rows]:
+        """The sides of these comparisons: all tables, all topics and all half messages in one frame each, and each file."""
+        roles: dict[str, list[Role]] = {}
+        for number, c in enumerate(comparisons):
+            roles.setdefault(c.expected, []).append(Role(number, True, c.columns))
+            roles.setdefault(c.found, []).append(Role(number, False, c.columns))
+        of = {
+            kind: {side.partition(":")[2]: tuple(its) for side, its in roles.items() if side.startswith(f"{kind}:")}
+            for kind in ("table", "topic", "half", "file")
+        }
+        made = [self._file(name, its) for name, its in of["file"].items()]
+        made += [self._tables(of["table"])] if of["table"] else []
+        made += [self._topics(of["topic"])] if of["topic"] else []
+        made += [self._halves(of["half"])] if of["half"] else []
+        return made
 
     def half(self) -> DataFrame:
-        """All half messages → ``id, topic, state, checks, transaction_id, message_id, tag, properties, body, stored_us``."""
-        frame = _parquet(self._spark, self._log / HALF, LOG_SCHEMAS[HALF])
-        names = f.create_map(*[f.lit(item) for state in STATES.items() for item in state])
+        """All half messages → ``id, state, checks, transaction, stored_us``."""
+        frame = self._log.half(["key", "state", "checks", "transaction_id", "stored"])
         return frame.select(
             f.col("key").alias("id"),
-            "topic",
-            names[f.col("state").cast("int")].alias("state"),
+            "state",
             f.col("checks").cast("long").alias("checks"),
-            _transaction_text(f.col("transaction")).alias("transaction_id"),
-            _hex(f.col("message_id")).alias("message_id"),
-            "tag",
-            _properties_text(),
-            "body",
-            f.col("stored_us").cast("long").alias("stored_us"),
+            f.col("transaction_id").alias("transaction"),
+            f.unix_micros("stored").alias("stored_us"),
         )
 
     def decisions(self) -> DataFrame:
-        """All decisions → ``transaction_id, state, decided_by, decided_us``."""
-        frame = _parquet(self._spark, self._log / OP, LOG_SCHEMAS[OP])
-        names = f.create_map(*[f.lit(item) for state in STATES.items() for item in state])
+        """All decisions → ``transaction, state, decided_by, decided_us``."""
+        frame = self._log.decisions(["transaction_id", "state", "decided_by", "decided"])
         return frame.select(
-            _transaction_text(f.col("transaction")).alias("transaction_id"),
-            names[f.col("state").cast("int")].alias("state"),
-            f.col("decided_by").cast("int").alias("decided_by"),
-            f.col("decided_us").cast("long").alias("decided_us"),
+            f.col("transaction_id").alias("transaction"),
+            "state",
+            "decided_by",
+            f.unix_micros("decided").alias("decided_us"),
         )
 
+    def _tables(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
+        """Tables come as their name and cells, the id first."""
+        reads, speakers = [], []
+        for name, its in roles.items():
+            table = self._manifest.tables[name]
+            columns = _columns(its)
+            database = str((self._manifest.folder / table.database).resolve())
+            reads.append(TableRead(name, database, table.table, (table.id, *columns), table.where))
+            speakers.append(Speaker(its, _numbered(columns), f.col("name") == name))
+        frame = read_tables(self._spark, reads)  # which also looks whether all is there
+        sure = [self._manifest.tables[read.name].unique and read.is_unique(read.columns[0]) for read in reads]
+        speakers = [Speaker(s.roles, s.cell, s.where, unique) for s, unique in zip(speakers, sure, strict=True)]
+        return Rows(frame, f.col("cells")[0], tuple(speakers))
 
-def _message(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """Messages as delivered → ``id`` and ``columns``: MESSAGE_COLUMNS, or else fields of the JSON body, as text."""
-    fields = [name for name in columns if name not in MESSAGE_COLUMNS]
-    shape = StructType([StructField(name, StringType()) for name in fields])
-    body = f.from_json(f.decode(f.col("body"), "UTF-8"), shape) if fields else f.lit(None)
-    own: dict[str, Column] = {
-        "message_id": _hex(f.col("message_id")),
-        "transaction_id": _transaction_text(f.col("transaction")),
-        "tag": f.col("tag"),
-        "properties": _properties_text(),
-        "body": f.col("body"),
-    }
-    spread = frame.withColumn("_body", body)
-    chosen = [own[name].alias(name) if name in own else f.col("_body")[name].alias(name) for name in columns]
-    return spread.select(f.col("key").alias("id"), *chosen)
+    def _file(self, name: str, roles: tuple[Role, ...]) -> Rows:
+        """A Parquet file."""
+        file = self._manifest.files[name]
+        path = self._manifest.folder / file.path
+        if not path.exists():
+            raise Misuse(Code.BAD_ARGUMENT, f"{path} is missing")
+        frame = self._spark.read.parquet(str(path.resolve()))
+        for column, value in file.where.items():
+            frame = frame.where(f.col(column).cast("string") == value)
+        return Rows(frame, f.col(file.id).cast("string"), (Speaker(roles, lambda name: f.col(name).cast("string")),))
+
+    def _topics(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
+        """The committed messages of topics, as consumers see them."""
+        fields = [name for name in _columns([r for its in roles.values() for r in its]) if name not in MESSAGE_COLUMNS]
+        frame = self._log.topics(list(roles), _needed(roles, fields))
+        if fields:
+            shape = StructType([StructField(name, StringType()) for name in fields])
+            frame = frame.withColumn(_BODY, f.from_json(f.col("body").cast("string"), shape))
+        speakers = [Speaker(its, _message_cell, f.col("topic") == name) for name, its in roles.items()]
+        return Rows(frame, f.col("key"), tuple(speakers))
+
+    def _halves(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
+        """The half messages whose transaction committed."""
+        frame = self._log.half(_needed(roles, []) | {"state"}).where(f.col("state") == "committed")
+        speakers = [Speaker(its, _message_cell, f.col("topic") == name) for name, its in roles.items()]
+        return Rows(frame, f.col("key"), tuple(speakers))
+
+
+def _columns(roles: Sequence[Role]) -> list[str]:
+    return sorted({name for role in roles for name in role.columns})
+
+
+def _numbered(columns: Sequence[str]) -> Cell:
+    """A table's cells: the id, then ``columns``."""
+    return lambda name: f.col("cells")[columns.index(name) + 1]
+
+
+def _needed(roles: Mapping[str, tuple[Role, ...]], fields: Collection[str]) -> set[str]:
+    """Columns of format "escrow" that messages of these roles are made of."""
+    own = {name for its in roles.values() for name in _columns(its)} & set(MESSAGE_COLUMNS)
+    return {"topic", "key", *own} | ({"body"} if fields else set())
+
+
+def _message_cell(name: str) -> Column:
+    """A column of a message, or else a field of its JSON body, as text."""
+    make = _OWN.get(name)
+    return make() if make is not None else f.col(_BODY)[name]
 
 
 def _properties_text() -> Column:
     """The properties as one text, whatever order they were given in."""
-    return f.to_json(f.array_sort(f.map_entries(f.col("properties")))).alias("properties")
+    return f.to_json(f.array_sort(f.map_entries(f.col("properties"))))
 
 
 def _hex(column: Column) -> Column:
     return f.lower(f.hex(column))
 
 
-def _transaction_text(column: Column) -> Column:
+def _transaction_text() -> Column:
     """The 16 bytes of a transaction id as ``str(TransactionId)`` prints them: SHARD-EPOCH-POSITION, hexadecimal."""
-    digits = _hex(column)
+    digits = _hex(f.col("transaction_id"))
     epoch, position = (_without_zeros(f.substring(digits, start, size)) for start, size in ((9, 8), (17, 16)))
-    return f.concat_ws("-", f.substring(digits, 1, 8), epoch, position)
+    return f.concat(f.substring(digits, 1, 8), f.lit("-"), epoch, f.lit("-"), position)
 
 
 def _without_zeros(digits: Column) -> Column:
-    return f.regexp_replace(digits, "^0+(?=.)", "")
+    left = f.ltrim(digits, f.lit("0"))
+    return f.when(left == "", "0").otherwise(left)
 
 
-def _parquet(spark: SparkSession, path: Path, schema: str | None = None) -> DataFrame:
-    if not path.exists():
-        raise Misuse(Code.BAD_ARGUMENT, f"{path} is missing")
-    reader = spark.read if schema is None else spark.read.schema(schema)
-    return reader.parquet(str(path.resolve()))
+_OWN: dict[str, Callable[[], Column]] = {
+    "message_id": lambda: _hex(f.col("message_id")),
+    "transaction_id": _transaction_text,
+    "tag": lambda: f.col("tag"),
+    "properties": _properties_text,
+    "body": lambda: f.col("body"),
+}
+"""MESSAGE_COLUMNS, each as it is compared."""

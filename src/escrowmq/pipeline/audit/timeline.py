@@ -13,15 +13,13 @@ LATENCY_STEPS = 8
 
 
 def transactions(half: DataFrame, decisions: DataFrame) -> DataFrame:
-    """Half messages and decisions → one row a transaction: ``transaction_id, stored_us, checks, state, decided_us, decided_by``
-    (the last three null while it is undecided)."""
-    begun = half.groupBy("transaction_id").agg(f.min("stored_us").alias("stored_us"), f.max("checks").alias("checks"))
-    ended = decisions.groupBy("transaction_id").agg(
-        f.min_by("state", "decided_us").alias("state"),
-        f.min_by("decided_by", "decided_us").alias("decided_by"),
-        f.min("decided_us").alias("decided_us"),
+    """Half messages and decisions → one row a transaction: ``stored_us, checks, state, decided_us, decided_by`` (the last three
+    null while it is undecided)."""
+    begun = half.groupBy("transaction").agg(f.min("stored_us").alias("stored_us"), f.max("checks").alias("checks"))
+    ended = decisions.groupBy("transaction").agg(
+        f.min_by(f.struct("state", "decided_by", "decided_us"), "decided_us").alias("end")
     )
-    return begun.join(ended, "transaction_id", "left")
+    return begun.join(ended, "transaction", "left").select("stored_us", "checks", "end.*")
 
 
 def over_time(every: DataFrame, start_us: int, bucket_us: int) -> DataFrame:

@@ -1,0 +1,76 @@
+"""The broker's log for the audit: format "escrow", from a running broker or straight from its data folder, in parallel."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from escrowmq.pipeline.audit.manifest import Manifest
+from escrowmq.spark import brokers
+from escrowmq.spark.options import read_options
+from escrowmq.spark.source import register
+from escrowmq.wire import HALF_VIEW_NAME, OP_VIEW_NAME
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class Log(Protocol):
+    """Where messages, half messages and decisions come from, with the columns of format "escrow"."""
+
+    def topics(self, names: Sequence[str], columns: Collection[str]) -> DataFrame:
+        """What is visible in some topics; ``topic`` tells which."""
+
+    def half(self, columns: Collection[str]) -> DataFrame:
+        """Half messages of all topics."""
+
+    def decisions(self, columns: Collection[str]) -> DataFrame:
+        """Decisions of transactions."""
+
+
+class BrokerLog:
+    """A log by its URL: ``escrow://HOST:PORT[,...]``, or ``file:FOLDER``, which is only read, in use or not."""
+
+    def __init__(self, spark: SparkSession, url: str) -> None:
+        register(spark)
+        self._spark = spark
+        self._url = url
+
+    def topics(self, names: Sequence[str], columns: Collection[str]) -> DataFrame:
+        """See :class:`Log`. Raises, when it is used, Rejected(UNKNOWN_TOPIC) and what else reading can raise."""
+        return self._read(",".join(names), columns)
+
+    def half(self, columns: Collection[str]) -> DataFrame:
+        """See :class:`Log`."""
+        return self._read(HALF_VIEW_NAME, columns)
+
+    def decisions(self, columns: Collection[str]) -> DataFrame:
+        """See :class:`Log`."""
+        return self._read(OP_VIEW_NAME, columns)
+
+    def _read(self, source: str, columns: Collection[str]) -> DataFrame:
+        reader = self._spark.read.format("escrow").option("topic", source)
+        return reader.option("columns", ",".join(sorted(columns))).load(self._url)
+
+
+def log_url(manifest: Manifest) -> str:
+    """Where the log of a run is: the manifest's URL, or its data folder."""
+    if "://" in manifest.log:
+        return manifest.log
+    return f"file:{(manifest.folder / manifest.log).resolve()}"
+
+
+def log_rows(url: str, topics: Sequence[str]) -> int:
+    """About how many rows a pass over the log will see: half messages, decisions and these topics. Raises what opening a broker or a
+    folder does: Misuse(NOT_A_DATA_FOLDER), Unknown, ..."""
+    links = brokers.open_links(url)
+    try:
+        rows = 0
+        for sources in ([HALF_VIEW_NAME], topics):
+            if sources:
+                options = read_options({"url": url, "topic": ",".join(sources)})
+                rows += sum(place.end - place.head for place in brokers.places(links, options))
+        return rows
+    finally:
+        for link in links:
+            link.close()
