@@ -194,7 +194,7 @@ STORED: dict[Kind, pa.Schema] = {
         ("lease", pa.int64()),
         ("start", pa.int64()),
         ("count", pa.int64()),
-        ("due_us", pa.int64()),
+        ("due_us", pa.int64()),  # -1: let go at once, not charged; -2: the same, and nobody saw it (ledger/settling.py)
     ),
     Kind.DEAD: _schema(
         ("lease", pa.int64()),

@@ -271,6 +271,21 @@ def test_retention_drops_old_segments_and_expires_what_is_undecided_in_them():
     assert bench.end(session, COMMIT, lost["transaction"]) in ([Code.EXPIRED], [Code.UNKNOWN_TRANSACTION])
 
 
+def test_retention_also_runs_on_a_broker_that_is_restarted_all_the_time():
+    bench = Bench(retention=3600.0, segment_bytes=1 << 16)
+    for _ in range(20):
+        bench.do(send(0, {"body": bytes(10_000)}))
+    bench.clock.advance(2 * 3600)
+    bench.do(send(0, {"body": b"new"}))
+    for _ in range(3):
+        bench.restart()
+        bench.pass_time(2)
+        if (saving := bench.engine.upkeep.saving) is not None:
+            saving.result(timeout=10)
+        bench.pass_time(1)
+    assert bench.engine.log.first_position > 0
+
+
 def test_broker_time_goes_on_from_the_log_when_the_wall_clock_was_set_back():
     """I36"""
     bench = Bench()

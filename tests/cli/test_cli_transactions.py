@@ -85,6 +85,22 @@ def test_recheck_asks_anew_and_refuses_the_decided(run: Run, undecided: Prepare)
     assert (late.code, late.json[0]["ok"]) == (Exit.REJECTED, False)
 
 
+def test_members_and_fencing(run: Run, bus: mq.Bus) -> None:
+    bus.producer("p").send_batch([mq.Message("orders", b"x", queue=0) for _ in range(5)]).check()
+    consumer = bus.consumer("cart", "orders", instance="one", in_doubt="hold")
+    assert len(consumer.receive(3, wait=5)) == 3
+    (member,) = run("groups", "members", "cart", "--json").json
+    assert (member["instance"], member["messages"]) == ("one", 3)
+    assert "orders/0 0-2" in run("groups", "members", "cart").out
+    assert "held" in run("groups", "show", "cart").out
+    assert "3 messages went back" in run("groups", "fence", "cart", "one").out
+    assert run("groups", "fence", "cart", "one", "--json").json["messages"] == 0
+    assert "fenced" in run("groups", "members", "cart").out
+    absent = run("groups", "fence", "cart", "two")
+    assert absent.code != 0
+    assert "NOT_FOUND" in absent.err
+
+
 def test_groups_show_who_consumes_and_who_produces(run: Run, bus: mq.Bus, undecided: Prepare) -> None:
     undecided("o-1")
     run("send", "orders", "x", "-q", "0")

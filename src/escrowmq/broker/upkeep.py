@@ -19,6 +19,8 @@ from escrowmq.errors import EscrowError
 
 RETENTION_US = 60_000_000
 """Between two retention passes."""
+FIRST_US = 1_000_000
+"""From the start to the first retention pass."""
 PAUSE_US = 1_000_000
 """Between two looks at a full disk."""
 RETRY_US = 10_000_000
@@ -34,7 +36,7 @@ class Upkeep:
         self._shard = shard
         self._poke = poke
         self._thread = ThreadPoolExecutor(1, "escrowmq-snapshot")
-        self._retain_us = shard.time_us + RETENTION_US
+        self._retain_us = shard.time_us + FIRST_US  # soon: a broker may be restarted more often than retention runs
         self._probe_us = 0
         self._save_us = 0
         self._marked: int | None = None  # what retention has let go of, and below

@@ -12,6 +12,9 @@ from escrowmq.cli.printing import duration, print_facts, print_json, print_table
 from escrowmq.errors import Code, error
 from escrowmq.settings import nearest
 
+SHOWN_LEASES = 3
+"""Leases of one member that a table shows."""
+
 app = typer.Typer(no_args_is_help=True, help="Consumer groups and producer groups.")
 
 
@@ -69,6 +72,7 @@ def show(
                 "topics": ", ".join(group["topics"]),
                 "tags": ", ".join(group["tags"]) or "all",
                 "order": "ordered" if group["ordered"] else "any",
+                "in doubt": "held" if group["in_doubt"] == "hold" else "redelivered",
                 "dead letters": group["dead_letters"],
                 "broker": group["broker"],
             }
@@ -79,6 +83,58 @@ def show(
             [(q["topic"], q["queue"], *(q[column] for column in columns)) for q in group["queues"]],
             "no queues yet",
         )
+
+
+@app.command("members")
+def members(
+    name: Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")],
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """List who holds which messages of a consumer group; in doubt is what its consumer's old process may have done."""
+    with admin_at(url) as admin:
+        found = admin.members(name)
+    if json:
+        return print_json(found)
+    print_table(
+        ("member", "state", ">messages", ">in doubt", "holds", "broker"),
+        [
+            (
+                member["instance"] or f"#{member['member']:x}",
+                "unnamed" if member["instance"] is None else "fenced" if member["fenced"] else "joined",
+                member["messages"],
+                member["in_doubt"],
+                _held(member["held"]),
+                member["broker"],
+            )
+            for member in found
+        ],
+        "nobody holds anything",
+    )
+
+
+@app.command("fence")
+def fence(
+    name: Annotated[str, typer.Argument(metavar="GROUP", help='The consumer group, made with in_doubt="hold".')],
+    instance: Annotated[str, typer.Argument(metavar="INSTANCE", help="The silent member.")],
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Give what a silent member holds back to its group, and shut its process out.
+
+    Its messages are delivered to others, flagged as repeats; its late acknowledgements are refused.
+    """
+    with admin_at(url) as admin:
+        messages = admin.fence(name, instance)
+    if json:
+        return print_json({"group": name, "instance": instance, "messages": messages})
+    typer.echo(f"{instance} is fenced; {messages} messages went back to {name}")
+
+
+def _held(leases: list[dict[str, Any]]) -> str:
+    """Where the first few leases stand."""
+    shown = [f"{x['topic']}/{x['queue']} {x['first']}-{x['last']}" for x in leases[:SHOWN_LEASES]]
+    return ", ".join(shown) + (f" and {len(leases) - SHOWN_LEASES} more" if len(leases) > SHOWN_LEASES else "")
 
 
 def _print_producers(groups: list[dict[str, Any]]) -> None:
