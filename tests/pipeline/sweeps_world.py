@@ -57,7 +57,9 @@ class World:
                 for table in [*order_tables.tables.values(), trans_message]:
                     connection.execute(sa.delete(table))
         for number in range(each * len(KINDS)):
-            self._buy(f"t-{number:04}", KINDS[number % len(KINDS)], Basket(f"user {number}", {"book": 1, "pen": 2}, 300))
+            self._buy(
+                f"t-{number:04}", KINDS[number % len(KINDS)], Basket(f"user {number}", {"book": 1, "pen": 2}, 300)
+            )
 
     def _buy(self, trans_id: str, kind: str, basket: Basket) -> None:
         with self.shop.shard(basket.user_id).connect() as order_db, self.shop.products.connect() as product_db:

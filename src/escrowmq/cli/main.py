@@ -17,9 +17,12 @@ from escrowmq.cli import (
     log,
     lookup,
     outbox,
+    reconcile,
     relay,
+    report,
     send,
     serve,
+    sweep,
     tail,
     topics,
     transactions,
@@ -48,6 +51,9 @@ app.add_typer(groups.app, name="groups")
 outbox.app.command("relay")(relay.relay)
 app.add_typer(outbox.app, name="outbox")
 app.command("audit")(audit.audit)
+app.command("report")(report.report)
+app.command("reconcile")(reconcile.reconcile)
+app.command("sweep")(sweep.sweep)
 app.command("bench")(bench.bench)
 app.add_typer(log.app, name="log")
 

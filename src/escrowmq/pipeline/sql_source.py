@@ -14,9 +14,10 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -111,6 +112,7 @@ def read_sql(spark: SparkSession, reads: Sequence[SqlRead], partition_rows: int 
     Raises Misuse(BAD_ARGUMENT) if a table, a column or a primary key is not there, or columns differ between reads; Misuse(BAD_URL), and
     Unknown(DISCONNECTED) for a database that is away.
     """
+    reads = [replace(read, url=absolute(read.url)) for read in reads]
     schemas = [check(read.url, read.table, (*read.columns, *(name for name, _, _ in read.where))) for read in reads]
     kinds = [[schema[name] for name in reads[0].columns] for schema in schemas]
     for read, found in zip(reads, kinds, strict=True):
@@ -139,6 +141,14 @@ def check(url: str, table: str, columns: Sequence[str]) -> dict[str, str]:
         told = f"table {table!r} of {safe_url(url)} has no column {', '.join(lacking)}"
         raise Misuse(Code.BAD_ARGUMENT, told, f"it has {', '.join(found)}")
     return found
+
+
+def absolute(url: str) -> str:
+    """A URL that means the same in every process: executors have folders of their own in which they run."""
+    parsed = engines.open_engine(url).url
+    if parsed.get_backend_name() != "sqlite" or not parsed.database or parsed.database.startswith((":", "file:")):
+        return url
+    return parsed.set(database=str(Path(parsed.database).absolute())).render_as_string(hide_password=False)
 
 
 def safe_url(url: str) -> str:

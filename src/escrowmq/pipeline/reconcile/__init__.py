@@ -1,7 +1,7 @@
 """Reconcile: which ids were announced and never committed (half ⟕ commit), in batches and as a stream, by id and content."""
 
 from escrowmq.pipeline.reconcile.frames import differing, findings, missing, tally, unexpected
-from escrowmq.pipeline.reconcile.reading import IDS, read_side
+from escrowmq.pipeline.reconcile.reading import IDS, Side, read_side
 from escrowmq.pipeline.reconcile.report import Finding, Report, reconcile
 from escrowmq.pipeline.reconcile.streaming import settled, start, stream_findings
 
@@ -9,6 +9,7 @@ __all__ = [
     "IDS",
     "Finding",
     "Report",
+    "Side",
     "differing",
     "findings",
     "missing",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Column, DataFrame
@@ -14,6 +15,8 @@ from escrowmq.spark.source import register
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+Side = DataFrame
+"""``id`` string, ``at`` timestamp, perhaps ``digest``: one row a sighting."""
 IDS = ("key", "body", "message_id")
 """Where a message's id is. ``message_id`` and bodies that are not UTF-8 become lower-case hex."""
 HALF_VIEW = "%half"
@@ -32,6 +35,8 @@ def read_side(
             Code.BAD_ARGUMENT, f"no id {id!r} in a message", nearest(id, list(IDS)) or f"one of {', '.join(IDS)}"
         )
     register(spark)
+    if url.startswith("file:"):  # executors have folders of their own in which they run
+        url = f"file:{Path(url.removeprefix('file:')).absolute()}"
     wanted = {id, "stored"} | ({"body"} if content else set()) | ({"state"} if topic == HALF_VIEW else set())
     reader = spark.readStream if stream else spark.read
     rows = reader.format("escrow").option("topic", topic).option("columns", ",".join(sorted(wanted))).load(url)

@@ -25,6 +25,7 @@ from pyspark.sql import functions as f
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.pipeline.reconcile.frames import aggregates, judged, together
+from escrowmq.spark.source import register
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -68,6 +69,7 @@ def start(
     """
     if (topic is None) == (each is None) or (topic is not None and url is None):
         raise Misuse(Code.BAD_ARGUMENT, "findings go either to a topic at a URL or to a function")
+    register(found.sparkSession)
     writer = as_messages(found).writeStream.format("escrow") if each is None else found.writeStream.foreachBatch(each)
     writer = writer.option("checkpointLocation", checkpoint).outputMode("append")
     writer = writer.trigger(availableNow=True) if once else writer
@@ -76,13 +78,17 @@ def start(
     return writer.option("topic", str(topic)).start(str(url))
 
 
+def as_rows(found: DataFrame) -> DataFrame:
+    """Findings with their times in microseconds since 1970: the columns of BODY."""
+    times = [f.unix_micros(name).alias(f"{name}_us") for name in ("first_seen", "last_seen")]
+    return found.select("kind", "id", "halves", "commits", *times)
+
+
 def as_messages(found: DataFrame) -> DataFrame:
     """Findings → ``key``, ``body`` for a topic."""
-    times = [f.unix_micros(name).alias(f"{name}_us") for name in ("first_seen", "last_seen")]
-    fields = f.struct("kind", "id", "halves", "commits", *times)
-    return found.select(
-        f.col("id").alias("key"), f.to_json(fields, {"ignoreNullFields": "false"}).cast("binary").alias("body")
-    )
+    rows = as_rows(found)
+    body = f.to_json(f.struct(*rows.columns), {"ignoreNullFields": "false"}).cast("binary")
+    return rows.select(f.col("id").alias("key"), body.alias("body"))
 
 
 def from_messages(messages: DataFrame) -> DataFrame:

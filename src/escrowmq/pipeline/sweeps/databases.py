@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.outbox import engines
-from escrowmq.pipeline.sql_source import safe_url
+from escrowmq.pipeline.sql_source import absolute, safe_url
 
 _SQLITE_PATIENCE = 30.0
 """Seconds that a transaction waits for a SQLite file's one lock."""
@@ -27,6 +27,8 @@ class Databases:
     def __post_init__(self) -> None:
         if not self.orders:
             raise Misuse(Code.BAD_ARGUMENT, "a sweep needs at least one database of orders")
+        object.__setattr__(self, "orders", tuple(map(absolute, self.orders)))
+        object.__setattr__(self, "products", absolute(self.products))
         if len(set(self.orders)) < len(self.orders):
             raise Misuse(Code.BAD_ARGUMENT, "two order databases are the same", "shards are numbered in their order")
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import sqlalchemy as sa
 from pyspark.sql import functions as f
 
@@ -27,15 +26,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MOST_ALERTS = 20
-"""Failures that a task names; all are counted, and logged where they happen."""
+"""Failures that a task names; all are counted."""
 ORPHAN_SECONDS = 600.0
-_DONE = "act STRING, count BIGINT, trans_id STRING, error STRING"
-_ARROW = pa.schema([("act", pa.utf8()), ("count", pa.int64()), ("trans_id", pa.utf8()), ("error", pa.utf8())])
 
 _log = logging.getLogger(__name__)
 
 Row = tuple[str, int | None, bool]
 """A candidate: trans_id, the shard of its order (None: not known), whether an order was seen."""
+Told = tuple[str, int, list[tuple[str, str]]]
+"""What a task did: an act, how often, and some of what failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,42 +134,33 @@ def sweep_freezes(
 def _swept(found: DataFrame, databases: Databases, act: Callable[[Connections, Row], Act]) -> Swept:
     """Act on every candidate, spread over all cores; the sums."""
 
-    def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from _each(batches, databases, act)
+    def task(rows: Iterable[Row]) -> list[Told]:
+        return _each(rows, databases, act)
 
-    spread = found.toDF("trans_id", "shard", "seen").repartition(_cores(found), "trans_id")
-    rows = spread.mapInArrow(task, _DONE).collect()
+    spread = found.repartition(found.sparkSession.sparkContext.defaultParallelism, found.columns[0])
+    told = spread.rdd.mapPartitions(task).collect()
     acts: Counter[str] = Counter()
-    for row in rows:
-        acts[row["act"]] += row["count"]
-    alerts = sorted((row["trans_id"], row["error"]) for row in rows if row["trans_id"] is not None)
+    for name, count, _ in told:
+        acts[name] += count
+    alerts = sorted(alert for _, _, some in told for alert in some)
     for trans_id, error in alerts:
         _log.error("ALERT: %s was not settled, the next sweep tries again: %s", trans_id, error)
-    return Swept({act: acts[act] for act in Act if acts[act]}, tuple(alerts))
+    return Swept({name: acts[name] for name in Act if acts[name]}, tuple(alerts))
 
 
-def _cores(found: DataFrame) -> int:
-    return found.sparkSession.sparkContext.defaultParallelism
-
-
-def _each(
-    batches: Iterable[pa.RecordBatch], databases: Databases, act: Callable[[Connections, Row], Act]
-) -> Iterator[pa.RecordBatch]:
+def _each(rows: Iterable[Row], databases: Databases, act: Callable[[Connections, Row], Act]) -> list[Told]:
     """A task: its candidates, one after the other; what fails is told and left for the next run."""
-    done: Counter[str] = Counter()
+    done: Counter[Act] = Counter()
     alerts: list[tuple[str, str]] = []
     with connections(databases) as opened:
-        for batch in batches:
-            for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                try:
-                    done[act(opened, row)] += 1
-                except (sa.exc.SQLAlchemyError, EscrowError, Inconsistent) as problem:
-                    done[Act.FAILED] += 1
+        for row in rows:
+            try:
+                done[act(opened, row)] += 1
+            except (sa.exc.SQLAlchemyError, EscrowError, Inconsistent) as problem:
+                done[Act.FAILED] += 1
+                if len(alerts) < MOST_ALERTS:
                     alerts.append((row[0], _reason(problem)))
-    told: list[tuple[str, int, str | None, str | None]] = [(name, count, None, None) for name, count in done.items()]
-    told += [(Act.FAILED, 0, trans_id, error) for trans_id, error in alerts[:MOST_ALERTS]]
-    columns = list(zip(*told, strict=True)) or [()] * len(_ARROW)
-    yield pa.RecordBatch.from_arrays([pa.array(c, k.type) for c, k in zip(columns, _ARROW, strict=True)], schema=_ARROW)
+    return [(str(name), count, alerts if name is Act.FAILED else []) for name, count in done.items()]
 
 
 def _reason(problem: Exception) -> str:
