@@ -14,14 +14,16 @@ import pytest
 import test_checkback
 import test_dedup
 import test_delays
+import test_groups_model
 import test_interleavings
+import test_members
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from ledger_machine import LedgerMachine
 from test_groups_rules import TestExpiry as expiry
 
 from escrowmq.errors import Code
-from escrowmq.ledger import messages, settling, transactions
+from escrowmq.ledger import groups, members, messages, settling, transactions
 from escrowmq.ledger.columns import Columns
 from escrowmq.ledger.commands import Decision
 from escrowmq.ledger.decisions import COMMITTED, OPEN, PARKED, ROLLED_BACK
@@ -29,6 +31,7 @@ from escrowmq.ledger.dedup import Dedup
 from escrowmq.ledger.delays import Delays
 from escrowmq.ledger.groups import Groups
 from escrowmq.ledger.ledger import Ledger
+from escrowmq.ledger.members import Member
 from escrowmq.ledger.queues import QueueIndex
 from escrowmq.ledger.sessions import Sessions
 from escrowmq.ledger.transactions import Transactions
@@ -366,6 +369,45 @@ def deliver_for_ever(monkeypatch):
 
     real = Groups._settling
     monkeypatch.setattr(Groups, "_settling", settler)
+
+
+# Members whose in-doubt work stays
+
+
+def held() -> None:
+    for seed in (4, 5, 6, 7):
+        test_groups_model.test_long_walks(seed)
+
+
+@planted(held)
+def leave_what_an_old_process_had_in_its_hands(monkeypatch):
+    monkeypatch.setattr(Member, "note", lambda self, lease: setattr(lease, "doubt", lease.end))
+
+
+@planted(held)
+def end_held_leases_by_time(monkeypatch):
+    monkeypatch.setattr(groups, "NEVER_US", 1_000_020)
+
+
+@planted(held)
+def let_an_older_process_receive(monkeypatch):
+    monkeypatch.setattr(members, "member_of", lambda group, cmd: group.members[cmd.member])
+
+
+@planted(held)
+def fence_without_shutting_out(monkeypatch):
+    monkeypatch.setitem(Groups._acts, Kind.FENCED, lambda self, batch, time_us, topics, rules: None)
+
+
+@planted(test_members.test_a_process_that_lost_an_answer_keeps_what_reached_it)
+def keep_what_never_came(monkeypatch):
+    def keep_all(self, batch, time_us, topics, rules):
+        for id in batch.column("lease").to_pylist():
+            lease = self.leases.live[id]
+            lease.doubt = lease.end
+            self._changed(lease)
+
+    monkeypatch.setitem(Groups._acts, Kind.KEPT, keep_all)
 
 
 # The tests
