@@ -1,7 +1,8 @@
-"""A broker, a topic of orders, and a streaming job in processes of its own that is killed wherever a test says."""
+"""A broker, a topic of orders, and Spark jobs in processes of their own that are killed wherever a test says."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -10,33 +11,33 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import escrowmq as mq
 from escrowmq.testing.servers.process import free_port
 
-POINTS = (
-    "spark.before-prepare",
-    "spark.prepared-some",
-    "spark.prepared",
-    "spark.before-decision",
-    "spark.after-decision",
-)
-PATIENCE = 240.0
+PREPARING = ("spark.before-prepare", "spark.prepared-some", "spark.prepared")
+DECIDING = ("spark.before-decision", "spark.after-decision")
+POINTS = PREPARING + DECIDING
+PATIENCE = 420.0
 JOB = Path(__file__).with_name("revenue_job.py")
-ORDERS = 480
+ORDERS = 240
+LOCAL = {"spark.sql.shuffle.partitions": "2"}
+
+Content = Counter[tuple[str, bytes]]
 
 
 class Broker:
     """A served broker that can be killed and started again on the same port."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.url = folder, f"escrow://127.0.0.1:{free_port()}"
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder, self.url, self.options = folder, f"escrow://127.0.0.1:{free_port()}", options
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "escrowmq", "serve", "--folder", str(self.folder), "--json"]
+        command = [sys.executable, "-m", "escrowmq", "serve", "--folder", str(self.folder), "--json", *self.options]
         self.process = subprocess.Popen(
             [*command, "--listen", self.url.removeprefix("escrow://")], stdout=subprocess.PIPE, text=True
         )
@@ -47,78 +48,151 @@ class Broker:
         self.process.kill()
         self.process.communicate()
 
-    def kill_and_start(self) -> None:
+    def kill_and_start(self, *_: object) -> None:
         self.kill()
         self.start()
 
 
-def fill(url: str, orders: int = ORDERS, seed: int = 7) -> None:
-    """Orders of a few countries, twelve a minute."""
+@contextlib.contextmanager
+def orders_broker(folder: Path, *options: str) -> Iterator[Broker]:
+    """A broker with the orders in it."""
+    broker = Broker(folder, *options)
+    try:
+        messages = [mq.Message("orders", json.dumps(body).encode(), key=f"o-{n}") for n, body in enumerate(orders())]
+        with mq.connect(broker.url) as bus:
+            assert bus.producer("shop").send_batch(messages).ok
+        yield broker
+    finally:
+        broker.kill()
+
+
+def orders(seed: int = 7) -> list[dict[str, str | int]]:
+    """Orders of a few countries, six a minute, in the order of their times."""
     dice = random.Random(seed)
-    messages = []
-    for number in range(orders):
-        at = f"2026-01-31T12:{number // 12:02}:{dice.randrange(60):02}Z"
-        body = {"country": dice.choice(["France", "Norway", "Japan"]), "at": at, "cents": dice.randrange(1, 10_000)}
-        messages.append(mq.Message("orders", json.dumps(body).encode(), key=f"o-{number}"))
-    with mq.connect(url) as bus:
-        assert bus.producer("shop").send_batch(messages).ok
+    return [
+        {
+            "country": dice.choice(["France", "Norway", "Japan"]),
+            "at": f"2026-01-31T12:{number // 6:02}:{number % 6 * 10:02}Z",
+            "cents": dice.randrange(1, 10_000),
+        }
+        for number in range(ORDERS)
+    ]
+
+
+def revenue() -> Content:
+    """What the job must make of the orders, by a plain program: all minutes that were over for its watermark."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for order in orders():
+        found.setdefault((str(order["country"]), str(order["at"])[11:16]), []).append(int(order["cents"]))
+    last = max(minute for _, minute in found)
+    return Counter(
+        (f"{country}|{minute}", json.dumps(body, separators=(",", ":")).encode())
+        for (country, minute), cents in found.items()
+        if int(minute[3:]) < int(last[3:]) - 1
+        for body in [{"country": country, "cents": sum(cents), "orders": len(cents)}]
+    )
+
+
+@dataclass(frozen=True)
+class Leg:
+    """One run of a query: its topic, where its processes are killed and how, and what it is (see revenue_job.WHATS).
+
+    ``kill`` is called with the number of the process that stands still at a point, and the point; after it the process may go on,
+    if it lives, as soon as what ``kill`` returned (if that is a function) holds. ``once``: it is not tried again when it fails.
+    """
+
+    topic: str
+    points: tuple[str, ...] = ()
+    kill: Callable[[int, str], Callable[[], bool] | None] = lambda pid, point: os.kill(pid, signal.SIGKILL)
+    what: str = "stream"
+    once: bool = False
 
 
 class Job:
-    """The streaming job: one driver after the other on one checkpoint."""
+    """Legs one after the other: one driver, or one driver after the other on the same checkpoints."""
 
-    def __init__(self, folder: Path, url: str, topic: str, master: str = "local[2,4]") -> None:
-        self.folder, self.url, self.topic, self.master = folder, url, topic, master
-        self.told = folder / f"told-{topic}"
-        self.told.mkdir(parents=True)
-        self.starts = 0
+    def __init__(
+        self,
+        folder: Path,
+        url: str,
+        *legs: Leg,
+        master: str = "local[2,4]",
+        settings: Mapping[str, str] = LOCAL,
+    ) -> None:
+        self.folder, self.legs, self.starts = folder, legs, 0
+        self.spec = folder / "spec.json"
+        self._standing: list[tuple[Path, Callable[[], bool]]] = []
+        told = []
+        for leg in legs:
+            self.told(leg).mkdir(parents=True)
+            told.append({"topic": leg.topic, "points": leg.points, "told": str(self.told(leg))})
+            told[-1] |= {"what": leg.what, "once": leg.once}
+        spec = {"url": url, "folder": str(folder), "master": master, "settings": settings, "legs": told}
+        self.spec.write_text(json.dumps(spec))
 
-    def start(self, points: tuple[str, ...]) -> subprocess.Popen[bytes]:
+    def told(self, leg: Leg) -> Path:
+        """Where the processes of a leg say that they stand still."""
+        return self.folder / f"told-{leg.topic}"
+
+    def checkpoint(self, leg: Leg) -> Path:
+        return self.folder / f"checkpoint-{leg.topic}"
+
+    def tries(self, leg: Leg) -> int:
+        """How often the leg was tried by its last driver."""
+        return int((self.folder / f"tries-{leg.topic}").read_text())
+
+    def run(self) -> None:
+        """To the end, with a new driver whenever one died."""
+        waiting = [(leg, point) for leg in self.legs for point in leg.points]
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            self._start()
+            try:
+                while self.driver.poll() is None:
+                    self._look(waiting)
+                    assert time.monotonic() < deadline, f"no end; still to come: {waiting}\n{self.log()}"
+                    time.sleep(0.02)
+            finally:
+                self.kill_driver()
+            if self.driver.returncode == 0:
+                break
+            assert self.driver.returncode == -signal.SIGKILL, self.log()
+            self._standing.clear()
+        assert not waiting, f"never reached: {waiting}\n{self.log()}"
+
+    def log(self) -> str:
+        """The end of what the last driver printed."""
+        return self._log().read_text()[-4000:]
+
+    def kill_driver(self, *_: object) -> None:
+        """``kill -9`` for everything that belongs to the driver: Python, Java, and their children."""
+        kill_session(self.driver.pid)
+        self.driver.wait()
+
+    def _log(self) -> Path:
+        return self.folder / f"driver-{self.starts}.log"
+
+    def _start(self) -> None:
         self.starts += 1
-        environment = {**os.environ, "PYTHONPATH": str(JOB.parent)}
-        if points:
-            environment |= {"ESCROWMQ_FAILPOINT": ",".join(points), "ESCROWMQ_FAILPOINT_TELL": str(self.told)}
-        checkpoint = str(self.folder / f"checkpoint-{self.topic}")
-        with (self.folder / f"{self.topic}-{self.starts}.log").open("wb") as log:
-            return subprocess.Popen(
-                [sys.executable, str(JOB), self.url, checkpoint, self.master, self.topic],
-                env=environment,
+        with self._log().open("wb") as log:
+            self.driver = subprocess.Popen(
+                [sys.executable, str(JOB), str(self.spec)],
+                env={**os.environ, "PYTHONPATH": str(JOB.parent)},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
 
-    def run(self, points: tuple[str, ...] = (), act: Callable[[int, str], None] = lambda pid, point: None) -> None:
-        """Run to the end, restarting whenever the driver ends badly. ``act`` is called when a process stands still at a
-        point, with its number; after it the process may go on, if it lives."""
-        waiting = list(points)
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            process = self.start(points)
-            try:
-                while process.poll() is None:
-                    for point in list(waiting):
-                        if (file := self.told / point).exists():
-                            waiting.remove(point)
-                            act(int(file.read_text()), point)
-                            file.unlink()
-                    assert time.monotonic() < deadline, f"no end; still to come: {waiting}"
-                    time.sleep(0.02)
-            finally:
-                kill_session(process.pid)
-                process.wait()
-            if process.returncode == 0:
-                break
-            assert self.starts <= len(points) + 1, (self.folder / f"{self.topic}-{self.starts}.log").read_text()[-3000:]
-            for point in list(waiting):  # told just before the driver died
-                if (file := self.told / point).exists():
-                    waiting.remove(point)
-                    file.unlink()
-        assert not waiting, f"never reached: {waiting}"
-
-    def kill_driver(self, pid: int, point: str) -> None:
-        """``kill -9`` for everything that belongs to the driver: Python, Java, and their children."""
-        kill_session(os.getsid(pid))
+    def _look(self, waiting: list[tuple[Leg, str]]) -> None:
+        for leg, point in list(waiting):
+            if (file := self.told(leg) / point).exists():
+                waiting.remove((leg, point))
+                holds = leg.kill(int(file.read_text()), point)
+                self._standing.append((file, holds or (lambda: True)))
+        for file, holds in list(self._standing):
+            if holds():
+                self._standing.remove((file, holds))
+                file.unlink()
 
 
 def kill_session(session: int) -> None:
@@ -132,9 +206,21 @@ def kill_session(session: int) -> None:
                 continue
 
 
-def content(url: str, topic: str) -> Counter[tuple[str, bytes]]:
+def content(url: str, topic: str) -> Content:
     """Everything in a topic, by id and content."""
     with mq.connect(url) as bus:
-        rows = bus.admin.read(topic).read_all()
-        assert bus.admin.transactions(state="undecided") == []
+        rows = bus.admin.read(topic, columns=["key", "body"]).read_all()
         return Counter(zip(rows["key"].to_pylist(), rows["body"].to_pylist(), strict=True))
+
+
+def losers(url: str, topic: str) -> int:
+    """How many rows of a topic were put into escrow in vain; all that were not, are decided too."""
+    with mq.connect(url) as bus:
+        assert bus.admin.transactions(state="undecided") == []
+        half = bus.admin.read("%half", columns=["topic", "transaction"]).read_all()
+        op = bus.admin.read("%op", columns=["transaction", "state"]).read_all()
+    state = dict(zip(op["transaction"].to_pylist(), op["state"].to_pylist(), strict=True))
+    mine = [
+        one for one, of in zip(half["transaction"].to_pylist(), half["topic"].to_pylist(), strict=True) if of == topic
+    ]
+    return sum(state[one] == mq.TransactionState.ROLLED_BACK for one in mine)

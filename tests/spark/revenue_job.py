@@ -1,24 +1,28 @@
 """A streaming job as a user would write it: orders in, revenue per country and minute out, exactly once.
 
-Run as a program: ``revenue_job.py URL CHECKPOINT MASTER [TOPIC]``; ends when all orders that are there have been read.
+Run as a program, ``revenue_job.py SPEC.json``, it does legs one after the other in one session, and each of them until it succeeds,
+as a supervisor would. SPEC: ``{"url", "folder", "master", "settings", "legs": [{"topic", "points", "told", "what", "once"}]}``;
+``points`` is where the processes of a leg stand still (see escrowmq.platform.failpoints), ``what`` is one of WHATS.
 """
 
+from __future__ import annotations
+
+import json
 import sys
+from pathlib import Path
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-ROWS_PER_BATCH = 120
+import escrowmq as mq
+from escrowmq.spark.source import EscrowSource, register
+from escrowmq.spark.writing import EscrowStreamWriter, stream_writer
 
-SETTINGS = {
-    "spark.sql.shuffle.partitions": "2",
-    "spark.task.maxFailures": "4",
-    "spark.speculation": "true",
-    "spark.speculation.interval": "100ms",
-    "spark.speculation.multiplier": "1.5",
-    "spark.speculation.quantile": "0.5",
-    "spark.speculation.minTaskRuntime": "500ms",
-}
+ROWS_PER_BATCH = 80
+TABLE = 400
+"""Rows that a batch write writes."""
+MOST_TRIES = 12
 
 
 def revenue(orders: DataFrame) -> DataFrame:
@@ -35,35 +39,143 @@ def revenue(orders: DataFrame) -> DataFrame:
     return sums.select(key.alias("key"), f.to_json(f.struct("country", "cents", "orders")).alias("body"))
 
 
-def start(spark: SparkSession, url: str, checkpoint: str, topic: str):
+def stream(spark: SparkSession, url: str, checkpoint: str, topic: str) -> None:
     """The query, until everything that is there now is done."""
-    from escrowmq.spark.source import register
-
-    register(spark)
     orders = (
         spark.readStream.format("escrow")
         .option("topic", "orders")
+        .option("columns", "body")
         .option("maxRowsPerTrigger", ROWS_PER_BATCH)
         .load(url)
     )
-    return (
+    query = (
         revenue(orders)
         .writeStream.format("escrow")
         .option("topic", topic)
-        .option("timeout", 20)
+        .option("immunity", 1)
         .option("checkpointLocation", checkpoint)
         .trigger(availableNow=True)
         .start(url)
     )
+    query.awaitTermination()
+
+
+def table(spark: SparkSession, url: str, checkpoint: str, topic: str) -> None:
+    """A batch write under a name."""
+    rows(spark).write.format("escrow").mode("append").option("topic", topic).option("write_id", topic).save(url)
+
+
+def nameless(spark: SparkSession, url: str, checkpoint: str, topic: str) -> None:
+    """A batch write without a name."""
+    rows(spark).write.format("escrow").mode("append").option("topic", topic).save(url)
+
+
+def rows(spark: SparkSession) -> DataFrame:
+    """Rows of a table: key, body."""
+    number = f.col("id").cast("string")
+    return spark.range(0, TABLE, numPartitions=2).select(
+        number.alias("key"), f.concat(f.lit("row "), number).alias("body")
+    )
+
+
+# Planted bugs: each is caught by the comparison with a clean run, or that comparison is worth nothing.
+
+
+class Hasty(EscrowStreamWriter):
+    """Commits on the executors, each task what it prepared."""
+
+    def write(self, iterator: Any) -> Any:
+        """As the real one, and too much."""
+        prepared = super().write(iterator)
+        publish(self.options.url, prepared.query, prepared.ids)
+        return prepared
+
+    def commit(self, messages: Any, batchId: int) -> None:
+        """The real one would find everything decided."""
+        from escrowmq.platform.failpoints import reach
+
+        if any(message.ids for message in messages):
+            reach("spark.before-decision")
+
+
+class Forgetful(EscrowStreamWriter):
+    """Commits what the tasks prepared, and does not say as which batch."""
+
+    def commit(self, messages: Any, batchId: int) -> None:
+        """The decision without its number."""
+        from escrowmq.platform.failpoints import reach
+
+        ids = [identity for message in messages for identity in message.ids]
+        if ids:
+            publish(self.options.url, messages[0].query, ids)
+            reach("spark.after-decision")
+
+
+def publish(url: str, query: str, ids: list[bytes]) -> None:
+    """Commit transactions one by one."""
+    with mq.connect(url) as bus:
+        producer = bus.producer(f"spark.{query}")
+        producer.checker(lambda check: mq.UNKNOWN)
+        for identity in ids:
+            producer.commit(identity)
+
+
+class HastySource(EscrowSource):
+    """The format, with a planted bug."""
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> Hasty:
+        """With the bug."""
+        return Hasty(stream_writer(self.options, schema, overwrite).options)
+
+
+class ForgetfulSource(EscrowSource):
+    """The format, with another planted bug."""
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> Forgetful:
+        """With the bug."""
+        return Forgetful(stream_writer(self.options, schema, overwrite).options)
+
+
+WHATS = {
+    "stream": (stream, EscrowSource),
+    "table": (table, EscrowSource),
+    "nameless": (nameless, EscrowSource),
+    "hasty": (stream, HastySource),
+    "forgetful": (stream, ForgetfulSource),
+}
+
+
+def run(spark: SparkSession, url: str, folder: Path, leg: dict[str, Any]) -> int:
+    """One leg; how often it was tried. Its Python processes are its own: they have another environment."""
+    act, source = WHATS[leg["what"]]
+    spark.sparkContext.environment |= {
+        "ESCROWMQ_FAILPOINT": ",".join(leg["points"]),
+        "ESCROWMQ_FAILPOINT_TELL": leg["told"],
+    }
+    register(spark)
+    spark.dataSource.register(source)
+    for tries in range(1, MOST_TRIES):
+        try:
+            act(spark, url, str(folder / f"checkpoint-{leg['topic']}"), leg["topic"])
+        except Exception as problem:  # whatever it was: the next try shows what is left of it
+            print(f"{leg['topic']}, try {tries}: {str(problem)[:2000]}", flush=True)
+            if leg["once"]:
+                return tries
+        else:
+            return tries
+    raise RuntimeError(f"{leg['topic']} does not end")
 
 
 def main() -> None:
-    """On a session of the given master."""
+    """As SPEC says."""
     from escrowmq.pipeline.session import local_session
 
-    url, checkpoint, master, *topic = sys.argv[1:]
-    with local_session("revenue", master=master, rows=1000, settings=SETTINGS) as spark:
-        start(spark, url, checkpoint, topic[0] if topic else "revenue").awaitTermination()
+    spec = json.loads(Path(sys.argv[1]).read_text())
+    folder = Path(spec["folder"])
+    with local_session("revenue", master=spec["master"], rows=1000, settings=spec["settings"]) as spark:
+        for leg in spec["legs"]:
+            tries = run(spark, spec["url"], folder, leg)
+            (folder / f"tries-{leg['topic']}").write_text(str(tries))
 
 
 if __name__ == "__main__":

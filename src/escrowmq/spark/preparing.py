@@ -28,7 +28,7 @@ COLUMNS = {
 """What a DataFrame that is written may have, and of which Spark types. ``body`` must be there."""
 
 MOST = 10_000
-"""Rows of one transaction, unless the broker's max_transaction_messages is lower."""
+"""Rows of one transaction, where the brokers do not allow fewer."""
 
 
 def check_columns(types: Mapping[str, str], topic: str | None) -> None:
@@ -50,14 +50,17 @@ def check_columns(types: Mapping[str, str], topic: str | None) -> None:
 
 
 class Preparation:
-    """Rows put into escrow by one task. ``ids`` are its transactions, ``rows`` how many rows they hold."""
+    """Rows put into escrow by one task. ``ids`` are its transactions, ``rows`` how many rows they hold, ``most`` each."""
 
-    def __init__(self, producer: Producer, shards: list[int], topic: str | None, immunity: float) -> None:
+    def __init__(
+        self, producer: Producer, shards: list[int], topic: str | None, immunity: float, most: int = MOST
+    ) -> None:
         self.ids: list[bytes] = []
         self.rows = 0
         self._producer = producer
         self._shards = shards
         self._topic = topic
+        self._most = min(most, MOST)
         self._immunity_us = round(immunity * 1e6)
         self._open: dict[int, tuple[bytes, int]] = {}  # by shard: the transaction that takes more, rows in it
 
@@ -99,7 +102,7 @@ class Preparation:
         at = 0
         while at < rows.num_rows:
             identity, held = self._open.get(shard, (None, 0))
-            size = 1 if identity is None else min(MOST - held, rows.num_rows - at)
+            size = 1 if identity is None else min(self._most - held, rows.num_rows - at)
             piece = rows.slice(at, size)
             receipts = self._producer.prepare_batch(_joining(piece, identity), shard=shard)
             if not receipts.ok:
@@ -109,7 +112,7 @@ class Preparation:
                 identity = receipts.transactions[0].as_py()
                 self.ids.append(identity)
             self._open[shard] = (identity, held + size)
-            if held + size >= MOST:
+            if held + size >= self._most:
                 del self._open[shard]
             at += size
 

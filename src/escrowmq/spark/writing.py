@@ -14,7 +14,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
@@ -48,7 +48,11 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
     if chosen.write_id is not None:
         raise Misuse(Code.BAD_SETTING, "'write_id' is of batches", "a stream is known by its checkpoint")
     if overwrite:
-        raise Misuse(Code.BAD_SETTING, "output mode 'complete' would rewrite the topic", "use append (Spark offers Python sinks no update)")
+        raise Misuse(
+            Code.BAD_SETTING,
+            "output mode 'complete' would rewrite the topic",
+            "use append (Spark offers Python sinks no update)",
+        )
     return EscrowStreamWriter(chosen)
 
 
@@ -89,9 +93,9 @@ class EscrowStreamWriter(DataSourceStreamArrowWriter):
             return
         query = found[0].query
         ids = [TransactionId.from_bytes(raw) for message in found for raw in message.ids]
-        reach("spark.before-decision")
+        _reach("spark.before-decision", ids)
         _producer(self.options, self._group(query)).commit_batch(query, batchId, ids)
-        reach("spark.after-decision")
+        _reach("spark.after-decision", ids)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """The driver gives the batch up: roll back what is known of it; what is not is rolled back with the next commit."""
@@ -119,14 +123,14 @@ class EscrowWriter(DataSourceArrowWriter):
         found = _counted(messages)
         ids = [raw for message in found for raw in message.ids]
         producer = _producer(self.options, self._group())
-        reach("spark.before-decision")
+        _reach("spark.before-decision", ids)
         if self.options.write_id is not None:
             producer.commit_batch(self.job, 0, [TransactionId.from_bytes(raw) for raw in ids])
         elif ids:
             results = producer.end_batch(ids, COMMIT)
             for row in range(len(ids)):
                 results[row]  # raises what the row was refused with
-        reach("spark.after-decision")
+        _reach("spark.after-decision", ids)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """The driver gives up: roll back what is known."""
@@ -136,23 +140,30 @@ class EscrowWriter(DataSourceArrowWriter):
         return self.options.group or (f"spark.{self.job}" if self.options.write_id is not None else "spark")
 
 
+def _reach(point: str, at_stake: list[Any]) -> None:
+    """Failpoints are where rows are at stake; batches without any come and go."""
+    if at_stake:
+        reach(point)
+
+
 def _counted(messages: list[WriterCommitMessage | None]) -> list[Prepared]:
     return [message for message in messages if isinstance(message, Prepared)]
 
 
 def _prepared(options: WriteOptions, group: str, query: str, iterator: Iterator[pa.RecordBatch]) -> Prepared:
     producer = _producer(options, group)
-    preparation = Preparation(producer, _shards(options), options.topic, options.immunity)
-    reach("spark.before-prepare")
+    shards, most = _brokers(options.url)
+    preparation = Preparation(producer, shards, options.topic, options.immunity, most)
     try:
         for batch in iterator:
             if batch.num_rows:
+                reach("spark.before-prepare")
                 preparation.add(batch)
                 reach("spark.prepared-some")
     except BaseException:
         _roll_back(producer, [Prepared(query, preparation.ids)])
         raise
-    reach("spark.prepared")
+    _reach("spark.prepared", preparation.ids)
     return Prepared(query, preparation.ids, preparation.rows)
 
 
@@ -170,6 +181,7 @@ def _roll_back(producer: Producer, found: list[Prepared]) -> None:
 
 _buses: dict[str, Bus] = {}
 _producers: dict[tuple[str, str], Producer] = {}
+_told: dict[str, tuple[list[int], int]] = {}
 _lock = threading.Lock()
 
 
@@ -185,6 +197,11 @@ def _producer(options: WriteOptions, group: str) -> Producer:
         return known
 
 
-def _shards(options: WriteOptions) -> list[int]:
-    """The shards of the brokers, in the order of the url."""
-    return [int(told["shard"]) for told in _buses[options.url].admin.hello()]
+def _brokers(url: str) -> tuple[list[int], int]:
+    """The shards of the brokers, in the order of the url, and how many messages a transaction may have at all of them."""
+    with _lock:
+        if url not in _told:
+            told = _buses[url].admin.hello()
+            most = min(int(one["limits"]["max_transaction_messages"]) for one in told)
+            _told[url] = [int(one["shard"]) for one in told], most
+        return _told[url]

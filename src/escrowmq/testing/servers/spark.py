@@ -1,4 +1,8 @@
-"""A standalone Spark cluster on this machine: one master, some workers of one core each. PyPI: ``pyspark``; Java 17 or newer."""
+"""A standalone Spark cluster on this machine: one master, some workers of one core each. PyPI: ``pyspark``; Java 17 or newer.
+
+Each worker has a loopback address of its own: Spark starts the second attempt of a straggling task only on another host (and in
+local mode never). So all of 127.0.0.0/8 must lead back here, as it does on Linux.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +36,12 @@ class Cluster:
         """Process numbers of the executors that run now: the workers' children."""
         return [child for worker in self.workers for child in _children(worker.pid)]
 
-    def kill_executor(self) -> int:
-        """``kill -9`` one executor; its number, 0 if none runs."""
-        for pid in self.executors:
+    def kill_executor(self, python: int | None = None) -> int:
+        """``kill -9`` the executor to which a Python process belongs, or any; its number, 0 if there is none."""
+        running = self.executors
+        if python is not None:
+            running = [pid for pid in _ancestors(python) if pid in running]
+        for pid in running:
             os.kill(pid, signal.SIGKILL)
             return pid
         return 0
@@ -67,7 +74,8 @@ def cluster(folder: Path, workers: int = 2, memory: str = "1g") -> Iterator[Clus
         hands = []
         for number in range(workers):
             log = folder / f"worker-{number}.log"
-            options = ["--cores", "1", "--memory", memory, "--host", "127.0.0.1", "--webui-port", str(free_port())]
+            host = f"127.0.0.{number + 1}"
+            options = ["--cores", "1", "--memory", memory, "--host", host, "--webui-port", str(free_port())]
             work = folder / f"work-{number}"
             hands.append(
                 Server(
@@ -75,7 +83,7 @@ def cluster(folder: Path, workers: int = 2, memory: str = "1g") -> Iterator[Clus
                     command=[starter, f"{_PACKAGE}.worker.Worker", *options, "--work-dir", str(work), url],
                     ready=lambda _, log=log: "Successfully registered with master" in _read(log),  # type: ignore[misc]
                     log=log,
-                    environment=environment,
+                    environment={**environment, "SPARK_LOCAL_IP": host},
                 )
             )
             stack.enter_context(started(hands[-1]))
@@ -115,8 +123,17 @@ def _read(log: Path) -> str:
 
 
 def _children(pid: int) -> list[int]:
-    """Direct children (Linux)."""
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
+    """Direct children, whichever thread started them (Linux)."""
+    found: list[int] = []
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, thread.read_text().split())
+    return sorted(found)
+
+
+def _ancestors(pid: int) -> Iterator[int]:
+    """The parent, its parent, and so on (Linux)."""
+    with contextlib.suppress(OSError):
+        while pid > 1:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            yield pid
