@@ -78,6 +78,11 @@ class Report:
         self._options = options
         self._figures: list[dict[str, Any]] = []
 
+    @property
+    def repeats(self) -> int:
+        """Measurements a figure."""
+        return int(self._options.repeats)
+
     def wants(self, name: str) -> bool:
         return self._options.only is None or self._options.only in name
 

@@ -19,6 +19,7 @@ from escrowmq.broker.actions import (
     list_dead_letters,
     list_groups,
     list_members,
+    list_producers,
     list_topics,
     list_transactions,
     lookup,
@@ -50,12 +51,21 @@ ACTIONS: dict[str, Callable[[Any, Fields], dict[str, Any]]] = {
     "topics.wait": wait_for_messages,
     "groups.list": list_groups,
     "groups.members": list_members,
+    "producers.list": list_producers,
     "transactions.list": list_transactions,
     "transactions.show": show,
     "dead_letters.list": list_dead_letters,
     "writers.show": show_writer,
     "lookup": lookup,
 }
+
+
+class _Nobody:
+    """Who is connected to a folder."""
+
+    def members(self, group: str) -> int:
+        """Nobody."""
+        return 0
 
 
 class OfflineShard:
@@ -66,6 +76,7 @@ class OfflineShard:
         self.settings = BrokerSettings()
         self.clock = SystemClock()
         self.shard = self
+        self.members = _Nobody()
         self.time_us = log.last_time_us
         self.ledger = _fold(log)
         self._lock = threading.Lock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,9 @@ def audit(
     folder: Annotated[Path, typer.Argument(help="A run folder, as `escrowmq demo` leaves one.")],
     json: Json = False,
     page: Annotated[bool, typer.Option(help="Also draw report.html.")] = True,
+    master: Annotated[
+        str | None, typer.Option(help="A Spark cluster (spark://HOST:PORT) instead of this machine.")
+    ] = None,
 ) -> None:
     """Compare orders, broker log and consumers' databases of a run by id and content; name every difference.
 
@@ -26,7 +30,8 @@ def audit(
     from escrowmq.pipeline.audit import run
 
     with Console(stderr=True).status("audit") as status:
-        verdict = run(folder, progress=lambda text: status.update(f"audit: {text}"), page=page)
+        audited = run if master is None else partial(run, master=master)
+        verdict = audited(folder, progress=lambda text: status.update(f"audit: {text}"), page=page)
     if json:
         print_json(verdict.to_json())
     else:

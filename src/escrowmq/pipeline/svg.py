@@ -69,16 +69,17 @@ def lines(
     x: Sequence[float],
     series: Sequence[Series],
     *,
+    x_ticks: Sequence[tuple[float, str]] | None = None,
     marks: Sequence[Mark] = (),
     x_label: str = "",
     y_label: str = "",
     height: int = HEIGHT,
 ) -> str:
-    """Lines over a common x axis in seconds, with marks as dashed verticals."""
+    """Lines over a common x axis in seconds from 0 (``x_ticks``: or whatever these say), with marks as dashed verticals."""
     ticks = nice_ticks(max((max(s.values, default=0) for s in series), default=0))
     span = max(x[-1] if x else 1.0, max((mark.at for mark in marks), default=0.0))
     frame = Frame((0.0, span or 1.0), ticks[-1], height)
-    x_ticks = [(t, f"{t:g} s") for t in nice_ticks(span, 8) if t <= span]
+    x_ticks = x_ticks if x_ticks is not None else [(t, f"{t:g} s") for t in nice_ticks(span, 8) if t <= span]
     parts = [_axes(frame, ticks, x_ticks, x_label, y_label)]
     parts += [_line(frame, s.x if s.x is not None else x, s) for s in series]
     parts += [_mark(frame, mark) for mark in marks]

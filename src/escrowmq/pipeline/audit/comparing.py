@@ -45,16 +45,16 @@ def tallied(every: Sequence[Rows], count: int = WINDOWS, tied: Sequence[int] = (
         return
     lines = windows.balances(every, count).persist()
     suspects = _suspects(every, lines, count, tied).persist()
-    tallies = None
+    kept: list[DataFrame] = [lines, suspects]
     try:
         proven = lines.join(f.broadcast(suspects), ["comparison", "window"], "left_anti")
         counted = proven.groupBy("comparison").agg(f.sum("expected").alias("rows")).collect()
         tallies = frames.tally([_witnesses(rows, suspects, count) for rows in _still(every, suspects)]).persist()
+        kept.append(tallies)
         yield Tallied({row["comparison"]: row["rows"] for row in counted}, tallies)
     finally:
-        for frame in (lines, suspects, tallies):
-            if frame is not None:
-                frame.unpersist()
+        for frame in kept:
+            frame.unpersist()
 
 
 def _suspects(every: Sequence[Rows], lines: DataFrame, count: int, tied: Sequence[int]) -> DataFrame:

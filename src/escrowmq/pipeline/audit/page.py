@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from html import escape
-from importlib import resources
 from itertools import accumulate
 from pathlib import Path
 
@@ -15,11 +13,11 @@ from escrowmq.pipeline.audit.events import Events
 from escrowmq.pipeline.audit.pictures import Pictures
 from escrowmq.pipeline.audit.timeline import BUCKETS, LATENCY_STEPS
 from escrowmq.pipeline.audit.verdict import Verdict
+from escrowmq.pipeline.html import AMBER, BLUE, GREEN, RED, SLATE, VIOLET, document, duration, figure, section, table
 from escrowmq.pipeline.svg import Mark, Series
 
 NAME = "report.html"
 
-BLUE, GREEN, AMBER, RED, VIOLET, SLATE = "#2563eb", "#059669", "#d97706", "#dc2626", "#7c3aed", "#64748b"
 _KILLS = {"broker": (RED, "broker killed"), "shop": ("#be185d", "shop killed")}
 _CONSUMER_COLORS = (VIOLET, "#0891b2", "#4d7c0f")
 _MOST_ROWS = 100
@@ -34,15 +32,10 @@ def write_page(folder: Path, verdict: Verdict, pictures: Pictures, events: Event
 
 def page(verdict: Verdict, pictures: Pictures, events: Events) -> str:
     """The whole page as text."""
-    css = resources.files("escrowmq.pipeline.audit").joinpath("page.css").read_text(encoding="utf-8")
     body = "".join(
         [_head(verdict), _charts(pictures, events), _comparisons(verdict), _findings(verdict), _kills(events, pictures)]
     )
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>EscrowMQ audit</title><style>{css}</style></head><body><main>{body}</main></body></html>\n"
-    )
+    return document("EscrowMQ audit", body)
 
 
 def _head(verdict: Verdict) -> str:
@@ -50,8 +43,8 @@ def _head(verdict: Verdict) -> str:
     mood = "agree" if verdict.agrees else "disagree"
     plain = ("orders", "committed", "rolled_back", "consumed", "kills", "checks")
     judged = ("lost", "repeated", "altered", "leaked", "orphaned")
-    figures = "".join(_figure(name, getattr(verdict, name), "") for name in plain)
-    judgement = "".join(_figure(name, v := getattr(verdict, name), "bad" if v else "good") for name in judged)
+    figures = "".join(figure(name, getattr(verdict, name), "") for name in plain)
+    judgement = "".join(figure(name, v := getattr(verdict, name), "bad" if v else "good") for name in judged)
     return (
         "<h1>Did every order reach everyone it concerns, once?</h1>"
         '<p class="lead">The orders database, the broker’s log and every consumer’s database, '
@@ -59,10 +52,6 @@ def _head(verdict: Verdict) -> str:
         f'<div class="verdict {mood}">{words}</div><div class="figures">{figures}</div>'
         f'<div class="figures">{judgement}</div>'
     )
-
-
-def _figure(name: str, value: int, mood: str) -> str:
-    return f'<div class="figure {mood}"><b>{value:,}</b><span>{escape(name.replace("_", " "))}</span></div>'
 
 
 def _charts(pictures: Pictures, events: Events) -> str:
@@ -95,7 +84,7 @@ def _states(pictures: Pictures, events: Events) -> str:
         x_label="since the first half message",
         y_label="transactions",
     )
-    return _section(
+    return section(
         "States over time",
         "How many transactions were prepared and decided, and how many messages each consumer had applied. "
         "A triangle marks a kill -9.",
@@ -118,7 +107,7 @@ def _escrow(pictures: Pictures, events: Events) -> str:
         y_label="transactions",
         height=220,
     )
-    return _section(
+    return section(
         "In escrow",
         "Transactions whose half messages are stored and whose decision is still out. What a killed producer leaves "
         "behind stays here until the check-back settles it.",
@@ -156,7 +145,7 @@ def _asked(pictures: Pictures, events: Events) -> str:
         y_label="questions",
         height=220,
     )
-    return _section(
+    return section(
         "Checks asked",
         "Each bar counts questions of the broker to the shop about transactions that stayed undecided too long, by the "
         "shop’s answer.",
@@ -185,12 +174,12 @@ def _latency(pictures: Pictures) -> str:
         "Latency of decisions",
         list(range(first, last + 1)),
         series,
-        x_ticks=[(p * LATENCY_STEPS, _duration(10.0**p)) for p in powers],
+        x_ticks=[(p * LATENCY_STEPS, duration(10.0**p)) for p in powers],
         x_label="from durable half message to durable decision (logarithmic)",
         y_label="transactions (√ scale)",
         scale=math.sqrt,
     )
-    return _section("Latency of decisions", "How long a transaction was in escrow, by who decided it.", chart)
+    return section("Latency of decisions", "How long a transaction was in escrow, by who decided it.", chart)
 
 
 def _comparisons(verdict: Verdict) -> str:
@@ -206,7 +195,7 @@ def _comparisons(verdict: Verdict) -> str:
         for s in verdict.comparisons
     ]
     heads = ["what must be there", "where it must be", "#ids", "#rows expected", "#rows found", "#ids that differ"]
-    return _section("What was compared", "Each line lays two sides beside each other, id by id.", _table(heads, rows))
+    return section("What was compared", "Each line lays two sides beside each other, id by id.", table(heads, rows))
 
 
 def _findings(verdict: Verdict) -> str:
@@ -225,7 +214,7 @@ def _findings(verdict: Verdict) -> str:
     ]
     more = verdict.findings_in_all - len(shown)
     note = f"{more:,} more are not shown." if more > 0 else ""
-    return _section("Findings", note, _table(["kind", "id", "between", "#expected", "#found"], rows))
+    return section("Findings", note, table(["kind", "id", "between", "#expected", "#found"], rows))
 
 
 def _kills(events: Events, pictures: Pictures) -> str:
@@ -234,27 +223,9 @@ def _kills(events: Events, pictures: Pictures) -> str:
     rows = [
         [f"{_seconds(e['at_us'], pictures):.1f} s", escape(e["who"]), escape(e.get("where", ""))] for e in events.kills
     ]
-    return _section(
-        "Kills", "Each process was ended with SIGKILL and started again.", _table(["#at", "who", "where"], rows)
+    return section(
+        "Kills", "Each process was ended with SIGKILL and started again.", table(["#at", "who", "where"], rows)
     )
-
-
-def _section(title: str, note: str, content: str) -> str:
-    return f'<section><h2>{escape(title)}</h2><p class="note">{escape(note)}</p>{content}</section>'
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells are HTML; a head that begins with # makes its column one of numbers."""
-    numeric = [head.startswith("#") for head in heads]
-    klass = [' class="number"' if n else "" for n in numeric]
-    top = "".join(f"<th{k}>{escape(head.lstrip('#'))}</th>" for head, k in zip(heads, klass, strict=True))
-    body = "".join(
-        "<tr>"
-        + "".join(c if c.startswith("<td") else f"<td{k}>{c}</td>" for c, k in zip(row, klass, strict=True))
-        + "</tr>"
-        for row in rows
-    )
-    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _times(pictures: Pictures) -> list[float]:
@@ -276,10 +247,3 @@ def _marks(pictures: Pictures, events: Events) -> list[Mark]:
 
 def _seconds(at_us: int, pictures: Pictures) -> float:
     return (at_us - pictures.start_us) / 1e6
-
-
-def _duration(microseconds: float) -> str:
-    for unit, size in (("s", 1e6), ("ms", 1e3)):
-        if microseconds >= size:
-            return f"{microseconds / size:g} {unit}"
-    return f"{microseconds:g} µs"

@@ -17,6 +17,7 @@ from escrowmq.pipeline.audit.pictures import Pictures
 from escrowmq.pipeline.audit.readings import Readings
 from escrowmq.pipeline.audit.verdict import Finding, Side, Verdict
 from escrowmq.pipeline.audit.windows import WINDOWS
+from escrowmq.pipeline.failures import told_plainly
 from escrowmq.pipeline.session import local_session
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def run(
     """
     tell = progress or (lambda _: None)
     manifest = Manifest.read(folder)
-    with ExitStack() as stack:
+    with told_plainly(), ExitStack() as stack:
         tell("looking at the broker's log")
         rows = log_rows(log_url(manifest), manifest.topics)
         if spark is None:

@@ -46,7 +46,7 @@ def balances(every: Sequence[Rows], count: int) -> DataFrame:
     sums = together.groupBy("comparison", "window").agg(
         f.sum("expected").alias("expected"),
         f.sum(1 - f.col("expected")).alias("found"),
-        *[f.sum(sign * half).alias(f"sum{n}") for n, half in enumerate(halves)],
+        *[_together(sign, half).alias(f"sum{n}") for n, half in enumerate(halves)],
     )
     equal = f.col("expected") == f.col("found")
     for n in range(len(halves)):
@@ -71,6 +71,10 @@ def _marked(rows: Rows, count: int) -> DataFrame:
     if not others and speaker.where is None and len(speaker.roles) == 1:
         return rows.frame.select(place, mark(speaker.roles[0], speaker.cell).alias("mark")).select("window", "mark.*")
     return rows.frame.select(place, f.explode(rows.each(mark)).alias("mark")).select("window", "mark.*")
+
+
+def _together(sign: Column, half: Column) -> Column:
+    return f.sum(sign * half)  # 32 bits each: two thousand million rows fit
 
 
 def _halves(hashed: Column) -> tuple[Column, Column]:

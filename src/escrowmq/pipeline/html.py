@@ -1,0 +1,51 @@
+"""What the pages of the pipeline share: one file that needs nothing else, not even a network; numbers aligned, print friendly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib import resources
+
+BLUE, GREEN, AMBER, RED, VIOLET, SLATE = "#2563eb", "#059669", "#d97706", "#dc2626", "#7c3aed", "#64748b"
+
+
+def document(title: str, body: str) -> str:
+    """The whole page; ``body`` is HTML."""
+    css = resources.files("escrowmq.pipeline").joinpath("page.css").read_text(encoding="utf-8")
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{css}</style></head><body><main>{body}</main></body></html>\n"
+    )
+
+
+def figure(name: str, value: int, mood: str = "") -> str:
+    """A number with its name; ``mood``: good, bad or nothing."""
+    return f'<div class="figure {mood}"><b>{value:,}</b><span>{escape(name.replace("_", " "))}</span></div>'
+
+
+def section(title: str, note: str, content: str) -> str:
+    """A titled part of a page; ``content`` is HTML."""
+    return f'<section><h2>{escape(title)}</h2><p class="note">{escape(note)}</p>{content}</section>'
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Cells are HTML; a head that begins with # makes its column one of numbers."""
+    numeric = [head.startswith("#") for head in heads]
+    klass = [' class="number"' if n else "" for n in numeric]
+    top = "".join(f"<th{k}>{escape(head.lstrip('#'))}</th>" for head, k in zip(heads, klass, strict=True))
+    body = "".join(
+        "<tr>"
+        + "".join(c if c.startswith("<td") else f"<td{k}>{c}</td>" for c, k in zip(row, klass, strict=True))
+        + "</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def duration(microseconds: float) -> str:
+    """A time in the unit that makes it short."""
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if microseconds >= size:
+            return f"{microseconds / size:g} {unit}"
+    return f"{microseconds:g} µs"

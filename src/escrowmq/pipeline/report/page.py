@@ -1,0 +1,261 @@
+"""``report.html``: the report on one page that needs nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from html import escape
+from itertools import accumulate
+
+from escrowmq.pipeline import svg
+from escrowmq.pipeline.html import (
+    AMBER,
+    BLUE,
+    GREEN,
+    RED,
+    SLATE,
+    VIOLET,
+    document,
+    duration,
+    figure,
+    section,
+    table,
+)
+from escrowmq.pipeline.report.run import LATENCY_STEPS, Report
+from escrowmq.pipeline.svg import Series
+
+_TOPIC_COLORS = (BLUE, GREEN, VIOLET, AMBER, "#0891b2", "#be185d", "#4d7c0f")
+_MOST = 50
+"""Rows of a table."""
+_OUTCOMES = {"committed": BLUE, "rolled_back": AMBER, "expired": RED}
+_DECIDERS = {
+    "producer": ("the producer", BLUE),
+    "check": ("an answer to a check-back", GREEN),
+    "operator": ("an operator", AMBER),
+    "exhausted": ("checks exhausted", RED),
+    "retention": ("expired", SLATE),
+}
+
+
+def page(report: Report) -> str:
+    """The whole page as text."""
+    parts = [_head(report), _volumes(report), _latency(report), _checks(report), _waits(report), _escrow(report)]
+    return document("EscrowMQ report", "".join(parts))
+
+
+def _head(report: Report) -> str:
+    when = _moment(report.as_of_us) if report.as_of_us else "an empty log"
+    lag, dead = (sum(group[name] for group in report.consumers) for name in ("lag", "dead"))
+    parked = sum(group["parked"] for group in report.producers)
+    waiting = _number(report, "undecided")
+    figures = [
+        figure("messages", sum(topic["messages"] for topic in report.topics)),
+        *(figure(name, _number(report, name)) for name in ("transactions", "committed", "rolled_back")),
+        figure("checks asked", _number(report, "asked")),
+    ]
+    care = [
+        figure("in escrow", waiting),
+        figure("parked", parked, "bad" if parked else "good"),
+        figure("dead letters", dead, "bad" if dead else "good"),
+        figure("consumer lag", lag),
+    ]
+    return (
+        f'<h1>What is in the broker</h1><p class="lead"><code>{escape(report.url)}</code> · as of {when}</p>'
+        f'<div class="figures">{"".join(figures)}</div><div class="figures">{"".join(care)}</div>'
+    )
+
+
+def _volumes(report: Report) -> str:
+    if not report.topics:
+        return section("Messages", "There is no topic yet.", "")
+    shown = [topic["topic"] for topic in report.topics[: len(_TOPIC_COLORS)] if topic["messages"]]
+    series = [Series(name, color, report.volumes[name]) for name, color in zip(shown, _TOPIC_COLORS, strict=False)]
+    rest = [values for name, values in report.volumes.items() if name not in shown]
+    if rest:
+        series.append(Series("others", SLATE, [sum(values) for values in zip(*rest, strict=True)]))
+    chart = _over_time(report, "Messages over time", series, f"messages in {_span(report.bucket_us)}") if series else ""
+    rows = [
+        [
+            escape(topic["topic"]),
+            f"{topic['messages']:,}",
+            f"{topic['committed']:,}",
+            _moment(topic["first_s"] * 1_000_000) if topic["first_s"] is not None else "",
+            _moment(topic["last_s"] * 1_000_000) if topic["last_s"] is not None else "",
+            _trend(report.volumes.get(topic["topic"], [])),
+        ]
+        for topic in report.topics[:_MOST]
+    ]
+    heads = ["topic", "#messages", "#of transactions", "#first", "#last", "#trend"]
+    more = f" {len(report.topics) - _MOST} more topics are not listed." if len(report.topics) > _MOST else ""
+    note = (
+        "What is visible to consumers. The trend compares the last quarter of the time shown with the quarter before."
+    )
+    return section("Messages", note + more, chart + table(heads, rows))
+
+
+def _trend(values: Sequence[int]) -> str:
+    """The last quarter beside the one before."""
+    size = len(values) // 4
+    before, now = sum(values[-2 * size : -size]), sum(values[-size:])
+    if not size or not (before or now):
+        return ""
+    if not before:
+        return "new"
+    change = (now - before) / before
+    arrow = "→" if abs(change) < 0.05 else "↑" if change > 0 else "↓"
+    return f"{arrow} {change:+.0%}"
+
+
+def _latency(report: Report) -> str:
+    if not report.latencies:
+        return section("How long decisions take", "No transaction has been decided yet.", "")
+    every = [step for by in report.latency_steps.values() for step in by]
+    first, last = min(every), max(every) + 1
+    series = [
+        Series(_words(state), _OUTCOMES.get(state, SLATE), [by.get(step, 0) for step in range(first, last)])
+        for state, by in report.latency_steps.items()
+    ]
+    powers = range(math.ceil(first / LATENCY_STEPS), last // LATENCY_STEPS + 1)
+    chart = svg.bars(
+        "Latency of decisions",
+        list(range(first, last + 1)),
+        series,
+        x_ticks=[(power * LATENCY_STEPS, duration(10.0**power)) for power in powers],
+        x_label="from durable half message to durable decision (logarithmic)",
+        y_label="transactions (√ scale)",
+        scale=math.sqrt,
+    )
+    rows = [
+        [
+            _words(row["state"]),
+            f"{row['transactions']:,}",
+            *(_short(row[n]) for n in ("p50_us", "p95_us", "p99_us", "most_us")),
+        ]
+        for row in report.latencies
+    ]
+    heads = ["outcome", "#transactions", "#half within", "#95 % within", "#99 % within", "#longest"]
+    note = "From the half message to the decision that was first, both durable."
+    return section("How long decisions take", note, chart + table(heads, rows))
+
+
+def _checks(report: Report) -> str:
+    counts = {name: sum(values) for name, values in report.ended.items()}
+    figures = "".join(
+        [
+            figure("questions asked", _number(report, "asked")),
+            figure("asked about", _number(report, "asked_about")),
+            figure("settled by them", counts.get("check", 0)),
+            figure("checks exhausted", counts.get("exhausted", 0) + sum(group["parked"] for group in report.producers)),
+            figure("by an operator", counts.get("operator", 0)),
+        ]
+    )
+    rare = [
+        Series(words, color, report.ended[name])
+        for name, (words, color) in _DECIDERS.items()
+        if name in report.ended and name != "producer"
+    ]
+    unit = f"transactions in {_span(report.bucket_us)}"
+    chart = _over_time(report, "Decisions that were not the producer's own", rare, unit, height=230) if rare else ""
+    note = (
+        "What happens to transactions whose producer did not say how they ended; over time: those that others decided."
+    )
+    return section("Check-backs", note, f'<div class="figures">{figures}</div>{chart}')
+
+
+def _waits(report: Report) -> str:
+    held = [group for group in report.producers if group["open"] or group["parked"]]
+    rows = [
+        [
+            escape(group["group"]),
+            f"{group['open']:,}",
+            f"{group['parked']:,}",
+            _short(report.as_of_us - group["oldest_us"]) if group["oldest_us"] else "",
+            f"<code>{escape(group['broker'])}</code>",
+        ]
+        for group in sorted(held, key=lambda group: -(group["open"] + group["parked"]))[:_MOST]
+    ]
+    inside = table(["producer group", "#open", "#parked", "#oldest open", "broker"], rows) if rows else ""
+    oldest = report.totals.get("oldest_us")
+    age = f" The oldest has waited {_short(report.as_of_us - oldest)}." if oldest else ""
+    text = (
+        f"Transactions without a decision, by producer group.{age}" if rows else "No transaction waits for a decision."
+    )
+    escrow = section("What waits in escrow", text, inside)
+    behind = sorted(report.consumers, key=lambda group: -group["lag"])[:_MOST]
+    names = ("waiting", "leased", "retrying", "lag", "dead")
+    rows = [
+        [
+            escape(g["group"]),
+            escape(", ".join(g["topics"])),
+            *(f"{g[n]:,}" for n in names),
+            f"<code>{escape(g['broker'])}</code>",
+        ]
+        for g in behind
+    ]
+    heads = ["consumer group", "topics", "#waiting", "#leased", "#retrying", "#lag", "#dead letters", "broker"]
+    text = "Messages that a group has not acknowledged yet." if rows else "There is no consumer group."
+    return escrow + section("What waits for consumers", text, table(heads, rows) if rows else "")
+
+
+def _escrow(report: Report) -> str:
+    if not any(report.begun):
+        return ""
+    ended = [sum(values) for values in zip(*report.ended.values(), strict=True)] or [0] * len(report.begun)
+    held = [0, *(max(n, 0) for n in accumulate(a - b for a, b in zip(report.begun, ended, strict=True)))]
+    width = report.bucket_us / 1e6
+    chart = svg.lines(
+        "In escrow",
+        [n * width for n in range(len(held))],
+        [Series("undecided", VIOLET, held, filled=True)],
+        x_ticks=_ticks(report),
+        x_label="time (UTC)",
+        y_label="transactions",
+        height=230,
+    )
+    return section("In escrow over time", "Transactions that were prepared and not yet decided.", chart)
+
+
+def _over_time(report: Report, title: str, series: Sequence[Series], unit: str, height: int = svg.HEIGHT) -> str:
+    size = len(series[0].values)
+    edges = [n * report.bucket_us / 1e6 for n in range(size + 1)]
+    return svg.bars(title, edges, series, x_ticks=_ticks(report), x_label="time (UTC)", y_label=unit, height=height)
+
+
+_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400)
+
+
+def _ticks(report: Report) -> list[tuple[float, str]]:
+    """Seconds after the start, at round times of the clock, and how they are written."""
+    seconds = len(report.begun) * report.bucket_us // 1_000_000
+    step = next((step for step in _STEPS if seconds / step <= 8), -(-seconds // 8 // 86_400) * 86_400)
+    start = report.start_us // 1_000_000
+    form = "%H:%M:%S" if step < 60 else "%H:%M" if step < 86_400 else "%Y-%m-%d"
+    first = -(-start // step) * step
+    return [
+        (at - start, datetime.fromtimestamp(at, UTC).strftime(form)) for at in range(first, start + seconds + 1, step)
+    ]
+
+
+def _number(report: Report, name: str) -> int:
+    return report.totals.get(name) or 0
+
+
+def _moment(us: int) -> str:
+    return datetime.fromtimestamp(us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _span(us: int) -> str:
+    return _short(us)
+
+
+def _short(us: float) -> str:
+    """A duration to three digits, in the unit that fits."""
+    for unit, size in (("d", 86_400e6), ("h", 3_600e6), ("min", 60e6), ("s", 1e6), ("ms", 1e3)):
+        if us >= size:
+            return f"{us / size:.3g} {unit}"
+    return f"{us:.3g} µs"
+
+
+def _words(state: str) -> str:
+    return state.replace("_", " ")

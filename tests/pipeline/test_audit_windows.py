@@ -1,0 +1,200 @@
+"""Windows: proven equal without laying row beside row, and never wrongly so; what is left is named as ever."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from escrowmq.errors import Misuse
+from escrowmq.pipeline.audit import compare, windows
+from escrowmq.pipeline.audit.rows import Role, Rows, Speaker, digest
+from escrowmq.pipeline.sources import TableRead
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+
+Row = tuple[str | None, str | None]
+Findings = set[tuple[str, str, int, int]]
+
+
+def frame(spark: SparkSession, rows: list[Row]) -> DataFrame:
+    return spark.createDataFrame(rows, "id string, amount string").coalesce(1)
+
+
+def named(expected: DataFrame, found: DataFrame, count: int, unique: str | None = None) -> Findings:
+    compared = compare(expected, found, id="id", windows=count, unique=unique)
+    try:
+        return {(row["kind"], row["id"], row["expected"], row["found"]) for row in compared.findings.collect()}
+    finally:
+        compared.close()
+
+
+def plainly(expected: list[Row], found: list[Row]) -> Findings:
+    """What a plain program would say."""
+    result = set()
+    for identity in {row[0] for row in [*expected, *found]}:
+        left = [row[1] for row in expected if row[0] == identity]
+        right = [row[1] for row in found if row[0] == identity]
+        holds = {
+            "lost": left and not right,
+            "leaked": right and not left,
+            "repeated": len(left) > 1 or len(right) > 1,
+            "altered": left and right and len({*left, *right}) > 1,
+        }
+        result |= {(kind, identity or "(no id)", len(left), len(right)) for kind, yes in holds.items() if yes}
+    return result
+
+
+IDS = st.one_of(st.none(), st.sampled_from("abcdefgh"))
+SIDE = st.lists(st.tuples(IDS, st.sampled_from(["x", "y", None])), max_size=10)
+
+
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(same=SIDE, expected=SIDE, found=SIDE, count=st.sampled_from([1, 3, 64]))
+def test_windows_and_rows_say_what_a_plain_program_says(
+    spark: SparkSession, same: list[Row], expected: list[Row], found: list[Row], count: int
+) -> None:
+    """Mostly equal multisets, ids twice on both sides among them."""
+    left, right = same + expected, list(reversed(same)) + found
+    assert named(frame(spark, left), frame(spark, right), count) == plainly(left, right)
+
+
+def test_what_is_twice_on_both_sides_is_found_though_the_multisets_are_equal(spark: SparkSession) -> None:
+    rows: list[Row] = [("a", "1"), ("b", "2"), ("b", "2"), ("c", "3")]
+    assert named(frame(spark, rows), frame(spark, rows), 16) == {("repeated", "b", 2, 2)}
+
+
+def test_counts_of_both_sides_include_windows_that_were_proven(spark: SparkSession) -> None:
+    rows: list[Row] = [(str(n), "x") for n in range(100)]
+    compared = compare(frame(spark, rows), frame(spark, [*rows[1:], ("new", "x"), ("7", "x")]), id="id", windows=8)
+    assert (compared.ids, compared.expected_rows, compared.found_rows, compared.wrong_ids) == (101, 100, 101, 3)
+    assert compared.kinds == {"lost": 1, "repeated": 1, "altered": 0, "leaked": 1}
+    assert not compared.agrees
+    compared.close()
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_one_of_each_kind_in_one_window_of_a_hundred_thousand(spark: SparkSession, seed: int) -> None:
+    """Counts agree in all windows, and in all."""
+    count, rows = 64, 100_000
+    dice = random.Random(seed)
+    every = spark.range(rows).select(
+        f.concat(f.lit(f"{seed}-"), f.col("id")).alias("id"), (f.col("id") * 7919 % 97).alias("amount")
+    )
+    lost, twice, altered = _in_window(every, dice.randrange(count), count, 3)
+    place = windows.window(f.lit(lost), count)
+    made = spark.range(10_000).select(f.concat(f.lit("none-"), f.col("id")).alias("id"))
+    leaked = made.where(windows.window(f.col("id"), count) == place).first()["id"]  # type: ignore[index]
+    found = every.where(f.col("id") != lost).withColumn(
+        "amount", f.when(f.col("id") == altered, -1).otherwise(f.col("amount"))
+    )
+    extra = every.where(f.col("id") == twice).unionByName(
+        every.where(f.col("id") == lost).withColumn("id", f.lit(leaked))
+    )
+    wanted = {("lost", lost, 1, 0), ("repeated", twice, 1, 2), ("altered", altered, 1, 1), ("leaked", leaked, 0, 1)}
+    found = found.unionByName(extra)
+    for unique in ("expected", None) if seed == 1 else ("expected",):
+        assert named(every, found, count, unique) == wanted
+
+
+def _in_window(every: DataFrame, number: int, count: int, most: int) -> list[str]:
+    inside = every.where(windows.window(f.col("id"), count) == number).orderBy("id").limit(most)
+    return [row["id"] for row in inside.collect()]
+
+
+LEFT: list[Row] = [("a", "1"), ("b", "2"), ("c", "3"), ("d", "4")]
+
+
+def balanced(spark: SparkSession, expected: list[Row], found: list[Row]) -> bool:
+    """Whether the only window is proven equal."""
+    sides = [
+        Rows(frame(spark, rows), f.col("id"), (Speaker((Role(0, is_expected, ("amount",)),)),))
+        for rows, is_expected in ((expected, True), (found, False))
+    ]
+    [line] = windows.balances(sides, 1).collect()
+    return bool(line["equal"])
+
+
+PAIRS: dict[str, tuple[list[Row], list[Row]]] = {
+    "by count": (LEFT, [*LEFT[1:], ("e", "1")]),
+    "without content": (LEFT, [*LEFT[1:], ("a", "9")]),
+    "by xor": ([("a", "1"), ("a", "1"), ("c", "3")], [("b", "2"), ("b", "2"), ("c", "3")]),
+}
+
+
+@pytest.mark.parametrize("name", list(PAIRS))
+def test_a_planted_weak_digest_would_be_caught(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Each pair is unequal, and each weak digest takes its pair for equal."""
+    expected, found = PAIRS[name]
+    assert Counter(expected) != Counter(found)
+    assert not balanced(spark, expected, found)
+
+    def no_content(_: list[Column], *before: Column) -> Column:
+        return digest([], *before)
+
+    if name == "by count":
+        monkeypatch.setattr(windows, "_halves", lambda hashed: (f.lit(0),))
+    elif name == "without content":
+        monkeypatch.setattr(windows, "digest", no_content)
+    else:
+        monkeypatch.setattr(windows, "_together", lambda sign, half: f.bit_xor(half))
+    assert balanced(spark, expected, found)
+
+
+def test_large_sums_do_not_overflow(spark: SparkSession) -> None:
+    every = spark.range(300_000).select(f.col("id").cast("string").alias("id"), f.lit("x").alias("amount"))
+    compared = compare(every, every.orderBy(f.desc("id")), id="id", windows=1, unique="expected")
+    assert (compared.agrees, compared.ids) == (True, 300_000)
+    compared.close()
+
+
+def test_sides_that_cannot_be_compared_are_refused(spark: SparkSession) -> None:
+    one = frame(spark, LEFT)
+    other = one.withColumn("amount", f.col("amount").cast("int"))
+    with pytest.raises(Misuse, match=r"no column 'amout' \(did you mean 'amount'"):
+        compare(one, one, id="id", columns=["amout"])
+    with pytest.raises(Misuse, match="'amount' is string on the expected side, int"):
+        compare(one, other, id="id")
+    with pytest.raises(Misuse, match="no kind 'lots'"):
+        compare(one, one, id="id", kinds=["lots"])
+    with pytest.raises(Misuse, match="unique = 'both'"):
+        compare(one, one, id="id", unique="both")
+
+
+@pytest.mark.parametrize(
+    ("schema", "rows", "where", "unique"),
+    [
+        ("id TEXT PRIMARY KEY", [("a",), ("b",)], {}, True),
+        ("id INTEGER PRIMARY KEY", [(1,), (2,)], {}, True),
+        ("id TEXT UNIQUE", [("a",), (None,), (None,)], {}, False),  # nulls are all different to an index
+        ("id UNIQUE", [(1,), ("1",)], {}, False),  # and these are the same text
+        ("id TEXT", [("a",)], {}, False),
+        ("id TEXT, who TEXT, PRIMARY KEY (who, id)", [("a", "x")], {"who": "x"}, True),
+        ("id TEXT, who TEXT, PRIMARY KEY (who, id)", [("a", "x")], {}, False),
+    ],
+)
+def test_a_database_s_own_index_says_whether_ids_are_unique(
+    tmp_path: Path, schema: str, rows: list[tuple[object, ...]], where: dict[str, str], unique: bool
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "x.db")) as database:
+        database.execute(f"CREATE TABLE t ({schema})")
+        database.executemany(f"INSERT INTO t VALUES ({', '.join('?' * len(rows[0]))})", rows)
+        database.commit()
+    assert TableRead("t", str(tmp_path / "x.db"), "t", ("id",), where).is_unique("id") is unique
+
+
+def test_a_partial_index_says_nothing(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "x.db")) as database:
+        database.execute("CREATE TABLE t (id TEXT, gone INTEGER)")
+        database.execute("CREATE UNIQUE INDEX some ON t (id) WHERE gone = 0")
+        database.execute("INSERT INTO t VALUES ('a', 1), ('a', 1)")
+        database.commit()
+    assert not TableRead("t", str(tmp_path / "x.db"), "t", ("id",)).is_unique("id")
