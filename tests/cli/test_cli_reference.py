@@ -70,6 +70,9 @@ def test_the_commands_of_the_design_are_there() -> None:
         "groups",
         "outbox",
         "audit",
+        "report",
+        "reconcile",
+        "sweep",
         "bench",
         "log",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -71,6 +72,7 @@ def reconcile(
         if given and not stream
     ]:
         raise error(Code.BAD_ARGUMENT, f"{misplaced[0]} is of --stream")
+    checkpoint, out = _absolute(checkpoint), _absolute(out)
     grace_seconds, lateness_seconds = seconds(grace, "--grace") or 0.0, seconds(lateness, "--lateness") or 0.0
     before = _before(settled_before, grace_seconds)
     with local_session("escrowmq reconcile", master=master) as spark, told_plainly():
@@ -88,6 +90,11 @@ def reconcile(
         _show(report)
     if not report.agrees:
         raise typer.Exit(Exit.FINDING)
+
+
+def _absolute(folder: str | None) -> str | None:
+    """A folder of this machine by its full name (Java may run elsewhere); ``hdfs://...`` and the like as they are."""
+    return folder if folder is None or "://" in folder else str(Path(folder).absolute())
 
 
 def _before(text: str | None, grace_seconds: float) -> datetime:
