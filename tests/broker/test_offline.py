@@ -29,7 +29,8 @@ def work(bus: mq.Bus) -> None:
             producer.commit(receipt.transaction_id)
         elif n % 3 == 1:
             producer.rollback(receipt.transaction_id)
-    producer.commit_batch("query", 0, [producer.prepare("t", b"of a query").transaction_id])
+    query = bus.producer("query", checker=lambda check: mq.UNKNOWN)
+    query.commit_batch("query", 0, [query.prepare("t", b"of a query").transaction_id])
     with bus.consumer("c", ["t"], max_attempts=1) as consumer:
         for message in islice(consumer, 5):
             message.nack(delay=0, cause="spoilt") if message.body == b"0" else message.ack()
@@ -102,7 +103,7 @@ def test_whatever_would_write_is_denied(tmp_path):
         with pytest.raises(mq.Denied):
             bus.consumer("c", ["t"])
         assert [health["status"] for health in bus.admin.health()] == ["ok"]
-        assert bus.producer("shop").last_batch("query") == 0
+        assert bus.producer("query").last_batch("query") == 0
 
 
 def test_what_is_no_data_folder_is_refused(tmp_path):
