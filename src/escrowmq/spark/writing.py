@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from escrowmq.client.bus import Bus
+from escrowmq.client.outgoing import check_name
 from escrowmq.client.producer import Producer
 from escrowmq.connecting import connect
 from escrowmq.errors import Code, EscrowError, Misuse
@@ -67,6 +68,12 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
 def _checked(options: Mapping[str, str], schema: StructType) -> WriteOptions:
     chosen = write_options(options)
     check_columns({one.name: one.dataType.simpleString() for one in schema.fields}, chosen.topic)
+    if chosen.topic is not None:
+        check_name(chosen.topic, Code.BAD_TOPIC_NAME)
+    if chosen.group is not None:
+        check_name(chosen.group, Code.BAD_GROUP_NAME)
+    elif chosen.write_id is not None:
+        check_name(f"spark.{chosen.write_id}", Code.BAD_GROUP_NAME)  # the group that it will have
     return chosen
 
 
