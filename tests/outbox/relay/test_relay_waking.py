@@ -9,7 +9,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 from relay_checks import PATIENCE, eventually, put, rows
@@ -19,6 +21,7 @@ from escrowmq import outbox
 from escrowmq.outbox.relay import Relay
 from escrowmq.outbox.relay.backoff import Backoff
 from escrowmq.outbox.relay.waking import FIRST_PAUSE, Pause
+from escrowmq.outbox.targets.seam import Codes
 from escrowmq.testing.memory_target import MemoryTarget
 
 MakeRelay = Callable[..., Relay]
@@ -135,3 +138,34 @@ class TestCommand:
         )
         assert done.returncode == 2
         assert "outbox migrate" in done.stderr.replace("\n", " ")
+
+
+def test_an_engine_that_begins_transactions_by_a_listener_is_not_kept_locked(tmp_path: Path) -> None:
+    """SQLAlchemy's own recipe for SQLite: without a commit after each statement, the relay would hold the file's lock while
+    it sends and while it waits."""
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'shop.db'}", connect_args={"timeout": 0.05})
+
+    @sa.event.listens_for(engine, "connect")
+    def on_connect(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None
+
+    @sa.event.listens_for(engine, "begin")
+    def on_begin(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    class Writing(MemoryTarget):
+        def send(self, batch: pa.RecordBatch) -> Codes:
+            if not self.taken:
+                put(engine, ("late", "while sending"))
+            return super().send(batch)
+
+    outbox.migrate(engine)
+    put(engine, ("k", "first"))
+    target = Writing()
+    relay = Relay(engine, target, workers=1)
+    relay.run_once()
+    put(engine, ("k", "between turns"))  # "database is locked" if the relay still had it
+    assert relay.drain()
+    relay.stop()
+    assert {b"first", b"while sending", b"between turns"} <= {taken.body for taken in target.taken}
+    engine.dispose()

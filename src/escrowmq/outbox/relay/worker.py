@@ -149,12 +149,14 @@ class Worker:
         self._holding.look(self.leases.lanes)
         connection = self._connected()
         rows, pending = self._read(connection)
+        connection.commit()  # an SQLite engine whose listener begins transactions (a known recipe) begins them here too
         reach("relay.read")
         turn = self._relay(connection, rows) if rows else Turn()
         if not turn.pause:
             self._maintain(connection)
         if not pending and not turn.pause:
             self._counters.lagging(self._number, 0.0)
+        connection.commit()
         return turn
 
     def _read(self, connection: sa.Connection) -> tuple[list[Any], bool]:
