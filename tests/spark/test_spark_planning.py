@@ -51,6 +51,8 @@ def test_a_queue_that_came_since_is_read_from_its_first_message():
     found = ranges(there, {"t/0000002a/0": 4}, {"t/0000002a/0": 4, "t/0000002a/1": 4})
     assert found == [Range(there[1], 2, 4)]
     assert known_start({"t/0000002a/0": 4}, there) == {"t/0000002a/0": 4, "t/0000002a/1": 2}
+    with pytest.raises(Misuse, match="another cluster"):
+        known_start({"t/0000002b/0": 4}, there)
 
 
 @given(places, st.integers(1, 20))

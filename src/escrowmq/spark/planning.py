@@ -137,5 +137,11 @@ def limited(start: Mapping[str, int], end: Mapping[str, int], rows: int | None) 
 
 
 def known_start(start: Mapping[str, int], places: Iterable[Place]) -> Offsets:
-    """``start`` with the places that came since, from their first message on."""
-    return {place.name: place.head for place in places} | dict(start)
+    """``start`` with the places that came since, from their first message on. Raises Misuse(BAD_SETTING) if one of ``start`` is gone:
+    a checkpoint of other brokers would else begin anew without a word."""
+    heads = {place.name: place.head for place in places}
+    if gone := sorted(start.keys() - heads.keys()):
+        raise Misuse(
+            Code.BAD_SETTING, f"there is no {gone[0]!r} at these brokers", "is the checkpoint that of another cluster?"
+        )
+    return heads | dict(start)
