@@ -21,7 +21,7 @@ from escrowmq.testing.servers.process import free_port
 PREPARING = ("spark.before-prepare", "spark.prepared-some", "spark.prepared")
 DECIDING = ("spark.before-decision", "spark.after-decision")
 POINTS = PREPARING + DECIDING
-PATIENCE = 420.0
+PATIENCE = 800.0
 JOB = Path(__file__).with_name("revenue_job.py")
 ORDERS = 240
 LOCAL = {"spark.sql.shuffle.partitions": "2"}

@@ -1,5 +1,6 @@
 """Exactly once on a cluster, speculation on: executors, the broker and the driver killed, and a task that straggles."""
 
+import contextlib
 import os
 import signal
 
@@ -9,7 +10,7 @@ from killing import POINTS, Job, Leg, content, losers, orders_broker, revenue
 from escrowmq.testing.servers.seam import Absent
 from escrowmq.testing.servers.spark import cluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
@@ -46,7 +47,8 @@ def test_executors_the_broker_and_the_driver_killed_and_a_task_that_straggles(ha
         match point:
             case "spark.before-prepare":
                 assert hands.kill_executor(pid)
-                os.kill(pid, signal.SIGKILL)  # it would notice its executor's death only later
+                with contextlib.suppress(ProcessLookupError):  # it would notice its executor's death by itself, later
+                    os.kill(pid, signal.SIGKILL)
             case "spark.prepared-some":
                 return lambda: bool(content(broker.url, "revenue"))
             case "spark.prepared":

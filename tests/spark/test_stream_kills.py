@@ -12,7 +12,7 @@ from revenue_job import TABLE
 import escrowmq as mq
 from escrowmq.spark.checkback import CheckpointChecker
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 CLEAN = Leg("clean")
 WORKERS = Leg("workers", POINTS)

@@ -31,6 +31,7 @@ class BatchCommit:
 def commit_batch(production: Production[Any], writer: str, batch: int, ids: Sequence[TransactionId]) -> BatchCommit:
     """Have every broker decide its part of the batch; see :meth:`Producer.commit_batch`."""
     by_broker: dict[int, list[str]] = {number: [] for number in range(len(production.sessions))}
+    _learn(production, {identity.shard for identity in ids})
     for identity in ids:
         by_broker[production.router.of_shard(identity.shard, production.timeout)].append(str(identity))
     answers = []
@@ -41,6 +42,16 @@ def commit_batch(production: Production[Any], writer: str, batch: int, ids: Sequ
     fresh = any(answer["status"] == Code.COMMITTED.name for answer in answers)
     status = Code.COMMITTED if fresh else Code.ALREADY_COMMITTED
     return BatchCommit(status, sum(answer["rolled_back"] for answer in answers))
+
+
+def _learn(production: Production[Any], shards: set[int]) -> None:
+    """Find out who holds these shards, with as much patience for a broker that is away as for the commit itself."""
+    if all(production.router.known_shard(shard) is not None for shard in shards):
+        return
+    deadline = time.monotonic() + production.timeout
+    for number, session in enumerate(production.sessions):
+        told = patient_action(session.link, "hello", {}, deadline)
+        production.router.learn_shard(int(told["shard"]), number)
 
 
 def last_batch(production: Production[Any], writer: str) -> int | None:

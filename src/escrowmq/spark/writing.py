@@ -10,7 +10,9 @@ twice. So whoever is killed between any two steps, the topic ends as if every ba
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from escrowmq.client.bus import Bus
 from escrowmq.client.outgoing import check_name
 from escrowmq.client.producer import Producer
+from escrowmq.client.session import patient_action
 from escrowmq.connecting import connect
 from escrowmq.errors import Code, EscrowError, Misuse
 from escrowmq.model import COMMIT, ROLLBACK, TransactionId
@@ -32,6 +35,9 @@ from escrowmq.spark.preparing import Preparation, check_columns
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -108,7 +114,7 @@ class EscrowStreamWriter(DataSourceStreamArrowWriter):
         """The driver gives the batch up: roll back what is known of it; what is not is rolled back with the next commit."""
         found = _counted(messages)
         if found:
-            _roll_back(_producer(self.options, self._group(found[0].query)), found)
+            _roll_back(self.options, self._group(found[0].query), found)
 
     def _group(self, query: str) -> str:
         return self.options.group or f"spark.{query}"
@@ -141,7 +147,7 @@ class EscrowWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """The driver gives up: roll back what is known."""
-        _roll_back(_producer(self.options, self._group()), _counted(messages))
+        _roll_back(self.options, self._group(), _counted(messages))
 
     def _group(self) -> str:
         return self.options.group or (f"spark.{self.job}" if self.options.write_id is not None else "spark")
@@ -159,8 +165,8 @@ def _counted(messages: list[WriterCommitMessage | None]) -> list[Prepared]:
 
 def _prepared(options: WriteOptions, group: str, query: str, iterator: Iterator[pa.RecordBatch]) -> Prepared:
     producer = _producer(options, group)
-    shards, most = _brokers(options.url)
-    preparation = Preparation(producer, shards, options.topic, options.immunity, most)
+    brokers = _brokers[options.url]
+    preparation = Preparation(producer, brokers.shards, options.topic, options.immunity, brokers.most)
     try:
         for batch in iterator:
             if batch.num_rows:
@@ -168,47 +174,61 @@ def _prepared(options: WriteOptions, group: str, query: str, iterator: Iterator[
                 preparation.add(batch)
                 reach("spark.prepared-some")
     except BaseException:
-        _roll_back(producer, [Prepared(query, preparation.ids)])
+        _roll_back(options, group, [Prepared(query, preparation.ids)])
         raise
     _reach("spark.prepared", preparation.ids)
     return Prepared(query, preparation.ids, preparation.rows)
 
 
-def _roll_back(producer: Producer, found: list[Prepared]) -> None:
+def _roll_back(options: WriteOptions, group: str, found: list[Prepared]) -> None:
     """Best effort: what is left undecided is rolled back by the next commit, or parked after its time."""
     ids = [raw for message in found for raw in message.ids]
     try:
         if ids:
-            producer.end_batch(ids, ROLLBACK)
-    except EscrowError:
-        pass
+            _producer(options, group).end_batch(ids, ROLLBACK)
+    except EscrowError as problem:
+        _log.warning("%d transactions are left to the next commit: %s", len(ids), problem)
 
 
 # Spark's Python processes live on from task to task: so do their connections and sessions.
 
-_buses: dict[str, Bus] = {}
+
+@dataclass(frozen=True)
+class Brokers:
+    """The brokers of a url: their shards in its order, and how many messages a transaction may have at all of them."""
+
+    bus: Bus
+    shards: list[int]
+    most: int
+
+
+_brokers: dict[str, Brokers] = {}
 _producers: dict[tuple[str, str], Producer] = {}
-_told: dict[str, tuple[list[int], int]] = {}
 _lock = threading.Lock()
 
 
 def _producer(options: WriteOptions, group: str) -> Producer:
+    """This process's producer of a group. A broker that is away is waited for. Raises Unknown(TIMED_OUT)."""
     with _lock:
         known = _producers.get((options.url, group))
         if known is None:
-            bus = _buses.get(options.url)
-            if bus is None:
-                bus = _buses[options.url] = connect(options.url)
+            if options.url not in _brokers:
+                _brokers[options.url] = _connected(options)
+            bus = _brokers[options.url].bus
             checker = CheckpointChecker(options.checkpoint)
             known = _producers[options.url, group] = bus.producer(group, timeout=options.timeout, checker=checker)
         return known
 
 
-def _brokers(url: str) -> tuple[list[int], int]:
-    """The shards of the brokers, in the order of the url, and how many messages a transaction may have at all of them."""
-    with _lock:
-        if url not in _told:
-            told = _buses[url].admin.hello()
-            most = min(int(one["limits"]["max_transaction_messages"]) for one in told)
-            _told[url] = [int(one["shard"]) for one in told], most
-        return _told[url]
+def _connected(options: WriteOptions) -> Brokers:
+    bus = connect(options.url)
+    deadline = time.monotonic() + options.timeout
+    try:
+        told = [patient_action(link, "hello", {}, deadline) for link in bus.router.links]
+    except EscrowError:
+        bus.close()
+        raise
+    shards = [int(one["shard"]) for one in told]
+    for number, shard in enumerate(shards):
+        bus.router.learn_shard(shard, number)
+    return Brokers(bus, shards, min(int(one["limits"]["max_transaction_messages"]) for one in told))
