@@ -77,10 +77,13 @@ def test_executors_killed_at_every_place(spark: SparkSession, shop: World, clean
     for sweep, points in POINTS.items():
         with killing(spark, points, tmp_path) as killed:
             while len(killed) < len(points):
-                before = len(killed)
-                with pytest.raises(Exception, match="Python worker"):
+                told = ""
+                try:
                     sweep(spark, shop.databases, books=BOOKS, now_us=NOW)
-                assert len(killed) > before
+                except Exception as problem:
+                    told = str(problem)
+                # it ends well only if the last place was of the run before, whose other task died after its neighbour
+                assert "Python worker" in told or len(killed) == len(points)
                 assert shop.problems() == []
     both(spark, shop)
     assert shop.content() == clean

@@ -1,4 +1,7 @@
-"""Exactly once on a cluster, speculation on: executors, the broker and the driver killed, and a task that straggles."""
+"""Exactly once on a cluster, speculation on: executors, the broker and the driver killed, and a task that straggles.
+
+The long form of test_stream_kills.py (`make chaos`): minutes, and Spark must have time to speculate.
+"""
 
 import contextlib
 import os
@@ -10,7 +13,7 @@ from killing import POINTS, Job, Leg, content, losers, orders_broker, revenue
 from escrowmq.testing.servers.seam import Absent
 from escrowmq.testing.servers.spark import cluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(900)]
 
 SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
