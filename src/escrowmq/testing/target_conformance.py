@@ -264,16 +264,18 @@ class TargetConformance:
 
     def test_killed_while_sending_loses_nothing_that_was_ok(self, site: Site, topic: str) -> None:
         """Killed between or in the middle of batches, away for a while, and back: the same target goes on."""
-        batches = [keyed(topic, [None if n % 4 == 3 else f"k{n % 4}" for n in range(40)], 40 * b) for b in range(12)]
+        batches: list[pa.RecordBatch] = []
         some_sent, some_failed = threading.Event(), threading.Event()
         failures: list[BaseException] = []
         target = site.open(timeout=2.0)
 
         def relay() -> None:
             try:
-                for number, rows in enumerate(batches):
-                    send_until_ok(target, rows, some_failed)
-                    if number == 5:
+                while len(batches) < 12 or not some_failed.is_set():  # a quick target goes on until it was killed
+                    keys = [None if n % 4 == 3 else f"k{n % 4}" for n in range(40)]
+                    batches.append(keyed(topic, keys, 40 * len(batches)))
+                    send_until_ok(target, batches[-1], some_failed)
+                    if len(batches) == 6:
                         some_sent.set()
             except BaseException as failure:
                 failures.append(failure)
