@@ -62,7 +62,7 @@ def test_python_processes_killed_at_every_step(broker, job):
 
 
 def test_the_broker_killed_at_every_step(broker, brokers, job):
-    assert job.tries(brokers) <= 2  # patience covers a restart; a slow machine may need the supervisor
+    assert job.tries(brokers) == 1  # the patience of tasks and of the commit covers a restart
     assert content(broker.url, "brokers") == content(broker.url, "clean")
 
 
