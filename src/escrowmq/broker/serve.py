@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +18,7 @@ from escrowmq.broker.metrics import registry
 from escrowmq.broker.service import Service
 from escrowmq.errors import Code, Misuse
 from escrowmq.platform.listening import check_address, parse_address, shown
+from escrowmq.platform.signals import stop_signals
 from escrowmq.settings import BrokerSettings
 from escrowmq.wire import Link
 
@@ -60,7 +59,7 @@ def serve(
     if http_address is not None:
         check_address(http_address[0], insecure)
     stopping = stop if stop is not None else threading.Event()
-    with _signals(stopping):
+    with stop_signals(stopping.set):
         engine = open_engine(Path(folder), settings or BrokerSettings())
         calls = Calls(engine)
         service: Service | None = None
@@ -113,21 +112,3 @@ def _listen_http(calls: Calls, host: str, port: int) -> HttpServer:
         return HttpServer(host, port, numbers, lambda: calls.action("health", {}))
     except OSError as problem:
         raise Misuse(Code.BAD_URL, f"cannot listen on {shown(host)}:{port}: {problem}", "is the port in use?") from None
-
-
-@contextmanager
-def _signals(stopping: threading.Event) -> Iterator[None]:
-    """SIGTERM and SIGINT set ``stopping``; only the main thread may ask for that."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def on_signal(_number: int, _frame: FrameType | None) -> None:
-        stopping.set()
-
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

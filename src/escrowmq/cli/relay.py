@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from types import FrameType
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +15,7 @@ from escrowmq.cli.options import DEFAULT_URL, seconds
 from escrowmq.cli.outbox import DatabaseUrl
 from escrowmq.cli.printing import duration, notice, print_json_line
 from escrowmq.errors import Code, error
+from escrowmq.platform.signals import stop_signals
 
 if TYPE_CHECKING:
     from escrowmq.outbox.relay import Relay
@@ -106,7 +104,7 @@ def relay(
 
 
 def _drain(running: Relay, patience: float | None) -> bool:
-    with _signals(running):
+    with stop_signals(running.ask_to_stop):
         drained = running.drain(patience)
     if not drained:
         notice("something is left: the target or the database is away, or there was not enough time")
@@ -127,7 +125,7 @@ def _run(running: Relay, to: str, every: float, json: bool) -> bool:
                 _show(running, json, rate)
             shown, at = now, time.monotonic()
 
-    with _signals(running):
+    with stop_signals(running.ask_to_stop):
         running.start()
         if json:
             print_json_line({"event": "started", "to": shown(to), **running.statistics.as_dict()})
@@ -155,24 +153,6 @@ def _show(running: Relay, json: bool, rate: float | None = None) -> None:
         parts += [f"{rate:,.0f}/s", f"{now.lanes} lanes", f"{duration(now.lag)} behind" if now.lag else "nothing left"]
     parts += [f"{count:,} {name.replace('_', ' ')}" for name in troubles if (count := getattr(now, name))]
     notice(", ".join(parts))
-
-
-@contextmanager
-def _signals(running: Relay) -> Iterator[None]:
-    """SIGTERM and SIGINT ask the relay to stop; only the main thread may ask for that."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def on_signal(_number: int, _frame: FrameType | None) -> None:
-        running.ask_to_stop()
-
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _pairs(texts: list[str]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ are mapped when the folder is opened, so a reader has one view of the log, whate
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -21,11 +20,10 @@ from escrowmq.log.reading import Reader, Segment, gather
 from escrowmq.log.recovery import (
     check_chain_start,
     check_durable,
-    check_link,
     durable_floor,
     list_folder,
     read_segment_header,
-    sealed_segment,
+    sealed_segments,
     segment_of,
     torn_tail,
 )
@@ -60,11 +58,7 @@ def _open(disk: Disk, in_use: bool) -> OfflineLog:
         raise Misuse(Code.NOT_A_DATA_FOLDER, "the folder holds no log")
     check_chain_start(listing)
     headers = [read_segment_header(disk, sequence) for sequence in listing.segments]
-    segments: list[Segment] = []
-    for header, following in itertools.pairwise(headers):
-        segment, _ = sealed_segment(disk, header)
-        check_link(segment, following)
-        segments.append(segment)
+    segments, _ = sealed_segments(disk, headers)
     segments.append(_last(disk, headers[-1], durable_floor(disk, listing, headers[-1].shard), in_use))
     for segment in segments:
         _map(disk, segment)

@@ -128,7 +128,7 @@ def recover(disk: Disk, listing: Listing) -> Recovered | None:
         return None
     check_chain_start(listing)
     headers = [read_segment_header(disk, sequence) for sequence in listing.segments]
-    sealed, unindexed = _sealed_segments(disk, headers)
+    sealed, unindexed = sealed_segments(disk, headers)
     last, cut = _recover_last(disk, headers[-1], durable_floor(disk, listing, headers[-1].shard))
     for segment in unindexed:
         save_index(disk, segment)
@@ -141,7 +141,7 @@ def recover(disk: Disk, listing: Listing) -> Recovered | None:
     return Recovered(segments, kept, last.epoch, _last_time(segments), cut)
 
 
-def _sealed_segments(disk: Disk, headers: list[SegmentHeader]) -> tuple[list[Segment], list[Segment]]:
+def sealed_segments(disk: Disk, headers: list[SegmentHeader]) -> tuple[list[Segment], list[Segment]]:
     """All segments but the last, and those among them that have no good side file."""
     sealed: list[Segment] = []
     unindexed: list[Segment] = []

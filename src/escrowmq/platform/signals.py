@@ -1,0 +1,27 @@
+"""The signals that ask a program to stop, for the time of a block."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def stop_signals(act: Callable[[], None]) -> Iterator[None]:
+    """SIGTERM and SIGINT call ``act``, and what they did before is restored; only the main thread may ask for that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        act()
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
