@@ -53,6 +53,8 @@ PROTOCOL_VERSION = 1
 
 HALF_VIEW_NAME = "%half"
 OP_VIEW_NAME = "%op"
+VIEWS: dict[str, pa.Schema] = {HALF_VIEW_NAME: schemas.HALF_VIEW, OP_VIEW_NAME: schemas.OP_VIEW}
+"""The system views that are read by log position."""
 DEAD_LETTER_PREFIX = "%dead-letters."  # + consumer group: its dead-letter queue, readable like a topic
 
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 import escrowmq as mq
-from escrowmq.broker import views
+from escrowmq.broker import stretches, views
 from escrowmq.broker.embedded import EmbeddedLink, open_embedded
 from escrowmq.client.bus import Bus
 from escrowmq.errors import Code
@@ -48,8 +48,9 @@ def test_stretches_end_at_their_bounds_and_hold_every_row_once(link, source, mon
     whole = read(link, source)
     positions = whole["position"].to_pylist()
     for rows, size in ((7, 1 << 20), (1000, 700)):
-        monkeypatch.setattr(views, "ROWS", rows)
-        monkeypatch.setattr(views, "BYTES", size)
+        for module in (views, stretches):
+            monkeypatch.setattr(module, "ROWS", rows)
+            monkeypatch.setattr(module, "BYTES", size)
         batches = list(link.read({"source": source, "start": positions[3], "end": positions[50]}))
         assert 1 < max(batch.num_rows for batch in batches) <= rows
         assert pa.Table.from_batches(batches).equals(whole.slice(3, 47))
