@@ -33,7 +33,9 @@ from escrowmq.wire import DEAD_LETTER_PREFIX, VIEWS
 Int64s = npt.NDArray[np.int64]
 
 SPAN = 65_536
-"""Offsets looked through at a time when tags are asked for."""
+"""Offsets asked of the ledger at a time."""
+SHARE = 1024
+"""Rows of one frame that are worth a batch of their own: parts of several frames must be joined, which copies every body."""
 
 
 def open_view(engine: Engine, request: dict[str, Any]) -> pa.RecordBatchReader:
@@ -74,9 +76,10 @@ class _Rows:
             mask = self._wanted.times(self._engine.log.time_at(positions))
             positions, offsets = positions[mask], offsets[mask]
         looked_at = [name for name in self._wanted.columns if not (tagged and name == "tag")]
+        ends = self._shares(positions)
         start = 0
         while start < len(positions):
-            part = slice(start, min(start + self._page, len(positions)))
+            part = slice(start, min(start + self._page, int(ends[np.searchsorted(ends, start, side="right")])))
             found, places = positions[part], offsets[part]
             if looked_at:
                 mask = self._wanted.content(self._engine.log.read(found, self._wanted.columns))
@@ -86,6 +89,15 @@ class _Rows:
             start = part.stop
             row_bytes = max(stored.nbytes // max(stored.num_rows, 1), 1)
             self._page = int(np.clip(BYTES // row_bytes, 1, min(8 * self._page, ROWS)))
+
+    def _shares(self, positions: Int64s) -> Int64s:
+        """Where a batch must end: around every large share of one frame, and at the end."""
+        if len(positions) < SHARE:
+            return np.array([len(positions)])
+        changes = np.flatnonzero(np.diff(self._engine.log.sequence_at(positions))) + 1
+        edges = np.concatenate(([0], changes, [len(positions)]))
+        large = np.flatnonzero(np.diff(edges) >= SHARE)
+        return np.unique(np.concatenate((edges[large], edges[large + 1], edges[-1:])))
 
     def _delivered(self, stored: pa.RecordBatch, positions: Int64s, offsets: Int64s) -> pa.RecordBatch:
         transactions = None
@@ -117,10 +129,10 @@ def _purged(start: int, head: int) -> EscrowError:
 
 
 def _queue_rows(engine: Engine, queue_id: int, start: int, end: int, rows: _Rows) -> Iterator[pa.RecordBatch]:
-    topics, step = engine.shard.ledger.topics, ROWS if rows.tags is None else SPAN
+    topics = engine.shard.ledger.topics
     queue = engine.shard.ledger.queue(queue_id)
     while start < end:
-        stop = min(start + step, end)
+        stop = min(start + SPAN, end)
 
         def places(start: int = start, stop: int = stop) -> tuple[Int64s, Int64s]:
             if start < queue.head:

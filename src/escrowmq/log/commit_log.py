@@ -322,6 +322,11 @@ class SegmentLog:
         self._check_usable()
         return self._reader.locate(np.asarray(positions, np.int64)).times
 
+    def sequence_at(self, positions: Int64s) -> Int64s:
+        """The sequence of the frame that holds each position."""
+        self._check_usable()
+        return self._reader.locate(np.asarray(positions, np.int64)).sequences
+
     def position_before(self, time_us: int) -> int:
         """The position that begins the first segment holding anything newer than ``time_us``; the last segment at most."""
         with self._reader.lock:

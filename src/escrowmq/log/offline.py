@@ -171,3 +171,7 @@ class OfflineLog:
     def time_at(self, positions: Int64s) -> Int64s:
         """The time_us of the frame that holds each position."""
         return self._reader.locate(np.asarray(positions, np.int64)).times
+
+    def sequence_at(self, positions: Int64s) -> Int64s:
+        """The sequence of the frame that holds each position."""
+        return self._reader.locate(np.asarray(positions, np.int64)).sequences

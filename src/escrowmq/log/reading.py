@@ -249,7 +249,7 @@ def _takes(rows: Int64s, sequences: Int64s, get: Callable[[int], pa.RecordBatch]
         chosen = rows[start:end]
         whole = end - start == 1 or (chosen[-1] - chosen[0] == end - start - 1 and (np.diff(chosen) == 1).all())
         pieces.append(batch.slice(int(chosen[0]), end - start) if whole else batch.take(pa.array(chosen)))
-    combined = pa.concat_batches(pieces)
+    combined = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
     if order is None:
         return combined
     inverse = np.empty_like(order)

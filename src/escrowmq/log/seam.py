@@ -122,6 +122,10 @@ class CommitLog(Protocol):
         """The time_us of the frame that holds each position."""
         ...
 
+    def sequence_at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The sequence of the frame that holds each position: rows of one frame are read without joining parts."""
+        ...
+
     def position_before(self, time_us: int) -> int:
         """The position that begins the first segment holding anything newer than ``time_us``: what retention may drop lies below."""
         ...
