@@ -102,6 +102,20 @@ OP_VIEW = _schema(
 )
 """The system view ``%op``: all decisions, each naming its half message."""
 
+ACK_VIEW = _schema(
+    ("position", pa.int64()),  # of the acknowledgement
+    ("acked_us", pa.int64()),
+    ("group", pa.utf8(), True),
+    ("topic", pa.utf8(), True),
+    ("queue", pa.int32(), True),
+    ("start", pa.int64()),  # first offset
+    ("count", pa.int64()),  # what the lease held of the offsets start .. start+count-1 is acknowledged
+    ("attempt", pa.int32(), True),  # 1 the first time
+    ("lease", pa.int64()),
+)
+"""The system view ``%acks``: what consumers acknowledged, a row a run of offsets. Nullable columns are null when the lease's
+own row has left with retention."""
+
 HALF_VIEW = _schema(
     *_CONTENT,
     ("queue", pa.int32()),

@@ -15,7 +15,7 @@ The actions, with their requests and answers (JSON; ids as printed text, times i
 | stats | | one number a metric |
 | session.open | group, instance, transactional | session |
 | topics.list | | topics [{name, queues [{queue, queue_id, head, end}]}] |
-| topics.offsets | topic, queue?, time_us? | shard, queues [{queue, head, end, offset_at?}] (offset_at: the first that became visible at time_us or later, end without one); of %half and %op: their log positions |
+| topics.offsets | topic, queue?, time_us? | shard, queues [{queue, head, end, offset_at?}] (offset_at: the first that became visible at time_us or later, end without one); of %half, %op and %acks: their log positions |
 | topics.wait | topic, after [[queue, offset]], every? (queues not named too, from 0 on), wait_ms? | queues [{queue, head, end}] that have messages there or later; none when the time is over |
 | topics.create | name, queues?, may_exist? | name, queues |
 | producers.list | | producers [{group, transactional, members, open, parked, oldest_us}] |
@@ -53,7 +53,12 @@ PROTOCOL_VERSION = 1
 
 HALF_VIEW_NAME = "%half"
 OP_VIEW_NAME = "%op"
-VIEWS: dict[str, pa.Schema] = {HALF_VIEW_NAME: schemas.HALF_VIEW, OP_VIEW_NAME: schemas.OP_VIEW}
+ACK_VIEW_NAME = "%acks"
+VIEWS: dict[str, pa.Schema] = {
+    HALF_VIEW_NAME: schemas.HALF_VIEW,
+    OP_VIEW_NAME: schemas.OP_VIEW,
+    ACK_VIEW_NAME: schemas.ACK_VIEW,
+}
 """The system views that are read by log position."""
 DEAD_LETTER_PREFIX = "%dead-letters."  # + consumer group: its dead-letter queue, readable like a topic
 
@@ -118,12 +123,13 @@ class Link(Protocol):
 
     def read(self, request: dict[str, Any]) -> pa.RecordBatchReader:
         """Browse: {"source": topic or view, "queue": int, "start": int, "end": int|None, "max_rows": int|None,
-        "columns": [..]|None}. Topics by queue and offset (schema DELIVERY), ``%half`` and ``%op`` by position.
+        "columns": [..]|None}. Topics by queue and offset (schema DELIVERY), ``%half``, ``%op`` and ``%acks`` by position.
 
         Filters, all optional, are applied before rows are counted or sent: "tags" (a list: one of them), "key" (this
-        one), "stored_from_us" (at that time or later), "stored_until_us" (before it; for ``%op``: decided). ``%op`` has
-        neither tags nor keys. Columns that are not asked for are not read. Rejected(RANGE_PURGED) if a range has partly
-        left the log, at once or in the middle of the stream.
+        one), "stored_from_us" (at that time or later), "stored_until_us" (before it; for ``%op``: decided, for ``%acks``:
+        acked), "group" (``%acks`` only: of that consumer group). ``%op`` and ``%acks`` have neither tags nor keys.
+        Columns that are not asked for are not read. Rejected(RANGE_PURGED) if a range has partly left the log, at once or
+        in the middle of the stream.
         """
         ...
 

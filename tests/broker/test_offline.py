@@ -12,7 +12,7 @@ import pytest
 import escrowmq as mq
 from escrowmq.log.offline import open_offline
 from escrowmq.platform.disk import RealDisk
-from escrowmq.wire import HALF_VIEW_NAME, OP_VIEW_NAME
+from escrowmq.wire import ACK_VIEW_NAME, OP_VIEW_NAME, VIEWS
 
 
 def fill(folder: Path, **options) -> None:
@@ -37,7 +37,7 @@ def work(bus: mq.Bus) -> None:
 
 
 def seen(bus: mq.Bus) -> dict:
-    reads = {name: bus.admin.read(name).read_all() for name in ("t", HALF_VIEW_NAME, OP_VIEW_NAME)}
+    reads = {name: bus.admin.read(name).read_all() for name in ("t", *VIEWS)}
     listings = {
         "topics": bus.admin.topics(),
         "transactions": bus.admin.transactions(),
@@ -65,6 +65,7 @@ def test_a_folder_at_rest_reads_as_the_broker_would_and_is_left_as_it_was(tmp_pa
     assert found == expected
     assert found["t"].num_rows == 304
     assert found[OP_VIEW_NAME].num_rows == 7
+    assert set(found[ACK_VIEW_NAME]["group"].to_pylist()) == {"c"}
 
 
 def test_a_folder_in_use_is_read_up_to_what_is_durable(tmp_path):

@@ -145,6 +145,17 @@ def test_the_views_show_half_messages_and_decisions(run: Run, undecided: Callabl
     assert dropped in run("tail", "%op").out
 
 
+def test_acknowledgements_are_shown(run: Run, bus: mq.Bus) -> None:
+    run("send", "orders", "one", "-q", "0")
+    with bus.consumer("cart", ["orders"]) as consumer:
+        (message,) = consumer.receive(10, wait=5)
+        message.ack()
+    (ack,) = run("tail", "%acks", "--json").lines
+    assert (ack["group"], ack["topic"], ack["queue"], ack["start"], ack["count"]) == ("cart", "orders", 0, 0, 1)
+    assert ack["attempt"] == 1
+    assert f"cart orders/0 0 attempt=1 lease={ack['lease']}" in run("tail", "%acks").out
+
+
 def test_control_characters_of_others_do_not_reach_the_terminal(run: Run) -> None:
     run("send", "orders", "\x1b[31mred [bold]x[/]", "-k", "\x07key")
     shown = run("tail", "orders").out

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.errors import Misuse
-from escrowmq.schemas import DELIVERY, HALF_VIEW, OP_VIEW
+from escrowmq.schemas import ACK_VIEW, DELIVERY, HALF_VIEW, OP_VIEW
 from escrowmq.spark.columns import as_spark, choose, columns_of, spark_schema, wire_columns
-from escrowmq.spark.filters import FAR, Pushed, push
+from escrowmq.spark.filters import FAR, Pushed, push, pushable
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,20 @@ def test_two_filters_that_exclude_each_other_are_spark_s():
     assert push([EqualTo(("tag",), "z")], Pushed(tags=("a",)), COLUMNS)[1]
 
 
+def test_filters_of_a_view_are_those_of_its_times_and_groups():
+    names = [column.name for column in columns_of("%acks")]
+    filters = [EqualTo(("group",), "g"), LessThan(("acked",), NOON), EqualTo(("queue",), 1), EqualTo(("topic",), "t")]
+    pushed, left = push(filters, Pushed(), pushable("%acks", names))
+    assert pushed == Pushed(group="g", until_us=NOON_US)
+    assert pushed.request == {"group": "g", "stored_until_us": NOON_US}
+    assert left == filters[2:]
+    assert push([EqualTo(("group",), "h")], pushed, names)[1]
+    for source in ("%half", "%dead-letters.g"):
+        bound = [EqualTo(("queue",), 1), GreaterThan(("offset",), 4)]
+        assert push(bound, Pushed(), pushable(source, ["queue", "offset"])) == (Pushed(), bound)
+    assert pushable("t", COLUMNS) == COLUMNS
+
+
 numbers = st.integers(-3, 12)
 bounds = st.builds(
     lambda kind, value: kind(("offset",), value),
@@ -125,7 +139,9 @@ def test_pushed_bounds_and_those_left_keep_what_all_would(filters):
         assert wanted == (mine and all(holds[type(one).__name__](offset, one.value) for one in left))
 
 
-@pytest.mark.parametrize(("source", "wire"), [("t", DELIVERY), ("%half", HALF_VIEW), ("%op", OP_VIEW)])
+@pytest.mark.parametrize(
+    ("source", "wire"), [("t", DELIVERY), ("%half", HALF_VIEW), ("%op", OP_VIEW), ("%acks", ACK_VIEW)]
+)
 def test_every_column_is_made_of_columns_of_the_wire(source, wire):
     for column in columns_of(source):
         assert set(column.needs) <= set(wire.names)
@@ -140,6 +156,10 @@ def test_unknown_columns_and_views_are_named_with_the_nearest():
         choose("t", ["key", "key"])
     with pytest.raises(Misuse, match="did you mean '%half'"):
         columns_of("%halves")
+    with pytest.raises(Misuse, match="did you mean '%acks'"):
+        columns_of("%ack")
+    with pytest.raises(Misuse, match="there are %half, %op, %acks, %dead-letters"):
+        columns_of("%zzzzzz")
 
 
 def test_a_wire_batch_in_spark_s_types():

@@ -30,7 +30,7 @@ from escrowmq.ledger.listings import producers_list, queue_offsets, queues_beyon
 from escrowmq.ledger.subscriptions import IN_DOUBT
 from escrowmq.model import DecidedBy, Outcome, message_id
 from escrowmq.schemas import ENDING, ID
-from escrowmq.wire import HALF_VIEW_NAME, OP_VIEW_NAME, PROTOCOL_VERSION
+from escrowmq.wire import PROTOCOL_VERSION, VIEWS
 
 Json = dict[str, Any]
 
@@ -91,7 +91,7 @@ def topic_offsets(engine: Engine, fields: Fields) -> Json:
     """Where the queues of a topic begin and end, and what became visible when; of a system view, its log positions."""
     topic, queue = fields.text("topic"), fields.integer("queue", None, most=(1 << 31) - 1)
     time_us = fields.integer("time_us", None)
-    if topic in (HALF_VIEW_NAME, OP_VIEW_NAME):
+    if topic in VIEWS:
         head, end = engine.look(lambda: (engine.log.first_position, engine.log.next_position)).result()
         return {"shard": engine.log.shard, "queues": [{"queue": 0, "head": head, "end": end}]}
     found = engine.look(lambda: queue_offsets(engine.shard.ledger, topic, queue, time_us)).result()

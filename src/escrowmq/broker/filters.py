@@ -22,12 +22,14 @@ MAX_TAGS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Rows with one of ``tags``, with ``key``, stored at ``from_us`` or later and before ``until_us``; None: any."""
+    """Rows with one of ``tags``, with ``key``, stored at ``from_us`` or later and before ``until_us``; None: any. ``group``: of
+    acknowledgements, those of a consumer group."""
 
     tags: tuple[str, ...] | None = None
     key: str | None = None
     from_us: int | None = None
     until_us: int | None = None
+    group: str | None = None
 
     @classmethod
     def of(cls, fields: Fields) -> Filter:
@@ -40,6 +42,7 @@ class Filter:
             fields.text("key", None),
             fields.integer("stored_from_us", None),
             fields.integer("stored_until_us", None),
+            fields.text("group", None),
         )
 
     @property

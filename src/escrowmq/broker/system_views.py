@@ -1,4 +1,4 @@
-"""The system views: what the log knows of half messages and of decisions, by log position.
+"""The system views: what the log knows of half messages, of decisions and (``acks.py``) of acknowledgements, by log position.
 
 The rows come from the log; what became of a transaction since is asked of the ledger, a stretch of rows at a time.
 """
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from escrowmq.broker.acks import read_acks
 from escrowmq.broker.columns import transaction_ids
 from escrowmq.broker.engine import Engine
 from escrowmq.broker.filters import Filter
@@ -19,7 +20,7 @@ from escrowmq.broker.requests import Fields
 from escrowmq.broker.stretches import stretches
 from escrowmq.errors import Code, error
 from escrowmq.schemas import STORED, Kind
-from escrowmq.wire import HALF_VIEW_NAME, OP_VIEW_NAME
+from escrowmq.wire import ACK_VIEW_NAME, HALF_VIEW_NAME, OP_VIEW_NAME
 
 Int64s = npt.NDArray[np.int64]
 Read = Callable[[Engine, Fields, Filter, pa.Schema], Iterator[pa.RecordBatch]]
@@ -86,5 +87,5 @@ def _decisions(engine: Engine, fields: Fields, wanted: Filter, schema: pa.Schema
     return batches()
 
 
-SYSTEM_VIEWS: dict[str, Read] = {HALF_VIEW_NAME: _halves, OP_VIEW_NAME: _decisions}
+SYSTEM_VIEWS: dict[str, Read] = {HALF_VIEW_NAME: _halves, OP_VIEW_NAME: _decisions, ACK_VIEW_NAME: read_acks}
 """How each view of :data:`escrowmq.wire.VIEWS` is read."""

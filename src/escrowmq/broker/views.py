@@ -28,7 +28,7 @@ from escrowmq.errors import Code, EscrowError, error
 from escrowmq.ledger.receiving import matching, tag_numbers
 from escrowmq.schemas import DELIVERY
 from escrowmq.settings import nearest
-from escrowmq.wire import DEAD_LETTER_PREFIX, VIEWS
+from escrowmq.wire import ACK_VIEW_NAME, DEAD_LETTER_PREFIX, VIEWS
 
 Int64s = npt.NDArray[np.int64]
 
@@ -44,6 +44,8 @@ def open_view(engine: Engine, request: dict[str, Any]) -> pa.RecordBatchReader:
     source: str = fields.text("source")
     schema, wanted = chosen_columns(VIEWS.get(source, DELIVERY), fields), Filter.of(fields)
     most = fields.integer("max_rows", None)
+    if wanted.group is not None and source != ACK_VIEW_NAME:
+        raise error(Code.BAD_REQUEST, f"{source} has no consumer groups", f"{ACK_VIEW_NAME} has")
     if source in VIEWS:
         batches = SYSTEM_VIEWS[source](engine, fields, wanted, schema)
     elif source.startswith(DEAD_LETTER_PREFIX):

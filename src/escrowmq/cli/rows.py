@@ -76,5 +76,22 @@ def op_line(row: Mapping[str, Any], place: str) -> Text:
     )
 
 
+def ack_line(row: Mapping[str, Any], place: str) -> Text:
+    """One acknowledgement on one line: where it is, when, whose, and which offsets of which queue."""
+    last = row["start"] + row["count"] - 1
+    unknown = row["group"] is None
+    return _line(
+        [
+            (place, "bold"),
+            (moment(row["acked_us"]) or "", "dim"),
+            ("group unknown" if unknown else row["group"], "green"),
+            ("" if unknown else f"{row['topic']}/{row['queue']}", "bold"),
+            (f"{row['start']}" if row["count"] == 1 else f"{row['start']}..{last}", ""),
+            ("" if unknown else f"attempt={row['attempt']}", ""),
+            (f"lease={row['lease']}", "dim"),
+        ]
+    )
+
+
 def _line(parts: list[tuple[str, str]]) -> Text:
     return Text(" ").join(Text(text, style) for text, style in parts if text)

@@ -12,9 +12,9 @@ import typer
 
 from escrowmq.cli.options import DEFAULT_URL, PATIENCE, Url, bus_at
 from escrowmq.cli.printing import console, print_json_line
-from escrowmq.cli.rows import half_line, message_line, op_line, plain
+from escrowmq.cli.rows import ack_line, half_line, message_line, op_line, plain
 from escrowmq.errors import Code, error
-from escrowmq.wire import DEAD_LETTER_PREFIX, HALF_VIEW_NAME, OP_VIEW_NAME
+from escrowmq.wire import ACK_VIEW_NAME, DEAD_LETTER_PREFIX, HALF_VIEW_NAME, OP_VIEW_NAME, VIEWS
 
 if TYPE_CHECKING:
     from escrowmq.client.admin import Admin
@@ -56,13 +56,15 @@ class Place:
             line = half_line(row, str(number))
         elif self.source == OP_VIEW_NAME:
             line = op_line(row, str(number))
+        elif self.source == ACK_VIEW_NAME:
+            line = ack_line(row, str(number))
         else:
             line = message_line(row, f"{row['queue']}/{number}")
         console().print(line, soft_wrap=True)
 
 
 def tail(
-    source: Annotated[str, typer.Argument(help="A topic, %half, %op, or %dead-letters.GROUP.")],
+    source: Annotated[str, typer.Argument(help="A topic, %half, %op, %acks, or %dead-letters.GROUP.")],
     queue: Annotated[int | None, typer.Option("--queue", "-q", min=0, help="Only this queue.")] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", "-n", min=1, help="At most so many a queue, before following.")
@@ -74,7 +76,7 @@ def tail(
     url: Url = DEFAULT_URL,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line, for scripts.")] = False,
 ) -> None:
-    """Show messages of a topic, half messages (%half) or decisions (%op), without consuming them.
+    """Show messages of a topic, half messages (%half), decisions (%op) or acknowledgements (%acks), without consuming them.
 
     Without --from-start: the last 10 of each queue, or as many as --limit says.
     """
@@ -91,7 +93,7 @@ def tail(
 
 
 def _is_topic(source: str) -> bool:
-    return source not in (HALF_VIEW_NAME, OP_VIEW_NAME)
+    return source not in VIEWS
 
 
 def _places(bus: Bus, source: str, queue: int | None, last: int | None) -> list[Place]:

@@ -17,7 +17,7 @@ from escrowmq.client.router import Router
 from escrowmq.client.session import patient_action
 from escrowmq.errors import Code, EscrowError, Misuse, Rejected, error
 from escrowmq.model import TransactionId, message_id
-from escrowmq.wire import HALF_VIEW_NAME, OP_VIEW_NAME, Link
+from escrowmq.wire import VIEWS, Link
 
 Json = dict[str, Any]
 _PAGE = 1000
@@ -182,13 +182,15 @@ class Admin:
         stored_from: datetime | None = None,
         stored_until: datetime | None = None,
     ) -> pa.RecordBatchReader:
-        """Browse a topic (all queues, or one from offset ``start`` to before ``end``), ``%half``, ``%op``, or a group's dead letters.
+        """Browse a topic (all queues, or one from offset ``start`` to before ``end``), a system view (``%half``, ``%op``,
+        ``%acks``; from log position ``start`` to before ``end``), or a group's dead letters (``%dead-letters.GROUP``).
 
         Nothing is leased or changed. Batches stream; ``.read_all()`` makes a table. ``max_rows`` counts per queue. The
-        broker sends only rows with one of ``tags``, with ``key``, stored from one time to before another.
+        broker sends only rows with one of ``tags``, with ``key``, stored (decided, acknowledged) from one time to before
+        another; of ``%acks`` those of consumer group ``group``.
         """
         request: Json = {"source": source, "start": start, "end": end, "max_rows": max_rows, "columns": columns}
-        request |= _given(tags=None if tags is None else list(tags), key=key)
+        request |= _given(tags=None if tags is None else list(tags), key=key, group=group)
         request |= _given(stored_from_us=_microseconds(stored_from), stored_until_us=_microseconds(stored_until))
         wanted = [
             (link, {**request, "queue": number})
@@ -199,6 +201,7 @@ class Admin:
             raise Rejected(Code.UNKNOWN_TOPIC, f"no topic {source!r}")
         first = wanted[0][0].read(wanted[0][1])
 
+        group: str | None = None,
         def chain() -> Iterator[pa.RecordBatch]:
             yield from first
             for link, one in wanted[1:]:
@@ -274,7 +277,7 @@ class Admin:
         return done
 
     def _queues(self, link: Link, source: str, queue: int | None) -> list[int]:
-        if source in (HALF_VIEW_NAME, OP_VIEW_NAME):
+        if source in VIEWS:
             return [0]
         if queue is not None or source.startswith("%"):
             return [queue or 0]

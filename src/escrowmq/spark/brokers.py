@@ -18,7 +18,7 @@ from escrowmq.errors import Code, EscrowError, error
 from escrowmq.spark.filters import Pushed
 from escrowmq.spark.options import ReadOptions
 from escrowmq.spark.planning import Place, Range
-from escrowmq.wire import DEAD_LETTER_PREFIX, HALF_VIEW_NAME, OP_VIEW_NAME, Link
+from escrowmq.wire import DEAD_LETTER_PREFIX, VIEWS, Link
 
 _PAUSE = 0.2
 """Seconds between tries while a broker is away."""
@@ -92,7 +92,7 @@ def read(piece: Range, columns: list[str], pushed: Pushed, timeout: float) -> It
 
 def _counter(source: str) -> str | None:
     """The column that says how far reading has come."""
-    if source in (HALF_VIEW_NAME, OP_VIEW_NAME):
+    if source in VIEWS:
         return "position"
     return None if source.startswith("%") else "offset"
 

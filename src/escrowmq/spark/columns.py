@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.model import DecidedBy, TransactionState
-from escrowmq.schemas import DELIVERY, HALF_VIEW, OP_VIEW
+from escrowmq.schemas import DELIVERY
 from escrowmq.settings import nearest
-from escrowmq.wire import DEAD_LETTER_PREFIX, HALF_VIEW_NAME, OP_VIEW_NAME
+from escrowmq.wire import ACK_VIEW_NAME, DEAD_LETTER_PREFIX, HALF_VIEW_NAME, OP_VIEW_NAME, VIEWS
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 _TEXT = "string"
@@ -113,17 +113,29 @@ OP = [
     _word("decided_by", "decided_by", _DECIDERS),
     _time("decided", "decided_us"),
 ]
+ACKS = [
+    Column("shard", "bigint", (), _shard),
+    _plain("position", "bigint"),
+    _time("acked", "acked_us"),
+    _plain("group", _TEXT),
+    _plain("topic", _TEXT),
+    _plain("queue", "int"),
+    _plain("start", "bigint"),
+    _plain("count", "bigint"),
+    _plain("attempt", "int"),
+    _plain("lease", "bigint"),
+]
 
-_WIRE = {HALF_VIEW_NAME: HALF_VIEW, OP_VIEW_NAME: OP_VIEW}
+_VIEWS = {HALF_VIEW_NAME: HALF, OP_VIEW_NAME: OP, ACK_VIEW_NAME: ACKS}
 
 
 def columns_of(source: str) -> list[Column]:
     """All columns of a topic or system view."""
-    if source in (HALF_VIEW_NAME, OP_VIEW_NAME):
-        return HALF if source == HALF_VIEW_NAME else OP
+    if source in _VIEWS:
+        return _VIEWS[source]
     if source.startswith("%") and not source.startswith(DEAD_LETTER_PREFIX):
-        views = [HALF_VIEW_NAME, OP_VIEW_NAME, DEAD_LETTER_PREFIX + "GROUP"]
-        hint = nearest(source, views[:2]) or f"there are {', '.join(views)}"
+        views = [*_VIEWS, DEAD_LETTER_PREFIX + "GROUP"]
+        hint = nearest(source, views) or f"there are {', '.join(views)}"
         raise Misuse(Code.BAD_SETTING, f"no system view {source!r}", hint)
     return TOPIC
 
@@ -153,7 +165,7 @@ def spark_schema(chosen: Sequence[Column]) -> str:
 def wire_columns(source: str, chosen: Sequence[Column]) -> list[str]:
     """What to ask of the broker: the cheapest column if nothing but the number of rows is wanted."""
     needed = {name for column in chosen for name in column.needs}
-    schema = _WIRE.get(source, DELIVERY)
+    schema = VIEWS.get(source, DELIVERY)
     return [name for name in schema.names if name in needed] or ["position"]
 
 

@@ -1,7 +1,8 @@
 """Spark's filters, as far as ranges or the broker can do them exactly: the rest goes back to Spark. No Spark needed to test it.
 
-``key``, ``tag``: equality (``tag`` also IN). ``queue``: equality. ``offset`` (``position`` of a view), ``stored`` (``decided`` of
-``%op``): bounds. Each is evaluated on the same values that Spark would see, so a filter that is taken is not evaluated again.
+``key``, ``tag``: equality (``tag`` also IN). ``queue``: equality. ``offset`` (not of a view), ``stored`` (``decided`` of
+``%op``, ``acked`` of ``%acks``): bounds. ``group`` of ``%acks``: equality. Each is evaluated on the same values that Spark would
+see, so a filter that is taken is not evaluated again.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Pushed:
     high: int = FAR
     since_us: int | None = None
     until_us: int | None = None
+    group: str | None = None
 
     @property
     def request(self) -> dict[str, Any]:
@@ -34,6 +36,7 @@ class Pushed:
             "tags": list(self.tags) or None,
             "stored_from_us": self.since_us,
             "stored_until_us": self.until_us,
+            "group": self.group,
         }
         return {name: value for name, value in asked.items() if value is not None}
 
@@ -41,8 +44,13 @@ class Pushed:
 Taken = Pushed | None
 
 
+def pushable(source: str, columns: Iterable[str]) -> list[str]:
+    """The columns whose filters can be pushed: a system view is read as a whole, so queues and offsets do not narrow it."""
+    return [name for name in columns if not (source.startswith("%") and name in ("queue", "offset"))]
+
+
 def push(filters: Iterable[Any], before: Pushed, columns: Iterable[str]) -> tuple[Pushed, list[Any]]:
-    """What of ``filters`` can be done here, on top of ``before``; and those that Spark has to do. ``columns`` are the source's."""
+    """What of ``filters`` can be done here, on top of ``before``; and those that Spark has to do. ``columns``: :func:`pushable` ones."""
     there = set(columns)
     pushed, left = before, []
     for one in filters:
@@ -98,6 +106,12 @@ def _until(pushed: Pushed, value: Any, more: int) -> Taken:
     )
 
 
+def _group(pushed: Pushed, value: Any) -> Taken:
+    if not isinstance(value, str) or pushed.group not in (None, value):
+        return None
+    return replace(pushed, group=value)
+
+
 def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
 
@@ -124,7 +138,9 @@ _ACTS: dict[tuple[str, str], Callable[[Pushed, Any], Taken]] = {
     ("EqualTo", "tag"): _tag,
     ("In", "tag"): _tag,
     ("EqualTo", "queue"): _queue,
+    ("EqualTo", "group"): _group,
     **dict(_bounds("offset", _low, _high)),
     **dict(_bounds("stored", _since, _until)),
     **dict(_bounds("decided", _since, _until)),
+    **dict(_bounds("acked", _since, _until)),
 }

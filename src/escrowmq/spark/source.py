@@ -6,7 +6,7 @@ Everything here is pickled and lives in short-lived processes of Spark's: nothin
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from escrowmq.errors import Code, Misuse
 from escrowmq.spark import brokers
 from escrowmq.spark.columns import as_spark, choose, columns_of, spark_schema, wire_columns
-from escrowmq.spark.filters import Pushed, push
+from escrowmq.spark.filters import Pushed, push, pushable
 from escrowmq.spark.options import ReadOptions, read_options
 from escrowmq.spark.planning import Place, Range, cut, first_offsets, last_offsets, ranges
 
@@ -91,8 +91,8 @@ class EscrowReader(DataSourceReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Take what ranges and brokers can do, give the rest back."""
-        available = (column.name for column in columns_of(self.options.sources[0]))
-        self.pushed, left = push(filters, self.pushed, available)
+        source = self.options.sources[0]
+        self.pushed, left = push(filters, self.pushed, pushable(source, [column.name for column in columns_of(source)]))
         return left
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -131,14 +131,10 @@ def timed(options: ReadOptions, pushed: Pushed) -> Pushed:
         return pushed
     start, end = options.start, options.end
     since, until = (at if isinstance(at, int) else None for at in (start, end))
-    return Pushed(
-        pushed.key,
-        pushed.tags,
-        pushed.queue,
-        pushed.low,
-        pushed.high,
-        max((at for at in (since, pushed.since_us) if at is not None), default=None),
-        min((at for at in (until, pushed.until_us) if at is not None), default=None),
+    return replace(
+        pushed,
+        since_us=max((at for at in (since, pushed.since_us) if at is not None), default=None),
+        until_us=min((at for at in (until, pushed.until_us) if at is not None), default=None),
     )
 
 
