@@ -181,6 +181,7 @@ class Admin:
         key: str | None = None,
         stored_from: datetime | None = None,
         stored_until: datetime | None = None,
+        group: str | None = None,
     ) -> pa.RecordBatchReader:
         """Browse a topic (all queues, or one from offset ``start`` to before ``end``), a system view (``%half``, ``%op``,
         ``%acks``; from log position ``start`` to before ``end``), or a group's dead letters (``%dead-letters.GROUP``).
@@ -201,7 +202,6 @@ class Admin:
             raise Rejected(Code.UNKNOWN_TOPIC, f"no topic {source!r}")
         first = wanted[0][0].read(wanted[0][1])
 
-        group: str | None = None,
         def chain() -> Iterator[pa.RecordBatch]:
             yield from first
             for link, one in wanted[1:]:
