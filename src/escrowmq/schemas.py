@@ -157,6 +157,7 @@ class Kind(IntEnum):
     KEPT = 22
     HANDED = 23
     FENCED = 24
+    FORGOTTEN = 25
 
 
 _STORED = _schema(
@@ -248,6 +249,7 @@ STORED: dict[Kind, pa.Schema] = {
         ("attempt", pa.int32()),
     ),
     Kind.FENCED: _schema(("epoch", pa.int64()), ("group", pa.int32()), ("member", pa.int64())),
+    Kind.FORGOTTEN: _schema(("epoch", pa.uint32())),  # producer sessions; a group and its writer go with the last of it
 }
 """The schema of each kind of frame, version 1 (see log/FORMAT.md)."""
 

@@ -58,6 +58,12 @@ class BrokerSettings:
     mixed_groups: bool = _setting(False, FLAG, "let a transactional producer group also send plain messages")
     auto_create_topics: bool = _setting(True, FLAG, "make a topic at its first message or subscription")
     default_queues: int = _setting(4, COUNT, "queues of a topic made without a number", least=1)
+    producer_expiration: float = _setting(
+        30 * 86400.0,
+        SECONDS,
+        "a producer session (of a process, a Spark query) unused this long is forgotten, its group and writer with the last",
+        least=1,
+    )
 
     # Consumption
     lease_seconds: float = _setting(60.0, SECONDS, "a consumer must settle its messages within this time", least=0.001)
@@ -102,7 +108,7 @@ class BrokerSettings:
         256 << 20, BYTES, "requests waiting for the writer; more get QUEUE_FULL", least=1 << 10
     )
     max_writers: int = _setting(
-        1_000_000, COUNT, "writers of numbered batches (Spark queries) remembered, for ever", least=1
+        1_000_000, COUNT, "writers of numbered batches (Spark queries) remembered", least=1
     )
     max_leases: int = _setting(10_000, COUNT, "unsettled leases of one consumer group", least=1)
     max_receive_rows: int = _setting(65_536, COUNT, "messages of one receive", least=1)

@@ -11,6 +11,7 @@ from ledger_model import UNDECIDED, Model
 
 from escrowmq.ledger.commands import (
     CreateTopic,
+    Forget,
     Receive,
     Recheck,
     Retain,
@@ -99,14 +100,35 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def open_session(self, group: str, instance: str, transactional: bool) -> None:
         epoch = self.driver.session(group, instance, transactional=transactional)
-        self.model.open(epoch, group, instance, transactional)
+        self.model.open(epoch, group, instance, transactional, self.driver.now_us)
 
     @rule(group=groups, instance=st.sampled_from("ab"))
     def open(self, group, instance) -> None:
         self.open_session(group, instance, True)
 
-    @rule(chosen=st.lists(rows, min_size=1, max_size=4), session=st.sampled_from([0, 0, 3, 3, 1, 99]))
+    def plain_session(self) -> int:
+        """The session that sends plain messages; its process comes back if it was forgotten."""
+        found = [e for e, s in self.model.sessions.items() if s[0] == "p" and e not in self.model.fenced]
+        if not found:
+            self.open_session("p", "a", False)
+        return found[0] if found else self.model.next_epoch - 1
+
+    @rule(
+        age=st.sampled_from([0, 1, 6, 15]),
+        connected=st.lists(indexes, max_size=2),
+        limit=st.sampled_from([1, 100, 100]),
+        jump=jumps,
+    )
+    def forget(self, age, connected, limit, jump) -> None:
+        self.pass_time(jump)
+        before = self.driver.now_us - age * SECOND
+        listening = [n % self.model.next_epoch for n in connected]
+        count = self.driver.do(Forget(before, np.array(listening, np.int64), limit))
+        assert count == self.model.forget(before, listening, limit)
+
+    @rule(chosen=st.lists(rows, min_size=1, max_size=4), session=st.sampled_from([0, 0, "plain", "plain", 1, 99]))
     def send(self, chosen, session) -> None:
+        session = self.plain_session() if session == "plain" else session
         answers = self.driver.send(*chosen, session=session)
         self.model.produce(chosen, session, False, self.driver.now_us, answers)
 
@@ -123,7 +145,10 @@ class LedgerMachine(RuleBasedStateMachine):
     def session_of(self, number: int) -> int:
         """Mostly sessions that may act."""
         good = [e for e, s in self.model.sessions.items() if s[2] and e not in self.model.fenced]
-        return good[number % len(good)] if number % 8 else number % (len(self.model.sessions) + 2)
+        if not good:
+            self.open_session("g", "a", True)
+            return self.model.next_epoch - 1
+        return good[number % len(good)] if number % 8 else number % (self.model.next_epoch + 1)
 
     def raw_of(self, number: int) -> bytes:
         """Mostly ids of transactions, sometimes with another epoch or position."""
@@ -148,7 +173,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for n in range(count):
             row = {"message_id": f"t{fresh}-{n}", "topic": "orders", "queue": data.draw(st.sampled_from([0, 0, 1]))}
             if n and data.draw(st.booleans()):
-                self.send([row | {"message_id": f"p{fresh}-{n}", "tag": "red"}], 3)
+                self.send([row | {"message_id": f"p{fresh}-{n}", "tag": "red"}], "plain")
             row["transaction"] = raw
             session = self.session_of(number | 1)
             answers = self.driver.prepare(session, row)
@@ -173,6 +198,9 @@ class LedgerMachine(RuleBasedStateMachine):
         undecided = [t for t in self.model.transactions.values() if t.state in UNDECIDED]
         transaction = undecided[number % len(undecided)]
         owners = [e for e, s in self.model.sessions.items() if s[0] == transaction.group and e not in self.model.fenced]
+        if not owners:  # fenced is what prepared it, forgotten what fenced that
+            self.open_session(transaction.group, "a", True)
+            owners = [self.model.next_epoch - 1]
         self.ended(owners[number % len(owners)], [(transaction.raw, outcome)], by)
 
     # Check-back and time
@@ -329,6 +357,19 @@ class LedgerMachine(RuleBasedStateMachine):
             owners = [m.owner for m in messages if m.owner is not None and m.due_us == 0]
             runs = [o for n, o in enumerate(owners) if n == 0 or owners[n - 1] is not o]
             assert len(runs) == len(set(runs)), "a transaction's messages stand in one run"
+
+    @invariant()
+    def sessions_are_as_the_model_says(self) -> None:
+        """I7: nothing is remembered that is to be forgotten, nothing forgotten that is needed."""
+        sessions, model = self.driver.ledger.sessions, self.model
+        assert sessions.idle(1 << 62).tolist() == sorted(model.sessions)
+        used: dict[str, int] = {}
+        for epoch, (group, instance, _) in model.sessions.items():
+            assert sessions.instance(epoch) == instance
+            used[group] = max(used.get(group, 0), model.used[epoch])
+        assert {sessions.groups[number]: time_us for number, time_us in sessions.used_us().items()} == used
+        codes = sessions.check(np.arange(model.next_epoch + 1), transactional=None, rules=self.driver.ledger.rules)
+        assert codes.tolist() == [model.session_code(epoch, None) for epoch in range(model.next_epoch + 1)]
 
     @invariant()
     def transactions_are_as_the_model_says(self) -> None:

@@ -21,7 +21,7 @@ class Transaction:
     raw: bytes
     first: int
     epoch: int
-    group: str
+    group: str | None  # None: forgotten, so it belongs to nobody
     prepared_us: int
     due_us: int
     messages: list[Message] = field(default_factory=list)
@@ -49,6 +49,9 @@ class Model:
         self.rules = rules
         self.next_position = next_position
         self.sessions: dict[int, tuple[str, str, bool]] = {}
+        self.next_epoch = 1
+        self.used: dict[int, int] = {}
+        self.transactional: set[str] = set()
         self.fenced: set[int] = set()
         self.by_id: dict[str, Message] = {}
         self.transactions: dict[bytes, Transaction] = {}
@@ -61,11 +64,31 @@ class Model:
 
     # Sessions
 
-    def open(self, epoch: int, group: str, instance: str, transactional: bool) -> None:
-        assert epoch == len(self.sessions) + 1, "epochs count up and are never given twice"
+    def open(self, epoch: int, group: str, instance: str, transactional: bool, now: int) -> None:
+        assert epoch == self.next_epoch, "epochs count up and are never given twice"
+        self.next_epoch += 1
         self.fenced |= {e for e, s in self.sessions.items() if s[:2] == (group, instance)}
         self.sessions[epoch] = (group, instance, transactional)
+        self.used[epoch] = now
+        if transactional:
+            self.transactional.add(group)
         self.next_position += 1
+
+    def forget(self, before: int, connected: list[int], limit: int) -> int:
+        """How many sessions are let go: of those without an undecided transaction."""
+        alive = [t for t in self.transactions.values() if t.raw not in self.gone]
+        needed = {t.epoch for t in alive if t.state in UNDECIDED} | set(connected)
+        idle = sorted(e for e in self.sessions if self.used[e] < before and e not in needed)[:limit]
+        for epoch in idle:
+            del self.sessions[epoch], self.used[epoch]
+        left = {group for group, _, _ in self.sessions.values()}
+        self.transactional &= left
+        for transaction in alive:
+            if transaction.group not in left:
+                assert transaction.state not in UNDECIDED
+                transaction.group = None
+        self.next_position += len(idle)
+        return len(idle)
 
     def session_code(self, epoch: int, half: bool | None) -> Code:
         if epoch == 0:
@@ -77,7 +100,7 @@ class Model:
         group, _, transactional = self.sessions[epoch]
         if half and not transactional:
             return Code.GROUP_KIND
-        if half is False and any(s[0] == group and s[2] for s in self.sessions.values()):
+        if half is False and group in self.transactional:
             return Code.GROUP_KIND
         return Code.OK
 
@@ -103,6 +126,8 @@ class Model:
                 at += 1
                 self._take(row, epoch, half, now, answer)
         self.next_position = at if at > before else self.next_position
+        if at > before and epoch:
+            self.used[epoch] = now
 
     def _code(self, row: dict, epoch: int, half: bool) -> Code:
         if (code := self.session_code(epoch, half)) != Code.OK:
@@ -118,7 +143,7 @@ class Model:
             owner = self.transactions.get(row["transaction"])
             if owner is None or owner.raw in self.gone:
                 return Code.UNKNOWN_TRANSACTION
-            if owner.group != group:
+            if owner.group not in (group, None):
                 return Code.WRONG_GROUP
             return Code.OK if owner.state == "open" else Code.TRANSACTION_DECIDED
         count = sum(t.group == group and t.state == "open" for t in self.transactions.values())
@@ -185,6 +210,8 @@ class Model:
             assert code == expected, (Code(code), expected)
             wins += expected in (Code.COMMITTED, Code.ROLLED_BACK)
         self.next_position += wins
+        if wins and epoch:
+            self.used[epoch] = now
 
     def _end(self, raw: bytes, outcome: Outcome, epoch: int, by: DecidedBy, now: int) -> Code:
         if (code := self.session_code(epoch, None)) != Code.OK:
@@ -197,7 +224,7 @@ class Model:
                 return Code.BAD_REQUEST
         elif epoch == 0:
             return Code.UNKNOWN_SESSION
-        elif self.sessions[epoch][0] != transaction.group:
+        elif transaction.group not in (self.sessions[epoch][0], None):
             return Code.WRONG_GROUP
         if transaction.state == "committed":
             return Code.CONFLICT if outcome == ROLLBACK else Code.ALREADY_COMMITTED

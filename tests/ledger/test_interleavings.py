@@ -97,7 +97,7 @@ def later(world: World) -> None:
 
 def new_epoch(world: World) -> None:
     if len(world.model.sessions) < 4:
-        world.model.open(world.driver.session("g", "a"), "g", "a", True)
+        world.model.open(world.driver.session("g", "a"), "g", "a", True, world.driver.now_us)
 
 
 START_US = LedgerDriver().now_us
@@ -126,7 +126,7 @@ def beginning() -> World:
     world = World(driver, Model(RULES, driver.ledger.next_position))
     world.model.queues["orders", 0], world.model.heads["orders", 0] = [], 0
     for group, instance in (("g", "a"), ("g", "b"), ("h", "stranger")):
-        world.model.open(driver.session(group, instance), group, instance, True)
+        world.model.open(driver.session(group, instance), group, instance, True, driver.now_us)
     return world
 
 

@@ -191,6 +191,6 @@ def test_whatever_the_attempts_each_batch_counts_once(history):
 
 
 def test_planted_a_repeat_that_commits_again_is_caught(monkeypatch):
-    monkeypatch.setattr(Writers, "apply_decided", lambda self, batch: None)
+    monkeypatch.setattr(Writers, "apply_decided", lambda self, batch, time_us: None)
     history = [(b"a" * 16, 0, 2, True), (b"a" * 16, 0, 2, True)]
     assert replayed(history) != outcome_of(history)

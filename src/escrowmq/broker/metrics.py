@@ -48,6 +48,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("writers", GAUGE, "writers of numbered batches (Spark queries) remembered", "writers"),
     MetricSpec("topics", GAUGE, "topics", "topics"),
     MetricSpec("producer_groups", GAUGE, "producer groups", "producer_groups"),
+    MetricSpec("producer_sessions", GAUGE, "producer sessions remembered, connected or not", "producer_sessions"),
     # How it works.
     MetricSpec("rounds", COUNTER, "rounds of the writer: at most one sync each", "rounds_total"),
     MetricSpec("log_bytes", COUNTER, "bytes appended to the log since the start", "log_bytes_total"),

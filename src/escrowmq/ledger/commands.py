@@ -54,11 +54,13 @@ class CreateTopic:
 
 @dataclass(frozen=True, slots=True)
 class OpenSession:
-    """Begin a producer session; a newer one of the same group and instance fences the older. Answer: epoch (int)."""
+    """Begin a producer session; a newer one of the same group and instance fences the older. ``resume``: an epoch of this
+    process that is forgotten; Fenced if a newer process has the name. Answer: epoch (int)."""
 
     group: str
     instance: str
     transactional: bool
+    resume: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +210,23 @@ class Retain:
     limit_position: int
 
 
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Forget up to ``limit`` producer sessions that were used last before ``before_us``, but for those ``connected`` (epochs);
+    see :mod:`escrowmq.ledger.forgetting`. Answer: how many (int)."""
+
+    before_us: int
+    connected: Int64s
+    limit: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetWriter:
+    """Forget a writer (16 bytes) now, with its producer group. Answer: {"group", "sessions"}."""
+
+    writer: bytes
+
+
 Command = (
     Configure
     | CreateTopic
@@ -226,6 +245,8 @@ Command = (
     | Settle
     | SettleDead
     | Retain
+    | Forget
+    | ForgetWriter
 )
 
 

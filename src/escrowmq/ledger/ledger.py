@@ -29,6 +29,8 @@ from escrowmq.ledger.commands import (
     End,
     Event,
     Fence,
+    Forget,
+    ForgetWriter,
     Join,
     OpenSession,
     Prepare,
@@ -45,6 +47,7 @@ from escrowmq.ledger.commands import (
 from escrowmq.ledger.decisions import COMMITTED, EXPIRED, NONE, ROLLED_BACK
 from escrowmq.ledger.dedup import Dedup
 from escrowmq.ledger.delays import Delays
+from escrowmq.ledger.forgetting import apply_forgotten, decide_forget, decide_forget_writer
 from escrowmq.ledger.groups import Groups
 from escrowmq.ledger.messages import decide_produce
 from escrowmq.ledger.queues import QueueIndex
@@ -54,8 +57,9 @@ from escrowmq.ledger.transactions import Transactions
 from escrowmq.ledger.writers import Writers
 from escrowmq.schemas import STORED, Kind
 
-FORMAT = 1
-"""Of snapshots. Another one is not read: the frames are, or, where they left with retention, the log is refused."""
+FORMAT = 2
+"""Of snapshots; 1 had every session that ever was. A newer one is not read: the frames are, or, where they left with
+retention, the log is refused."""
 
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
@@ -139,6 +143,10 @@ class Ledger:
                 return self.groups.decide_settle_dead(command, self.topics, self.rules, now_us)
             case Retain():
                 return self._decide_retain(command)
+            case Forget():
+                return decide_forget(self, command)
+            case ForgetWriter():
+                return decide_forget_writer(self, command)
             case Configure():
                 return self._decide_configure(command)
 
@@ -205,7 +213,8 @@ class Ledger:
         self.transactions.apply_half(batch, tags, position, time_us)
 
     def _enter(self, batch: pa.RecordBatch, position: int, time_us: int) -> Int32s:
-        """What all messages do on their way in: be remembered by id, take a turn. Their tag numbers."""
+        """What all messages do on their way in: be remembered by id, take a turn, show who is alive. Their tag numbers."""
+        self.sessions.note(batch.column("epoch").to_numpy(), time_us)
         self.dedup.add(batch.column("message_id"), position, time_us, self.rules)
         queue_ids = np.flatnonzero(np.bincount(batch.column("queue_id").to_numpy()))
         for name in {self.topics.queues[queue_id].place.topic for queue_id in queue_ids.tolist()}:
@@ -222,6 +231,7 @@ class Ledger:
             self.topics.queues[queue_id].append(positions[rows], tags[rows], time_us)
 
     def _apply_decided(self, batch: pa.RecordBatch, _position: int, time_us: int) -> None:
+        self.sessions.note(batch.column("epoch").to_numpy(), time_us)
         _, positions, queue_ids, tags = self.transactions.apply_decided(batch)
         self._place(positions, queue_ids, tags, self.transactions.visible_us(positions), time_us)
         for state, size in enumerate(np.bincount(batch.column("state").to_numpy()).tolist()):
@@ -229,7 +239,8 @@ class Ledger:
                 self.counters[_STATE_COUNTERS[state]] += size
 
     def _apply_batch_decided(self, batch: pa.RecordBatch, position: int, time_us: int) -> None:
-        self.writers.apply_decided(batch)
+        self.sessions.note(batch.column("epoch").to_numpy(), time_us)
+        self.writers.apply_decided(batch, time_us)
         decided = batch.filter(pc.greater_equal(batch.column("transaction"), 0))
         if decided.num_rows:
             self._apply_decided(decided, position, time_us)
@@ -269,7 +280,8 @@ class Ledger:
         Kind.REOPENED: lambda self, batch, _, time_us: self.transactions.apply_reopened(batch, time_us),
         Kind.RELEASED: _apply_released,
         Kind.TOPIC: lambda self, batch, _, __: self.topics.apply_topic(batch),
-        Kind.SESSION: lambda self, batch, _, __: self.sessions.apply_session(batch),
+        Kind.SESSION: lambda self, batch, _, time_us: self.sessions.apply_session(batch, time_us),
+        Kind.FORGOTTEN: lambda self, batch, _, __: apply_forgotten(self, batch),
         Kind.RULES: _apply_rules,
         Kind.TRIMMED: _apply_trimmed,
     }
@@ -294,7 +306,7 @@ class Ledger:
     @staticmethod
     def can_restore(tables: dict[str, pa.Table]) -> bool:
         """Whether this version knows the snapshot's format."""
-        return bool(json.loads(tables["ledger"]["state"][0].as_py()).get("format") == FORMAT)
+        return json.loads(tables["ledger"]["state"][0].as_py()).get("format") in (1, FORMAT)
 
     @classmethod
     def restore(cls, shard: int, tables: dict[str, pa.Table]) -> Ledger:
@@ -306,10 +318,11 @@ class Ledger:
         ledger.last_time_us = scalars["last_time_us"]
         ledger.counters |= scalars["counters"]
         ledger.rules = _read_rules(json.dumps(scalars["rules"]))
-        for part in (ledger.topics, ledger.sessions, ledger.dedup, ledger.delays, ledger.groups):
+        for part in (ledger.topics, ledger.dedup, ledger.delays, ledger.groups):
             part.restore(tables)
+        ledger.sessions.restore(tables, ledger.last_time_us)
         ledger.transactions.restore(tables, ledger.rules)
-        ledger.writers.restore(tables)
+        ledger.writers.restore(tables, ledger.last_time_us)
         return ledger
 
     # Looking
@@ -401,6 +414,7 @@ class Ledger:
             "writers": len(self.writers),
             "topics": len(self.topics.by_name),
             "producer_groups": len(self.sessions.groups),
+            "producer_sessions": len(self.sessions),
         }
 
 

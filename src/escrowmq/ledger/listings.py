@@ -66,7 +66,25 @@ def producers_list(ledger: Ledger) -> list[dict[str, Any]]:
             "parked": ledger.transactions.parked.get(ordinal, 0),
             "oldest_us": oldest.get(ordinal),
         }
-        for ordinal, name in enumerate(ledger.sessions.groups)
+        for ordinal, name in ledger.sessions.groups.items()
+    ]
+
+
+def writers_list(ledger: Ledger, after: bytes, limit: int) -> list[dict[str, Any]]:
+    """Writers of numbered batches from ``after`` (not included) on, by their ids: the last batch and when it was decided,
+    when anything was done under its producer group, and what is undecided there."""
+    used = ledger.sessions.used_us()
+    return [
+        {
+            "writer": writer.hex(),
+            "group": ledger.sessions.groups[group],
+            "batch": batch,
+            "decided_us": decided_us,
+            "used_us": used[group],
+            "open": ledger.transactions.open.get(group, 0),
+            "parked": ledger.transactions.parked.get(group, 0),
+        }
+        for writer, group, batch, decided_us in ledger.writers.listed(after, limit)
     ]
 
 
@@ -144,7 +162,7 @@ def _describe(ledger: Ledger, ordinal: int) -> dict[str, Any]:
     described: dict[str, Any] = {
         "id": str(TransactionId(ledger.shard, value["epoch"], value["first"])),
         "position": value["first"],
-        "group": ledger.sessions.groups[int(table.groups_of(at)[0])],
+        "group": ledger.sessions.groups.get(int(table.groups_of(at)[0])),  # None: forgotten
         "instance": ledger.sessions.instance(value["epoch"]),
         "state": state.name.lower(),
         "checks": value["checks"],

@@ -105,7 +105,7 @@ def _join(ledger: Ledger, command: Prepare, codes: UInt8s, fresh: npt.NDArray[np
     found, wrong = transactions.find_ids(ids.take(pa.array(rows)))
     codes[rows] = wrong
     kept, found = rows[wrong == code.OK], found[wrong == code.OK]
-    foreign = transactions.groups_of(found) != ledger.sessions.groups_of(command.sessions[kept])
+    foreign = transactions.foreign(found, ledger.sessions.groups_of(command.sessions[kept]))
     codes[kept[foreign]] = code.WRONG_GROUP
     decided = transactions.column("state", found) != OPEN
     codes[kept[~foreign & decided]] = code.TRANSACTION_DECIDED

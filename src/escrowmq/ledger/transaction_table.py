@@ -16,7 +16,7 @@ import pyarrow as pa
 from escrowmq.ledger import codes as code
 from escrowmq.ledger.columns import Columns
 from escrowmq.ledger.decisions import NONE
-from escrowmq.ledger.sessions import Sessions
+from escrowmq.ledger.sessions import NOBODY, Sessions
 from escrowmq.schemas import TRANSACTION_ID_DTYPE
 
 Int64s = npt.NDArray[np.int64]
@@ -91,8 +91,14 @@ class TransactionTable:
         return owners
 
     def groups_of(self, ordinals: Int64s) -> Int64s:
-        """Producer groups of transactions."""
+        """Producer groups of transactions; ``NOBODY`` of those decided whose group is forgotten."""
         return self._sessions.groups_of(self.column("epoch", ordinals).astype(np.int64))
+
+    def foreign(self, ordinals: Int64s, groups: Int64s | int) -> npt.NDArray[np.bool_]:
+        """Which transactions belong to another group than ``groups``. Those of nobody are decided, and anyone may hear how."""
+        owners = self.groups_of(ordinals)
+        others: npt.NDArray[np.bool_] = (owners != groups) & (owners != NOBODY)
+        return others
 
     def column(self, name: str, ordinals: Int64s) -> npt.NDArray[Any]:
         """One column at some ordinals."""

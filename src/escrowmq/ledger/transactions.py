@@ -161,7 +161,7 @@ class Transactions(TransactionTable):
         anonymous = sessions[rows] == OPERATOR
         codes[rows[anonymous]] = code.UNKNOWN_SESSION
         rows = rows[~anonymous]
-        foreign = self._sessions.groups_of(sessions[rows]) != self.groups_of(ordinals[rows])
+        foreign = self.foreign(ordinals[rows], self._sessions.groups_of(sessions[rows]))
         codes[rows[foreign]] = code.WRONG_GROUP
         owned: Int64s = rows[~foreign]
         return owned
@@ -300,6 +300,18 @@ class Transactions(TransactionTable):
         ordinals = np.flatnonzero((states == OPEN) | (states == PARKED)) + low + self.rows.first
         own: Int64s = ordinals[self.groups_of(ordinals) == group]
         return own
+
+    def undecided_epochs(self) -> Int64s:
+        """Sessions that began what is OPEN or PARKED, each once."""
+        states = self.rows["state"]
+        epochs: Int64s = np.unique(self.rows["epoch"][(states == OPEN) | (states == PARKED)]).astype(np.int64)
+        return epochs
+
+    def forget_group(self, group: int) -> None:
+        """A producer group is gone; nothing of it is undecided."""
+        self.open.pop(group, None)
+        self.parked.pop(group, None)
+        self._due.pop(group, None)
 
     def oldest_open(self) -> int:
         """The lowest ordinal that is OPEN; ``rows.end`` when none is."""

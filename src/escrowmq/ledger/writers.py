@@ -14,9 +14,12 @@ Rules:
    driver that died before it noted its success. All that is undecided in the group is rolled back.
 4. A commit that names anything that cannot be committed (another group's, unknown, rolled back, expired) is refused as a whole.
 5. Batches of a writer rise; gaps are allowed.
+6. A writer is forgotten with its producer group, which is when nobody has used it for long (``forgetting.py``).
 """
 
 from __future__ import annotations
+
+import heapq
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +43,7 @@ class Writers:
     def __init__(self, sessions: Sessions, transactions: Transactions) -> None:
         self._sessions = sessions
         self._transactions = transactions
-        self._last: dict[bytes, tuple[int, int]] = {}  # writer: (producer group, batch)
+        self._last: dict[bytes, tuple[int, int, int]] = {}  # writer: (producer group, batch, when it was decided)
         self._writers: dict[int, bytes] = {}  # by producer group
 
     def __len__(self) -> int:
@@ -50,6 +53,16 @@ class Writers:
         """The writer's last decided batch."""
         known = self._last.get(writer)
         return None if known is None else known[1]
+
+    def group(self, writer: bytes) -> int | None:
+        """The writer's producer group."""
+        known = self._last.get(writer)
+        return None if known is None else known[0]
+
+    def listed(self, after: bytes, limit: int) -> list[tuple[bytes, int, int, int]]:
+        """Writers from ``after`` (not included) on, by their bytes: writer, producer group, last batch, when it was decided."""
+        chosen = heapq.nsmallest(limit, (writer for writer in self._last if writer > after))
+        return [(writer, *self._last[writer]) for writer in chosen]
 
     def decide_commit(self, command: CommitBatch, rules: Rules) -> Decision:
         """Commit a batch, or roll the repeat of one back. Raises UNKNOWN_SESSION, FENCED, WRONG_GROUP, CONFLICT, ..."""
@@ -88,7 +101,7 @@ class Writers:
         if len(wrong) and not (skip_unknown and (codes[wrong] == code.UNKNOWN_TRANSACTION).all()):
             raise error(Code(int(codes[wrong[0]])), f"{len(wrong)} transactions of the batch are not known here")
         ordinals = np.unique(ordinals[ordinals != NONE])
-        if (self._transactions.groups_of(ordinals) != group).any():
+        if self._transactions.foreign(ordinals, group).any():
             raise error(Code.WRONG_GROUP)
         return ordinals
 
@@ -109,29 +122,37 @@ class Writers:
         ]
         return Event(Kind.BATCH_DECIDED, pa.RecordBatch.from_arrays(columns, schema=STORED[Kind.BATCH_DECIDED]))
 
-    def apply_decided(self, batch: pa.RecordBatch) -> None:
+    def apply_decided(self, batch: pa.RecordBatch, time_us: int) -> None:
         """Kind.BATCH_DECIDED, the writer's part of it."""
         writer, number = batch.column("writer")[0].as_py(), batch.column("batch")[0].as_py()
         group = int(self._sessions.groups_of(np.array([batch.column("epoch")[0].as_py()], np.int64))[0])
         known = self._last.get(writer)
         if known is None or known[1] < number:
-            self._last[writer] = (group, number)
+            self._last[writer] = (group, number, time_us)
             self._writers[group] = writer
+
+    def forget_group(self, group: int) -> None:
+        """A producer group is gone, its writer with it."""
+        if (writer := self._writers.pop(group, None)) is not None:
+            del self._last[writer]
 
     def snapshot(self) -> dict[str, pa.Table]:
         """The state as tables."""
-        groups, batches = zip(*self._last.values(), strict=True) if self._last else ((), ())
+        groups, batches, times = zip(*self._last.values(), strict=True) if self._last else ((), (), ())
         columns = {
             "writer": pa.array(list(self._last), ID),
             "group": pa.array(groups, pa.int64()),
             "batch": pa.array(batches, pa.int64()),
+            "decided_us": pa.array(times, pa.int64()),
         }
         return {"writers": pa.table(columns)}
 
-    def restore(self, tables: dict[str, pa.Table]) -> None:
-        """Become what :meth:`snapshot` gave; snapshots of before there were writers have none."""
+    def restore(self, tables: dict[str, pa.Table], time_us: int) -> None:
+        """Become what :meth:`snapshot` gave. Snapshots of format 1 had no times (let it be ``time_us``), or no writers."""
         if (table := tables.get("writers")) is None:
             return
-        writers, groups, batches = (table[name].to_pylist() for name in ("writer", "group", "batch"))
-        self._last = dict(zip(writers, zip(groups, batches, strict=True), strict=True))
-        self._writers = {group: writer for writer, (group, _) in self._last.items()}
+        if "decided_us" not in table.column_names:
+            table = table.append_column("decided_us", pa.array(np.full(table.num_rows, time_us)))
+        writers, *rest = (table[name].to_pylist() for name in ("writer", "group", "batch", "decided_us"))
+        self._last = dict(zip(writers, zip(*rest, strict=True), strict=True))
+        self._writers = {group: writer for writer, (group, *_) in self._last.items()}
