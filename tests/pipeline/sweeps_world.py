@@ -119,9 +119,10 @@ class World:
 
 
 @contextmanager
-def world(urls: Sequence[str]) -> Iterator[World]:
-    """Tables made, nothing in them."""
+def world(urls: Sequence[str], *, there: bool = False) -> Iterator[World]:
+    """Tables made, nothing in them; or the shop that is ``there``."""
     with ExitStack() as stack:
         made = World(urls, stack)
-        shop_databases.create(made.shop, STOCK)
+        if not there:
+            shop_databases.create(made.shop, STOCK)
         yield made

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from pyspark.sql import SparkSession
+from sweeps_killing import EACH, POINTS, Content, both, killing, once_cleanly
 from sweeps_world import BOOKS, EVERYWHERE, NOW, SHARDS, World, world
 
 from escrowmq.errors import Misuse
 from escrowmq.pipeline.sql_source import SqlRead, read_sql
-from escrowmq.pipeline.sweeps import Act, Books, Databases, Swept, sweep_freezes, sweep_orders
-from escrowmq.platform.failpoints import TELL_VARIABLE, VARIABLE
+from escrowmq.pipeline.sweeps import Act, Books, Databases, Swept, sweep_freezes
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
-
-EACH = 6
-POINTS = {
-    sweep_orders: ("sweep.locked", "sweep.freeze-written", "sweep.released", "sweep.settled"),
-    sweep_freezes: ("sweep.fence-written", "sweep.fenced", "sweep.orphan-written", "sweep.orphan-released"),
-}
 
 
 @pytest.fixture
@@ -40,19 +29,11 @@ def shop(tmp_path: Path) -> Iterator[World]:
 
 
 @pytest.fixture
-def clean(shop: World) -> dict[str, list[tuple[Any, ...]]]:
-    """What one clean run of examples/shop's sweeps leaves; the shop is then as before."""
-    shop.plain_sweeps()
-    found = shop.content()
-    shop.fill(EACH)
-    return found
+def clean(shop: World) -> Content:
+    return once_cleanly(shop)
 
 
-def both(spark: SparkSession, shop: World, books: Books = BOOKS) -> list[Swept]:
-    return [sweep(spark, shop.databases, books=books, now_us=NOW) for sweep in (sweep_orders, sweep_freezes)]
-
-
-def test_as_the_plain_sweeps_and_a_second_run_does_nothing(spark: SparkSession, shop: World, clean: Any) -> None:
+def test_as_the_plain_sweeps_and_a_second_run_does_nothing(spark: SparkSession, shop: World, clean: Content) -> None:
     first, second = both(spark, shop)
     assert first.acts == {Act.SOLD: EACH, Act.TIMED_OUT: EACH}
     assert second.acts == {Act.ORPHAN: 2 * EACH}  # those fenced by a sweep that died, too
@@ -61,7 +42,7 @@ def test_as_the_plain_sweeps_and_a_second_run_does_nothing(spark: SparkSession, 
     assert shop.content() == clean
 
 
-def test_two_at_once_without_a_rule_for_shards(spark: SparkSession, shop: World, clean: Any) -> None:
+def test_two_at_once_without_a_rule_for_shards(spark: SparkSession, shop: World, clean: Content) -> None:
     with ThreadPoolExecutor(2) as pool:
         running: list[Future[list[Swept]]] = [pool.submit(both, spark, shop, EVERYWHERE) for _ in range(2)]
         done = [one.result() for one in running]
@@ -73,7 +54,7 @@ def test_two_at_once_without_a_rule_for_shards(spark: SparkSession, shop: World,
     assert shop.problems() == []
 
 
-def test_executors_killed_at_every_place(spark: SparkSession, shop: World, clean: Any, tmp_path: Path) -> None:
+def test_executors_killed_at_every_place(spark: SparkSession, shop: World, clean: Content, tmp_path: Path) -> None:
     for sweep, points in POINTS.items():
         with killing(spark, points, tmp_path) as killed:
             while len(killed) < len(points):
@@ -89,35 +70,7 @@ def test_executors_killed_at_every_place(spark: SparkSession, shop: World, clean
     assert shop.content() == clean
 
 
-@contextmanager
-def killing(spark: SparkSession, points: tuple[str, ...], told: Path) -> Iterator[list[str]]:
-    """Spark's Python workers die at these places: at each the first that comes there, once. What was killed so far."""
-    environment = spark.sparkContext.environment  # of the workers that are started from now on
-    killed: list[str] = []
-    done = threading.Event()
-
-    def kill() -> None:
-        while not done.wait(0.01):
-            for point in points:
-                file = told / point
-                if file.exists():
-                    killed.append(point)
-                    os.kill(int(file.read_text()), signal.SIGKILL)
-                    file.unlink()
-
-    environment |= {VARIABLE: ",".join(points), TELL_VARIABLE: str(told)}
-    thread = threading.Thread(target=kill)
-    thread.start()
-    try:
-        yield killed
-    finally:
-        done.set()
-        thread.join()
-        for name in (VARIABLE, TELL_VARIABLE):
-            del environment[name]
-
-
-def test_what_fails_is_told_and_done_by_the_next_run(spark: SparkSession, shop: World, clean: Any) -> None:
+def test_what_fails_is_told_and_done_by_the_next_run(spark: SparkSession, shop: World, clean: Content) -> None:
     with shop.shop.products.begin() as connection:
         broken = sa.text("UPDATE freezes SET state = 'released unsold' WHERE trans_id = 't-0000'")
         connection.execute(broken)

@@ -49,7 +49,6 @@ def sweep(
 
     To be run every some minutes; may be killed, and run twice at once. Exit code 1 if something could not be settled; the next run tries again.
     """
-    from escrowmq.pipeline.failures import told_plainly
     from escrowmq.pipeline.session import local_session
     from escrowmq.pipeline.sweeps import Books, Databases, Swept, sweep_freezes, sweep_orders
 
@@ -61,7 +60,7 @@ def sweep(
     unpaid, orphan = seconds(unpaid_after, "--unpaid-after") or 0.0, seconds(orphan_after, "--orphan-after") or 0.0
     books.check(databases.orders, databases.products)  # before Spark starts
     done: dict[str, Swept] = {}
-    with local_session("escrowmq sweep", master=master, rows=1000) as spark, told_plainly():
+    with local_session("escrowmq sweep", master=master, rows=1000) as spark:
         if only != "freezes":
             done["orders"] = sweep_orders(spark, databases, books=books, unpaid_seconds=unpaid)
         if only != "orders":

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from escrowmq.errors import Code, Misuse
+from escrowmq.pipeline.cluster import check_master, is_here
 from escrowmq.pipeline.java import find_java, write_launcher
 
 if TYPE_CHECKING:
@@ -47,7 +48,12 @@ logger.gateway.level = error
 # The Hadoop shim warns about native libraries and shutdown races that do not concern a local session.
 logger.hadoop.name = org.apache.hadoop
 logger.hadoop.level = fatal
+# Says that a cluster has no workers, or none with enough memory: else one would wait without knowing for what.
+logger.waiting.name = org.apache.spark.scheduler.TaskSchedulerImpl
+logger.waiting.level = warn
 """
+
+_LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
 @contextlib.contextmanager
@@ -61,32 +67,40 @@ def local_session(
 ) -> Iterator[SparkSession]:
     """A session on this machine, stopped at the end together with its Java process and its temporary files.
 
-    ``master`` None: local; else a cluster's, such as ``spark://HOST:PORT``. ``settings`` come on top of ours.
+    ``master`` None: local; else a cluster's, such as ``spark://HOST:PORT``, whose workers start the Python that
+    ``PYSPARK_PYTHON`` names (unset: the path of this one). ``settings`` come on top of ours.
 
     ``cores`` None: all. ``rows`` says how much work it will be, about: a cold Java spends its first half minute compiling,
     so for less than millions of rows it is told to compile less (see SLOW_COMPILER_ROWS). A session that this
-    process already has is used as it is, and left running. Raises Misuse(BAD_SETTING) when PySpark or a Java 17+ is missing.
+    process already has, or that spark-submit began, is used as it is, and left running. Raises Misuse(BAD_SETTING) when PySpark
+    or a Java 17+ is missing; Misuse(BAD_URL) for what is no master, Misuse(BAD_ARGUMENT) for another than
+    the session that runs already has, Unknown(DISCONNECTED) for one that does not answer.
     """
-    if (running := _running()) is not None:
+    if (running := _running(name)) is not None:
+        if master not in (None, running.sparkContext.master):
+            told = f"master {master}, but this process has a session on {running.sparkContext.master}"
+            raise Misuse(
+                Code.BAD_ARGUMENT, told, "name the cluster to whoever starts the session: spark-submit --master"
+            )
         yield running
         return
-    if SUBMITTED in os.environ:
-        from pyspark.sql import SparkSession
-
-        yield SparkSession.builder.appName(name).getOrCreate()
-        return
+    here = master is None or is_here(master)
+    if master is not None:
+        check_master(master)
     folder = Path(tempfile.mkdtemp(prefix="escrowmq-spark-"))
+    theirs = None if master is None or master.startswith("local") else os.environ.get("PYSPARK_PYTHON")
     environment = {
         "JAVA_HOME": str(_java_home(folder)),
-        "PYSPARK_PYTHON": sys.executable,  # else workers start another Python, without the packages
+        "PYSPARK_PYTHON": theirs or sys.executable,  # else workers start another Python, without the packages
         "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
+        **({"SPARK_LOCAL_IP": "127.0.0.1"} if here else {}),
         "SPARK_CONF_DIR": str(folder),
         "SPARK_HOME": None,  # PySpark's own; a foreign installation would be another version
     }
     with _environment(environment):
         try:
-            spark = _start(name, master or f"local[{cores or os.cpu_count() or 1}]", folder, rows, settings or {})
+            more = {**(_LOOPBACK if here else {}), **(settings or {})}
+            spark = _start(name, master or f"local[{cores or os.cpu_count() or 1}]", folder, rows, more)
             try:
                 yield spark
             finally:
@@ -104,11 +118,14 @@ def _java_home(folder: Path) -> Path:
     return write_launcher(find_java(), folder / "java")
 
 
-def _running() -> SparkSession | None:
-    if "pyspark" not in sys.modules:
+def _running(name: str) -> SparkSession | None:
+    """The session that this process has, or that it was submitted to."""
+    if "pyspark" not in sys.modules and SUBMITTED not in os.environ:
         return None
     from pyspark.sql import SparkSession
 
+    if SUBMITTED in os.environ:
+        return SparkSession.builder.appName(name).getOrCreate()
     return SparkSession.getActiveSession()
 
 
@@ -123,8 +140,6 @@ def _start(name: str, master: str, folder: Path, rows: int | None, more: Mapping
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": f"{memory}m",
         "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={folder / 'tmp'} -XX:-UsePerfData "
         f"-Dlog4j2.configurationFile=file:{folder / 'log4j2.properties'}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import socket
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -106,6 +107,7 @@ class TableRead:
         terms = ["rowid BETWEEN ? AND ?", *(f"CAST({_quoted(name)} AS TEXT) = ?" for name in self.where)]
         query = f"SELECT {wanted} FROM {_quoted(self.table)} WHERE {' AND '.join(terms)}"
         with closing(open_readonly(self.database)) as connection:
+            connection.text_factory = bytes  # no text is made here, cell by cell
             found = connection.execute(query, (*rows, *self.where.values()))
             while chunk := found.fetchmany(BATCH_ROWS):
                 names = pa.repeat(pa.scalar(self.name, pa.utf8()), len(chunk))
@@ -142,7 +144,13 @@ def row_ranges(lowest: int, highest: int, rows: int, size: int) -> list[Range]:
 
 
 def open_readonly(database: str) -> sqlite3.Connection:
-    """A connection that cannot write; text that is not UTF-8 is read with replacement marks."""
+    """A connection that cannot write; text that is not UTF-8 is read with replacement marks.
+
+    Raises Misuse(BAD_ARGUMENT) if there is no such file: a worker on another machine may not see what the driver saw.
+    """
+    if not Path(database).is_file():
+        hint = "every worker of a cluster must see the run folder under the same path"
+        raise Misuse(Code.BAD_ARGUMENT, f"{socket.gethostname()} has no database {database}", hint)
     connection = sqlite3.connect(f"file:{quote(database)}?mode=ro", uri=True)
     connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
     return connection
@@ -187,10 +195,15 @@ class SqliteReader(DataSourceReader):
         return partition.read.read(partition.rows)
 
 
-def _lists(rows: Sequence[Sequence[str | None]], width: int) -> pa.Array:
+def _lists(rows: Sequence[Sequence[bytes | None]], width: int) -> pa.Array:
     """Rows of texts as a list column: one array of all cells, and where each row begins."""
-    cells = pa.array(list(itertools.chain.from_iterable(rows)), pa.utf8())
-    return pa.ListArray.from_arrays(pa.array(np.arange(len(rows) + 1, dtype=np.int32) * width), cells)
+    cells = pa.array(list(itertools.chain.from_iterable(rows)), pa.binary())
+    try:
+        texts = cells.cast(pa.utf8())
+    except pa.ArrowInvalid:  # not UTF-8 everywhere
+        plain = [None if cell is None else cell.decode("utf-8", "replace") for cell in cells.to_pylist()]
+        texts = pa.array(plain, pa.utf8())
+    return pa.ListArray.from_arrays(pa.array(np.arange(len(rows) + 1, dtype=np.int32) * width), texts)
 
 
 def _quoted(name: str) -> str:

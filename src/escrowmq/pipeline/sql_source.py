@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -132,6 +133,7 @@ def read_sql(spark: SparkSession, reads: Sequence[SqlRead], partition_rows: int 
 
 def check(url: str, table: str, columns: Sequence[str]) -> dict[str, str]:
     """Column → Spark type of a table. Raises Misuse(BAD_ARGUMENT) that names what is missing, as :func:`read_sql`."""
+    check_there(url)
     with engines.opened(url) as engine, engine.connect() as connection:
         try:
             found = {one["name"]: _kind(one["type"]).spark for one in sa.inspect(connection).get_columns(table)}
@@ -149,6 +151,16 @@ def absolute(url: str) -> str:
     if parsed.get_backend_name() != "sqlite" or not parsed.database or parsed.database.startswith((":", "file:")):
         return url
     return parsed.set(database=str(Path(parsed.database).absolute())).render_as_string(hide_password=False)
+
+
+def check_there(url: str) -> None:
+    """Raise Misuse(BAD_ARGUMENT) for a SQLite file that this machine does not have: SQLite would make an empty one."""
+    parsed = sa.make_url(url)
+    file = parsed.database
+    if parsed.get_backend_name() != "sqlite" or not file or file.startswith((":", "file:")) or Path(file).is_file():
+        return
+    hint = "on a cluster every worker must have it, as the same file; else use a database server"
+    raise Misuse(Code.BAD_ARGUMENT, f"{socket.gethostname()} has no database {file}", hint)
 
 
 def safe_url(url: str) -> str:
@@ -205,6 +217,7 @@ class SqlReader(DataSourceReader):
         schema = pa.schema(
             [(SOURCE, pa.int32()), *((n, kind.arrow) for n, kind in zip(read.columns, kinds, strict=True))]
         )
+        check_there(read.url)
         with engines.opened(read.url) as engine, engine.connect() as connection:
             for rows in connection.execution_options(yield_per=BATCH_ROWS).execute(query).partitions():
                 columns = [

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from escrowmq.errors import Code, Misuse
@@ -149,7 +150,12 @@ def _url(given: Mapping[str, str]) -> str:
     if not url:
         raise Misuse(Code.BAD_SETTING, "option 'url' is missing", READING["url"])
     # Spark makes a path of what load() is given: "escrow://host:7700" may come back as "escrow:/host:7700".
-    return f"escrow://{url.removeprefix('escrow:').lstrip('/')}" if url.startswith("escrow:") else url
+    return f"escrow://{url.removeprefix('escrow:').lstrip('/')}" if url.startswith("escrow:") else absolute(url)
+
+
+def absolute(url: str) -> str:
+    """A folder's URL that means the same in every process: executors have folders of their own in which they run."""
+    return f"file:{Path(url.removeprefix('file:')).absolute()}" if url.startswith("file:") else url
 
 
 def _place_or_time(name: str, text: str, words: tuple[str, ...]) -> Start:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from escrowmq.pipeline.audit.manifest import Manifest
 from escrowmq.spark import brokers
-from escrowmq.spark.options import read_options
+from escrowmq.spark.options import absolute, read_options
 from escrowmq.spark.source import register
 from escrowmq.wire import HALF_VIEW_NAME, OP_VIEW_NAME
 
@@ -34,7 +34,7 @@ class BrokerLog:
     def __init__(self, spark: SparkSession, url: str) -> None:
         register(spark)
         self._spark = spark
-        self._url = url
+        self._url = absolute(url)
 
     def topics(self, names: Sequence[str], columns: Collection[str]) -> DataFrame:
         """See :class:`Log`. Raises, when it is used, Rejected(UNKNOWN_TOPIC) and what else reading can raise."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Column, DataFrame
@@ -10,6 +9,7 @@ from pyspark.sql import functions as f
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.settings import nearest
+from escrowmq.spark.options import absolute
 from escrowmq.spark.source import register
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ def read_side(
             Code.BAD_ARGUMENT, f"no id {id!r} in a message", nearest(id, list(IDS)) or f"one of {', '.join(IDS)}"
         )
     register(spark)
-    if url.startswith("file:"):  # executors have folders of their own in which they run
-        url = f"file:{Path(url.removeprefix('file:')).absolute()}"
+    url = absolute(url)
     wanted = {id, "stored"} | ({"body"} if content else set()) | ({"state"} if topic == HALF_VIEW else set())
     reader = spark.readStream if stream else spark.read
     rows = reader.format("escrow").option("topic", topic).option("columns", ",".join(sorted(wanted))).load(url)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark import StorageLevel
 from pyspark.sql import functions as f
 
+from escrowmq.pipeline.failures import told_plainly
 from escrowmq.pipeline.reconcile.frames import KINDS, by_id, findings, together
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Report:
         return {"verdict": "agree" if self.agrees else "disagree", **asdict(self)}
 
 
+@told_plainly()
 def reconcile(
     half: DataFrame, commits: DataFrame, *, settled_before: datetime, out: str | None = None, most: int = MOST_NAMED
 ) -> Report:

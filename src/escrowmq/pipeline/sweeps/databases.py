@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.outbox import engines
-from escrowmq.pipeline.sql_source import absolute, safe_url
+from escrowmq.pipeline.sql_source import absolute, check_there, safe_url
 
 _SQLITE_PATIENCE = 30.0
 """Seconds that a transaction waits for a SQLite file's one lock."""
@@ -79,6 +79,7 @@ class Connections:
     def _to(self, url: str) -> sa.Connection:
         made = self._made.get(url)
         if made is None:
+            check_there(url)
             engine = open_locking(url)
             self._stack.callback(engine.dispose)
             try:

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from pyspark.sql import functions as f
 
 from escrowmq.errors import Code, EscrowError, Misuse
+from escrowmq.pipeline.failures import told_plainly
 from escrowmq.pipeline.sql_source import SOURCE, SqlRead, read_sql
 from escrowmq.pipeline.sweeps.acts import Act, Inconsistent, release_orphan, settle_order
 from escrowmq.pipeline.sweeps.books import Books
@@ -55,6 +56,7 @@ class Swept:
         return {"acts": self.acts, "failed": self.failed, "alerts": alerts}
 
 
+@told_plainly()
 def sweep_orders(
     spark: SparkSession,
     databases: Databases,
@@ -91,6 +93,7 @@ def sweep_orders(
     return _swept(found, databases, act)
 
 
+@told_plainly()
 def sweep_freezes(
     spark: SparkSession,
     databases: Databases,

@@ -1,0 +1,60 @@
+"""A Spark cluster by its name: is it one, does its master answer, and is it this machine."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterator
+
+from escrowmq.errors import Code, Misuse, Unknown
+
+PATIENCE = 5.0
+"""Seconds that a master has to answer. Spark itself would try for a minute, and tell of it in a page of Java."""
+
+_MASTER = re.compile(r"spark://(?P<hosts>[^/]+)")
+_LOCAL = re.compile(r"local(\[[^]]+\])?")
+_OTHERS = re.compile(r"yarn|k8s://.+")
+
+
+def check_master(master: str) -> None:
+    """Raise Misuse(BAD_URL) for what is no master, Unknown(DISCONNECTED) if none of a standalone cluster's answers."""
+    if _LOCAL.fullmatch(master) or _OTHERS.fullmatch(master):
+        return
+    places = list(_places(master))
+    problems = []
+    for host, port in places:
+        try:
+            socket.create_connection((host, port), PATIENCE).close()
+            return
+        except OSError as problem:
+            problems.append(f"{host}:{port}: {problem.strerror or problem}")
+    hint = "is it running, and the address right? The port is the master's own, not that of its pages"
+    raise Unknown(Code.DISCONNECTED, f"no Spark master at {'; '.join(problems)}", hint)
+
+
+def is_here(master: str) -> bool:
+    """Whether all of it runs on this machine, and the loopback is enough for it."""
+    if _LOCAL.fullmatch(master):
+        return True
+    if _MASTER.fullmatch(master) is None:
+        return False
+    return all(host == "localhost" or _is_loopback(host) for host, _ in _places(master))
+
+
+def _places(master: str) -> Iterator[tuple[str, int]]:
+    found = _MASTER.fullmatch(master)
+    for place in found["hosts"].split(",") if found else [""]:
+        host, _, port = place.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+            raise Misuse(
+                Code.BAD_URL, f"{master!r} is no Spark master", "spark://HOST:PORT, or local[2] for this machine"
+            )
+        yield host.strip("[]"), int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,183 @@
+"""The four jobs on a standalone cluster, by ``--master`` and by spark-submit: they print and write what a local run does.
+
+Two of the eight are in the quick suite: each way once, each with the job that asks more of the workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jobs_world
+import pyspark
+import pytest
+from jobs_world import JOBS
+from pyspark.sql import SparkSession
+from sweeps_killing import EACH, POINTS, told_places
+from sweeps_world import BOOKS, SHARDS, world
+from typer.testing import CliRunner
+
+from escrowmq.cli import submit
+from escrowmq.cli.main import app
+from escrowmq.pipeline.java import find_java, write_launcher
+from escrowmq.platform.failpoints import TELL_VARIABLE, VARIABLE
+from escrowmq.testing.databases import databases
+from escrowmq.testing.servers.seam import Absent
+from escrowmq.testing.servers.spark import Cluster, cluster
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+
+Told = tuple[int, Any, dict[str, Any]]
+"""Exit code, what was printed, what was written."""
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return jobs_world.make(tmp_path_factory.mktemp("jobs") / "template")
+
+
+@pytest.fixture(scope="module")
+def hands(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two workers."""
+    try:
+        with cluster(tmp_path_factory.mktemp("cluster")) as made:
+            yield made
+    except Absent as absent:
+        if os.environ.get("CI"):
+            pytest.fail(str(absent))
+        pytest.skip(str(absent))
+
+
+@pytest.fixture(scope="module")
+def java(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_launcher(find_java(), tmp_path_factory.mktemp("java"))
+
+
+def locally(folder: Path, job: str, words: list[str]) -> Told:
+    """What a job tells and leaves on this machine, in the session that there is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        ran = CliRunner().invoke(app, [job, *words, "--json"])
+    assert ran.exit_code in (0, 1), ran.output
+    return ran.exit_code, json.loads(ran.stdout), jobs_world.left(folder)
+
+
+def by_master(hands: Cluster, job: str, words: list[str]) -> list[str]:
+    return [sys.executable, "-m", "escrowmq", job, *words, "--json", "--master", hands.url]
+
+
+def by_submit(hands: Cluster, job: str, words: list[str], **settings: str) -> list[str]:
+    starter = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
+    given = [word for name, value in settings.items() for word in ("--conf", f"spark.{name}={value}")]
+    return [starter, "--master", hands.url, *given, submit.__file__, job, *words, "--json"]
+
+
+def surroundings(java: Path) -> dict[str, str]:
+    """The environment of somebody who uses spark-submit."""
+    return {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "JAVA_HOME": str(java)}
+
+
+def program(command: list[str], folder: Path, environment: dict[str, str] | None = None) -> Told:
+    """Run it in the folder."""
+    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500)
+    assert ran.returncode in (0, 1), ran.stderr[-3000:]
+    return ran.returncode, json.loads(ran.stdout), jobs_world.left(folder)
+
+
+@pytest.mark.parametrize(
+    "job", ["sweep", *(pytest.param(job, marks=pytest.mark.long) for job in JOBS if job != "sweep")]
+)
+def test_by_master(hands: Cluster, spark: SparkSession, template: Path, tmp_path: Path, job: str) -> None:
+    here, there = (jobs_world.copy(template, tmp_path / name) for name in ("here", "there"))
+    told = program(by_master(hands, job, JOBS[job]), there)
+    assert told == locally(here, job, JOBS[job])
+    check(job, told)
+
+
+@pytest.mark.parametrize(
+    "job", ["audit", *(pytest.param(job, marks=pytest.mark.long) for job in JOBS if job != "audit")]
+)
+def test_by_spark_submit(
+    hands: Cluster, spark: SparkSession, template: Path, tmp_path: Path, java: Path, job: str
+) -> None:
+    here, there = (jobs_world.copy(template, tmp_path / name) for name in ("here", "there"))
+    own = {"sql.session.timeZone": "Asia/Kathmandu", "sql.ansi.enabled": "false", "executor.memory": "512m"}
+    told = program(by_submit(hands, job, JOBS[job], **own), there, surroundings(java))
+    assert told == locally(here, job, JOBS[job])
+    check(job, told)
+
+
+def check(job: str, told: Told) -> None:
+    """Equal is not enough: it is what was put there."""
+    code, printed, left = told
+    assert left["problems"] == []
+    match job:
+        case "audit":
+            assert {(one["kind"], one["id"]) for one in printed["findings"]} == jobs_world.WRONG
+            assert left["run/verdict.json"] == printed
+        case "reconcile":
+            assert {one["id"] for one in printed["named"]} == jobs_world.UNCONFIRMED
+            assert left["findings/report.json"] == printed
+        case "report":
+            assert (printed["totals"]["committed"], printed["totals"]["rolled_back"]) == (3, 3)
+            assert left["pages/report.json"] == printed
+        case "sweep":
+            assert {name: swept["failed"] for name, swept in printed.items()} == {"orders": 0, "freezes": 0}
+    assert code == (job in ("audit", "reconcile"))
+
+
+def kill(hands: Cluster, pid: int) -> None:
+    """An executor, and its Python process, which would only later notice that it is alone."""
+    assert hands.kill_executor(pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("server", ["sqlite", "postgresql", "mariadb"])
+def test_two_sweeps_at_once_whose_executors_are_killed_at_every_place(
+    hands: Cluster, spark: SparkSession, request: pytest.FixtureRequest, tmp_path: Path, java: Path, server: str
+) -> None:
+    name = {"sqlite": None, "postgresql": "postgres_url", "mariadb": "mariadb_url"}[server]
+    names = ["killed_products", "killed_warehouse", *(f"killed_orders_{number}" for number in range(SHARDS))]
+    tables = tmp_path / "tables.json"
+    tables.write_text(json.dumps({one: value for one, value in asdict(BOOKS).items() if value is not None}))
+    with (
+        databases(names, tmp_path, name and request.getfixturevalue(name)) as urls,
+        world(urls) as shop,
+    ):
+        words = ["--products", urls[0], "--tables", str(tables)]
+        words += [word for url in urls[2:] for word in ("--orders", url)]
+        shop.fill(EACH)
+        assert CliRunner().invoke(app, ["sweep", *words]).exit_code == 0
+        clean = shop.content()
+        shop.fill(EACH)
+        for points in POINTS.values():
+            (told := tmp_path / points[0]).mkdir()
+            own = {"cores.max": "1", "executor.memory": "512m", "task.maxFailures": "10"}
+            own |= {f"executorEnv.{VARIABLE}": ",".join(points), f"executorEnv.{TELL_VARIABLE}": str(told)}
+            command = by_submit(hands, "sweep", words, **own)
+            with told_places(points, told, lambda pid: kill(hands, pid)) as killed:
+                running = [
+                    subprocess.Popen(command, env=surroundings(java), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                    for _ in range(2)
+                ]
+                for one in running:
+                    _, said = one.communicate(timeout=500)
+                    assert one.returncode in (0, 1), said[-3000:]
+            assert sorted(killed) == sorted(points)
+            assert shop.problems() == []
+            if points is POINTS[next(iter(POINTS))]:  # what the sweep of freezes stops at is not there any more
+                assert CliRunner().invoke(app, ["sweep", *words]).exit_code == 0
+                assert shop.content() == clean
+                shop.fill(EACH)
+        assert CliRunner().invoke(app, ["sweep", *words]).exit_code == 0
+        assert shop.content() == clean
