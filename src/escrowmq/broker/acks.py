@@ -35,6 +35,10 @@ GAP = 256
 """Positions between two leases that are walked over: to find a place in the log anew costs as much as some frames."""
 
 _LEASE_ROW = ("group", "queue_id", "attempt", "old")
+_SAYS = {
+    kind: [(line, name) for line, name in enumerate(_LEASE_ROW) if name in STORED[kind].names]
+    for kind in (Kind.LEASED, Kind.HANDED)
+}
 _OF_LEASES = {"group", "topic", "queue", "attempt"}
 
 
@@ -114,9 +118,10 @@ def _fill(log: CommitLog, ids: Int64s, found: npt.NDArray[np.int64]) -> None:
     edges = np.flatnonzero(np.diff(ids) > GAP) + 1
     for near in np.split(ids, edges) if len(ids) else ():
         first, last = int(near[0]), int(near[-1])
-        for frame in log.frames_at(first, [Kind.LEASED, Kind.HANDED], last + 1):
-            begin, end = np.searchsorted(ids, (frame.position, frame.position + frame.batch.num_rows))
+        for frame in log.frames_at(first, list(_SAYS), last + 1):
+            begin, end = ids.searchsorted((frame.position, frame.position + frame.batch.num_rows))
+            if begin == end:
+                continue
             rows = ids[begin:end] - frame.position
-            for line, name in zip(found, _LEASE_ROW, strict=True):
-                if len(rows) and name in frame.batch.schema.names:
-                    line[begin:end] = frame.batch.column(name).to_numpy()[rows]
+            for line, name in _SAYS[frame.kind]:
+                found[line, begin:end] = frame.batch.column(name).to_numpy()[rows]
