@@ -13,7 +13,7 @@ The actions, with their requests and answers (JSON; ids as printed text, times i
 | hello | | protocol, version, shard, epoch, limits {max_body_bytes, max_batch_rows, ...} |
 | health | | status ("ok", "full", "stopped", "stopping"), reason |
 | stats | | one number a metric |
-| session.open | group, instance, transactional | session |
+| session.open | group, instance, transactional, resume? (a session of this process that the broker has forgotten: Fenced if a newer process has its name) | session |
 | topics.list | | topics [{name, queues [{queue, queue_id, head, end}]}] |
 | topics.offsets | topic, queue?, time_us? | shard, queues [{queue, head, end, offset_at?}] (offset_at: the first that became visible at time_us or later, end without one); of %half, %op and %acks: their log positions |
 | topics.wait | topic, after [[queue, offset]], every? (queues not named too, from 0 on), wait_ms? | queues [{queue, head, end}] that have messages there or later; none when the time is over |
@@ -30,6 +30,8 @@ The actions, with their requests and answers (JSON; ids as printed text, times i
 | transactions.recheck | ids | codes [name] |
 | writers.commit | writer (any text), batch, transactions [id], session | status (COMMITTED, ALREADY_COMMITTED), last, rolled_back |
 | writers.show | writer | batch (the last decided one, or null) |
+| writers.list | limit, after? | writers [{writer (hex), group, batch, decided_us, used_us, open, parked, members}], next? |
+| writers.forget | writer (as listed, or the text it was made of) | group, sessions; CONFLICT while it has undecided transactions |
 | dead_letters.list | group, limit?, after? | dead_letters [{topic, queue, offset, attempts, cause, dead_us, key, tag, message_id}] |
 | dead_letters.settle | group, items [{topic, queue, offset}] or all, act ("retry", "discard") | codes [name] |
 | lookup | message_id? or key?, topic?, limit? | messages [{..., state, body_base64}] |
@@ -100,6 +102,11 @@ class CheckStream(Protocol):
     @property
     def broken(self) -> bool:
         """Whether the carrier lost it (the client should open another)."""
+        ...
+
+    @property
+    def problem(self) -> EscrowError | None:
+        """Why, if it is known."""
         ...
 
 

@@ -68,6 +68,7 @@ def test_the_commands_of_the_design_are_there() -> None:
         "dead-letters",
         "lookup",
         "groups",
+        "writers",
         "outbox",
         "audit",
         "report",

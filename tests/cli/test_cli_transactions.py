@@ -174,3 +174,18 @@ def test_wrong_dead_letters(run: Run, dead: list[str], words: tuple[str, ...], c
     ran = run("dead-letters", *words)
     assert (ran.code, told in ran.err) == (code, True), ran
     assert len(run("dead-letters", "list", "cart", "--json").json) == 2
+
+
+def test_writers_are_listed_by_age_and_forgotten_by_hand(run: Run, bus: mq.Bus) -> None:
+    assert "no writers yet" in run("writers", "list").err
+    for name in ("old", "new"):
+        producer = bus.producer(f"spark.{name}", checker=lambda check: mq.UNKNOWN)
+        producer.commit_batch(name, 7, [])
+    listed = run("writers", "list", "--json").json
+    assert [(writer["group"], writer["batch"]) for writer in listed] == [("spark.old", 7), ("spark.new", 7)]
+    assert "spark.old" in run("writers", "list").out
+    assert "forgot producer group spark.old and its 1 sessions" in run("writers", "forget", "old").out
+    assert run("writers", "forget", listed[1]["writer"], "--json").json[0]["group"] == "spark.new"
+    absent = run("writers", "forget", "new")
+    assert absent.code != 0
+    assert "NOT_FOUND" in absent.err

@@ -19,6 +19,7 @@ from escrowmq.ledger.commands import (
     CreateTopic,
     End,
     Fence,
+    ForgetWriter,
     Join,
     OpenSession,
     Recheck,
@@ -26,7 +27,14 @@ from escrowmq.ledger.commands import (
     Subscribe,
     Subscription,
 )
-from escrowmq.ledger.listings import producers_list, queue_offsets, queues_beyond, topics_list, transactions
+from escrowmq.ledger.listings import (
+    producers_list,
+    queue_offsets,
+    queues_beyond,
+    topics_list,
+    transactions,
+    writers_list,
+)
 from escrowmq.ledger.subscriptions import IN_DOUBT
 from escrowmq.model import DecidedBy, Outcome, message_id
 from escrowmq.schemas import ENDING, ID
@@ -78,7 +86,8 @@ def stats(engine: Engine, _: Fields) -> Json:
 
 def open_session(engine: Engine, fields: Fields) -> Json:
     """Begin a producer session."""
-    command = OpenSession(fields.text("group"), fields.text("instance"), fields.flag("transactional"))
+    resume = fields.integer("resume", None, most=(1 << 32) - 1)
+    command = OpenSession(fields.text("group"), fields.text("instance"), fields.flag("transactional"), resume)
     return {"session": engine.submit(command).result()}
 
 
@@ -243,6 +252,21 @@ def show_writer(engine: Engine, fields: Fields) -> Json:
     return {"batch": engine.look(lambda: engine.shard.ledger.writers.last(writer)).result()}
 
 
+def list_writers(engine: Engine, fields: Fields) -> Json:
+    """Writers with their last batch, a page at a time."""
+    limit, after = fields.integer("limit", PAGE, least=1, most=MAX_PAGE), fields.text("after", "")
+    start = message_id(after) if after else b""
+    found = engine.look(lambda: writers_list(engine.shard.ledger, start, limit)).result()
+    listed = [{**writer, "members": engine.members.members(writer["group"])} for writer in found]
+    return {"writers": listed, **({"next": found[-1]["writer"]} if len(found) == limit else {})}
+
+
+def forget_writer(engine: Engine, fields: Fields) -> Json:
+    """Forget a writer, with its producer group."""
+    answer: Json = engine.submit(ForgetWriter(message_id(fields.text("writer")))).result()
+    return answer
+
+
 def list_dead_letters(engine: Engine, fields: Fields) -> Json:
     """Dead letters of a consumer group, a page at a time."""
     group, limit = fields.text("group"), fields.integer("limit", PAGE, least=1, most=MAX_PAGE)
@@ -313,6 +337,8 @@ ACTIONS: dict[str, Callable[[Engine, Fields], Json]] = {
     "transactions.recheck": recheck,
     "writers.commit": commit_batch,
     "writers.show": show_writer,
+    "writers.list": list_writers,
+    "writers.forget": forget_writer,
     "dead_letters.list": list_dead_letters,
     "dead_letters.settle": settle_dead_letters,
     "lookup": lookup,

@@ -224,6 +224,11 @@ class Directory:
         with self._lock:
             return len(self._members.get(group, ()))
 
+    def sessions(self) -> Int64s:
+        """The sessions of all members."""
+        with self._lock:
+            return np.array([m.session for group in self._members.values() for m in group], np.int64)
+
     @property
     def unanswered(self) -> int:
         """Questions asked and not answered, over all members."""

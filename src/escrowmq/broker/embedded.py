@@ -113,6 +113,11 @@ class _Watch:
         """Whether it ended by itself: the engine stopped, or ``on_checks`` raised."""
         return not self._closed and not self._thread.is_alive()
 
+    @property
+    def problem(self) -> None:
+        """What is wrong with a subscription is raised when it begins."""
+        return None
+
     def close(self) -> None:
         """Leave the list of those to ask."""
         self._closed = True

@@ -63,7 +63,7 @@ class Engine:
         self.members = Directory(
             settings.checks_in_flight, microseconds(settings.check_interval), log.read, log.shard, self.poke
         )
-        self.upkeep = Upkeep(self.shard, self.poke)
+        self.upkeep = Upkeep(self.shard, self.poke, self.members.sessions)
         self._committer = Committer()
         self._pause_us = 0
         self._running: list[Request] = []  # this round's requests, for the case that it dies

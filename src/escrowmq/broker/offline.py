@@ -22,6 +22,7 @@ from escrowmq.broker.actions import (
     list_producers,
     list_topics,
     list_transactions,
+    list_writers,
     lookup,
     show,
     show_writer,
@@ -56,6 +57,7 @@ ACTIONS: dict[str, Callable[[Any, Fields], dict[str, Any]]] = {
     "transactions.show": show,
     "dead_letters.list": list_dead_letters,
     "writers.show": show_writer,
+    "writers.list": list_writers,
     "lookup": lookup,
 }
 

@@ -26,6 +26,7 @@ from escrowmq.cli import (
     tail,
     topics,
     transactions,
+    writers,
 )
 from escrowmq.cli.failures import Commands
 from escrowmq.cli.flags import takes_settings
@@ -48,6 +49,7 @@ app.add_typer(transactions.app, name="transactions")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.command("lookup")(lookup.lookup)
 app.add_typer(groups.app, name="groups")
+app.add_typer(writers.app, name="writers")
 outbox.app.command("relay")(relay.relay)
 app.add_typer(outbox.app, name="outbox")
 app.command("audit")(audit.audit)

@@ -98,6 +98,24 @@ class Admin:
         """All producer groups: group, transactional, members, open, parked, oldest_us, broker."""
         return self._collect("producers.list", {}, "producers")
 
+    def writers(self, limit: int | None = None) -> list[Json]:
+        """Writers of numbered batches (Spark queries, batch writes under a ``write_id``): writer (32 hex digits), group, batch
+        (the last one), decided_us (when), used_us (when its producer group did anything), open, parked (transactions),
+        members (connected), broker; at most ``limit`` a broker."""
+        found: list[Json] = []
+        for link in self._router.links:
+            found.extend(self._pages(link, "writers.list", {}, "writers", limit))
+        return found
+
+    def forget_writer(self, writer: str) -> list[Json]:
+        """Forget a writer (as listed, or its query id or ``write_id``) and its producer group at every broker: group,
+        sessions (how many were forgotten), broker. Should it write again, its next batch counts whatever its number is.
+
+        Raises NOT_FOUND, CONFLICT while it has undecided transactions.
+        """
+        found = self._where_known("writers.forget", {"writer": writer}, {Code.NOT_FOUND})
+        return [{**answer, "broker": link.address} for link, answer in found]
+
     # Transactions
 
     def transactions(

@@ -69,6 +69,7 @@ class CheckLoop:
         while not self._closing.is_set():
             if not self._present.wait(WATCH_SECONDS):
                 continue
+            number = 0
             try:
                 number = self._session.open(True)
                 stream = self._session.link.watch(number, self._asked)
@@ -78,6 +79,7 @@ class CheckLoop:
                 if problem.code is not told:
                     _log.warning("cannot listen for checks at %s: %s", self._session.link.address, problem)
                     told = problem.code
+                self._renew_if_forgotten(number, problem)
                 self._closing.wait(WATCH_SECONDS)
                 continue
             told = None
@@ -85,7 +87,17 @@ class CheckLoop:
             while self._present.is_set() and not stream.broken and not self._closing.wait(WATCH_SECONDS):
                 pass
             self.listening.clear()
+            if stream.broken:
+                self._renew_if_forgotten(number, stream.problem)
             stream.close()
+
+    def _renew_if_forgotten(self, number: int, problem: EscrowError | None) -> None:
+        if problem is None or problem.code is not Code.UNKNOWN_SESSION:
+            return
+        try:
+            self._session.renew(number)
+        except EscrowError as refused:
+            _log.warning("cannot renew the session at %s: %s", self._session.link.address, refused)
 
     def _asked(self, batch: pa.RecordBatch) -> None:
         try:

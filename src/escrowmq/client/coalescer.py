@@ -9,7 +9,9 @@ Theory of operation. A lane carries rows of one kind of exchange over one link.
 2. Parcels leave in the order in which they were filled; one thread at a time sends (``_pumping``).
 3. A parcel that the connection may have lost waits until every other parcel in flight was answered or lost too; then all
    of them are sent again, in order, unchanged (the same bytes, the same message ids), before anything newer.
-4. A parcel's deadline counts from the moment it was sealed. At its deadline its callers get Unknown(TIMED_OUT), and a
+4. So does a parcel that the broker refuses because it has forgotten the session (nothing of it was taken in), after the session was
+   renewed. While parcels of one session are in flight, none leaves under another: a newer one must not get ahead of them.
+5. A parcel's deadline counts from the moment it was sealed. At its deadline its callers get Unknown(TIMED_OUT), and a
    late answer is ignored.
 """
 
@@ -55,6 +57,7 @@ class Lane(ABC):
         max_rows: int = 4096,
         max_bytes: int = 16 << 20,
         max_waiting: int = MAX_WAITING_ROWS,
+        renew: Callable[[int], None] | None = None,
     ) -> None:
         self._link = link
         self._kind = kind
@@ -65,6 +68,9 @@ class Lane(ABC):
         self._max_rows = max_rows
         self._max_bytes = max_bytes
         self._max_waiting = max_waiting
+        self._renew = renew  # the session of this number
+        self._forgotten = 0  # the number of the session to be renewed before anything is sent
+        self._renewing = False
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._sending = threading.RLock()  # orders "is it broken?" and the exchange against the news that it broke
@@ -217,15 +223,18 @@ class Lane(ABC):
                     return
             self._dispatch(parcel)
 
-    def _dispatch(self, parcel: Parcel, *, again: bool = False) -> None:
+    def _dispatch(self, parcel: Parcel, again: dict[str, Any] | None = None) -> None:
+        """Send a parcel; ``again``: with these options, those of all that are sent again with it."""
         try:
             if parcel.batch is None and parcel.rows is not None:
                 parcel.batch, parcel.memo = self._codec.encode(parcel.rows)
             with self._sending:
-                if self._broken and not again:  # what was lost goes first
+                options = self._options() if again is None else again
+                parcel.session = options.get("session", 0)
+                if again is None and (self._broken or self._overtakes(parcel)):  # what was lost goes first
                     self._failed(parcel, Unknown(Code.DISCONNECTED))
                     return
-                future = self._link.exchange(self._kind, parcel.batch, self._options())
+                future = self._link.exchange(self._kind, parcel.batch, options)
         except EscrowError as problem:
             self._failed(parcel, problem)
             return
@@ -237,13 +246,19 @@ class Lane(ABC):
         attempt = parcel.resends
         future.add_done_callback(lambda done: self._answered(parcel, attempt, done))
 
+    def _overtakes(self, parcel: Parcel) -> bool:
+        return any(other.session != parcel.session for other in tuple(self._in_flight))
+
     # The way back
 
     def _answered(self, parcel: Parcel, attempt: int, done: Future[pa.RecordBatch]) -> None:
         if parcel.settled or parcel.resends != attempt:
             return
         problem = done.exception()
-        if problem is None:
+        if problem is None and self._renew is not None and _forgets(done.result()):
+            self._forgotten = parcel.session
+            self._failed(parcel, Unknown(Code.DISCONNECTED, "the broker has forgotten the session"))
+        elif problem is None:
             self._finish(parcel, self._decode(parcel, done.result()))
         elif isinstance(problem, EscrowError):
             self._failed(parcel, problem)
@@ -314,9 +329,15 @@ class Lane(ABC):
 
     def _resend(self) -> None:
         with self._lock:
+            if self._renewing:
+                return  # it ends with another call
             if self._pumping or any(parcel.lost is None for parcel in self._in_flight):
                 if self._pumping and self._broken:
                     self._alarm.after(FIRST_BACKOFF, self._resend)
+                return
+            if self._forgotten:
+                self._renewing = True  # it may take a while, and the alarm is for all
+                threading.Thread(target=self._renew_session, name="escrowmq-renew", daemon=True).start()
                 return
             again = list(self._in_flight)
             for parcel in again:
@@ -325,10 +346,27 @@ class Lane(ABC):
             self._pumping = True
             self._broken = False
             self._weigh()
+        options = self._options()
         for parcel in again:
             if not parcel.settled:
-                self._dispatch(parcel, again=True)
+                self._dispatch(parcel, options)
         self._pump()
+
+    def _renew_session(self) -> None:
+        """Then send again; if it is refused, so is what waits for it."""
+        problem: EscrowError | None = None
+        try:
+            if self._renew is not None:
+                self._renew(self._forgotten)
+        except EscrowError as raised:
+            problem = raised
+        with self._lock:
+            self._forgotten, self._renewing = 0, False
+            waiting = list(self._in_flight)
+        if problem is not None:
+            for parcel in waiting:
+                self._finish(parcel, copies(problem, parcel))
+        self._resend()
 
     # Deadlines
 
@@ -356,3 +394,8 @@ class Lane(ABC):
             self._deliver(parcel.waiters, copies(problem, parcel))
         if late:
             self._go_on()
+
+
+def _forgets(answer: pa.RecordBatch) -> bool:
+    """Whether the broker says that it does not know the session, which is that of all rows."""
+    return bool(answer.num_rows) and answer.column(0)[0].as_py() == Code.UNKNOWN_SESSION

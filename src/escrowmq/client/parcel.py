@@ -27,7 +27,7 @@ class Codec(Protocol):
 class Parcel:
     """Rows that travel together. ``waiters`` has one entry a row, or a single one when ``rows`` is None (a whole batch)."""
 
-    __slots__ = ("batch", "deadline", "lost", "memo", "resends", "rows", "settled", "waiters")
+    __slots__ = ("batch", "deadline", "lost", "memo", "resends", "rows", "session", "settled", "waiters")
 
     def __init__(self, rows: list[Row] | None, waiters: list[Any], batch: pa.RecordBatch | None = None) -> None:
         self.rows = rows
@@ -36,6 +36,7 @@ class Parcel:
         self.memo: Any = None
         self.deadline = 0.0
         self.resends = 0
+        self.session = 0  # under which it was sent last
         self.lost: EscrowError | None = None  # why it must be sent again
         self.settled = False
 

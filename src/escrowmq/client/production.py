@@ -64,7 +64,8 @@ class Production(Generic[LaneT]):
         self.group, self.qos, self.timeout = group, qos, float(timeout)
         self.instance = instance or f"client-{os.urandom(8).hex()}"
         self.router = router
-        self.sessions = [Session(link, group, self.instance, self.timeout) for link in router.links]
+        named = instance is not None
+        self.sessions = [Session(link, group, self.instance, self.timeout, named=named) for link in router.links]
         self.dropped = 0
         self.unasked = False
         """Whether transactions may begin without a checker."""
@@ -119,7 +120,7 @@ class Production(Generic[LaneT]):
             codec: Codec = EndingCodec()
             if kind is not Exchange.END:
                 codec = self._codecs[kind, number] = OutgoingCodec()
-            options, more = session.options, {"timeout": self.timeout}
+            options, more = session.options, {"timeout": self.timeout, "renew": session.renew}
             if kind is Exchange.SEND and self.qos == 0:
                 more["max_waiting"] = QOS_0_WAITING
                 options = lambda: {**session.options(), "flush": "async"}  # noqa: E731
@@ -171,6 +172,7 @@ class Production(Generic[LaneT]):
                     lambda: {**session.options(), "by": int(DecidedBy.CHECK)},
                     self._alarm,
                     timeout=self.timeout,
+                    renew=session.renew,
                 )
             return lane
 

@@ -1,6 +1,7 @@
 """A producer's session with one broker: opened at the first need, kept for the producer's life.
 
-A session is durable (the broker gives it an epoch), so it survives reconnects and restarts of the broker.
+A session is durable (the broker gives it an epoch), so it survives reconnects and restarts of the broker. Only one that did nothing for
+the broker's ``producer_expiration`` is forgotten; it is renewed when the broker says so, and what was refused is sent again.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from escrowmq.wire import Link
 
 
 class Session:
-    """One producer group's session on one link. ``number`` is None until it is open."""
+    """One producer group's session on one link. ``number`` is None until it is open. ``named``: other processes may come
+    with the same instance name."""
 
-    def __init__(self, link: Link, group: str, instance: str, timeout: float) -> None:
+    def __init__(self, link: Link, group: str, instance: str, timeout: float, *, named: bool = True) -> None:
         self.link = link
         self.number: int | None = None
         self.transactional = False
         self.checker = Checker(Limits())
         self._group, self._instance, self._timeout = group, instance, timeout
+        self._named = named
         self._lock = threading.Lock()
 
     def ready(self, transactional: bool) -> bool:
@@ -40,10 +43,26 @@ class Session:
                 deadline = time.monotonic() + self._timeout
                 told = patient_action(self.link, "hello", {}, deadline)
                 self.checker = Checker(Limits.of(told.get("limits", {})))
-                request = {"group": self._group, "instance": self._instance, "transactional": transactional}
-                self.number = int(patient_action(self.link, "session.open", request, deadline)["session"])
+                self.number = self._opened(transactional, None, deadline)
                 self.transactional = transactional
             return self.number
+
+    def renew(self, forgotten: int) -> None:
+        """Open another session: the broker does not know ``forgotten`` any more, so nothing was done under it. Does nothing
+        if that has happened already.
+
+        Raises Fenced if a newer process has this one's name, else as :meth:`open`.
+        """
+        with self._lock:
+            if self.number == forgotten:
+                resume = forgotten if self._named else None  # a name of our own making has nobody else
+                self.number = self._opened(self.transactional, resume, time.monotonic() + self._timeout)
+
+    def _opened(self, transactional: bool, resume: int | None, deadline: float) -> int:
+        request: dict[str, Any] = {"group": self._group, "instance": self._instance, "transactional": transactional}
+        if resume is not None:
+            request["resume"] = resume
+        return int(patient_action(self.link, "session.open", request, deadline)["session"])
 
     def options(self) -> dict[str, Any]:
         """The options of its exchanges."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from escrowmq.client.production import Production
-from escrowmq.client.session import patient_action
-from escrowmq.errors import Code
+from escrowmq.client.session import Session, patient_action
+from escrowmq.errors import Code, Rejected
 from escrowmq.model import TransactionId
 from escrowmq.wire import Link
 
@@ -37,11 +37,26 @@ def commit_batch(production: Production[Any], writer: str, batch: int, ids: Sequ
     answers = []
     for number, mine in by_broker.items():
         session = production.sessions[number]
-        request = {"writer": writer, "batch": batch, "transactions": mine, "session": session.open(True)}
-        answers.append(patient_action(session.link, "writers.commit", request, time.monotonic() + production.timeout))
+        request = {"writer": writer, "batch": batch, "transactions": mine}
+        answers.append(_commit(session, request, production.timeout))
     fresh = any(answer["status"] == Code.COMMITTED.name for answer in answers)
     status = Code.COMMITTED if fresh else Code.ALREADY_COMMITTED
     return BatchCommit(status, sum(answer["rolled_back"] for answer in answers))
+
+
+def _commit(session: Session, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+    """One broker's part; under a new session if the broker has forgotten this one."""
+    number = session.open(True)
+    try:
+        return patient_action(
+            session.link, "writers.commit", {**request, "session": number}, time.monotonic() + timeout
+        )
+    except Rejected as problem:
+        if problem.code is not Code.UNKNOWN_SESSION:
+            raise
+    session.renew(number)
+    request = {**request, "session": session.open(True)}
+    return patient_action(session.link, "writers.commit", request, time.monotonic() + timeout)
 
 
 def _learn(production: Production[Any], shards: set[int]) -> None:

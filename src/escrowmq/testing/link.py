@@ -50,6 +50,7 @@ class TwinStream:
         self.on_checks = on_checks
         self.closed = False
         self.broken = False
+        self.problem: EscrowError | None = None
 
     def close(self) -> None:
         """Leave."""
@@ -60,7 +61,8 @@ class TwinLink:
     """A broker in memory behind the :class:`~escrowmq.wire.Link` calls, answering at once on the caller's thread.
 
     Faults: ``hold`` keeps exchanges of a kind unanswered until :meth:`release`; ``lose`` answers the next exchanges of a
-    kind with DISCONNECTED, either before the broker saw them or after it applied them; ``refuse`` fails them as a whole.
+    kind with DISCONNECTED, either before the broker saw them or after it applied them; ``refuse`` fails them as a whole;
+    ``forget`` forgets all sessions.
     ``requests`` records every exchange, lost ones included.
     """
 
@@ -76,6 +78,7 @@ class TwinLink:
         self.away = False
         self.closed = False
         self._sessions: dict[int, tuple[str, bool]] = {}
+        self._epochs = itertools.count(1)
         self._known: dict[bytes, tuple[Any, ...]] = {}
         self._positions = itertools.count(10)
         self._taken: dict[str, int] = defaultdict(int)
@@ -119,6 +122,11 @@ class TwinLink:
         """Fail the next exchange of this kind as a whole."""
         self._refusals[kind].append(problem)
 
+    def forget(self) -> None:
+        """Know no producer session any more."""
+        with self._lock:
+            self._sessions.clear()
+
     def seen(self, kind: Exchange) -> list[pa.RecordBatch]:
         """The batches of all exchanges of a kind, in order."""
         return [request.batch for request in self.requests if request.kind is kind]
@@ -157,7 +165,7 @@ class TwinLink:
             if name == "hello":
                 return {"protocol": 1, "shard": self.shard, "epoch": 1, "limits": self.limits}
             if name == "session.open":
-                number = len(self._sessions) + 1
+                number = next(self._epochs)
                 self._sessions[number] = (request["group"], request["transactional"])
                 return {"session": number}
             if name == "groups.subscribe":
@@ -239,12 +247,18 @@ class TwinLink:
 
     def _produce(self, batch: pa.RecordBatch, options: dict[str, Any], *, half: bool) -> pa.RecordBatch:
         answers = []
+        if self._unknown(options):
+            refused = dict(zip(schemas.PRODUCED.names, (Code.UNKNOWN_SESSION, -1, -1, -1, None), strict=True))
+            return pa.RecordBatch.from_pylist([refused] * batch.num_rows, schema=ANSWER[Exchange.SEND])
         for row in batch.to_pylist():
             known = self._known.get(row["message_id"])
             if known is None:
                 known = self._known[row["message_id"]] = self._take(row, options, half)
             answers.append(dict(zip(schemas.PRODUCED.names, known, strict=True)))
         return pa.RecordBatch.from_pylist(answers, schema=ANSWER[Exchange.SEND])
+
+    def _unknown(self, options: dict[str, Any]) -> bool:
+        return bool(options.get("session")) and options["session"] not in self._sessions
 
     def _take(self, row: dict[str, Any], options: dict[str, Any], half: bool) -> tuple[Any, ...]:
         position = next(self._positions)
@@ -264,7 +278,12 @@ class TwinLink:
         return len(self.topics[row["topic"]]) - 1
 
     def _end(self, batch: pa.RecordBatch, options: dict[str, Any]) -> pa.RecordBatch:
-        codes = [self._decide(row["transaction"], Outcome(row["outcome"]), options) for row in batch.to_pylist()]
+        codes = [
+            Code.UNKNOWN_SESSION
+            if self._unknown(options)
+            else self._decide(row["transaction"], Outcome(row["outcome"]), options)
+            for row in batch.to_pylist()
+        ]
         return pa.RecordBatch.from_pydict({"code": codes}, schema=schemas.ENDED)
 
     def _decide(self, identity: bytes, outcome: Outcome, options: dict[str, Any]) -> Code:

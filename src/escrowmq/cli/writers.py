@@ -1,0 +1,68 @@
+"""``escrowmq writers``: who writes numbered batches (Spark queries, batch writes under a name), and how long ago."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from escrowmq.cli.options import DEFAULT_URL, Json, Url, admin_at
+from escrowmq.cli.printing import duration, print_json, print_table
+
+app = typer.Typer(
+    no_args_is_help=True, help="Writers of numbered batches: Spark queries, and batch writes under a write_id."
+)
+
+
+@app.command("list")
+def list_(url: Url = DEFAULT_URL, json: Json = False) -> None:
+    """List writers with their last batch, those that have done nothing for the longest time first.
+
+    One whose producer group has done nothing for the broker's producer_expiration is forgotten by itself.
+    """
+    with admin_at(url) as admin:
+        found = sorted(admin.writers(), key=lambda writer: int(writer["used_us"]))
+    if json:
+        return print_json(found)
+    print_table(
+        ("writer", "producer group", ">last batch", ">decided", ">used", ">undecided", ">connected"),
+        [_row(writer) for writer in found],
+        "no writers yet",
+    )
+
+
+@app.command("forget")
+def forget(
+    writer: Annotated[
+        str, typer.Argument(metavar="WRITER", help="As listed, or the query's id, or the write_id it was made of.")
+    ],
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Forget a writer now, with its producer group; refused while it has undecided transactions.
+
+    Should it write again, its next batch counts, also if it is a repeat of the last one.
+    """
+    with admin_at(url) as admin:
+        found = admin.forget_writer(writer)
+    if json:
+        return print_json(found)
+    for one in found:
+        typer.echo(f"{one['broker']}: forgot producer group {one['group']} and its {one['sessions']} sessions")
+
+
+def _row(writer: dict[str, Any]) -> tuple[Any, ...]:
+    return (
+        writer["writer"],
+        writer["group"],
+        writer["batch"],
+        _ago(writer["decided_us"]),
+        _ago(writer["used_us"]),
+        writer["open"] + writer["parked"],
+        writer["members"],
+    )
+
+
+def _ago(time_us: int) -> str:
+    return f"{duration(max(time.time() - time_us / 1e6, 0))} ago"
