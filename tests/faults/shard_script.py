@@ -7,9 +7,9 @@ import pyarrow as pa
 from shard_world import Violation, World
 
 from escrowmq.errors import Code
-from escrowmq.ledger.commands import CreateTopic, OpenSession, Recheck, Subscribe, Subscription
+from escrowmq.ledger.commands import CommitBatch, CreateTopic, End, OpenSession, Recheck, Subscribe, Subscription
 from escrowmq.model import COMMIT, ROLLBACK, UNKNOWN, Act, DecidedBy, TransactionId, message_id
-from escrowmq.schemas import ID
+from escrowmq.schemas import ENDING, ID
 
 Effects = dict[str, object]
 
@@ -36,6 +36,35 @@ def shortest(w: World) -> Effects:
     w.until("t2 asked", lambda: w.times_asked(t2) > 0 or w.state(t2) == "parked")
     w.end("t2 rollback", shop, ROLLBACK, t2, by=DecidedBy.CHECK)
     return drain(w)
+
+
+def forgetting(w: World) -> Effects:
+    """A writer that falls silent and is forgotten with its group, while others go on; then it comes back."""
+    shop, plain = opening(w)
+    query = w.call("session query", OpenSession("spark.q", "driver", True))
+    t1 = w.prepare("t1", query, {"topic": "orders"}, {"topic": "points"})
+    w.call("t1 commit batch", CommitBatch(message_id("q"), 3, pa.array([t1], ID), query))
+    again = w.call("t1 commit again", CommitBatch(message_id("q"), 3, pa.array([t1], ID), query))
+    if again["status"] != Code.ALREADY_COMMITTED.name:
+        raise Violation("I42: a batch counted twice")
+    before = w.recall("effects", lambda: drain(w))
+    w.pass_time("half of it", 80)
+    w.send("plain", {"topic": "orders"}, session=plain)
+    w.pass_time("the rest", 75)
+    gone = lambda: w.ledger.writers.last(message_id("q")) is w.ledger.sessions.ordinal("spark.q") is None  # noqa: E731
+    w.until("forgotten", gone, 200)
+    late = End(
+        pa.RecordBatch.from_pydict({"transaction": [t1], "outcome": [ROLLBACK]}, schema=ENDING), np.array([shop])
+    )
+    answer = w.call("t1 late", late).column("code")[0].as_py()
+    if answer not in (Code.CONFLICT, Code.UNKNOWN_TRANSACTION):  # it may have left with retention
+        raise Violation(f"I5: a forgotten writer's commit was met by a rollback, and the answer is {answer}")
+    back = w.call("session back", OpenSession("spark.q", "driver", True, resume=query))
+    t2 = w.prepare("t2", back, {"topic": "orders"})
+    w.call("t2 commit batch", CommitBatch(message_id("q"), 0, pa.array([t2], ID), back))
+    t3 = w.prepare("t3", shop, {"topic": "points"})
+    w.end("t3 commit", shop, COMMIT, t3)
+    return {"before retention": before, "after": drain(w)}
 
 
 def whole(w: World) -> Effects:

@@ -41,6 +41,7 @@ SETTINGS = BrokerSettings(
     retention=100,
     segment_bytes=12_288,
     default_queues=2,
+    producer_expiration=150,
 )
 
 

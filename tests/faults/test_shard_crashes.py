@@ -15,7 +15,11 @@ from shard_world import Memory, Violation, World
 from escrowmq.errors import Corrupt
 from escrowmq.testing.disks import MODES, FaultDisk, SimulatedCrash
 
-SCRIPTS = {"shortest": shard_script.shortest, "whole": shard_script.whole}
+SCRIPTS = {
+    "shortest": shard_script.shortest,
+    "forgetting": shard_script.forgetting,
+    "whole": shard_script.whole,
+}
 
 
 @cache
@@ -52,7 +56,7 @@ def test_whatever_a_crash_at_any_operation_leaves_recovers_to_what_was_answered(
 
 @pytest.mark.parametrize(
     ("name", "step"),
-    [("shortest", 1), ("whole", 12), pytest.param("whole", 1, marks=pytest.mark.long)],
+    [("shortest", 1), ("forgetting", 7), ("whole", 12), pytest.param("whole", 1, marks=pytest.mark.long)],
 )
 def test_after_any_crash_the_world_goes_on_to_the_same_end(name: str, step: int) -> None:
     images, effects, _ = recorded(name)
@@ -62,7 +66,7 @@ def test_after_any_crash_the_world_goes_on_to_the_same_end(name: str, step: int)
 
 @pytest.mark.parametrize(
     ("name", "step"),
-    [("shortest", 1), ("whole", 48), pytest.param("whole", 3, marks=pytest.mark.long)],
+    [("shortest", 1), ("forgetting", 25), ("whole", 48), pytest.param("whole", 3, marks=pytest.mark.long)],
 )
 def test_a_crash_at_any_operation_of_a_recovery_changes_nothing(name: str, step: int) -> None:
     for image in recorded(name)[0][::step]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escrowmq.errors import Code, EscrowError, Fenced
+from escrowmq.errors import Code, EscrowError
 from escrowmq.ledger import listings
 from escrowmq.ledger.commands import CommitBatch, Forget, ForgetWriter, OpenSession, Recheck, Retain, Rules, Send
 from escrowmq.ledger.ledger import Ledger
@@ -31,9 +31,11 @@ def commit(driver, session, writer, batch, *receipts):
 
 
 def refusal(driver, command):
-    with pytest.raises(EscrowError) as caught:
+    try:
         driver.do(command)
-    return caught.value.code
+    except EscrowError as problem:
+        return problem.code
+    return None
 
 
 def groups(driver):
@@ -226,8 +228,7 @@ def test_i7_a_fenced_process_stays_out_while_its_successor_is_known(driver):
     driver.advance(15 * DAY)
     assert forget(driver) == 1
     assert driver.prepare(old, {})[0]["code"] == Code.UNKNOWN_SESSION
-    with pytest.raises(Fenced):
-        driver.do(OpenSession("g", "a", True, resume=old))
+    assert refusal(driver, OpenSession("g", "a", True, resume=old)) == Code.FENCED
     assert driver.prepare(new, {})[0]["code"] == Code.OK
 
 

@@ -14,6 +14,7 @@ import pytest
 import test_checkback
 import test_dedup
 import test_delays
+import test_forgetting
 import test_groups_model
 import test_interleavings
 import test_members
@@ -23,7 +24,7 @@ from ledger_machine import LedgerMachine
 from test_groups_rules import TestExpiry as expiry
 
 from escrowmq.errors import Code
-from escrowmq.ledger import groups, members, messages, settling, transactions
+from escrowmq.ledger import forgetting, groups, members, messages, settling, transactions
 from escrowmq.ledger.columns import Columns
 from escrowmq.ledger.commands import Decision
 from escrowmq.ledger.decisions import COMMITTED, OPEN, PARKED, ROLLED_BACK
@@ -302,6 +303,70 @@ def forget_the_last_id_of_a_run(monkeypatch):
 @planted(walked)
 def forget_ids_in_a_crash(monkeypatch):
     monkeypatch.setattr(Dedup, "restore", lambda self, tables: self._runs.load(tables["dedup"]))
+
+
+# Forgetting
+
+
+@planted(searched)
+def forget_a_session_with_something_undecided(monkeypatch):
+    monkeypatch.setattr(Transactions, "undecided_epochs", lambda self: np.empty(0, np.int64))
+
+
+@planted(lambda: test_forgetting.test_i9_message_ids_are_remembered_without_their_session(True))
+def forget_a_session_that_a_repeat_needs(monkeypatch):
+    """What is decided and belongs to nobody is taken for another group's."""
+    foreign = lambda self, ordinals, groups: self.groups_of(ordinals) != groups  # noqa: E731
+    monkeypatch.setattr(Transactions, "foreign", foreign)
+
+
+@planted(searched)
+def forget_the_connected(monkeypatch):
+    real = Sessions.idle
+
+    def careless(ledger, command):
+        epochs = np.setdiff1d(real(ledger.sessions, command.before_us), ledger.transactions.undecided_epochs())
+        return Decision(forgetting._events(epochs[: command.limit]), len(epochs[: command.limit]))
+
+    monkeypatch.setattr("escrowmq.ledger.ledger.decide_forget", careless)
+
+
+@planted(searched)
+def overlook_that_a_session_was_used(monkeypatch):
+    monkeypatch.setattr(Sessions, "note", lambda self, epochs, time_us: None)
+
+
+@planted(searched)
+def begin_the_time_anew_with_a_restart(monkeypatch):
+    real = Sessions.restore
+
+    def restore(self, tables, time_us):
+        real(self, tables, time_us)
+        self._rows["used_us"][:] = time_us
+
+    monkeypatch.setattr(Sessions, "restore", restore)
+
+
+@planted(searched)
+def give_an_epoch_twice(monkeypatch):
+    real = Sessions.forget
+
+    def forget(self, epochs):
+        gone = real(self, epochs)
+        self.next_epoch = int(self._rows["epoch"].max(initial=0)) + 1
+        return gone
+
+    monkeypatch.setattr(Sessions, "forget", forget)
+
+
+@planted(lambda: test_forgetting.test_i7_a_fenced_process_stays_out_while_its_successor_is_known(LedgerDriver()))
+def let_a_zombie_take_its_name_back(monkeypatch):
+    real = Sessions.decide_open
+    monkeypatch.setattr(
+        Sessions,
+        "decide_open",
+        lambda self, command, rules: real(self, dataclasses.replace(command, resume=None), rules),
+    )
 
 
 # Offsets and time
