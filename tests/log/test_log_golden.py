@@ -38,6 +38,25 @@ ROWS = {
 }
 
 
+NEWER = {
+    Kind.BATCH_DECIDED: {"transaction": 3, "state": 1, "decided_by": 0, "epoch": 1, "writer": b"q" * 16, "batch": 7},
+    Kind.JOINED: {"epoch": 9, "group": 1, "member": -7, "process": 77, "instance": "a"},
+    Kind.KEPT: {"lease": 9, "end": 4},
+    Kind.HANDED: {"lease": 11, "old": 9, "start": 4, "count": 1, "attempt": 2},
+    Kind.FENCED: {"epoch": 12, "group": 1, "member": -7},
+    Kind.FORGOTTEN: {"epoch": 1},
+}
+"""Kinds that came later: a folder of their own, "v1-newer"."""
+
+
+def write_newer(disk: MemoryDisk) -> None:
+    log = opened(disk)
+    for kind, row in NEWER.items():
+        log.append(kind, pa.RecordBatch.from_pylist([row], STORED[kind]), START_US)
+    log.sync()
+    log.close()
+
+
 def write(disk: MemoryDisk, compression: str) -> None:
     """A log with every kind of file in it, and frames of every encoding."""
     log = opened(disk, segment_bytes=SMALL, compression=compression)
@@ -90,6 +109,13 @@ def test_todays_writer_writes_it_equal() -> None:
     assert {"segment", "index", "snapshot", "closed"} <= endings
 
 
+def test_newer_kinds_are_read_and_written_equal() -> None:
+    disk, golden = MemoryDisk(), golden_files("v1-newer")
+    write_newer(disk)
+    assert disk.files() == golden
+    assert list(dump(MemoryDisk(golden), rows=True)) == json.loads((GOLDEN / "v1-newer" / "dump.json").read_text())
+
+
 def test_dump_prints_a_line_a_frame_from_a_folder_in_use(tmp_path: Path) -> None:
     log = opened(RealDisk(tmp_path / "d"))
     log.append(Kind.PLAIN, messages(3), START_US + 1_500_000)
@@ -135,11 +161,11 @@ def test_dump_goes_on_behind_damage() -> None:
 
 
 if __name__ == "__main__":
-    for compression in ("none", "lz4"):
-        folder = GOLDEN / f"v1-{compression}"
+    for name in ("none", "lz4", "newer"):
+        folder = GOLDEN / f"v1-{name}"
         folder.mkdir(parents=True, exist_ok=True)
         made = MemoryDisk()
-        write(made, compression)
+        write_newer(made) if name == "newer" else write(made, name)
         for file, data in made.files().items():
             (folder / file).write_bytes(data)
         (folder / "dump.json").write_text(json.dumps(list(dump(made, rows=True)), indent=1))
