@@ -104,7 +104,7 @@ class Sessions:
             return -1
         row = epoch - int(epochs[0])  # right while none between was forgotten
         if not (0 <= row < len(epochs) and epochs[row] == epoch):
-            row = int(np.searchsorted(epochs, epoch))
+            row = int(epochs.searchsorted(epoch))
         return row if row < len(epochs) and epochs[row] == epoch else -1
 
     def _rows_of(self, epochs: Int64s) -> Int64s:
@@ -115,7 +115,7 @@ class Sessions:
             rows = epochs - own[0]
             known = (rows >= 0) & (rows < len(own))
         else:
-            rows = np.searchsorted(own, epochs)
+            rows = own.searchsorted(epochs)
             known = own[np.minimum(rows, len(own) - 1)] == epochs
         return np.where(known, rows, -1)
 
