@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from escrowmq import schemas
 from escrowmq.demo.databases import COMMITTED, ORDER_COLUMNS, manifest
@@ -27,9 +28,11 @@ from escrowmq.errors import Misuse
 from escrowmq.model import DecidedBy, TransactionId, TransactionState
 from escrowmq.pipeline.audit.events import Events
 from escrowmq.pipeline.audit.manifest import Manifest
+from escrowmq.pipeline.audit.page import page
 from escrowmq.pipeline.audit.readings import Readings
 from escrowmq.pipeline.audit.run import audit
 from escrowmq.pipeline.audit.verdict import Verdict
+from escrowmq.pipeline.audit.windows import window
 from escrowmq.spark.columns import columns_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
@@ -196,6 +199,33 @@ def test_every_edit_by_hand_names_exactly_its_id(spark: SparkSession, folder: Pa
     assert (verdict.lost, verdict.repeated, verdict.altered, verdict.leaked) == (3, 3, 3, 3)
     assert not verdict.agrees
     assert judge(spark, folder, windows=16) == verdict  # most are proven equal, the rest is compared: the same is said
+
+
+def test_the_four_in_one_window_whose_counts_agree(spark: SparkSession, folder: Path) -> None:
+    """A message that was lost is missing from both consumers; the cart repeats another instead, and the points have one of nobody.
+    So rows agree in every comparison, and the same is said again, byte for byte."""
+    count = 8
+    made = spark.createDataFrame([(f"by-hand-{n}",) for n in range(100)], "id string")
+    orders = spark.createDataFrame([(one,) for one in kept_ids()], "id string")
+    place = window(f.col("id"), count)
+    [fullest] = orders.groupBy(place.alias("window")).count().orderBy(f.desc("count"), "window").limit(1).collect()
+    lost, twice, altered = [row["id"] for row in orders.where(place == fullest["window"]).limit(3).collect()]
+    [leaked] = [row["id"] for row in made.where(place == fullest["window"]).limit(1).collect()]
+    for database, table in (("cart.db", "cleared_carts"), ("points.db", "points_earned")):
+        edit(folder, database, f"DELETE FROM {table} WHERE order_id = ?", lost)
+    edit(folder, "cart.db", "INSERT INTO cleared_carts SELECT * FROM cleared_carts WHERE order_id = ?", twice)
+    edit(folder, "cart.db", "UPDATE cleared_carts SET units = units + 1 WHERE order_id = ?", altered)
+    edit(folder, "points.db", "INSERT INTO points_earned (order_id, points) VALUES (?, 5)", leaked)
+    found = Manifest.read(folder)
+    told = set()
+    for _ in range(2):
+        readings = Readings(spark, found, ParquetLog(spark, folder / "log"))
+        verdict, pictures = audit(found, readings, Events(), windows=count)
+        told.add((json.dumps(verdict.to_json()), page(verdict, pictures, Events())))
+    assert len(told) == 1
+    assert named(verdict) == {("lost", lost), ("repeated", twice), ("altered", altered), ("leaked", leaked)}
+    assert (verdict.lost, verdict.repeated, verdict.altered, verdict.leaked, verdict.findings_in_all) == (1, 1, 1, 1, 5)
+    assert all(side.expected_rows == side.found_rows for side in verdict.comparisons)
 
 
 def test_every_column_is_guarded(spark: SparkSession, folder: Path) -> None:

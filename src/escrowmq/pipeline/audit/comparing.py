@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.pipeline.audit import frames, windows
 from escrowmq.pipeline.audit.manifest import KINDS
-from escrowmq.pipeline.audit.rows import Role, Rows, Speaker
+from escrowmq.pipeline.audit.rows import Cell, Role, Rows, Speaker
 from escrowmq.pipeline.audit.windows import WINDOWS
 from escrowmq.settings import nearest
 
@@ -36,55 +36,52 @@ def tallied(every: Sequence[Rows], count: int = WINDOWS, tied: Sequence[int] = (
 
     The tallies are kept (in memory, or on disk) as long as the block runs.
     """
-    if not count:
-        tallies = frames.tally([_witnesses(rows) for rows in every]).persist()
-        try:
-            yield Tallied({}, tallies)
-        finally:
-            tallies.unpersist()
-        return
-    lines = windows.balances(every, count).persist()
-    suspects = _suspects(every, lines, count, tied).persist()
-    kept: list[DataFrame] = [lines, suspects]
+    proven: dict[int, int] = {}
+    if count:
+        proven, suspects = _prove(every, count, tied)
+        witnesses = [_suspected(rows, suspects, count) for rows in every]
+    else:
+        witnesses = [frames.witnesses(rows.opened(rows.frame), rows.id, rows.each(frames.say)) for rows in every]
+    tallies = frames.tally(witnesses).persist()
     try:
-        proven = lines.join(f.broadcast(suspects), ["comparison", "window"], "left_anti")
-        counted = proven.groupBy("comparison").agg(f.sum("expected").alias("rows")).collect()
-        tallies = frames.tally([_witnesses(rows, suspects, count) for rows in _still(every, suspects)]).persist()
-        kept.append(tallies)
-        yield Tallied({row["comparison"]: row["rows"] for row in counted}, tallies)
+        yield Tallied(proven, tallies)
     finally:
-        for frame in kept:
-            frame.unpersist()
+        tallies.unpersist()
 
 
-def _suspects(every: Sequence[Rows], lines: DataFrame, count: int, tied: Sequence[int]) -> DataFrame:
-    """``comparison, window`` of the windows that are not proven equal."""
-    unequal = lines.where(~f.col("equal")).select("comparison", "window")
-    twice = windows.repeated(every, count)
-    found = unequal if twice is None else unequal.unionByName(twice)
-    if len(tied) > 1:
-        all_of_them = f.array(*[f.lit(number) for number in tied])
-        same = f.when(f.col("comparison").isin(*tied), all_of_them).otherwise(f.array("comparison"))
-        found = found.select(f.explode(same).alias("comparison"), "window")
-    return found.distinct()
+def _prove(every: Sequence[Rows], count: int, tied: Sequence[int]) -> tuple[dict[int, int], dict[int, set[int]]]:
+    """Rows that are proven equal, and windows that are not: of each comparison."""
+    numbers = {role.comparison for rows in every for speaker in rows.speakers for role in speaker.roles}
+    lines = windows.balances(every, count).collect()  # one a window and comparison
+    unequal = {
+        number: {row["window"] for row in lines if row["comparison"] == number and not row["equal"]}
+        for number in numbers
+    }
+    suspects = windows.suspects(every, {n: set(range(count)) - wrong for n, wrong in unequal.items()}, count)
+    together = set().union(*[suspects[number] for number in tied])
+    suspects |= dict.fromkeys(tied, together)
+    proven = dict.fromkeys(numbers, 0)
+    for row in lines:
+        if row["window"] not in suspects[row["comparison"]]:
+            proven[row["comparison"]] += row["expected"]
+    return proven, suspects
 
 
-def _still(every: Sequence[Rows], suspects: DataFrame) -> Sequence[Rows]:
-    """The sides, or nothing at all if there are no suspects: then nothing is read again."""
-    if not suspects.isEmpty():
-        return every
-    return [Rows(rows.frame.limit(0), rows.id, rows.speakers) for rows in every]
-
-
-def _witnesses(rows: Rows, suspects: DataFrame | None = None, count: int = 0) -> DataFrame:
-    if suspects is None:
-        return frames.witnesses(rows.frame, rows.id, rows.each(frames.say))
+def _suspected(rows: Rows, suspects: Mapping[int, set[int]], count: int) -> DataFrame:
+    """Witnesses of the windows that are not proven; if there are none, nothing is read."""
+    numbers = {role.comparison for speaker in rows.speakers for role in speaker.roles}
+    some = set().union(*[suspects[number] for number in numbers])
+    if not some:
+        return frames.witnesses(rows.opened(rows.frame.limit(0)), rows.id, rows.each(frames.say))
     place = windows.window(rows.known_id, count)
-    there = f.broadcast(suspects.select("window").distinct())
-    few = rows.frame.withColumn("_window", place).join(there, f.col("_window") == there["window"], "left_semi")
-    said = few.select(rows.known_id.alias("id"), "_window", f.explode(rows.each(frames.say)).alias("said"))
-    told = said.select("said.comparison", "id", "said.expected", "said.digest", f.col("_window").alias("window"))
-    return told.join(f.broadcast(suspects), ["comparison", "window"], "left_semi").drop("window")
+    few = rows.opened(rows.frame.where(windows.among(place, some, count))).withColumn("_window", place)
+
+    def say(role: Role, cell: Cell) -> Column:
+        said = frames.say(role, cell)
+        all_of_them = suspects[role.comparison] == some
+        return said if all_of_them else f.when(windows.among(f.col("_window"), suspects[role.comparison], count), said)
+
+    return frames.witnesses(few, rows.id, rows.each(say)).where("comparison IS NOT NULL")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -27,6 +27,9 @@ from pyspark.sql import functions as f
 from escrowmq.pipeline.audit.manifest import KINDS
 from escrowmq.pipeline.audit.rows import NO_ID, Cell, Role, digest
 
+UNDECIDED = ("open", "parked")
+"""States of half messages that can still change."""
+
 
 def say(role: Role, cell: Cell = f.col) -> Column:
     """What a row says in a role: ``comparison`` int, ``expected`` bigint, ``digest`` bigint. ``cell`` finds a column of it."""
@@ -80,7 +83,7 @@ def findings(tallies: DataFrame, judges: Sequence[Sequence[str]]) -> DataFrame:
 def undecided(half: DataFrame) -> DataFrame:
     """Half messages (``id``, ``state`` text) → the ids that are still in escrow, as findings of the kind ``orphaned``."""
     return (
-        half.where(f.col("state").isin("open", "parked"))
+        half.where(f.col("state").isin(*UNDECIDED))
         .groupBy("id")
         .agg(f.count("*").alias("found"))
         .select(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Column
@@ -10,6 +11,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StringType, StructField, StructType
 
 from escrowmq.errors import Code, Misuse
+from escrowmq.pipeline.audit import frames
 from escrowmq.pipeline.audit.log import Log
 from escrowmq.pipeline.audit.manifest import MESSAGE_COLUMNS, Comparison, Manifest
 from escrowmq.pipeline.audit.rows import Cell, Role, Rows, Speaker
@@ -18,7 +20,7 @@ from escrowmq.pipeline.sources import TableRead, read_tables
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_BODY = "_body"
+_BODY = "_fields"
 """The fields of a JSON body, once they are taken apart."""
 
 
@@ -34,8 +36,10 @@ class Readings:
         """The sides of these comparisons: all tables, all topics and all half messages in one frame each, and each file."""
         roles: dict[str, list[Role]] = {}
         for number, c in enumerate(comparisons):
-            roles.setdefault(c.expected, []).append(Role(number, True, c.columns))
-            roles.setdefault(c.found, []).append(Role(number, False, c.columns))
+            between_messages = all(side.startswith(("topic:", "half:")) for side in (c.expected, c.found))
+            columns = tuple(_as_stored(name) if between_messages else name for name in c.columns)
+            roles.setdefault(c.expected, []).append(Role(number, True, columns))
+            roles.setdefault(c.found, []).append(Role(number, False, columns))
         of = {
             kind: {side.partition(":")[2]: tuple(its) for side, its in roles.items() if side.startswith(f"{kind}:")}
             for kind in ("table", "topic", "half", "file")
@@ -47,11 +51,16 @@ class Readings:
         return made
 
     def half(self) -> DataFrame:
-        """All half messages → ``id, state, checks, transaction, stored_us``."""
+        """All half messages → ``hashed, id, state, checks, transaction, stored_us``.
+
+        What is kept of each is small: its id is hashed, and spelled out, with the state, only while it is undecided.
+        """
         frame = self._log.half(["key", "state", "checks", "transaction_id", "stored"])
+        open_ = f.col("state").isin(*frames.UNDECIDED)
         return frame.select(
-            f.col("key").alias("id"),
-            "state",
+            f.xxhash64("key").alias("hashed"),
+            f.when(open_, f.col("key")).alias("id"),
+            f.when(open_, f.col("state")).alias("state"),
             f.col("checks").cast("long").alias("checks"),
             f.col("transaction_id").alias("transaction"),
             f.unix_micros("stored").alias("stored_us"),
@@ -94,19 +103,16 @@ class Readings:
 
     def _topics(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
         """The committed messages of topics, as consumers see them."""
-        fields = [name for name in _columns([r for its in roles.values() for r in its]) if name not in MESSAGE_COLUMNS]
-        frame = self._log.topics(list(roles), _needed(roles, fields))
-        if fields:
-            shape = StructType([StructField(name, StringType()) for name in fields])
-            frame = frame.withColumn(_BODY, f.from_json(f.col("body").cast("string"), shape))
-        speakers = [Speaker(its, _message_cell, f.col("topic") == name) for name, its in roles.items()]
-        return Rows(frame, f.col("key"), tuple(speakers))
+        frame = self._log.topics(list(roles), _needed(roles))
+        slim = self._log.topics(list(roles), ["topic", "key"])
+        return Rows(frame, f.col("key"), _of_topics(roles), _made(roles), slim)
 
     def _halves(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
         """The half messages whose transaction committed."""
-        frame = self._log.half(_needed(roles, []) | {"state"}).where(f.col("state") == "committed")
-        speakers = [Speaker(its, _message_cell, f.col("topic") == name) for name, its in roles.items()]
-        return Rows(frame, f.col("key"), tuple(speakers))
+        wanted = f.col("state") == "committed"
+        frame = self._log.half(_needed(roles) | {"state"}).where(wanted)
+        slim = self._log.half(["topic", "key", "state"]).where(wanted)
+        return Rows(frame, f.col("key"), _of_topics(roles), _made(roles), slim)
 
 
 def _columns(roles: Sequence[Role]) -> list[str]:
@@ -118,21 +124,49 @@ def _numbered(columns: Sequence[str]) -> Cell:
     return lambda name: f.col("cells")[columns.index(name) + 1]
 
 
-def _needed(roles: Mapping[str, tuple[Role, ...]], fields: Collection[str]) -> set[str]:
-    """Columns of format "escrow" that messages of these roles are made of."""
-    own = {name for its in roles.values() for name in _columns(its)} & set(MESSAGE_COLUMNS)
-    return {"topic", "key", *own} | ({"body"} if fields else set())
+def _of_topics(roles: Mapping[str, tuple[Role, ...]]) -> tuple[Speaker, ...]:
+    return tuple(Speaker(its, _message_cell, f.col("topic") == name) for name, its in roles.items())
+
+
+def _used(roles: Mapping[str, tuple[Role, ...]]) -> set[str]:
+    return {name for its in roles.values() for name in _columns(its)}
+
+
+def _needed(roles: Mapping[str, tuple[Role, ...]]) -> set[str]:
+    """Columns of format "escrow" that messages of these roles are made of: fields are in the body."""
+    own = {name.removeprefix(_STORED) for name in _used(roles)}
+    return {"topic", "key"} | {name if name in MESSAGE_COLUMNS else "body" for name in own}
+
+
+def _made(roles: Mapping[str, tuple[Role, ...]]) -> dict[str, Column]:
+    """What the cells of these roles are made of, once a row."""
+    used = _used(roles)
+    made = {f"_{name}": _OWN[name]() for name in used if name in _OWN}
+    if fields := sorted(used - _OWN.keys()):
+        shape = StructType([StructField(name, StringType()) for name in fields])
+        made[_BODY] = f.from_json(f.col("body").cast("string"), shape)
+    return made
 
 
 def _message_cell(name: str) -> Column:
     """A column of a message, or else a field of its JSON body, as text."""
-    make = _OWN.get(name)
-    return make() if make is not None else f.col(_BODY)[name]
+    return f.col(f"_{name}") if name in _OWN else f.col(_BODY)[name]
+
+
+def _as_stored(name: str) -> str:
+    """The name of a message's column as it is stored, which is cheaper than as text and does between two sides of messages."""
+    return _STORED + name if name in MESSAGE_COLUMNS else name
+
+
+def _sorted_properties() -> Column:
+    """The properties, whatever order they were given in. Few need sorting."""
+    entries = f.map_entries(f.col("properties"))
+    return f.when(f.size("properties") > 1, f.sort_array(entries)).otherwise(entries)
 
 
 def _properties_text() -> Column:
     """The properties as one text, whatever order they were given in."""
-    return f.to_json(f.array_sort(f.map_entries(f.col("properties"))))
+    return f.to_json(_sorted_properties())
 
 
 def _hex(column: Column) -> Column:
@@ -151,11 +185,14 @@ def _without_zeros(digits: Column) -> Column:
     return f.when(left == "", "0").otherwise(left)
 
 
+_STORED = "stored "
 _OWN: dict[str, Callable[[], Column]] = {
     "message_id": lambda: _hex(f.col("message_id")),
     "transaction_id": _transaction_text,
     "tag": lambda: f.col("tag"),
     "properties": _properties_text,
     "body": lambda: f.col("body"),
+    **{_STORED + name: partial(f.col, name) for name in MESSAGE_COLUMNS},
+    _STORED + "properties": _sorted_properties,
 }
-"""MESSAGE_COLUMNS, each as it is compared."""
+"""MESSAGE_COLUMNS, each as it is compared: with tables as text, and between messages as it is stored."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
@@ -36,11 +36,21 @@ class Speaker:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """A frame that is read once for all the sides that are in it; ``id`` is the id of a row, as text."""
+    """A frame that is read once for all the sides that are in it; ``id`` is the id of a row, as text.
+
+    ``made``: columns that cells are made of and that cost something, such as parsed JSON; they are computed once a row, and only for
+    rows that are looked at. ``slim``: the same rows with nothing but what ``id`` and the speakers' ``where`` need.
+    """
 
     frame: DataFrame
     id: Column
     speakers: tuple[Speaker, ...]
+    made: Mapping[str, Column] = field(default_factory=dict)
+    slim: DataFrame | None = None
+
+    def opened(self, frame: DataFrame) -> DataFrame:
+        """Some rows of the frame, with what their cells are made of."""
+        return frame.withColumns(dict(self.made)) if self.made else frame
 
     @property
     def known_id(self) -> Column:

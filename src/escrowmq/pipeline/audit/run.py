@@ -93,7 +93,7 @@ def _verdict(
     total = timeline.totals(transactions).collect()[0]
     places = [_place(manifest, table) for table in manifest.consumers.values()]
     verdict = Verdict(
-        orders=half.select("id").distinct().count(),
+        orders=half.select("hashed").distinct().count(),
         transactions=total["transactions"],
         committed=total["committed"],
         rolled_back=total["rolled_back"],

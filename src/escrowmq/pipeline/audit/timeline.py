@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
+
+from escrowmq.model import DecidedBy, TransactionState
 
 BUCKETS = 160
 """Points in time that a picture shows."""
@@ -12,14 +14,41 @@ LATENCY_STEPS = 8
 """Histogram bars per factor of ten."""
 
 
+_STATES = [state.name.lower() for state in TransactionState]
+_DECIDERS = [by.name.lower() for by in DecidedBy]
+_CODES = 8
+"""At least as many as there are states, or deciders."""
+
+
 def transactions(half: DataFrame, decisions: DataFrame) -> DataFrame:
     """Half messages and decisions → one row a transaction: ``stored_us, checks, state, decided_us, decided_by`` (the last three
-    null while it is undecided)."""
-    begun = half.groupBy("transaction").agg(f.min("stored_us").alias("stored_us"), f.max("checks").alias("checks"))
-    ended = decisions.groupBy("transaction").agg(
-        f.min_by(f.struct("state", "decided_by", "decided_us"), "decided_us").alias("end")
+    null while it is undecided).
+
+    Both become one frame of numbers, which Spark shuffles once and groups without sorting. A decision is one of them, its time
+    and two codes: the least is the earliest.
+    """
+    nothing = f.lit(None).cast("bigint")
+    begun = half.select("transaction", "stored_us", "checks", nothing.alias("end"))
+    end = (f.col("decided_us") * _CODES + _code("state", _STATES)) * _CODES + _code("decided_by", _DECIDERS)
+    ended = decisions.select("transaction", nothing.alias("stored_us"), nothing.alias("checks"), end.alias("end"))
+    every = begun.unionByName(ended).groupBy("transaction")
+    least = every.agg(f.min("stored_us").alias("stored_us"), f.max("checks").alias("checks"), f.min("end").alias("end"))
+    codes = f.shiftright("end", 3)
+    return least.where(f.col("stored_us").isNotNull()).select(
+        "stored_us",
+        "checks",
+        _word(codes % _CODES, _STATES).alias("state"),
+        f.shiftright("end", 6).alias("decided_us"),
+        _word(f.col("end") % _CODES, _DECIDERS).alias("decided_by"),
     )
-    return begun.join(ended, "transaction", "left").select("stored_us", "checks", "end.*")
+
+
+def _code(name: str, words: list[str]) -> Column:
+    return (f.array_position(f.lit(words), f.col(name)) - 1).cast("bigint")
+
+
+def _word(code: Column, words: list[str]) -> Column:
+    return f.get(f.lit(words), code.cast("int"))
 
 
 def over_time(every: DataFrame, start_us: int, bucket_us: int) -> DataFrame:

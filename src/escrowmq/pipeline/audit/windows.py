@@ -2,30 +2,29 @@
 
 A *window* is all ids with the same hash modulo some number, so an id is in one window on every side. Of each window and side
 the rows are counted and the hashes of (id, content) summed: sums do not care for order, and are made where the rows
-are, so that only one line a window is sent around. Two windows are *equal* when the counts and all four sums (both halves
-of two hashes with different seeds) are: they hold the same rows, as often.
+are, so that only one line a window is sent around. Two windows are *equal* when the counts and both sums (of the upper and the
+lower half of the hash) are: they hold the same rows, as often.
 
 The same rows as often is not yet right: an id may be twice on both sides. So one side of each comparison must be
-*unique* by id, because its database has an index that says so, or because its ids have been looked through: then a window
-where a hash of an id comes twice is suspected, too.
+*unique* by id in that window: because its database has an index that says so, because its ids have been looked through, or because
+its window is equal to that of a side that is unique there. Windows that are equal and unique are *proven*.
 
 (Not xor: a pair of equal rows would cancel. Not one sum of whole hashes: it would overflow.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from escrowmq.pipeline.audit.rows import Cell, Role, Rows, Speaker, digest
+from escrowmq.pipeline.audit.rows import Rows, Speaker, digest
 
 WINDOWS = 1024
 """More would make more lines to send around, fewer more rows to look at where something is wrong."""
 
-_SEED = 0x5EED
 _LOW = 0xFFFF_FFFF
 
 
@@ -40,77 +39,130 @@ def _in_window(hashed: Column, count: int) -> Column:
 
 def balances(every: Sequence[Rows], count: int) -> DataFrame:
     """All sides → ``comparison, window, expected, found`` (rows), ``equal``: one line for each window of each comparison."""
-    together = reduce(DataFrame.unionByName, [_marked(rows, count) for rows in every])
+    together = reduce(DataFrame.unionByName, [_summed(rows, count) for rows in every])
     sign = 2 * f.col("expected") - 1
-    halves = [half for name in ("first", "second") for half in _halves(f.col(name))]
+    halves = len(_halves(f.lit(0)))
     sums = together.groupBy("comparison", "window").agg(
-        f.sum("expected").alias("expected"),
-        f.sum(1 - f.col("expected")).alias("found"),
-        *[_together(sign, half).alias(f"sum{n}") for n, half in enumerate(halves)],
+        f.sum(f.col("rows") * f.col("expected")).alias("expected"),
+        f.sum(f.col("rows") * (1 - f.col("expected"))).alias("found"),
+        *[f.sum(sign * f.col(f"sum{n}")).alias(f"sum{n}") for n in range(halves)],
     )
     equal = f.col("expected") == f.col("found")
-    for n in range(len(halves)):
+    for n in range(halves):
         equal &= f.col(f"sum{n}") == 0
     return sums.select("comparison", "window", "expected", "found", equal.alias("equal"))
 
 
-def _marked(rows: Rows, count: int) -> DataFrame:
-    """``window, comparison, expected, first, second``: a row for every role of every row."""
+def _summed(rows: Rows, count: int) -> DataFrame:
+    """``window, comparison, expected, rows, sum0, sum1``: one line for every role and window.
 
-    def mark(role: Role, cell: Cell) -> Column:
-        cells = [cell(name) for name in role.columns]
-        return f.struct(
+    A row becomes one digest a role, null where it plays none, and is summed at once: it never becomes several rows.
+    """
+    roles = [(speaker, role) for speaker in rows.speakers for role in speaker.roles]
+    hashed = rows.opened(rows.frame).withColumn("_hashed", f.xxhash64(rows.known_id))
+    said = []
+    for n, (speaker, role) in enumerate(roles):
+        mark = digest([speaker.cell(name) for name in role.columns], f.col("_hashed"))
+        said.append((mark if speaker.where is None else f.when(speaker.where, mark)).alias(f"d{n}"))
+    marked = hashed.select(_in_window(f.col("_hashed"), count).alias("window"), *said)
+    sums = []
+    for n in range(len(roles)):
+        sums.append(f.count(f"d{n}").alias(f"d{n}_rows"))
+        sums += [_together(half).alias(f"d{n}_{m}") for m, half in enumerate(_halves(f.col(f"d{n}")))]
+    lines = [
+        f.struct(
             f.lit(role.comparison).alias("comparison"),
             f.lit(int(role.expected)).cast("bigint").alias("expected"),
-            digest(cells, rows.known_id).alias("first"),
-            digest(cells, f.lit(_SEED), rows.known_id).alias("second"),
+            f.col(f"d{n}_rows").alias("rows"),
+            *[f.coalesce(f"d{n}_{m}", f.lit(0)).cast("bigint").alias(f"sum{m}") for m in range(len(_halves(f.lit(0))))],
         )
-
-    place = window(rows.known_id, count).alias("window")
-    [speaker, *others] = rows.speakers
-    if not others and speaker.where is None and len(speaker.roles) == 1:
-        return rows.frame.select(place, mark(speaker.roles[0], speaker.cell).alias("mark")).select("window", "mark.*")
-    return rows.frame.select(place, f.explode(rows.each(mark)).alias("mark")).select("window", "mark.*")
-
-
-def _together(sign: Column, half: Column) -> Column:
-    return f.sum(sign * half)  # 32 bits each: two thousand million rows fit
+        for n, (_, role) in enumerate(roles)
+    ]
+    return (
+        marked.groupBy("window")
+        .agg(*sums)
+        .select("window", f.explode(f.array(*lines)).alias("line"))
+        .select("window", "line.*")
+    )
 
 
-def _halves(hashed: Column) -> tuple[Column, Column]:
+def _together(half: Column) -> Column:
+    return f.sum(half)  # 32 bits each: two thousand million rows fit
+
+
+def _halves(hashed: Column) -> tuple[Column, ...]:
     return hashed.bitwiseAND(f.lit(_LOW)), f.shiftrightunsigned(hashed, 32)
 
 
-def repeated(every: Sequence[Rows], count: int) -> DataFrame | None:
-    """Windows in which an id may come twice → ``comparison, window``; None if every comparison has a unique side."""
-    chosen = _to_look_through([speaker for rows in every for speaker in rows.speakers])
+def suspects(every: Sequence[Rows], equal: Mapping[int, set[int]], count: int) -> dict[int, set[int]]:
+    """For each comparison its windows that are not proven; ``equal``: those whose counts and sums are equal, or that are empty."""
+    speakers = [speaker for rows in every for speaker in rows.speakers]
+    chosen = _to_look_through(speakers)
+    everywhere = set(range(count))
+    unique = {id(speaker): set(everywhere) if speaker.unique else set() for speaker in speakers}
+    for n, twice in _twice(every, chosen, count).items():
+        unique[id(chosen[n])] = everywhere - twice
+    sides = {number: [s for s in speakers if number in _comparisons(s)] for number in equal}
+    grown = True
+    while grown:
+        grown = False
+        for number, windows in equal.items():
+            sure = windows & set().union(*[unique[id(side)] for side in sides[number]])
+            for side in sides[number]:
+                if not sure <= unique[id(side)]:
+                    unique[id(side)] |= sure
+                    grown = True
+    proven = {
+        number: windows & set().union(*[unique[id(s)] for s in sides[number]]) for number, windows in equal.items()
+    }
+    return {number: everywhere - windows for number, windows in proven.items()}
+
+
+def _twice(every: Sequence[Rows], chosen: Sequence[Speaker], count: int) -> dict[int, set[int]]:
+    """The windows in which an id may come twice, of each of the sides that are looked through."""
     frames = []
     for rows in every:
         values = [[f.lit(chosen.index(speaker))] if speaker in chosen else [] for speaker in rows.speakers]
         if any(values):
-            hashed = f.xxhash64(rows.known_id).alias("hashed")
-            frames.append(rows.frame.select(rows.of(values)[0].alias("speaker"), hashed))
-    if not frames:
-        return None
-    ids = reduce(DataFrame.unionByName, frames).where(f.col("speaker").isNotNull())
-    twice = ids.groupBy("speaker", "hashed").agg(f.count("*").alias("rows")).where("rows > 1")
-    comparisons = f.coalesce(
-        *[
-            f.when(f.col("speaker") == n, f.array(*[f.lit(role.comparison) for role in speaker.roles]))
-            for n, speaker in enumerate(chosen)
-        ]
-    )
-    places = twice.select("speaker", _in_window(f.col("hashed"), count).alias("window")).distinct()
-    return places.select(f.explode(comparisons).alias("comparison"), "window")
+            frame = rows.frame if rows.slim is None else rows.slim
+            frames.append(frame.select(rows.of(values)[0].alias("speaker"), f.xxhash64(rows.known_id).alias("hashed")))
+    found: dict[int, set[int]] = {n: set() for n in range(len(chosen))}
+    if frames:
+        ids = reduce(DataFrame.unionByName, frames).where(f.col("speaker").isNotNull())
+        twice = ids.groupBy("speaker", "hashed").agg(f.count("*").alias("rows")).where("rows > 1")
+        for row in twice.select("speaker", _in_window(f.col("hashed"), count).alias("window")).distinct().collect():
+            found[row["speaker"]].add(row["window"])
+    return found
 
 
 def _to_look_through(speakers: Sequence[Speaker]) -> list[Speaker]:
-    """The fewest sides, about, that make every comparison have one that is unique or looked through."""
-    safe = {role.comparison for speaker in speakers if speaker.unique for role in speaker.roles}
-    left = {role.comparison for speaker in speakers for role in speaker.roles} - safe
+    """The fewest sides, about, from which every comparison can learn that one of its sides is unique."""
+    left = {number for speaker in speakers for number in _comparisons(speaker)}
+    left -= _reached(speakers, [speaker for speaker in speakers if speaker.unique])
     chosen: list[Speaker] = []
     while left:
-        best = max(speakers, key=lambda speaker: len({role.comparison for role in speaker.roles} & left))
+        best = max(speakers, key=lambda speaker: len(_comparisons(speaker) & left))
         chosen.append(best)
-        left -= {role.comparison for role in best.roles}
+        left -= _reached(speakers, [best])
     return chosen
+
+
+def _reached(speakers: Sequence[Speaker], first: Iterable[Speaker]) -> set[int]:
+    """The comparisons that these sides are in, or that are connected with theirs through other sides."""
+    reached = {number for speaker in first for number in _comparisons(speaker)}
+    while True:
+        more = {n for speaker in speakers if _comparisons(speaker) & reached for n in _comparisons(speaker)}
+        if more <= reached:
+            return reached
+        reached |= more
+
+
+def _comparisons(speaker: Speaker) -> set[int]:
+    return {role.comparison for role in speaker.roles}
+
+
+def among(place: Column, windows: Iterable[int], count: int) -> Column:
+    """Whether a window is one of these: one byte of a constant is looked at, however many there are."""
+    chosen = set(windows)
+    flags = bytes(number in chosen for number in range(count))
+    return f.substring(f.lit(flags), place + 1, f.lit(1)) == f.lit(b"\x01")
