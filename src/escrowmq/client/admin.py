@@ -125,7 +125,10 @@ class Admin:
         older_than: float | None = None,
         limit: int | None = None,
     ) -> list[Json]:
-        """Transactions by state ("open", "parked", ...), producer group and age in seconds; at most ``limit`` a broker."""
+        """Transactions by state ("open", "parked", ...), producer group and age in seconds; at most ``limit`` a broker.
+
+        ``group`` and ``instance`` are None of those whose producers are forgotten (all of them decided).
+        """
         request = _given(state=state, group=group, older_than=older_than)
         found: list[Json] = []
         for link in self._router.links:
