@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import escrowmq as mq
 from escrowmq.testing.servers.process import free_port
@@ -21,10 +22,12 @@ from escrowmq.testing.servers.process import free_port
 PREPARING = ("spark.before-prepare", "spark.prepared-some", "spark.prepared")
 DECIDING = ("spark.before-decision", "spark.after-decision")
 POINTS = PREPARING + DECIDING
-PATIENCE = 800.0
+PATIENCE = 400.0
+"""Seconds in which something must happen: a point reached, a leg at its end, a driver started."""
 JOB = Path(__file__).with_name("revenue_job.py")
 ORDERS = 240
-LOCAL = {"spark.sql.shuffle.partitions": "2"}
+LOCAL = {"spark.sql.shuffle.partitions": "2", "spark.speculation": "true"}
+"""Speculation is on, but a local master never speculates."""
 
 Content = Counter[tuple[str, bytes]]
 
@@ -94,16 +97,37 @@ def revenue() -> Content:
 
 
 @dataclass(frozen=True)
+class Stop:
+    """A process (its number) of a leg stands still at a point."""
+
+    job: Job
+    leg: Leg
+    point: str
+    pid: int
+
+
+def kill_who_stands_there(stop: Stop) -> None:
+    """``kill -9``."""
+    os.kill(stop.pid, signal.SIGKILL)
+
+
+def again() -> bool:
+    """Of a point: not now, in another batch."""
+    return True
+
+
+@dataclass(frozen=True)
 class Leg:
     """One run of a query: its topic, where its processes are killed and how, and what it is (see revenue_job.WHATS).
 
-    ``kill`` is called with the number of the process that stands still at a point, and the point; after it the process may go on,
-    if it lives, as soon as what ``kill`` returned (if that is a function) holds. ``once``: it is not tried again when it fails.
+    ``kill`` is called when a process stands still at a point; after it the process may go on, if it lives, as soon as what
+    ``kill`` returned (if that is a function) holds. If it returned :func:`again`, the point counts as not yet reached.
+    ``once``: the leg is not tried again when it fails.
     """
 
     topic: str
     points: tuple[str, ...] = ()
-    kill: Callable[[int, str], Callable[[], bool] | None] = lambda pid, point: os.kill(pid, signal.SIGKILL)
+    kill: Callable[[Stop], Callable[[], bool] | None] = kill_who_stands_there
     what: str = "stream"
     once: bool = False
 
@@ -119,7 +143,7 @@ class Job:
         master: str = "local[2,4]",
         settings: Mapping[str, str] = LOCAL,
     ) -> None:
-        self.folder, self.legs, self.starts = folder, legs, 0
+        self.folder, self.url, self.legs, self.starts = folder, url, legs, 0
         self.spec = folder / "spec.json"
         self._standing: list[tuple[Path, Callable[[], bool]]] = []
         told = []
@@ -131,10 +155,16 @@ class Job:
         self.spec.write_text(json.dumps(spec))
 
     def told(self, leg: Leg) -> Path:
-        """Where the processes of a leg say that they stand still."""
+        """Where the processes of a leg say that they stand still, and what they did."""
         return self.folder / f"told-{leg.topic}"
 
+    def attempts(self, leg: Leg) -> list[dict[str, Any]]:
+        """What the tasks of a watched leg noted, in order: an entry when an attempt began, one when all its rows were prepared."""
+        file = self.told(leg) / "attempts.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
     def checkpoint(self, leg: Leg) -> Path:
+        """Where Spark keeps how far a leg's query is."""
         return self.folder / f"checkpoint-{leg.topic}"
 
     def tries(self, leg: Leg) -> int:
@@ -142,29 +172,26 @@ class Job:
         return int((self.folder / f"tries-{leg.topic}").read_text())
 
     def run(self) -> None:
-        """To the end, with a new driver whenever one died."""
+        """To the end, with a new driver whenever one died. Fails if nothing happens for long, or a point was never reached."""
         waiting = [(leg, point) for leg in self.legs for point in leg.points]
-        deadline = time.monotonic() + PATIENCE
         while True:
             self._start()
             try:
-                while self.driver.poll() is None:
-                    self._look(waiting)
-                    assert time.monotonic() < deadline, f"no end; still to come: {waiting}\n{self.log()}"
-                    time.sleep(0.02)
+                self._watch(waiting)
             finally:
                 self.kill_driver()
             if self.driver.returncode == 0:
                 break
             assert self.driver.returncode == -signal.SIGKILL, self.log()
-            self._standing.clear()
+            self._let_go(lambda: True)
+            self._forget(waiting)
         assert not waiting, f"never reached: {waiting}\n{self.log()}"
 
     def log(self) -> str:
         """The end of what the last driver printed."""
-        return self._log().read_text()[-4000:]
+        return self._log().read_text(errors="replace")[-4000:]
 
-    def kill_driver(self, *_: object) -> None:
+    def kill_driver(self) -> None:
         """``kill -9`` for everything that belongs to the driver: Python, Java, and their children."""
         kill_session(self.driver.pid)
         self.driver.wait()
@@ -177,22 +204,53 @@ class Job:
         with self._log().open("wb") as log:
             self.driver = subprocess.Popen(
                 [sys.executable, str(JOB), str(self.spec)],
-                env={**os.environ, "PYTHONPATH": str(JOB.parent)},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(JOB.parent), os.environ.get("PYTHONPATH", "")])},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
 
-    def _look(self, waiting: list[tuple[Leg, str]]) -> None:
-        for leg, point in list(waiting):
-            if (file := self.told(leg) / point).exists():
-                waiting.remove((leg, point))
-                holds = leg.kill(int(file.read_text()), point)
-                self._standing.append((file, holds or (lambda: True)))
+    def _watch(self, waiting: list[tuple[Leg, str]]) -> None:
+        """Until the driver is dead."""
+        seen, deadline = None, 0.0
+        while self.driver.poll() is None:
+            for leg, point in list(waiting):
+                if (file := self.told(leg) / point).exists():
+                    waiting.remove((leg, point))
+                    holds = leg.kill(Stop(self, leg, point, int(file.read_text())))
+                    if holds is again:
+                        waiting.append((leg, point))
+                        (self.told(leg) / f"{point}.told").unlink()
+                    self._standing.append((file, holds or (lambda: True)))
+            self._let_go(None)
+            if (now := self._progress(waiting)) != seen:
+                seen, deadline = now, time.monotonic() + PATIENCE
+            assert time.monotonic() < deadline, f"no end; still to come: {waiting}\n{self.log()}"
+            time.sleep(0.02)
+
+    def _progress(self, waiting: list[tuple[Leg, str]]) -> tuple[int, ...]:
+        """Changes whenever something happens: a point reached, a batch done, a leg at its end."""
+        return (
+            len(waiting),
+            len(self._standing),
+            *(len(list(self.folder.glob(of))) for of in ("tries-*", "*/commits/*")),
+        )
+
+    def _let_go(self, always: Callable[[], bool] | None) -> None:
+        """Those that stood still long enough."""
         for file, holds in list(self._standing):
-            if holds():
+            if (always or holds)():
                 self._standing.remove((file, holds))
                 file.unlink()
+
+    def _forget(self, waiting: list[tuple[Leg, str]]) -> None:
+        """Processes that stood still, too, when their driver was killed: the next driver's shall come to the same places."""
+        for leg, point in waiting:
+            if (file := self.told(leg) / point).exists():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(file.read_text()), signal.SIGKILL)
+                file.unlink()
+            (self.told(leg) / f"{point}.told").unlink(missing_ok=True)
 
 
 def kill_session(session: int) -> None:

@@ -8,6 +8,7 @@ as a supervisor would. SPEC: ``{"url", "folder", "master", "settings", "legs": [
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from escrowmq.spark.writing import EscrowStreamWriter, stream_writer
 ROWS_PER_BATCH = 80
 TABLE = 400
 """Rows that a batch write writes."""
-MOST_TRIES = 12
+MOST_TRIES = 8
 
 
 def revenue(orders: DataFrame) -> DataFrame:
@@ -78,6 +79,51 @@ def rows(spark: SparkSession) -> DataFrame:
     )
 
 
+class Watched(EscrowStreamWriter):
+    """The real one; each attempt of a task notes that it begins and what it prepared. One more failpoint, ``spark.committed``:
+    the sink's commit has returned, and Spark does not know it yet."""
+
+    def write(self, iterator: Any) -> Any:
+        """As the real one."""
+        from pyspark import TaskContext
+
+        at = TaskContext.get()
+        mine = {"batch": int(at.getLocalProperty("streaming.sql.batchId")), "partition": at.partitionId()}
+        mine |= {
+            "stage": at.stageId(),
+            "attempt": at.attemptNumber(),
+            "pid": os.getpid(),
+        }
+        note({**mine, "standing": standing()})
+        prepared = super().write(iterator)
+        note({**mine, "ids": [identity.hex() for identity in prepared.ids]})
+        return prepared
+
+    def commit(self, messages: Any, batchId: int) -> None:
+        """As the real one."""
+        from escrowmq.platform.failpoints import reach
+
+        super().commit(messages, batchId)
+        if any(message.ids for message in messages):
+            reach("spark.committed")
+
+
+def note(entry: dict[str, Any]) -> None:
+    """A line more in attempts.jsonl: one write at its end, so that processes do not mix theirs."""
+    with Path(os.environ["ESCROWMQ_FAILPOINT_TELL"], "attempts.jsonl").open("ab", buffering=0) as file:
+        file.write(json.dumps(entry).encode() + b"\n")
+
+
+def standing() -> list[int]:
+    """The processes that stand still in the middle of their rows now, and live."""
+    try:
+        pid = int(Path(os.environ["ESCROWMQ_FAILPOINT_TELL"], "spark.prepared-some").read_text())
+        os.kill(pid, 0)
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return [pid]
+
+
 # Planted bugs: each is caught by the comparison with a clean run, or that comparison is worth nothing.
 
 
@@ -120,6 +166,14 @@ def publish(url: str, query: str, ids: list[bytes]) -> None:
             producer.commit(identity)
 
 
+class WatchedSource(EscrowSource):
+    """The format, watched."""
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> Watched:
+        """Watched."""
+        return Watched(stream_writer(self.options, schema, overwrite).options)
+
+
 class HastySource(EscrowSource):
     """The format, with a planted bug."""
 
@@ -138,6 +192,7 @@ class ForgetfulSource(EscrowSource):
 
 WHATS = {
     "stream": (stream, EscrowSource),
+    "watched": (stream, WatchedSource),
     "table": (table, EscrowSource),
     "nameless": (nameless, EscrowSource),
     "hasty": (stream, HastySource),
@@ -147,7 +202,11 @@ WHATS = {
 
 def run(spark: SparkSession, url: str, folder: Path, leg: dict[str, Any]) -> int:
     """One leg; how often it was tried. Its Python processes are its own: they have another environment."""
+    from escrowmq.platform.failpoints import TELL_VARIABLE, arm, parse, reach
+
     act, source = WHATS[leg["what"]]
+    os.environ[TELL_VARIABLE] = leg["told"]
+    arm(*(parse(point) for point in leg["points"]))  # in this process, for the one below
     spark.sparkContext.environment |= {
         "ESCROWMQ_FAILPOINT": ",".join(leg["points"]),
         "ESCROWMQ_FAILPOINT_TELL": leg["told"],
@@ -159,6 +218,7 @@ def run(spark: SparkSession, url: str, folder: Path, leg: dict[str, Any]) -> int
             act(spark, url, str(folder / f"checkpoint-{leg['topic']}"), leg["topic"])
         except Exception as problem:  # whatever it was: the next try shows what is left of it
             print(f"{leg['topic']}, try {tries}: {str(problem)[:2000]}", flush=True)
+            reach("job.failed")
             if leg["once"]:
                 return tries
         else:

@@ -1,19 +1,18 @@
-"""Exactly once on a cluster, speculation on: executors, the broker and the driver killed, and a task that straggles.
+"""Exactly once on a cluster of two workers, speculation on: executors, the broker and the driver killed, a task that straggles.
 
-The long form of test_stream_kills.py (`make chaos`): minutes, and Spark must have time to speculate.
+The short form is part of the suite; the grid of everybody at every step is the long one (`make chaos`).
 """
 
-import contextlib
 import os
-import signal
 
 import pytest
-from killing import POINTS, Job, Leg, content, losers, orders_broker, revenue
+from killing import Job, Leg, content, losers, orders_broker, revenue
+from killing_grid import LATE, STEPS, Grid, cells
 
 from escrowmq.testing.servers.seam import Absent
 from escrowmq.testing.servers.spark import cluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(2400)]
 
 SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
@@ -21,19 +20,33 @@ SETTINGS = {
     "spark.executor.cores": "1",
     "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData",
     "spark.locality.wait": "0",
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.speculation": "true",
     "spark.speculation.interval": "100ms",
     "spark.speculation.multiplier": "1.1",
     "spark.speculation.quantile": "0.5",
-    "spark.speculation.minTaskRuntime": "500ms",
+    "spark.speculation.minTaskRuntime": "4s",  # so that what stands still elsewhere is not overtaken while it is looked at
 }
+SOME = {"spark.prepared": "executor", "spark.before-decision": "broker", "spark.after-decision": "driver"}
+EXECUTORS, BROKERS, DRIVERS = (dict.fromkeys(STEPS, who) for who in ("executor", "broker", "driver"))
+COMMITTERS = dict.fromkeys(LATE, "committer")
+HASTY = Leg("hasty", ("spark.before-decision",), what="hasty")
+FORGETFUL = Leg("forgetful", ("spark.after-decision",), what="forgetful")
+STRAGGLER = Leg(
+    "straggler",
+    ("spark.prepared-some",),
+    lambda stop: lambda: bool(content(stop.job.url, "straggler")),
+    "watched",
+)
+"""A task stands still in the middle of its rows until its batch is decided without it: that takes a second attempt of it. It is
+a leg of its own, as Spark starts a second attempt only on a host that had none: not where an executor was lost with the first."""
 
 
-@pytest.fixture
-def hands(tmp_path):
+@pytest.fixture(scope="module")
+def hands(tmp_path_factory):
     """Two workers."""
     try:
-        with cluster(tmp_path) as made:
+        with cluster(tmp_path_factory.mktemp("cluster")) as made:
             yield made
     except Absent as absent:
         if os.environ.get("CI"):
@@ -41,33 +54,80 @@ def hands(tmp_path):
         pytest.skip(str(absent))
 
 
-def test_executors_the_broker_and_the_driver_killed_and_a_task_that_straggles(hands, tmp_path):
-    """The first batch with rows meets everything: an executor dies before its task prepares anything; a task stands still in the
-    middle of its rows until the batch is decided without it, which takes a second, speculative attempt; the broker dies when
-    a task has prepared its rows; an executor dies before the decision, the driver after it."""
+@pytest.fixture
+def broker(tmp_path):
+    with orders_broker(tmp_path / "data") as made:
+        yield made
 
-    def kill(pid, point):
-        match point:
-            case "spark.before-prepare":
-                assert hands.kill_executor(pid)
-                with contextlib.suppress(ProcessLookupError):  # it would notice its executor's death by itself, later
-                    os.kill(pid, signal.SIGKILL)
-            case "spark.prepared-some":
-                return lambda: bool(content(broker.url, "revenue"))
-            case "spark.prepared":
-                broker.kill_and_start()
-            case "spark.before-decision":
-                assert hands.kill_executor()
-            case "spark.after-decision":
-                job.kill_driver()
-        return None
 
-    with orders_broker(tmp_path / "data") as broker:
-        (tmp_path / "job").mkdir()
-        job = Job(tmp_path / "job", broker.url, Leg("revenue", POINTS, kill), master=hands.url, settings=SETTINGS)
+@pytest.fixture
+def run(hands, broker, tmp_path):
+    """Legs on the cluster, to their end."""
+
+    def made(*legs):
+        (tmp_path / legs[-1].topic).mkdir()
+        job = Job(tmp_path / legs[-1].topic, broker.url, *legs, master=hands.url, settings=SETTINGS)
         job.run()
-        assert job.starts == 2
-        assert content(broker.url, "revenue") == revenue()
-        assert losers(broker.url, "revenue") > 0
-    told = "".join(log.read_text(errors="replace") for log in tmp_path.glob("work-*/*/*/stderr"))
-    assert "another attempt succeeded" in told  # Spark did have tasks that ran twice at a time
+        return job
+
+    return made
+
+
+def overtaken(job, leg):
+    """The attempts that began while another of the same task stood still and lived."""
+    begun = [entry for entry in job.attempts(leg) if "standing" in entry]
+    return [
+        (first, second)
+        for second in begun
+        for first in begun
+        if first["pid"] in second["standing"]
+        and [first[name] for name in ("batch", "stage", "partition")]
+        == [second[name] for name in ("batch", "stage", "partition")]
+        and first["attempt"] < second["attempt"]
+    ]
+
+
+def check_straggler(broker, job):
+    """It was overtaken, and lost."""
+    assert overtaken(job, STRAGGLER)
+    assert content(broker.url, "straggler") == revenue()
+    assert losers(broker.url, "straggler") > 0
+
+
+def test_an_executor_the_broker_and_the_driver_killed_and_a_task_that_straggles(hands, broker, run):
+    grid = Grid(broker, hands)
+    job = run(STRAGGLER, grid.leg("some", SOME))
+    grid.check(cells(SOME))
+    assert job.starts == 2
+    check_straggler(broker, job)
+    assert content(broker.url, "some") == revenue()
+    assert losers(broker.url, "some") > 0
+
+
+@pytest.mark.long
+def test_executors_and_the_broker_killed_at_every_step_a_straggler_and_planted_bugs(hands, broker, run):
+    grid = Grid(broker, hands)
+    killed = {"executors": EXECUTORS, "brokers": BROKERS, "committers": COMMITTERS}
+    legs = [grid.leg(topic, who) for topic, who in killed.items()]
+    job = run(STRAGGLER, *legs, HASTY, FORGETFUL)
+    assert job.starts == 1
+    grid.check(cells(EXECUTORS) | cells(BROKERS) | cells(COMMITTERS))
+    check_straggler(broker, job)
+    for topic in killed:
+        assert content(broker.url, topic) == revenue()
+    for topic in ("executors", "committers"):
+        assert losers(broker.url, topic) > 0
+    for topic in ("hasty", "forgetful"):
+        found = content(broker.url, topic)
+        assert set(found) == set(revenue())
+        assert max(found.values()) > 1  # caught
+
+
+@pytest.mark.long
+def test_the_driver_killed_at_every_step(hands, broker, run):
+    grid = Grid(broker, hands)
+    job = run(grid.leg("drivers", DRIVERS))
+    grid.check(cells(DRIVERS))
+    assert job.starts == len(DRIVERS) + 1
+    assert content(broker.url, "drivers") == revenue()
+    assert losers(broker.url, "drivers") > 0

@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 from killing import DECIDING, POINTS, Job, Leg, content, losers, orders_broker, revenue
+from killing_grid import LATE, STEPS, Grid, cells, last, look, wait_until
 from revenue_job import TABLE
 
 import escrowmq as mq
@@ -15,12 +16,12 @@ from escrowmq.spark.checkback import CheckpointChecker
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 CLEAN = Leg("clean")
-WORKERS = Leg("workers", POINTS)
+EXECUTORS, BROKERS, DRIVERS = (dict.fromkeys(STEPS, who) for who in ("executor", "broker", "driver"))
+COMMITTERS = dict.fromkeys(LATE, "committer")
 HASTY = Leg("hasty", DECIDING[:1], what="hasty")
 FORGETFUL = Leg("forgetful", DECIDING[1:], what="forgetful")
 TABLE_LEG = Leg("table", POINTS, what="table")
 NAMELESS = Leg("nameless", DECIDING[:1], what="nameless", once=True)
-DRIVER_POINTS = ("spark.before-prepare", "spark.prepared", *DECIDING)
 
 
 @pytest.fixture(scope="module")
@@ -32,17 +33,23 @@ def broker(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def brokers(broker):
-    """The leg whose broker is killed."""
-    return Leg("brokers", POINTS, broker.kill_and_start)
+def grid(broker):
+    """Who is killed where."""
+    return Grid(broker)
 
 
 @pytest.fixture(scope="module")
-def job(broker, brokers, tmp_path_factory):
+def killed(grid):
+    """The legs of the grid, by who is killed in them."""
+    named = {"executors": EXECUTORS, "brokers": BROKERS, "committers": COMMITTERS}
+    return {topic: grid.leg(topic, who) for topic, who in named.items()}
+
+
+@pytest.fixture(scope="module")
+def job(broker, killed, tmp_path_factory):
     """All legs whose driver lives on, in one driver."""
-    made = Job(
-        tmp_path_factory.mktemp("job"), broker.url, CLEAN, WORKERS, brokers, HASTY, FORGETFUL, TABLE_LEG, NAMELESS
-    )
+    legs = [CLEAN, *killed.values(), HASTY, FORGETFUL, TABLE_LEG, NAMELESS]
+    made = Job(tmp_path_factory.mktemp("job"), broker.url, *legs)
     made.run()
     assert made.starts == 1
     return made
@@ -55,14 +62,23 @@ def test_a_clean_run_writes_what_a_plain_program_computes(broker, job):
     assert losers(broker.url, "clean") == 0
 
 
-def test_python_processes_killed_at_every_step(broker, job):
-    assert job.tries(WORKERS) == 3  # Spark repeats tasks; without its commit process a query fails
-    assert content(broker.url, "workers") == content(broker.url, "clean")
-    assert losers(broker.url, "workers") > 0
+def test_every_step_was_reached_and_somebody_killed_there(job, grid):
+    grid.check(cells(EXECUTORS) | cells(BROKERS) | cells(COMMITTERS))
 
 
-def test_the_broker_killed_at_every_step(broker, brokers, job):
-    assert job.tries(brokers) == 1  # the patience of tasks and of the commit covers a restart
+def test_the_processes_of_tasks_killed_at_every_step(broker, job):
+    assert content(broker.url, "executors") == content(broker.url, "clean")
+    assert losers(broker.url, "executors") > 0
+
+
+def test_the_process_that_commits_killed_around_the_decision(broker, job, killed):
+    assert job.tries(killed["committers"]) == len(LATE) + 1  # without it a query fails
+    assert content(broker.url, "committers") == content(broker.url, "clean")
+    assert losers(broker.url, "committers") > 0
+
+
+def test_the_broker_killed_at_every_step(broker, job, killed):
+    assert job.tries(killed["brokers"]) == 1  # the patience of tasks and of the commit covers a restart
     assert content(broker.url, "brokers") == content(broker.url, "clean")
 
 
@@ -104,27 +120,39 @@ def check_back(url, checkpoint):
                 os.utime(newest, (time.time() + 600,) * 2)
             checker.said = []
             assert bus.admin.transactions(state="undecided", group=f"spark.{query}")
-            eventually(lambda: outcome in checker.said)
-            eventually(lambda: bool(bus.admin.transactions(state="undecided", group=f"spark.{query}")) is left)
+            wait_until(lambda: outcome in checker.said)
+            wait_until(lambda: bool(bus.admin.transactions(state="undecided", group=f"spark.{query}")) is left)
 
 
-def eventually(holds, patience=60.0):
-    deadline = time.monotonic() + patience
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-@pytest.mark.long  # four drivers, one after the other: each starts a Java process
+@pytest.mark.long  # eight drivers, one after the other: each starts a Java process
 def test_the_driver_killed_at_every_step_and_check_back_while_it_is_dead(broker, tmp_path):
-    def kill(pid, point):
-        killed.kill_driver()
-        if point == "spark.prepared":
-            check_back(broker.url, killed.checkpoint(leg))
+    """And once when Spark could not write commits/N, though the broker has decided batch N: the last moment before it is there."""
 
-    leg = Leg("drivers", DRIVER_POINTS, kill)
-    killed = Job(tmp_path, broker.url, leg)
-    killed.run()
-    assert killed.starts == len(DRIVER_POINTS) + 1
-    assert content(broker.url, "drivers") == revenue()
-    assert losers(broker.url, "drivers") > 0
+    def ask(stop):
+        if stop.point == "spark.prepared":
+            check_back(broker.url, stop.job.checkpoint(stop.leg))
+
+    def no_commits(stop):
+        commits, kept = (stop.job.checkpoint(stop.leg) / name for name in ("commits", "kept"))
+        if stop.point == "spark.after-decision":
+            commits.rename(kept)
+            commits.write_text("no folder")
+        else:
+            commits.unlink()
+            kept.rename(commits)
+            seen = look(broker.url, stop)
+            assert seen.fits("spark.committed")
+            unwritten.append(seen.planned)
+            stop.job.kill_driver()
+
+    unwritten = []
+    grid = Grid(broker)
+    full = Leg("full", ("spark.after-decision", "job.failed"), no_commits, "watched")
+    job = Job(tmp_path, broker.url, grid.leg("drivers", DRIVERS, ask), full)
+    job.run()
+    grid.check(cells(DRIVERS))
+    assert job.starts == len(DRIVERS) + 1 + 1
+    assert last(job.checkpoint(full) / "commits") > unwritten[0]
+    for topic in ("drivers", "full"):
+        assert content(broker.url, topic) == revenue()
+        assert losers(broker.url, topic) > 0

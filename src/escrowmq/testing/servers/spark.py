@@ -33,8 +33,8 @@ class Cluster:
 
     @property
     def executors(self) -> list[int]:
-        """Process numbers of the executors that run now: the workers' children."""
-        return [child for worker in self.workers for child in _children(worker.pid)]
+        """Process numbers of the executors that run now: of the workers' children, those that are one and not dead."""
+        return [child for worker in self.workers for child in _children(worker.pid) if _is_executor(child)]
 
     def kill_executor(self, python: int | None = None) -> int:
         """``kill -9`` the executor to which a Python process belongs, or any; its number, 0 if there is none."""
@@ -129,6 +129,13 @@ def _children(pid: int) -> list[int]:
         with contextlib.suppress(OSError):
             found += map(int, thread.read_text().split())
     return sorted(found)
+
+
+def _is_executor(pid: int) -> bool:
+    """Dead processes that nobody has waited for yet, and those that are only about to become an executor, have other words."""
+    with contextlib.suppress(OSError):
+        return b"ExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 def _ancestors(pid: int) -> Iterator[int]:
