@@ -21,6 +21,7 @@ import test_members
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from ledger_machine import LedgerMachine
+from test_groups_rules import TestDeadLetters as dead_letters
 from test_groups_rules import TestExpiry as expiry
 
 from escrowmq.errors import Code
@@ -425,7 +426,7 @@ def forget_acks(monkeypatch):
     monkeypatch.setitem(Groups._acts, Kind.ACKED, lambda self, batch, time_us, topics, rules: None)
 
 
-@planted(searched)
+@planted(lambda: dead_letters().test_cause())
 def deliver_for_ever(monkeypatch):
     def settler(self, group, rules, now_us):
         made = real(self, group, rules, now_us)
@@ -489,5 +490,6 @@ def test_every_planted_bug_is_caught(name, monkeypatch):
 def test_without_a_planted_bug_nothing_is_caught():
     test_interleavings.walk(2, test_interleavings.BEGINNINGS[1])
     expiry().test_an_expired_lease_comes_back_and_its_late_ack_is_refused()
+    dead_letters().test_cause()
     test_dedup.test_window_edge_is_inside(LedgerDriver())
     test_checkback.test_i36_ages_do_not_look_at_the_clients_clock(LedgerDriver())
