@@ -206,3 +206,14 @@ def test_a_partial_index_says_nothing(tmp_path: Path) -> None:
         database.execute("INSERT INTO t VALUES ('a', 1), ('a', 1)")
         database.commit()
     assert not TableRead("t", str(tmp_path / "x.db"), "t", ("id",)).is_unique("id")
+
+
+def test_what_is_unique_is_learnt_from_equal_windows_and_no_others(spark: SparkSession) -> None:
+    """Three sides in a row, the first of them unique: the others are known where their windows are equal."""
+    some = frame(spark, LEFT)
+    sides = [
+        Rows(some, f.col("id"), (Speaker((Role(0, True, ()),), unique=True),)),
+        Rows(some, f.col("id"), (Speaker((Role(0, False, ()), Role(1, True, ()))),)),
+        Rows(some, f.col("id"), (Speaker((Role(1, False, ()),)),)),
+    ]
+    assert windows.suspects(sides, {0: {0, 1, 2}, 1: {0, 1, 3}}, 4) == {0: {3}, 1: {2, 3}}

@@ -28,7 +28,7 @@ class Readings:
     """All sides of one run."""
 
     def __init__(self, spark: SparkSession, manifest: Manifest, log: Log) -> None:
-        self._spark = spark
+        self.spark = spark
         self._manifest = manifest
         self._log = log
 
@@ -85,7 +85,7 @@ class Readings:
             database = str((self._manifest.folder / table.database).resolve())
             reads.append(TableRead(name, database, table.table, (table.id, *columns), table.where))
             speakers.append(Speaker(its, _numbered(columns), f.col("name") == name))
-        frame = read_tables(self._spark, reads)  # which also looks whether all is there
+        frame = read_tables(self.spark, reads)  # which also looks whether all is there
         sure = [self._manifest.tables[read.name].unique and read.is_unique(read.columns[0]) for read in reads]
         speakers = [Speaker(s.roles, s.cell, s.where, unique) for s, unique in zip(speakers, sure, strict=True)]
         return Rows(frame, f.col("cells")[0], tuple(speakers))
@@ -96,7 +96,7 @@ class Readings:
         path = self._manifest.folder / file.path
         if not path.exists():
             raise Misuse(Code.BAD_ARGUMENT, f"{path} is missing")
-        frame = self._spark.read.parquet(str(path.resolve()))
+        frame = self.spark.read.parquet(str(path.resolve()))
         for column, value in file.where.items():
             frame = frame.where(f.col(column).cast("string") == value)
         return Rows(frame, f.col(file.id).cast("string"), (Speaker(roles, lambda name: f.col(name).cast("string")),))

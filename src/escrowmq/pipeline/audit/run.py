@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,19 +70,38 @@ def audit(
     """Compare all sides and measure the run. Only frames of a bounded size are collected. ``windows``: see
     :func:`escrowmq.pipeline.audit.comparing.tallied`; whatever it is, the verdict is the same."""
     together = _in_all_places(manifest)
-    half = readings.half().persist()
-    transactions = timeline.transactions(half, readings.decisions()).persist()
+    judges = [c.judges for c in (*manifest.comparisons, *together)]
+    sides = readings.rows([*manifest.comparisons, *together])
+    with ExitStack() as stack:
+        stack.enter_context(_kept_plainly(readings.spark))
+        half = stack.enter_context(_kept(readings.half()))
+        packed = stack.enter_context(_kept(timeline.packed(half, readings.decisions())))
+        done = stack.enter_context(tallied(sides, windows, tied=_numbers(manifest)))
+        wrong = frames.findings(done.tallies, judges).unionByName(frames.undecided(half))
+        wrong = stack.enter_context(_kept(wrong))
+        return _verdict(manifest, done, wrong, half, timeline.spelled(packed), events)
+
+
+@contextmanager
+def _kept(frame: DataFrame) -> Iterator[DataFrame]:
+    """Keep a frame, in memory or on disk, as long as the block runs."""
     try:
-        with tallied(readings.rows([*manifest.comparisons, *together]), windows, tied=_numbers(manifest)) as done:
-            judges = [c.judges for c in (*manifest.comparisons, *together)]
-            wrong = frames.findings(done.tallies, judges).unionByName(frames.undecided(half)).persist()
-            try:
-                return _verdict(manifest, done, wrong, half, transactions, events)
-            finally:
-                wrong.unpersist()
+        yield frame.persist()
     finally:
-        for frame in (half, transactions):
-            frame.unpersist()
+        frame.unpersist()
+
+
+@contextmanager
+def _kept_plainly(spark: SparkSession) -> Iterator[None]:
+    """What is kept is not compressed meanwhile: it is hashes and times, which no dictionary makes smaller, and trying costs more
+    than all the rest of keeping it."""
+    name = "spark.sql.inMemoryColumnarStorage.compressed"
+    before = spark.conf.get(name)
+    spark.conf.set(name, "false")
+    try:
+        yield
+    finally:
+        spark.conf.set(name, str(before))
 
 
 def _verdict(

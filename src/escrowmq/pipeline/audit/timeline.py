@@ -22,7 +22,12 @@ _CODES = 8
 
 def transactions(half: DataFrame, decisions: DataFrame) -> DataFrame:
     """Half messages and decisions → one row a transaction: ``stored_us, checks, state, decided_us, decided_by`` (the last three
-    null while it is undecided).
+    null while it is undecided)."""
+    return spelled(packed(half, decisions))
+
+
+def packed(half: DataFrame, decisions: DataFrame) -> DataFrame:
+    """Half messages and decisions → one row a transaction, to be kept: three numbers, which :func:`spelled` makes words of.
 
     Both become one frame of numbers, which Spark shuffles once and groups without sorting. A decision is one of them, its time
     and two codes: the least is the earliest.
@@ -33,8 +38,13 @@ def transactions(half: DataFrame, decisions: DataFrame) -> DataFrame:
     ended = decisions.select("transaction", nothing.alias("stored_us"), nothing.alias("checks"), end.alias("end"))
     every = begun.unionByName(ended).groupBy("transaction")
     least = every.agg(f.min("stored_us").alias("stored_us"), f.max("checks").alias("checks"), f.min("end").alias("end"))
+    return least.where(f.col("stored_us").isNotNull()).select("stored_us", "checks", "end")
+
+
+def spelled(packed: DataFrame) -> DataFrame:
+    """Transactions in words: see :func:`transactions`."""
     codes = f.shiftright("end", 3)
-    return least.where(f.col("stored_us").isNotNull()).select(
+    return packed.select(
         "stored_us",
         "checks",
         _word(codes % _CODES, _STATES).alias("state"),
