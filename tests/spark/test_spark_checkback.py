@@ -2,12 +2,14 @@
 
 import os
 from datetime import UTC, datetime, timedelta
+from threading import Thread as thread
 
 import pytest
 
 import escrowmq as mq
 from escrowmq.model import Check, CheckedMessage, TransactionId
-from escrowmq.spark.checkback import SKEW, CheckpointChecker, last_commit
+from escrowmq.spark import checkback
+from escrowmq.spark.checkback import SKEW, CheckpointChecker, for_arrow, last_commit, look_ahead
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -70,3 +72,36 @@ def test_what_the_query_has_moved_past_is_rolled_back_all_else_is_in_progress(tm
         check(),
     ]
     assert checker.decide_batch(asked) == [mq.ROLLBACK, mq.ROLLBACK, *[mq.UNKNOWN] * 4]
+
+
+def test_what_a_process_without_java_can_read_of_s3_is_read():
+    assert for_arrow("s3a://bucket/checkpoints/q") == "s3://bucket/checkpoints/q"
+    assert for_arrow("S3N://bucket/q") == "s3://bucket/q"
+    for same in ("s3://bucket/q", "hdfs://name:8020/q", "file:/c/q", "/c/s3a:/q", "c/q"):
+        assert for_arrow(same) == same
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "words"),
+    [("gopher://host/c", "the checkpoint gopher://host/c"), (None, "option checkpointLocation")],
+)
+def test_a_process_that_will_not_be_able_to_answer_says_so_once_at_its_start(checkpoint, words, monkeypatch, caplog):
+    monkeypatch.setattr(checkback, "_looked_at", set())
+    threads = []
+    monkeypatch.setattr(checkback.threading, "Thread", lambda **given: threads.append(thread(**given)) or threads[-1])
+    look_ahead(checkpoint)
+    look_ahead(checkpoint)
+    [only] = threads
+    only.join()
+    [record] = caplog.records
+    assert words in record.message
+    assert "answers 'unknown'" in record.message
+
+
+def test_a_process_that_can_answer_says_nothing(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(checkback, "_looked_at", set())
+    threads = []
+    monkeypatch.setattr(checkback.threading, "Thread", lambda **given: threads.append(thread(**given)) or threads[-1])
+    look_ahead(str(checkpoint(tmp_path / "c")))
+    threads[0].join()
+    assert caplog.records == []

@@ -64,6 +64,8 @@ def test_writing_needs_a_broker_and_knows_its_options():
     assert write_options({"path": URL, "topic": "t", "write_id": "w", "checkpointLocation": "/c"}).checkpoint == "/c"
     assert "escrowmq serve" in refused(write_options, {"url": "file:./data", "topic": "t"})
     assert "did you mean 'topic'?" in refused(write_options, {"url": URL, "topics": "t"})
+    assert write_options({"path": URL, "adopt": "True"}).adopt
+    assert "adopt = 'yes'" in refused(write_options, {"url": URL, "adopt": "yes"})
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.errors import Code, Misuse, Rejected
-from escrowmq.spark.planning import Place, Range, cut, first_offsets, known_start, last_offsets, limited, ranges
+from escrowmq.spark.planning import (
+    Place,
+    Range,
+    begun,
+    cut,
+    ends,
+    first_offsets,
+    known_start,
+    last_offsets,
+    limited,
+    noted,
+    ranges,
+)
 
 
 def place(queue=0, head=0, end=10, source="t", shard=42, **more):
@@ -53,6 +65,22 @@ def test_a_queue_that_came_since_is_read_from_its_first_message():
     assert known_start({"t/0000002a/0": 4}, there) == {"t/0000002a/0": 4, "t/0000002a/1": 2}
     with pytest.raises(Misuse, match="another cluster"):
         known_start({"t/0000002b/0": 4}, there)
+
+
+def test_a_batch_that_runs_again_begins_where_its_end_noted_and_says_if_that_has_left_the_log():
+    end = noted({"t/0000002a/0": 9}, {"t/0000002a/0": 4})
+    assert ends(end) == {"t/0000002a/0": 9}
+    assert ranges([place(0, 2, 20)], begun({}, end), ends(end)) == [Range(place(0, 2, 20), 4, 9)]
+    with pytest.raises(Rejected) as purged:
+        ranges([place(0, 5, 20)], begun({}, end), ends(end))
+    assert purged.value.code is Code.RANGE_PURGED
+
+
+def test_what_a_batch_before_has_read_counts_more_than_a_note():
+    end = noted({"t/0000002a/0": 9}, {"t/0000002a/0": 4})
+    assert begun(end, end) == ends(end)
+    later = noted({"t/0000002a/0": 9, "t/0000002a/1": 5}, {"t/0000002a/1": 2})
+    assert begun(end, later) == {"t/0000002a/0": 9, "t/0000002a/1": 2}
 
 
 @given(places, st.integers(1, 20))

@@ -8,8 +8,11 @@ may still be committed, by this driver or by the one that takes over: in progres
 from __future__ import annotations
 
 import logging
+import sys
+import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from escrowmq.model import ROLLBACK, UNKNOWN, Check, Outcome
 
@@ -38,22 +41,89 @@ class CheckpointChecker:
 
 
 def last_commit(checkpoint: str) -> datetime | None:
-    """When the query's newest batch was noted as done; None if none was, or the checkpoint cannot be read."""
+    """When the query's newest batch was noted as done; None if none was, or the checkpoint cannot be read from here."""
+    try:
+        return max(commits(checkpoint), default=None)
+    except Unreadable as problem:
+        _log.warning("%s", problem)
+        return None
+
+
+def commits(checkpoint: str) -> list[datetime]:
+    """When each batch that is still listed was noted as done, in no order. Raises Unreadable.
+
+    A process that has a Spark session reads as Spark does (Hadoop: any file system, with its settings and credentials).
+    Executors' processes have no way to Java: they read what Arrow can.
+    """
+    why = ""
+    for list_files in (_by_spark, _by_arrow):
+        try:
+            files = list_files(checkpoint)
+        except Exception as problem:  # of many libraries: what it is does not matter, nor may it end a query
+            why = str(problem).strip()[:300]
+        else:
+            if files is not None:
+                return [at for name, at in files if name.isdecimal()]
+    raise Unreadable(f"cannot read the checkpoint {checkpoint} from here: {why}")
+
+
+def look_ahead(checkpoint: str | None) -> None:
+    """Say now, once a process and without waiting for it, that this process will not be able to answer."""
+    if checkpoint not in _looked_at:
+        _looked_at.add(checkpoint)
+        threading.Thread(target=_look, args=(checkpoint,), name="escrowmq-checkpoint", daemon=True).start()
+
+
+_looked_at: set[str | None] = set()
+
+
+def _look(checkpoint: str | None) -> None:
+    try:
+        if checkpoint is None:
+            raise Unreadable("the sink has no option checkpointLocation")
+        commits(checkpoint)
+    except Unreadable as problem:
+        _log.warning(
+            "%s: if the driver dies, this process answers 'unknown' to what becomes of its last batch; run a CheckpointChecker "
+            "where the checkpoint can be read",
+            problem,
+        )
+
+
+class Unreadable(Exception):
+    """The message names the checkpoint, and says why."""
+
+
+def for_arrow(checkpoint: str) -> str:
+    """What Arrow calls that place: Hadoop's schemes for S3 are one to it. A path as it is."""
+    scheme, colon, rest = checkpoint.partition("://")
+    return f"s3://{rest}" if colon and scheme.lower() in ("s3a", "s3n") else checkpoint
+
+
+def _by_arrow(checkpoint: str) -> list[tuple[str, datetime]]:
     from pyarrow import fs
 
-    try:
-        system, path = (
-            fs.FileSystem.from_uri(checkpoint)
-            if "://" in checkpoint or checkpoint.startswith("file:")
-            else (
-                fs.LocalFileSystem(),
-                checkpoint,
-            )
-        )
-        files = system.get_file_info(fs.FileSelector(f"{path.rstrip('/')}/commits"))
-    except (OSError, ValueError) as problem:
-        _log.warning("cannot read the checkpoint %s: %s", checkpoint, problem)
+    place = for_arrow(checkpoint)
+    if "://" in place or place.startswith("file:"):
+        system, path = fs.FileSystem.from_uri(place)
+    else:
+        system, path = fs.LocalFileSystem(), place
+    files = system.get_file_info(fs.FileSelector(f"{path.rstrip('/')}/commits"))
+    return [(file.base_name, file.mtime.astimezone(UTC)) for file in files if file.mtime is not None]
+
+
+def _by_spark(checkpoint: str) -> list[tuple[str, datetime]] | None:
+    """By the Java process of this process's session; None without one."""
+    if "pyspark" not in sys.modules:
         return None
-    times = [file.mtime for file in files if file.base_name.isdecimal() and file.mtime is not None]
-    newest = max(times, default=None)
-    return newest.astimezone(UTC) if newest is not None else None
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    jvm: Any = context._jvm if context is not None else None
+    if context is None or jvm is None:
+        return None
+    folder = jvm.org.apache.hadoop.fs.Path(f"{checkpoint.rstrip('/')}/commits")
+    files = folder.getFileSystem(context._jsc.hadoopConfiguration()).listStatus(folder)
+    return [
+        (file.getPath().getName(), datetime.fromtimestamp(file.getModificationTime() / 1000, UTC)) for file in files
+    ]

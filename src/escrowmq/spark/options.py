@@ -34,6 +34,7 @@ WRITING = {
     "topic": "the topic of every row; without it the rows have a column topic",
     "group": "the producer group (default: spark.QUERY for streams, spark for batches)",
     "write_id": "batch only: a name under which a repeat of this very write is recognised and dropped",
+    "adopt": "streams only: true to go on with a query whose batches so far the brokers do not know (default false)",
     "immunity": "seconds until the broker asks about undecided rows (default 3600)",
     "timeout": "seconds to wait for a broker (default 30)",
 }
@@ -78,6 +79,7 @@ class WriteOptions:
     immunity: float = 3600.0
     timeout: float = 30.0
     checkpoint: str | None = None
+    adopt: bool = False
 
 
 def read_options(options: Mapping[str, str], *, streaming: bool = False) -> ReadOptions:
@@ -129,6 +131,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         immunity=_seconds("immunity", given, 3600.0),
         timeout=_seconds("timeout", given, 30.0),
         checkpoint=given.get("checkpointlocation"),
+        adopt=_yes_or_no("adopt", given),
     )
 
 
@@ -194,6 +197,13 @@ def _count(name: str, given: Mapping[str, str], default: Any) -> Any:
     if not text.strip().isdecimal() or int(text) < 1:
         raise Misuse(Code.BAD_SETTING, f"{name} = {text!r}", "a whole number, at least 1")
     return int(text)
+
+
+def _yes_or_no(name: str, given: Mapping[str, str]) -> bool:
+    text = given.get(name, "false").strip().lower()
+    if text not in ("true", "false"):
+        raise Misuse(Code.BAD_SETTING, f"{name} = {given[name]!r}", "true or false")
+    return text == "true"
 
 
 def _seconds(name: str, given: Mapping[str, str], default: float) -> float:

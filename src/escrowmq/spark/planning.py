@@ -13,7 +13,11 @@ from escrowmq.errors import Code, Misuse, error
 from escrowmq.spark.options import EARLIEST, LATEST, Start
 
 Offsets = dict[str, int]
-"""By place: the next offset to read."""
+"""By place: the next offset to read. The end of a batch of a stream also has, under ``NAME + BEGINS``, where it begins to read a
+place that no batch before it has read."""
+
+BEGINS = " begins"
+"""Behind the name of a place, which has no blanks."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -142,6 +146,27 @@ def known_start(start: Mapping[str, int], places: Iterable[Place]) -> Offsets:
     heads = {place.name: place.head for place in places}
     if gone := sorted(start.keys() - heads.keys()):
         raise Misuse(
-            Code.BAD_SETTING, f"there is no {gone[0]!r} at these brokers", "is the checkpoint that of another cluster?"
+            Code.BAD_SETTING,
+            f"there is no {gone[0]!r} at these brokers, or the query does not read it",
+            "is the checkpoint that of another query, or of another cluster?",
         )
     return heads | dict(start)
+
+
+def ends(offsets: Mapping[str, int]) -> Offsets:
+    """The ends alone."""
+    return {name: at for name, at in offsets.items() if not name.endswith(BEGINS)}
+
+
+def noted(end: Mapping[str, int], beginnings: Mapping[str, int]) -> Offsets:
+    """The end of a batch that is the first to read some places, with where it begins to.
+
+    Spark remembers only ends. Without these notes a batch that runs again, after a crash, would look anew for where it begins,
+    and find later messages ("latest"), or fewer of them (retention).
+    """
+    return {**end, **{name + BEGINS: at for name, at in beginnings.items()}}
+
+
+def begun(start: Mapping[str, int], end: Mapping[str, int]) -> Offsets:
+    """Where a batch begins: at the ends of the one before, else as its own end noted it."""
+    return {name.removesuffix(BEGINS): at for name, at in end.items() if name.endswith(BEGINS)} | ends(start)

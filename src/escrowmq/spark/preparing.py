@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from escrowmq.client.producer import Producer
 from escrowmq.client.router import broker_of
-from escrowmq.errors import Code, Misuse, Rejected, error
+from escrowmq.errors import Code, Misuse, Rejected, error, explain
 from escrowmq.schemas import ID
 from escrowmq.settings import nearest
 
@@ -79,7 +79,9 @@ class Preparation:
             if name in columns and columns[name].null_count:
                 row = columns[name].is_null().index(True).as_py()
                 raise Rejected(
-                    Code.BAD_BATCH, f"column {name!r} is null in row {row} of a batch", f"fill or filter null {name}s"
+                    Code.BAD_BATCH,
+                    f"column {name!r} is null in the {_which(columns, row)}",
+                    "fill or filter the nulls of that column",
                 )
         if self._topic is not None:
             columns["topic"] = pa.repeat(pa.scalar(self._topic), batch.num_rows)
@@ -106,8 +108,10 @@ class Preparation:
             piece = rows.slice(at, size)
             receipts = self._producer.prepare_batch(_joining(piece, identity), shard=shard)
             if not receipts.ok:
-                refused = int(np.flatnonzero(receipts.codes)[0])
-                raise error(Code(int(receipts.codes[refused])))
+                row = int(np.flatnonzero(receipts.codes)[0])
+                sentence, hint = explain(code := Code(int(receipts.codes[row])))
+                columns = dict(zip(piece.schema.names, piece.columns, strict=True))
+                raise error(code, f"{sentence}: the {_which(columns, row)}", hint)
             if identity is None:
                 identity = receipts.transactions[0].as_py()
                 self.ids.append(identity)
@@ -123,3 +127,13 @@ def _joining(rows: pa.RecordBatch, identity: bytes | None) -> pa.RecordBatch:
         return rows
     column = pa.repeat(pa.scalar(identity, ID), rows.num_rows)
     return rows.append_column(pa.field("transaction", ID), column)
+
+
+def _which(columns: Mapping[str, pa.Array], row: int) -> str:
+    """Words for one row, by which its owner finds it; of its body no more than is needed."""
+    known = {name: columns[name][row].as_py() for name in ("topic", "key", "body") if name in columns}
+    told = [f"{name} {known[name]!r:.100}" for name in ("topic", "key") if known.get(name) is not None]
+    if (body := known["body"]) is not None:
+        begins = f" that begins with {body[:20]!r}" if known.get("key") is None else ""
+        told.append(f"a body of {len(body)} bytes{begins}")
+    return f"row with {', '.join(told)}" if told else f"row number {row} of its Arrow batch"

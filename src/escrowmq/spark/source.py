@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 
-from escrowmq.errors import Code, Misuse
+from escrowmq.errors import Code, Misuse, Unknown
+from escrowmq.platform.failpoints import reach
 from escrowmq.spark import brokers
 from escrowmq.spark.columns import as_spark, choose, columns_of, spark_schema, wire_columns
 from escrowmq.spark.filters import Pushed, push, pushable
@@ -115,7 +116,7 @@ class EscrowReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """One piece, on an executor."""
-        return read_piece(partition, self.schema, self.options.timeout)
+        return told(partition, read_piece(partition, self.schema, self.options.timeout))
 
 
 class Nothing(InputPartition):
@@ -169,6 +170,23 @@ def read_piece(partition: InputPartition, schema: pa.Schema, timeout: float) -> 
     wanted = wire_columns(place.source, chosen)
     for batch in brokers.read(partition.range, wanted, partition.pushed, timeout):
         yield as_spark(batch, chosen, place.shard, schema)
+
+
+def told(partition: InputPartition, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same. A broker that stayed away is told of as Unknown(TIMED_OUT), with what was being read."""
+    try:
+        for batch in batches:
+            yield batch
+            reach("spark.read-some")
+    except Unknown as problem:
+        if problem.code is not Code.DISCONNECTED or not isinstance(partition, Piece):
+            raise
+        piece = partition.range
+        raise Unknown(
+            Code.TIMED_OUT,
+            f"{piece.place.broker}: reading {piece.place.name} from {piece.start} to {piece.end}: {problem.message}",
+            "run it again when the broker is back, or wait longer: 'timeout'",
+        ) from problem
 
 
 def check_places(there: list[Place], what: str) -> None:

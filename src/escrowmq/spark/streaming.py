@@ -12,8 +12,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from escrowmq.spark import brokers
 from escrowmq.spark.filters import Pushed
 from escrowmq.spark.options import ReadOptions
-from escrowmq.spark.planning import Offsets, Place, cut, first_offsets, known_start, limited, ranges
-from escrowmq.spark.source import Piece, check_places, read_piece, timed
+from escrowmq.spark.planning import Offsets, Place, begun, cut, ends, first_offsets, known_start, limited, noted, ranges
+from escrowmq.spark.source import Piece, check_places, read_piece, timed, told
 from escrowmq.wire import Link
 
 
@@ -27,8 +27,8 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stop_at: Offsets | None = None
 
     def initialOffset(self) -> Offsets:
-        """Where a new query begins: option ``start``."""
-        return first_offsets(self._places(), self.options.start)
+        """None yet: the end of the first batch notes where it begins (see planning.noted)."""
+        return {}
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> Offsets:
         """How far the next micro-batch goes: to the end, or as far as the limit."""
@@ -36,9 +36,13 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = {place.name: place.end for place in there}
         if self._stop_at is not None:
             end = {name: min(at, self._stop_at[name]) for name, at in end.items() if name in self._stop_at}
+        before = ends(start)
+        known = known_start(before, there) if before else first_offsets(there, self.options.start)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        known = known_start(start, there)
-        return {**start, **limited({name: known[name] for name in end}, end, rows)}
+        reached = before | limited({name: known[name] for name in end}, end, rows)
+        if reached == before:
+            return start
+        return noted(reached, {name: known[name] for name in reached.keys() - before.keys()})
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Option ``maxRowsPerTrigger``."""
@@ -56,11 +60,12 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         """The pieces between two offsets. Raises RANGE_PURGED, and Misuse for the offsets of another cluster."""
         pushed = timed(self.options, Pushed(key=self.options.key, tags=self.options.tags))
-        return [Piece(piece, pushed) for piece in cut(ranges(self._places(), start, end), self.options.partition_rows)]
+        found = ranges(self._places(), begun(start, end), ends(end))
+        return [Piece(piece, pushed) for piece in cut(found, self.options.partition_rows)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """One piece, on an executor."""
-        return read_piece(partition, self.schema, self.options.timeout)
+        return told(partition, read_piece(partition, self.schema, self.options.timeout))
 
     def stop(self) -> None:
         """Let the connections go."""

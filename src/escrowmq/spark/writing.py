@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -28,7 +28,7 @@ from escrowmq.connecting import connect
 from escrowmq.errors import Code, EscrowError, Misuse
 from escrowmq.model import COMMIT, ROLLBACK, TransactionId
 from escrowmq.platform.failpoints import reach
-from escrowmq.spark.checkback import CheckpointChecker
+from escrowmq.spark.checkback import CheckpointChecker, look_ahead
 from escrowmq.spark.options import WriteOptions, write_options
 from escrowmq.spark.preparing import Preparation, check_columns
 
@@ -38,6 +38,12 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
+
+ROLLBACK_PATIENCE = 5.0
+"""Seconds that a rollback of what failed waits for a broker, where ``timeout`` is not shorter."""
+
+MOST_PRODUCERS = 16
+"""Groups that a process holds sessions of: writes under many names may follow each other in it."""
 
 
 @dataclass
@@ -97,6 +103,7 @@ class EscrowStreamWriter(DataSourceStreamArrowWriter):
         query = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
         if query is None:
             raise Misuse(Code.BAD_ARGUMENT, "this task belongs to no streaming query")
+        look_ahead(self.options.checkpoint)
         return _prepared(self.options, self._group(query), query, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -106,8 +113,11 @@ class EscrowStreamWriter(DataSourceStreamArrowWriter):
             return
         query = found[0].query
         ids = [TransactionId.from_bytes(raw) for message in found for raw in message.ids]
+        producer = _producer(self.options, self._group(query))
+        if not self.options.adopt:
+            _check_sequel(self.options, query, batchId)
         _reach("spark.before-decision", ids)
-        _producer(self.options, self._group(query)).commit_batch(query, batchId, ids)
+        producer.commit_batch(query, batchId, ids)
         _reach("spark.after-decision", ids)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -163,6 +173,23 @@ def _counted(messages: list[WriterCommitMessage | None]) -> list[Prepared]:
     return [message for message in messages if isinstance(message, Prepared)]
 
 
+def _check_sequel(options: WriteOptions, query: str, batch: int) -> None:
+    """Misuse for a batch whose forerunner none of the brokers knows. Every batch is committed here, empty ones too: so the query
+    wrote elsewhere before, and the topic would lack that without a word; or the brokers have forgotten it, and could not tell
+    a repeat."""
+    deadline = time.monotonic() + options.timeout
+    links = _brokers[options.url].bus.router.links
+    told = [patient_action(link, "writers.show", {"writer": query}, deadline)["batch"] for link in links]
+    last = max((one for one in told if one is not None), default=-1)
+    if last < batch - 1:
+        raise Misuse(
+            Code.BAD_SETTING,
+            f"batch {batch} of query {query}: the last that was written to {options.url} is {last if last >= 0 else 'none'}",
+            "is the checkpoint of a query that wrote elsewhere? Then take a new one. If the broker has forgotten the query, silent "
+            "for longer than producer_expiration, or the query has moved here on purpose: option 'adopt' = true",
+        )
+
+
 def _prepared(options: WriteOptions, group: str, query: str, iterator: Iterator[pa.RecordBatch]) -> Prepared:
     producer = _producer(options, group)
     brokers = _brokers[options.url]
@@ -184,8 +211,9 @@ def _roll_back(options: WriteOptions, group: str, found: list[Prepared]) -> None
     """Best effort: what is left undecided is rolled back by the next commit, or parked after its time."""
     ids = [raw for message in found for raw in message.ids]
     try:
-        if ids:
-            _producer(options, group).end_batch(ids, ROLLBACK)
+        if ids:  # who fails because a broker is away need not wait for it again as long
+            patience = min(options.timeout, ROLLBACK_PATIENCE)
+            _producer(replace(options, timeout=patience), group).end_batch(ids, ROLLBACK)
     except EscrowError as problem:
         _log.warning("%d transactions are left to the next commit: %s", len(ids), problem)
 
@@ -203,20 +231,24 @@ class Brokers:
 
 
 _brokers: dict[str, Brokers] = {}
-_producers: dict[tuple[str, str], Producer] = {}
+_producers: dict[tuple[str, str, float, str | None], Producer] = {}
 _lock = threading.Lock()
 
 
 def _producer(options: WriteOptions, group: str) -> Producer:
     """This process's producer of a group. A broker that is away is waited for. Raises Unknown(TIMED_OUT)."""
     with _lock:
-        known = _producers.get((options.url, group))
+        name = (options.url, group, options.timeout, options.checkpoint)
+        known = _producers.pop(name, None)
         if known is None:
             if options.url not in _brokers:
                 _brokers[options.url] = _connected(options)
             bus = _brokers[options.url].bus
             checker = CheckpointChecker(options.checkpoint)
-            known = _producers[options.url, group] = bus.producer(group, timeout=options.timeout, checker=checker)
+            known = bus.producer(group, timeout=options.timeout, checker=checker)
+            while len(_producers) >= MOST_PRODUCERS:
+                _producers.pop(next(iter(_producers))).close()
+        _producers[name] = known  # the last one used is the last
         return known
 
 
