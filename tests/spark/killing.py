@@ -111,18 +111,12 @@ def kill_who_stands_there(stop: Stop) -> None:
     os.kill(stop.pid, signal.SIGKILL)
 
 
-def again() -> bool:
-    """Of a point: not now, in another batch."""
-    return True
-
-
 @dataclass(frozen=True)
 class Leg:
     """One run of a query: its topic, where its processes are killed and how, and what it is (see revenue_job.WHATS).
 
     ``kill`` is called when a process stands still at a point; after it the process may go on, if it lives, as soon as what
-    ``kill`` returned (if that is a function) holds. If it returned :func:`again`, the point counts as not yet reached.
-    ``once``: the leg is not tried again when it fails.
+    ``kill`` returned (if that is a function) holds. ``once``: it is not tried again when it fails.
     """
 
     topic: str
@@ -218,10 +212,8 @@ class Job:
                 if (file := self.told(leg) / point).exists():
                     waiting.remove((leg, point))
                     holds = leg.kill(Stop(self, leg, point, int(file.read_text())))
-                    if holds is again:
-                        waiting.append((leg, point))
-                        (self.told(leg) / f"{point}.told").unlink()
                     self._standing.append((file, holds or (lambda: True)))
+                    break  # if that was the driver, who else stands still has gone with it
             self._let_go(None)
             if (now := self._progress(waiting)) != seen:
                 seen, deadline = now, time.monotonic() + PATIENCE

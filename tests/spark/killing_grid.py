@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from killing import POINTS, Broker, Leg, Stop, again
+from killing import POINTS, Broker, Leg, Stop
 
 import escrowmq as mq
 from escrowmq.testing.servers.spark import Cluster
@@ -24,6 +24,16 @@ STEPS = (*POINTS, "spark.committed")
 LATE = ("spark.before-decision", "spark.after-decision", "spark.committed")
 """Where the process that stands still is the one that commits; at the others it is a task's."""
 STATES = {int(state): state for state in mq.TransactionState}
+
+EXECUTORS = {
+    "executors": dict.fromkeys(STEPS[:4], "executor"),
+    "executors-decided": {"spark.after-decision": "executor"},
+    "executors-committed": {"spark.committed": "executor"},
+}
+"""Legs in which executors die. Those of a batch that die before its decision have no successors to kill after it."""
+BROKERS = {"brokers": dict.fromkeys(STEPS, "broker")}
+COMMITTERS = {"committers": dict.fromkeys(LATE, "committer")}
+DRIVERS = {"drivers": dict.fromkeys(STEPS, "driver")}
 
 Cell = tuple[str, str]
 """Who, and at which step."""
@@ -68,30 +78,32 @@ class Grid:
             "committer": self._committer,
         }
 
+    def legs(self, named: Mapping[str, Mapping[str, str]]) -> list[Leg]:
+        """A leg for each topic."""
+        return [self.leg(topic, who) for topic, who in named.items()]
+
     def leg(self, topic: str, who: Mapping[str, str], after: Callable[[Stop], None] | None = None) -> Leg:
         """A query in which, at each step in ``who``, the one named there is killed. ``after`` is called then, too."""
 
-        def kill(stop: Stop) -> Callable[[], bool] | None:
+        def kill(stop: Stop) -> None:
             cell = (who[stop.point], stop.point)
             assert cell not in self.reached
             assert alive(stop.pid)
             seen = look(self.broker.url, stop)
             killed = self._killers[cell[0]](stop)
-            if not killed and stop.point in LATE:
-                return again  # who was killed in this batch already has no successor before the next
             assert killed, f"nobody to kill: {cell}"
             wait_until(lambda: not any(map(alive, killed)))
             self.reached[cell] = Seen(seen.planned, seen.noted, seen.undecided, seen.visible, tuple(killed))
             if after is not None:
                 after(stop)
-            return None
 
         return Leg(topic, tuple(who), kill, "watched")
 
     def check(self, cells: set[Cell]) -> None:
         """Exactly these cells were reached, each when it was that step's time."""
         assert set(self.reached) == cells
-        assert {cell: seen for cell, seen in self.reached.items() if not seen.fits(cell[1])} == {}
+        wrong = {cell: seen for cell, seen in self.reached.items() if not seen.fits(cell[1])}
+        assert not wrong, wrong
 
     def _executor(self, stop: Stop) -> list[int]:
         """Of the task that stands still; later, of the tasks of the batch, which have ended. Without a cluster: their Python processes."""
@@ -128,9 +140,9 @@ class Grid:
         return kill([stop.pid])
 
 
-def cells(who: Mapping[str, str]) -> set[Cell]:
-    """Of a leg."""
-    return {(name, step) for step, name in who.items()}
+def cells(named: Mapping[str, Mapping[str, str]]) -> set[Cell]:
+    """Of these legs."""
+    return {(name, step) for who in named.values() for step, name in who.items()}
 
 
 def look(url: str, stop: Stop) -> Seen:

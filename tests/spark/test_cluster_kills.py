@@ -7,7 +7,7 @@ import os
 
 import pytest
 from killing import Job, Leg, content, losers, orders_broker, revenue
-from killing_grid import LATE, STEPS, Grid, cells
+from killing_grid import BROKERS, COMMITTERS, DRIVERS, EXECUTORS, Grid, cells
 
 from escrowmq.testing.servers.seam import Absent
 from escrowmq.testing.servers.spark import cluster
@@ -27,9 +27,10 @@ SETTINGS = {
     "spark.speculation.quantile": "0.5",
     "spark.speculation.minTaskRuntime": "4s",  # so that what stands still elsewhere is not overtaken while it is looked at
 }
-SOME = {"spark.prepared": "executor", "spark.before-decision": "broker", "spark.after-decision": "driver"}
-EXECUTORS, BROKERS, DRIVERS = (dict.fromkeys(STEPS, who) for who in ("executor", "broker", "driver"))
-COMMITTERS = dict.fromkeys(LATE, "committer")
+SOME = {
+    "some": {"spark.prepared": "executor", "spark.before-decision": "broker", "spark.after-decision": "driver"},
+}
+GRID = EXECUTORS | BROKERS | COMMITTERS
 HASTY = Leg("hasty", ("spark.before-decision",), what="hasty")
 FORGETFUL = Leg("forgetful", ("spark.after-decision",), what="forgetful")
 STRAGGLER = Leg(
@@ -96,7 +97,7 @@ def check_straggler(broker, job):
 
 def test_an_executor_the_broker_and_the_driver_killed_and_a_task_that_straggles(hands, broker, run):
     grid = Grid(broker, hands)
-    job = run(STRAGGLER, grid.leg("some", SOME))
+    job = run(STRAGGLER, *grid.legs(SOME))
     grid.check(cells(SOME))
     assert job.starts == 2
     check_straggler(broker, job)
@@ -107,13 +108,11 @@ def test_an_executor_the_broker_and_the_driver_killed_and_a_task_that_straggles(
 @pytest.mark.long
 def test_executors_and_the_broker_killed_at_every_step_a_straggler_and_planted_bugs(hands, broker, run):
     grid = Grid(broker, hands)
-    killed = {"executors": EXECUTORS, "brokers": BROKERS, "committers": COMMITTERS}
-    legs = [grid.leg(topic, who) for topic, who in killed.items()]
-    job = run(STRAGGLER, *legs, HASTY, FORGETFUL)
+    job = run(STRAGGLER, *grid.legs(GRID), HASTY, FORGETFUL)
     assert job.starts == 1
-    grid.check(cells(EXECUTORS) | cells(BROKERS) | cells(COMMITTERS))
+    grid.check(cells(GRID))
     check_straggler(broker, job)
-    for topic in killed:
+    for topic in GRID:
         assert content(broker.url, topic) == revenue()
     for topic in ("executors", "committers"):
         assert losers(broker.url, topic) > 0
@@ -126,8 +125,8 @@ def test_executors_and_the_broker_killed_at_every_step_a_straggler_and_planted_b
 @pytest.mark.long
 def test_the_driver_killed_at_every_step(hands, broker, run):
     grid = Grid(broker, hands)
-    job = run(grid.leg("drivers", DRIVERS))
+    job = run(*grid.legs(DRIVERS))
     grid.check(cells(DRIVERS))
-    assert job.starts == len(DRIVERS) + 1
+    assert job.starts == len(DRIVERS["drivers"]) + 1
     assert content(broker.url, "drivers") == revenue()
     assert losers(broker.url, "drivers") > 0

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 from killing import DECIDING, POINTS, Job, Leg, content, losers, orders_broker, revenue
-from killing_grid import LATE, STEPS, Grid, cells, last, look, wait_until
+from killing_grid import BROKERS, COMMITTERS, DRIVERS, EXECUTORS, LATE, Grid, cells, last, look, wait_until
 from revenue_job import TABLE
 
 import escrowmq as mq
@@ -16,8 +16,7 @@ from escrowmq.spark.checkback import CheckpointChecker
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 CLEAN = Leg("clean")
-EXECUTORS, BROKERS, DRIVERS = (dict.fromkeys(STEPS, who) for who in ("executor", "broker", "driver"))
-COMMITTERS = dict.fromkeys(LATE, "committer")
+GRID = EXECUTORS | BROKERS | COMMITTERS
 HASTY = Leg("hasty", DECIDING[:1], what="hasty")
 FORGETFUL = Leg("forgetful", DECIDING[1:], what="forgetful")
 TABLE_LEG = Leg("table", POINTS, what="table")
@@ -40,9 +39,8 @@ def grid(broker):
 
 @pytest.fixture(scope="module")
 def killed(grid):
-    """The legs of the grid, by who is killed in them."""
-    named = {"executors": EXECUTORS, "brokers": BROKERS, "committers": COMMITTERS}
-    return {topic: grid.leg(topic, who) for topic, who in named.items()}
+    """The legs of the grid."""
+    return {leg.topic: leg for leg in grid.legs(GRID)}
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +61,12 @@ def test_a_clean_run_writes_what_a_plain_program_computes(broker, job):
 
 
 def test_every_step_was_reached_and_somebody_killed_there(job, grid):
-    grid.check(cells(EXECUTORS) | cells(BROKERS) | cells(COMMITTERS))
+    grid.check(cells(GRID))
 
 
 def test_the_processes_of_tasks_killed_at_every_step(broker, job):
-    assert content(broker.url, "executors") == content(broker.url, "clean")
+    for topic in EXECUTORS:
+        assert content(broker.url, topic) == content(broker.url, "clean")
     assert losers(broker.url, "executors") > 0
 
 
@@ -116,12 +115,14 @@ def check_back(url, checkpoint):
         bus.producer(f"spark.{query}", checker=checker).wait_until_listening()
         for moved, outcome, left in [(False, mq.UNKNOWN, True), (True, mq.ROLLBACK, False)]:
             if moved:
-                newest = max((checkpoint / "commits").glob("[0-9]*"), key=lambda file: int(file.name))
+                newest = checkpoint / "commits" / str(last(checkpoint / "commits"))
+                was = newest.stat().st_mtime
                 os.utime(newest, (time.time() + 600,) * 2)
             checker.said = []
             assert bus.admin.transactions(state="undecided", group=f"spark.{query}")
             wait_until(lambda: outcome in checker.said)
             wait_until(lambda: bool(bus.admin.transactions(state="undecided", group=f"spark.{query}")) is left)
+        os.utime(newest, (was,) * 2)
 
 
 @pytest.mark.long  # eight drivers, one after the other: each starts a Java process
@@ -148,10 +149,10 @@ def test_the_driver_killed_at_every_step_and_check_back_while_it_is_dead(broker,
     unwritten = []
     grid = Grid(broker)
     full = Leg("full", ("spark.after-decision", "job.failed"), no_commits, "watched")
-    job = Job(tmp_path, broker.url, grid.leg("drivers", DRIVERS, ask), full)
+    job = Job(tmp_path, broker.url, grid.leg("drivers", DRIVERS["drivers"], ask), full)
     job.run()
     grid.check(cells(DRIVERS))
-    assert job.starts == len(DRIVERS) + 1 + 1
+    assert job.starts == len(DRIVERS["drivers"]) + 1 + 1
     assert last(job.checkpoint(full) / "commits") > unwritten[0]
     for topic in ("drivers", "full"):
         assert content(broker.url, topic) == revenue()
