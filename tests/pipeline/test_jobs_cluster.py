@@ -61,13 +61,15 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_launcher(find_java(), tmp_path_factory.mktemp("java"))
 
 
-def locally(folder: Path, job: str, words: list[str]) -> Told:
-    """What a job tells and leaves on this machine, in the session that there is."""
+def locally_as_well(template: Path, place: Path, job: str) -> Told:
+    """What the job tells and leaves on this machine, in the session that there is, with everything at the same place as before."""
+    place.rename(place.with_name("done"))
+    jobs_world.copy(template, place)
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        ran = CliRunner().invoke(app, [job, *words, "--json"])
+        patch.chdir(place)
+        ran = CliRunner().invoke(app, [job, *JOBS[job], "--json"])
     assert ran.exit_code in (0, 1), ran.output
-    return ran.exit_code, json.loads(ran.stdout), jobs_world.left(folder)
+    return ran.exit_code, json.loads(ran.stdout), jobs_world.left(place)
 
 
 def by_master(hands: Cluster, job: str, words: list[str]) -> list[str]:
@@ -96,9 +98,9 @@ def program(command: list[str], folder: Path, environment: dict[str, str] | None
     "job", ["sweep", *(pytest.param(job, marks=pytest.mark.long) for job in JOBS if job != "sweep")]
 )
 def test_by_master(hands: Cluster, spark: SparkSession, template: Path, tmp_path: Path, job: str) -> None:
-    here, there = (jobs_world.copy(template, tmp_path / name) for name in ("here", "there"))
-    told = program(by_master(hands, job, JOBS[job]), there)
-    assert told == locally(here, job, JOBS[job])
+    place = jobs_world.copy(template, tmp_path / "place")
+    told = program(by_master(hands, job, JOBS[job]), place)
+    assert told == locally_as_well(template, place, job)
     check(job, told)
 
 
@@ -108,10 +110,10 @@ def test_by_master(hands: Cluster, spark: SparkSession, template: Path, tmp_path
 def test_by_spark_submit(
     hands: Cluster, spark: SparkSession, template: Path, tmp_path: Path, java: Path, job: str
 ) -> None:
-    here, there = (jobs_world.copy(template, tmp_path / name) for name in ("here", "there"))
+    place = jobs_world.copy(template, tmp_path / "place")
     own = {"sql.session.timeZone": "Asia/Kathmandu", "sql.ansi.enabled": "false", "executor.memory": "512m"}
-    told = program(by_submit(hands, job, JOBS[job], **own), there, surroundings(java))
-    assert told == locally(here, job, JOBS[job])
+    told = program(by_submit(hands, job, JOBS[job], **own), place, surroundings(java))
+    assert told == locally_as_well(template, place, job)
     check(job, told)
 
 

@@ -1,4 +1,4 @@
-"""docs/reconcile.md and docs/sweeps.md run; the commands over a real broker whose producer lost some of its confirms."""
+"""docs/reconcile.md, docs/sweeps.md and docs/report.md run; the commands over a real broker whose producer lost some of its confirms."""
 
 from __future__ import annotations
 
@@ -66,6 +66,17 @@ def test_reconcile(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.Monk
     assert capsys.readouterr().out == "['o-3', 'o-7']\n2\n"
     done = run(stream, "--url", "file:./data", "--once")
     assert (done.exit_code, "many processes cannot write to one folder" in done.stderr) == (2, True)
+
+
+def test_report(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    one_way("file:./data")
+    [program] = blocks("report.md", "python")
+    exec(program, {})
+    assert capsys.readouterr().out == "11 [('order-keys', 10), ('orders', 8)]\n"
+    [command] = blocks("report.md", "sh")
+    done = run(command, "--url", "file:./data")
+    assert (done.exit_code, (tmp_path / "pages" / "report.html").is_file()) == (0, True), done.output
 
 
 @pytest.mark.parametrize(
