@@ -113,7 +113,11 @@ def test_a_batch_that_cannot_be_written(
     assert visible(url, "refused") == []
 
 
-@pytest.mark.parametrize(("change", "sink", "words"), WRITES, ids=lambda one: str(one)[:30])
+@pytest.mark.parametrize(
+    ("change", "sink", "words"),
+    [*WRITES[:-1], pytest.param(*WRITES[-1], marks=pytest.mark.long)],  # a broker that goes away: test_broker_down.py
+    ids=lambda one: str(one)[:30],
+)
 def test_a_stream_that_cannot_be_written(
     spark: SparkSession, url: str, tmp_path: Path, change: Change, sink: dict[str, Any], words: str
 ) -> None:

@@ -57,7 +57,11 @@ def up(broker: Broker) -> Iterator[Broker]:
 
 @pytest.mark.parametrize(
     ("point", "there"),
-    [("spark.before-prepare", False), ("spark.before-decision", False), ("spark.after-decision", True)],
+    [
+        pytest.param("spark.before-prepare", False, marks=pytest.mark.long),
+        ("spark.before-decision", False),
+        ("spark.after-decision", True),
+    ],
 )
 def test_a_stream_whose_broker_dies_and_stays_away_fails_and_is_written_once_when_it_is_back(
     spark: SparkSession, up: Broker, tmp_path: Path, point: str, there: bool
