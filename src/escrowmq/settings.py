@@ -107,9 +107,7 @@ class BrokerSettings:
     max_waiting_bytes: int = _setting(
         256 << 20, BYTES, "requests waiting for the writer; more get QUEUE_FULL", least=1 << 10
     )
-    max_writers: int = _setting(
-        1_000_000, COUNT, "writers of numbered batches (Spark queries) remembered", least=1
-    )
+    max_writers: int = _setting(1_000_000, COUNT, "writers of numbered batches (Spark queries) remembered", least=1)
     max_leases: int = _setting(10_000, COUNT, "unsettled leases of one consumer group", least=1)
     max_receive_rows: int = _setting(65_536, COUNT, "messages of one receive", least=1)
 
