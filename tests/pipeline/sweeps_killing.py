@@ -22,6 +22,7 @@ POINTS = {
     sweep_orders: ("sweep.locked", "sweep.freeze-written", "sweep.released", "sweep.settled"),
     sweep_freezes: ("sweep.fence-written", "sweep.fenced", "sweep.orphan-written", "sweep.orphan-released"),
 }
+ALL = tuple(point for points in POINTS.values() for point in points)
 Content = dict[str, list[tuple[Any, ...]]]
 
 
