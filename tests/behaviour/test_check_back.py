@@ -134,6 +134,7 @@ def test_an_operator_can_have_it_asked_again(own, t, g, eventually):
         asked = Asked(mq.UNKNOWN, mq.COMMIT)
         identity = leave(bus.producer(g, checker=asked), t)
         eventually(lambda: state(bus, identity) == "parked")
+        assert asked.one.acquire(timeout=30)  # parked is what is asked too often, answered or not
         assert bus.admin.recheck(identity) is mq.Code.OK
         eventually(lambda: state(bus, identity) == "committed")
         assert [check.attempt for check in asked.checks] == [1, 1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from escrowmq.cli.options import DEFAULT_URL, PATIENCE, Url, bus_at
 from escrowmq.cli.printing import console, print_json_line
 from escrowmq.cli.rows import ack_line, half_line, message_line, op_line, plain
 from escrowmq.errors import Code, error
+from escrowmq.platform.signals import stop_signals
 from escrowmq.wire import ACK_VIEW_NAME, DEAD_LETTER_PREFIX, HALF_VIEW_NAME, OP_VIEW_NAME, VIEWS
 
 if TYPE_CHECKING:
@@ -87,9 +88,23 @@ def tail(
         for place in places:
             for row in place.read(limit) if from_start else deque(place.read(), limit or LAST):
                 place.show(row, json)
-        while follow:
+        if follow:
+            _follow(places, json)
+
+
+def _follow(places: list[Place], json: bool) -> None:
+    """Until Ctrl-C. What a signal raises is lost when it comes while a library tidies up, so the signal is noted, too."""
+    stop = threading.Event()
+
+    def interrupt() -> None:
+        stop.set()
+        raise KeyboardInterrupt
+
+    with stop_signals(interrupt):
+        while not stop.is_set():
             if not sum([_show_new(place, json) for place in places]):
-                time.sleep(LOOK_AGAIN_SECONDS)
+                stop.wait(LOOK_AGAIN_SECONDS)
+    raise KeyboardInterrupt
 
 
 def _is_topic(source: str) -> bool:

@@ -73,11 +73,20 @@ def consume(mode: str, bus: mq.Bus, engine: sa.Engine, topic: str) -> None:
     if topic not in [each["name"] for each in bus.admin.topics()]:
         return
     if mode.startswith("both-reach"):
-        BothReachConsumer(engine, readers(topic), reach_effect).consume(bus, topic, idle_timeout=0.15)
+        reaching = BothReachConsumer(engine, readers(topic), reach_effect)
+        reaching.consume(bus, topic, idle_timeout=0.15)
+        while unsettled(bus, topic):
+            reaching.consume(bus, topic, idle_timeout=0.15)
     else:
         consumer = OffsetConsumer(bus, engine, readers(topic), topic, owner="c-1")
         while consumer.poll(offset_effect):
             pass
+
+
+def unsettled(bus: mq.Bus, topic: str) -> int:
+    """What the topic's consumer group has not settled."""
+    queues = [queue for group in bus.admin.groups() for queue in group["queues"] if queue["topic"] == topic]
+    return sum(queue["end"] - queue["floor"] for queue in queues)
 
 
 def check(mode: str, producer: sa.Engine, consumer: sa.Engine, topic: str, *, complete: bool = False) -> None:
