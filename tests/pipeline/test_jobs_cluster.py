@@ -1,6 +1,6 @@
 """The four jobs on a standalone cluster, by ``--master`` and by spark-submit: they print and write what a local run does.
 
-Two of the eight are in the quick suite: each way once, each with the job that asks more of the workers.
+One of the eight is in the quick suite: the job that asks most of the workers. The others are as slow, and long.
 """
 
 from __future__ import annotations
@@ -105,9 +105,8 @@ def test_by_master(hands: Cluster, spark: SparkSession, template: Path, tmp_path
     check(job, told)
 
 
-@pytest.mark.parametrize(
-    "job", ["audit", *(pytest.param(job, marks=pytest.mark.long) for job in JOBS if job != "audit")]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("job", JOBS)
 def test_by_spark_submit(
     hands: Cluster, spark: SparkSession, template: Path, tmp_path: Path, java: Path, job: str
 ) -> None:

@@ -28,7 +28,7 @@ LOST, LATE = {"o-3", "o-8", "o-17"}, {"o-5", "o-20"}
 GRACE_US, LATENESS_US = 300_000, 100_000
 
 
-@pytest.fixture(params=["two brokers", "folder"])
+@pytest.fixture(params=["two brokers", pytest.param("folder", marks=pytest.mark.long)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "folder":
         yield f"file:{tmp_path / 'data'}"
