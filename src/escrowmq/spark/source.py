@@ -14,6 +14,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 
 from escrowmq.errors import Code, Misuse, Unknown
 from escrowmq.platform.failpoints import reach
+from escrowmq.platform.memory import keep_freed_memory
 from escrowmq.spark import brokers
 from escrowmq.spark.columns import as_spark, choose, columns_of, spark_schema, wire_columns
 from escrowmq.spark.filters import Pushed, push, pushable
@@ -165,6 +166,7 @@ def read_piece(partition: InputPartition, schema: pa.Schema, timeout: float) -> 
     """The rows of a piece as Spark wants them."""
     if not isinstance(partition, Piece):
         return
+    keep_freed_memory()
     place = partition.range.place
     chosen = choose(place.source, schema.names)
     wanted = wire_columns(place.source, chosen)

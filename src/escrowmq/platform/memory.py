@@ -1,0 +1,31 @@
+"""Memory of processes that read much: what was freed is kept for the next batch.
+
+A batch is some megabytes. Allocators give such a piece back to the system at once, and the system zeroes every page of the next
+one: in a virtual machine that costs a reader more than copying the bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import pyarrow as pa
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEPT = 256 << 20
+"""Bytes of freed memory that stay with the process."""
+_LARGEST = 32 << 20
+"""Bytes of one piece that may be kept, the most that the GNU C library takes."""
+
+
+@functools.cache
+def keep_freed_memory() -> bool:
+    """For this process, from now on, once. Whether the C library can do it: the GNU one (Linux); elsewhere nothing changes."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, TypeError, AttributeError):
+        return False
+    if not (mallopt(_M_MMAP_THRESHOLD, _LARGEST) and mallopt(_M_TRIM_THRESHOLD, _KEPT)):
+        return False
+    pa.set_memory_pool(pa.system_memory_pool())
+    return True
