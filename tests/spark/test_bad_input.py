@@ -57,12 +57,12 @@ READS = [
 ]
 
 
-@pytest.mark.parametrize(("options", "words"), READS, ids=lambda one: str(one)[:30])
+@pytest.mark.parametrize(("options", "words"), READS, ids=named)
 def test_a_batch_that_cannot_be_read(spark: SparkSession, url: str, options: dict[str, str], words: str) -> None:
     refused(lambda: read_batch(spark, url, **options), words)
 
 
-@pytest.mark.parametrize(("options", "words"), READS, ids=lambda one: str(one)[:30])
+@pytest.mark.parametrize(("options", "words"), READS, ids=named)
 def test_a_stream_that_cannot_be_read(
     spark: SparkSession, url: str, tmp_path: Path, options: dict[str, str], words: str
 ) -> None:
@@ -105,7 +105,12 @@ WRITES: list[tuple[Change, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "sink", "words"), WRITES, ids=lambda one: str(one)[:30])
+def named(given: object) -> str:
+    """A test's name: the same in every process."""
+    return str(getattr(given, "__name__", given))[:30]
+
+
+@pytest.mark.parametrize(("change", "sink", "words"), WRITES, ids=named)
 def test_a_batch_that_cannot_be_written(
     spark: SparkSession, url: str, change: Change, sink: dict[str, Any], words: str
 ) -> None:
@@ -116,7 +121,7 @@ def test_a_batch_that_cannot_be_written(
 @pytest.mark.parametrize(
     ("change", "sink", "words"),
     [*WRITES[:-1], pytest.param(*WRITES[-1], marks=pytest.mark.long)],  # a broker that goes away: test_broker_down.py
-    ids=lambda one: str(one)[:30],
+    ids=named,
 )
 def test_a_stream_that_cannot_be_written(
     spark: SparkSession, url: str, tmp_path: Path, change: Change, sink: dict[str, Any], words: str
