@@ -57,6 +57,11 @@ READS = [
 ]
 
 
+def named(given: object) -> str:
+    """A test's name: the same in every process."""
+    return str(getattr(given, "__name__", given))[:30]
+
+
 @pytest.mark.parametrize(("options", "words"), READS, ids=named)
 def test_a_batch_that_cannot_be_read(spark: SparkSession, url: str, options: dict[str, str], words: str) -> None:
     refused(lambda: read_batch(spark, url, **options), words)
@@ -103,11 +108,6 @@ WRITES: list[tuple[Change, dict[str, Any], str]] = [
     (as_it_is, {"topik": "x"}, "BAD_SETTING: no option 'topik' (did you mean 'topic'?)"),
     (as_it_is, {"url": AWAY, "timeout": 0.3}, f"TIMED_OUT: {AWAY}: no broker answers"),
 ]
-
-
-def named(given: object) -> str:
-    """A test's name: the same in every process."""
-    return str(getattr(given, "__name__", given))[:30]
 
 
 @pytest.mark.parametrize(("change", "sink", "words"), WRITES, ids=named)
