@@ -1,6 +1,7 @@
 """The four jobs on a standalone cluster, by ``--master`` and by spark-submit: they print and write what a local run does.
 
-One of the eight is in the quick suite: the job that asks most of the workers. The others are as slow, and long.
+All of it is long (`make chaos`): a cluster takes half a minute to start, and each job as much again. What a cluster does in the quick
+suite: tests/spark/test_cluster_kills.py.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from escrowmq.testing.databases import databases
 from escrowmq.testing.servers.seam import Absent
 from escrowmq.testing.servers.spark import Cluster, cluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
 Told = tuple[int, Any, dict[str, Any]]
 """Exit code, what was printed, what was written."""
@@ -95,9 +96,7 @@ def program(command: list[str], folder: Path, environment: dict[str, str] | None
     return ran.returncode, json.loads(ran.stdout), jobs_world.left(folder)
 
 
-@pytest.mark.parametrize(
-    "job", ["sweep", *(pytest.param(job, marks=pytest.mark.long) for job in JOBS if job != "sweep")]
-)
+@pytest.mark.parametrize("job", JOBS)
 def test_by_master(hands: Cluster, spark: SparkSession, template: Path, tmp_path: Path, job: str) -> None:
     place = jobs_world.copy(template, tmp_path / "place")
     told = program(by_master(hands, job, JOBS[job]), place)
@@ -105,7 +104,6 @@ def test_by_master(hands: Cluster, spark: SparkSession, template: Path, tmp_path
     check(job, told)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("job", JOBS)
 def test_by_spark_submit(
     hands: Cluster, spark: SparkSession, template: Path, tmp_path: Path, java: Path, job: str
@@ -152,7 +150,6 @@ def ended(driver: subprocess.Popen[bytes]) -> None:
         driver.kill()
 
 
-@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("server", ["sqlite", "postgresql", "mariadb"])
 def test_two_sweeps_at_once_whose_executors_are_killed_at_every_place(

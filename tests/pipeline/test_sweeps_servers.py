@@ -41,7 +41,13 @@ def schemas(server: str, stack: ExitStack) -> list[str]:
     return [url.render_as_string(hide_password=False) for url in urls]
 
 
-@pytest.fixture(params=[pytest.param("postgresql", marks=pytest.mark.long), "postgresql schemas", "mariadb"])
+@pytest.fixture(
+    params=[
+        pytest.param("postgresql", marks=pytest.mark.long),
+        "postgresql schemas",
+        pytest.param("mariadb", marks=pytest.mark.long),
+    ]
+)
 def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     server = request.getfixturevalue("mariadb_url" if request.param == "mariadb" else "postgres_url")
     with ExitStack() as stack:
