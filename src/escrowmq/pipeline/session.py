@@ -53,10 +53,8 @@ logger.waiting.name = org.apache.spark.scheduler.TaskSchedulerImpl
 logger.waiting.level = warn
 """
 
-_FOR_MUCH = " -XX:+UseParallelGC"  # of what Java has, the one that costs least in all; pauses do not matter here
+_FOR_MUCH = " -XX:+UseParallelGC"  # throughput counts here, pauses do not
 _FOR_LITTLE = " -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-
-_SOCKET_NAME = len("/.01234567-89ab-cdef-0123-456789abcdef.sock")
 
 _LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
@@ -93,8 +91,7 @@ def local_session(
     if master is not None:
         check_master(master)
     folder = Path(tempfile.mkdtemp(prefix="escrowmq-spark-"))
-    alone = master is None or master.startswith("local")  # no workers
-    theirs = None if alone else os.environ.get("PYSPARK_PYTHON")
+    theirs = None if master is None or master.startswith("local") else os.environ.get("PYSPARK_PYTHON")
     environment = {
         "JAVA_HOME": str(_java_home(folder)),
         "PYSPARK_PYTHON": theirs or sys.executable,  # else workers start another Python, without the packages
@@ -105,8 +102,7 @@ def local_session(
     }
     with _environment(environment):
         try:
-            ours = (_LOOPBACK if here else {}) | (_sockets(folder) if alone else {})
-            more = ours | dict(settings or {})
+            more = {**(_LOOPBACK if here else {}), **(settings or {})}
             spark = _start(name, master or f"local[{cores or os.cpu_count() or 1}]", folder, rows, more)
             try:
                 yield spark
@@ -119,14 +115,6 @@ def local_session(
 def driver_memory_mib(machine_bytes: int) -> int:
     """Java heap for a machine with this much memory: a quarter, at least 512 MiB, at most 4 GiB."""
     return int(min(max(machine_bytes // 4 // _MIB, 512), 4096))
-
-
-def _sockets(folder: Path) -> dict[str, str]:
-    """Java and Python talk over sockets in ``folder``, which is ours alone: cheaper than over the loopback, and nobody else can connect.
-    Not where the folder's path is too long for the address of a socket (104 bytes on macOS, 108 on Linux)."""
-    if len(os.fsencode(folder)) + _SOCKET_NAME > 103:
-        return {}
-    return {"spark.python.unix.domain.socket.enabled": "true", "spark.python.unix.domain.socket.dir": str(folder)}
 
 
 def _java_home(folder: Path) -> Path:
