@@ -357,6 +357,33 @@ def test_a_stopping_broker_hangs_up_on_clients_that_stay(tmp_path):
     served.client.close()
 
 
+def test_a_log_closed_under_a_receive_is_told_as_a_stopping_broker(tmp_path, monkeypatch):
+    """A client comes back to a broker that stops (SHARD_STOPPED); CLOSED would say that it closed itself."""
+    served = Served(tmp_path / "data")
+    served.act("groups.subscribe", {"group": "c", "topics": ["orders"]})
+    with served.exchange(kind("send"), OUTGOING) as pipe:
+        ask(*pipe, outgoing([{}]))
+    reading, closed, read = threading.Event(), threading.Event(), served.engine.log.read
+
+    def late(*arguments):
+        reading.set()
+        assert closed.wait(30)
+        return read(*arguments)
+
+    monkeypatch.setattr(served.engine.log, "read", late)
+    with served.exchange(kind("receive", group="c", member=1), NOTHING) as (writer, reader):
+        writer.write_metadata(pack_metadata(1, {"max_messages": 10, "wait_ms": 10_000}))
+        assert reading.wait(30)
+        served.engine.stop()
+        closed.set()
+        _, content = unpack_metadata(reader.read_chunk().app_metadata.to_pybytes())
+        assert unpack_error(content["error"]).code is Code.SHARD_STOPPED
+    with pytest.raises(flight.FlightError) as caught:
+        served.client.do_get(flight.Ticket(json.dumps({"source": "%op", "columns": ["state"]}).encode())).read_all()
+    assert told(caught.value).code is Code.SHARD_STOPPED
+    served.close()
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org", "127.0.0.1.example.org", ""])
 def test_only_loopback_without_insecure(host):
     with pytest.raises(Denied):

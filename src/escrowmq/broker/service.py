@@ -76,7 +76,16 @@ _Answers = queue.SimpleQueue[tuple[int, "Future[pa.RecordBatch]"] | None]
 
 def flight_error(problem: EscrowError) -> flight.FlightError:
     """A Flight error that carries ``problem``."""
-    return flight.FlightServerError(str(problem), extra_info=json.dumps(pack_error(problem)).encode())
+    return flight.FlightServerError(str(problem), extra_info=json.dumps(pack_error(_told(problem))).encode())
+
+
+def _told(problem: EscrowError) -> EscrowError:
+    """What a client is told: that something here was closed under its request means that the broker is stopping."""
+    return (
+        error(Code.SHARD_STOPPED, f"the broker is stopping: {problem.message}")
+        if problem.code is Code.CLOSED
+        else problem
+    )
 
 
 class Service(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
@@ -220,7 +229,7 @@ class _BatchExchange:
             self._writer.write_with_metadata(answer.result(), pack_metadata(request_id))
         else:
             told = problem if isinstance(problem, EscrowError) else error(Code.BAD_REQUEST, repr(problem))
-            self._writer.write_metadata(pack_metadata(request_id, {"error": pack_error(told)}))
+            self._writer.write_metadata(pack_metadata(request_id, {"error": pack_error(_told(told))}))
 
 
 class _ChecksExchange:
