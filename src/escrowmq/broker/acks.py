@@ -19,12 +19,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from escrowmq.broker.engine import Engine
 from escrowmq.broker.filters import Filter
+from escrowmq.broker.readable import Readable
 from escrowmq.broker.requests import Fields
 from escrowmq.broker.stretches import stretches
 from escrowmq.errors import Code, EscrowError, error
-from escrowmq.log.seam import CommitLog
+from escrowmq.log.seam import StoredLog
 from escrowmq.schemas import ACK_VIEW, STORED, Kind
 from escrowmq.wire import ACK_VIEW_NAME
 
@@ -42,7 +42,7 @@ _SAYS = {
 _OF_LEASES = {"group", "topic", "queue", "attempt"}
 
 
-def read_acks(engine: Engine, fields: Fields, wanted: Filter, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_acks(engine: Readable, fields: Fields, wanted: Filter, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of ``%acks`` (columns of ACK_VIEW) from ``start`` to before ``end``, filtered by time and group."""
     if wanted.columns:
         raise error(Code.BAD_REQUEST, f"{ACK_VIEW_NAME} has neither tags nor keys")
@@ -64,7 +64,7 @@ def read_acks(engine: Engine, fields: Fields, wanted: Filter, schema: pa.Schema)
     return batches()
 
 
-def _lease_columns(engine: Engine, leases: Int64s) -> dict[str, pa.Array]:
+def _lease_columns(engine: Readable, leases: Int64s) -> dict[str, pa.Array]:
     """Group, topic, queue and attempt of leases; null where the lease's row has left the log."""
     groups, queue_ids, attempts = lease_rows(engine.log, leases)
     group_ids, group_index = np.unique(groups, return_inverse=True)
@@ -90,7 +90,7 @@ def _lease_columns(engine: Engine, leases: Int64s) -> dict[str, pa.Array]:
     return {name: column.cast(ACK_VIEW.field(name).type) for name, column in made.items()}
 
 
-def lease_rows(log: CommitLog, leases: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+def lease_rows(log: StoredLog, leases: Int64s) -> tuple[Int64s, Int64s, Int64s]:
     """Group (its ordinal), queue id and attempt of each lease, by its id; -1 for what the log does not hold any more."""
     groups, queue_ids, attempts, olds = _rows(log, leases)
     while len(handed := np.flatnonzero(olds >= 0)):
@@ -98,7 +98,7 @@ def lease_rows(log: CommitLog, leases: Int64s) -> tuple[Int64s, Int64s, Int64s]:
     return groups, queue_ids, attempts
 
 
-def _rows(log: CommitLog, leases: Int64s) -> npt.NDArray[np.int64]:
+def _rows(log: StoredLog, leases: Int64s) -> npt.NDArray[np.int64]:
     """What the rows that made the leases say: four arrays, as ``_LEASE_ROW`` names them, -1 for what a row does not say."""
     ids, inverse = np.unique(leases, return_inverse=True)
     found = np.full((len(_LEASE_ROW), len(ids)), NONE, np.int64)
@@ -113,7 +113,7 @@ def _rows(log: CommitLog, leases: Int64s) -> npt.NDArray[np.int64]:
         return found[:, inverse]
 
 
-def _fill(log: CommitLog, ids: Int64s, found: npt.NDArray[np.int64]) -> None:
+def _fill(log: StoredLog, ids: Int64s, found: npt.NDArray[np.int64]) -> None:
     """Write the rows at the rising positions ``ids`` into ``found``, neighbours in one walk."""
     edges = np.flatnonzero(np.diff(ids) > GAP) + 1
     for near in np.split(ids, edges) if len(ids) else ():

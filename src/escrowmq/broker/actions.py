@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from escrowmq.broker.engine import Engine
 from escrowmq.broker.lookups import find_messages, show_transaction
+from escrowmq.broker.readable import Readable
 from escrowmq.broker.requests import MAX_IDS, Fields, transaction_id
 from escrowmq.errors import Code, error
 from escrowmq.ledger.commands import (
@@ -48,7 +49,7 @@ PAGE = 1000
 MAX_PAGE = 10_000
 
 
-def hello(engine: Engine, _: Fields) -> Json:
+def hello(engine: Readable, _: Fields) -> Json:
     """Who this broker is and what its limits are."""
     limits = {f.name: getattr(engine.settings, f.name) for f in dataclasses.fields(engine.settings)}
     return {
@@ -91,12 +92,12 @@ def open_session(engine: Engine, fields: Fields) -> Json:
     return {"session": engine.submit(command).result()}
 
 
-def list_topics(engine: Engine, _: Fields) -> Json:
+def list_topics(engine: Readable, _: Fields) -> Json:
     """All topics."""
     return {"topics": engine.look(lambda: topics_list(engine.shard.ledger)).result()}
 
 
-def topic_offsets(engine: Engine, fields: Fields) -> Json:
+def topic_offsets(engine: Readable, fields: Fields) -> Json:
     """Where the queues of a topic begin and end, and what became visible when; of a system view, its log positions."""
     topic, queue = fields.text("topic"), fields.integer("queue", None, most=(1 << 31) - 1)
     time_us = fields.integer("time_us", None)
@@ -107,7 +108,7 @@ def topic_offsets(engine: Engine, fields: Fields) -> Json:
     return {"shard": engine.log.shard, "queues": found}
 
 
-def wait_for_messages(engine: Engine, fields: Fields) -> Json:
+def wait_for_messages(engine: Readable, fields: Fields) -> Json:
     """Wait until a topic has messages at given offsets or later; empty when the time is over."""
     topic, every = fields.text("topic"), fields.flag("every")
     pairs = fields.list("after", list, ())
@@ -126,7 +127,7 @@ def create_topic(engine: Engine, fields: Fields) -> Json:
     return answer
 
 
-def list_producers(engine: Engine, _: Fields) -> Json:
+def list_producers(engine: Readable, _: Fields) -> Json:
     """All producer groups, with how many of each are connected."""
     groups = engine.look(lambda: producers_list(engine.shard.ledger)).result()
     return {"producers": [{**group, "members": engine.members.members(group["group"])} for group in groups]}
@@ -168,7 +169,7 @@ def join_group(engine: Engine, fields: Fields) -> Json:
     return answer
 
 
-def list_members(engine: Engine, fields: Fields) -> Json:
+def list_members(engine: Readable, fields: Fields) -> Json:
     """Who holds what of a consumer group."""
     group = fields.text("group")
     members = engine.look(lambda: engine.shard.ledger.groups.members(group, engine.shard.ledger.topics)).result()
@@ -181,7 +182,7 @@ def fence_member(engine: Engine, fields: Fields) -> Json:
     return answer
 
 
-def list_groups(engine: Engine, _: Fields) -> Json:
+def list_groups(engine: Readable, _: Fields) -> Json:
     """All consumer groups, with where they stand."""
 
     def look() -> list[Json]:
@@ -191,7 +192,7 @@ def list_groups(engine: Engine, _: Fields) -> Json:
     return {"groups": engine.look(look).result()}
 
 
-def list_transactions(engine: Engine, fields: Fields) -> Json:
+def list_transactions(engine: Readable, fields: Fields) -> Json:
     """Transactions in the order of their prepare, a page at a time."""
     limit = fields.integer("limit", PAGE, least=1, most=MAX_PAGE)
     state, group = fields.text("state", None), fields.text("group", None)
@@ -207,7 +208,7 @@ def list_transactions(engine: Engine, fields: Fields) -> Json:
     return {"transactions": found, **({"next": found[-1]["position"]} if len(found) == limit else {})}
 
 
-def show(engine: Engine, fields: Fields) -> Json:
+def show(engine: Readable, fields: Fields) -> Json:
     """One transaction with its messages and its timeline."""
     return show_transaction(engine, transaction_id(fields.text("id")))
 
@@ -246,13 +247,13 @@ def commit_batch(engine: Engine, fields: Fields) -> Json:
     return answer
 
 
-def show_writer(engine: Engine, fields: Fields) -> Json:
+def show_writer(engine: Readable, fields: Fields) -> Json:
     """The last decided batch of a writer."""
     writer = message_id(fields.text("writer"))
     return {"batch": engine.look(lambda: engine.shard.ledger.writers.last(writer)).result()}
 
 
-def list_writers(engine: Engine, fields: Fields) -> Json:
+def list_writers(engine: Readable, fields: Fields) -> Json:
     """Writers with their last batch, a page at a time."""
     limit, after = fields.integer("limit", PAGE, least=1, most=MAX_PAGE), fields.text("after", "")
     start = message_id(after) if after else b""
@@ -267,7 +268,7 @@ def forget_writer(engine: Engine, fields: Fields) -> Json:
     return answer
 
 
-def list_dead_letters(engine: Engine, fields: Fields) -> Json:
+def list_dead_letters(engine: Readable, fields: Fields) -> Json:
     """Dead letters of a consumer group, a page at a time."""
     group, limit = fields.text("group"), fields.integer("limit", PAGE, least=1, most=MAX_PAGE)
     after = fields.list("after", int) if "after" in fields else None
@@ -306,7 +307,7 @@ def settle_dead_letters(engine: Engine, fields: Fields) -> Json:
     return _codes(engine.submit(SettleDead(group, chosen[:, 0], chosen[:, 1], retry)).result())
 
 
-def lookup(engine: Engine, fields: Fields) -> Json:
+def lookup(engine: Readable, fields: Fields) -> Json:
     """Messages by id or key, half messages included."""
     text, key = fields.text("message_id", None), fields.text("key", None)
     if text is None and key is None:

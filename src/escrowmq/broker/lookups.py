@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from escrowmq.broker.columns import owners_of
-from escrowmq.broker.engine import Engine
+from escrowmq.broker.readable import Readable
 from escrowmq.ledger.listings import transaction
 from escrowmq.log.seam import Frame
 from escrowmq.model import DecidedBy, TransactionId, TransactionState
@@ -27,7 +27,7 @@ MAX_SHOWN = 100
 _TURNS = {Kind.CHECKED: "checked", Kind.PARKED: "parked", Kind.REOPENED: "reopened"}
 
 
-def show_transaction(engine: Engine, identity: TransactionId) -> dict[str, Any]:
+def show_transaction(engine: Readable, identity: TransactionId) -> dict[str, Any]:
     """A transaction with its messages and what happened to it when. Rejected(UNKNOWN_TRANSACTION, WRONG_SHARD)."""
     found: dict[str, Any] = engine.look(lambda: transaction(engine.shard.ledger, identity)).result()
     positions: Int64s = found.pop("positions")
@@ -42,7 +42,7 @@ def show_transaction(engine: Engine, identity: TransactionId) -> dict[str, Any]:
     }
 
 
-def _timeline(engine: Engine, identity: TransactionId, positions: Int64s, end: int) -> list[dict[str, Any]]:
+def _timeline(engine: Readable, identity: TransactionId, positions: Int64s, end: int) -> list[dict[str, Any]]:
     times = engine.log.time_at(positions)
     events = [
         {"time_us": int(time), "event": "prepared", "messages": int((times == time).sum())} for time in np.unique(times)
@@ -66,7 +66,7 @@ def _timeline(engine: Engine, identity: TransactionId, positions: Int64s, end: i
 
 
 def find_messages(
-    engine: Engine, message_id: bytes | None, key: str | None, topic: str | None, limit: int
+    engine: Readable, message_id: bytes | None, key: str | None, topic: str | None, limit: int
 ) -> list[dict[str, Any]]:
     """Messages of an id, or with a key, newest first; each with its state and body."""
     found: list[dict[str, Any]] = []
@@ -86,7 +86,7 @@ def find_messages(
     return found
 
 
-def _newest_first(engine: Engine, end: int) -> Iterator[Frame]:
+def _newest_first(engine: Readable, end: int) -> Iterator[Frame]:
     while end > 0:
         start = max(end - SCAN_FRAMES, 0)
         frames = list(engine.log.frames(start, [Kind.PLAIN, Kind.HALF], end))
@@ -96,12 +96,12 @@ def _newest_first(engine: Engine, end: int) -> Iterator[Frame]:
         end = start
 
 
-def _has_frames(engine: Engine, end: int) -> bool:
+def _has_frames(engine: Readable, end: int) -> bool:
     """Whether anything below is still stored."""
     return next(iter(engine.log.frames(0, None, end)), None) is not None
 
 
-def _states(engine: Engine, positions: Int64s) -> list[dict[str, Any]]:
+def _states(engine: Readable, positions: Int64s) -> list[dict[str, Any]]:
     stored = engine.log.read(positions)
     half = stored.column("transaction").to_numpy() >= 0
     queue_ids = stored.column("queue_id").to_numpy().tolist()
@@ -121,7 +121,7 @@ def _states(engine: Engine, positions: Int64s) -> list[dict[str, Any]]:
     return rows
 
 
-def _rows(engine: Engine, stored: pa.RecordBatch, positions: Int64s) -> list[dict[str, Any]]:
+def _rows(engine: Readable, stored: pa.RecordBatch, positions: Int64s) -> list[dict[str, Any]]:
     transactions = owners_of(stored, positions, engine.log.shard, engine.log.read)
     rows: list[dict[str, Any]] = stored.to_pylist()
     for row, position, owner in zip(rows, positions.tolist(), transactions.to_pylist(), strict=True):

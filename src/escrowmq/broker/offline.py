@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar
 
 import pyarrow as pa
 
@@ -29,6 +29,7 @@ from escrowmq.broker.actions import (
     topic_offsets,
     wait_for_messages,
 )
+from escrowmq.broker.readable import Readable
 from escrowmq.broker.requests import Fields
 from escrowmq.broker.views import open_view
 from escrowmq.errors import Code, EscrowError, error
@@ -40,12 +41,9 @@ from escrowmq.platform.disk import RealDisk
 from escrowmq.settings import BrokerSettings, nearest
 from escrowmq.wire import Exchange
 
-if TYPE_CHECKING:
-    from escrowmq.broker.engine import Engine
-
 T = TypeVar("T")
 
-ACTIONS: dict[str, Callable[[Any, Fields], dict[str, Any]]] = {
+ACTIONS: dict[str, Callable[[Readable, Fields], dict[str, Any]]] = {
     "hello": hello,
     "topics.list": list_topics,
     "topics.offsets": topic_offsets,
@@ -71,7 +69,7 @@ class _Nobody:
 
 
 class OfflineShard:
-    """What the reads of ``views.py`` and the listings of ``actions.py`` need of an engine: a log, a ledger, a look at it."""
+    """A :class:`Readable` of a log and the ledger folded from it."""
 
     def __init__(self, log: OfflineLog) -> None:
         self.log = log
@@ -144,7 +142,7 @@ class OfflineLink:
 
     def read(self, request: dict[str, Any]) -> pa.RecordBatchReader:
         """See :meth:`escrowmq.wire.Link.read`."""
-        return open_view(cast("Engine", self._shard), request)  # it has all that reads ask of an engine
+        return open_view(self._shard, request)
 
     def watch(self, session: int, on_checks: Callable[[pa.RecordBatch], None]) -> NoReturn:
         """Denied."""

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from escrowmq.broker.engine import Engine
 from escrowmq.broker.filters import joined
+from escrowmq.broker.readable import Readable
 from escrowmq.broker.requests import Fields
 from escrowmq.errors import Code, error
 from escrowmq.log.seam import Frame
@@ -30,7 +30,7 @@ Stretch = tuple[Int64s, pa.RecordBatch, Int64s]
 """Neighbouring rows of some kinds: their positions, columns and times."""
 
 
-def stretches(engine: Engine, kinds: Sequence[Kind], columns: list[str], fields: Fields) -> Iterator[Stretch]:
+def stretches(engine: Readable, kinds: Sequence[Kind], columns: list[str], fields: Fields) -> Iterator[Stretch]:
     """Rows of some kinds by position, from ``start`` to before ``end`` of a read request."""
     start, end = fields.integer("start", None), fields.integer("end", None)
     first, durable = engine.log.first_position, engine.look(lambda: engine.log.next_position).result()

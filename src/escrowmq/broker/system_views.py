@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from escrowmq.broker.acks import read_acks
 from escrowmq.broker.columns import transaction_ids
-from escrowmq.broker.engine import Engine
 from escrowmq.broker.filters import Filter
+from escrowmq.broker.readable import Readable
 from escrowmq.broker.requests import Fields
 from escrowmq.broker.stretches import stretches
 from escrowmq.errors import Code, error
@@ -23,10 +23,10 @@ from escrowmq.schemas import STORED, Kind
 from escrowmq.wire import ACK_VIEW_NAME, HALF_VIEW_NAME, OP_VIEW_NAME
 
 Int64s = npt.NDArray[np.int64]
-Read = Callable[[Engine, Fields, Filter, pa.Schema], Iterator[pa.RecordBatch]]
+Read = Callable[[Readable, Fields, Filter, pa.Schema], Iterator[pa.RecordBatch]]
 
 
-def _halves(engine: Engine, fields: Fields, wanted: Filter, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _halves(engine: Readable, fields: Fields, wanted: Filter, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     used = {"transaction", "epoch", *schema.names, *wanted.columns}
     columns = [name for name in STORED[Kind.HALF].names if name in used]
     found = stretches(engine, [Kind.HALF], columns, fields)
@@ -56,11 +56,11 @@ def _halves(engine: Engine, fields: Fields, wanted: Filter, schema: pa.Schema) -
     return batches()
 
 
-def _half_states(engine: Engine, positions: Int64s) -> Any:
+def _half_states(engine: Readable, positions: Int64s) -> Any:
     return engine.look(lambda: engine.shard.ledger.half_states(positions)).result()
 
 
-def _decisions(engine: Engine, fields: Fields, wanted: Filter, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _decisions(engine: Readable, fields: Fields, wanted: Filter, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     if wanted.columns:
         raise error(Code.BAD_REQUEST, f"{OP_VIEW_NAME} has neither tags nor keys")
     columns = STORED[Kind.DECIDED].names  # a batch's decisions have more, which tell of the batch

@@ -19,8 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.broker.columns import DELIVERED, delivered_columns, owners_of
-from escrowmq.broker.engine import Engine
 from escrowmq.broker.filters import Filter, chosen_columns, coalesced, limited
+from escrowmq.broker.readable import Readable
 from escrowmq.broker.requests import Fields
 from escrowmq.broker.stretches import BYTES, ROWS
 from escrowmq.broker.system_views import SYSTEM_VIEWS
@@ -38,7 +38,7 @@ SHARE = 1024
 """Rows of one frame that are worth a batch of their own: parts of several frames must be joined, which copies every body."""
 
 
-def open_view(engine: Engine, request: dict[str, Any]) -> pa.RecordBatchReader:
+def open_view(engine: Readable, request: dict[str, Any]) -> pa.RecordBatchReader:
     """The stream of :meth:`escrowmq.wire.Link.read`; raises EscrowError for a bad request at once."""
     fields = Fields(request)
     source: str = fields.text("source")
@@ -64,7 +64,7 @@ def open_view(engine: Engine, request: dict[str, Any]) -> pa.RecordBatchReader:
 class _Rows:
     """Messages by position, as rows of some columns of DELIVERY, in batches of about ``BYTES``."""
 
-    def __init__(self, engine: Engine, schema: pa.Schema, wanted: Filter) -> None:
+    def __init__(self, engine: Readable, schema: pa.Schema, wanted: Filter) -> None:
         self._engine = engine
         self._schema = schema
         self._wanted = wanted
@@ -108,7 +108,7 @@ class _Rows:
         return delivered_columns(self._schema, stored, transactions, positions, offsets)
 
 
-def _topic(engine: Engine, topic: str, fields: Fields, rows: _Rows) -> Iterator[pa.RecordBatch]:
+def _topic(engine: Readable, topic: str, fields: Fields, rows: _Rows) -> Iterator[pa.RecordBatch]:
     """A queue from ``start`` (its first offset) to ``end`` (its end now)."""
     number = fields.integer("queue", 0, most=(1 << 31) - 1)
     start, end = fields.integer("start", None), fields.integer("end", None)
@@ -130,7 +130,7 @@ def _purged(start: int, head: int) -> EscrowError:
     return error(Code.RANGE_PURGED, f"offset {start} has left the log; the first is {head}")
 
 
-def _queue_rows(engine: Engine, queue_id: int, start: int, end: int, rows: _Rows) -> Iterator[pa.RecordBatch]:
+def _queue_rows(engine: Readable, queue_id: int, start: int, end: int, rows: _Rows) -> Iterator[pa.RecordBatch]:
     topics = engine.shard.ledger.topics
     queue = engine.shard.ledger.queue(queue_id)
     while start < end:
@@ -149,7 +149,7 @@ def _queue_rows(engine: Engine, queue_id: int, start: int, end: int, rows: _Rows
         start = stop
 
 
-def _dead_letters(engine: Engine, group: str, rows: _Rows) -> Iterator[pa.RecordBatch]:
+def _dead_letters(engine: Readable, group: str, rows: _Rows) -> Iterator[pa.RecordBatch]:
     """The dead letters of a group: their offsets are those of their own queues."""
 
     def page(after: tuple[int, int] | None) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from escrowmq.log import frames as codec
 from escrowmq.log import snapshots
 from escrowmq.log.active import ActiveSegment, disk_error
 from escrowmq.log.index import FrameIndex
-from escrowmq.log.reading import Reader, Segment, gather
+from escrowmq.log.reading import ReadableLog, Reader, Segment
 from escrowmq.log.recovery import Cut, Recovered, list_folder, recover, refuse_foreign, save_index
 from escrowmq.log.seam import Frame, Snapshot
 from escrowmq.log.segments import (
@@ -75,17 +75,17 @@ def open_log(
         raise
 
 
-class SegmentLog:
+class SegmentLog(ReadableLog):
     """A CommitLog in a folder. ``cut`` tells of the torn tail that this opening cut off, if there was one."""
 
     def __init__(
         self, disk: Disk, segment_bytes: int, lz4: bool, found: Recovered, active: ActiveSegment | None = None
     ) -> None:
+        super().__init__(Reader(disk, found.segments))
         last = found.segments[-1]
         self._disk = disk
         self._segment_bytes = segment_bytes
         self._lz4 = lz4
-        self._reader = Reader(disk, found.segments)
         self._segment = last
         self._active = active or ActiveSegment.resume(disk, last.name, last.size)
         self._epoch = found.epoch
@@ -120,11 +120,6 @@ class SegmentLog:
     # What the log is
 
     @property
-    def shard(self) -> int:
-        """The shard's id."""
-        return self._segment.header.shard
-
-    @property
     def epoch(self) -> int:
         """How often the log was opened, this time included."""
         return self._epoch
@@ -143,11 +138,6 @@ class SegmentLog:
     def last_time_us(self) -> int:
         """Time of the last frame."""
         return self._time_us
-
-    @property
-    def first_position(self) -> int:
-        """The lowest position still stored."""
-        return self._reader.segments[0].header.position
 
     @property
     def bytes_written(self) -> int:
@@ -292,40 +282,7 @@ class SegmentLog:
         if self._failure is not None:
             raise error(Code.LOG_FAILED, self._failure.message)
 
-    # Reading
-
-    def frames(self, start: int = 0, kinds: Sequence[Kind] | None = None, end: int | None = None) -> Iterator[Frame]:
-        """Stored frames with ``start <= sequence < end``, in order, of the given kinds; Corrupt at one that does not check."""
-        self._check_usable()
-        limit = self._next_sequence if end is None else min(end, self._next_sequence)
-        return self._reader.frames(start, limit, kinds)
-
-    def frames_at(
-        self, position: int, kinds: Sequence[Kind] | None = None, end_position: int | None = None
-    ) -> Iterator[Frame]:
-        """As :meth:`frames`, from the frame that holds ``position``; Rejected(RANGE_PURGED) if that has left the log."""
-        self._check_usable()
-        limit = self._next_position if end_position is None else min(end_position, self._next_position)
-        if position >= limit:
-            return iter(())
-        sequences = self._reader.locate(np.array([position, limit - 1], np.int64)).sequences
-        return self._reader.frames(int(sequences[0]), int(sequences[1]) + 1, kinds)
-
-    def read(self, positions: Int64s, columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """The PLAIN and HALF rows at ``positions``, in that order (schema reading.READ_SCHEMA, or some of its columns)."""
-        self._check_usable()
-        positions = np.asarray(positions, np.int64)
-        return gather(positions, self._reader.locate(positions), self._reader.frame, columns)
-
-    def time_at(self, positions: Int64s) -> Int64s:
-        """The time_us of the frame that holds each position."""
-        self._check_usable()
-        return self._reader.locate(np.asarray(positions, np.int64)).times
-
-    def sequence_at(self, positions: Int64s) -> Int64s:
-        """The sequence of the frame that holds each position."""
-        self._check_usable()
-        return self._reader.locate(np.asarray(positions, np.int64)).sequences
+    # Snapshots and retention
 
     def position_before(self, time_us: int) -> int:
         """The position that begins the first segment holding anything newer than ``time_us``; the last segment at most."""
@@ -335,8 +292,6 @@ class SegmentLog:
                 if segment.index.count and segment.index.times[-1] > time_us:
                     return segment.header.position
         return segments[-1].header.position
-
-    # Snapshots and retention
 
     def save_snapshot(self, tables: dict[str, pa.Table], sequence: int, position: int, time_us: int) -> None:
         """Store a snapshot of durable frames durably; keeps the last two. Overloaded(DISK_FULL) leaves the old ones."""

@@ -8,15 +8,12 @@ are mapped when the folder is opened, so a reader has one view of the log, whate
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.log import snapshots
-from escrowmq.log.reading import Reader, Segment, gather
+from escrowmq.log.reading import ReadableLog, Reader, Segment
 from escrowmq.log.recovery import (
     check_chain_start,
     check_durable,
@@ -27,13 +24,10 @@ from escrowmq.log.recovery import (
     segment_of,
     torn_tail,
 )
-from escrowmq.log.seam import Frame, Snapshot
+from escrowmq.log.seam import Snapshot
 from escrowmq.log.segments import Scan, SegmentHeader, scan, segment_name
 from escrowmq.log.snapshots import SnapshotName
 from escrowmq.platform.disk import Disk
-from escrowmq.schemas import Kind
-
-Int64s = npt.NDArray[np.int64]
 
 _RETRIES = 5
 """How often opening begins anew when retention deletes a file between listing and mapping."""
@@ -101,18 +95,13 @@ def _map(disk: Disk, segment: Segment) -> None:
         file.close()
 
 
-class OfflineLog:
-    """The reading half of :class:`escrowmq.log.seam.CommitLog`; its answers never change. From any thread."""
+class OfflineLog(ReadableLog):
+    """A :class:`escrowmq.log.seam.StoredLog` whose answers never change."""
 
     def __init__(self, disk: Disk, segments: list[Segment], names: list[SnapshotName]) -> None:
+        super().__init__(Reader(disk, segments))
         self._disk = disk
-        self._reader = Reader(disk, segments)
         self._snapshots = names
-
-    @property
-    def shard(self) -> int:
-        """The shard's id."""
-        return self._reader.segments[0].header.shard
 
     @property
     def epoch(self) -> int:
@@ -130,11 +119,6 @@ class OfflineLog:
         return self._reader.segments[-1].next_position
 
     @property
-    def first_position(self) -> int:
-        """The lowest position still stored."""
-        return self._reader.segments[0].header.position
-
-    @property
     def last_time_us(self) -> int:
         """Time of the last frame; the log's own beginning if it has none."""
         for segment in reversed(self._reader.segments):
@@ -147,31 +131,3 @@ class OfflineLog:
         first, end = self._reader.segments[0].sequence, self.next_sequence
         found = snapshots.newest(self._disk, self.shard, self._snapshots, first, end)
         return None if found is None else found[1]
-
-    def frames(self, start: int = 0, kinds: Sequence[Kind] | None = None, end: int | None = None) -> Iterator[Frame]:
-        """Frames with ``start <= sequence < end``, in order, of the given kinds."""
-        limit = self.next_sequence if end is None else min(end, self.next_sequence)
-        return self._reader.frames(start, limit, kinds)
-
-    def frames_at(
-        self, position: int, kinds: Sequence[Kind] | None = None, end_position: int | None = None
-    ) -> Iterator[Frame]:
-        """As :meth:`frames`, from the frame that holds ``position``; Rejected(RANGE_PURGED) if that has left the log."""
-        limit = self.next_position if end_position is None else min(end_position, self.next_position)
-        if position >= limit:
-            return iter(())
-        sequences = self._reader.locate(np.array([position, limit - 1], np.int64)).sequences
-        return self._reader.frames(int(sequences[0]), int(sequences[1]) + 1, kinds)
-
-    def read(self, positions: Int64s, columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """The PLAIN and HALF rows at ``positions``, in that order (schema reading.READ_SCHEMA, or some of its columns)."""
-        positions = np.asarray(positions, np.int64)
-        return gather(positions, self._reader.locate(positions), self._reader.frame, columns)
-
-    def time_at(self, positions: Int64s) -> Int64s:
-        """The time_us of the frame that holds each position."""
-        return self._reader.locate(np.asarray(positions, np.int64)).times
-
-    def sequence_at(self, positions: Int64s) -> Int64s:
-        """The sequence of the frame that holds each position."""
-        return self._reader.locate(np.asarray(positions, np.int64)).sequences

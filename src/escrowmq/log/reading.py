@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -174,6 +175,69 @@ class Reader:
             chosen = wanted if kinds is None else low + np.flatnonzero(np.isin(stored, [int(k) for k in kinds]))
             for sequence in chosen:
                 yield self.frame(int(sequence), keep=False)
+
+
+class ReadableLog(ABC):
+    """The reading half of a log (see :class:`escrowmq.log.seam.StoredLog`) over the segments of a :class:`Reader`."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def _check_usable(self) -> None:  # noqa: B027  # nothing keeps one from reading, unless a subclass knows better
+        """Raises what keeps one from reading."""
+
+    @property
+    @abstractmethod
+    def next_sequence(self) -> int:
+        """Sequence behind the last frame."""
+
+    @property
+    @abstractmethod
+    def next_position(self) -> int:
+        """Position behind the last row."""
+
+    @property
+    def shard(self) -> int:
+        """The shard's id."""
+        return self._reader.segments[0].header.shard
+
+    @property
+    def first_position(self) -> int:
+        """The lowest position still stored."""
+        return self._reader.segments[0].header.position
+
+    def frames(self, start: int = 0, kinds: Sequence[Kind] | None = None, end: int | None = None) -> Iterator[Frame]:
+        """Stored frames with ``start <= sequence < end``, in order, of the given kinds; Corrupt at one that does not check."""
+        self._check_usable()
+        limit = self.next_sequence if end is None else min(end, self.next_sequence)
+        return self._reader.frames(start, limit, kinds)
+
+    def frames_at(
+        self, position: int, kinds: Sequence[Kind] | None = None, end_position: int | None = None
+    ) -> Iterator[Frame]:
+        """As :meth:`frames`, from the frame that holds ``position``; Rejected(RANGE_PURGED) if that has left the log."""
+        self._check_usable()
+        limit = self.next_position if end_position is None else min(end_position, self.next_position)
+        if position >= limit:
+            return iter(())
+        sequences = self._reader.locate(np.array([position, limit - 1], np.int64)).sequences
+        return self._reader.frames(int(sequences[0]), int(sequences[1]) + 1, kinds)
+
+    def read(self, positions: Int64s, columns: Sequence[str] | None = None) -> pa.RecordBatch:
+        """The PLAIN and HALF rows at ``positions``, in that order (schema READ_SCHEMA, or some of its columns)."""
+        self._check_usable()
+        positions = np.asarray(positions, np.int64)
+        return gather(positions, self._reader.locate(positions), self._reader.frame, columns)
+
+    def time_at(self, positions: Int64s) -> Int64s:
+        """The time_us of the frame that holds each position."""
+        self._check_usable()
+        return self._reader.locate(np.asarray(positions, np.int64)).times
+
+    def sequence_at(self, positions: Int64s) -> Int64s:
+        """The sequence of the frame that holds each position."""
+        self._check_usable()
+        return self._reader.locate(np.asarray(positions, np.int64)).sequences
 
 
 def _decoded(data: pa.Buffer, segment: Segment, offset: int, sequence: int) -> tuple[Frame, int]:

@@ -46,8 +46,8 @@ class Snapshot:
     tables: dict[str, pa.Table]
 
 
-class CommitLog(Protocol):
-    """An open log; this opener has fenced the one before. One writer thread; ``read`` and ``frames`` from any thread."""
+class StoredLog(Protocol):
+    """What a log holds: its reading half, from any thread."""
 
     @property
     def shard(self) -> int:
@@ -73,29 +73,6 @@ class CommitLog(Protocol):
     @property
     def first_position(self) -> int:
         """The lowest position still stored."""
-        ...
-
-    @property
-    def bytes_written(self) -> int:
-        """Bytes of frames appended by this opener, headers included, snapshots not."""
-        ...
-
-    def reserve(self, size: int) -> None:
-        """Make sure that appends of ``size`` bytes will find room; Overloaded(DISK_FULL) if not, and nothing changed."""
-        ...
-
-    def append(self, kind: Kind, batch: pa.RecordBatch, time_us: int) -> int:
-        """Add one frame; the position of its first row. Buffered: it reaches the disk with ``sync`` at the latest."""
-        ...
-
-    def sync(self) -> None:
-        """Write what is buffered in one write, sync once. Corrupt(LOG_FAILED) stops the log."""
-        ...
-
-    def hand_over(self) -> Callable[[], None]:
-        """The two halves of :meth:`sync`: take out what is buffered; the function returned writes it in one write and
-        syncs once. It must be called, once; it may run on another thread while appends go on. The next hand-over, sync,
-        roll of a segment or close waits until it has."""
         ...
 
     def frames(self, start: int = 0, kinds: Sequence[Kind] | None = None, end: int | None = None) -> Iterator[Frame]:
@@ -126,16 +103,43 @@ class CommitLog(Protocol):
         """The sequence of the frame that holds each position: rows of one frame are read without joining parts."""
         ...
 
+    def load_snapshot(self) -> Snapshot | None:
+        """The newest snapshot that checks; a damaged one is passed over when frames can stand in for it, else Corrupt."""
+        ...
+
+
+class CommitLog(StoredLog, Protocol):
+    """An open log; this opener has fenced the one before. One writer thread."""
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes of frames appended by this opener, headers included, snapshots not."""
+        ...
+
+    def reserve(self, size: int) -> None:
+        """Make sure that appends of ``size`` bytes will find room; Overloaded(DISK_FULL) if not, and nothing changed."""
+        ...
+
+    def append(self, kind: Kind, batch: pa.RecordBatch, time_us: int) -> int:
+        """Add one frame; the position of its first row. Buffered: it reaches the disk with ``sync`` at the latest."""
+        ...
+
+    def sync(self) -> None:
+        """Write what is buffered in one write, sync once. Corrupt(LOG_FAILED) stops the log."""
+        ...
+
+    def hand_over(self) -> Callable[[], None]:
+        """The two halves of :meth:`sync`: take out what is buffered; the function returned writes it in one write and
+        syncs once. It must be called, once; it may run on another thread while appends go on. The next hand-over, sync,
+        roll of a segment or close waits until it has."""
+        ...
+
     def position_before(self, time_us: int) -> int:
         """The position that begins the first segment holding anything newer than ``time_us``: what retention may drop lies below."""
         ...
 
     def save_snapshot(self, tables: dict[str, pa.Table], sequence: int, position: int, time_us: int) -> None:
         """Store a snapshot durably (may run on another thread while appends go on); keeps the last two."""
-        ...
-
-    def load_snapshot(self) -> Snapshot | None:
-        """The newest snapshot that checks; a damaged one is passed over when frames can stand in for it, else Corrupt."""
         ...
 
     def bytes_since_snapshot(self) -> int: ...

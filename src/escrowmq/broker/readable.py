@@ -1,0 +1,59 @@
+"""What reads, listings and look-ups need of a shard: an engine is one, and so is a folder without a broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Protocol, TypeVar
+
+from escrowmq.ledger.ledger import Ledger
+from escrowmq.log.seam import StoredLog
+from escrowmq.platform.clock import Clock
+from escrowmq.settings import BrokerSettings
+
+T = TypeVar("T")
+
+
+class HoldsLedger(Protocol):
+    """A ledger as of a time."""
+
+    @property
+    def ledger(self) -> Ledger: ...
+
+    @property
+    def time_us(self) -> int: ...
+
+
+class Connected(Protocol):
+    """Which producers are connected."""
+
+    def members(self, group: str) -> int:
+        """How many of a producer group."""
+        ...
+
+
+class Readable(Protocol):
+    """A shard that can be looked at."""
+
+    @property
+    def log(self) -> StoredLog: ...
+
+    @property
+    def shard(self) -> HoldsLedger: ...
+
+    @property
+    def members(self) -> Connected: ...
+
+    @property
+    def settings(self) -> BrokerSettings: ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    def look(self, look: Callable[[], T]) -> Future[T]:
+        """Run ``look`` where the ledger may be read; its answer comes when what it saw is durable."""
+        ...
+
+    def wait_for(self, look: Callable[[], T], wait_us: int) -> Future[T]:
+        """As :meth:`look`, again until it gives something; None after ``wait_us``."""
+        ...
