@@ -4,13 +4,15 @@ Servers are started when the first test of a process asks for them. A server tha
 and fail where ``CI`` is set.
 """
 
+from __future__ import annotations
+
 import contextlib
 import importlib
 import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,6 +20,9 @@ from xdist.scheduler import LoadScopeScheduling
 
 from escrowmq.testing.servers.process import Server
 from escrowmq.testing.servers.seam import Absent
+
+if TYPE_CHECKING:
+    from escrowmq.testing.servers.spark import Cluster
 
 settings.register_profile("here", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("here"), derandomize=True, database=None)
@@ -45,16 +50,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneOfEach:
 
 
 @contextlib.contextmanager
+def needed() -> Iterator[None]:
+    """Around the start of a server: where this machine does not have it, the test is skipped, or fails (``CI``)."""
+    try:
+        yield
+    except Absent as absent:
+        if os.environ.get("CI"):
+            pytest.fail(str(absent))
+        pytest.skip(str(absent))
+
+
+@contextlib.contextmanager
 def served(name: str, factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of :mod:`escrowmq.testing.servers`."""
     module = importlib.import_module(f"escrowmq.testing.servers.{name}")
-    with contextlib.ExitStack() as stack:
-        try:
-            server: Server = stack.enter_context(module.serving(factory.mktemp(name)))
-        except Absent as absent:
-            if os.environ.get("CI"):
-                pytest.fail(str(absent))
-            pytest.skip(str(absent))
+    with needed(), module.serving(factory.mktemp(name)) as server:
         yield server
 
 
@@ -104,6 +114,15 @@ def kafka_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def kafka_url(kafka_server: Server) -> str:
     return kafka_server.url
+
+
+@pytest.fixture(scope="module")
+def hands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A standalone Spark cluster of two workers, a module's own: its tests kill them."""
+    from escrowmq.testing.servers.spark import cluster
+
+    with needed(), cluster(tmp_path_factory.mktemp("cluster")) as made:
+        yield made
 
 
 @contextlib.contextmanager

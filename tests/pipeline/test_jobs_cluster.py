@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -32,8 +31,7 @@ from escrowmq.cli.main import app
 from escrowmq.pipeline.java import find_java, write_launcher
 from escrowmq.platform.failpoints import TELL_VARIABLE, VARIABLE
 from escrowmq.testing.databases import databases
-from escrowmq.testing.servers.seam import Absent
-from escrowmq.testing.servers.spark import Cluster, cluster
+from escrowmq.testing.servers.spark import Cluster
 
 pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
@@ -44,18 +42,6 @@ Told = tuple[int, Any, dict[str, Any]]
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return jobs_world.make(tmp_path_factory.mktemp("jobs") / "template")
-
-
-@pytest.fixture(scope="module")
-def hands(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two workers."""
-    try:
-        with cluster(tmp_path_factory.mktemp("cluster")) as made:
-            yield made
-    except Absent as absent:
-        if os.environ.get("CI"):
-            pytest.fail(str(absent))
-        pytest.skip(str(absent))
 
 
 @pytest.fixture(scope="module")

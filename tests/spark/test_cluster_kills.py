@@ -3,14 +3,9 @@
 The short form is part of the suite; the grid of everybody at every step is the long one (`make chaos`).
 """
 
-import os
-
 import pytest
 from killing import Job, Leg, content, losers, orders_broker, revenue
 from killing_grid import BROKERS, COMMITTERS, DRIVERS, EXECUTORS, Grid, cells
-
-from escrowmq.testing.servers.seam import Absent
-from escrowmq.testing.servers.spark import cluster
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(2400)]
 
@@ -41,18 +36,6 @@ STRAGGLER = Leg(
 )
 """A task stands still in the middle of its rows until its batch is decided without it: that takes a second attempt of it. It is
 a leg of its own, as Spark starts a second attempt only on a host that had none: not where an executor was lost with the first."""
-
-
-@pytest.fixture(scope="module")
-def hands(tmp_path_factory):
-    """Two workers."""
-    try:
-        with cluster(tmp_path_factory.mktemp("cluster")) as made:
-            yield made
-    except Absent as absent:
-        if os.environ.get("CI"):
-            pytest.fail(str(absent))
-        pytest.skip(str(absent))
 
 
 @pytest.fixture
