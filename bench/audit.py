@@ -30,7 +30,7 @@ from escrowmq.pipeline.session import local_session
 STEP = 20_000
 """Messages of one batch."""
 ROLLED_BACK = 20
-"""Every so-manieth transaction is rolled back."""
+"""One transaction of this many is rolled back."""
 COUNTRIES = ("de", "fr", "it", "pl")
 
 TABLES = {
