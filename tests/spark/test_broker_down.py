@@ -103,13 +103,14 @@ def test_a_batch_read_in_whose_middle_the_broker_dies(spark: SparkSession, up: B
 
 
 def test_a_stream_read_in_whose_middle_the_broker_dies(spark: SparkSession, up: Broker, tmp_path: Path) -> None:
-    run = lambda: write_stream(  # noqa: E731
+    run = lambda **sink: write_stream(  # noqa: E731
         spark,
         up.url,
         tmp_path / "check",
         "sizes",
         lambda frame: frame.withColumn("body", f.length("body").cast("string")),
         source={"topic": "large", "maxRowsPerTrigger": LARGE - 1, "timeout": 0.5},
+        sink=sink,
     )
     with standing(spark, tmp_path / "away", "spark.read-some", up.kill):
         refused(run, f"TIMED_OUT: {up.url}: reading large/", f"from 0 to {LARGE - 1}", stream=True)
@@ -117,5 +118,5 @@ def test_a_stream_read_in_whose_middle_the_broker_dies(spark: SparkSession, up: 
     up.start()
     assert visible(up.url, "sizes") == []
     with standing(spark, tmp_path / "back", "spark.read-some", up.kill_and_start):
-        run()
+        run(timeout=60)  # the sink does not stand still: it may look for the broker while that starts
     assert visible(up.url, "sizes") == numbers(0, LARGE)
