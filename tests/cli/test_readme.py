@@ -14,7 +14,7 @@ README = (Path(__file__).parent.parent.parent / "README.md").read_text()
 
 
 def test_the_program_of_the_readme_runs(tmp_path: Path) -> None:
-    (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    program, _ = re.findall(r"```python\n(.*?)```", README, re.DOTALL)  # the other: tests/spark/test_spark_docs.py
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", program], cwd=tmp_path, capture_output=True, text=True
     )

@@ -1,13 +1,19 @@
-"""docs/spark.md is a notebook: its cells run one after the other in one session, and its tables name every option."""
+"""docs/spark.md is a notebook: its cells run one after the other in one session, and its tables name every option. So does what
+the README says about Spark.
+"""
 
 import re
 from pathlib import Path
 
 import pytest
+from killing import Broker, content
 
+import escrowmq as mq
 from escrowmq.spark.options import READING, WRITING
 
-PAGE = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+HERE = Path(__file__).parents[2]
+README = (HERE / "README.md").read_text()
+PAGE = (HERE / "docs" / "spark.md").read_text()
 CELLS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
@@ -23,6 +29,24 @@ def test_the_notebook_runs(spark, tmp_path, monkeypatch):
             broker.kill()
             broker.communicate()
     assert names["new"] is not None
+
+
+@pytest.mark.spark
+def test_the_program_of_the_readme_runs_and_runs_again(spark, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (program,) = re.findall(r"### In Spark.*?```python\n(.*?)```", README, re.DOTALL)
+    broker = Broker(tmp_path / "data")
+    try:
+        program = program.replace("escrow://127.0.0.1:7700", broker.url)
+        with mq.connect(broker.url) as bus:
+            producer = bus.producer("shop")
+            for number in range(2):
+                producer.send("orders", b"one book", key=f"o-{number}", tag="paid")
+                exec(compile(program, "README.md", "exec"), {})
+        assert content(broker.url, "loud-orders") == {(f"o-{number}", b"ONE BOOK"): 1 for number in range(2)}
+        assert re.search(r"paid\|\s+2\|", capsys.readouterr().out)
+    finally:
+        broker.kill()
 
 
 @pytest.mark.parametrize(("title", "options"), [("Of reading:", READING), ("Of writing:", WRITING)])
