@@ -38,6 +38,7 @@ def test_the_program_of_the_readme_runs_and_runs_again(spark, tmp_path, monkeypa
     broker = Broker(tmp_path / "data")
     try:
         program = program.replace("escrow://127.0.0.1:7700", broker.url)
+        program = program.replace('"checkpoint"', repr(str(tmp_path / "checkpoint")))  # Java stands in another folder
         with mq.connect(broker.url) as bus:
             producer = bus.producer("shop")
             for number in range(2):
