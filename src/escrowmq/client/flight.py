@@ -3,7 +3,8 @@
 Each kind of exchange has one stream and one reader thread; requests are pipelined and matched to answers by id. When a
 stream breaks, all its requests fail with Unknown(DISCONNECTED), oldest first, before a new stream can be opened; who
 sends again is the lanes' affair. A stream that owes an answer for too long is cancelled, so that half-open connections
-and stopped brokers cannot hold anybody for ever.
+and stopped brokers cannot hold anybody for ever. What a stopping or stopped broker answers to anything (SHARD_STOPPED) is
+DISCONNECTED here, too.
 """
 
 from __future__ import annotations

@@ -301,17 +301,10 @@ class Reading:
         """A broker that is away is asked again after a pause; everything else is the caller's."""
         if self.closed.is_set():
             return
-        if not _is_away(self.router.links[number], problem):
+        if problem.code not in (Code.DISCONNECTED, Code.TIMED_OUT):
             raise problem
         self._not_before[number] = time.monotonic() + self._backoff[number]
         self._backoff[number] = min(2 * self._backoff[number], LAST_BACKOFF)
-
-
-def _is_away(link: Link, problem: EscrowError) -> bool:
-    """A served broker that stopped comes back with its restart."""
-    if problem.code in (Code.DISCONNECTED, Code.TIMED_OUT):
-        return True
-    return problem.code is Code.SHARD_STOPPED and link.address.startswith("escrow:")
 
 
 def _check_offset(place: Place, offset: Any, found: Mapping[Place, Mapping[str, int]]) -> None:

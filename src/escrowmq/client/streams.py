@@ -24,11 +24,11 @@ STALL_SECONDS = 15.0
 def escrow_error(problem: BaseException) -> EscrowError:
     """The error that a Flight exception stands for: the broker's own if it carries one, else Unknown."""
     if isinstance(problem, EscrowError):
-        return problem
+        return _perhaps_healing(problem)
     told = getattr(problem, "extra_info", None)
     if told:
         try:
-            return wire.unpack_error(wire.unpack_json(bytes(told)))
+            return _perhaps_healing(wire.unpack_error(wire.unpack_json(bytes(told))))
         except EscrowError:
             pass
     reason = str(problem).split(". Detail:")[0].split(". gRPC client debug")[0]
@@ -115,7 +115,7 @@ class Stream:
         except StopIteration:
             pass
         except Exception as raised:
-            problem = _perhaps_healing(escrow_error(raised))
+            problem = escrow_error(raised)
             if problem.code is Code.TIMED_OUT:
                 problem = Unknown(Code.DISCONNECTED, problem.message)
         with self._lock:
@@ -161,7 +161,7 @@ class Stream:
 
 
 def _perhaps_healing(problem: EscrowError) -> EscrowError:
-    """A stopped shard comes back with its restart: for whoever resends, that is a connection that broke."""
+    """A served shard that stopped comes back with its restart: for whoever asks again, that is a connection that broke."""
     return Unknown(Code.DISCONNECTED, problem.message, problem.hint) if problem.code is Code.SHARD_STOPPED else problem
 
 
