@@ -120,3 +120,16 @@ def test_every_bar_lies_within_the_plot(top: int) -> None:
             y, height = float(bar.attrib["y"]), float(bar.attrib["height"])
             assert y >= svg.TOP - 1
             assert y + height <= svg.HEIGHT - svg.BOTTOM + 1
+
+
+@given(st.lists(st.floats(0, 20), min_size=1, max_size=8), st.sampled_from(["5 s", "23:25:40", "21 Nov 23:25"]))
+def test_no_tick_is_cut_off_at_the_right_edge(places: list[float], text: str) -> None:
+    series = [svg.Series("a", "#000", [0.0, 1.0])]
+    chart = svg.lines("lines", [0.0, 20.0], series, x_ticks=[(place, text) for place in places])
+    shown = [one for one in ElementTree.fromstring(chart).iter("{http://www.w3.org/2000/svg}text") if one.text == text]
+    assert len(shown) == len(places)
+    for one in shown:
+        width = len(text) * svg.LETTER
+        assert (
+            float(one.get("x", "")) + {"middle": width / 2, "end": 0.0}[one.get("text-anchor", "")] <= svg.WIDTH + 0.05
+        )

@@ -10,6 +10,8 @@ from html import escape
 WIDTH, HEIGHT = 960, 300
 LEFT, RIGHT, TOP, BOTTOM = 92, 20, 34, 46
 """Pixels around the plotting area of a chart."""
+LETTER = 7.5
+"""Pixels of a letter of a tick's text, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +164,13 @@ def _axes(
     for value, text in x_ticks:
         x = frame.x(value)
         parts.append(f'<line class="axis" x1="{x:.1f}" y1="{bottom}" x2="{x:.1f}" y2="{bottom + 5}"/>')
-        parts.append(f'<text class="tick" x="{x:.1f}" y="{bottom + 19}" text-anchor="middle">{escape(text)}</text>')
+        middle, end = (x, "middle"), (float(WIDTH), "end")  # the last one must not be cut off at the edge
+        at, anchor = end if x + len(text) * LETTER / 2 > WIDTH else middle
+        parts.append(f'<text class="tick" x="{at:.1f}" y="{bottom + 19}" text-anchor="{anchor}">{escape(text)}</text>')
     parts.append(f'<line class="axis" x1="{LEFT}" y1="{bottom}" x2="{right}" y2="{bottom}"/>')
-    middle = (LEFT + right) / 2
+    center = (LEFT + right) / 2
     parts.append(
-        f'<text class="label" x="{middle}" y="{frame.height - 8}" text-anchor="middle">{escape(x_label)}</text>'
+        f'<text class="label" x="{center}" y="{frame.height - 8}" text-anchor="middle">{escape(x_label)}</text>'
     )
     y = (TOP + bottom) / 2
     parts.append(
