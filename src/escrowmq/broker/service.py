@@ -81,11 +81,9 @@ def flight_error(problem: EscrowError) -> flight.FlightError:
 
 def _told(problem: EscrowError) -> EscrowError:
     """What a client is told: that something here was closed under its request means that the broker is stopping."""
-    return (
-        error(Code.SHARD_STOPPED, f"the broker is stopping: {problem.message}")
-        if problem.code is Code.CLOSED
-        else problem
-    )
+    if problem.code is not Code.CLOSED:
+        return problem
+    return error(Code.SHARD_STOPPED, f"the broker is stopping: {problem.message}")
 
 
 class Service(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
