@@ -4,63 +4,20 @@ import json
 import os
 import socket
 import threading
-from contextlib import contextmanager
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from flight_served import Served, told
 from pyarrow import flight
 
-from escrowmq.broker.calls import Calls
-from escrowmq.broker.embedded import open_engine
-from escrowmq.broker.service import Service
 from escrowmq.errors import Code, Denied
 from escrowmq.platform.listening import check_address
 from escrowmq.schemas import CHECKS, ENDING, OUTGOING, PRODUCED
-from escrowmq.settings import BrokerSettings
 from escrowmq.testing.ledgers import outgoing
-from escrowmq.wire import Exchange, pack_metadata, unpack_error, unpack_json, unpack_metadata
+from escrowmq.wire import Exchange, pack_metadata, unpack_error, unpack_metadata
 
 NOTHING = pa.schema([])
-
-
-class Served:
-    def __init__(self, folder, **settings):
-        self.engine = open_engine(folder, BrokerSettings(segment_bytes=1 << 22, **settings))
-        self.engine.start()
-        self.calls = Calls(self.engine)
-        self.service = Service(self.calls, "127.0.0.1", 0)
-        self.client = flight.connect(f"grpc+tcp://127.0.0.1:{self.service.port}")
-
-    def act(self, name, request=None):
-        body = request if isinstance(request, bytes) else json.dumps(request or {}).encode()
-        try:
-            (result,) = self.client.do_action(flight.Action(name, body))
-        except flight.FlightError as problem:
-            raise told(problem) from None
-        return json.loads(result.body.to_pybytes())
-
-    @contextmanager
-    def exchange(self, command, schema):
-        raw = command if isinstance(command, bytes) else json.dumps(command).encode()
-        writer, reader = self.client.do_exchange(flight.FlightDescriptor.for_command(raw))
-        try:
-            writer.begin(schema)
-            yield writer, reader
-        finally:
-            reader.cancel()
-
-    def close(self):
-        self.client.close()
-        self.engine.stop()
-        self.calls.close()
-        self.service.stop()
-
-
-def told(problem):
-    """The EscrowError that a Flight error carries."""
-    assert problem.extra_info, f"no reason given: {problem}"
-    return unpack_error(unpack_json(problem.extra_info))
 
 
 def kind(name, **options):
@@ -348,7 +305,7 @@ def test_a_stopping_broker_hangs_up_on_clients_that_stay(tmp_path):
     served = Served(tmp_path / "data")
     with served.exchange(kind("send"), OUTGOING) as (writer, reader):
         assert ask(writer, reader, outgoing([{}])).num_rows == 1
-        stopping = threading.Thread(target=lambda: (served.engine.stop(), served.calls.close(), served.service.stop()))
+        stopping = threading.Thread(target=served.stop)
         stopping.start()
         stopping.join(30)
         assert not stopping.is_alive()

@@ -164,13 +164,13 @@ def _axes(
     for value, text in x_ticks:
         x = frame.x(value)
         parts.append(f'<line class="axis" x1="{x:.1f}" y1="{bottom}" x2="{x:.1f}" y2="{bottom + 5}"/>')
-        middle, end = (x, "middle"), (float(WIDTH), "end")  # the last one must not be cut off at the edge
-        at, anchor = end if x + len(text) * LETTER / 2 > WIDTH else middle
+        at_edge = x + len(text) * LETTER / 2 > WIDTH  # there it would be cut off
+        at, anchor = (WIDTH, "end") if at_edge else (x, "middle")
         parts.append(f'<text class="tick" x="{at:.1f}" y="{bottom + 19}" text-anchor="{anchor}">{escape(text)}</text>')
     parts.append(f'<line class="axis" x1="{LEFT}" y1="{bottom}" x2="{right}" y2="{bottom}"/>')
-    center = (LEFT + right) / 2
+    middle = (LEFT + right) / 2
     parts.append(
-        f'<text class="label" x="{center}" y="{frame.height - 8}" text-anchor="middle">{escape(x_label)}</text>'
+        f'<text class="label" x="{middle}" y="{frame.height - 8}" text-anchor="middle">{escape(x_label)}</text>'
     )
     y = (TOP + bottom) / 2
     parts.append(

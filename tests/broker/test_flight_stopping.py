@@ -4,46 +4,13 @@ import threading
 import time
 
 import pytest
+from flight_served import Served
 
-from escrowmq.broker.calls import Calls
-from escrowmq.broker.embedded import open_engine
-from escrowmq.broker.service import Service
 from escrowmq.client.flight import FlightLink
 from escrowmq.client.session import patient_action
 from escrowmq.errors import Code, Unknown
-from escrowmq.settings import BrokerSettings
 from escrowmq.testing.ledgers import outgoing
 from escrowmq.wire import Exchange
-
-
-class Served:
-    """A broker in this process, which can be brought to the moment between its engine's end and its port's."""
-
-    def __init__(self, folder):
-        self.folder, self.port = folder, 0
-        self.start()
-
-    def start(self):
-        self.engine = open_engine(self.folder, BrokerSettings())
-        self.engine.start()
-        self.calls = Calls(self.engine)
-        self.service = Service(self.calls, "127.0.0.1", self.port)
-        self.port = self.service.port
-
-    @property
-    def url(self):
-        return f"escrow://127.0.0.1:{self.port}"
-
-    def restart(self):
-        """The second half of an orderly stop, and the start after it."""
-        self.calls.close()
-        self.service.stop()
-        self.start()
-
-    def close(self):
-        self.engine.stop()
-        self.calls.close()
-        self.service.stop()
 
 
 @pytest.fixture
@@ -91,10 +58,11 @@ def test_who_repeats_an_action_waits_for_the_restart(served, link, monkeypatch):
     )
     asking.start()
     assert asked.wait(30)
-    served.restart()
+    served.stop()
+    served.start()
     asking.join(60)
     assert [topic["name"] for topic in told[0]["topics"]] == ["orders"]
     served.engine.stop()
-    with pytest.raises(Unknown, match=served.url) as caught:
+    with pytest.raises(Unknown, match=link.address) as caught:
         patient_action(link, "topics.list", {}, time.monotonic() + 0.2)
     assert caught.value.code is Code.TIMED_OUT
