@@ -37,7 +37,7 @@ def tell(word: str) -> None:
 
 def broker(config: dict[str, Any]) -> None:
     """EscrowMQ as ``escrowmq serve`` runs it."""
-    from escrowmq.broker.serve import serve  # only this process needs it, and the others should start quickly
+    from escrowmq.broker.serving.serve import serve  # only this process needs it, and the others should start quickly
     from escrowmq.settings import BrokerSettings
 
     stopped = threading.Event()

@@ -33,14 +33,14 @@ from escrowmq.model import (
 if TYPE_CHECKING:
     from escrowmq.client.admin import Admin
     from escrowmq.client.aio import AsyncBus
-    from escrowmq.client.async_consumer import AsyncConsumer
-    from escrowmq.client.async_producer import AsyncProducer, AsyncTransaction
     from escrowmq.client.bus import Bus
-    from escrowmq.client.consumer import Consumer, Received, ReceivedBatch
-    from escrowmq.client.producer import Producer
-    from escrowmq.client.reader import AsyncReader, ReadBatch, Reader
-    from escrowmq.client.results import EndResults, Receipts
-    from escrowmq.client.transaction import Transaction
+    from escrowmq.client.consuming.async_consumer import AsyncConsumer
+    from escrowmq.client.consuming.consumer import Consumer, Received, ReceivedBatch
+    from escrowmq.client.producing.async_producer import AsyncProducer, AsyncTransaction
+    from escrowmq.client.producing.producer import Producer
+    from escrowmq.client.producing.results import EndResults, Receipts
+    from escrowmq.client.producing.transaction import Transaction
+    from escrowmq.client.reading.reader import AsyncReader, ReadBatch, Reader
     from escrowmq.connecting import aconnect, connect
 
 __version__ = "0.1.0"
@@ -49,21 +49,21 @@ _LAZY = {
     "connect": "connecting",
     "aconnect": "connecting",
     "Bus": "client.bus",
-    "Producer": "client.producer",
-    "Transaction": "client.transaction",
-    "Consumer": "client.consumer",
-    "Received": "client.consumer",
-    "ReceivedBatch": "client.consumer",
-    "Reader": "client.reader",
-    "ReadBatch": "client.reader",
-    "AsyncReader": "client.reader",
-    "Receipts": "client.results",
-    "EndResults": "client.results",
+    "Producer": "client.producing.producer",
+    "Transaction": "client.producing.transaction",
+    "Consumer": "client.consuming.consumer",
+    "Received": "client.consuming.consumer",
+    "ReceivedBatch": "client.consuming.consumer",
+    "Reader": "client.reading.reader",
+    "ReadBatch": "client.reading.reader",
+    "AsyncReader": "client.reading.reader",
+    "Receipts": "client.producing.results",
+    "EndResults": "client.producing.results",
     "Admin": "client.admin",
     "AsyncBus": "client.aio",
-    "AsyncProducer": "client.async_producer",
-    "AsyncTransaction": "client.async_producer",
-    "AsyncConsumer": "client.async_consumer",
+    "AsyncProducer": "client.producing.async_producer",
+    "AsyncTransaction": "client.producing.async_producer",
+    "AsyncConsumer": "client.consuming.async_consumer",
 }
 
 __all__ = [  # noqa: RUF022  # grouped, not sorted

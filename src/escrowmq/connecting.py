@@ -68,7 +68,7 @@ def _served(url: str, rest: str) -> Sequence[Link]:
         addresses.append((match["v6"] or match["host"], port))
     if len(set(addresses)) < len(addresses):
         raise Misuse(Code.BAD_URL, f"{url!r} names a broker twice")
-    from escrowmq.client.flight import FlightLink
+    from escrowmq.client.links.flight import FlightLink
 
     return [FlightLink(host, port) for host, port in addresses]
 

@@ -192,7 +192,9 @@ STORED: dict[Kind, pa.Schema] = {
     Kind.CHECKED: _schema(("transaction", pa.int64())),
     Kind.PARKED: _schema(("transaction", pa.int64())),
     Kind.REOPENED: _schema(("transaction", pa.int64())),
-    Kind.RELEASED: _schema(("position", pa.int64()), ("delayed", pa.int64())),  # "delayed": ordinal in ledger/delays.py
+    Kind.RELEASED: _schema(
+        ("position", pa.int64()), ("delayed", pa.int64())
+    ),  # "delayed": ordinal in ledger/queues/delays.py
     Kind.GROUP: _schema(("name", pa.utf8()), ("subscription", pa.utf8())),  # JSON of ledger.Subscription
     Kind.LEASED: _schema(
         ("lease", pa.int64()),
@@ -209,7 +211,10 @@ STORED: dict[Kind, pa.Schema] = {
         ("lease", pa.int64()),
         ("start", pa.int64()),
         ("count", pa.int64()),
-        ("due_us", pa.int64()),  # -1: let go at once, not charged; -2: the same, and nobody saw it (ledger/settling.py)
+        (
+            "due_us",
+            pa.int64(),
+        ),  # -1: let go at once, not charged; -2: the same, and nobody saw it (ledger/groups/settling.py)
     ),
     Kind.DEAD: _schema(
         ("lease", pa.int64()),

@@ -7,7 +7,7 @@ from pyarrow import flight
 
 from escrowmq.broker.calls import Calls
 from escrowmq.broker.embedded import open_engine
-from escrowmq.broker.service import Service
+from escrowmq.broker.serving.service import Service
 from escrowmq.settings import BrokerSettings
 from escrowmq.wire import unpack_error, unpack_json
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.broker.engine import Engine
+from escrowmq.broker.writer.engine import Engine
 from escrowmq.errors import Code
 from escrowmq.ledger.commands import Command, End, OpenSession, Prepare, Receive, Send, Settle, Subscribe, Subscription
 from escrowmq.log.commit_log import open_log

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 import escrowmq as mq
 from escrowmq import schemas
-from escrowmq.client.alarm import Alarm
-from escrowmq.client.ending import id_column, outcome_column, shards
-from escrowmq.client.outgoing import Checker, Limits, OutgoingCodec, as_batch, split
-from escrowmq.client.router import Router, broker_of
-from escrowmq.client.values import make_receipt, make_transaction_id
+from escrowmq.client.lanes.alarm import Alarm
+from escrowmq.client.links.router import Router, broker_of
+from escrowmq.client.producing.ending import id_column, outcome_column, shards
+from escrowmq.client.producing.outgoing import Checker, Limits, OutgoingCodec, as_batch, split
+from escrowmq.client.producing.values import make_receipt, make_transaction_id
 from escrowmq.testing.link import TwinLink
 
 IDS = [mq.TransactionId(1, 2, 3), mq.TransactionId(0xFFFFFFFF, 0, 2**63)]

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.broker.checkback import Member, Questions
-from escrowmq.broker.engine import Engine
+from escrowmq.broker.writer.checkback import Member, Questions
+from escrowmq.broker.writer.engine import Engine
 from escrowmq.errors import Code, EscrowError
 from escrowmq.ledger.commands import Command, End, Leased, Prepare, Receive, Send, Settle
 from escrowmq.log.commit_log import open_log

@@ -16,10 +16,10 @@ from shard_world import Memory, Violation, World
 from test_shard_crashes import rotten
 
 from escrowmq.errors import Corrupt, EscrowError
-from escrowmq.ledger import transactions
 from escrowmq.ledger.commands import Decision
 from escrowmq.ledger.ledger import Ledger
-from escrowmq.ledger.transactions import Transactions
+from escrowmq.ledger.transactions import transactions
+from escrowmq.ledger.transactions.transactions import Transactions
 from escrowmq.log import active, frames, recovery
 from escrowmq.log.recovery import Cut
 from escrowmq.schemas import Kind

@@ -18,7 +18,7 @@ import pytest
 from shard_judge import demand
 from shard_world import SEED, Violation
 
-from escrowmq.broker.engine import Engine
+from escrowmq.broker.writer.engine import Engine
 from escrowmq.errors import Code, EscrowError
 from escrowmq.ledger import listings
 from escrowmq.ledger.commands import End, OpenSession, Prepare, Send

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from gateway_runs import Client, Receiver
 
-from escrowmq.broker.serve import serve as serve_broker
+from escrowmq.broker.serving.serve import serve as serve_broker
 from escrowmq.connecting import links
 from escrowmq.gateway import Address, GatewaySettings, beside
 from escrowmq.settings import BrokerSettings

@@ -25,18 +25,20 @@ from test_groups_rules import TestDeadLetters as dead_letters
 from test_groups_rules import TestExpiry as expiry
 
 from escrowmq.errors import Code
-from escrowmq.ledger import forgetting, groups, members, messages, settling, transactions
-from escrowmq.ledger.columns import Columns
+from escrowmq.ledger.columns.growing import Columns
 from escrowmq.ledger.commands import Decision
-from escrowmq.ledger.decisions import COMMITTED, OPEN, PARKED, ROLLED_BACK
-from escrowmq.ledger.dedup import Dedup
-from escrowmq.ledger.delays import Delays
-from escrowmq.ledger.groups import Groups
+from escrowmq.ledger.groups import groups, members, settling
+from escrowmq.ledger.groups.groups import Groups
+from escrowmq.ledger.groups.members import Member
 from escrowmq.ledger.ledger import Ledger
-from escrowmq.ledger.members import Member
-from escrowmq.ledger.queues import QueueIndex
-from escrowmq.ledger.sessions import Sessions
-from escrowmq.ledger.transactions import Transactions
+from escrowmq.ledger.messages import producing as messages
+from escrowmq.ledger.messages.dedup import Dedup
+from escrowmq.ledger.queues.delays import Delays
+from escrowmq.ledger.queues.queues import QueueIndex
+from escrowmq.ledger.transactions import forgetting, transactions
+from escrowmq.ledger.transactions.decisions import COMMITTED, OPEN, PARKED, ROLLED_BACK
+from escrowmq.ledger.transactions.sessions import Sessions
+from escrowmq.ledger.transactions.transactions import Transactions
 from escrowmq.model import COMMIT, DecidedBy, Outcome, TransactionId
 from escrowmq.schemas import TRANSACTION_ID_DTYPE, Kind
 from escrowmq.testing.ledgers import LedgerDriver

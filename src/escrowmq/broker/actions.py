@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.broker.engine import Engine
-from escrowmq.broker.lookups import find_messages, show_transaction
-from escrowmq.broker.readable import Readable
+from escrowmq.broker.reads.lookups import find_messages, show_transaction
+from escrowmq.broker.reads.readable import Readable
 from escrowmq.broker.requests import MAX_IDS, Fields, transaction_id
+from escrowmq.broker.writer.engine import Engine
 from escrowmq.errors import Code, error
 from escrowmq.ledger.commands import (
     CommitBatch,
@@ -28,6 +28,7 @@ from escrowmq.ledger.commands import (
     Subscribe,
     Subscription,
 )
+from escrowmq.ledger.groups.subscriptions import IN_DOUBT
 from escrowmq.ledger.listings import (
     producers_list,
     queue_offsets,
@@ -36,7 +37,6 @@ from escrowmq.ledger.listings import (
     transactions,
     writers_list,
 )
-from escrowmq.ledger.subscriptions import IN_DOUBT
 from escrowmq.model import DecidedBy, Outcome, message_id
 from escrowmq.schemas import ENDING, ID
 from escrowmq.wire import PROTOCOL_VERSION, VIEWS

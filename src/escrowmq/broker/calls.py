@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.broker.actions import ACTIONS, LONGEST_WAIT_MS
-from escrowmq.broker.checkback import ANSWERED, Member
-from escrowmq.broker.deliveries import Deliveries
-from escrowmq.broker.engine import Engine
+from escrowmq.broker.reads.deliveries import Deliveries
+from escrowmq.broker.reads.views import open_view
 from escrowmq.broker.requests import Fields, check_batch
-from escrowmq.broker.shard import microseconds
-from escrowmq.broker.views import open_view
+from escrowmq.broker.writer.checkback import ANSWERED, Member
+from escrowmq.broker.writer.engine import Engine
+from escrowmq.broker.writer.shard import microseconds
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.ledger.commands import End, Prepare, Receive, Send, Settle
 from escrowmq.model import DecidedBy

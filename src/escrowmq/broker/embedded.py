@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from escrowmq.broker.calls import Calls
-from escrowmq.broker.checkback import Member
-from escrowmq.broker.engine import Engine
+from escrowmq.broker.writer.checkback import Member
+from escrowmq.broker.writer.engine import Engine
 from escrowmq.errors import Code, Misuse, error
 from escrowmq.log.commit_log import open_log
 from escrowmq.platform.clock import SystemClock

@@ -29,9 +29,9 @@ from escrowmq.broker.actions import (
     topic_offsets,
     wait_for_messages,
 )
-from escrowmq.broker.readable import Readable
+from escrowmq.broker.reads.readable import Readable
+from escrowmq.broker.reads.views import open_view
 from escrowmq.broker.requests import Fields
-from escrowmq.broker.views import open_view
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.log.offline import OfflineLog, open_offline

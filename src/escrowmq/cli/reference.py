@@ -100,7 +100,7 @@ def command_line_page() -> str:
 
 def metrics_page() -> str:
     """``docs/metrics.md``: every metric of a broker."""
-    from escrowmq.broker.metrics import COUNTER, METRICS
+    from escrowmq.broker.serving.metrics import COUNTER, METRICS
 
     rows = [
         (f"`escrowmq_{metric.name}{'_total' if metric.kind == COUNTER else ''}`", metric.kind, metric.meaning)

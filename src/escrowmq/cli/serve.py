@@ -52,7 +52,7 @@ def serve(
     and "http" and "asks" with --http.
     Exit code 6 when a write or sync of the log failed.
     """
-    from escrowmq.broker.serve import serve as run
+    from escrowmq.broker.serving.serve import serve as run
 
     def announce(ready: dict[str, Any]) -> None:
         if json:

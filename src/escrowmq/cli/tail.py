@@ -114,7 +114,7 @@ def _is_topic(source: str) -> bool:
 def _places(bus: Bus, source: str, queue: int | None, last: int | None) -> list[Place]:
     """Where to read, each from where; ``last``: only so many from the end of each."""
     from escrowmq.client.admin import Admin
-    from escrowmq.client.router import Router
+    from escrowmq.client.links.router import Router
 
     admins = [Admin(Router([link]), PATIENCE) for link in bus.router.links]
     if source.startswith("%"):

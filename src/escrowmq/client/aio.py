@@ -13,21 +13,21 @@ from datetime import datetime
 from typing import Any
 
 from escrowmq.client.admin import Admin
-from escrowmq.client.alarm import Alarm
-from escrowmq.client.async_consumer import AsyncConsumer, AsyncReceived
-from escrowmq.client.async_producer import AsyncProducer
-from escrowmq.client.consumption import (
+from escrowmq.client.consuming.async_consumer import AsyncConsumer, AsyncReceived
+from escrowmq.client.consuming.consumption import (
     Consumption,
     check_options,
     subscription,
 )
-from escrowmq.client.deciding import AnyChecker
-from escrowmq.client.lanes import LoopLane, Sender
-from escrowmq.client.parcel import Codec
-from escrowmq.client.production import Production
-from escrowmq.client.reader import AsyncReader
-from escrowmq.client.reading import Place, Reading, Start, read_request
-from escrowmq.client.router import Router
+from escrowmq.client.lanes.alarm import Alarm
+from escrowmq.client.lanes.lanes import LoopLane, Sender
+from escrowmq.client.lanes.parcel import Codec
+from escrowmq.client.links.router import Router
+from escrowmq.client.producing.async_producer import AsyncProducer
+from escrowmq.client.producing.deciding import AnyChecker
+from escrowmq.client.producing.production import Production
+from escrowmq.client.reading.reader import AsyncReader
+from escrowmq.client.reading.reading import Place, Reading, Start, read_request
 from escrowmq.errors import Code, Unknown
 from escrowmq.wire import Exchange, Link
 

@@ -8,17 +8,17 @@ from datetime import datetime
 from typing import Any
 
 from escrowmq.client.admin import Admin
-from escrowmq.client.alarm import Alarm
-from escrowmq.client.consumer import Consumer, Received
-from escrowmq.client.consumption import Consumption, check_options, subscription
-from escrowmq.client.deciding import AnyChecker
-from escrowmq.client.lanes import ThreadLane
-from escrowmq.client.parcel import Codec
-from escrowmq.client.producer import Producer
-from escrowmq.client.production import Production
-from escrowmq.client.reader import Reader
-from escrowmq.client.reading import Place, Reading, Start, read_request
-from escrowmq.client.router import Router
+from escrowmq.client.consuming.consumer import Consumer, Received
+from escrowmq.client.consuming.consumption import Consumption, check_options, subscription
+from escrowmq.client.lanes.alarm import Alarm
+from escrowmq.client.lanes.lanes import ThreadLane
+from escrowmq.client.lanes.parcel import Codec
+from escrowmq.client.links.router import Router
+from escrowmq.client.producing.deciding import AnyChecker
+from escrowmq.client.producing.producer import Producer
+from escrowmq.client.producing.production import Production
+from escrowmq.client.reading.reader import Reader
+from escrowmq.client.reading.reading import Place, Reading, Start, read_request
 from escrowmq.errors import Code, Misuse, Unknown
 from escrowmq.wire import Exchange, Link
 
@@ -88,7 +88,7 @@ class Bus:
         All consumers of a group have the same topics, tags and order. ``tags`` is ``"a||b"`` or a list; ``start`` (of a
         new group) ``"earliest"``, ``"latest"`` or a datetime; ``lease`` seconds until what is not acknowledged comes back
         (None: the broker's), ``retry_backoff`` seconds before the second delivery; ``prefetch`` receives ahead, of up to
-        ``max_bytes`` each; ``qos`` and ``seen`` as in :mod:`escrowmq.client.consumer`.
+        ``max_bytes`` each; ``qos`` and ``seen`` as in :mod:`escrowmq.client.consuming.consumer`.
 
         With ``in_doubt="hold"`` (a choice of the group) leases do not end by time: what a silent consumer was handed is
         given to nobody else until the next process of its ``instance`` name gets it again, or :meth:`Admin.fence` gives it

@@ -39,7 +39,7 @@ _VOICE = threading.Lock()
 
 def broker(config: dict[str, Any], when_told: Callable[[Callable[[], None]], None]) -> None:
     """The broker, as ``escrowmq serve`` runs it, on a loopback port (0: a free one)."""
-    from escrowmq.broker.serve import serve  # only this process needs it, and a restart should be quick
+    from escrowmq.broker.serving.serve import serve  # only this process needs it, and a restart should be quick
 
     stopped = threading.Event()
     when_told(stopped.set)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from escrowmq.client.producer import Producer
+from escrowmq.client.producing.producer import Producer
 from escrowmq.demo.databases import COMMITTED, ORDER_COLUMNS, ORDERS_DB, ROLLED_BACK, open_database
 from escrowmq.errors import EscrowError
 from escrowmq.model import COMMIT, ROLLBACK, UNKNOWN, Check, Outcome

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from escrowmq.client.aio import AsyncBus
-from escrowmq.client.lanes import LoopLane
-from escrowmq.client.outgoing import check_name
-from escrowmq.client.settling import SettlingCodec, lease_runs, settling_batch
+from escrowmq.client.consuming.settling import SettlingCodec, lease_runs, settling_batch
+from escrowmq.client.lanes.lanes import LoopLane
+from escrowmq.client.producing.outgoing import check_name
 from escrowmq.errors import Code, EscrowError, Misuse, Rejected
 from escrowmq.gateway.limits import GatewaySettings
 from escrowmq.model import Act

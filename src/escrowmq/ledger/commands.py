@@ -122,7 +122,7 @@ class Recheck:
 
 @dataclass(frozen=True, slots=True)
 class CommitBatch:
-    """Commit ``transactions`` as batch ``number`` of ``writer`` (16 bytes), once; see :mod:`escrowmq.ledger.writers`.
+    """Commit ``transactions`` as batch ``number`` of ``writer`` (16 bytes), once; see :mod:`escrowmq.ledger.transactions.writers`.
     Answer: {"status": COMMITTED or ALREADY_COMMITTED, "last": the writer's last batch, "rolled_back": losers}."""
 
     writer: bytes
@@ -141,7 +141,7 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Be the named member of a group that holds what is in doubt; see :mod:`escrowmq.ledger.members`. ``process`` is a
+    """Be the named member of a group that holds what is in doubt; see :mod:`escrowmq.ledger.groups.members`. ``process`` is a
     random number of the process's own; ``resume``: it is the member already and lost an answer. ``keep``: leases that
     it has, with the offset behind the last message that reached it. Answer: {"member", "epoch"}."""
 
@@ -213,7 +213,7 @@ class Retain:
 @dataclass(frozen=True, slots=True)
 class Forget:
     """Forget up to ``limit`` producer sessions that were used last before ``before_us``, but for those ``connected`` (epochs);
-    see :mod:`escrowmq.ledger.forgetting`. Answer: how many (int)."""
+    see :mod:`escrowmq.ledger.transactions.forgetting`. Answer: how many (int)."""
 
     before_us: int
     connected: Int64s

@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from escrowmq.errors import Code, error
-from escrowmq.ledger.admission import group_by_queue
 from escrowmq.ledger.commands import (
     AskChecks,
     Command,
@@ -44,17 +43,18 @@ from escrowmq.ledger.commands import (
     Subscribe,
     Tick,
 )
-from escrowmq.ledger.decisions import COMMITTED, EXPIRED, NONE, ROLLED_BACK
-from escrowmq.ledger.dedup import Dedup
-from escrowmq.ledger.delays import Delays
-from escrowmq.ledger.forgetting import apply_forgotten, decide_forget, decide_forget_writer
-from escrowmq.ledger.groups import Groups
-from escrowmq.ledger.messages import decide_produce
-from escrowmq.ledger.queues import QueueIndex
-from escrowmq.ledger.sessions import Sessions
-from escrowmq.ledger.topics import Topics
-from escrowmq.ledger.transactions import Transactions
-from escrowmq.ledger.writers import Writers
+from escrowmq.ledger.groups.groups import Groups
+from escrowmq.ledger.messages.admission import group_by_queue
+from escrowmq.ledger.messages.dedup import Dedup
+from escrowmq.ledger.messages.producing import decide_produce
+from escrowmq.ledger.queues.delays import Delays
+from escrowmq.ledger.queues.queues import QueueIndex
+from escrowmq.ledger.queues.topics import Topics
+from escrowmq.ledger.transactions.decisions import COMMITTED, EXPIRED, NONE, ROLLED_BACK
+from escrowmq.ledger.transactions.forgetting import apply_forgotten, decide_forget, decide_forget_writer
+from escrowmq.ledger.transactions.sessions import Sessions
+from escrowmq.ledger.transactions.transactions import Transactions
+from escrowmq.ledger.transactions.writers import Writers
 from escrowmq.schemas import STORED, Kind
 
 FORMAT = 2

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from escrowmq.errors import Code, error
-from escrowmq.ledger.decisions import NONE, OPEN, PARKED
 from escrowmq.ledger.ledger import Ledger
+from escrowmq.ledger.transactions.decisions import NONE, OPEN, PARKED
 from escrowmq.model import DecidedBy, TransactionId, TransactionState
 
 Int64s = npt.NDArray[np.int64]

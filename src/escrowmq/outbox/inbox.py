@@ -23,14 +23,14 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, sessionmaker
 
 from escrowmq import model
-from escrowmq.client.outgoing import check_name
+from escrowmq.client.producing.outgoing import check_name
 from escrowmq.errors import Code, EscrowError, Misuse
 from escrowmq.outbox.session import AnySession, is_duplicate, transaction_of
 from escrowmq.outbox.tables import trans_recv_log
 from escrowmq.outbox.targets.seam import MESSAGE_ID_HEADER
 
 if TYPE_CHECKING:
-    from escrowmq.client.consumer import Consumer, Received, ReceivedBatch
+    from escrowmq.client.consuming.consumer import Consumer, Received, ReceivedBatch
 
 Database = sessionmaker[Session] | sa.Engine
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from escrowmq.client.outgoing import Checker, Limits, MessageIds, OutgoingCodec, check_name
+from escrowmq.client.producing.outgoing import Checker, Limits, MessageIds, OutgoingCodec, check_name
 from escrowmq.errors import Code, Misuse, Rejected
 from escrowmq.settings import BrokerSettings
 
@@ -35,7 +35,7 @@ def checker(settings: BrokerSettings | None) -> Checker:
 
 
 def contents(rows: Sequence[tuple[Any, ...]]) -> list[Content]:
-    """Checked rows of :class:`~escrowmq.client.outgoing.Checker` as they are stored; ids are made where none is given.
+    """Checked rows of :class:`~escrowmq.client.producing.outgoing.Checker` as they are stored; ids are made where none is given.
 
     Raises Misuse(BAD_ARGUMENT) for what a table cannot hold: a queue, a ``check_immunity``, a NUL character.
     """

@@ -1,7 +1,7 @@
 """One task's rows on their way into escrow: columns to half messages, a few transactions for many rows. No Spark in here.
 
 A row goes to the broker of its key, or, without one, of its content: a repeat of the batch must find the same broker (see
-:mod:`escrowmq.client.writers`).
+:mod:`escrowmq.client.producing.writers`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from escrowmq.client.producer import Producer
-from escrowmq.client.router import broker_of
+from escrowmq.client.links.router import broker_of
+from escrowmq.client.producing.producer import Producer
 from escrowmq.errors import Code, Misuse, Rejected, error, explain
 from escrowmq.schemas import ID
 from escrowmq.settings import nearest

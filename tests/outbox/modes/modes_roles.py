@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 import escrowmq as mq
-from escrowmq.broker import serve as serving
+from escrowmq.broker.serving import serve as serving
 from escrowmq.model import message_id
 from escrowmq.outbox.migrations import migrate
 from escrowmq.outbox.modes import (

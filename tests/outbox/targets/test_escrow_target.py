@@ -13,8 +13,8 @@ import pytest
 
 import escrowmq as mq
 from escrowmq import schemas
-from escrowmq.broker.serve import serve
-from escrowmq.client.router import broker_of
+from escrowmq.broker.serving.serve import serve
+from escrowmq.client.links.router import broker_of
 from escrowmq.errors import Code, Misuse
 from escrowmq.outbox.targets.escrow import EscrowTarget, _from_first
 from escrowmq.outbox.targets.opening import open_target, read_options

@@ -11,7 +11,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
-from escrowmq.client.ending import id_bytes, id_column
+from escrowmq.client.producing.ending import id_bytes, id_column
 from escrowmq.errors import Code, Misuse
 from escrowmq.model import Check, Outcome, TransactionId
 from escrowmq.outbox.barrier import purging

@@ -32,8 +32,8 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from escrowmq import schemas
 from escrowmq.client.bus import Bus
-from escrowmq.client.consumer import Consumer, ReceivedBatch
-from escrowmq.client.producer import Producer
+from escrowmq.client.consuming.consumer import Consumer, ReceivedBatch
+from escrowmq.client.producing.producer import Producer
 from escrowmq.errors import Code, Rejected, error
 from escrowmq.model import COMMIT, Outcome
 from escrowmq.outbox.modes.driving import Driving

@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
 
-from escrowmq.client.producer import Producer
+from escrowmq.client.producing.producer import Producer
 from escrowmq.errors import Code
 from escrowmq.outbox.modes.journal import Int64s, Intake, Journal, Stage, ids_of
 from escrowmq.outbox.modes.senders import SURELY_REFUSED, Codes, Sender, sender_of

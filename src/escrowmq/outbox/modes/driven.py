@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from escrowmq import schemas
 from escrowmq.client.bus import Bus
-from escrowmq.client.producer import Producer
+from escrowmq.client.producing.producer import Producer
 from escrowmq.model import COMMIT, ROLLBACK, UNKNOWN, Check, Outcome
 from escrowmq.outbox.modes.driving import Driving
 from escrowmq.outbox.modes.journal import Int64s, Journal, Stage

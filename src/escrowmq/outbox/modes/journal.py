@@ -20,7 +20,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from escrowmq import schemas
-from escrowmq.client.outgoing import Checker, Limits, OutgoingCodec, as_batch
+from escrowmq.client.producing.outgoing import Checker, Limits, OutgoingCodec, as_batch
 from escrowmq.errors import Code, Fenced, Misuse, Rejected
 from escrowmq.model import Message
 from escrowmq.outbox.tables import trans_driven

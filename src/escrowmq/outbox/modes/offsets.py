@@ -17,9 +17,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, sessionmaker
 
 from escrowmq.client.bus import Bus
-from escrowmq.client.delivery import Content, Rows
-from escrowmq.client.outgoing import check_name
-from escrowmq.client.reader import ReadBatch
+from escrowmq.client.consuming.delivery import Content, Rows
+from escrowmq.client.producing.outgoing import check_name
+from escrowmq.client.reading.reader import ReadBatch
 from escrowmq.errors import Code, Misuse, Rejected
 from escrowmq.outbox.modes.assignments import Assignments, Claim, Slot, ends_of, slots_of
 from escrowmq.platform.failpoints import reach

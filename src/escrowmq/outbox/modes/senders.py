@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from escrowmq.client.producer import Producer
+from escrowmq.client.producing.producer import Producer
 from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.outbox.modes.journal import Int64s
 from escrowmq.outbox.targets.seam import Target

@@ -7,7 +7,7 @@ import itertools
 
 import xxhash
 
-from escrowmq.client.outgoing import check_name
+from escrowmq.client.producing.outgoing import check_name
 from escrowmq.errors import Code, Misuse
 from escrowmq.model import Message
 

@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from escrowmq.client.bus import Bus
-from escrowmq.client.outgoing import Limits, check_name, split
-from escrowmq.client.router import broker_of
+from escrowmq.client.links.router import broker_of
+from escrowmq.client.producing.outgoing import Limits, check_name, split
 from escrowmq.connecting import connect
 from escrowmq.errors import Code, EscrowError, Misuse, Rejected, error
 from escrowmq.outbox.targets.rows import check_schema, hold_back, number_keys

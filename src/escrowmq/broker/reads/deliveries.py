@@ -1,0 +1,275 @@
+"""From leases to batches: reading what was leased, on threads that are not the writer's, within a bound of bytes.
+
+Each member has a *line*: its receives in the order in which they were asked, and what was leased for it and not yet read.
+
+1. A lease counts messages, because the ledger knows no sizes. What of it does not fit into ``max_bytes`` is not given back:
+   it goes to the next receive of the line, before anything that was leased later. So a member sees its messages in the
+   order in which they were leased (I20), and nobody waits for messages while some lie ready.
+2. What lies ready is kept as long as half of its lease is left; leases that do not end by time keep it until the member's
+   next epoch. It lies in memory: members of an epoch from before the broker's start are told DISCONNECTED, so that they
+   join again and say what reached them.
+3. A line waits for at most as many leases as it has unanswered receives. What is leased for nobody, because its receive was
+   withdrawn meanwhile, is released: it comes again at once, its attempt not counted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from escrowmq.broker.columns import delivery, owners_of, releasing
+from escrowmq.broker.writer.engine import Engine
+from escrowmq.errors import Code, EscrowError, error
+from escrowmq.ledger.commands import Leased, Receive, Settle
+from escrowmq.schemas import DELIVERY, empty
+
+Int64s = npt.NDArray[np.int64]
+
+NEVER_US = 1 << 62
+SWEEP_LINES = 256
+"""Lines after which those of members that are gone are looked for."""
+_FIRST_GUESS = 64 << 10  # bytes of one message, before any was seen
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ask:
+    """One receive: what it asks for, and where its answer goes."""
+
+    command: Receive
+    wait_us: int
+    max_bytes: int
+    answer: Future[pa.RecordBatch]
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """One member's receives; see the rules above."""
+
+    epoch: int | None
+    asks: deque[_Ask] = field(default_factory=deque)
+    leasings: list[Future[Leased]] = field(default_factory=list)
+    ready: deque[tuple[Leased, int]] = field(default_factory=deque)
+    """Leased and not yet read, each with the time until which it is kept."""
+    reading: bool = False
+
+    @property
+    def idle(self) -> bool:
+        return not (self.asks or self.leasings or self.ready or self.reading)
+
+
+class Deliveries:
+    """Receives of one engine, as batches of schema DELIVERY."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._readers = ThreadPoolExecutor(2, "escrowmq-reader")
+        self._lock = threading.RLock()
+        self._lines: dict[tuple[str, int], _Line] = {}
+        self._row_bytes: float = _FIRST_GUESS
+        self._born = engine.log.next_position
+
+    def receive(self, command: Receive, wait_us: int, max_bytes: int) -> Future[pa.RecordBatch]:
+        """Lease and read. Cancelling the future before it is answered withdraws it."""
+        ask = _Ask(command, wait_us, max_bytes, Future())
+        if command.epoch is not None and command.epoch < self._born:
+            problem = error(Code.DISCONNECTED, "the broker restarted since this member joined", "join again, to resume")
+            ask.answer.set_exception(problem)
+            return ask.answer
+        key = (command.group, command.member)
+        with self._lock:
+            line = self._lines.get(key)
+            if line is None or line.epoch != command.epoch:
+                self._sweep()
+                line = self._lines[key] = _Line(command.epoch)
+            line.asks.append(ask)
+            self._advance(key, line)
+        ask.answer.add_done_callback(lambda done: self._withdrawn(key, line, ask) if done.cancelled() else None)
+        return ask.answer
+
+    def close(self) -> None:
+        """Finish what is being read."""
+        self._readers.shutdown(wait=True)
+
+    def _advance(self, key: tuple[str, int], line: _Line) -> None:
+        """Read what lies ready for whoever asked first, and lease for the others. With the lock held."""
+        self._drop_late(line)
+        if line.asks and line.ready and not line.reading:
+            ask = line.asks.popleft()
+            leased, until_us = self._take_ready(line, ask.command.max_messages)
+            self._read_later(key, line, ask, leased, until_us)
+        for leasing in line.leasings[len(line.asks) :]:
+            leasing.cancel()
+        while not line.ready and len(line.leasings) < len(line.asks):
+            self._lease(key, line, line.asks[len(line.leasings)])
+        if line.idle and self._lines.get(key) is line:
+            del self._lines[key]
+
+    def _sweep(self) -> None:
+        """Now and then: lines of members that left while something lay ready for them."""
+        if len(self._lines) % SWEEP_LINES == SWEEP_LINES - 1:
+            for key, line in list(self._lines.items()):
+                self._drop_late(line)
+                if line.idle:
+                    del self._lines[key]
+
+    def _drop_late(self, line: _Line) -> None:
+        """Forget what was ready for too long: it comes again when its lease ends."""
+        if line.ready:
+            now = self._engine.clock.now_us()
+            line.ready = deque(entry for entry in line.ready if entry[1] > now)
+
+    @staticmethod
+    def _take_ready(line: _Line, most: int) -> tuple[Leased, int]:
+        """Up to ``most`` messages of what lies ready, and until when they may be kept."""
+        taken: list[Leased] = []
+        until_us = NEVER_US
+        while line.ready and most > 0:
+            leased, until = line.ready.popleft()
+            if len(leased.leases) > most:
+                line.ready.appendleft((_part(leased, most, None), until))
+                leased = _part(leased, 0, most)
+            taken.append(leased)
+            most, until_us = most - len(leased.leases), min(until_us, until)
+        return (taken[0] if len(taken) == 1 else _joined(taken)), until_us
+
+    def _lease(self, key: tuple[str, int], line: _Line, ask: _Ask) -> None:
+        leasing = self._engine.receive(ask.command, ask.wait_us)
+        line.leasings.append(leasing)
+        leasing.add_done_callback(lambda done: self._leased(key, line, ask.command, done))
+
+    def _leased(self, key: tuple[str, int], line: _Line, command: Receive, done: Future[Leased]) -> None:
+        with self._lock:
+            line.leasings.remove(done)
+            if not done.cancelled():
+                if (problem := done.exception()) is not None:
+                    self._answer_first(line, lambda answer: answer.set_exception(problem))
+                elif len(done.result().leases):
+                    self._put(line, command, done.result())
+                elif not line.ready:
+                    self._answer_first(line, lambda answer: answer.set_result(empty(DELIVERY)))
+            self._advance(key, line)
+
+    def _put(self, line: _Line, command: Receive, leased: Leased) -> None:
+        if not line.asks and not line.ready and not line.reading:
+            self._engine.submit(Settle(command.group, releasing(leased)))
+            return
+        half = self._engine.clock.now_us() + command.lease_us // 2
+        line.ready.append((leased, half if command.epoch is None else NEVER_US))
+
+    @staticmethod
+    def _answer_first(line: _Line, act: Callable[[Future[pa.RecordBatch]], None]) -> None:
+        while line.asks:
+            answer = line.asks.popleft().answer
+            if answer.set_running_or_notify_cancel():
+                act(answer)
+                return
+
+    def _withdrawn(self, key: tuple[str, int], line: _Line, ask: _Ask) -> None:
+        with self._lock:
+            if ask in line.asks:
+                line.asks.remove(ask)
+                self._advance(key, line)
+
+    # Reading
+
+    def _read_later(self, key: tuple[str, int], line: _Line, ask: _Ask, leased: Leased, until_us: int) -> None:
+        line.reading = True
+        try:
+            self._readers.submit(self._read_for, key, line, ask, leased, until_us)
+        except RuntimeError:  # closing: the lease ends by itself
+            line.reading = False
+            _settle(ask.answer, lambda: ask.answer.set_exception(error(Code.CLOSED)))
+
+    def _read_for(self, key: tuple[str, int], line: _Line, ask: _Ask, leased: Leased, until_us: int) -> None:
+        rest: Leased | None = None
+        act: Callable[[], None]
+        try:
+            batch, rest = self._read(leased, ask.max_bytes)
+        except EscrowError as problem:
+            act = lambda failed=problem: ask.answer.set_exception(failed)  # type: ignore[misc]  # noqa: E731
+        except Exception as problem:
+            failure = error(Code.BAD_REQUEST, f"the broker failed on this request: {problem!r}")
+            act = lambda: ask.answer.set_exception(failure)  # noqa: E731
+        else:
+            act = lambda: ask.answer.set_result(batch)  # noqa: E731
+        with self._lock:
+            line.reading = False
+            if ask.answer.set_running_or_notify_cancel():
+                answered = True
+            else:
+                answered, rest = False, leased  # its caller left
+            if rest is not None and len(rest.leases):
+                line.ready.appendleft((rest, until_us))
+        if answered:
+            act()
+        with self._lock:
+            self._advance(key, line)
+
+    def _read(self, leased: Leased, max_bytes: int) -> tuple[pa.RecordBatch, Leased]:
+        """As many messages as fit into ``max_bytes``, at least one; and what is left."""
+        log, taken, start = self._engine.log, 0, 0
+        parts: list[pa.RecordBatch] = []
+        leased = self._still_stored(leased)
+        size = len(leased.leases)
+        while start < size and (taken < max_bytes or not parts):
+            count = int(np.clip((max_bytes - taken) / self._row_bytes, 1, size - start))
+            part = _part(leased, start, start + count)
+            stored = log.read(part.positions)
+            fitting = _fitting(stored, max_bytes - taken, at_least=0 if parts else 1)
+            if fitting < count:
+                stored, part = stored.slice(0, fitting), _part(part, 0, fitting)
+            if fitting:
+                taken += int(stored.nbytes)
+                self._row_bytes = max(0.75 * self._row_bytes + 0.25 * stored.nbytes / fitting, 1.0)
+                transactions = owners_of(stored, part.positions, log.shard, log.read)
+                parts.append(delivery(stored, transactions, part.positions, part.offsets, part.leases, part.attempts))
+            start += fitting
+            if fitting < count:
+                break
+        batch = empty(DELIVERY) if not parts else parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+        return batch, _part(leased, start, None)
+
+    def _still_stored(self, leased: Leased) -> Leased:
+        """Without what retention has dropped since it was leased."""
+        gone = leased.positions < self._engine.log.first_position
+        return _pick(leased, np.flatnonzero(~gone)) if gone.any() else leased
+
+
+def _arrays(leased: Leased) -> tuple[Int64s, ...]:
+    return (leased.leases, leased.queue_ids, leased.offsets, leased.attempts, leased.positions)
+
+
+def _joined(parts: list[Leased]) -> Leased:
+    return Leased(*(np.concatenate(columns) for columns in zip(*map(_arrays, parts), strict=True)))
+
+
+def _pick(leased: Leased, rows: Int64s) -> Leased:
+    return Leased(*(column[rows] for column in _arrays(leased)))
+
+
+def _part(leased: Leased, start: int, end: int | None) -> Leased:
+    return Leased(*(column[start:end] for column in _arrays(leased)))
+
+
+def _fitting(stored: pa.RecordBatch, room: int, at_least: int) -> int:
+    """How many of the first rows take at most ``room`` bytes."""
+    if stored.nbytes <= room:
+        return int(stored.num_rows)
+    body = stored.column("body")
+    offsets = np.frombuffer(body.buffers()[1], np.int32, len(body) + 1, body.offset * 4).astype(np.int64)
+    other = max(int(stored.nbytes) - int(offsets[-1] - offsets[0]), 0) / max(stored.num_rows, 1)
+    ends = offsets[1:] - offsets[0] + other * np.arange(1, len(body) + 1)
+    return max(int(np.searchsorted(ends, room, side="right")), at_least)
+
+
+def _settle(answer: Future[pa.RecordBatch], act: Callable[[], None]) -> None:
+    """Answer unless the caller has left."""
+    if answer.set_running_or_notify_cancel():
+        act()

@@ -1,0 +1,148 @@
+"""Looking single things up: the timeline of a transaction, messages by id or key. Rare, so they may scan the log."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from escrowmq.broker.columns import owners_of
+from escrowmq.broker.reads.readable import Readable
+from escrowmq.ledger.listings import transaction
+from escrowmq.log.seam import Frame
+from escrowmq.model import DecidedBy, TransactionId, TransactionState
+from escrowmq.schemas import ID, Kind
+
+Int64s = npt.NDArray[np.int64]
+
+SCAN_FRAMES = 256
+"""Frames looked at in one go, newest first."""
+MAX_SHOWN = 100
+"""Messages of one transaction that are shown in full."""
+_TURNS = {Kind.CHECKED: "checked", Kind.PARKED: "parked", Kind.REOPENED: "reopened"}
+
+
+def show_transaction(engine: Readable, identity: TransactionId) -> dict[str, Any]:
+    """A transaction with its messages and what happened to it when. Rejected(UNKNOWN_TRANSACTION, WRONG_SHARD)."""
+    found: dict[str, Any] = engine.look(lambda: transaction(engine.shard.ledger, identity)).result()
+    positions: Int64s = found.pop("positions")
+    end = engine.look(lambda: engine.log.next_position).result()
+    stored = engine.log.read(positions[:MAX_SHOWN])
+    messages = [describe(row) for row in _rows(engine, stored, positions[:MAX_SHOWN])]
+    return {
+        **found,
+        "message_count": len(positions),
+        "messages": messages,
+        "timeline": _timeline(engine, identity, positions, end),
+    }
+
+
+def _timeline(engine: Readable, identity: TransactionId, positions: Int64s, end: int) -> list[dict[str, Any]]:
+    times = engine.log.time_at(positions)
+    events = [
+        {"time_us": int(time), "event": "prepared", "messages": int((times == time).sum())} for time in np.unique(times)
+    ]
+    asked = 0
+    for frame in engine.log.frames_at(identity.position, [*_TURNS, Kind.DECIDED, Kind.BATCH_DECIDED], end):
+        at = np.flatnonzero(frame.batch.column("transaction").to_numpy() == identity.position)
+        for row in at.tolist():
+            event: dict[str, Any] = {"time_us": frame.time_us, "position": frame.position + row}
+            if frame.kind not in _TURNS:
+                event["event"] = TransactionState(frame.batch.column("state")[row].as_py()).name.lower()
+                event["by"] = DecidedBy(frame.batch.column("decided_by")[row].as_py()).name.lower()
+                event["session"] = frame.batch.column("epoch")[row].as_py()
+            else:
+                event["event"] = _TURNS[frame.kind]
+                asked = 0 if frame.kind == Kind.REOPENED else asked + (frame.kind == Kind.CHECKED)
+                if frame.kind == Kind.CHECKED:
+                    event["attempt"] = asked
+            events.append(event)
+    return events
+
+
+def find_messages(
+    engine: Readable, message_id: bytes | None, key: str | None, topic: str | None, limit: int
+) -> list[dict[str, Any]]:
+    """Messages of an id, or with a key, newest first; each with its state and body."""
+    found: list[dict[str, Any]] = []
+    end = engine.look(lambda: engine.log.next_sequence).result()
+    for frame in _newest_first(engine, end):
+        wanted = {"message_id": pa.scalar(message_id, ID) if message_id else None, "key": key, "topic": topic}
+        mask = np.ones(frame.batch.num_rows, bool)
+        for column, value in wanted.items():
+            if value is not None:
+                same = pc.fill_null(pc.equal(frame.batch.column(column), value), False)
+                mask &= same.to_numpy(zero_copy_only=False)
+        rows = np.flatnonzero(mask)[::-1][: limit - len(found)]
+        if len(rows):
+            found += _states(engine, rows + frame.position)
+        if len(found) >= limit:
+            break
+    return found
+
+
+def _newest_first(engine: Readable, end: int) -> Iterator[Frame]:
+    while end > 0:
+        start = max(end - SCAN_FRAMES, 0)
+        frames = list(engine.log.frames(start, [Kind.PLAIN, Kind.HALF], end))
+        yield from reversed(frames)
+        if not frames and start and not _has_frames(engine, start):
+            return
+        end = start
+
+
+def _has_frames(engine: Readable, end: int) -> bool:
+    """Whether anything below is still stored."""
+    return next(iter(engine.log.frames(0, None, end)), None) is not None
+
+
+def _states(engine: Readable, positions: Int64s) -> list[dict[str, Any]]:
+    stored = engine.log.read(positions)
+    half = stored.column("transaction").to_numpy() >= 0
+    queue_ids = stored.column("queue_id").to_numpy().tolist()
+
+    def look() -> tuple[list[int], list[int | None]]:
+        ledger = engine.shard.ledger
+        states = ledger.half_states(positions[half])[0].tolist() if half.any() else []
+        offsets = [ledger.queue(q).find(p) for q, p in zip(queue_ids, positions.tolist(), strict=True)]
+        return states, offsets
+
+    states, offsets = engine.look(look).result()
+    turns = iter(states)
+    rows = []
+    for row, offset, is_half in zip(_rows(engine, stored, positions), offsets, half.tolist(), strict=True):
+        state = TransactionState(next(turns)).name.lower() if is_half else "plain"
+        rows.append({**describe(row), "state": state, "offset": offset, "visible": offset is not None})
+    return rows
+
+
+def _rows(engine: Readable, stored: pa.RecordBatch, positions: Int64s) -> list[dict[str, Any]]:
+    transactions = owners_of(stored, positions, engine.log.shard, engine.log.read)
+    rows: list[dict[str, Any]] = stored.to_pylist()
+    for row, position, owner in zip(rows, positions.tolist(), transactions.to_pylist(), strict=True):
+        row["position"] = position
+        row["transaction"] = None if owner is None else str(TransactionId.from_bytes(owner))
+    return rows
+
+
+def describe(row: dict[str, Any]) -> dict[str, Any]:
+    """One stored message for JSON."""
+    return {
+        "topic": row["topic"],
+        "queue": row["queue"],
+        "key": row["key"],
+        "tag": row["tag"],
+        "properties": dict(row["properties"] or ()),
+        "message_id": row["message_id"].hex(),
+        "position": row["position"],
+        "transaction": row["transaction"],
+        "born_us": row["born_us"],
+        "stored_us": row["stored_us"],
+        "visible_us": row["visible_us"],
+        "body_base64": base64.b64encode(row["body"]).decode(),
+    }

@@ -1,0 +1,75 @@
+"""The log by position: the rows of some kinds in a range of it, small frames put together to stretches of a fair size.
+
+A range that has partly left with retention raises RANGE_PURGED (I41); "from 0 on" without an end, like no start at all,
+means from the first that is stored. Where no end is given, reading stops at what was durable when it began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from escrowmq.broker.reads.filters import joined
+from escrowmq.broker.reads.readable import Readable
+from escrowmq.broker.requests import Fields
+from escrowmq.errors import Code, error
+from escrowmq.log.seam import Frame
+from escrowmq.schemas import Kind
+
+Int64s = npt.NDArray[np.int64]
+
+ROWS = 8192
+"""Rows of one batch, at most."""
+BYTES = 16 << 20
+"""Bytes of one batch, about."""
+
+Stretch = tuple[Int64s, pa.RecordBatch, Int64s]
+"""Neighbouring rows of some kinds: their positions, columns and times."""
+
+
+def stretches(engine: Readable, kinds: Sequence[Kind], columns: list[str], fields: Fields) -> Iterator[Stretch]:
+    """Rows of some kinds by position, from ``start`` to before ``end`` of a read request."""
+    start, end = fields.integer("start", None), fields.integer("end", None)
+    first, durable = engine.log.first_position, engine.look(lambda: engine.log.next_position).result()
+    if start is None or (start == 0 and end is None):
+        start = first
+    if start < first and (end is None or start < end):
+        raise error(Code.RANGE_PURGED, f"position {start} has left the log; the first is {first}")
+    end = durable if end is None else min(end, durable)
+    frames = engine.log.frames_at(start, kinds, end) if start < end else iter(())
+    return _of_frames(frames, start, end, columns)
+
+
+def _of_frames(frames: Iterator[Frame], start: int, end: int, columns: list[str]) -> Iterator[Stretch]:
+    """The rows ``start`` .. ``end``-1 of some frames, as stretches of up to ``ROWS`` rows and about ``BYTES``."""
+    parts: list[tuple[int, int, pa.RecordBatch]] = []  # first position, time, rows
+    count = size = 0
+    for frame in frames:
+        rows = frame.batch.select(columns)
+        low, high = max(start - frame.position, 0), min(end - frame.position, rows.num_rows)
+        row_bytes = max(_size(rows) // rows.num_rows, 1)
+        while low < high:
+            part = min(high - low, ROWS - count, max((BYTES - size) // row_bytes, 1))
+            parts.append((frame.position + low, frame.time_us, rows.slice(low, part)))
+            low, count, size = low + part, count + part, size + part * row_bytes
+            if count >= ROWS or size >= BYTES:
+                yield _stretch(parts)
+                parts, count, size = [], 0, 0
+    if parts:
+        yield _stretch(parts)
+
+
+def _size(rows: pa.RecordBatch) -> int:
+    """Bytes of a frame's rows, about: Arrow takes 50 us to count exactly, which is much for a frame of one row."""
+    return int(rows.nbytes if rows.num_rows > 64 else rows.get_total_buffer_size())
+
+
+def _stretch(parts: list[tuple[int, int, pa.RecordBatch]]) -> Stretch:
+    firsts, times, batches = zip(*parts, strict=True)
+    sizes = np.array([batch.num_rows for batch in batches])
+    before = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    positions = np.repeat(np.array(firsts, np.int64), sizes) + np.arange(sizes.sum()) - before
+    return positions, joined(batches), np.repeat(np.array(times, np.int64), sizes)

@@ -1,0 +1,295 @@
+"""The Flight service: the calls of ``wire.py`` over Arrow Flight (gRPC).
+
+The protocol, version 1. Everything between ``<>`` is JSON (UTF-8, one object).
+
+**Exchanges** (``DoExchange``), one per kind of ``wire.Exchange`` and connection; requests are pipelined.
+
+| step | who | what |
+| --- | --- | --- |
+| 1 | client | descriptor: command ``<{"protocol": 1, "exchange": KIND, ...options that never change}>`` |
+| 2 | client | ``begin(REQUEST[KIND])`` (for ``receive``: the schema without fields) |
+| 3 | broker | ``begin(ANSWER[KIND])`` at once |
+| 4 | client | one chunk a request: ``write_with_metadata(batch, pack_metadata(id, options))``; for ``receive`` either
+              a batch of no rows or ``write_metadata(pack_metadata(id, options))`` |
+| 5 | broker | one chunk an answer: ``write_with_metadata(batch, pack_metadata(id))``, or, refused as a whole,
+              ``write_metadata(pack_metadata(id, <{"error": ERROR}>))``: a chunk without data |
+| 6 | client | ``done_writing()``; the broker answers what it has begun, then ends |
+
+Request ids (u64) are the client's and need only be unique among its requests in flight on that exchange. Answers of
+``send``, ``prepare``, ``end`` and ``settle`` may come in another order than their requests (they *take effect* in order);
+those of ``receive`` come when they come. Options of the descriptor and of the chunk are merged, the chunk's winning.
+When the exchange ends, for whatever reason, its waiting receives are withdrawn.
+
+**Checks** (``DoExchange``): the command is ``<{"protocol": 1, "exchange": "checks", "session": S}>``. The client begins
+the schema without fields and then writes nothing; the broker begins ``CHECKS`` and writes batches without being asked,
+each with ``pack_metadata(0)``. The client is a member to ask for as long as the exchange lasts; ``done_writing()``,
+closing or losing it ends that. Answers go through an ``end`` exchange with ``{"session": S, "by": 1}``.
+
+**Actions** (``DoAction``): type = the action's name, body = ``<request>`` (empty: {}); exactly one result, ``<answer>``.
+
+**Reads** (``DoGet``): the ticket is ``<request of Link.read>``; the stream has the requested columns.
+
+**Errors.** ``ERROR`` is ``pack_error``: ``<{"code", "name", "message", "hint", "retry_after"?}>``. An exchange that cannot
+begin, or whose chunk cannot be read at all (garbage, another schema than begun, no request id), an action and a read
+fail as a Flight error with ``extra_info = <ERROR>``; without ``extra_info`` the carrier itself failed. After such a
+failure ``write``/``begin`` may raise first: the read side then has the error. A stopping broker answers SHARD_STOPPED.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import flight
+
+from escrowmq.broker.calls import Calls
+from escrowmq.broker.requests import Fields
+from escrowmq.broker.serving.hangup import hang_up
+from escrowmq.errors import Code, EscrowError, error
+from escrowmq.platform.listening import check_address
+from escrowmq.schemas import CHECKS
+from escrowmq.wire import (
+    ANSWER,
+    PROTOCOL_VERSION,
+    REQUEST,
+    Exchange,
+    pack_error,
+    pack_metadata,
+    unpack_json,
+    unpack_metadata,
+)
+
+CHECKS_EXCHANGE = "checks"
+MAX_PIPELINED = 4096
+"""Requests of one exchange that may be unanswered; more are not read from the connection until some are."""
+
+logger = logging.getLogger(__name__)
+
+_Answers = queue.SimpleQueue[tuple[int, "Future[pa.RecordBatch]"] | None]
+
+
+def flight_error(problem: EscrowError) -> flight.FlightError:
+    """A Flight error that carries ``problem``."""
+    return flight.FlightServerError(str(problem), extra_info=json.dumps(pack_error(_told(problem))).encode())
+
+
+def _told(problem: EscrowError) -> EscrowError:
+    """What a client is told: that something here was closed under its request means that the broker is stopping."""
+    if problem.code is not Code.CLOSED:
+        return problem
+    return error(Code.SHARD_STOPPED, f"the broker is stopping: {problem.message}")
+
+
+class Service(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
+    """The calls of one engine on a port."""
+
+    def __init__(self, calls: Calls, host: str, port: int, *, insecure: bool = False) -> None:
+        check_address(host, insecure)
+        self._calls = calls
+        shown = f"[{host}]" if ":" in host else host
+        super().__init__(f"grpc+tcp://{shown}:{port}")
+
+    def stop(self, grace: float = 0.25) -> None:
+        """Take no more calls, let answers go out for ``grace`` seconds, then hang up on clients that are still there.
+
+        Stop the engine first: then every call is answered.
+        """
+        ending = threading.Thread(target=self.shutdown, name="escrowmq-shutdown", daemon=True)
+        ending.start()
+        ending.join(grace)
+        while ending.is_alive():
+            hang_up(self.port)
+            ending.join(0.1)
+
+    def do_exchange(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
+        """One exchange, from its begin to its end; runs on a thread of Flight's."""
+        try:
+            options = unpack_json(descriptor.command or b"")
+            kind = _kind(options)
+            if kind == CHECKS_EXCHANGE:
+                _ChecksExchange(self._calls, writer, options).serve(reader)
+            else:
+                _BatchExchange(self._calls, Exchange(kind), options, writer).serve(reader)
+        except EscrowError as problem:
+            raise flight_error(problem) from None
+
+    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[flight.Result]:
+        """One action."""
+        try:
+            body = action.body.to_pybytes() if action.body is not None else b""
+            answer = self._calls.action(action.type, unpack_json(body) if body else {})
+        except EscrowError as problem:
+            raise flight_error(problem) from None
+        return [flight.Result(pa.py_buffer(json.dumps(answer).encode()))]
+
+    def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
+        """One read."""
+        try:
+            reader = self._calls.read(unpack_json(ticket.ticket))
+        except EscrowError as problem:
+            raise flight_error(problem) from None
+        return flight.GeneratorStream(reader.schema, _batches(reader))
+
+
+def _kind(options: dict[str, Any]) -> str:
+    fields = Fields(options)
+    if fields.integer("protocol") != PROTOCOL_VERSION:
+        raise error(Code.BAD_REQUEST, f"protocol {options['protocol']}; this broker speaks {PROTOCOL_VERSION}")
+    return fields.choice("exchange", [*Exchange, CHECKS_EXCHANGE])
+
+
+def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from reader
+    except EscrowError as problem:
+        raise flight_error(problem) from None
+
+
+class _BatchExchange:
+    """Requests are read on Flight's thread, answers written on another as they come."""
+
+    def __init__(
+        self, calls: Calls, kind: Exchange, options: dict[str, Any], writer: flight.MetadataRecordBatchWriter
+    ) -> None:
+        self._calls = calls
+        self._kind = kind
+        self._options = options
+        self._writer = writer
+        self._answers: _Answers = queue.SimpleQueue()
+        self._slots = threading.BoundedSemaphore(MAX_PIPELINED)
+        self._lock = threading.Lock()
+        self._begun: set[Future[pa.RecordBatch]] = set()
+        self._broken = False
+
+    def serve(self, reader: flight.MetadataRecordBatchReader) -> None:
+        """Until the client is done or gone. Raises EscrowError for what cannot be read."""
+        schema = _schema(reader)
+        if not schema.equals(REQUEST[self._kind]):
+            raise error(Code.BAD_BATCH, f"{self._kind} wants {_line(REQUEST[self._kind])}; given {_line(schema)}")
+        self._writer.begin(ANSWER[self._kind])
+        sender = threading.Thread(target=self._send, name=f"escrowmq-{self._kind}", daemon=True)
+        sender.start()
+        try:
+            while (chunk := _chunk(reader)) is not None and not self._broken:
+                self._slots.acquire()
+                self._begin(*chunk)
+        finally:
+            self._withdraw()
+            self._answers.put(None)
+            sender.join()
+
+    def _begin(self, batch: pa.RecordBatch | None, metadata: bytes) -> None:
+        request_id, options = unpack_metadata(metadata)
+        answer = self._calls.exchange(self._kind, batch, {**self._options, **options})
+        with self._lock:
+            self._begun.add(answer)
+        answer.add_done_callback(lambda done: self._answers.put((request_id, done)))
+
+    def _withdraw(self) -> None:
+        """Nobody will take a message any more: no leases for the dead. Other answers are waited for."""
+        with self._lock:
+            begun = list(self._begun)
+        for answer in begun:
+            if self._kind == Exchange.RECEIVE:
+                answer.cancel()
+            elif not self._broken:
+                _wait(answer)
+
+    def _send(self) -> None:
+        while (item := self._answers.get()) is not None:
+            request_id, answer = item
+            with self._lock:
+                self._begun.discard(answer)
+            self._slots.release()
+            if self._broken or answer.cancelled():
+                continue
+            try:
+                self._write(request_id, answer)
+            except (pa.ArrowException, OSError, ValueError) as problem:
+                logger.debug("a client left before its answer: %s", problem)
+                self._broken = True
+
+    def _write(self, request_id: int, answer: Future[pa.RecordBatch]) -> None:
+        problem = answer.exception()
+        if problem is None:
+            self._writer.write_with_metadata(answer.result(), pack_metadata(request_id))
+        else:
+            told = problem if isinstance(problem, EscrowError) else error(Code.BAD_REQUEST, repr(problem))
+            self._writer.write_metadata(pack_metadata(request_id, {"error": pack_error(_told(told))}))
+
+
+class _ChecksExchange:
+    """Questions are written on a thread of their own; Flight's thread waits for the client to leave."""
+
+    def __init__(self, calls: Calls, writer: flight.MetadataRecordBatchWriter, options: dict[str, Any]) -> None:
+        self._calls = calls
+        self._writer = writer
+        self._member = calls.watch(Fields(options).integer("session"))
+
+    def serve(self, reader: flight.MetadataRecordBatchReader) -> None:
+        """Until the client is done or gone, or the broker stops."""
+        sender: threading.Thread | None = None
+        try:
+            _schema(reader)
+            self._writer.begin(CHECKS)
+            sender = threading.Thread(target=self._send, name="escrowmq-checks", daemon=True)
+            sender.start()
+            while _chunk(reader) is not None:
+                pass
+        finally:
+            self._calls.leave(self._member)
+            if sender is not None:
+                sender.join()
+
+    def _send(self) -> None:
+        try:
+            for batch in self._member.batches():
+                self._writer.write_with_metadata(batch, pack_metadata(0))
+        except (pa.ArrowException, OSError, ValueError) as problem:
+            logger.debug("a producer left: %s", problem)
+        finally:
+            self._calls.leave(self._member)
+
+
+def _schema(reader: flight.MetadataRecordBatchReader) -> pa.Schema:
+    try:
+        return reader.schema
+    except (pa.ArrowException, OSError, ValueError) as problem:
+        raise error(Code.BAD_BATCH, f"the exchange does not begin with a schema: {problem}") from None
+
+
+def _chunk(reader: flight.MetadataRecordBatchReader) -> tuple[pa.RecordBatch | None, bytes] | None:
+    """The next chunk; None when the client is done or gone. Rejected(BAD_BATCH) for garbage."""
+    try:
+        chunk = reader.read_chunk()
+    except StopIteration:
+        return None
+    except flight.FlightCancelledError:
+        return None
+    except (pa.ArrowException, OSError, ValueError) as problem:
+        raise error(Code.BAD_BATCH, f"a chunk cannot be read: {problem}") from None
+    return chunk.data, chunk.app_metadata.to_pybytes() if chunk.app_metadata is not None else b""
+
+
+def _line(schema: pa.Schema) -> str:
+    return ", ".join(f"{f.name}: {f.type}" for f in schema)[:600] or "no columns"
+
+
+def _wait(answer: Future[pa.RecordBatch]) -> None:
+    """Until it is done, well or not."""
+    try:
+        answer.exception()
+    except BaseException:
+        logger.debug("withdrawn")

@@ -1,0 +1,391 @@
+"""The engine: the one writer of a shard, its queue of waiting requests, and everything that happens by the clock.
+
+Each :meth:`Engine.step` is one round: what waits, what is due by broker time, questions to producers, parked receives,
+one sync, then the answers. Without :meth:`start` there is no thread, and a test calls ``step`` itself.
+
+Bounds: requests wait up to ``max_waiting_bytes``, then QUEUE_FULL; parked receives are bounded by their callers'
+connections and their waiting time; questions by windows (see ``checkback.py``).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from escrowmq.broker.columns import releasing
+from escrowmq.broker.writer.checkback import ASK_ROWS, Directory, Member, Questions
+from escrowmq.broker.writer.committer import Committer
+from escrowmq.broker.writer.rounds import Look, Request, Waiting, Watch
+from escrowmq.broker.writer.shard import Shard, microseconds
+from escrowmq.broker.writer.upkeep import Upkeep
+from escrowmq.broker.writer.watching import Watchers
+from escrowmq.errors import Code, EscrowError, error
+from escrowmq.ledger.commands import AskChecks, Asked, Command, Leased, Receive, Settle, Tick
+from escrowmq.ledger.listings import messages_of
+from escrowmq.log.seam import CommitLog
+from escrowmq.platform.clock import Clock
+from escrowmq.schemas import Kind
+from escrowmq.settings import BrokerSettings
+
+TICK_ROWS = 20_000
+PAUSE_US = 1_000_000
+"""After an act of the engine's own was refused (a full disk): before it tries again."""
+ROUND_BYTES = 64 << 20
+LONGEST_SLEEP = 60.0
+
+logger = logging.getLogger(__name__)
+
+Pairs = list[tuple[Request, Any]]
+
+
+def nothing_leased() -> Leased:
+    """The answer of a receive that found nothing."""
+    none = np.empty(0, np.int64)
+    return Leased(none, none, none, none, none)
+
+
+class Engine:
+    """One shard at work. ``submit`` and ``look`` from any thread; answers are durable when they come."""
+
+    def __init__(self, log: CommitLog, clock: Clock, settings: BrokerSettings) -> None:
+        self.log = log
+        self.clock = clock
+        self.settings = settings
+        self.shard = Shard(log, clock, settings)
+        self.shard.listeners.append(self._on_event)
+        self.members = Directory(
+            settings.checks_in_flight, microseconds(settings.check_interval), log.read, log.shard, self.poke
+        )
+        self.upkeep = Upkeep(self.shard, self.poke, self.members.sessions)
+        self._committer = Committer()
+        self._pause_us = 0
+        self._running: list[Request] = []  # this round's requests, for the case that it dies
+        self._changed = threading.Condition()
+        self._queue: deque[Request] = deque()
+        self._queued_bytes = 0
+        self._poked = True
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._parked: dict[str, deque[Waiting]] = {}
+        self._watchers = Watchers()
+        self.rounds = 0
+
+    # Asking
+
+    def submit(self, command: Command, *, early: bool = False) -> Future[Any]:
+        """Have a command executed. The future raises EscrowError; QUEUE_FULL at once when too much waits."""
+        return self._enter(Request(command, early=early))
+
+    def receive(self, command: Receive, wait_us: int) -> Future[Any]:
+        """Lease messages, waiting up to ``wait_us`` for the first. Cancelling the future withdraws it, no lease given."""
+        return self._enter(Waiting(command, until_us=self.clock.now_us() + wait_us))
+
+    def look(self, look: Callable[[], Any]) -> Future[Any]:
+        """Run ``look`` on the writer, where the ledger may be read; its answer comes when what it saw is durable."""
+        return self._enter(Look(look=look))
+
+    def wait_for(self, look: Callable[[], Any], wait_us: int) -> Future[Any]:
+        """As :meth:`look`, again whenever messages became visible, until it gives something; None after ``wait_us``."""
+        return self._enter(Watch(look=look, until_us=self.clock.now_us() + wait_us))
+
+    def _enter(self, request: Request) -> Future[Any]:
+        size = request.size
+        with self._changed:
+            if self._stopping:
+                request.answer(error(Code.SHARD_STOPPED, "the broker is stopping"))
+            elif self._queued_bytes and self._queued_bytes + size > self.settings.max_waiting_bytes:
+                request.answer(error(Code.QUEUE_FULL, retry_after=0.1))
+            else:
+                self._queue.append(request)
+                self._queued_bytes += size
+                self._changed.notify()
+        return request.future
+
+    def poke(self) -> None:
+        """Make the writer look around: somebody came or left."""
+        with self._changed:
+            self._poked = True
+            self._changed.notify()
+
+    def join(self, session: int) -> Member:
+        """Make a producer session a member to ask. Rejected(UNKNOWN_SESSION), Fenced."""
+
+        def group_of() -> str:
+            sessions = self.shard.ledger.sessions
+            epochs = np.array([session], np.int64)
+            code = Code(int(sessions.check(epochs, transactional=None, rules=self.shard.ledger.rules)[0]))
+            if code != Code.OK or session == 0:
+                raise error(code if code != Code.OK else Code.UNKNOWN_SESSION)
+            return sessions.groups[int(sessions.groups_of(epochs)[0])]
+
+        return self.members.join(self.look(group_of).result(), session)
+
+    @property
+    def status(self) -> str:
+        """ok, full, stopping or stopped."""
+        status = self.shard.status
+        return "stopping" if self._stopping and status != "stopped" else status
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """Requests and bytes that wait for the writer."""
+        with self._changed:
+            return len(self._queue), self._queued_bytes
+
+    @property
+    def parked(self) -> int:
+        """Receives that wait for messages."""
+        return sum(len(line) for line in list(self._parked.values()))
+
+    # One round
+
+    def step(self) -> None:
+        """One round: everything that waits and everything that is due."""
+        requests = self._running = self._drain()
+        shard, now = self.shard, self.shard.begin()
+        self.rounds += 1
+        receives = [r for r in requests if isinstance(r, Waiting)]
+        watches = [r for r in requests if isinstance(r, Watch)]
+        pairs = shard.run([r for r in requests if not isinstance(r, Waiting | Watch)])
+        asks: list[tuple[Member, Questions]] = []
+        if shard.failure is None:
+            if now >= self._pause_us:
+                self._own(self._tick)
+                self._own(lambda: asks.extend(self._ask(now)))
+                self._own(self.upkeep.within_round)
+            pairs += self._serve(receives, now)
+            pairs += self._watchers.serve(watches, now, shard.attempt)
+            self._running = requests + [request for request, _ in pairs]
+        else:
+            pairs += [(r, shard.stop(shard.failure)) for r in [*receives, *watches]]
+        self._commit(shard.finishing(pairs), asks)
+        if self.upkeep.wants_snapshot:
+            self._committer.drain()
+            self.upkeep.after_round()
+        if shard.failure is not None:
+            self._fail_parked()
+
+    def _commit(self, finish: Callable[[], bool], asks: list[tuple[Member, Questions]]) -> None:
+        """Sync and answer: here when nobody waits, else beside the next round."""
+        beside = bool(self._queue) and self._thread is not None
+
+        def commit() -> None:
+            if finish():
+                for member, questions in asks:
+                    member.put(questions)
+            elif beside:
+                self.poke()  # the writer has receives to fail
+
+        if beside:
+            self._committer.put(commit)
+        else:
+            self._committer.drain()
+            commit()
+
+    def _drain(self) -> list[Request]:
+        """What waits, up to a bound a round."""
+        requests: list[Request] = []
+        taken = 0
+        with self._changed:
+            self._poked = False
+            while self._queue and taken < ROUND_BYTES:
+                request = self._queue.popleft()
+                taken += request.size
+                requests.append(request)
+            self._queued_bytes -= taken
+        return [r for r in requests if not r.future.cancelled()]
+
+    def _own(self, act: Callable[[], None]) -> None:
+        """An act of the engine's own: refused, it is tried again after a pause."""
+        try:
+            act()
+        except EscrowError as problem:
+            if self.shard.failure is None:
+                logger.warning("put off: %s", problem)
+                self._pause_us = self.shard.time_us + PAUSE_US
+
+    def _tick(self) -> None:
+        if not self.shard.ledger.may_tick(self.shard.time_us):
+            return
+        due = self.shard.ledger.next_due_us()
+        if due is not None and due <= self.shard.time_us:
+            self.shard.execute(Tick(TICK_ROWS))
+
+    # Check-back
+
+    def _ask(self, now: int) -> list[tuple[Member, Questions]]:
+        """Take due transactions of every group that has somebody to ask; to be put to them once durable."""
+        ledger, asks = self.shard.ledger, []
+        for group in self.members.groups():
+            if not ledger.may_ask(group, now):
+                continue
+            due = ledger.check_due_us(group)
+            if due is None or due > now:
+                continue
+            room = min(self.members.room(group, now), ASK_ROWS)
+            if room <= 0:
+                continue
+            asked: Asked = self.shard.execute(AskChecks(group, room))
+            if not len(asked.transactions):
+                continue
+            positions, owners = messages_of(ledger, asked.transactions)
+            questions = Questions(asked.transactions, asked.epochs, asked.attempts, positions, owners)
+            for member, rows in self.members.assign(group, asked, now):
+                asks.append((member, questions.take(rows)))
+        return asks
+
+    def _on_event(self, kind: Kind, batch: pa.RecordBatch) -> None:
+        self._watchers.on_event(kind)
+        if kind in (Kind.DECIDED, Kind.BATCH_DECIDED, Kind.PARKED):
+            self.members.settled(batch.column("transaction").to_numpy())
+
+    # Receives
+
+    def _serve(self, receives: list[Waiting], now: int) -> Pairs:
+        """Give receives what there is, the longest waiting first, so that a member with several under way gets its
+        messages in the order in which it asked (I20); park or end the others."""
+        pairs: Pairs = []
+        fresh = set(map(id, receives))  # these are tried in any case: they may ask for what does not exist
+        for receive in receives:
+            self._parked.setdefault(receive.group, deque()).append(receive)
+        for group, line in list(self._parked.items()):
+            kept: deque[Waiting] = deque()
+            ready = self.shard.ledger.has_work(group, now)
+            for receive in line:
+                if receive.future.cancelled():
+                    continue
+                if ready or id(receive) in fresh:
+                    answer = self._lease(receive)
+                    if isinstance(answer, EscrowError) or len(answer.leases):
+                        if not receive.future.set_running_or_notify_cancel():
+                            self._release(receive, answer)  # withdrawn at the very moment
+                            continue
+                        pairs.append((receive, answer))
+                        ready = self.shard.failure is None and self.shard.ledger.has_work(group, now)
+                        continue
+                if receive.until_us <= now:
+                    pairs.append((receive, nothing_leased()))
+                else:
+                    kept.append(receive)
+            if kept:
+                self._parked[group] = kept
+            else:
+                del self._parked[group]
+        return pairs
+
+    def _lease(self, receive: Waiting) -> Any:
+        try:
+            return self.shard.execute(receive.command)
+        except EscrowError as problem:
+            return problem
+
+    def _release(self, receive: Waiting, leased: Any) -> None:
+        """Give back what was leased for somebody who is gone."""
+        if not isinstance(leased, EscrowError):
+            self._own(lambda: self.shard.execute(Settle(receive.group, releasing(leased))))
+
+    def _fail_parked(self) -> None:
+        failure = self.shard.failure
+        assert failure is not None
+        self._watchers.end(lambda: self.shard.stop(failure))
+        for line in self._parked.values():
+            for receive in line:
+                receive.answer(self.shard.stop(failure))
+        self._parked.clear()
+
+    # Time
+
+    def next_wake_us(self) -> int:
+        """When the next round is due if nobody asks for one."""
+        ledger = self.shard.ledger
+        times = [self.upkeep.next_us()]
+        if (due := ledger.next_due_us()) is not None:
+            times.append(due)
+        for group in self.members.groups():
+            if (check := ledger.check_due_us(group)) is None:
+                continue
+            if self.members.room(group, self.shard.time_us) <= 0:
+                free = self.members.next_room_us(group)
+                check = check if free is None else max(check, free)
+            times.append(check)
+        if (watch := self._watchers.next_us()) is not None:
+            times.append(watch)
+        for group, line in self._parked.items():
+            times.append(min(r.until_us for r in line))
+            if (retry := ledger.next_retry_us(group)) is not None and retry > self.shard.time_us:
+                times.append(retry)
+        return max(min(times), self._pause_us)
+
+    def start(self) -> None:
+        """Begin to work on a thread of its own."""
+        self._thread = threading.Thread(target=self._work, name="escrowmq-writer", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            while self._sleep():
+                self.step()
+        except BaseException as problem:
+            self.shard.stop(problem)
+            logger.exception("the writer died")
+            self._abandon()
+
+    def _sleep(self) -> bool:
+        """Wait for something to do; False when all is done and the engine is to stop."""
+        with self._changed:
+            if self._queue or self._poked:
+                return True
+        wake = self.next_wake_us() if self.shard.failure is None else None
+        with self._changed:
+            while not self._queue and not self._poked:
+                if self._stopping:
+                    return False
+                seconds = LONGEST_SLEEP if wake is None else (wake - self.clock.now_us()) / 1e6
+                if seconds <= 0:
+                    break
+                self._changed.wait(min(seconds, LONGEST_SLEEP))
+            return True
+
+    def _abandon(self) -> None:
+        """Answer everybody who waits: there is no writer any more."""
+        with self._changed:
+            self._stopping = True
+            left, self._queue = list(self._queue), deque()
+        for request in [*self._running, *left]:
+            request.answer(error(Code.SHARD_STOPPED))
+        self._fail_parked()
+
+    def stop(self) -> None:
+        """Refuse new requests, finish those that wait, save a snapshot, close the log. May be called again."""
+        with self._changed:
+            if self._stopping and self._thread is None:
+                return
+            self._stopping = True
+            self._changed.notify_all()
+        self.members.close()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        elif self._queue:
+            self.step()
+        self._committer.close()
+        for line in self._parked.values():
+            for receive in line:
+                receive.answer(nothing_leased())
+        self._parked.clear()
+        self._watchers.end(lambda: None)
+        self.upkeep.finish()
+        clean = self.shard.failure is None
+        if clean:
+            self.upkeep.last_snapshot()
+        try:
+            self.log.close(clean=clean)
+        except (EscrowError, OSError) as problem:
+            logger.warning("closing the log: %s", problem)

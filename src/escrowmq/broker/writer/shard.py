@@ -1,0 +1,313 @@
+"""One shard: a commit log, the ledger that is its fold, and the step in which the two meet.
+
+Rules (no threads, no clock of its own: tests drive it with a memory log and a simulated clock):
+
+1. State changes in one order only: decide, reserve room for all its events, append and apply them; then one sync for the
+   round; then the answers.
+2. Nothing is answered, shown or asked before it is durable (``early`` sends, named by their caller, excepted).
+3. A full disk is found before anything is appended, and changes nothing (deciding is pure). Writers of messages leave
+   ``HEADROOM`` free, so that acknowledgements, leases and decisions go on for a while.
+4. A failed append, sync or apply stops the shard: every answer of that round and after it is an error until it is opened
+   anew, because what the disk holds is no longer known (I34).
+5. Broker time never steps back, over restarts too: it starts at the time of the log's last frame.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from escrowmq.broker.writer.rounds import Look, Request, Work, arrange
+from escrowmq.errors import Code, EscrowError, Overloaded, error
+from escrowmq.ledger.commands import Command, Configure, Decision, Prepare, Retain, Rules, Send
+from escrowmq.ledger.ledger import Ledger
+from escrowmq.log.frames import size_bound
+from escrowmq.log.seam import CommitLog, Snapshot
+from escrowmq.platform.clock import Clock
+from escrowmq.platform.failpoints import reach
+from escrowmq.schemas import Kind
+from escrowmq.settings import BrokerSettings
+
+HEADROOM = 4 << 20
+
+logger = logging.getLogger(__name__)
+
+
+def microseconds(seconds: float) -> int:
+    """Whole microseconds."""
+    return round(seconds * 1e6)
+
+
+def rules_of(settings: BrokerSettings) -> Rules:
+    """The rules that the settings ask for."""
+    return Rules(
+        transaction_timeout_us=microseconds(settings.transaction_timeout),
+        check_interval_us=microseconds(settings.check_interval),
+        half_retention_us=microseconds(settings.half_retention),
+        exhausted_rollback=settings.checks_exhausted == "rollback",
+        retry_backoff_us=microseconds(settings.retry_backoff),
+        retry_backoff_max_us=microseconds(settings.retry_backoff_max),
+        dedup_window_us=microseconds(settings.dedup_window),
+        max_delay_us=microseconds(settings.max_delay),
+        **{name: getattr(settings, name) for name in _SAME_NAMES},
+    )
+
+
+_SAME_NAMES = sorted({f.name for f in dataclasses.fields(Rules)} & {f.name for f in dataclasses.fields(BrokerSettings)})
+
+
+class Shard:
+    """A log and its ledger. One caller at a time."""
+
+    def __init__(self, log: CommitLog, clock: Clock, settings: BrokerSettings) -> None:
+        self.log = log
+        self.settings = settings
+        self.failure: EscrowError | None = None
+        self.full = False
+        self.listeners: list[Callable[[Kind, pa.RecordBatch], None]] = []
+        """Called with every event when it is applied (not during recovery), before it is durable."""
+        self._clock = clock
+        self._dirty = False
+        self._headroom = min(HEADROOM, settings.segment_bytes // 16)
+        self._snapshot_bytes = self._snapshot_sequence = 0
+        self.ledger = self._recover()
+        self.time_us = 0
+        self.begin()
+        self.execute(Configure(rules_of(settings)))
+        self.flush()
+
+    def _recover(self) -> Ledger:
+        """The newest snapshot, then every frame after it. A snapshot that this version does not know is a cache that is
+        of no use; but where frames before it have left the log, it is Corrupt(NEWER_FORMAT)."""
+        snapshot = self.log.load_snapshot()
+        if snapshot is not None and not Ledger.can_restore(snapshot.tables):
+            if self.log.first_position > 0:
+                raise error(Code.NEWER_FORMAT, "the ledger's snapshot is of another version")
+            logger.warning("the ledger's snapshot is of another version; replaying the whole log")
+            snapshot = None
+        ledger = Ledger(self.log.shard)
+        self._floor_us = self.log.last_time_us
+        if snapshot is not None:
+            ledger = Ledger.restore(self.log.shard, snapshot.tables)
+            self._floor_us = max(self._floor_us, snapshot.time_us)
+            self._snapshot_bytes = sum(table.nbytes for table in snapshot.tables.values())
+            self._snapshot_sequence = snapshot.sequence
+        for frame in self.log.frames(snapshot.sequence if snapshot else 0):
+            ledger.apply(frame.kind, frame.batch, frame.position, frame.time_us)
+        return ledger
+
+    # One round
+
+    def begin(self) -> int:
+        """Take the round's time, microseconds."""
+        self.time_us = self._floor_us = max(self._floor_us, self._clock.now_us())
+        return self.time_us
+
+    def execute(self, command: Command) -> Any:
+        """Decide, reserve, append, apply; the answer, to be given after :meth:`flush`.
+
+        Raises EscrowError: a refusal of the whole command (nothing changed), Overloaded(DISK_FULL), or, once the shard
+        has stopped, Unknown(SHARD_STOPPED).
+        """
+        self._running()
+        try:
+            decision = self.ledger.decide(command, self.time_us)
+        except EscrowError:
+            raise
+        except Exception as problem:  # a bug of ours; deciding changes nothing, so only this command is refused
+            logger.exception("cannot decide %s", type(command).__name__)
+            raise error(Code.BAD_REQUEST, f"the broker failed on this request: {problem!r}") from problem
+        if decision.events:
+            self._reserve(decision, writes=isinstance(command, Send | Prepare))
+        for event in decision.events:
+            self._take_in(event.kind, event.batch)
+        return decision.answer
+
+    def _reserve(self, decision: Decision, *, writes: bool) -> None:
+        size = sum(size_bound(event.batch) for event in decision.events)
+        try:
+            self.log.reserve(size + (self._headroom if writes else 0))
+        except Overloaded:
+            self.full = True
+            raise
+        except EscrowError as problem:
+            raise self.stop(problem) from problem
+        if writes:
+            self.full = False
+
+    def probe(self) -> None:
+        """When the disk was full: see whether there is space again, so that nobody has to send a message to find out."""
+        try:
+            self.log.reserve(2 * self._headroom)
+            self.full = False
+        except Overloaded:
+            pass
+        except EscrowError as problem:
+            raise self.stop(problem) from problem
+
+    def _take_in(self, kind: Kind, batch: pa.RecordBatch) -> None:
+        try:
+            position = self.log.append(kind, batch, self.time_us)
+            self._dirty = True
+            if position != self.ledger.next_position:
+                raise error(Code.DAMAGED, f"log at position {position}, ledger at {self.ledger.next_position}")
+            self.ledger.apply(kind, batch, position, self.time_us)
+            for listener in self.listeners:
+                listener(kind, batch)
+        except Exception as problem:
+            raise self.stop(problem) from problem
+
+    def flush(self) -> None:
+        """Make the round durable. Raises Unknown(SHARD_STOPPED) if that fails: nothing of the round may be answered."""
+        self._flushing()()
+
+    def _flushing(self) -> Callable[[], None]:
+        """Take what the round appended out for writing; the function returned makes it durable, on any thread."""
+        self._running()
+        dirty, self._dirty = self._dirty, False
+        try:
+            write = self.log.hand_over() if dirty else None
+        except Exception as problem:
+            raise self.stop(problem) from problem
+
+        def flush() -> None:
+            try:
+                if write is not None:
+                    write()
+            except Exception as problem:
+                raise self.stop(problem) from problem
+            self._running()
+
+        return flush
+
+    def stop(self, cause: BaseException) -> EscrowError:
+        """Refuse everything from now on; the error that says so."""
+        if self.failure is None:
+            logger.error("the shard stopped: %s", cause)
+            self.failure = error(Code.SHARD_STOPPED, f"the shard stopped: {cause}")
+        return self._refusal()
+
+    def _refusal(self) -> EscrowError:
+        """A fresh error object a caller: a shared one would collect tracebacks."""
+        assert self.failure is not None  # only asked of a stopped shard
+        return error(Code.SHARD_STOPPED, self.failure.message)
+
+    def _running(self) -> None:
+        if self.failure is not None:
+            raise self._refusal()
+
+    def run(self, requests: Sequence[Request]) -> list[tuple[Request, Any]]:
+        """Execute requests; pairs of request and answer (or EscrowError), to be given after :meth:`flush`."""
+        pairs: list[tuple[Request, Any]] = []
+        looks = [r for r in requests if isinstance(r, Look)]
+        for work in arrange([r for r in requests if not isinstance(r, Look)]):
+            pairs += self._run_work(work)
+        for look in looks:
+            pairs.append((look, self.attempt(look.look)))
+        return pairs
+
+    def _run_work(self, work: Work) -> list[tuple[Request, Any]]:
+        answer = self.attempt(lambda: self.execute(work.command))
+        if isinstance(answer, EscrowError) and len(work.requests) > 1 and self.failure is None:
+            # Refused as a whole: whoever is to blame, the others must not suffer.
+            return [pair for request in work.requests for pair in self._run_work(Work(request.command, [request]))]
+        if isinstance(answer, EscrowError):
+            return [(request, answer) for request in work.requests]
+        pairs = list(zip(work.requests, work.answers(answer), strict=True))
+        for request, part in pairs:
+            if request.early:
+                request.answer(part)
+        return pairs
+
+    @staticmethod
+    def attempt(act: Callable[[], Any]) -> Any:
+        """What ``act`` gives, or the EscrowError that it came to."""
+        try:
+            return act()
+        except EscrowError as problem:
+            return problem
+        except Exception as problem:
+            logger.exception("a look at the ledger failed")
+            return error(Code.BAD_REQUEST, f"the broker failed on this request: {problem!r}")
+
+    def finish(self, pairs: Sequence[tuple[Request, Any]]) -> bool:
+        """Sync once, then answer; every answer is an error when the sync fails. Whether it did not."""
+        return self.finishing(pairs)()
+
+    def finishing(self, pairs: Sequence[tuple[Request, Any]]) -> Callable[[], bool]:
+        """The round is complete; the function returned syncs and answers, and may do so on another thread while the next
+        round is decided. It answers nothing unless every round before it is durable too."""
+        flush: Callable[[], None] | None = None
+        with contextlib.suppress(EscrowError):
+            flush = self._flushing()
+
+        def finish() -> bool:
+            try:
+                if flush is None:
+                    raise self._refusal()
+                reach("broker.decided")
+                flush()
+                reach("broker.synced")
+            except EscrowError:
+                for request, _ in pairs:
+                    request.answer(self._refusal())
+                return False
+            for request, answer in pairs:
+                request.answer(answer)
+            reach("broker.answered")
+            return True
+
+        return finish
+
+    def round(self, requests: Sequence[Request]) -> None:
+        """One whole round."""
+        self.begin()
+        self.finish(self.run(requests))
+
+    def do(self, command: Command) -> Any:
+        """One command as a round of its own; its answer, or its error raised."""
+        request = Request(command)
+        self.round([request])
+        return request.future.result(timeout=0)
+
+    # Upkeep
+
+    def snapshot_due(self) -> bool:
+        """Whether enough was written since the last snapshot: a fixed amount, and 20 times what a snapshot takes; or many
+        frames, which take as long to replay when they are small, and twice what a snapshot takes."""
+        written = self.log.bytes_since_snapshot()
+        frames = self.log.next_sequence - self._snapshot_sequence
+        return written >= max(self.settings.snapshot_bytes, 20 * self._snapshot_bytes) or (
+            frames >= self.settings.snapshot_frames and written >= 2 * self._snapshot_bytes
+        )
+
+    def take_snapshot(self) -> Snapshot:
+        """The state as of the last sync; call between rounds. Saving it may happen on another thread."""
+        tables = self.ledger.snapshot()
+        self._snapshot_bytes = sum(table.nbytes for table in tables.values())
+        self._snapshot_sequence = self.log.next_sequence
+        return Snapshot(self.log.next_sequence, self.log.next_position, self._floor_us, tables)
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Store it durably (any thread)."""
+        self.log.save_snapshot(snapshot.tables, snapshot.sequence, snapshot.position, snapshot.time_us)
+
+    def retain(self) -> int | None:
+        """Let go of what is older than the retention, within a round; the position below which the log may then be
+        dropped *once a newer snapshot is saved*, None when there is nothing to drop."""
+        visible_us = self.time_us - microseconds(self.settings.retention)
+        limit = self.log.position_before(visible_us)
+        if limit <= self.log.first_position:
+            return None
+        position: int = self.execute(Retain(visible_us, limit))
+        return position if position > self.log.first_position else None
+
+    @property
+    def status(self) -> str:
+        """ok, full (writers are refused) or stopped."""
+        return "stopped" if self.failure is not None else "full" if self.full else "ok"

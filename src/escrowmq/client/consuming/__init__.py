@@ -1,0 +1,1 @@
+"""Consumers: receives ahead of the caller, deliveries, acknowledgements, named members."""

@@ -1,0 +1,118 @@
+"""A named member of a group that holds what is in doubt: its epoch at each broker, and what reached this process.
+
+When an answer to a receive was lost, so that nobody here knows what was leased, the process joins again and names the
+leases that it has; what never came is then handed to it once more (``ledger/groups/members.py`` has the rules).
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from escrowmq.client.producing.session import patient_action
+from escrowmq.wire import Link
+
+REMEMBERED = 4096
+"""Leases remembered, of each broker, after all their messages were acted on: the acts may still be on their way."""
+
+
+class _Reached:
+    """What reached this process of one broker."""
+
+    def __init__(self) -> None:
+        self.ends: dict[int, int] = {}  # lease → offset behind the last message that came
+        self.open: dict[int, int] = {}  # lease → messages not acted on yet
+        self.done: deque[int] = deque()
+        self.lost = False
+        self.epoch: int | None = None
+
+
+class Membership:
+    """One process's membership at all brokers. Thread-safe."""
+
+    def __init__(self, links: Sequence[Link], group: str, instance: str, timeout: float) -> None:
+        self._links = links
+        self._group, self._instance, self._timeout = group, instance, timeout
+        self._process = random.getrandbits(62)
+        self._member = 0
+        self._lock = threading.Lock()
+        self._brokers = [_Reached() for _ in links]
+
+    def join(self) -> None:
+        """Become the member at every broker; a process that was it before is told Fenced. Unknown(TIMED_OUT)."""
+        for number in range(len(self._links)):
+            self._join(number, resume=False)
+
+    def resume(self, number: int) -> None:
+        """After a lost answer: say what reached us. Fenced if we are the member no more."""
+        self._join(number, resume=True)
+
+    def _join(self, number: int, *, resume: bool) -> None:
+        broker = self._brokers[number]
+        with self._lock:
+            keep = [[lease, end] for lease, end in broker.ends.items()]
+        request = {
+            "group": self._group,
+            "instance": self._instance,
+            "process": self._process,
+            "resume": resume,
+            "keep": keep,
+        }
+        answer = patient_action(self._links[number], "groups.join", request, time.monotonic() + self._timeout)
+        with self._lock:
+            self._member, broker.epoch, broker.lost = int(answer["member"]), int(answer["epoch"]), False
+
+    def options(self, number: int) -> dict[str, Any]:
+        """Options of receives from one broker."""
+        return {"member": self._member, "epoch": self._brokers[number].epoch}
+
+    def lose(self, number: int) -> None:
+        """An answer was lost."""
+        self._brokers[number].lost = True
+
+    def has_lost(self, number: int) -> bool:
+        """Whether :meth:`resume` must come before the next receive."""
+        return self._brokers[number].lost
+
+    def came(self, number: int, batch: pa.RecordBatch) -> None:
+        """Messages reached this process."""
+        broker = self._brokers[number]
+        with self._lock:
+            for lease, count, end in _runs(batch):
+                broker.ends[lease] = max(end, broker.ends.get(lease, 0))
+                broker.open[lease] = broker.open.get(lease, 0) + count
+
+    def acted(self, number: int, lease: int, count: int = 1) -> None:
+        """Messages of a lease were settled, as far as this process is concerned."""
+        broker = self._brokers[number]
+        with self._lock:
+            left = broker.open.get(lease, 0) - count
+            if left > 0:
+                broker.open[lease] = left
+            elif broker.open.pop(lease, None) is not None:
+                broker.done.append(lease)
+                if len(broker.done) > REMEMBERED and (oldest := broker.done.popleft()) not in broker.open:
+                    broker.ends.pop(oldest, None)
+
+    def acted_on_all(self, number: int, batch: pa.RecordBatch) -> None:
+        """All of these messages were settled."""
+        for lease, count, _ in _runs(batch):
+            self.acted(number, lease, count)
+
+
+def _runs(batch: pa.RecordBatch) -> list[tuple[int, int, int]]:
+    """Lease, number of messages and the offset behind the last of them, for each lease in a DELIVERY batch."""
+    if not batch.num_rows:
+        return []
+    leases, offsets = batch.column("lease").to_numpy(), batch.column("offset").to_numpy()
+    order = np.argsort(leases, kind="stable")
+    found, firsts, counts = np.unique(leases[order], return_index=True, return_counts=True)
+    ends = np.maximum.reduceat(offsets[order], firsts) + 1
+    return list(zip(found.tolist(), counts.tolist(), ends.tolist(), strict=True))

@@ -1,0 +1,102 @@
+"""Acknowledgements on their way out: runs of offsets of one lease, made from columns or from rows in order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from escrowmq import schemas
+from escrowmq.client.producing.outgoing import row_error
+from escrowmq.errors import Code, EscrowError
+from escrowmq.model import Act
+
+
+def settling_batch(
+    leases: npt.NDArray[np.int64],
+    starts: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.int64],
+    acts: Any,
+    delays: Any,
+    causes: Any,
+) -> pa.RecordBatch:
+    """A SETTLING batch; the last three may be one value for all."""
+    n = len(leases)
+    arrays = [
+        pa.array(leases),
+        pa.array(starts),
+        pa.array(counts),
+        pa.array(np.broadcast_to(np.asarray(acts, np.uint8), n)),
+        pa.array(np.broadcast_to(np.asarray(delays, np.int64), n)),
+        pa.array(causes, pa.utf8()) if isinstance(causes, list) else pa.array([causes] * n, pa.utf8()),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schemas.SETTLING)
+
+
+def lease_runs(delivery: pa.RecordBatch) -> tuple[Any, Any, Any]:
+    """Leases, first offsets and counts that cover the rows of a DELIVERY batch: one run a stretch of one lease.
+
+    A run may span offsets that are not in the lease (of other tags); the broker passes them over.
+    """
+    leases = delivery.column("lease").to_numpy()
+    offsets = delivery.column("offset").to_numpy()
+    if not len(leases):
+        return leases, offsets, offsets
+    new = np.ones(len(leases), np.bool_)
+    new[1:] = (leases[1:] != leases[:-1]) | (offsets[1:] <= offsets[:-1])
+    first = np.flatnonzero(new)
+    last = np.append(first[1:], len(leases)) - 1
+    return leases[first], offsets[first], offsets[last] - offsets[first] + 1
+
+
+_NOT_REFUSED = (Code.OK, Code.DISCONNECTED)
+
+
+class SettlingCodec:
+    """Rows (lease, offset, offset delivered before it in the lease or -2, act, delay_us, cause) to SETTLING batches.
+
+    Acks that follow each other in their lease become one run. ``refused`` counts the acts that came too late: their
+    lease had ended, so the messages are delivered again.
+    """
+
+    def __init__(self) -> None:
+        self.refused = 0
+        self._lock = threading.Lock()
+
+    def encode(self, rows: Sequence[tuple[Any, ...]]) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
+        """The batch, and which of its runs each row went into."""
+        leases, offsets, before, acts, delays, causes = zip(*rows, strict=True)
+        lease, offset, previous = (np.array(column, np.int64) for column in (leases, offsets, before))
+        act = np.array(acts, np.uint8)
+        new = np.ones(len(rows), np.bool_)
+        new[1:] = (
+            (lease[1:] != lease[:-1]) | (previous[1:] != offset[:-1]) | (act[1:] != Act.ACK) | (act[:-1] != Act.ACK)
+        )
+        first = np.flatnonzero(new)
+        last = np.append(first[1:], len(rows)) - 1
+        starts, counts = offset[first], offset[last] - offset[first] + 1
+        some = [causes[row] for row in first.tolist()]
+        batch = settling_batch(lease[first], starts, counts, act[first], np.array(delays, np.int64)[first], some)
+        return batch, np.cumsum(new) - 1
+
+    def decode(
+        self, rows: Sequence[tuple[Any, ...]], memo: Any, answer: pa.RecordBatch, resent: bool
+    ) -> list[Code | EscrowError]:
+        """A code or an error a row."""
+        codes = self.told(answer, resent)[memo].tolist()
+        refused = sum(code not in _NOT_REFUSED for code in codes)
+        if refused:
+            with self._lock:
+                self.refused += refused
+        return [Code.OK if code == 0 else row_error(code) for code in codes]
+
+    @staticmethod
+    def told(answer: pa.RecordBatch, resent: bool) -> npt.NDArray[np.uint8]:
+        """The codes. A LEASE_LOST to what was sent again may be the echo of its own success or a real one, so nothing is
+        known: it is told as DISCONNECTED."""
+        codes: npt.NDArray[np.uint8] = answer.column(0).to_numpy()
+        return np.where(codes == Code.LEASE_LOST, np.uint8(Code.DISCONNECTED), codes) if resent else codes

@@ -1,0 +1,401 @@
+"""Lanes: concurrent callers of one client share batches without noticing.
+
+Theory of operation. A lane carries rows of one kind of exchange over one link.
+
+1. A row is added to the open parcel. If nothing is in flight the parcel leaves at once; otherwise it waits, and whoever
+   arrives meanwhile rides along. A second, third and fourth parcel may leave before the first is answered, but only
+   with ``WORTH_OVERLAPPING`` rows or more, and with at least as many as are in flight: a request costs about as much as
+   some hundred rows, so small parcels wait and grow, big ones overlap.
+2. Parcels leave in the order in which they were filled; one thread at a time sends (``_pumping``).
+3. A parcel that the connection may have lost waits until every other parcel in flight was answered or lost too; then all
+   of them are sent again, in order, unchanged (the same bytes, the same message ids), before anything newer.
+4. So does a parcel that the broker refuses because it has forgotten the session (nothing of it was taken in), after the session was
+   renewed. While parcels of one session are in flight, none leaves under another: a newer one must not get ahead of them.
+5. A parcel's deadline counts from the moment it was sealed. At its deadline its callers get Unknown(TIMED_OUT), and a
+   late answer is ignored.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pyarrow as pa
+
+from escrowmq.client.lanes.alarm import Alarm
+from escrowmq.client.lanes.parcel import Codec, Parcel, Row, copies
+from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, Unknown
+from escrowmq.wire import Exchange, Link
+
+MAX_IN_FLIGHT = 4
+WORTH_OVERLAPPING = 64
+MAX_WAITING_ROWS = 1 << 18
+"""Rows that may wait in one lane before Overloaded(QUEUE_FULL): bounds the memory of a client whose broker is away."""
+FIRST_BACKOFF = 0.02
+LAST_BACKOFF = 2.0
+
+
+class Lane(ABC):
+    """One coalescing lane. Thread-safe. ``timeout`` is seconds from the sealing of a parcel to Unknown(TIMED_OUT)."""
+
+    def __init__(
+        self,
+        link: Link,
+        kind: Exchange,
+        codec: Codec,
+        options: Callable[[], dict[str, Any]],
+        alarm: Alarm,
+        *,
+        timeout: float,
+        max_rows: int = 4096,
+        max_bytes: int = 16 << 20,
+        max_waiting: int = MAX_WAITING_ROWS,
+        renew: Callable[[int], None] | None = None,
+    ) -> None:
+        self._link = link
+        self._kind = kind
+        self._codec = codec
+        self._options = options
+        self._alarm = alarm
+        self._timeout = timeout
+        self._max_rows = max_rows
+        self._max_bytes = max_bytes
+        self._max_waiting = max_waiting
+        self._renew = renew  # the session of this number
+        self._forgotten = 0  # the number of the session to be renewed before anything is sent
+        self._renewing = False
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._sending = threading.RLock()  # orders "is it broken?" and the exchange against the news that it broke
+        self._open: list[Row] = []
+        self._open_waiters: list[Any] = []
+        self._open_bytes = 0
+        self._sealed: deque[Parcel] = deque()
+        self._sealed_rows = 0
+        self._in_flight: list[Parcel] = []
+        self._in_flight_rows = 0
+        self._pumping = False
+        self._broken = False
+        self._worth = 1.0  # rows that must wait before a parcel may leave; infinite while none may
+        self._backoff = FIRST_BACKOFF
+        self._sweeping = False
+        self._closed = False
+
+    # What callers do
+
+    @property
+    def waiting(self) -> int:
+        """Rows that have not left yet."""
+        return len(self._open) + self._sealed_rows
+
+    @property
+    def broken(self) -> bool:
+        """Whether the connection was lost and parcels wait to be sent again."""
+        return self._broken
+
+    def add(self, row: Row, waiter: Any, size: int) -> None:
+        """Put a row (of about ``size`` bytes) into the open parcel; its result goes to ``waiter``, or nowhere if None.
+
+        Raises Overloaded(QUEUE_FULL) when too much is waiting, Unknown(CLOSED) after :meth:`close`.
+        """
+        with self._lock:
+            if self._closed:
+                raise Unknown(Code.CLOSED, "the producer or consumer is closed")
+            rows = self._open
+            if len(rows) + self._sealed_rows >= self._max_waiting:
+                raise Overloaded(Code.QUEUE_FULL)
+            rows.append(row)
+            self._open_waiters.append(waiter)
+            self._open_bytes += size
+            if len(rows) >= self._max_rows or self._open_bytes >= self._max_bytes:
+                self._seal()
+            if self._pumping or len(self._open) + self._sealed_rows < self._worth:
+                if not self._sweeping:
+                    self._sweep_later()
+                return
+            self._pumping = True
+        self._start_pump()
+
+    def add_batch(self, batch: pa.RecordBatch, waiter: Any) -> None:
+        """Send a whole batch as its own parcel, in order with the rows; ``waiter`` gets the whole answer."""
+        with self._lock:
+            if self._closed:
+                raise Unknown(Code.CLOSED, "the producer or consumer is closed")
+            if self._sealed_rows and self._sealed_rows + batch.num_rows > self._max_waiting:
+                raise Overloaded(Code.QUEUE_FULL)
+            self._seal()
+            parcel = Parcel(None, [waiter], batch)
+            parcel.deadline = time.monotonic() + self._timeout
+            self._sealed.append(parcel)
+            self._sealed_rows += len(parcel)
+            if self._pumping or not self._sendable():
+                if not self._sweeping:
+                    self._sweep_later()
+                return
+            self._pumping = True
+        self._start_pump()
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until everything added so far and since was answered or given up; False if not within ``timeout``."""
+        with self._idle:
+            return self._idle.wait_for(self._is_empty, timeout)
+
+    def close(self) -> None:
+        """Refuse new rows and give what has not been answered Unknown(CLOSED)."""
+        with self._lock:
+            self._closed = True
+            self._seal()
+            left = [*self._in_flight, *self._sealed]
+            self._in_flight.clear()
+            self._in_flight_rows = 0
+            self._weigh()
+            self._sealed.clear()
+            self._sealed_rows = 0
+            left = [parcel for parcel in left if self._settle(parcel)]
+            self._idle.notify_all()
+        for parcel in left:
+            self._deliver(parcel.waiters, copies(Unknown(Code.CLOSED), parcel))
+
+    # How a caller's thread model differs
+
+    def _start_pump(self) -> None:
+        self._pump()
+
+    @abstractmethod
+    def _deliver(self, waiters: list[Any], results: list[Any]) -> None:
+        """Hand each waiter its result."""
+
+    # The way out
+
+    def _is_empty(self) -> bool:
+        return not self._open and not self._sealed and not self._in_flight
+
+    def _sendable(self) -> bool:
+        return len(self._open) + self._sealed_rows >= self._worth
+
+    def _weigh(self) -> None:
+        """How many rows are worth a parcel now; whenever what is in flight, or broken, changes."""
+        in_flight = len(self._in_flight)
+        if self._broken or in_flight >= MAX_IN_FLIGHT:
+            self._worth = math.inf
+        else:
+            self._worth = max(self._in_flight_rows, WORTH_OVERLAPPING) if in_flight else 1
+
+    def _seal(self) -> None:
+        if self._open:
+            parcel = Parcel(self._open, self._open_waiters)
+            parcel.deadline = time.monotonic() + self._timeout
+            self._sealed.append(parcel)
+            self._sealed_rows += len(parcel)
+            self._open, self._open_waiters, self._open_bytes = [], [], 0
+
+    def _take(self) -> Parcel | None:
+        """The next parcel to send, now in flight; None when there is none or it has to wait."""
+        if not self._sendable():
+            return None
+        if not self._sealed:
+            self._seal()
+        if not self._sealed:
+            return None
+        parcel = self._sealed.popleft()
+        self._sealed_rows -= len(parcel)
+        self._in_flight.append(parcel)
+        self._in_flight_rows += len(parcel)
+        self._weigh()
+        if not self._sweeping:
+            self._sweep_later()
+        return parcel
+
+    def _pump(self) -> None:
+        """Send until nothing may leave. Only the holder of ``_pumping`` may call this."""
+        while True:
+            with self._lock:
+                parcel = self._take()
+                if parcel is None:
+                    self._pumping = False
+                    return
+            self._dispatch(parcel)
+
+    def _dispatch(self, parcel: Parcel, again: dict[str, Any] | None = None) -> None:
+        """Send a parcel; ``again``: with these options, those of all that are sent again with it."""
+        try:
+            if parcel.batch is None and parcel.rows is not None:
+                parcel.batch, parcel.memo = self._codec.encode(parcel.rows)
+            with self._sending:
+                options = self._options() if again is None else again
+                parcel.session = options.get("session", 0)
+                if again is None and (self._broken or self._overtakes(parcel)):  # what was lost goes first
+                    self._failed(parcel, Unknown(Code.DISCONNECTED))
+                    return
+                future = self._link.exchange(self._kind, parcel.batch, options)
+        except EscrowError as problem:
+            self._failed(parcel, problem)
+            return
+        except Exception as problem:
+            bug = Misuse(Code.BAD_ARGUMENT, f"cannot send: {problem}")
+            bug.__cause__ = problem
+            self._failed(parcel, bug)
+            return
+        attempt = parcel.resends
+        future.add_done_callback(lambda done: self._answered(parcel, attempt, done))
+
+    def _overtakes(self, parcel: Parcel) -> bool:
+        return any(other.session != parcel.session for other in tuple(self._in_flight))
+
+    # The way back
+
+    def _answered(self, parcel: Parcel, attempt: int, done: Future[pa.RecordBatch]) -> None:
+        if parcel.settled or parcel.resends != attempt:
+            return
+        problem = done.exception()
+        if problem is None and self._renew is not None and _forgets(done.result()):
+            self._forgotten = parcel.session
+            self._failed(parcel, Unknown(Code.DISCONNECTED, "the broker has forgotten the session"))
+        elif problem is None:
+            self._finish(parcel, self._decode(parcel, done.result()))
+        elif isinstance(problem, EscrowError):
+            self._failed(parcel, problem)
+        else:
+            self._failed(parcel, Unknown(Code.CLOSED, f"the link failed: {problem!r}"))
+
+    def _decode(self, parcel: Parcel, answer: pa.RecordBatch) -> list[Any]:
+        if parcel.batch is None or answer.num_rows != parcel.batch.num_rows:
+            return copies(Unknown(Code.DISCONNECTED, "the answer does not match the request"), parcel)
+        if parcel.rows is None:
+            return [(answer, parcel.resends > 0)]
+        return self._codec.decode(parcel.rows, parcel.memo, answer, parcel.resends > 0)
+
+    def _failed(self, parcel: Parcel, problem: EscrowError) -> None:
+        if problem.code is not Code.DISCONNECTED or self._closed or time.monotonic() >= parcel.deadline:
+            self._finish(parcel, copies(problem, parcel))
+            return
+        with self._sending, self._lock:
+            parcel.lost = problem
+            self._broken = True
+            self._weigh()
+            if not self._sweeping:
+                self._sweep_later()
+            self._resend_later()
+
+    def _finish(self, parcel: Parcel, results: list[Any]) -> None:
+        with self._lock:
+            if not self._settle(parcel):
+                return
+            self._leave_flight(parcel)
+        self._deliver(parcel.waiters, results)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Send what waited for the answer that just came."""
+        with self._lock:
+            if self._is_empty():
+                self._idle.notify_all()
+            if self._pumping or not self._sendable():
+                return
+            self._pumping = True
+        self._start_pump()
+
+    def _settle(self, parcel: Parcel) -> bool:
+        if parcel.settled:
+            return False
+        parcel.settled = True
+        return True
+
+    def _leave_flight(self, parcel: Parcel) -> None:
+        if parcel in self._in_flight:
+            self._in_flight.remove(parcel)
+            self._in_flight_rows -= len(parcel)
+            self._weigh()
+        if self._broken:
+            self._resend_later()
+        else:
+            self._backoff = FIRST_BACKOFF
+
+    # Sending again
+
+    def _resend_later(self) -> None:
+        """Once every parcel in flight is lost, send them again after a back-off with jitter."""
+        if all(parcel.lost is not None for parcel in self._in_flight):
+            delay = self._backoff * (0.5 + random.random())
+            self._backoff = min(2 * self._backoff, LAST_BACKOFF)
+            self._alarm.after(delay if self._in_flight else 0.0, self._resend)
+
+    def _resend(self) -> None:
+        with self._lock:
+            if self._renewing:
+                return  # it ends with another call
+            if self._pumping or any(parcel.lost is None for parcel in self._in_flight):
+                if self._pumping and self._broken:
+                    self._alarm.after(FIRST_BACKOFF, self._resend)
+                return
+            if self._forgotten:
+                self._renewing = True  # it may take a while, and the alarm is for all
+                threading.Thread(target=self._renew_session, name="escrowmq-renew", daemon=True).start()
+                return
+            again = list(self._in_flight)
+            for parcel in again:
+                parcel.lost = None
+                parcel.resends += 1
+            self._pumping = True
+            self._broken = False
+            self._weigh()
+        options = self._options()
+        for parcel in again:
+            if not parcel.settled:
+                self._dispatch(parcel, options)
+        self._pump()
+
+    def _renew_session(self) -> None:
+        """Then send again; if it is refused, so is what waits for it."""
+        problem: EscrowError | None = None
+        try:
+            if self._renew is not None:
+                self._renew(self._forgotten)
+        except EscrowError as raised:
+            problem = raised
+        with self._lock:
+            self._forgotten, self._renewing = 0, False
+            waiting = list(self._in_flight)
+        if problem is not None:
+            for parcel in waiting:
+                self._finish(parcel, copies(problem, parcel))
+        self._resend()
+
+    # Deadlines
+
+    def _sweep_later(self) -> None:
+        self._sweeping = True
+        self._alarm.after(min(max(self._timeout / 20, 0.005), 1.0), self._sweep)
+
+    def _sweep(self) -> None:
+        """Give up parcels past their deadline; seal what waits, so that its deadline counts from now."""
+        now = time.monotonic()
+        with self._lock:
+            self._sweeping = False
+            self._seal()
+            late = [p for p in (*self._in_flight, *self._sealed) if now >= p.deadline and self._settle(p)]
+            for parcel in late:
+                if parcel in self._sealed:
+                    self._sealed.remove(parcel)
+                    self._sealed_rows -= len(parcel)
+                else:
+                    self._leave_flight(parcel)
+            if not self._is_empty():
+                self._sweep_later()
+        for parcel in late:
+            problem = Unknown(Code.TIMED_OUT, str(parcel.lost) if parcel.lost else None)
+            self._deliver(parcel.waiters, copies(problem, parcel))
+        if late:
+            self._go_on()
+
+
+def _forgets(answer: pa.RecordBatch) -> bool:
+    """Whether the broker says that it does not know the session, which is that of all rows."""
+    return bool(answer.num_rows) and answer.column(0)[0].as_py() == Code.UNKNOWN_SESSION

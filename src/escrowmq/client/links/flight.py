@@ -1,0 +1,205 @@
+"""A :class:`~escrowmq.wire.Link` over Arrow Flight. The protocol's table stands at the top of ``broker/serving/service.py``.
+
+Each kind of exchange has one stream and one reader thread; requests are pipelined and matched to answers by id. When a
+stream breaks, all its requests fail with Unknown(DISCONNECTED), oldest first, before a new stream can be opened; who
+sends again is the lanes' affair. A stream that owes an answer for too long is cancelled, so that half-open connections
+and stopped brokers cannot hold anybody for ever. What a stopping or stopped broker answers to anything (SHARD_STOPPED) is
+DISCONNECTED here, too.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import flight
+
+from escrowmq import wire
+from escrowmq.client.lanes.alarm import Alarm
+from escrowmq.client.links.streams import Checks, Stream, escrow_error, failed_future
+from escrowmq.errors import Code, EscrowError, Unknown
+from escrowmq.wire import CheckStream, Exchange
+
+CONNECT_SECONDS = 5.0
+FIRST_BACKOFF = 0.02
+LAST_BACKOFF = 2.0
+
+_CHANNEL = [
+    ("grpc.use_local_subchannel_pool", 1),  # a new client means a new connection, without gRPC's own long back-off
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+]
+
+
+class FlightLink:
+    """One broker at ``host:port``. Connects when it is first used, and again, with back-off, after it was lost."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
+        self._lock = threading.RLock()
+        self._client: flight.FlightClient | None = None
+        self._streams: dict[tuple[Exchange, int | None], Stream] = {}
+        self._watches: list[Checks] = []
+        self._not_before = 0.0
+        self._backoff = FIRST_BACKOFF
+        self._last_problem: EscrowError | None = None
+        self._alarm = Alarm("escrowmq-link")
+        self._patrolling = False
+        self._closed = False
+
+    @property
+    def address(self) -> str:
+        """``escrow://host:port``."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"escrow://{host}:{self._port}"
+
+    def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: dict[str, Any]) -> Future[pa.RecordBatch]:
+        """See :meth:`escrowmq.wire.Link.exchange`."""
+        try:
+            stream = self._stream(kind, options.get("member"))
+        except EscrowError as problem:
+            return failed_future(problem)
+        return stream.request(batch, options)
+
+    def action(self, name: str, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+        """See :meth:`escrowmq.wire.Link.action`."""
+        client = self._connected(timeout)
+        try:
+            return _act(client, name, request, timeout)
+        except EscrowError as problem:
+            if problem.code is Code.DISCONNECTED:
+                self._lost(client, problem)
+            raise
+
+    def read(self, request: dict[str, Any]) -> pa.RecordBatchReader:
+        """See :meth:`escrowmq.wire.Link.read`."""
+        client = self._connected(CONNECT_SECONDS)
+        try:
+            reader = client.do_get(flight.Ticket(json.dumps(request).encode()))
+            schema = reader.schema
+        except (pa.ArrowException, OSError) as problem:
+            raise escrow_error(problem) from None
+        return pa.RecordBatchReader.from_batches(schema, _chunks(reader))
+
+    def watch(self, session: int, on_checks: Callable[[pa.RecordBatch], None]) -> CheckStream:
+        """See :meth:`escrowmq.wire.Link.watch`."""
+        client = self._connected(CONNECT_SECONDS)
+        try:
+            checks = Checks(client, session, on_checks)
+        except (pa.ArrowException, OSError) as problem:
+            raise escrow_error(problem) from None
+        with self._lock:
+            self._watches = [watch for watch in self._watches if not watch.broken]
+            self._watches.append(checks)
+        return checks
+
+    def close(self) -> None:
+        """End all streams; what is unanswered fails with Unknown."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            streams, watches, client = list(self._streams.values()), self._watches, self._client
+            self._client = None
+        self._alarm.close()
+        for watch in watches:
+            watch.close()
+        for stream in streams:
+            stream.close()
+        if client is not None:
+            client.close()
+
+    # Connecting
+
+    def _connected(self, timeout: float = CONNECT_SECONDS) -> flight.FlightClient:
+        with self._lock:
+            if self._closed:
+                raise Unknown(Code.CLOSED, "the connection is closed")
+            if self._client is not None:
+                return self._client
+            if time.monotonic() < self._not_before and self._last_problem is not None:
+                raise Unknown(Code.DISCONNECTED, self._last_problem.message)
+            host = f"[{self._host}]" if ":" in self._host else self._host
+            client = flight.FlightClient(f"grpc+tcp://{host}:{self._port}", generic_options=_CHANNEL)
+            try:
+                _act(client, "hello", {}, min(timeout, CONNECT_SECONDS))
+            except EscrowError as problem:
+                client.close()
+                reason = Unknown(Code.DISCONNECTED, f"no broker answers at {self.address}: {problem.message}")
+                self._last_problem = reason
+                self._not_before = time.monotonic() + self._backoff * (0.5 + random.random())
+                self._backoff = min(2 * self._backoff, LAST_BACKOFF)
+                raise reason from None
+            self._client, self._backoff, self._last_problem = client, FIRST_BACKOFF, None
+            return client
+
+    def _stream(self, kind: Exchange, member: int | None) -> Stream:
+        stream = self._streams.get((kind, member))
+        if stream is not None and not stream.withdrawn:
+            return stream
+        with self._lock:
+            stream = self._streams.get((kind, member))
+            if stream is None or stream.withdrawn:
+                client = self._connected()
+                try:
+                    stream = Stream(client, kind, member, self._stream_broke)
+                except (pa.ArrowException, OSError) as problem:
+                    reason = escrow_error(problem)
+                    self._lost(client, reason)
+                    raise reason from None
+                self._streams[kind, member] = stream
+                if not self._patrolling:
+                    self._patrolling = True
+                    self._alarm.after(1.0, self._patrol)
+            return stream
+
+    def _stream_broke(self, stream: Stream) -> None:
+        with self._lock:
+            if self._streams.get((stream.kind, stream.member)) is stream:
+                del self._streams[stream.kind, stream.member]
+            if not self._closed and not stream.withdrawn and self._client is not None:
+                self._lost(self._client, Unknown(Code.DISCONNECTED))
+
+    def _lost(self, client: flight.FlightClient, problem: EscrowError) -> None:
+        """Connect anew for the next use; streams that are still open end by themselves."""
+        with self._lock:
+            if self._client is client:
+                self._client = None
+                self._last_problem = problem
+
+    def _patrol(self) -> None:
+        with self._lock:
+            self._patrolling = bool(self._streams) and not self._closed
+            streams = list(self._streams.values())
+        now = time.monotonic()
+        for stream in streams:
+            if stream.stalled(now):
+                stream.cancel()
+        if self._patrolling:
+            self._alarm.after(1.0, self._patrol)
+
+
+def _act(client: flight.FlightClient, name: str, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+    options = flight.FlightCallOptions(timeout=timeout)
+    try:
+        results = list(client.do_action(flight.Action(name, json.dumps(request).encode()), options))
+    except (pa.ArrowException, OSError) as problem:
+        raise escrow_error(problem) from None
+    return wire.unpack_json(results[0].body.to_pybytes()) if results else {}
+
+
+def _chunks(reader: flight.FlightStreamReader) -> Iterator[pa.RecordBatch]:
+    while True:
+        try:
+            yield reader.read_chunk().data
+        except StopIteration:
+            return
+        except (pa.ArrowException, OSError) as problem:
+            raise escrow_error(problem) from None

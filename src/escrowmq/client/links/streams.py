@@ -1,0 +1,220 @@
+"""The streams of a :class:`~escrowmq.client.links.flight.FlightLink`: one DoExchange each, and the thread that reads it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import flight
+
+from escrowmq import wire
+from escrowmq.errors import Code, EscrowError, Unknown
+from escrowmq.wire import PROTOCOL_VERSION, REQUEST, Exchange
+
+STALL_SECONDS = 15.0
+"""A request unanswered this long (past its own waiting time) makes the link give its stream up and connect anew."""
+
+
+def escrow_error(problem: BaseException) -> EscrowError:
+    """The error that a Flight exception stands for: the broker's own if it carries one, else Unknown."""
+    if isinstance(problem, EscrowError):
+        return _perhaps_healing(problem)
+    told = getattr(problem, "extra_info", None)
+    if told:
+        try:
+            return _perhaps_healing(wire.unpack_error(wire.unpack_json(bytes(told))))
+        except EscrowError:
+            pass
+    reason = str(problem).split(". Detail:")[0].split(". gRPC client debug")[0]
+    if isinstance(problem, flight.FlightTimedOutError):
+        return Unknown(Code.TIMED_OUT, reason)
+    return Unknown(Code.DISCONNECTED, reason or type(problem).__name__)
+
+
+def failed_future(problem: EscrowError) -> Future[pa.RecordBatch]:
+    """A future that has failed already."""
+    future: Future[pa.RecordBatch] = Future()
+    future.set_exception(problem)
+    return future
+
+
+class _Poll(Future[pa.RecordBatch]):
+    """The future of a receive. Cancelling withdraws the receives of its stream: each is then answered, or fails."""
+
+    def __init__(self, withdraw: Callable[[], None]) -> None:
+        super().__init__()
+        self._withdraw = withdraw
+
+    def cancel(self) -> bool:
+        """Withdraw; False, because what the broker gave meanwhile must still arrive."""
+        if not self.done():
+            self._withdraw()
+        return False
+
+
+class Stream:
+    """One DoExchange and the thread that reads its answers. ``member``: whose receives it carries."""
+
+    def __init__(
+        self, client: flight.FlightClient, kind: Exchange, member: int | None, broken: Callable[[Stream], None]
+    ) -> None:
+        self.kind = kind
+        self.member = member
+        self.withdrawn = False
+        self._broken = broken
+        self._pending: dict[int, tuple[Future[pa.RecordBatch], float]] = {}
+        self._ids = itertools.count(1)
+        self._lock = threading.Lock()  # pending and dead
+        self._writing = threading.Lock()  # the order of requests
+        self._dead: EscrowError | None = None
+        command = json.dumps({"protocol": PROTOCOL_VERSION, "exchange": str(kind)}).encode()
+        self._writer, self._reader = client.do_exchange(flight.FlightDescriptor.for_command(command))
+        self._writer.begin(REQUEST[kind])
+        self._thread = threading.Thread(target=self._read, name=f"escrowmq-{kind}", daemon=True)
+        self._thread.start()
+
+    def request(self, batch: pa.RecordBatch, options: dict[str, Any]) -> Future[pa.RecordBatch]:
+        future = _Poll(self.withdraw) if self.kind is Exchange.RECEIVE else Future[pa.RecordBatch]()
+        expiry = time.monotonic() + options.get("wait_ms", 0) / 1000 + STALL_SECONDS
+        with self._writing:
+            number = next(self._ids)
+            with self._lock:
+                if self._dead is not None:
+                    return failed_future(Unknown(self._dead.code, self._dead.message))
+                self._pending[number] = (future, expiry)
+            try:
+                metadata = wire.pack_metadata(number, options)
+                if self.kind is Exchange.RECEIVE:
+                    self._writer.write_metadata(metadata)
+                else:
+                    self._writer.write_with_metadata(batch, metadata)
+            except (pa.ArrowException, OSError):
+                self.cancel()  # the reader has the reason, and fails whatever is pending
+        return future
+
+    def _read(self) -> None:
+        problem: EscrowError = Unknown(Code.DISCONNECTED, "the broker ended the exchange")
+        try:
+            while True:
+                chunk = self._reader.read_chunk()
+                number, content = wire.unpack_metadata(chunk.app_metadata.to_pybytes())
+                with self._lock:
+                    entry = self._pending.pop(number, None)
+                if entry is None:
+                    continue
+                if chunk.data is None:
+                    entry[0].set_exception(_perhaps_healing(wire.unpack_error(content.get("error", {}))))
+                else:
+                    entry[0].set_result(chunk.data)
+        except StopIteration:
+            pass
+        except Exception as raised:
+            problem = escrow_error(raised)
+            if problem.code is Code.TIMED_OUT:
+                problem = Unknown(Code.DISCONNECTED, problem.message)
+        with self._lock:
+            self._dead = problem
+            left = [future for future, _ in self._pending.values()]
+            self._pending.clear()
+        for future in left:
+            future.set_exception(problem)
+        _end(self._writer)
+        self._broken(self)
+
+    def stalled(self, now: float) -> bool:
+        """Whether an answer is overdue."""
+        with self._lock:
+            return any(expiry < now for _, expiry in self._pending.values())
+
+    def cancel(self) -> None:
+        """Give the stream up; its requests fail."""
+        try:
+            self._reader.cancel()
+        except (pa.ArrowException, OSError):
+            pass  # it ended by itself
+
+    def withdraw(self) -> None:
+        """Write no more: the broker answers what it has begun, takes waiting receives back, and ends the stream."""
+        if self._writing.acquire(timeout=1.0):
+            try:
+                if not self.withdrawn:
+                    self.withdrawn = True
+                    self._writer.done_writing()
+            except (pa.ArrowException, OSError):
+                pass  # it is gone already
+            finally:
+                self._writing.release()
+
+    def close(self) -> None:
+        """Let the broker finish what it has begun, shortly, then end."""
+        self.withdraw()
+        self._thread.join(2.0)
+        if self._thread.is_alive():
+            self.cancel()
+            self._thread.join(2.0)
+
+
+def _perhaps_healing(problem: EscrowError) -> EscrowError:
+    """A served shard that stopped comes back with its restart: for whoever asks again, that is a connection that broke."""
+    return Unknown(Code.DISCONNECTED, problem.message, problem.hint) if problem.code is Code.SHARD_STOPPED else problem
+
+
+def _end(writer: flight.FlightStreamWriter) -> None:
+    """Take note of a stream's end, or Arrow prints it on standard error when the writer goes."""
+    try:
+        writer.close()
+    except (pa.ArrowException, OSError):
+        pass  # the reader has told why
+
+
+class Checks:
+    """A live check-back subscription: one exchange on which only the broker speaks."""
+
+    def __init__(self, client: flight.FlightClient, session: int, on_checks: Callable[[pa.RecordBatch], None]) -> None:
+        command = json.dumps({"protocol": PROTOCOL_VERSION, "exchange": "checks", "session": session}).encode()
+        self._writer, self._reader = client.do_exchange(flight.FlightDescriptor.for_command(command))
+        self._writer.begin(pa.schema([]))
+        self._on_checks = on_checks
+        self._ended = threading.Event()
+        self._closed = False
+        self.problem: EscrowError | None = None
+        self._thread = threading.Thread(target=self._read, name="escrowmq-checks", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                chunk = self._reader.read_chunk()
+                if chunk.data is not None and chunk.data.num_rows:
+                    self._on_checks(chunk.data)
+        except StopIteration:
+            pass
+        except Exception as raised:
+            self.problem = escrow_error(raised)
+        finally:
+            _end(self._writer)
+            self._ended.set()
+
+    @property
+    def broken(self) -> bool:
+        """Whether the carrier lost it."""
+        return self._ended.is_set() and not self._closed
+
+    def close(self) -> None:
+        """Leave the list of those to ask."""
+        self._closed = True
+        try:
+            self._writer.done_writing()
+        except (pa.ArrowException, OSError):
+            pass  # it is gone already
+        if self._thread is not threading.current_thread():
+            self._thread.join(1.0)
+            if self._thread.is_alive():
+                self._reader.cancel()
+                self._thread.join(1.0)

@@ -1,0 +1,1 @@
+"""Producers: sessions, messages and decisions as columns, transactions, check-back, numbered batches."""

@@ -1,0 +1,180 @@
+"""The producer's half of check-back: listen for the broker's questions, run the checker, answer in batches."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pyarrow as pa
+
+from escrowmq.client.lanes.coalescer import Lane
+from escrowmq.client.producing.deciding import AnyChecker, Decide, Whole, checks_of, takes_batches
+from escrowmq.client.producing.session import Session
+from escrowmq.errors import Code, EscrowError
+from escrowmq.model import Check, Outcome
+
+_log = logging.getLogger(__name__)
+WATCH_SECONDS = 0.2
+"""How often a broken subscription is noticed; then also the pause before it is opened anew."""
+
+
+class CheckLoop:
+    """Answers the questions of one broker with one checker, until closed.
+
+    A function is called once a question, a batch checker once a batch (and its answers leave as one request); on ``pool``,
+    or as a task of ``loop`` if it is a coroutine function. An exception, or anything that is not an Outcome, is UNKNOWN:
+    the broker asks again. Answers go into ``answers``, a lane of END by CHECK.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        checker: AnyChecker,
+        pool: ThreadPoolExecutor,
+        answers: Callable[[], Lane],
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._session = session
+        self._whole = Whole(checker) if takes_batches(checker) else None
+        self._decide: Decide = checker  # type: ignore[assignment]  # a function, where it is used
+        self._pool = pool
+        self._answers = answers
+        is_async = inspect.iscoroutinefunction(checker) if self._whole is None else self._whole.is_async
+        self._loop = loop if is_async else None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = threading.Event()
+        self._present = threading.Event()
+        self._present.set()
+        self.listening = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="escrowmq-check-back", daemon=True)
+        self._thread.start()
+
+    def attend(self, present: bool) -> None:
+        """Leave the list of those to ask for a while, or come back to it: who is away spends no attempt."""
+        (self._present.set if present else self._present.clear)()
+
+    def close(self) -> None:
+        """Stop listening. Questions that are being answered are left; the broker asks another."""
+        self._closing.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(5.0)
+
+    def _run(self) -> None:
+        told: Code | None = None  # a broker that is away is worth one line, not one a try
+        while not self._closing.is_set():
+            if not self._present.wait(WATCH_SECONDS):
+                continue
+            number = 0
+            try:
+                number = self._session.open(True)
+                stream = self._session.link.watch(number, self._asked)
+            except EscrowError as problem:
+                if self._closing.is_set() or problem.code is Code.CLOSED:
+                    return
+                if problem.code is not told:
+                    _log.warning("cannot listen for checks at %s: %s", self._session.link.address, problem)
+                    told = problem.code
+                self._renew_if_forgotten(number, problem)
+                self._closing.wait(WATCH_SECONDS)
+                continue
+            told = None
+            self.listening.set()
+            while self._present.is_set() and not stream.broken and not self._closing.wait(WATCH_SECONDS):
+                pass
+            self.listening.clear()
+            if stream.broken:
+                self._renew_if_forgotten(number, stream.problem)
+            stream.close()
+
+    def _renew_if_forgotten(self, number: int, problem: EscrowError | None) -> None:
+        if problem is None or problem.code is not Code.UNKNOWN_SESSION:
+            return
+        try:
+            self._session.renew(number)
+        except EscrowError as refused:
+            _log.warning("cannot renew the session at %s: %s", self._session.link.address, refused)
+
+    def _asked(self, batch: pa.RecordBatch) -> None:
+        try:
+            if self._whole is not None:
+                if self._loop is not None:
+                    self._loop.call_soon_threadsafe(self._start_whole, self._whole, batch)
+                else:
+                    self._pool.submit(self._answer_whole, self._whole, batch)
+            elif self._loop is not None:
+                self._loop.call_soon_threadsafe(self._start_tasks, list(checks_of(batch)))
+            else:
+                for check in checks_of(batch):
+                    self._pool.submit(self._answer, check)
+        except RuntimeError:
+            pass  # closing: another member will be asked
+
+    # A whole batch
+
+    def _answer_whole(self, whole: Whole, batch: pa.RecordBatch) -> None:
+        try:
+            answers = whole.answers(batch, whole.ask(batch))
+        except Exception:
+            _log.exception("the checker failed for a batch of questions")
+            answers = whole.unknown(batch)
+        self._reply_whole(answers)
+
+    def _start_whole(self, whole: Whole, batch: pa.RecordBatch) -> None:
+        self._start_task(self._answer_whole_async(whole, batch))
+
+    async def _answer_whole_async(self, whole: Whole, batch: pa.RecordBatch) -> None:
+        try:
+            answers = whole.answers(batch, await whole.ask(batch))
+        except Exception:
+            _log.exception("the checker failed for a batch of questions")
+            answers = whole.unknown(batch)
+        self._reply_whole(answers)
+
+    def _reply_whole(self, answers: pa.RecordBatch) -> None:
+        step = self._session.checker.limits.max_batch_rows
+        try:
+            for start in range(0, answers.num_rows, step):
+                self._answers().add_batch(answers.slice(start, step), None)
+        except EscrowError:
+            pass  # closing: another member will be asked
+
+    # One by one
+
+    def _answer(self, check: Check) -> None:
+        try:
+            outcome: Any = self._decide(check)
+        except Exception:
+            _log.exception("the checker failed for %s", check.transaction_id)
+            outcome = None
+        self._reply(check, outcome)
+
+    def _start_tasks(self, checks: list[Check]) -> None:
+        for check in checks:
+            self._start_task(self._answer_async(check))
+
+    def _start_task(self, answering: Coroutine[Any, Any, None]) -> None:
+        assert self._loop is not None
+        task = self._loop.create_task(answering)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer_async(self, check: Check) -> None:
+        outcome: Any = None
+        try:
+            outcome = await self._decide(check)  # type: ignore[misc]  # a coroutine function, as seen in __init__
+        except Exception:
+            _log.exception("the checker failed for %s", check.transaction_id)
+        self._reply(check, outcome)
+
+    def _reply(self, check: Check, outcome: Any) -> None:
+        if not isinstance(outcome, Outcome):
+            outcome = Outcome.UNKNOWN
+        try:
+            self._answers().add((bytes(check.transaction_id), int(outcome)), None, 32)
+        except EscrowError:
+            pass  # closing: another member will be asked

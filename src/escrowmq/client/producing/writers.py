@@ -1,0 +1,81 @@
+"""Batches of a numbered writer (a Spark query): committed once at every broker, however often they are tried.
+
+Every broker is told, those too that took nothing of the batch, so that each remembers it. When a driver dies between two
+brokers, the batch is tried again, and the first broker drops what the second still takes: that is right if a row goes to the
+same broker each time. So rows are spread by key, or, without one, by their content, never by turns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from escrowmq.client.producing.production import Production
+from escrowmq.client.producing.session import Session, patient_action
+from escrowmq.errors import Code, Rejected
+from escrowmq.model import TransactionId
+from escrowmq.wire import Link
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCommit:
+    """What the brokers answered. ``status``: COMMITTED, or ALREADY_COMMITTED if every broker had this batch, or a later
+    one; ``rolled_back``: transactions of this attempt that lost."""
+
+    status: Code
+    rolled_back: int
+
+
+def commit_batch(production: Production[Any], writer: str, batch: int, ids: Sequence[TransactionId]) -> BatchCommit:
+    """Have every broker decide its part of the batch; see :meth:`Producer.commit_batch`."""
+    by_broker: dict[int, list[str]] = {number: [] for number in range(len(production.sessions))}
+    _learn(production, {identity.shard for identity in ids})
+    for identity in ids:
+        by_broker[production.router.of_shard(identity.shard, production.timeout)].append(str(identity))
+    answers = []
+    for number, mine in by_broker.items():
+        session = production.sessions[number]
+        request = {"writer": writer, "batch": batch, "transactions": mine}
+        answers.append(_commit(session, request, production.timeout))
+    fresh = any(answer["status"] == Code.COMMITTED.name for answer in answers)
+    status = Code.COMMITTED if fresh else Code.ALREADY_COMMITTED
+    return BatchCommit(status, sum(answer["rolled_back"] for answer in answers))
+
+
+def _commit(session: Session, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+    """One broker's part; under a new session if the broker has forgotten this one."""
+    number = session.open(True)
+    try:
+        return patient_action(
+            session.link, "writers.commit", {**request, "session": number}, time.monotonic() + timeout
+        )
+    except Rejected as problem:
+        if problem.code is not Code.UNKNOWN_SESSION:
+            raise
+    session.renew(number)
+    request = {**request, "session": session.open(True)}
+    return patient_action(session.link, "writers.commit", request, time.monotonic() + timeout)
+
+
+def _learn(production: Production[Any], shards: set[int]) -> None:
+    """Find out who holds these shards, with as much patience for a broker that is away as for the commit itself."""
+    if all(production.router.known_shard(shard) is not None for shard in shards):
+        return
+    deadline = time.monotonic() + production.timeout
+    for number, session in enumerate(production.sessions):
+        told = patient_action(session.link, "hello", {}, deadline)
+        production.router.learn_shard(int(told["shard"]), number)
+
+
+def last_batch(production: Production[Any], writer: str) -> int | None:
+    """The last batch that every broker has decided; None if one has none."""
+
+    def ask(link: Link) -> int | None:
+        deadline = time.monotonic() + production.timeout
+        found: int | None = patient_action(link, "writers.show", {"writer": writer}, deadline)["batch"]
+        return found
+
+    batches = production.router.every(ask)
+    return None if None in batches else min(batches)

@@ -1,0 +1,1 @@
+"""Readers: topics without a group, from positions that the caller keeps."""

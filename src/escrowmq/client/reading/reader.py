@@ -1,0 +1,166 @@
+"""Reading without a group: the caller says which queues and from where, and keeps the offsets itself.
+
+For consumers that store their position with their effect, in one transaction of their own database (then each message has
+exactly one effect), and for everything that reads a topic without taking messages from anybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import pyarrow as pa
+
+from escrowmq.client.consuming.consumption import DEFAULT_BATCH
+from escrowmq.client.consuming.delivery import Content, Rows
+from escrowmq.client.reading.reading import WAIT_SECONDS, Place, Reading, Start
+
+
+class ReadMessage(Content):
+    """A message that was read, not leased: ``attempt`` is 0 and there is nothing to acknowledge."""
+
+    __slots__ = ()
+
+
+class ReadBatch:
+    """Messages of one queue in order: ``arrow`` has schema DELIVERY with lease -1 and attempt 0 (or the columns asked for).
+
+    ``shard`` and ``queue`` say where they stand, ``next_offset`` the position after them.
+    """
+
+    __slots__ = ("_rows", "place")
+
+    def __init__(self, place: Place, batch: pa.RecordBatch) -> None:
+        self.place = place
+        self._rows = Rows(0, batch)
+
+    @property
+    def arrow(self) -> pa.RecordBatch:
+        """The columns."""
+        return self._rows.batch
+
+    @property
+    def shard(self) -> int:
+        """The broker's shard."""
+        return self.place[0]
+
+    @property
+    def queue(self) -> int:
+        """The queue of the topic."""
+        return self.place[1]
+
+    @property
+    def next_offset(self) -> int:
+        """The offset from which to go on after this batch."""
+        return int(self.arrow.column("offset")[len(self) - 1].as_py()) + 1
+
+    def __len__(self) -> int:
+        return int(self.arrow.num_rows)
+
+    def __iter__(self) -> Iterator[ReadMessage]:
+        return (ReadMessage(self._rows, row) for row in range(len(self)))
+
+    def __getitem__(self, row: int) -> ReadMessage:
+        return ReadMessage(self._rows, range(len(self))[row])
+
+
+class Reader:
+    """Made by :meth:`Bus.reader`. Iterate :meth:`batches`; one thread at a time, except for :meth:`close`."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[ReadBatch]:
+        return self.batches()
+
+    @property
+    def topic(self) -> str:
+        """What it reads."""
+        return self._reading.topic
+
+    def batches(self, max_messages: int = DEFAULT_BATCH, *, idle_timeout: float | None = None) -> Iterator[ReadBatch]:
+        """Batches of up to ``max_messages``, each of one queue, until :meth:`close`, or until none came for
+        ``idle_timeout`` seconds (0: what is there now).
+
+        A broker that is away is waited for. Raises RANGE_PURGED when messages left with retention before they were read.
+        """
+        while True:
+            begun = time.monotonic()
+            while not self._reading.fill(_patience(idle_timeout, begun)):
+                if self._reading.closed.is_set() or _is_over(idle_timeout, begun):
+                    return
+            yield ReadBatch(*self._reading.take(max_messages))
+
+    def positions(self) -> dict[Place, int]:
+        """The next offset of every (shard, queue): all below was handed out (or not wanted). Give it back as ``start``."""
+        return dict(self._reading.positions)
+
+    def seek(self, start: Start) -> None:
+        """Go on from ``start``, see :meth:`Bus.reader`; of a mapping, places that are not named stay where they are."""
+        self._reading.seek(start)
+
+    def close(self) -> None:
+        """End iteration."""
+        self._reading.close()
+
+
+class AsyncReader:
+    """As :class:`Reader`: ``async for batch in reader.batches()``."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+
+    async def __aenter__(self) -> AsyncReader:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __aiter__(self) -> AsyncIterator[ReadBatch]:
+        return self.batches()
+
+    @property
+    def topic(self) -> str:
+        """What it reads."""
+        return self._reading.topic
+
+    async def batches(
+        self, max_messages: int = DEFAULT_BATCH, *, idle_timeout: float | None = None
+    ) -> AsyncIterator[ReadBatch]:
+        """As :meth:`Reader.batches`."""
+        while True:
+            begun = time.monotonic()
+            while not await asyncio.to_thread(self._reading.fill, _patience(idle_timeout, begun)):
+                if self._reading.closed.is_set() or _is_over(idle_timeout, begun):
+                    return
+            yield ReadBatch(*self._reading.take(max_messages))
+
+    def positions(self) -> dict[Place, int]:
+        """As :meth:`Reader.positions`."""
+        return dict(self._reading.positions)
+
+    async def seek(self, start: Start) -> None:
+        """As :meth:`Reader.seek`."""
+        await asyncio.to_thread(self._reading.seek, start)
+
+    async def close(self) -> None:
+        """End iteration."""
+        self._reading.close()
+
+
+def _patience(idle_timeout: float | None, begun: float) -> float:
+    """Seconds to wait in one go."""
+    if idle_timeout is None:
+        return WAIT_SECONDS
+    return min(max(begun + idle_timeout - time.monotonic(), 0.0), WAIT_SECONDS)
+
+
+def _is_over(idle_timeout: float | None, begun: float) -> bool:
+    return idle_timeout is not None and time.monotonic() >= begun + idle_timeout

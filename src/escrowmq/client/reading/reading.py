@@ -1,0 +1,328 @@
+"""What the sync and the async reader share: where they are in each queue, and what comes next.
+
+Rules:
+
+1. A *place* is (shard, queue): what is called queue 0 at two brokers is two places.
+2. A position is always the *next* offset. It moves when messages are handed out, never when they are merely fetched; so
+   positions that are stored with the effects of a batch are those from which to go on.
+3. Nothing is leased and nothing at the broker changes: whatever was lost on the way is asked for again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from escrowmq.client.consuming.consumption import tag_list
+from escrowmq.client.links.router import Router
+from escrowmq.client.producing.outgoing import check_name
+from escrowmq.client.producing.session import patient_action
+from escrowmq.errors import Code, EscrowError, Misuse, Rejected, error
+from escrowmq.wire import Link
+
+Place = tuple[int, int]
+Start = str | datetime | Mapping[Place, int]
+
+WAIT_SECONDS = 2.0
+"""How long a broker is asked to hold an empty answer; closing takes no longer."""
+SHORT_SECONDS = 0.05
+"""Waiting less than this is a look at every broker, one after the other."""
+TURN_ROWS = 65_536
+"""Offsets read of one queue before it is the others' turn."""
+FIRST_BACKOFF, LAST_BACKOFF = 0.02, 2.0
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A range of one queue on its way: the batch in hand and those to come."""
+
+    place: Place
+    end: int
+    batches: Iterator[pa.RecordBatch]
+    batch: pa.RecordBatch | None = None
+
+
+class Reading:
+    """The places of one reader. :meth:`fill` from one thread at a time; the others are quick."""
+
+    def __init__(
+        self, router: Router, topic: str, queues: Sequence[int | Place] | None, request: dict[str, Any], timeout: float
+    ) -> None:
+        self.router = router
+        self.topic = topic
+        self.timeout = timeout
+        self.positions: dict[Place, int] = {}
+        self.closed = threading.Event()
+        self._every = queues is None
+        self._queues = queues
+        self._request = request
+        self._numbers: dict[int, int] = {}  # shard → number of its broker
+        self._ready: deque[tuple[Place, int]] = deque()
+        self._stream: _Stream | None = None
+        self._filling = threading.Lock()
+        self._waits: dict[int, Future[list[tuple[Place, int]]]] = {}
+        self._threads = ThreadPoolExecutor(len(router), "escrowmq-reader-wait") if len(router) > 1 else None
+        self._backoff = [FIRST_BACKOFF] * len(router)
+        self._not_before = [0.0] * len(router)
+
+    # Where to read
+
+    def assign(self, start: Start) -> None:
+        """Find the queues and where to begin. Raises UNKNOWN_TOPIC, BAD_QUEUE, BAD_ARGUMENT, Unknown(TIMED_OUT)."""
+        found: dict[Place, dict[str, int]] = {}
+        missing: EscrowError | None = None
+        for number in range(len(self.router)):
+            try:
+                found |= self._offsets(number, start)
+            except Rejected as problem:
+                if problem.code is not Code.UNKNOWN_TOPIC:
+                    raise
+                missing = problem
+        if not found and missing is not None:
+            raise missing
+        chosen = self._chosen(list(found))
+        self._move({place: found[place] for place in chosen}, start, unnamed="head")
+
+    def seek(self, start: Start) -> None:
+        """Go on from ``start``; of a mapping, the places not named stay where they are."""
+        with self._filling:
+            found: dict[Place, dict[str, int]] = {}
+            for number in sorted({self._numbers[shard] for shard, _ in self.positions}):
+                found |= self._offsets(number, start)
+            self._move({place: found[place] for place in self.positions}, start, unnamed=None)
+
+    def _offsets(self, number: int, start: Start) -> dict[Place, dict[str, int]]:
+        request: dict[str, Any] = {"topic": self.topic}
+        if isinstance(start, datetime):
+            request["time_us"] = round(start.timestamp() * 1e6)
+        deadline = time.monotonic() + self.timeout
+        if number not in self._numbers.values():
+            self._learn(number, int(patient_action(self.router.links[number], "hello", {}, deadline)["shard"]))
+        answer = patient_action(self.router.links[number], "topics.offsets", request, deadline)
+        return {(int(answer["shard"]), line["queue"]): line for line in answer["queues"]}
+
+    def _learn(self, number: int, shard: int) -> None:
+        self._numbers[shard] = number
+        self.router.learn_shard(shard, number)
+
+    def _chosen(self, places: list[Place]) -> list[Place]:
+        if self._queues is None:
+            return places
+        chosen: list[Place] = []
+        for wanted in self._queues:
+            named = [p for p in places if p[1] == wanted] if isinstance(wanted, int) else [self.place(wanted)]
+            if not named or not set(named) <= set(places):
+                raise error(Code.BAD_QUEUE, f"topic {self.topic!r} has no queue {wanted!r}")
+            chosen += named
+        if not chosen:
+            raise Misuse(Code.BAD_ARGUMENT, "a reader needs a queue", "queues=None takes all of the topic's")
+        return list(dict.fromkeys(chosen))
+
+    def place(self, given: Any) -> Place:
+        """(shard, queue) of (shard or number of the broker, queue); Misuse(BAD_ARGUMENT)."""
+        if isinstance(given, tuple) and len(given) == 2 and all(type(part) is int for part in given):
+            broker, queue = given
+            if broker in self._numbers:
+                return broker, queue
+            for shard, number in self._numbers.items():
+                if number == broker:
+                    return shard, queue
+        raise Misuse(Code.BAD_ARGUMENT, f"{given!r} is no place", "(shard or number of the broker, queue)")
+
+    def _move(self, found: dict[Place, dict[str, int]], start: Start, unnamed: str | None) -> None:
+        """New positions, from what the brokers told of each place."""
+        if isinstance(start, Mapping):
+            given = {self.place(place): offset for place, offset in start.items()}
+            for place, offset in given.items():
+                _check_offset(place, offset, found)
+            others = {p: self.positions[p] if unnamed is None else told[unnamed] for p, told in found.items()}
+            fresh = {**others, **given}
+        elif isinstance(start, datetime) or start in ("earliest", "latest"):
+            name = "offset_at" if isinstance(start, datetime) else {"earliest": "head", "latest": "end"}[start]
+            fresh = {place: told[name] for place, told in found.items()}
+        else:
+            hint = '"earliest", "latest", a datetime, or {(shard or number of the broker, queue): offset}'
+            raise Misuse(Code.BAD_ARGUMENT, f"start = {start!r}", hint)
+        self._drop_stream()
+        self.positions.update(fresh)
+        self._ready = deque((p, told["end"]) for p, told in found.items() if told["end"] > fresh[p])
+
+    # What comes next
+
+    def fill(self, seconds: float) -> bool:
+        """Have something to :meth:`take`, waiting up to about ``seconds``; whether there is. Raises RANGE_PURGED."""
+        with self._filling:
+            deadline = time.monotonic() + seconds
+            while not self.closed.is_set():
+                if self._next_batch():
+                    return True
+                if self._open_next():
+                    continue
+                left = deadline - time.monotonic()
+                self._wait(min(max(left, 0), WAIT_SECONDS))
+                if left <= 0 and not self._ready:
+                    return False
+            return False
+
+    def take(self, most: int) -> tuple[Place, pa.RecordBatch]:
+        """Up to ``most`` messages of what :meth:`fill` found; this is what moves the position."""
+        stream = self._stream
+        assert stream is not None
+        assert stream.batch is not None  # fill() said so
+        batch, rest = stream.batch.slice(0, most), stream.batch.slice(most)
+        stream.batch = rest if rest.num_rows else None
+        self.positions[stream.place] = batch.column("offset")[batch.num_rows - 1].as_py() + 1
+        return stream.place, batch
+
+    def close(self) -> None:
+        """Fetch no more."""
+        self.closed.set()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _next_batch(self) -> bool:
+        """The next batch of the open stream."""
+        stream = self._stream
+        if stream is None:
+            return False
+        if stream.batch is not None:
+            return True
+        number = self._numbers[stream.place[0]]
+        try:
+            stream.batch = next(batch for batch in stream.batches if batch.num_rows)
+        except StopIteration:
+            self.positions[stream.place] = max(self.positions[stream.place], stream.end)  # the rest was not wanted
+            self._stream = None
+            return False
+        except EscrowError as problem:
+            self._stream = None
+            self._rest_or_raise(number, problem)
+            return False
+        self._backoff[number] = FIRST_BACKOFF
+        return True
+
+    def _drop_stream(self) -> None:
+        self._stream = None
+
+    def _open_next(self) -> bool:
+        """Begin to read the next place that has something."""
+        self._collect()
+        while self._ready:
+            place, end = self._ready.popleft()
+            start = self.positions[place]
+            if start >= end:
+                continue
+            turn = min(end, start + TURN_ROWS)
+            if turn < end:
+                self._ready.append((place, end))
+            number = self._numbers[place[0]]
+            request = {**self._request, "source": self.topic, "queue": place[1], "start": start, "end": turn}
+            try:
+                self._stream = _Stream(place, turn, iter(self.router.links[number].read(request)))
+            except EscrowError as problem:
+                self._rest_or_raise(number, problem)
+                continue
+            return True
+        return False
+
+    # Waiting
+
+    def _wait(self, seconds: float) -> None:
+        """Until something came at one of the brokers, or for ``seconds``."""
+        if self._threads is None or seconds < SHORT_SECONDS:
+            for number in range(len(self.router)):
+                self._found(self._ask(number, seconds if self._threads is None else 0.0))
+        else:
+            self._submit(self._threads)
+            wait(self._waits.values(), seconds, FIRST_COMPLETED)
+            self._collect()
+
+    def _submit(self, threads: ThreadPoolExecutor) -> None:
+        """Ask every broker that is not being asked."""
+        for number in range(len(self.router)):
+            if number not in self._waits:
+                try:
+                    self._waits[number] = threads.submit(self._ask, number, WAIT_SECONDS)
+                except RuntimeError:
+                    return  # closed meanwhile
+
+    def _collect(self) -> None:
+        """Take in the answers of brokers that were asked on threads."""
+        for number, asked in list(self._waits.items()):
+            if asked.done():
+                del self._waits[number]
+                if not asked.cancelled():
+                    self._found(asked.result())
+
+    def _found(self, told: list[tuple[Place, int]]) -> None:
+        for place, end in told:
+            self.positions.setdefault(place, 0)  # a queue that is newer than this reader
+            if end > self.positions[place]:
+                self._ready.append((place, end))
+
+    def _ask(self, number: int, seconds: float) -> list[tuple[Place, int]]:
+        """Which places of a broker have something; none after ``seconds``. A broker that is away is asked again."""
+        deadline = time.monotonic() + seconds
+        shard = next((shard for shard, of in self._numbers.items() if of == number), None)
+        while not self.closed.is_set():
+            left = max(deadline - time.monotonic(), 0.0)
+            after = [[queue, offset] for (of, queue), offset in list(self.positions.items()) if of == shard]
+            if shard is not None and (after or self._every):
+                try:
+                    found = self._ask_once(self.router.links[number], after, left)
+                    self._backoff[number] = FIRST_BACKOFF
+                    if found:
+                        return [((shard, line["queue"]), line["end"]) for line in found]
+                except EscrowError as problem:
+                    self._rest_or_raise(number, problem)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            # It answered before its time: it is away, or a folder to which nothing comes.
+            pause = self._not_before[number] - time.monotonic()
+            self.closed.wait(min(pause if pause > 0 else left, left))
+        return []
+
+    def _ask_once(self, link: Link, after: list[list[int]], seconds: float) -> list[dict[str, int]]:
+        wait_ms = round(seconds * 1000)
+        request = {"topic": self.topic, "after": after, "every": self._every, "wait_ms": wait_ms}
+        found: list[dict[str, int]] = link.action("topics.wait", request, seconds + self.timeout)["queues"]
+        return found
+
+    def _rest_or_raise(self, number: int, problem: EscrowError) -> None:
+        """A broker that is away is asked again after a pause; everything else is the caller's."""
+        if self.closed.is_set():
+            return
+        if problem.code not in (Code.DISCONNECTED, Code.TIMED_OUT):
+            raise problem
+        self._not_before[number] = time.monotonic() + self._backoff[number]
+        self._backoff[number] = min(2 * self._backoff[number], LAST_BACKOFF)
+
+
+def _check_offset(place: Place, offset: Any, found: Mapping[Place, Mapping[str, int]]) -> None:
+    if place not in found:
+        raise Misuse(Code.BAD_ARGUMENT, f"{place} is not a place of this reader")
+    if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
+        raise Misuse(Code.BAD_ARGUMENT, f"offset {offset!r} of {place}")
+    if offset > found[place]["end"]:
+        hint = "positions of another topic or of another broker's folder?"
+        raise Misuse(Code.BAD_ARGUMENT, f"offset {offset} of {place}: the next is {found[place]['end']}", hint)
+
+
+def read_request(topic: str, tags: str | Sequence[str] | None, columns: Sequence[str] | None) -> dict[str, Any]:
+    """The part of a read that never changes; raises BAD_TOPIC_NAME, Misuse. ``offset`` is among the columns in any case."""
+    check_name(topic, Code.BAD_TOPIC_NAME)
+    request: dict[str, Any] = {}
+    if wanted := tag_list(tags):
+        request["tags"] = wanted
+    if columns is not None:
+        request["columns"] = list(dict.fromkeys([*columns, "offset"]))
+    return request

@@ -1,0 +1,1 @@
+"""Consumer groups: subscriptions, cursors, leases, retries, dead letters, named members."""

@@ -1,0 +1,212 @@
+"""Cursors: a consumer group's way through one queue, one byte a message.
+
+Every offset of the queue is in exactly one state (I26), and its place says where that is written:
+
+| offsets | where |
+| --- | --- |
+| 0 .. base | runs of equal state (what has left the log, or lay before the group's start); all of them final |
+| base .. next | ``states``, a byte each |
+| next .. end | nowhere: all of them wait |
+
+Rules:
+
+1. ``next`` only rises. A final state (from ACKED on) never changes, except that the runs of a long history merge to GONE.
+2. LEASED offsets are pending in exactly one lease of ``leases``; RETRYING ones are in ``retries``, DEAD ones in ``dead``.
+3. ``counts`` are always those of the states, the merged history's included.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from escrowmq.ledger.columns.growing import Columns
+from escrowmq.ledger.columns.sparse import Int64s
+from escrowmq.ledger.commands import Subscription
+from escrowmq.ledger.groups.dead_letters import DeadLetters
+from escrowmq.ledger.groups.retries import Retries
+
+if TYPE_CHECKING:
+    from escrowmq.ledger.groups.leases import Lease
+    from escrowmq.ledger.groups.members import Member
+
+MAX_HISTORY_RUNS = 4096
+"""Runs remembered of what has left the log; beyond, the oldest become GONE and only their counts remain."""
+
+
+class State(IntEnum):
+    """What became of an offset for one group. From ACKED on it is final. The numbers are stored in snapshots."""
+
+    LEASED = 1
+    RETRYING = 2
+    DEAD = 3
+    ACKED = 4
+    FILTERED = 5
+    """Passed over: its tag is not the group's."""
+    DISCARDED = 6
+    """Was a dead letter, and a person let it go."""
+    EXPIRED = 7
+    """Left the log by retention before the group was done with it."""
+    SKIPPED = 8
+    """Before the group's start."""
+    GONE = 9
+    """Final, and left the log so long ago that only the counts tell how."""
+
+
+_STATES = max(State) + 1
+
+_FINAL = int(State.ACKED)  # NumPy is slow to compare with a member
+
+
+class Cursor:
+    """The states of one group's offsets in one queue; see the table above."""
+
+    __slots__ = ("_floor", "_history", "counts", "dead", "leases", "next", "queue_id", "retries", "states")
+
+    def __init__(self, queue_id: int, start: int) -> None:
+        self.queue_id = queue_id
+        self.next = start
+        self.states = Columns({"state": np.uint8}, first=start)
+        self.counts = [0] * _STATES
+        self.retries = Retries()
+        self.dead = DeadLetters()
+        self.leases: dict[int, Lease] = {}
+        self._history = Columns({"start": np.int64, "state": np.uint8})
+        self._floor = start
+        if start:
+            self._history.extend(1, start=0, state=State.SKIPPED)
+            self.counts[State.SKIPPED] = start
+
+    @property
+    def base(self) -> int:
+        """The first offset with a byte of its own."""
+        return self.states.first
+
+    @property
+    def floor(self) -> int:
+        """Everything below is done (I22: it never goes back). A dead letter is not done until a person says so."""
+        states = self.states["state"]
+        self._floor = max(self._floor, self.base)
+        while self._floor < self.next:
+            begin = self._floor - self.base
+            open_ = states[begin : begin + 65_536] < _FINAL
+            if open_.any():
+                self._floor += int(open_.argmax())
+                break
+            self._floor += len(open_)
+        return self._floor
+
+    def advance(self, end: int, state: State) -> None:
+        """Move ``next`` to ``end``, everything passed being in ``state``."""
+        count = end - self.next
+        self.states.extend(count, state=state)
+        self.counts[state] += count
+        self.next = end
+
+    def move_run(self, start: int, end: int, old: State, new: State) -> None:
+        """Offsets ``start`` .. ``end``-1, all in ``old``, become ``new``."""
+        base = self.base
+        self.states["state"][start - base : end - base] = int(new)
+        self.counts[old] -= end - start
+        self.counts[new] += end - start
+
+    def move(self, offsets: Int64s, old: State, new: State) -> None:
+        """``offsets``, all in ``old``, become ``new``."""
+        self.states["state"][offsets - self.base] = int(new)
+        self.counts[old] -= len(offsets)
+        self.counts[new] += len(offsets)
+
+    def trim(self, head: int) -> None:
+        """Retention moved the queue's head: what was not done below it expires. Leases are the caller's affair."""
+        if head <= self.base:
+            return
+        if self.next < head:
+            self.advance(head, State.EXPIRED)
+        leaving = self.states["state"][: head - self.base]
+        lost = leaving < State.ACKED
+        for state in (State.LEASED, State.RETRYING, State.DEAD):
+            self.counts[state] -= int(np.count_nonzero(leaving == state))
+        self.counts[State.EXPIRED] += int(np.count_nonzero(lost))
+        leaving[lost] = State.EXPIRED
+        starts, states = _runs(leaving)
+        self._remember(starts + self.base, states)
+        self.states.trim(head)
+        self.retries.trim(head)
+        self.dead.trim(head)
+
+    def _remember(self, starts: Int64s, states: npt.NDArray[np.uint8]) -> None:
+        history = self._history
+        if len(history) and history["state"][-1] == states[0]:
+            starts, states = starts[1:], states[1:]
+        history.extend(len(starts), start=starts, state=states)
+        if len(history) > MAX_HISTORY_RUNS:
+            history.trim(history.end - MAX_HISTORY_RUNS)
+            history["start"][0] = 0
+            history["state"][0] = State.GONE
+
+    def runs(self) -> tuple[Int64s, npt.NDArray[np.uint8]]:
+        """All offsets below ``next`` as runs: where each begins, and its state. Copies."""
+        starts, states = self._history["start"].copy(), self._history["state"].copy()
+        if self.next > self.base:
+            more_starts, more_states = _runs(self.states["state"])
+            if len(states) and states[-1] == more_states[0]:
+                more_starts, more_states = more_starts[1:], more_states[1:]
+            starts = np.concatenate([starts, more_starts + self.base])
+            states = np.concatenate([states, more_states])
+        return starts, states
+
+    def restore(self, base: int, end: int, starts: Int64s, states: npt.NDArray[np.uint8], counts: list[int]) -> None:
+        """Become the cursor whose ``base``, ``next``, ``runs()`` and ``counts`` these are (this one being new)."""
+        ends = np.append(starts[1:], end)
+        old = starts < base
+        self._history = Columns({"start": np.int64, "state": np.uint8})
+        self._history.extend(int(old.sum()), start=starts[old], state=states[old])
+        self.states = Columns({"state": np.uint8}, first=base)
+        lengths = np.maximum(ends - np.maximum(starts, base), 0)
+        self.states.extend(end - base, state=np.repeat(states, lengths))
+        self.next, self.counts, self._floor = end, counts, base
+
+    def offsets_of(self, state: State) -> Int64s:
+        """All offsets in ``state``, in order."""
+        starts, states = self.runs()
+        ends = np.append(starts[1:], self.next)
+        chosen = states == state
+        pieces = [np.arange(a, b) for a, b in zip(starts[chosen].tolist(), ends[chosen].tolist(), strict=True)]
+        return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+
+
+def _runs(states: npt.NDArray[np.uint8]) -> tuple[Int64s, npt.NDArray[np.uint8]]:
+    """Where runs of equal bytes begin, and the byte of each; ``states`` is not empty."""
+    starts = np.concatenate([np.zeros(1, np.int64), np.flatnonzero(states[1:] != states[:-1]) + 1])
+    return starts, states[starts]
+
+
+class Group:
+    """One consumer group."""
+
+    __slots__ = ("cursors", "leases", "members", "name", "ordinal", "subscription", "turn")
+
+    def __init__(self, ordinal: int, name: str, subscription: Subscription) -> None:
+        self.ordinal = ordinal
+        self.name = name
+        self.subscription = subscription
+        self.cursors: dict[int, Cursor] = {}
+        self.members: dict[int, Member] = {}
+        """The named members of a group that holds what is in doubt."""
+        self.leases = 0
+        """How many of its leases live."""
+        self.turn = -1
+        """The queue id that was served last."""
+
+    def cursor(self, queue_id: int) -> Cursor:
+        """The cursor of a queue, or a new one for a queue that the group has not met: it is not kept."""
+        return self.cursors.get(queue_id) or Cursor(queue_id, 0)
+
+    def meet(self, queue_id: int) -> Cursor:
+        """The cursor of a queue, made and kept if the group has not met it."""
+        if (cursor := self.cursors.get(queue_id)) is None:
+            cursor = self.cursors[queue_id] = Cursor(queue_id, 0)
+        return cursor

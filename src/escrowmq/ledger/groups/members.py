@@ -1,0 +1,228 @@
+"""Groups that hold what is in doubt: who their members are, what each holds, and how it goes on.
+
+Theory of operation:
+
+1. Leases of such a group do not end by time. What a silent member was handed is given to nobody else: its effect may be
+   done, or about to be.
+2. Members have names. JOINED begins a new *epoch* of a member (its position is the epoch); an older one may receive no
+   more (FENCED). All that the member held is then *in doubt*: its old process can settle it no more (LEASE_LOST), and
+   it is handed to the new one first, as HANDED: a new lease, one attempt later; after the last attempt it is a dead letter.
+3. A process that merely lost answers (its broker restarted, the connection broke) joins again and names the leases that
+   reached it, with how far: KEPT, they are not in doubt. So nothing that was lost on the way stays leased to nobody.
+4. FENCED gives everything a member holds back to the group at once, each as a failed attempt, and ends its epoch.
+
+In an ordered group what is in doubt in a queue is handed out when the member has settled what it got of it before, and all
+of a lease at once, even if that is more than was asked for: a rest could be overtaken.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from escrowmq.errors import Code, EscrowError, error
+from escrowmq.ledger.columns.sparse import Int64s
+from escrowmq.ledger.commands import Event, Join, Leased, Receive, Rules
+from escrowmq.ledger.events import event_of, event_of_rows
+from escrowmq.ledger.groups.cursors import Group
+from escrowmq.ledger.groups.leases import NEVER_US, PENDING, Lease, pending_runs
+from escrowmq.ledger.groups.receiving import Plan
+from escrowmq.ledger.groups.subscriptions import TopicsView, holds
+from escrowmq.model import member_id
+from escrowmq.schemas import Kind
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,126}")
+
+
+class Member:
+    """A named member of one group."""
+
+    __slots__ = ("doubted", "epoch", "fenced", "id", "joined_us", "name", "process")
+
+    def __init__(self, id: int, name: str, epoch: int, process: int, joined_us: int, *, fenced: bool = False) -> None:
+        self.id = id
+        self.name = name
+        self.epoch = epoch
+        self.process = process
+        self.joined_us = joined_us
+        self.fenced = fenced
+        self.doubted: dict[int, Lease] = {}
+        """Leases with something in doubt, by id."""
+
+    def note(self, lease: Lease) -> None:
+        """Keep ``doubted`` true after a change of ``lease``."""
+        if lease.pending and lease.pending_from(lease.doubt):
+            self.doubted[lease.id] = lease
+        else:
+            self.doubted.pop(lease.id, None)
+
+
+def leases_of(group: Group, member: int) -> list[Lease]:
+    """The live leases of a member, oldest first."""
+    found = [x for cursor in group.cursors.values() for x in cursor.leases.values() if x.member == member]
+    return sorted(found, key=lambda lease: lease.id)
+
+
+def decide_join(group: Group, cmd: Join, rules: Rules, position: int) -> tuple[tuple[Event, ...], dict[str, int]]:
+    """Events and answer. BAD_REQUEST for a bad name or a group without members, TOO_MANY; FENCED for a ``resume`` after
+    another process, or an operator, took the member over."""
+    if not holds(group.subscription):
+        hint = 'only groups with in_doubt="hold" have named members'
+        raise error(Code.BAD_REQUEST, f"consumer group {group.name!r} gives back what is in doubt", hint)
+    if not _NAME.fullmatch(cmd.instance):
+        raise error(Code.BAD_REQUEST, f"{cmd.instance!r} is not a member's name", "1 to 127 of A-Z a-z 0-9 . _ -")
+    id = member_id(group.name, cmd.instance)
+    known = group.members.get(id)
+    if known is not None and known.name != cmd.instance:
+        raise error(Code.BAD_REQUEST, f"{cmd.instance!r} and {known.name!r} have the same number", "use another name")
+    if known is None and len(group.members) >= rules.max_leases:
+        raise error(Code.TOO_MANY, f"the group has {len(group.members)} members", "max_leases")
+    if cmd.resume and (known is None or known.fenced or known.process != cmd.process):
+        raise _fenced(group, cmd.instance, fenced=known is not None and known.fenced)
+    joined = event_of(Kind.JOINED, [position], [group.ordinal], [id], [cmd.process], [cmd.instance])
+    reached = dict(cmd.keep)
+    ends = ((x, min(reached.get(x.id, 0), x.doubt)) for x in leases_of(group, id))
+    kept = [(lease.id, end) for lease, end in ends if end > lease.start]
+    events = (joined, event_of_rows(Kind.KEPT, kept)) if kept else (joined,)
+    return events, {"member": id, "epoch": position}
+
+
+def member_of(group: Group, cmd: Receive) -> Member:
+    """The member that receives. BAD_REQUEST if it never joined, FENCED if it is not its newest epoch."""
+    member = group.members.get(cmd.member)
+    if member is None or cmd.epoch is None:
+        hint = 'give bus.consumer(..., instance="NAME", in_doubt="hold")'
+        raise error(Code.BAD_REQUEST, f"members of consumer group {group.name!r} have names and join it", hint)
+    if cmd.epoch != member.epoch:
+        raise _fenced(group, member.name, fenced=member.fenced)
+    return member
+
+
+def _fenced(group: Group, name: str, *, fenced: bool) -> EscrowError:
+    why = "was fenced" if fenced else "has a newer process"
+    hint = f"what it held is with the {'group' if fenced else 'newer one'}; stop this process"
+    return error(Code.FENCED, f"member {name!r} of consumer group {group.name!r} {why}", hint)
+
+
+@dataclass(slots=True)
+class Handing:
+    """What a member gets again: rows of a HANDED event, what they hold, and what had its last attempt."""
+
+    dead: list[tuple[int, int, int, str]] = field(default_factory=list)
+    rows: list[tuple[int, int, int, int]] = field(default_factory=list)  # old lease, start, count, attempt
+    held: list[tuple[int, Int64s, Int64s]] = field(default_factory=list)  # queue id, offsets, positions: one a row
+
+    def events(self, position: int) -> list[Event]:
+        """DEAD, then HANDED, the first row standing at ``position``."""
+        events = [event_of_rows(Kind.DEAD, self.dead)] if self.dead else []
+        if self.rows:
+            olds, starts, counts, attempts = zip(*self.rows, strict=True)
+            ids = range(position + len(self.dead), position + len(self.dead) + len(self.rows))
+            events.append(event_of(Kind.HANDED, ids, olds, starts, counts, attempts))
+        return events
+
+    def answer(self, position: int, more: Leased) -> Leased:
+        """The messages of the rows, then ``more``."""
+        if not self.rows:
+            return more
+        sizes = [len(offsets) for _, offsets, _ in self.held]
+        first = position + len(self.dead)
+        return Leased(
+            leases=np.concatenate([np.repeat(np.arange(first, first + len(sizes)), sizes), more.leases]),
+            queue_ids=np.concatenate([np.repeat([queue_id for queue_id, _, _ in self.held], sizes), more.queue_ids]),
+            offsets=np.concatenate([*(offsets for _, offsets, _ in self.held), more.offsets]),
+            attempts=np.concatenate([np.repeat([row[3] for row in self.rows], sizes), more.attempts]),
+            positions=np.concatenate([*(positions for _, _, positions in self.held), more.positions]),
+        )
+
+
+def hand_over(plan: Plan, group: Group, member: Member, topics: TopicsView, max_attempts: int) -> Handing:
+    """What is in doubt of ``member``, up to the plan's bounds, which it lowers (in order: to the end of a lease)."""
+    handing, ordered = Handing(), group.subscription.ordered
+    for lease in sorted(member.doubted.values(), key=lambda lease: lease.id):
+        if plan.budget <= 0:
+            break
+        if ordered and _is_busy(lease):
+            continue
+        first = max(lease.doubt - lease.start, 0)
+        offsets = np.flatnonzero(np.frombuffer(lease.copy_mask(), np.uint8)[first:] == PENDING) + first + lease.start
+        attempt = lease.attempt + 1
+        left = lease.pending
+        if attempt > max_attempts:
+            failed, attempt = (1 if ordered else len(offsets)), lease.attempt
+            handing.dead += _dead(lease, int(offsets[0]), int(offsets[failed - 1]) + 1, max_attempts)
+            offsets, left = offsets[failed:], left - failed
+            plan.room += not left
+        chosen = offsets if ordered else offsets[: plan.budget]
+        stays = left > len(chosen)
+        if len(chosen) and (plan.room > 0 or not stays):
+            _hand(handing, plan, lease, chosen, attempt, topics)
+            plan.room -= stays
+    return handing
+
+
+def _hand(handing: Handing, plan: Plan, lease: Lease, chosen: Int64s, attempt: int, topics: TopicsView) -> None:
+    start, end = int(chosen[0]), int(chosen[-1]) + 1
+    queue_id = lease.cursor.queue_id
+    handing.rows.append((lease.id, start, end - start, attempt))
+    handing.held.append((queue_id, chosen, topics.queues[queue_id].positions(start, end)[chosen - start]))
+    plan.budget -= len(chosen)
+
+
+def _is_busy(lease: Lease) -> bool:
+    """Whether something of the lease's queue is in the works, so that in order nothing may follow yet."""
+    working = (x.pending - x.pending_from(x.doubt) for x in lease.cursor.leases.values())
+    return any(working)
+
+
+def _dead(lease: Lease, start: int, end: int, max_attempts: int) -> list[tuple[int, int, int, str]]:
+    cause = f"in doubt when its consumer came back, attempt {lease.attempt} of {max_attempts}"
+    runs = pending_runs(lease.copy_mask(), start - lease.start, end - lease.start)
+    return [(lease.id, lease.start + a, b - a, cause) for a, b in runs]
+
+
+def describe(group: Group, topics: TopicsView) -> list[dict[str, Any]]:
+    """Who holds what: ``member, leases, messages, in_doubt`` (messages), ``held`` (a dict a lease, oldest first: ``lease,
+    topic, queue, first, last`` offset, ``messages, in_doubt, attempt``, ``deadline_us`` or None); of named members also
+    ``instance, epoch, fenced, joined_us``."""
+    found: dict[int, list[Lease]] = {member: [] for member in group.members}
+    for cursor in group.cursors.values():
+        for lease in cursor.leases.values():
+            found.setdefault(lease.member, []).append(lease)
+    listed = []
+    for id, leases in found.items():
+        member = group.members.get(id)
+        held = [_describe_lease(lease, topics) for lease in sorted(leases, key=lambda lease: lease.id)]
+        listed.append(
+            {
+                "member": id,
+                "instance": member.name if member else None,
+                "epoch": member.epoch if member else None,
+                "fenced": member.fenced if member else None,
+                "joined_us": member.joined_us if member else None,
+                "leases": len(held),
+                "messages": sum(line["messages"] for line in held),
+                "in_doubt": sum(line["in_doubt"] for line in held),
+                "held": held,
+            }
+        )
+    return listed
+
+
+def _describe_lease(lease: Lease, topics: TopicsView) -> dict[str, Any]:
+    place = topics.queues[lease.cursor.queue_id].place
+    pending = np.flatnonzero(np.frombuffer(lease.copy_mask(), np.uint8) == PENDING) + lease.start
+    return {
+        "lease": lease.id,
+        "topic": place.topic,
+        "queue": place.queue,
+        "first": int(pending[0]),
+        "last": int(pending[-1]),
+        "messages": lease.pending,
+        "in_doubt": lease.pending_from(lease.doubt),
+        "attempt": lease.attempt,
+        "deadline_us": None if lease.deadline_us == NEVER_US else lease.deadline_us,
+    }

@@ -1,0 +1,172 @@
+"""Receiving: which messages the next leases hold. Reads the state, changes nothing.
+
+Rules:
+
+1. Retries that are due come first, lowest offset first; then messages that were never delivered. Both passes go round the
+   queues, beginning after the queue that was served last, so that no queue starves another.
+2. A first delivery takes the next offsets of its queue as one range. What the tags exclude lies inside the range and is
+   done with it; what lies before the first match is a range of its own, which holds nothing and makes no lease.
+3. In an ordered group a queue has one lease at a time, and while it has retries nothing but their lowest run is
+   delivered, once it is due: nothing overtakes a message that failed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from escrowmq.ledger.columns.sparse import Int64s
+from escrowmq.ledger.commands import Event, Leased
+from escrowmq.ledger.events import event_of
+from escrowmq.ledger.groups.cursors import Cursor
+from escrowmq.ledger.groups.subscriptions import TopicsView
+from escrowmq.ledger.queues.queues import QueueIndex
+from escrowmq.schemas import Kind
+
+SPAN = 262_144
+"""Offsets that one range with messages may span, in search of the group's tags; bounds a lease's mask."""
+
+MAX_PASSED = 4 << 20
+"""Offsets without a match that one receive may pass over in one queue; bounds its work."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """Leases to be: rows of a LEASED event (``start, count, attempt`` of ``queue_id``), and the messages they hold."""
+
+    budget: int
+    """Messages that may still be added."""
+    room: int
+    """Leases that may still be added."""
+    rows: list[tuple[int, int, int, int]] = field(default_factory=list)
+    held: list[tuple[int, int, Int64s, Int64s]] = field(default_factory=list)
+    """Row, queue id, offsets and log positions."""
+
+    @property
+    def full(self) -> bool:
+        return self.budget <= 0 or self.room <= 0
+
+    def add(self, cursor: Cursor, queue: QueueIndex, start: int, end: int, attempt: int, chosen: Int64s | None) -> None:
+        """Lease ``chosen`` offsets (None: all) of the range ``start`` .. ``end``-1."""
+        self.rows.append((cursor.queue_id, start, end - start, attempt))
+        if chosen is not None and not len(chosen):
+            return
+        positions = queue.positions(start, end)
+        offsets = np.arange(start, end) if chosen is None else chosen
+        self.held.append(
+            (len(self.rows) - 1, cursor.queue_id, offsets, positions if chosen is None else positions[offsets - start])
+        )
+        self.budget -= len(offsets)
+        self.room -= 1
+
+    def event(self, group: int, member: int, deadline_us: int, position: int) -> Event | None:
+        """The LEASED event, its first row standing at ``position``; None without rows."""
+        if not self.rows:
+            return None
+        queue_ids, starts, counts, attempts = zip(*self.rows, strict=True)
+        size = len(self.rows)
+        ids = range(position, position + size)
+        same = ([group] * size, [member] * size, [deadline_us] * size)
+        return event_of(Kind.LEASED, ids, same[0], queue_ids, starts, counts, attempts, *same[1:])
+
+    def answer(self, position: int) -> Leased:
+        """The messages, in the order in which they are to be delivered."""
+        if not self.held:
+            none = np.empty(0, np.int64)
+            return Leased(none, none, none, none, none)
+        sizes = [len(offsets) for _, _, offsets, _ in self.held]
+        return Leased(
+            leases=np.repeat([position + row for row, _, _, _ in self.held], sizes),
+            queue_ids=np.repeat([queue_id for _, queue_id, _, _ in self.held], sizes),
+            offsets=np.concatenate([offsets for _, _, offsets, _ in self.held]),
+            attempts=np.repeat([self.rows[row][3] for row, _, _, _ in self.held], sizes),
+            positions=np.concatenate([positions for _, _, _, positions in self.held]),
+        )
+
+
+def rotated(queue_ids: Sequence[int], last: int) -> list[int]:
+    """Rising ``queue_ids``, beginning after ``last``."""
+    turn = bisect_right(queue_ids, last)
+    return [*queue_ids[turn:], *queue_ids[:turn]]
+
+
+def add_retries(plan: Plan, cursor: Cursor, queue: QueueIndex, ordered: bool, now_us: int) -> None:
+    """Lease what is due again."""
+    retries = cursor.retries
+    if ordered and (cursor.leases or not len(retries) or retries.head_due_us > now_us):
+        return
+    for first, last in retries.due_runs(now_us):
+        if plan.full:
+            return
+        last = min(last, first + plan.budget)
+        offsets = retries.offsets[first:last]
+        start, end = int(offsets[0]), int(offsets[-1]) + 1
+        chosen = None if end - start == last - first else offsets
+        plan.add(cursor, queue, start, end, int(retries["attempt"][first]), chosen)
+        if ordered:
+            return
+
+
+def add_fresh(plan: Plan, cursor: Cursor, queue: QueueIndex, ordered: bool, tags: list[int] | None) -> None:
+    """Lease the next range that was never delivered."""
+    if plan.full or cursor.next >= queue.end or (ordered and (cursor.leases or len(cursor.retries))):
+        return
+    start = cursor.next
+    if tags is None:
+        plan.add(cursor, queue, start, min(queue.end, start + plan.budget), 1, None)
+        return
+    first = _first_match(queue, start, tags)
+    if first > start:
+        plan.add(cursor, queue, start, first, 1, _NONE)
+    if first < queue.end and first < start + MAX_PASSED:
+        end, chosen = _search(queue, first, tags, plan.budget)
+        plan.add(cursor, queue, first, end, 1, chosen)
+
+
+_NONE: Int64s = np.empty(0, np.int64)
+
+
+def _first_match(queue: QueueIndex, start: int, tags: list[int]) -> int:
+    """The first offset from ``start`` on that has one of the tags, or where the search ended."""
+    last, step = min(queue.end, start + MAX_PASSED), 256
+    while start < last:
+        end = min(last, start + step)
+        found = matching(queue, start, end, tags)
+        if found.any():
+            return start + int(found.argmax())
+        start, step = end, min(2 * step, SPAN)
+    return last
+
+
+def _search(queue: QueueIndex, start: int, tags: list[int], most: int) -> tuple[int, Int64s]:
+    """At most ``most`` offsets from ``start`` on that have one of the tags, and where the search ended."""
+    found: list[Int64s] = []
+    last, end, step = min(queue.end, start + SPAN), start, 2 * most
+    while end < last and most > 0:
+        begin, end = end, min(last, end + step)
+        chosen = np.flatnonzero(matching(queue, begin, end, tags)) + begin
+        if len(chosen) >= most:
+            chosen = chosen[:most]
+            end = int(chosen[-1]) + 1
+        found.append(chosen)
+        most, step = most - len(chosen), 2 * step
+    return end, np.concatenate(found)
+
+
+def tag_numbers(tags: Sequence[str], topics: TopicsView) -> list[int] | None:
+    """The numbers of a filter's tags; None: no filter. A tag that no message has had yet matches nothing yet."""
+    if not tags:
+        return None
+    return [number for tag in tags if (number := topics.tag_number(tag)) is not None]
+
+
+def matching(queue: QueueIndex, start: int, end: int, tags: list[int]) -> npt.NDArray[np.bool_]:
+    """Which of the offsets ``start`` .. ``end``-1 have one of the tags."""
+    found = queue.tags(start, end)
+    if len(tags) == 1:
+        return np.asarray(found == tags[0], bool)
+    return np.isin(found, tags)

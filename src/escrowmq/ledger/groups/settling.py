@@ -1,0 +1,192 @@
+"""Settling: what acknowledgements come to, row by row. Reads the state, changes nothing.
+
+Rules:
+
+1. A row acts on those messages of its range that are pending in the lease; others inside the lease's range are passed
+   over. It is OK if it settled something, or (ACK) if this lease acked something of it before; else LEASE_LOST.
+2. Rows see what the rows before them did: each lease that a batch names is drafted on a copy of its mask.
+3. A NACK charges the attempt and gives the message back after the asked delay, else the back-off; the last attempt makes
+   it a dead letter with its cause.
+4. In an ordered lease the later pending messages are let go together with a message that is given back or dead. They are not
+   charged: their attempt is only raised to 2, so that a repeat is always told from a first delivery (I23). The same
+   holds when such a lease expires: its first pending message is the one that failed.
+5. A RELEASE gives back what nobody was handed: it comes again at once under the same attempt number.
+6. What is in doubt in a lease (see ``leases.py``) is out of reach of its rows: LEASE_LOST. A lease that does not end by
+   time needs no extension: it is OK, and no event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from escrowmq.errors import Code
+from escrowmq.ledger.commands import Event
+from escrowmq.ledger.events import event_of_rows
+from escrowmq.ledger.groups.dead_letters import MAX_CAUSE
+from escrowmq.ledger.groups.leases import ACKED, NEVER_US, NOT_LEASED, PENDING, TAKEN, Lease, pending_runs
+from escrowmq.ledger.groups.retries import backoff_us
+from escrowmq.model import Act
+from escrowmq.schemas import Kind
+
+RELEASED = -1
+"""The ``due_us`` of a RETRIED row whose messages did not fail: let go at once, not charged."""
+UNSEEN = -2
+"""The ``due_us`` of a RETRIED row whose messages nobody was handed: let go at once, their attempt is still to come."""
+
+
+@dataclass(slots=True)
+class Draft:
+    """A lease with what this batch did to it so far."""
+
+    lease: Lease
+    mask: bytearray
+    pending: int
+    limit: int
+    """Indexes from here on are out of reach."""
+
+
+@dataclass(slots=True)
+class Settling:
+    """Collects the events of a batch of acknowledgements, or of expired leases."""
+
+    max_attempts: int
+    backoff_us: int
+    backoff_max_us: int
+    ordered: bool
+    now_us: int
+    max_delay_us: int
+    acked: list[list[int]] = field(default_factory=list)
+    retried: list[list[int]] = field(default_factory=list)
+    dead: list[tuple[int, int, int, str]] = field(default_factory=list)
+    extended: list[list[int]] = field(default_factory=list)
+    drafts: dict[int, Draft] = field(default_factory=dict)
+
+    def settle(self, lease: Lease | None, start: int, count: int, act: int, delay_us: int, cause: str | None) -> Code:
+        """One row of a SETTLING batch; its code."""
+        if lease is None:
+            return Code.LEASE_LOST
+        draft = self.drafts.get(lease.id)
+        if draft is None:
+            mask = lease.copy_mask()
+            draft = self.drafts[lease.id] = Draft(lease, mask, lease.pending, lease.doubt - lease.start)
+        if not draft.pending and ACKED not in draft.mask:
+            return Code.LEASE_LOST  # ended above, and nothing will be remembered of it
+        a, b = start - lease.start, start - lease.start + count
+        if count < 1 or a < 0 or b > lease.end - lease.start:
+            return Code.BAD_REQUEST
+        if a >= draft.limit:
+            done = act == Act.ACK and not draft.mask.count(PENDING, a, b) and draft.mask.count(ACKED, a, b)
+            return Code.OK if done else Code.LEASE_LOST
+        b = min(b, draft.limit)
+        if act == Act.ACK:
+            return self._ack(draft, a, b)
+        if act == Act.NACK:
+            return self._nack(draft, a, b, delay_us, cause)
+        if act == Act.EXTEND:
+            return self._extend(draft, delay_us)
+        if act == Act.RELEASE:
+            return self._release(draft, a, b)
+        return Code.BAD_REQUEST
+
+    def _ack(self, draft: Draft, a: int, b: int) -> Code:
+        lease, mask = draft.lease, draft.mask
+        if not (pending := mask.count(PENDING, a, b)):
+            return _nothing_pending(mask, a, b, Code.OK)
+        for first, last in pending_runs(mask, a, b):
+            start, tail = lease.start + first, self.acked[-1] if self.acked else None
+            if tail is not None and tail[0] == lease.id and tail[1] + tail[2] == start:
+                tail[2] += last - first
+            else:
+                self.acked.append([lease.id, start, last - first])
+        _mark(draft, a, b, pending, ACKED)
+        return Code.OK
+
+    def _nack(self, draft: Draft, a: int, b: int, delay_us: int, cause: str | None) -> Code:
+        if delay_us < -1 or delay_us > self.max_delay_us:
+            return Code.BAD_DELAY
+        if not draft.mask.count(PENDING, a, b):
+            return _nothing_pending(draft.mask, a, b, Code.LEASE_LOST)
+        self.fail(draft, a, b, None if delay_us < 0 else delay_us, cause or "not accepted by the consumer")
+        return Code.OK
+
+    def _extend(self, draft: Draft, delay_us: int) -> Code:
+        if not draft.pending:
+            return Code.LEASE_LOST
+        if delay_us < 1 or delay_us > self.max_delay_us:
+            return Code.BAD_DELAY
+        if draft.lease.deadline_us == NEVER_US:
+            return Code.OK
+        self.extended.append([draft.lease.id, self.now_us + delay_us])
+        return Code.OK
+
+    def _release(self, draft: Draft, a: int, b: int) -> Code:
+        if not (pending := draft.mask.count(PENDING, a, b)):
+            return _nothing_pending(draft.mask, a, b, Code.LEASE_LOST)
+        self._give_back(draft.lease, pending_runs(draft.mask, a, b), UNSEEN)
+        _mark(draft, a, b, pending, TAKEN)
+        self._let_go(draft, b)
+        return Code.OK
+
+    def fail(self, draft: Draft, a: int, b: int, delay_us: int | None, cause: str) -> None:
+        """The pending messages of ``a`` .. ``b`` (indexes in the lease) failed; ``delay_us`` None: the back-off."""
+        lease = draft.lease
+        failed = pending_runs(draft.mask, a, b)
+        if lease.attempt >= self.max_attempts:
+            told = f"{cause[:MAX_CAUSE]}, attempt {lease.attempt} of {self.max_attempts}"
+            self.dead.extend((lease.id, lease.start + first, last - first, told) for first, last in failed)
+        else:
+            if delay_us is None:
+                delay_us = backoff_us(lease.attempt, self.backoff_us, self.backoff_max_us)
+            self._give_back(lease, failed, self.now_us + delay_us)
+        _mark(draft, a, b, draft.mask.count(PENDING, a, b), TAKEN)
+        self._let_go(draft, b)
+
+    def _let_go(self, draft: Draft, b: int) -> None:
+        """In order, nothing that comes later in the lease goes on without what was given back. What of it is in doubt then
+        is what never reached the member."""
+        end = len(draft.mask)
+        if self.ordered and (later := draft.mask.count(PENDING, b)):
+            self._give_back(draft.lease, pending_runs(draft.mask, b, end), RELEASED)
+            _mark(draft, b, end, later, TAKEN)
+
+    def _give_back(self, lease: Lease, runs: list[tuple[int, int]], due_us: int) -> None:
+        for first, last in runs:
+            start, tail = lease.start + first, self.retried[-1] if self.retried else None
+            if tail is not None and tail[0] == lease.id and tail[1] + tail[2] == start and tail[3] == due_us:
+                tail[2] += last - first
+            else:
+                self.retried.append([lease.id, start, last - first, due_us])
+
+    def expire(self, lease: Lease, cause: str = "lease expired", delay_us: int | None = None) -> None:
+        """The lease's time is over: what is pending in it failed (in order: the first of it did)."""
+        draft = Draft(lease, lease.copy_mask(), lease.pending, lease.end - lease.start)
+        a = draft.mask.index(PENDING)
+        self.fail(draft, a, a + 1 if self.ordered else draft.limit, delay_us, cause)
+
+    def events(self) -> tuple[Event, ...]:
+        """What was collected. The rows of one batch are disjoint, so only an extension must come before the rest."""
+        found = []
+        for kind, rows in (
+            (Kind.EXTENDED, self.extended),
+            (Kind.ACKED, self.acked),
+            (Kind.RETRIED, self.retried),
+            (Kind.DEAD, self.dead),
+        ):
+            if rows:
+                found.append(event_of_rows(kind, rows))
+        return tuple(found)
+
+
+def _mark(draft: Draft, a: int, b: int, pending: int, to: int) -> None:
+    draft.pending -= pending
+    if pending == b - a:
+        draft.mask[a:b] = bytes((to,)) * pending
+    else:
+        draft.mask[a:b] = draft.mask[a:b].replace(bytes((PENDING,)), bytes((to,)))
+
+
+def _nothing_pending(mask: bytearray, a: int, b: int, if_acked: Code) -> Code:
+    """Why a row found nothing to do: already done by this lease, never in it, or lost."""
+    if mask.count(ACKED, a, b):
+        return if_acked
+    return Code.BAD_REQUEST if mask.count(NOT_LEASED, a, b) == b - a else Code.LEASE_LOST

@@ -1,0 +1,191 @@
+"""Consumer groups as Arrow tables and back. States are stored as runs, so a steadily consumed queue is one row or two."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from escrowmq.ledger.groups import subscriptions
+from escrowmq.ledger.groups.cursors import Cursor, Group
+from escrowmq.ledger.groups.leases import Lease
+from escrowmq.ledger.groups.members import Member
+
+if TYPE_CHECKING:
+    from escrowmq.ledger.groups.groups import Groups
+
+_LIST = pa.schema(
+    [
+        ("name", pa.utf8()),
+        ("subscription", pa.utf8()),
+        ("turn", pa.int64()),
+        ("delivered", pa.int64()),
+        ("acked", pa.int64()),
+    ]
+)
+_PLACE = [("group", pa.int32()), ("queue_id", pa.int32())]
+_CURSORS = pa.schema([*_PLACE, ("base", pa.int64()), ("next", pa.int64()), ("counts", pa.list_(pa.int64()))])
+_RUNS = pa.schema([*_PLACE, ("start", pa.int64()), ("state", pa.uint8())])
+_RETRIES = pa.schema([*_PLACE, ("offset", pa.int64()), ("attempt", pa.int32()), ("due_us", pa.int64())])
+_DEAD = pa.schema(
+    [*_PLACE, ("offset", pa.int64()), ("attempts", pa.int32()), ("dead_us", pa.int64()), ("cause", pa.utf8())]
+)
+_LEASES = pa.schema(
+    [
+        *_PLACE,
+        ("lease", pa.int64()),
+        ("start", pa.int64()),
+        ("end", pa.int64()),
+        ("attempt", pa.int32()),
+        ("member", pa.int64()),
+        ("deadline_us", pa.int64()),
+        ("live", pa.bool_()),  # the ended ones follow, in the order in which they ended
+        ("mask", pa.binary()),  # null: all pending, or (ended) all acked
+        ("doubt", pa.int64()),  # the first offset in doubt; absent in older snapshots
+    ]
+)
+_MEMBERS = pa.schema(
+    [
+        ("group", pa.int32()),
+        ("member", pa.int64()),
+        ("instance", pa.utf8()),
+        ("epoch", pa.int64()),
+        ("process", pa.int64()),
+        ("joined_us", pa.int64()),
+        ("fenced", pa.bool_()),
+    ]
+)
+
+
+def dump(groups: Groups) -> dict[str, pa.Table]:
+    """All state of ``groups``; the tables share no memory with it."""
+    listed = [
+        (g.name, subscriptions.dump(g.subscription), g.turn, groups.delivered, groups.acked) for g in groups.groups
+    ]
+    cursors = [(g, c) for g in groups.groups for _, c in sorted(g.cursors.items())]
+    leases = [*groups.leases.live.values(), *groups.leases.ended.values()]
+    return {
+        "groups_list": _table(_LIST, listed),
+        "groups_cursors": _table(_CURSORS, [(g.ordinal, c.queue_id, c.base, c.next, c.counts) for g, c in cursors]),
+        "groups_runs": _stack(_RUNS, [(g, c, list(c.runs())) for g, c in cursors]),
+        "groups_retries": _stack(
+            _RETRIES, [(g, c, [c.retries.offsets, c.retries["attempt"], c.retries["due_us"]]) for g, c in cursors]
+        ),
+        "groups_dead": _stack(
+            _DEAD,
+            [(g, c, [c.dead.offsets, c.dead["attempts"], c.dead["dead_us"], c.dead["cause"]]) for g, c in cursors],
+        ),
+        "groups_leases": _table(
+            _LEASES,
+            [
+                (
+                    x.group,
+                    x.cursor.queue_id,
+                    x.id,
+                    x.start,
+                    x.end,
+                    x.attempt,
+                    x.member,
+                    x.deadline_us,
+                    x.pending > 0,
+                    _mask(x),
+                    x.doubt,
+                )
+                for x in leases
+            ],
+        ),
+        "groups_members": _table(
+            _MEMBERS,
+            [
+                (g.ordinal, m.id, m.name, m.epoch, m.process, m.joined_us, m.fenced)
+                for g in groups.groups
+                for m in g.members.values()
+            ],
+        ),
+    }
+
+
+def _mask(lease: Lease) -> bytes | None:
+    return None if lease.mask is None else bytes(lease.mask)
+
+
+def _table(schema: pa.Schema, rows: list[tuple[Any, ...]]) -> pa.Table:
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
+
+
+def _stack(schema: pa.Schema, parts: list[tuple[Group, Cursor, list[Any]]]) -> pa.Table:
+    """One table of all cursors' columns, each row with its group and queue."""
+    sizes = [len(columns[0]) for _, _, columns in parts]
+    stacked = [np.repeat(np.array([g.ordinal for g, _, _ in parts], np.int64), sizes)]
+    stacked.append(np.repeat(np.array([c.queue_id for _, c, _ in parts], np.int64), sizes))
+    for index in range(len(schema) - 2):
+        pieces = [columns[index] for _, _, columns in parts]
+        stacked.append(np.concatenate(pieces) if pieces else np.empty(0, np.int64))
+    arrays = [pa.array(column).cast(f.type) for column, f in zip(stacked, schema, strict=True)]
+    return pa.table(arrays, schema=schema)
+
+
+def load(groups: Groups, tables: dict[str, pa.Table]) -> None:
+    """Give a new ``groups`` the state that :func:`dump` wrote."""
+    for row in tables["groups_list"].to_pylist():
+        group = Group(len(groups.groups), row["name"], subscriptions.load(row["subscription"]))
+        group.turn, groups.delivered, groups.acked = row["turn"], row["delivered"], row["acked"]
+        groups.groups.append(group)
+    runs, retries, dead = (_Slices(tables[f"groups_{name}"]) for name in ("runs", "retries", "dead"))
+    for row in tables["groups_cursors"].to_pylist():
+        place = (row["group"], row["queue_id"])
+        cursor = Cursor(row["queue_id"], 0)
+        starts, states = runs.of(*place)
+        cursor.restore(row["base"], row["next"], starts, states, row["counts"])
+        offsets, attempts, due = retries.of(*place)
+        cursor.retries.put(offsets, attempt=attempts, due_us=due)
+        offsets, attempts, times, causes = dead.of(*place)
+        cursor.dead.put(offsets, attempts=attempts, dead_us=times, cause=causes)
+        groups.groups[row["group"]].cursors[row["queue_id"]] = cursor
+    for row in tables["groups_members"].to_pylist() if "groups_members" in tables else ():
+        members = groups.groups[row["group"]].members
+        members[row["member"]] = Member(
+            row["member"], row["instance"], row["epoch"], row["process"], row["joined_us"], fenced=row["fenced"]
+        )
+    for row in tables["groups_leases"].to_pylist():
+        _load_lease(groups, row)
+
+
+def _load_lease(groups: Groups, row: dict[str, Any]) -> None:
+    group = groups.groups[row["group"]]
+    lease = Lease(
+        row["lease"],
+        row["group"],
+        group.cursors[row["queue_id"]],
+        row["start"],
+        row["end"],
+        row["attempt"],
+        row["member"],
+        row["deadline_us"],
+        None if row["mask"] is None else bytearray(row["mask"]),
+    )
+    lease.doubt = row.get("doubt", lease.end)
+    if row["live"]:
+        groups.leases.add(lease)
+        group.leases += 1
+        if (member := group.members.get(lease.member)) is not None:
+            member.note(lease)
+    else:
+        lease.pending = 0
+        groups.leases.remember(lease)
+
+
+class _Slices:
+    """The rows of one cursor in a table that is sorted by group and queue."""
+
+    def __init__(self, table: pa.Table) -> None:
+        columns = [column.to_numpy() for column in table.columns]
+        self._keys = (columns[0].astype(np.int64) << 32) | columns[1].astype(np.int64)
+        self._values = columns[2:]
+
+    def of(self, group: int, queue_id: int) -> list[Any]:
+        key = (group << 32) | queue_id
+        first, last = np.searchsorted(self._keys, (key, key + 1))
+        return [values[first:last].copy() for values in self._values]

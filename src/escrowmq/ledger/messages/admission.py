@@ -1,0 +1,162 @@
+"""What a message must be to enter, plain or half: limits, topic, session, place. One code a row, all in columns.
+
+A row that is refused does not hold up its neighbours: the accepted ones become one event. The first check that a row
+fails gives its code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from escrowmq.ledger.columns import codes as code
+from escrowmq.ledger.columns.growing import all_equal
+from escrowmq.ledger.columns.keys import hash_keys
+from escrowmq.ledger.commands import Rules
+from escrowmq.ledger.queues.topics import Topics, is_name
+
+Int64s = npt.NDArray[np.int64]
+UInt8s = npt.NDArray[np.uint8]
+
+
+def byte_lengths(column: pa.Array) -> Int64s:
+    """Bytes of each row of a binary or utf8 column; 0 for null."""
+    offsets = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, 4 * column.offset)
+    lengths = np.diff(offsets).astype(np.int64)
+    if column.null_count:
+        lengths[~column.is_valid().to_numpy(zero_copy_only=False)] = 0
+    return lengths
+
+
+def property_lengths(column: pa.Array) -> Int64s:
+    """Bytes of the names and values of each row's properties; 0 for null."""
+    if column.null_count == len(column):
+        return np.zeros(len(column), np.int64)
+    bounds = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, 4 * column.offset)
+    # keys and items are the whole child arrays, those outside a slice too, so the offsets address them
+    sizes = byte_lengths(column.keys) + byte_lengths(column.items)
+    sums = np.concatenate(([0], np.cumsum(sizes)))
+    lengths = sums[bounds[1:]] - sums[bounds[:-1]]
+    if column.null_count:
+        lengths[~column.is_valid().to_numpy(zero_copy_only=False)] = 0
+    return lengths
+
+
+def check_limits(batch: pa.RecordBatch, topics: Topics, rules: Rules) -> UInt8s:
+    """Size limits and delays of a batch of schema OUTGOING: a code a row."""
+    codes = np.zeros(batch.num_rows, np.uint8)
+
+    def refuse(rows: npt.NDArray[np.bool_], refusal: int) -> None:
+        codes[rows & (codes == code.OK)] = refusal
+
+    refuse(byte_lengths(batch.column("body")) > rules.max_body_bytes, code.BODY_TOO_LARGE)
+    key, tag, properties = (batch.column(name) for name in ("key", "tag", "properties"))
+    if key.null_count < len(key):
+        refuse(byte_lengths(key) > rules.max_key_bytes, code.KEY_TOO_LARGE)
+    if tag.null_count < len(tag):
+        refuse(byte_lengths(tag) > rules.max_tag_bytes, code.TAG_TOO_LARGE)
+        refuse(_excess_tags(tag, topics, rules), code.TOO_MANY)
+    if properties.null_count < len(properties):
+        refuse(property_lengths(properties) > rules.max_properties_bytes, code.PROPERTIES_TOO_LARGE)
+    delay = batch.column("delay_us").to_numpy()
+    refuse((delay < 0) | (delay > rules.max_delay_us), code.BAD_DELAY)
+    immunity = batch.column("immunity_us").to_numpy()
+    refuse((immunity < 0) | (immunity > rules.half_retention_us), code.BAD_DELAY)
+    return codes
+
+
+def _excess_tags(tags: pa.Array, topics: Topics, rules: Rules) -> npt.NDArray[np.bool_]:
+    """Rows whose tag would be one too many for the shard."""
+    excess = np.zeros(len(tags), np.bool_)
+    encoded = tags.dictionary_encode()
+    names = encoded.dictionary.to_pylist()
+    if topics.tag_count + len(names) <= rules.max_tags:
+        return excess
+    fresh = [number for number, name in enumerate(names) if topics.tag_number(name) is None]
+    over = fresh[max(rules.max_tags - topics.tag_count, 0) :]
+    return np.isin(encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False), over)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the rows of a batch belong. ``queues`` and ``queue_ids`` are -1 for refused rows."""
+
+    queues: npt.NDArray[np.int32]
+    queue_ids: npt.NDArray[np.int32]
+    made: list[tuple[str, int]]  # topics to create first: name and queues
+
+
+def place(batch: pa.RecordBatch, codes: UInt8s, topics: Topics, rules: Rules) -> Placement:
+    """Find each row's topic and queue; rows without get a code. Topics that do not exist are made if the rules say so."""
+    size = batch.num_rows
+    queues, queue_ids = np.full(size, -1, np.int32), np.full(size, -1, np.int32)
+    encoded = batch.column("topic").dictionary_encode()
+    of_row = encoded.indices.to_numpy()
+    names = encoded.dictionary.to_pylist()
+    made: list[tuple[str, int]] = []
+    next_id = len(topics.queues)
+    for number, name in enumerate(names):
+        rows = np.flatnonzero((of_row == number) & (codes == code.OK)) if len(names) > 1 else np.flatnonzero(codes == 0)
+        if not len(rows):
+            continue
+        topic = topics.by_name.get(name)
+        if topic is not None:
+            ids, turn = np.array(topic.queue_ids, np.int32), topic.turn
+        elif (refusal := _refuse_topic(name, topics, len(made), rules)) != code.OK:
+            codes[rows] = refusal
+            continue
+        else:
+            ids, turn = np.arange(next_id, next_id + rules.default_queues, dtype=np.int32), 0
+        chosen = _choose(batch, rows, len(ids), turn)
+        wrong = (chosen < 0) | (chosen >= len(ids))
+        codes[rows[wrong]] = code.BAD_QUEUE
+        rows, chosen = rows[~wrong], chosen[~wrong]
+        if topic is None and len(rows):
+            made.append((name, rules.default_queues))
+            next_id += rules.default_queues
+        queues[rows], queue_ids[rows] = chosen, ids[chosen]
+    return Placement(queues, queue_ids, made)
+
+
+def _refuse_topic(name: str, topics: Topics, making: int, rules: Rules) -> int:
+    if not is_name(name):
+        return code.BAD_TOPIC_NAME
+    if not rules.auto_create_topics:
+        return code.UNKNOWN_TOPIC
+    return code.TOO_MANY if len(topics.by_name) + making >= rules.max_topics else code.OK
+
+
+def _choose(batch: pa.RecordBatch, rows: Int64s, queues: int, turn: int) -> Int64s:
+    """Queue numbers: the one named, else by key, else all keyless rows together on the queue whose turn it is."""
+    whole = len(rows) == batch.num_rows
+    numbers = batch.column("queue").to_numpy()
+    named: Int64s = (numbers if whole else numbers[rows]).astype(np.int64)
+    free = named == -1
+    if not free.any():
+        return named
+    keys = batch.column("key")
+    keyless = np.int64(turn % queues)
+    if keys.null_count == len(keys):
+        return np.where(free, keyless, named)
+    mine = keys if whole else keys.take(pa.array(rows))
+    by_key = (hash_keys(mine) % np.uint64(queues)).astype(np.int64)
+    if mine.null_count:
+        by_key = np.where(pc.is_null(mine).to_numpy(zero_copy_only=False), keyless, by_key)
+    return np.where(free, by_key, named)
+
+
+def group_by_queue(queue_ids: npt.NDArray[np.int32]) -> list[tuple[int, slice | Int64s]]:
+    """Each queue id with the rows that go to it, rows in order."""
+    if not len(queue_ids):
+        return []
+    if all_equal(queue_ids):
+        return [(int(queue_ids[0]), slice(None))]
+    narrow = queue_ids.astype(np.uint16) if queue_ids.max() < 1 << 16 else queue_ids  # 16 bits: a radix sort
+    order = np.argsort(narrow, kind="stable")
+    ordered = queue_ids[order]
+    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    return [(int(ordered[s]), rows) for s, rows in zip(starts, np.split(order, starts[1:]), strict=True)]

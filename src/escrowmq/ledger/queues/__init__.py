@@ -1,0 +1,1 @@
+"""Topics and their queues: which log row stands at which offset, and which message still waits for its time."""

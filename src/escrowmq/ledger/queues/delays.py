@@ -1,0 +1,92 @@
+"""Delayed messages: stored, in no queue yet. A release by the broker's clock puts them there (I21: never early)."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from escrowmq.ledger.columns.growing import Columns
+from escrowmq.ledger.columns.schedule import DueIndex
+from escrowmq.ledger.commands import Event
+from escrowmq.schemas import STORED, Kind
+
+Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+
+
+class Delays:
+    """Messages that wait for their time, in the order they came."""
+
+    def __init__(self) -> None:
+        self._rows = Columns(
+            {"position": np.int64, "queue_id": np.int32, "tag": np.int32, "visible_us": np.int64, "waiting": np.bool_}
+        )
+        self._due = DueIndex(self._alive)
+        self.waiting = 0
+
+    def _alive(self, ordinals: Int64s, _due_us: int) -> npt.NDArray[np.bool_]:
+        rows = ordinals - self._rows.first
+        alive = rows >= 0
+        alive[alive] = self._rows["waiting"][rows[alive]]
+        return alive
+
+    def add(self, positions: Int64s, queue_ids: Int32s, tags: Int32s, visible_us: Int64s) -> None:
+        """Hold messages until ``visible_us`` (one each)."""
+        first = self._rows.extend(
+            len(positions), position=positions, queue_id=queue_ids, tag=tags, visible_us=visible_us, waiting=True
+        )
+        self._due.put(np.arange(first, first + len(positions)), visible_us)
+        self.waiting += len(positions)
+
+    def decide_release(self, now_us: int, limit: int) -> list[Event]:
+        """What is due, as an event."""
+        ordinals = self._due.due(now_us, limit)
+        if not len(ordinals):
+            return []
+        columns = [pa.array(self._rows["position"][ordinals - self._rows.first]), pa.array(ordinals)]
+        return [Event(Kind.RELEASED, pa.RecordBatch.from_arrays(columns, schema=STORED[Kind.RELEASED]))]
+
+    def take(self, ordinals: Int64s) -> tuple[Int64s, Int32s, Int32s]:
+        """Let released messages go; their positions, queue ids and tags."""
+        rows = ordinals - self._rows.first
+        positions, queue_ids, tags = (self._rows[name][rows].copy() for name in ("position", "queue_id", "tag"))
+        self._rows["waiting"][rows] = False
+        self.waiting -= len(ordinals)
+        still = np.flatnonzero(self._rows["waiting"])
+        self._rows.trim(self._rows.first + (int(still[0]) if len(still) else len(self._rows)))
+        return positions, queue_ids, tags
+
+    def next_due_us(self, now_us: int) -> int | None:
+        """When the next release is due."""
+        return self._due.next_due_us(now_us) if self.waiting else None
+
+    def queue_ids_of(self, positions: Int64s) -> Int64s:
+        """Which queue each log position waits for; -1 for those that do not wait. For repeats: it scans."""
+        waiting = np.flatnonzero(self._rows["waiting"])
+        held = self._rows["position"][waiting]
+        order = np.argsort(held)
+        if not len(held):
+            return np.full(len(positions), -1, np.int64)
+        index = order[np.minimum(np.searchsorted(held[order], positions), len(held) - 1)]
+        return np.where(held[index] == positions, self._rows["queue_id"][waiting[index]], -1)
+
+    def earliest_us(self) -> int | None:
+        """No release is due before this."""
+        return self._due.earliest_us() if self.waiting else None
+
+    def lowest_position(self) -> int | None:
+        """The lowest position that still waits."""
+        waiting = self._rows["position"][self._rows["waiting"]]
+        return int(waiting.min()) if len(waiting) else None
+
+    def snapshot(self) -> dict[str, pa.Table]:
+        """The state as tables."""
+        return {"delays": self._rows.to_table()}
+
+    def restore(self, tables: dict[str, pa.Table]) -> None:
+        """Become what :meth:`snapshot` gave."""
+        self._rows.load(tables["delays"])
+        rows = np.flatnonzero(self._rows["waiting"])
+        self.waiting = len(rows)
+        self._due.put(rows + self._rows.first, self._rows["visible_us"][rows])

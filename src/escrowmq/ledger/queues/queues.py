@@ -1,0 +1,120 @@
+"""Consume queues: for each queue, which log row stands at which offset. 12 bytes a message, in arrays.
+
+Rules:
+
+1. Offsets of a queue rise by one from 0 and are never used again (I16); rows are only added at the end (I18).
+2. Appending is the only way in: a plain message when it is applied, a half message when its COMMIT is applied, a delayed
+   one when its release is applied.
+3. ``head`` is the first offset still stored; it moves only by retention.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from escrowmq.ledger.columns.growing import Columns
+
+Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+
+NO_TAG = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which queue a queue id stands for."""
+
+    topic: str
+    queue: int
+
+
+class QueueIndex:
+    """One queue: positions and tags by offset, and when offsets became visible."""
+
+    __slots__ = ("_entries", "_times", "place")
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._entries = Columns({"position": np.int64, "tag": np.int32})
+        self._times = Columns({"offset": np.int64, "time_us": np.int64})
+
+    @property
+    def head(self) -> int:
+        """The first offset still stored."""
+        return self._entries.first
+
+    @property
+    def end(self) -> int:
+        """The offset that the next message gets."""
+        return self._entries.end
+
+    def append(self, positions: Int64s, tags: Int32s | int, time_us: int) -> int:
+        """Place messages at the end; the first one's offset."""
+        offset = self._entries.extend(len(positions), position=positions, tag=tags)
+        times = self._times["time_us"]
+        if not len(times) or times[-1] < time_us:
+            self._times.extend(1, offset=offset, time_us=time_us)
+        return offset
+
+    def positions(self, start: int, end: int) -> Int64s:
+        """Log positions of offsets ``start`` .. ``end``-1 (both within head .. end), as a copy."""
+        head = self._entries.first
+        return self._entries["position"][start - head : end - head].copy()
+
+    def tags(self, start: int, end: int) -> Int32s:
+        """Tag numbers of offsets ``start`` .. ``end``-1 (0: no tag), as a copy."""
+        head = self._entries.first
+        return self._entries["tag"][start - head : end - head].copy()
+
+    def offset_at(self, time_us: int) -> int:
+        """The first offset that became visible at ``time_us`` or later; ``end`` when there is none."""
+        times = self._times["time_us"]
+        index = int(np.searchsorted(times, time_us, side="left"))
+        return max(int(self._times["offset"][index]), self.head) if index < len(times) else self.end
+
+    def find(self, position: int) -> int | None:
+        """The offset of a log position, newest first; None if it is not here. For rare look-ups: it scans."""
+        found = np.flatnonzero(self._entries["position"] == position)
+        return self._entries.first + int(found[-1]) if len(found) else None
+
+    def offsets_of(self, positions: Int64s) -> Int64s:
+        """The offset of each log position, -1 for those that are not here. For repeats: it scans, once for all."""
+        entries = self._entries["position"]
+        at = np.flatnonzero(np.isin(entries, positions))
+        at = at[np.argsort(entries[at])]
+        offsets = np.full(len(positions), -1, np.int64)
+        if len(at):
+            index = np.minimum(np.searchsorted(entries[at], positions), len(at) - 1)
+            offsets = np.where(entries[at[index]] == positions, at[index] + self.head, offsets)
+        return offsets
+
+    def lowest_position(self, start: int) -> int | None:
+        """The lowest log position among offsets from ``start`` on; None when there is none."""
+        rest = self._entries["position"][max(start - self.head, 0) :]
+        return int(rest.min()) if len(rest) else None
+
+    def trim_below(self, position: int) -> None:
+        """Let everything go up to the last offset whose message stands below log position ``position``."""
+        below = np.flatnonzero(self._entries["position"] < position)
+        if len(below):
+            self.trim(self.head + int(below[-1]) + 1)
+
+    def trim(self, head: int) -> None:
+        """Let offsets below ``head`` go."""
+        self._entries.trim(head)
+        head = self._entries.first
+        times = self._times["offset"]
+        self._times.trim(self._times.first + max(int(np.searchsorted(times, head, side="right")) - 1, 0))
+
+    def to_tables(self) -> tuple[pa.Table, pa.Table]:
+        """Entries and times, as copies."""
+        return self._entries.to_table(), self._times.to_table()
+
+    def load(self, head: int, entries: pa.Table, times: pa.Table) -> None:
+        """Become what :meth:`to_tables` gave, its first offset being ``head``."""
+        self._entries.load(entries.replace_schema_metadata({"first": str(head)}))
+        self._times.load(times.replace_schema_metadata())

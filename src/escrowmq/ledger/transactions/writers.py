@@ -1,0 +1,158 @@
+"""Writers of numbered batches (a Spark query): all transactions of one batch are decided by one event, once.
+
+Theory of operation. A job prepares the rows of batch *n* in many processes, some of them more than once (a task is
+repeated, or runs twice at a time). Its driver then names the transactions that count and commits them as (writer, n). The
+ledger keeps the last batch of every writer.
+
+Rules:
+
+1. A writer has a producer group of its own, and its batches come one after the other: so whatever is undecided in the group
+   when a batch is committed, and is not named, was prepared by an attempt that lost.
+2. The first commit of (writer, n) is one frame: what it names becomes visible, all of it or, crash or not, none; everything
+   else that is undecided in the group is rolled back.
+3. A commit of (writer, n) when the writer's last batch is n or later changes nothing that is decided: it is the repeat of a
+   driver that died before it noted its success. All that is undecided in the group is rolled back.
+4. A commit that names anything that cannot be committed (another group's, unknown, rolled back, expired) is refused as a whole.
+5. Batches of a writer rise; gaps are allowed.
+6. A writer is forgotten with its producer group, which is when nobody has used it for long (``forgetting.py``).
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from escrowmq.errors import Code, error
+from escrowmq.ledger.columns import codes as code
+from escrowmq.ledger.commands import CommitBatch, Decision, Event, Rules
+from escrowmq.ledger.transactions.decisions import COMMITTED, NONE, ROLLED_BACK
+from escrowmq.ledger.transactions.sessions import Sessions
+from escrowmq.ledger.transactions.transactions import Transactions
+from escrowmq.model import DecidedBy
+from escrowmq.schemas import ID, STORED, Kind
+
+Int64s = npt.NDArray[np.int64]
+
+
+class Writers:
+    """The last decided batch of each writer, by its 16 bytes."""
+
+    def __init__(self, sessions: Sessions, transactions: Transactions) -> None:
+        self._sessions = sessions
+        self._transactions = transactions
+        self._last: dict[bytes, tuple[int, int, int]] = {}  # writer: (producer group, batch, when it was decided)
+        self._writers: dict[int, bytes] = {}  # by producer group
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def last(self, writer: bytes) -> int | None:
+        """The writer's last decided batch."""
+        known = self._last.get(writer)
+        return None if known is None else known[1]
+
+    def group(self, writer: bytes) -> int | None:
+        """The writer's producer group."""
+        known = self._last.get(writer)
+        return None if known is None else known[0]
+
+    def listed(self, after: bytes, limit: int) -> list[tuple[bytes, int, int, int]]:
+        """Writers from ``after`` (not included) on, by their bytes: writer, producer group, last batch, when it was decided."""
+        chosen = heapq.nsmallest(limit, (writer for writer in self._last if writer > after))
+        return [(writer, *self._last[writer]) for writer in chosen]
+
+    def decide_commit(self, command: CommitBatch, rules: Rules) -> Decision:
+        """Commit a batch, or roll the repeat of one back. Raises UNKNOWN_SESSION, FENCED, WRONG_GROUP, CONFLICT, ..."""
+        group = self._group(command, rules)
+        known = self._last.get(command.writer)
+        if known is None and len(self._last) >= rules.max_writers:
+            raise error(Code.TOO_MANY, f"there are {len(self._last)} writers", "max_writers")
+        if self._writers.get(group, command.writer) != command.writer or (known is not None and known[0] != group):
+            raise error(Code.WRONG_GROUP, "a writer has a producer group of its own")
+        repeated = known is not None and known[1] >= command.number
+        ordinals = self._owned(command, group, skip_unknown=repeated)
+        undecided = self._transactions.undecided_of(group)
+        if not repeated:
+            missing = len(ordinals) - int(np.isin(ordinals, undecided, assume_unique=True).sum())
+            if missing:
+                raise error(Code.CONFLICT, f"{missing} transactions of the batch are already decided")
+        lost = undecided if repeated else np.setdiff1d(undecided, ordinals, assume_unique=True)
+        status = Code.ALREADY_COMMITTED if repeated else Code.COMMITTED
+        last = known[1] if repeated and known else command.number
+        answer = {"status": status.name, "last": last, "rolled_back": len(lost)}
+        if repeated and not len(lost):
+            return Decision((), answer)
+        return Decision((self._event(command, ordinals[:0] if repeated else ordinals, lost),), answer)
+
+    def _group(self, command: CommitBatch, rules: Rules) -> int:
+        epochs = np.array([command.session], np.int64)
+        status = Code(int(self._sessions.check(epochs, transactional=True, rules=rules)[0]))
+        if status is not Code.OK:
+            raise error(status)
+        return int(self._sessions.groups_of(epochs)[0])
+
+    def _owned(self, command: CommitBatch, group: int, *, skip_unknown: bool) -> Int64s:
+        """Ordinals of the batch's transactions, each once. Of a repeat, some may have left with retention."""
+        ordinals, codes = self._transactions.find_ids(command.transactions)
+        wrong = np.flatnonzero(codes != code.OK)
+        if len(wrong) and not (skip_unknown and (codes[wrong] == code.UNKNOWN_TRANSACTION).all()):
+            raise error(Code(int(codes[wrong[0]])), f"{len(wrong)} transactions of the batch are not known here")
+        ordinals = np.unique(ordinals[ordinals != NONE])
+        if self._transactions.foreign(ordinals, group).any():
+            raise error(Code.WRONG_GROUP)
+        return ordinals
+
+    def _event(self, command: CommitBatch, winners: Int64s, losers: Int64s) -> Event:
+        """One row a transaction; a batch of none is one row without a transaction, so that it is remembered too."""
+        first = self._transactions.column("first", np.concatenate((winners, losers))).astype(np.int64)
+        states = np.repeat(np.array([COMMITTED, ROLLED_BACK], np.uint8), (len(winners), len(losers)))
+        if not len(first):
+            first, states = np.array([NONE], np.int64), np.array([COMMITTED], np.uint8)
+        size = len(first)
+        columns = [
+            pa.array(first),
+            pa.array(states),
+            pa.array(np.full(size, int(DecidedBy.PRODUCER), np.uint8)),
+            pa.array(np.full(size, command.session, np.uint32)),
+            pa.array([command.writer] * size, ID),
+            pa.array(np.full(size, command.number, np.int64)),
+        ]
+        return Event(Kind.BATCH_DECIDED, pa.RecordBatch.from_arrays(columns, schema=STORED[Kind.BATCH_DECIDED]))
+
+    def apply_decided(self, batch: pa.RecordBatch, time_us: int) -> None:
+        """Kind.BATCH_DECIDED, the writer's part of it."""
+        writer, number = batch.column("writer")[0].as_py(), batch.column("batch")[0].as_py()
+        group = int(self._sessions.groups_of(np.array([batch.column("epoch")[0].as_py()], np.int64))[0])
+        known = self._last.get(writer)
+        if known is None or known[1] < number:
+            self._last[writer] = (group, number, time_us)
+            self._writers[group] = writer
+
+    def forget_group(self, group: int) -> None:
+        """A producer group is gone, its writer with it."""
+        if (writer := self._writers.pop(group, None)) is not None:
+            del self._last[writer]
+
+    def snapshot(self) -> dict[str, pa.Table]:
+        """The state as tables."""
+        groups, batches, times = zip(*self._last.values(), strict=True) if self._last else ((), (), ())
+        columns = {
+            "writer": pa.array(list(self._last), ID),
+            "group": pa.array(groups, pa.int64()),
+            "batch": pa.array(batches, pa.int64()),
+            "decided_us": pa.array(times, pa.int64()),
+        }
+        return {"writers": pa.table(columns)}
+
+    def restore(self, tables: dict[str, pa.Table], time_us: int) -> None:
+        """Become what :meth:`snapshot` gave. Snapshots of format 1 had no times (let it be ``time_us``), or no writers."""
+        if (table := tables.get("writers")) is None:
+            return
+        if "decided_us" not in table.column_names:
+            table = table.append_column("decided_us", pa.array(np.full(table.num_rows, time_us)))
+        writers, *rest = (table[name].to_pylist() for name in ("writer", "group", "batch", "decided_us"))
+        self._last = dict(zip(writers, zip(*rest, strict=True), strict=True))
+        self._writers = {group: writer for writer, (group, *_) in self._last.items()}

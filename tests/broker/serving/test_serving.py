@@ -1,0 +1,148 @@
+"""A broker as a process: clean stops, the HTTP pages, metrics."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from pyarrow import flight
+
+from escrowmq.broker.serving.http import HttpServer
+from escrowmq.broker.serving.metrics import METRICS, registry
+from escrowmq.broker.serving.serve import serve
+from escrowmq.errors import Code, Denied, Misuse
+from escrowmq.platform.listening import parse_address
+from escrowmq.schemas import OUTGOING
+from escrowmq.testing.ledgers import outgoing
+from escrowmq.wire import pack_metadata
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from escrowmq.broker.serving.serve import serve
+announce = lambda facts: print(json.dumps(facts), flush=True)
+sys.exit(serve(Path(sys.argv[1]), listen="127.0.0.1:0", metrics="127.0.0.1:0", announce=announce))
+"""
+
+
+class Process:
+    def __init__(self, folder: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", PROGRAM, str(folder)], stdout=subprocess.PIPE, text=True
+        )
+        self.facts = json.loads(self.process.stdout.readline())
+        self.client = flight.connect(self.facts["url"].replace("escrow://", "grpc+tcp://"))
+
+    def act(self, name: str, **request) -> dict:
+        (result,) = self.client.do_action(flight.Action(name, json.dumps(request).encode()))
+        return json.loads(result.body.to_pybytes())
+
+    def end(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        code = self.process.wait(60)
+        self.process.stdout.close()
+        self.client.close()
+        return code
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_cleanly_with_clients_connected(tmp_path, number):
+    broker = Process(tmp_path / "data")
+    command = json.dumps({"protocol": 1, "exchange": "send"}).encode()
+    writer, reader = broker.client.do_exchange(flight.FlightDescriptor.for_command(command))
+    writer.begin(OUTGOING)
+    writer.write_with_metadata(outgoing([{"body": b"x"}]), pack_metadata(1))
+    assert reader.read_chunk().data["code"].to_pylist() == [Code.OK]
+    assert broker.end(number) == 0
+    reader.cancel()
+    again = Process(tmp_path / "data")
+    assert again.facts["shard"] == broker.facts["shard"]
+    assert again.facts["epoch"] == broker.facts["epoch"] + 1
+    (topic,) = again.act("topics.list")["topics"]
+    assert sum(queue["end"] for queue in topic["queues"]) == 1
+    assert again.end(signal.SIGTERM) == 0
+
+
+def test_metrics_and_health_over_http(tmp_path):
+    broker = Process(tmp_path / "data")
+    broker.act("session.open", group="g", instance="i", transactional=True)
+    pages = broker.facts["metrics"]
+    families = {f.name: f for f in text_string_to_metric_families(fetch(f"{pages}/metrics")[1])}
+    missing = [m.name for m in METRICS if f"escrowmq_{m.name}" not in families]
+    assert not missing
+    assert families["escrowmq_producer_groups"].samples[0].value == 1
+    assert fetch(f"{pages}/healthz")[0] == fetch(f"{pages}/readyz")[0] == 200
+    assert fetch(f"{pages}/other")[0] == 404
+    assert broker.end(signal.SIGTERM) == 0
+
+
+def fetch(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as problem:
+        with problem:
+            return problem.code, ""
+
+
+@pytest.mark.parametrize(
+    ("status", "alive", "ready"), [("ok", 200, 200), ("full", 200, 503), ("stopping", 200, 503), ("stopped", 503, 503)]
+)
+def test_health_tells_alive_from_ready(status, alive, ready):
+    server = HttpServer("127.0.0.1", 0, registry(dict), lambda: {"status": status, "reason": "because"})
+    try:
+        assert fetch(f"http://127.0.0.1:{server.port}/healthz")[0] == alive
+        assert fetch(f"http://127.0.0.1:{server.port}/readyz")[0] == ready
+    finally:
+        server.close()
+
+
+def test_metrics_have_meanings_and_names_of_their_own():
+    assert all(m.meaning for m in METRICS)
+    assert len({m.name for m in METRICS}) == len(METRICS) == len({m.source for m in METRICS})
+
+
+def test_serving_in_a_thread_until_told_to_stop(tmp_path):
+    stop, announced, codes = threading.Event(), threading.Event(), []
+
+    def run() -> None:
+        codes.append(serve(tmp_path / "data", listen="127.0.0.1:0", announce=lambda _: announced.set(), stop=stop))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert announced.wait(30)
+    stop.set()
+    thread.join(60)
+    assert codes == [0]
+
+
+def test_what_cannot_be_served(tmp_path):
+    with pytest.raises(Denied):
+        serve(tmp_path / "data", listen="0.0.0.0:0")
+    with pytest.raises(Denied):
+        serve(tmp_path / "data", listen="127.0.0.1:0", metrics="0.0.0.0:0")
+    assert not (tmp_path / "data").exists()
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(Misuse) as caught:
+        serve(tmp_path / "file", listen="127.0.0.1:0")
+    assert caught.value.code == Code.NOT_A_DATA_FOLDER
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [("127.0.0.1:7700", ("127.0.0.1", 7700)), ("[::1]:0", ("::1", 0)), ("localhost:65535", ("localhost", 65535))],
+)
+def test_addresses(text, address):
+    assert parse_address(text) == address
+
+
+@pytest.mark.parametrize("text", ["", "7700", ":7700", "host", "host:", "host:x", "host:65536", "host:-1"])
+def test_bad_addresses(text):
+    with pytest.raises(Misuse):
+        parse_address(text)

@@ -1,0 +1,93 @@
+"""The due index against a naive list of entries."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from escrowmq.ledger.columns.schedule import DueIndex
+
+times = st.integers(0, 20)
+
+
+class DueIndexMachine(RuleBasedStateMachine):
+    """The owner's columns are a dict: entry → the time for which it waits; what is not there is dead."""
+
+    @initialize()
+    def start(self) -> None:
+        self.now = 0
+        self.next_entry = 0
+        self.waits: dict[int, int] = {}
+        self.index = DueIndex(lambda entries, due: np.array([self.waits.get(e) == due for e in entries.tolist()], bool))
+
+    @rule(due=st.lists(times, max_size=6))
+    def put_new(self, due) -> None:
+        entries = np.arange(self.next_entry, self.next_entry + len(due))
+        self.next_entry += len(due)
+        self.waits |= dict(zip(entries.tolist(), [self.now + d for d in due], strict=True))
+        self.index.put(entries, np.array(due, np.int64) + self.now)
+
+    @rule(count=st.integers(0, 5), due=times)
+    def put_new_at_one_time(self, count, due) -> None:
+        entries = np.arange(self.next_entry, self.next_entry + count)
+        self.next_entry += count
+        self.waits |= dict.fromkeys(entries.tolist(), self.now + due)
+        self.index.put(entries, self.now + due)
+
+    @rule(data=st.data(), due=times)
+    def put_again(self, data, due) -> None:
+        if self.waits:
+            entry = data.draw(st.sampled_from(sorted(self.waits)))
+            if self.waits[entry] != self.now + due:
+                self.waits[entry] = self.now + due
+                self.index.put(np.array([entry]), self.now + due)
+
+    @rule(data=st.data())
+    def kill(self, data) -> None:
+        if self.waits:
+            del self.waits[data.draw(st.sampled_from(sorted(self.waits)))]
+
+    @rule(pause=st.integers(0, 8))
+    def pass_time(self, pause) -> None:
+        self.now += pause
+
+    @rule()
+    def sweep(self) -> None:
+        self.index.sweep(self.now, len(self.waits))
+
+    @rule(limit=st.integers(0, 4))
+    def take(self, limit) -> None:
+        for entry in self.index.due(self.now, limit).tolist():
+            del self.waits[entry]
+
+    @invariant()
+    def due_is_what_is_due(self) -> None:
+        due = sorted(at for at in self.waits.values() if at <= self.now)
+        found = self.index.due(self.now, 1 << 30).tolist()
+        assert sorted(found) == sorted(e for e, at in self.waits.items() if at <= self.now)
+        assert [self.waits[e] for e in found] == due, "the longest overdue come first"
+        assert [self.waits[e] for e in self.index.due(self.now, 2).tolist()] == due[:2]
+
+    @invariant()
+    def next_is_the_least(self) -> None:
+        assert self.index.next_due_us(self.now) == min(self.waits.values(), default=None)
+
+
+TestDueIndex = DueIndexMachine.TestCase
+TestDueIndex.settings = settings(max_examples=max(40, settings.default.max_examples - 60), stateful_step_count=25)
+
+
+@given(st.lists(st.integers(0, 5)))
+def test_nothing_is_kept_of_the_dead(due):
+    index = DueIndex(lambda entries, _: np.zeros(len(entries), bool))
+    index.put(np.arange(len(due)), np.array(due, np.int64))
+    assert index.next_due_us(2) is None
+    assert (index._heap, index._buckets, index._overdue) == ([], {}, [])
+
+
+def test_large_batches_go_in_and_come_out_whole():
+    index = DueIndex(lambda entries, _: np.ones(len(entries), bool))
+    index.put(np.arange(50_000), 7)
+    assert index.due(7, 1 << 30).tolist() == list(range(50_000))
+    assert index.due(7, 20_000).tolist() == list(range(20_000))
+    assert len(index.due(6, 10)) == 50_000 - 50_000 + 10, "looked at once, an entry stays overdue"

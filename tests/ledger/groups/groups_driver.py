@@ -1,0 +1,164 @@
+"""A tiny directory of topics, and a driver that decides, checks that deciding changed nothing, and applies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from escrowmq.ledger.commands import (
+    Decision,
+    Event,
+    Fence,
+    Join,
+    Leased,
+    Receive,
+    Rules,
+    Settle,
+    SettleDead,
+    Subscribe,
+    Subscription,
+)
+from escrowmq.ledger.groups.groups import Groups
+from escrowmq.ledger.queues.queues import Place, QueueIndex
+from escrowmq.model import Act
+from escrowmq.schemas import SETTLING, STORED
+
+
+class FakeTopics:
+    """Topics by name; queue ids count over all of them."""
+
+    def __init__(self, **queues: int) -> None:
+        self.queues: list[QueueIndex] = []
+        self.ids: dict[str, list[int]] = {}
+        self.tags: dict[str, int] = {}
+        for name, count in queues.items():
+            for _ in range(count):
+                self.add_queue(name)
+
+    def add_queue(self, name: str) -> int:
+        ids = self.ids.setdefault(name, [])
+        self.queues.append(QueueIndex(Place(name, len(ids))))
+        ids.append(len(self.queues) - 1)
+        return ids[-1]
+
+    def has(self, name: str) -> bool:
+        return name in self.ids
+
+    def queue_ids(self, name: str) -> list[int]:
+        return self.ids[name]
+
+    def tag_number(self, tag: str) -> int | None:
+        return self.tags.get(tag)
+
+
+class Driver:
+    """One shard's groups with a log of the events, a clock and a position."""
+
+    def __init__(self, topics: FakeTopics, **rules: Any) -> None:
+        self.topics = topics
+        self.rules = Rules(**rules)
+        self.groups = Groups()
+        self.position = 1000
+        self.now = 1_000_000
+        self.log: list[tuple[Event, int, int]] = []
+
+    def put(self, queue_id: int, *tags: str | None) -> None:
+        """Messages at the end of a queue, one a tag."""
+        numbers = [0 if tag is None else self.topics.tags.setdefault(tag, len(self.topics.tags) + 1) for tag in tags]
+        positions = np.arange(self.position, self.position + len(tags))
+        self.topics.queues[queue_id].append(positions, np.array(numbers, np.int32), self.now)
+        self.position += len(tags)
+
+    def trim(self, queue_id: int, head: int) -> None:
+        self.topics.queues[queue_id].trim(head)
+        self.groups.apply_trim(self.topics)
+
+    def do(self, decide: Any) -> Any:
+        """Decide (a snapshot before and after must agree), apply, answer."""
+        before = self.groups.snapshot()
+        decision = decide()
+        assert self.groups.snapshot() == before, "decide changed the state"
+        events = decision.events if isinstance(decision, Decision) else decision
+        for event in events:
+            assert event.batch.schema == STORED[event.kind]
+            assert event.batch.num_rows
+            event.batch.validate(full=True)
+            self.log.append((event, self.position, self.now))
+            self.groups.apply(event.kind, event.batch, self.position, self.now, self.topics, self.rules)
+            self.position += event.batch.num_rows
+        self.events = list(events)
+        return decision.answer if isinstance(decision, Decision) else None
+
+    def subscribe(self, group: str, *topics: str, **options: Any) -> Any:
+        command = Subscribe(group, Subscription(topics=topics or ("t",), **options))
+        return self.do(lambda: self.groups.decide_subscribe(command, self.topics, self.rules, self.now))
+
+    def join(self, name: str, process: int = 1, *, resume: bool = False, keep: Any = (), group: str = "g") -> Any:
+        command = Join(group, name, process, resume, keep)
+        return self.do(lambda: self.groups.decide_join(command, self.rules, self.position))
+
+    def fence(self, name: str, group: str = "g") -> Any:
+        command = Fence(group, name)
+        return self.do(lambda: self.groups.decide_fence(command, self.rules, self.now, self.position))
+
+    def receive(
+        self,
+        group: str = "g",
+        most: int = 100,
+        lease: int = 1_000,
+        queues: list[int] | None = None,
+        member: int = 7,
+        epoch: int | None = None,
+    ) -> Leased:
+        command = Receive(group, member, most, lease, queues, epoch)
+        return self.do(lambda: self.groups.decide_receive(command, self.topics, self.rules, self.now, self.position))
+
+    def settle(self, *rows: tuple[int, int, int, Act, int, str | None], group: str = "g") -> list[int]:
+        columns = list(zip(*rows, strict=True))
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, SETTLING, strict=True)]
+        command = Settle(group, pa.RecordBatch.from_arrays(arrays, schema=SETTLING))
+        answer = self.do(lambda: self.groups.decide_settle(command, self.topics, self.rules, self.now, self.position))
+        return answer.column("code").to_pylist()
+
+    def ack(self, lease: int, start: int, count: int = 1) -> int:
+        return self.settle((lease, start, count, Act.ACK, -1, None))[0]
+
+    def nack(self, lease: int, start: int, count: int = 1, delay: int = -1, cause: str | None = None) -> int:
+        return self.settle((lease, start, count, Act.NACK, delay, cause))[0]
+
+    def extend(self, lease: int, start: int, delay: int) -> int:
+        return self.settle((lease, start, 1, Act.EXTEND, delay, None))[0]
+
+    def settle_dead(self, *places: tuple[int, int], retry: bool, group: str = "g") -> list[int]:
+        ids, offsets = np.array([p[0] for p in places]), np.array([p[1] for p in places])
+        command = SettleDead(group, ids, offsets, retry)
+        return self.do(lambda: self.groups.decide_settle_dead(command, self.topics, self.rules, self.now)).tolist()
+
+    def tick(self, limit: int = 1000) -> None:
+        self.do(lambda: self.groups.decide_tick(self.topics, self.rules, self.now, limit))
+
+    def reopen(self) -> None:
+        """Go on with groups restored from a snapshot, which must be equal."""
+        tables = self.groups.snapshot()
+        self.groups = Groups()
+        self.groups.restore(tables)
+        assert self.groups.snapshot() == tables
+
+    def account(self, queue_id: int = 0, group: str = "g") -> dict[str, list[int]]:
+        """The states that have offsets."""
+        found = self.groups.account(group, queue_id, self.topics)
+        union = np.sort(np.concatenate(list(found.values())))
+        assert union.tolist() == list(range(self.topics.queues[queue_id].end)), "I26: each offset in one state"
+        return {state: offsets.tolist() for state, offsets in found.items() if len(offsets)}
+
+    def line(self, queue_id: int = 0, group: str = "g") -> dict[str, Any]:
+        """The described queue."""
+        described = next(d for d in self.groups.describe(self.topics, self.now) if d["name"] == group)
+        return next(q for q in described["queues"] if q["queue_id"] == queue_id)
+
+
+def pairs(leased: Leased) -> list[tuple[int, int, int]]:
+    """Queue id, offset and attempt of what was leased."""
+    return list(zip(leased.queue_ids.tolist(), leased.offsets.tolist(), leased.attempts.tolist(), strict=True))
