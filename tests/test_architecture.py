@@ -19,6 +19,8 @@ import escrowmq
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 LONGEST = 500
+WIDEST = 15
+"""Modules of one folder, ``cli`` aside: there each command has a file."""
 
 
 def relative(path: Path) -> str:
@@ -35,6 +37,13 @@ def test_imports_follow_the_layers() -> None:
 @pytest.mark.parametrize("path", SOURCES, ids=relative)
 def test_files_are_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= LONGEST
+
+
+def test_folders_are_narrow() -> None:
+    """Whoever opens a folder sees at once what lives there."""
+    folders = {path.parent for path in SOURCES} - {ROOT / "src" / "escrowmq" / "cli"}
+    modules = {relative(folder): len(list(folder.glob("*.py"))) - 1 for folder in folders}
+    assert not {folder: count for folder, count in modules.items() if count > WIDEST}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=relative)

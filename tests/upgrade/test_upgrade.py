@@ -1,0 +1,140 @@
+"""What version 0.1.0 left behind: its folders open and hold what it listed of them, and what its client asks is answered as then.
+
+``version_writer.py`` made the files, with that version. A field that a newer version adds is no difference; one that is gone is.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import version_writer
+
+import escrowmq as mq
+from escrowmq.connecting import links
+from escrowmq.testing.servers.escrow import running
+from escrowmq.wire import Exchange, Link
+
+GOLDEN = Path(__file__).parent / "golden" / "0.1.0"
+SETTINGS = json.loads((GOLDEN / "settings.json").read_text())
+CALLS = [json.loads(line) for line in (GOLDEN / "requests.jsonl").read_text().splitlines()]
+
+
+PASSING = {"epoch", "version", "broker", "limits", "bytes"}
+"""Fields that name one process, one start or one machine."""
+
+
+def assert_holds(now: Any, then: Any, where: str = "") -> None:
+    """Every value of ``then`` is in ``now``, but for times, connections and what is passing."""
+    if isinstance(then, dict):
+        for name, value in then.items():
+            assert name in now, f"{where}.{name} is gone"
+            connected = name == "members" and isinstance(value, int)
+            if not (name.endswith("_us") or name in PASSING or connected):
+                assert_holds(now[name], value, f"{where}.{name}")
+    elif isinstance(then, list):
+        assert len(now) == len(then), where
+        for row, (one, other) in enumerate(zip(now, then, strict=True)):
+            assert_holds(one, other, f"{where}[{row}]")
+    else:
+        assert now == then, where
+
+
+# Folders
+
+
+@pytest.fixture(params=["crashed", "closed"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(GOLDEN / request.param, tmp_path / request.param))
+
+
+def test_a_folder_of_0_1_0_holds_what_it_held(folder: Path) -> None:
+    with mq.connect(f"file:{folder}", read_only=True) as bus:
+        assert_holds(version_writer.listed(bus), json.loads((GOLDEN / f"{folder.name}.json").read_text()))
+
+
+def test_a_folder_of_0_1_0_goes_on(folder: Path) -> None:
+    """Its undecided transactions are decided, its messages delivered, new ones stored; and once more after a restart."""
+    with mq.connect(f"file:{folder}", **SETTINGS) as bus:
+        undecided = [row["id"] for row in bus.admin.transactions("undecided")]
+        assert len(undecided) == 2
+        shop = bus.producer("shop", checker=lambda _: mq.UNKNOWN)
+        assert [shop.commit(id) for id in undecided] == [mq.Code.COMMITTED, mq.Code.COMMITTED]
+        assert shop.rollback(bus.admin.transactions("rolled_back")[0]["id"]) is mq.Code.ALREADY_ROLLED_BACK
+        again = bus.producer("plain", qos=2).send("orders", b"plain-0", key="k-0", message_id="plain-new")
+        assert again.offset is not None
+    with mq.connect(f"file:{folder}", **SETTINGS) as bus:
+        bodies = {body.decode() for body in bus.admin.read("orders").read_all()["body"].to_pylist()}
+        assert bodies == {f"plain-{n}" for n in range(8)} | {"half-0", "half-3", "half-2", "half-5"}
+        assert not bus.admin.transactions("undecided")
+        bus.admin.retry_dead_letters("cart")
+        consumer = bus.consumer("cart", ["orders"], max_attempts=1)
+        seen = {message.body.decode() for message in consumer.messages(idle_timeout=1.0)}
+        assert {"half-2", "half-5"} <= seen
+
+
+# Requests
+
+
+@pytest.fixture(params=["embedded", "served"])
+def link(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Link]:
+    """A broker of today on the folder on which the requests were made."""
+    place = tmp_path / "escrow"
+    shutil.copytree(GOLDEN / "start", place)
+    if request.param == "embedded":
+        link = links(f"file:{place}", dict(SETTINGS))[0]
+        yield link
+        link.close()
+        return
+    options = [word for name, value in SETTINGS.items() for word in ("--" + name.replace("_", "-"), str(value))]
+    with running(tmp_path, *options) as url:
+        link = links(url, {})[0]
+        yield link
+        link.close()
+
+
+def batch_of(text: str) -> pa.RecordBatch:
+    return pa.ipc.open_stream(base64.b64decode(text)).read_next_batch()
+
+
+def columns_of(batch: pa.RecordBatch) -> dict[str, list[Any]]:
+    """Columns as lists; times are those of the day on which they were written."""
+    return {name: batch.column(name).to_pylist() for name in batch.schema.names if not name.endswith("_us")}
+
+
+def exchanged(link: Link, call: dict[str, Any]) -> None:
+    answer = link.exchange(Exchange(call["exchange"]), batch_of(call["batch"]), call["options"]).result(30)
+    then = batch_of(call["answer"])
+    assert answer.schema.equals(then.schema)
+    assert columns_of(answer) == columns_of(then)
+
+
+def acted(link: Link, call: dict[str, Any]) -> None:
+    if "error" in call:
+        with pytest.raises(mq.EscrowError) as raised:
+            link.action(call["action"], call["request"], 30.0)
+        assert raised.value.code.name == call["error"]
+    else:
+        assert_holds(link.action(call["action"], call["request"], 30.0), call["answer"], call["action"])
+
+
+def was_read(link: Link, call: dict[str, Any]) -> None:
+    table = link.read(call["read"]).read_all()
+    then = batch_of(call["answer"])
+    assert table.schema.names == then.schema.names
+    assert {name: column for name, column in table.to_pydict().items() if not name.endswith("_us")} == columns_of(then)
+
+
+WAYS: dict[str, Callable[[Link, dict[str, Any]], None]] = {"exchange": exchanged, "action": acted, "read": was_read}
+
+
+def test_a_client_of_0_1_0_is_answered_as_then(link: Link) -> None:
+    for call in CALLS:
+        way = next(name for name in WAYS if name in call)
+        WAYS[way](link, call)
