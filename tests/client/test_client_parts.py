@@ -1,4 +1,4 @@
-"""Small parts: alarms, columns of ids and outcomes, splitting, values, names."""
+"""Small parts: alarms, columns of outcomes, splitting, names."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import escrowmq as mq
 from escrowmq import schemas
 from escrowmq.client.lanes.alarm import Alarm
 from escrowmq.client.links.router import Router, broker_of
-from escrowmq.client.producing.ending import id_column, outcome_column, shards
-from escrowmq.client.producing.outgoing import Checker, Limits, OutgoingCodec, as_batch, split
-from escrowmq.client.producing.values import make_receipt, make_transaction_id
+from escrowmq.client.producing.ending import outcome_column
+from escrowmq.client.producing.outgoing import OutgoingCodec, as_batch, split
+from escrowmq.message.limits import Limits
+from escrowmq.message.row import Checker
 from escrowmq.testing.link import TwinLink
 
-IDS = [mq.TransactionId(1, 2, 3), mq.TransactionId(0xFFFFFFFF, 0, 2**63)]
 PAPER = Path(__file__).parents[2] / "docs" / "python.md"
 
 
@@ -42,31 +42,6 @@ def test_alarms_ring_in_the_order_of_their_time_and_survive_a_failure(caplog):
     alarm.after(0, lambda: rung.append(4))
     assert rung == [1, 2]
     assert "a delayed call failed" in caplog.text
-
-
-@pytest.mark.parametrize(
-    "form",
-    [
-        list,
-        lambda ids: [str(one) for one in ids],
-        lambda ids: [bytes(one) for one in ids],
-        lambda ids: pa.array([bytes(one) for one in ids], pa.binary(16)),
-        lambda ids: pa.chunked_array([pa.array([bytes(one)], pa.binary(16)) for one in ids]),
-        lambda ids: pa.array([bytes(one) for one in ids], pa.binary()),
-        lambda ids: np.frombuffer(b"".join(bytes(one) for one in ids), schemas.TRANSACTION_ID_DTYPE),
-    ],
-)
-def test_ids_in_every_form(form):
-    column = id_column(form(IDS))
-    assert column.to_pylist() == [bytes(one) for one in IDS]
-    assert shards(column).tolist() == [1, 0xFFFFFFFF]
-    assert shards(column.slice(1)).tolist() == [0xFFFFFFFF]
-
-
-@pytest.mark.parametrize("wrong", [None, 7, "1-2-3", IDS[0], [7], ["x"], [b"short"]])
-def test_what_is_no_column_of_ids(wrong):
-    with pytest.raises(mq.Misuse):
-        id_column(wrong)
 
 
 @pytest.mark.parametrize("form", [list, np.array, lambda o: pa.array([int(x) for x in o]), lambda o: iter(list(o))])
@@ -140,19 +115,6 @@ def test_keys_go_where_they_always_went():
 
 
 EXPECTED = [1, 2, 1, 0, 2]
-
-
-def test_values_made_quickly_are_the_frozen_ones():
-    identity = make_transaction_id(1, 2, 3)
-    receipt = make_receipt(b"i" * 16, "t", 1, 2, None, identity)
-    assert identity == mq.TransactionId(1, 2, 3)
-    assert receipt == mq.Receipt(b"i" * 16, "t", 1, 2, None, mq.TransactionId(1, 2, 3))
-    assert (hash(receipt), repr(receipt)) == (
-        hash(mq.Receipt(b"i" * 16, "t", 1, 2, None, identity)),
-        repr(mq.Receipt(b"i" * 16, "t", 1, 2, None, identity)),
-    )
-    with pytest.raises(AttributeError):
-        receipt.topic = "other"
 
 
 def test_public_names_are_those_of_the_paper():

@@ -111,19 +111,19 @@ def test_keys_keep_their_lane_and_what_has_none_takes_turns(sqlite_shop: sa.Engi
 
 
 def test_ids_are_not_repeated_in_a_forked_child(sqlite_shop: sa.Engine) -> None:
-    from escrowmq.outbox.limits import _new_ids
+    from escrowmq.outbox.limits import complete_ids
 
     read, write = os.pipe()
-    parent = _new_ids(1)
+    parent = complete_ids([None])
     child = os.fork()
     if not child:  # pragma: no cover
-        os.write(write, _new_ids(1)[0])
+        os.write(write, complete_ids([None])[0])
         os._exit(0)
     os.waitpid(child, 0)
     theirs = os.read(read, 16)
     os.close(read)
     os.close(write)
-    assert len({*parent, *_new_ids(1), theirs}) == 3
+    assert len({*parent, *complete_ids([None]), theirs}) == 3
     assert theirs[:8] != parent[0][:8]
 
 

@@ -19,8 +19,9 @@ from escrowmq.broker.writer.engine import Engine
 from escrowmq.broker.writer.shard import microseconds
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.ledger.commands import End, Prepare, Receive, Send, Settle
+from escrowmq.message.ids import records
 from escrowmq.model import DecidedBy
-from escrowmq.schemas import PRODUCED, TRANSACTION_ID_DTYPE, empty
+from escrowmq.schemas import PRODUCED, empty
 from escrowmq.settings import nearest
 from escrowmq.wire import ANSWER, Exchange
 
@@ -81,9 +82,8 @@ class Calls:
         if done.cancelled() or done.exception() is not None:
             return
         answered = np.isin(done.result().column("code").to_numpy(), ANSWERED)
-        ids = batch.column("transaction")
-        raw = np.frombuffer(ids.buffers()[1], TRANSACTION_ID_DTYPE)[ids.offset : ids.offset + len(ids)]
-        self.engine.members.settled(raw["position"][answered].astype(np.int64))
+        positions = records(batch.column("transaction"))["position"].astype(np.int64)
+        self.engine.members.settled(positions[answered])
         self.engine.poke()
 
     def _settle(self, batch: pa.RecordBatch, fields: Fields) -> Future[pa.RecordBatch]:

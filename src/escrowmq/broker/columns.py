@@ -1,4 +1,4 @@
-"""Columns that the broker makes of stored ones: transaction ids, deliveries; and those that give leases back."""
+"""Columns that the broker makes of stored ones: owners, deliveries; and those that give leases back."""
 
 from __future__ import annotations
 
@@ -10,27 +10,12 @@ import pyarrow as pa
 
 from escrowmq.errors import EscrowError
 from escrowmq.ledger.commands import Leased
+from escrowmq.message.ids import transaction_ids
 from escrowmq.model import Act
-from escrowmq.schemas import DELIVERY, ID, SETTLING, TRANSACTION_ID_DTYPE
+from escrowmq.schemas import DELIVERY, SETTLING
 
 Int64s = npt.NDArray[np.int64]
 Read = Callable[[Int64s], pa.RecordBatch]
-
-
-def transaction_ids(
-    shard: int,
-    epochs: npt.NDArray[np.integer] | int,
-    positions: Int64s,
-    valid: npt.NDArray[np.bool_] | None = None,
-) -> pa.Array:
-    """Transaction ids (16 bytes each), null where ``valid`` is false."""
-    raw = np.zeros(len(positions), TRANSACTION_ID_DTYPE)
-    raw["shard"], raw["epoch"] = shard, epochs
-    raw["position"] = np.maximum(positions, 0)
-    validity = None
-    if valid is not None and not valid.all():
-        validity = pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
-    return pa.Array.from_buffers(ID, len(positions), [validity, pa.py_buffer(raw.tobytes())])
 
 
 def owners_of(stored: pa.RecordBatch, positions: Int64s, shard: int, read: Read) -> pa.Array:

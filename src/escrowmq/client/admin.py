@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 
 from escrowmq.client.links.router import Router
-from escrowmq.client.producing.ending import id_bytes
-from escrowmq.client.producing.outgoing import check_name
 from escrowmq.client.producing.session import patient_action
 from escrowmq.errors import Code, EscrowError, Misuse, Rejected, error
+from escrowmq.message.ids import id_bytes
+from escrowmq.message.names import check_name
 from escrowmq.model import TransactionId, message_id
 from escrowmq.wire import VIEWS, Link
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from escrowmq.client.producing.outgoing import check_name
 from escrowmq.errors import Code, Misuse
 from escrowmq.gateway.signing import secret_keys
+from escrowmq.message.names import check_name
 from escrowmq.settings import SECONDS, nearest, parse_quantity
 
 DEFAULT_TIMEOUT = 10.0

@@ -11,9 +11,9 @@ import pyarrow as pa
 from escrowmq.client.aio import AsyncBus
 from escrowmq.client.consuming.settling import SettlingCodec, lease_runs, settling_batch
 from escrowmq.client.lanes.lanes import LoopLane
-from escrowmq.client.producing.outgoing import check_name
 from escrowmq.errors import Code, EscrowError, Misuse, Rejected
 from escrowmq.gateway.limits import GatewaySettings
+from escrowmq.message.names import check_name
 from escrowmq.model import Act
 from escrowmq.wire import Exchange
 

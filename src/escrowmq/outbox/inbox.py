@@ -23,8 +23,8 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, sessionmaker
 
 from escrowmq import model
-from escrowmq.client.producing.outgoing import check_name
 from escrowmq.errors import Code, EscrowError, Misuse
+from escrowmq.message.names import check_name
 from escrowmq.outbox.session import AnySession, is_duplicate, transaction_of
 from escrowmq.outbox.tables import trans_recv_log
 from escrowmq.outbox.targets.seam import MESSAGE_ID_HEADER

@@ -12,20 +12,32 @@ import os
 import threading
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from escrowmq.client.producing.outgoing import Checker, Limits, MessageIds, OutgoingCodec, check_name
+from escrowmq.client.producing.outgoing import OutgoingCodec
 from escrowmq.errors import Code, Misuse, Rejected
+from escrowmq.message.limits import Limits, refusals
+from escrowmq.message.names import check_name
+from escrowmq.message.row import Checker, OutgoingRow
 from escrowmq.settings import BrokerSettings
 
-Content = tuple[str, bytes, str | None, str | None, str | None, bytes, int]
-"""Topic, body, key, tag, properties (a JSON object, or None), message id, delay in microseconds."""
-
 _ELSEWHERE = "a row of the table has no place for it: the relay's target chooses queues, and no half message is made"
+
+
+class Content(NamedTuple):
+    """A message as the table keeps it. ``properties``: a JSON object, or None."""
+
+    topic: str
+    body: bytes
+    key: str | None
+    tag: str | None
+    properties: str | None
+    message_id: bytes
+    delay_us: int
 
 
 @cache
@@ -34,27 +46,27 @@ def checker(settings: BrokerSettings | None) -> Checker:
     return Checker(Limits.of(dataclasses.asdict(settings or BrokerSettings.load())))
 
 
-def contents(rows: Sequence[tuple[Any, ...]]) -> list[Content]:
-    """Checked rows of :class:`~escrowmq.client.producing.outgoing.Checker` as they are stored; ids are made where none is given.
+def contents(rows: Sequence[OutgoingRow]) -> list[Content]:
+    """Checked rows as they are stored; ids are made where none is given.
 
     Raises Misuse(BAD_ARGUMENT) for what a table cannot hold: a queue, a ``check_immunity``, a NUL character.
     """
     for row in rows:
-        if row[6] != -1 or row[9]:
+        if row.queue != -1 or row.immunity_us:
             raise Misuse(Code.BAD_ARGUMENT, "a queue or check_immunity was given", _ELSEWHERE)
-        if (row[2] is not None and "\0" in row[2]) or (row[3] is not None and "\0" in row[3]):
+        if "\0" in (row.key or "") or "\0" in (row.tag or ""):
             raise _nul()
-    made = iter(_new_ids(sum(row[5] is None for row in rows)))
+    ids = complete_ids([row.message_id for row in rows])
     return [
-        (row[0], row[1], row[2], row[3], _json(row[4]), next(made) if row[5] is None else row[5], row[8])
-        for row in rows
+        Content(row.topic, row.body, row.key, row.tag, _json(row.properties), identity, row.delay_us)
+        for row, identity in zip(rows, ids, strict=True)
     ]
 
 
 def columns(data: pa.RecordBatch | pa.Table, settings: BrokerSettings | None) -> list[Content]:
     """Contents from columns named as in :data:`escrowmq.schemas.OUTGOING`; only ``topic`` and ``body`` must be there.
 
-    Raises Rejected naming the limit and the first row over it, Rejected(BAD_BATCH) for wrong columns, or as
+    Raises Rejected naming the first row that is over a limit, Rejected(BAD_BATCH) for wrong columns, or as
     :func:`contents`.
     """
     if isinstance(data, pa.Table):
@@ -63,44 +75,28 @@ def columns(data: pa.RecordBatch | pa.Table, settings: BrokerSettings | None) ->
         return []
     with _lock:
         batch = _codec.columns(data)
-    limits = checker(settings).limits
     for topic in pc.unique(batch.column("topic")).to_pylist():
         check_name(topic, Code.BAD_TOPIC_NAME)
-    _refuse_longer(batch, "body", limits.max_body_bytes, Code.BODY_TOO_LARGE)
-    _refuse_longer(batch, "key", limits.max_key_bytes, Code.KEY_TOO_LARGE)
-    _refuse_longer(batch, "tag", limits.max_tag_bytes, Code.TAG_TOO_LARGE)
-    _refuse(pc.greater(_pair_bytes(batch), limits.max_properties_bytes), Code.PROPERTIES_TOO_LARGE)
-    delays = batch.column("delay_us")
-    _refuse(pc.or_(pc.less(delays, 0), pc.greater(delays, round(limits.max_delay * 1e6))), Code.BAD_DELAY)
+    _check_limits(batch, checker(settings).limits)
     half = batch.column("immunity_us").to_numpy().any() or batch.column("transaction").null_count < batch.num_rows
     if half or (batch.column("queue").to_numpy() != -1).any():
         raise Misuse(Code.BAD_ARGUMENT, "a queue, immunity_us or transaction was given", _ELSEWHERE)
     if any(pc.any(pc.match_substring(batch.column(name), "\0")).as_py() for name in ("key", "tag")):
         raise _nul()
-    topics, bodies, keys, tags, pairs, ids, waits = (
+    topics, bodies, keys, tags, pairs, ids, delays = (
         batch.column(name).to_pylist()
         for name in ("topic", "body", "key", "tag", "properties", "message_id", "delay_us")
     )
-    return list(zip(topics, bodies, keys, tags, map(_json, pairs), ids, waits, strict=True))
+    return list(map(Content, topics, bodies, keys, tags, map(_json, pairs), ids, delays))
 
 
-def _refuse_longer(batch: pa.RecordBatch, name: str, limit: int, code: Code) -> None:
-    _refuse(pc.greater(pc.binary_length(batch.column(name)), limit), code)
-
-
-def _refuse(over: pa.Array, code: Code) -> None:
-    rows = np.flatnonzero(pc.fill_null(over, False).to_numpy(zero_copy_only=False))
-    if len(rows):
-        raise Rejected(code, f"row {rows[0]} of the batch is over the limit, and {len(rows) - 1} more")
-
-
-def _pair_bytes(batch: pa.RecordBatch) -> pa.Array:
-    """Bytes of names and values of each row's properties."""
-    pairs = batch.column("properties")
-    values = pc.fill_null(pc.binary_length(pairs.items), 0)
-    ends = np.concatenate([[0], np.cumsum(pc.add(pc.binary_length(pairs.keys), values).to_numpy())])
-    offsets = pairs.offsets.to_numpy()
-    return pa.array(ends[offsets[1:]] - ends[offsets[:-1]])
+def _check_limits(batch: pa.RecordBatch, limits: Limits) -> None:
+    codes = refusals(batch, limits)
+    if not codes.any():
+        return
+    first = int(np.flatnonzero(codes)[0])
+    others = np.count_nonzero(codes == codes[first]) - 1
+    raise Rejected(Code(codes[first]), f"row {first} of the batch is over the limit, and {others} more")
 
 
 def _json(pairs: Iterable[tuple[str, str]] | None) -> str | None:
@@ -111,22 +107,20 @@ def _nul() -> Misuse:
     return Misuse(Code.BAD_ARGUMENT, "a key or tag has a NUL character", "PostgreSQL cannot store one in a text")
 
 
-# Ids: 8 random bytes of this process, then a counter; a forked child begins a series of its own.
-
-_lock = threading.Lock()
+# Ids are one series per process; a forked child begins its own.
 
 
-def _new_ids(count: int) -> list[bytes]:
+def complete_ids(given: Sequence[bytes | None]) -> list[bytes]:
+    """The ids given, with new ones in the place of None. Thread-safe."""
     with _lock:
-        made = _ids.take(count).tobytes()
-    return [made[at : at + 16] for at in range(0, 16 * count, 16)]
+        raw = _codec.ids.complete(given)
+    return [raw[at : at + 16] for at in range(0, len(raw), 16)]
 
 
 def _renew() -> None:
-    global _lock, _ids, _codec
-    _lock, _ids, _codec = threading.Lock(), MessageIds(), OutgoingCodec()
+    global _lock, _codec
+    _lock, _codec = threading.Lock(), OutgoingCodec()
 
 
-_ids = MessageIds()
-_codec = OutgoingCodec()
+_lock, _codec = threading.Lock(), OutgoingCodec()
 os.register_at_fork(after_in_child=_renew)

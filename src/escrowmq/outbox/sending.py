@@ -65,7 +65,7 @@ def send_tx(
         row = check.row(topic, body, key, tag, properties, delay, None, message_id, None, None)  # type: ignore[arg-type]
     found = contents([row])
     _insert(session, found)
-    return found[0][5]
+    return found[0].message_id
 
 
 def send_batch_tx(
@@ -87,7 +87,7 @@ def send_batch_tx(
     else:
         raise Misuse(Code.BAD_ARGUMENT, f"{type(messages).__name__} is not messages, a record batch or a table")
     _insert(session, found)
-    return [content[5] for content in found]
+    return [content.message_id for content in found]
 
 
 def lane_of(key: str | None) -> int:
@@ -136,7 +136,7 @@ def _chunks(found: list[Content]) -> Iterator[list[Content]]:
     chunk: list[Content] = []
     size = 0
     for content in found:
-        added = len(content[1]) + len(content[4] or "")
+        added = len(content.body) + len(content.properties or "")
         if chunk and (len(chunk) >= CHUNK_ROWS or size + added > CHUNK_BYTES):
             yield chunk
             chunk, size = [], 0

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from escrowmq.client.bus import Bus
-from escrowmq.client.producing.outgoing import check_name
 from escrowmq.client.producing.producer import Producer
 from escrowmq.client.producing.session import patient_action
 from escrowmq.connecting import connect
 from escrowmq.errors import Code, EscrowError, Misuse
+from escrowmq.message.names import check_name
 from escrowmq.model import COMMIT, ROLLBACK, TransactionId
 from escrowmq.platform.failpoints import reach
 from escrowmq.spark.checkback import CheckpointChecker, look_ahead

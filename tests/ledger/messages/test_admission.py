@@ -1,14 +1,13 @@
 """What may enter: every limit at its value and over by one, a code a row, topics and queues chosen."""
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.errors import Code
 from escrowmq.ledger.commands import CreateTopic, Rules, Send
-from escrowmq.ledger.messages.admission import byte_lengths, group_by_queue, property_lengths
+from escrowmq.ledger.messages.admission import group_by_queue
 from escrowmq.model import ROLLBACK
 from escrowmq.testing.ledgers import LedgerDriver, outgoing
 
@@ -187,16 +186,6 @@ def test_offsets_told_are_offsets_had(driver):
     for _ in range(3):
         for answer in driver.send(*({"key": str(n)} for n in range(9)), {}, {}):
             assert driver.queue(queue=answer["queue"])[answer["offset"]] == answer["position"]
-
-
-@given(st.lists(st.none() | st.text(max_size=6)), st.integers(0, 3), st.integers(0, 3))
-def test_lengths_of_slices(texts, front, back):
-    column = pa.array(["x"] * front + texts + ["y"] * back, pa.utf8()).slice(front, len(texts))
-    assert byte_lengths(column).tolist() == [len((t or "").encode()) for t in texts] if texts else True
-    maps = [None if t is None else [(t, "v"), ("", t)] for t in texts]
-    map_type = pa.map_(pa.utf8(), pa.utf8())
-    padded = pa.array([[("x", "x")]] * front + maps + [None] * back, map_type).slice(front, len(texts))
-    assert property_lengths(padded).tolist() == [0 if t is None else 2 * len(t.encode()) + 1 for t in texts]
 
 
 @given(st.lists(st.integers(0, 70_000)))

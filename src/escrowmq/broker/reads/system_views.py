@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from escrowmq.broker.columns import transaction_ids
 from escrowmq.broker.reads.acks import read_acks
 from escrowmq.broker.reads.filters import Filter
 from escrowmq.broker.reads.readable import Readable
 from escrowmq.broker.reads.stretches import stretches
 from escrowmq.broker.requests import Fields
 from escrowmq.errors import Code, error
+from escrowmq.message.ids import transaction_ids
 from escrowmq.schemas import STORED, Kind
 from escrowmq.wire import ACK_VIEW_NAME, HALF_VIEW_NAME, OP_VIEW_NAME
 

@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from escrowmq.broker.columns import transaction_ids
 from escrowmq.errors import Code, EscrowError
 from escrowmq.ledger.commands import Asked
+from escrowmq.message.ids import transaction_ids
 from escrowmq.schemas import CHECKS
 
 Int64s = npt.NDArray[np.int64]

@@ -22,9 +22,9 @@ from escrowmq.client.lanes.alarm import Alarm
 from escrowmq.client.lanes.coalescer import Lane
 from escrowmq.client.lanes.parcel import Codec
 from escrowmq.client.links.router import Router
-from escrowmq.client.producing.outgoing import check_name
 from escrowmq.client.producing.session import patient_action
 from escrowmq.errors import Code, EscrowError, Misuse
+from escrowmq.message.names import check_name
 from escrowmq.model import Act
 from escrowmq.wire import Exchange, Link
 

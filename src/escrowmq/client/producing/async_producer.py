@@ -11,14 +11,14 @@ from typing import Any
 import pyarrow as pa
 
 from escrowmq.client.lanes.lanes import LoopLane
-from escrowmq.client.producing.ending import id_bytes
-from escrowmq.client.producing.outgoing import ROW_OVERHEAD
 from escrowmq.client.producing.producer import CheckerT, require, unfolded
 from escrowmq.client.producing.production import Production
 from escrowmq.client.producing.results import EndResults, Receipts
 from escrowmq.client.producing.session import Session
 from escrowmq.client.producing.transaction import Phase, agreed, contradicted, failed_ask, note, undecided
 from escrowmq.errors import Code, EscrowError, Misuse, Overloaded
+from escrowmq.message.ids import id_bytes
+from escrowmq.message.row import ROW_OVERHEAD
 from escrowmq.model import (
     COMMIT,
     ROLLBACK,

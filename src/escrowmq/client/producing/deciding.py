@@ -14,6 +14,7 @@ import pyarrow as pa
 from escrowmq import schemas
 from escrowmq.client.producing.ending import outcome_column
 from escrowmq.errors import Code, Misuse
+from escrowmq.message.ids import records
 from escrowmq.model import Check, CheckedMessage, Outcome, TransactionId
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -87,7 +88,7 @@ def takes_batches(checker: AnyChecker) -> bool:
 def distinct_ids(batch: pa.RecordBatch) -> pa.FixedSizeBinaryArray:
     """The transactions of a CHECKS batch, each once: the rows of one stand next to each other."""
     ids = batch.column("transaction")
-    raw = np.frombuffer(ids.buffers()[1], np.uint64)[2 * ids.offset : 2 * (ids.offset + len(ids))].reshape(-1, 2)
+    raw = records(ids, np.dtype((np.uint64, 2)))
     first = np.flatnonzero(np.concatenate([[True], (raw[1:] != raw[:-1]).any(axis=1)])[: len(ids)])
     return ids if len(first) == len(ids) else ids.take(pa.array(first))
 

@@ -1,9 +1,9 @@
-"""Decisions on their way out: single ones as rows of a lane, or whole columns."""
+"""Encodes commit and rollback decisions, from single rows or from columns; reads the answers to them."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import pyarrow as pa
 from escrowmq import schemas
 from escrowmq.client.producing.outgoing import row_error
 from escrowmq.errors import Code, EscrowError, Misuse
-from escrowmq.model import Outcome, TransactionId
+from escrowmq.model import Outcome
 
 _CODES = {int(code): code for code in Code}
 _FIRST_TIME = {Code.ALREADY_COMMITTED: Code.COMMITTED, Code.ALREADY_ROLLED_BACK: Code.ROLLED_BACK}
@@ -23,7 +23,7 @@ _SETTLED = {Code.COMMITTED, Code.ROLLED_BACK, Code.ALREADY_COMMITTED, Code.ALREA
 class EndingCodec:
     """Rows (16-byte transaction id, outcome) to ENDING batches; ENDED answers to codes.
 
-    An ALREADY_… in answer to a parcel that was sent again is the echo of its own first arrival, and is told as the first
+    An ALREADY_… in answer to a batch that was sent again is the echo of its own first arrival; it is given as the first
     answer would have been.
     """
 
@@ -36,7 +36,7 @@ class EndingCodec:
     def decode(
         self, rows: Sequence[tuple[Any, ...]], memo: Any, answer: pa.RecordBatch, resent: bool
     ) -> list[Code | EscrowError]:
-        """A code or an error a row."""
+        """A code or an error per row."""
         codes = [_CODES[code] for code in answer.column(0).to_numpy().tolist()]
         if resent:
             codes = [_FIRST_TIME.get(code, code) for code in codes]
@@ -46,48 +46,11 @@ class EndingCodec:
 
 
 def first_time(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Codes of a batch that was sent again, told as the first answer would have been."""
-    told = codes.copy()
+    """The codes of a batch that was sent again, as the first answer would have given them."""
+    first = codes.copy()
     for echo, code in _FIRST_TIME.items():
-        told[codes == echo] = code
-    return told
-
-
-def id_column(ids: Any) -> pa.Array:
-    """Transaction ids as one Arrow column of 16 bytes, nulls kept.
-
-    From an Arrow array, a NumPy array (dtype TRANSACTION_ID_DTYPE or ``S16``-like records), or an iterable of
-    TransactionId, their printed form, 16 bytes or None. Raises Misuse(BAD_ARGUMENT) for anything else.
-    """
-    if isinstance(ids, pa.ChunkedArray):
-        ids = ids.combine_chunks()
-    if isinstance(ids, pa.Array) and ids.type == schemas.ID:
-        return ids
-    if isinstance(ids, pa.Array):
-        ids = ids.to_pylist()
-    if isinstance(ids, np.ndarray) and ids.dtype.itemsize == 16 and ids.dtype.fields is not None:
-        raw = np.ascontiguousarray(ids.astype(schemas.TRANSACTION_ID_DTYPE))
-        return pa.FixedSizeBinaryArray.from_buffers(schemas.ID, len(raw), [None, pa.py_buffer(raw.tobytes())])
-    if isinstance(ids, str | bytes | TransactionId) or not isinstance(ids, Iterable):
-        raise Misuse(Code.BAD_ARGUMENT, f"{type(ids).__name__} is not a column of transaction ids")
-    return pa.array([None if one is None else id_bytes(one) for one in ids], schemas.ID)
-
-
-def id_bytes(identity: TransactionId | str | bytes) -> bytes:
-    """The 16 bytes of a transaction id in any of its forms; Misuse(BAD_ARGUMENT) otherwise."""
-    if isinstance(identity, TransactionId):
-        return bytes(identity)
-    if isinstance(identity, str):
-        return bytes(TransactionId.parse(identity))
-    if isinstance(identity, bytes):
-        return bytes(TransactionId.from_bytes(identity))
-    raise Misuse(Code.BAD_ARGUMENT, f"{type(identity).__name__} is not a transaction id")
-
-
-def shards(ids: pa.Array) -> npt.NDArray[np.uint32]:
-    """The shard of each id of a column without nulls."""
-    raw = np.frombuffer(ids.buffers()[1], schemas.TRANSACTION_ID_DTYPE)[ids.offset : ids.offset + len(ids)]
-    return raw["shard"].astype(np.uint32)
+        first[codes == echo] = code
+    return first
 
 
 def outcome_column(outcomes: Any, count: int) -> npt.NDArray[np.uint8]:

@@ -23,13 +23,13 @@ import pyarrow as pa
 
 from escrowmq.client.lanes.lanes import ThreadLane
 from escrowmq.client.producing.deciding import AnyChecker
-from escrowmq.client.producing.ending import id_bytes
-from escrowmq.client.producing.outgoing import ROW_OVERHEAD
 from escrowmq.client.producing.production import Production
 from escrowmq.client.producing.results import EndResults, Receipts
 from escrowmq.client.producing.transaction import Transaction
 from escrowmq.client.producing.writers import BatchCommit, commit_batch, last_batch
 from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, error
+from escrowmq.message.ids import id_bytes
+from escrowmq.message.row import ROW_OVERHEAD
 from escrowmq.model import COMMIT, ROLLBACK, Message, Outcome, Receipt, TransactionId, TransactionResult
 from escrowmq.wire import Exchange
 

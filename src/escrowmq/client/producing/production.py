@@ -22,11 +22,13 @@ from escrowmq.client.lanes.parcel import Codec
 from escrowmq.client.links.router import Router, broker_of
 from escrowmq.client.producing.checker import CheckLoop
 from escrowmq.client.producing.deciding import AnyChecker, takes_batches
-from escrowmq.client.producing.ending import EndingCodec, first_time, id_column, outcome_column, shards
-from escrowmq.client.producing.outgoing import OutgoingCodec, as_batch, check_name, oversized, split
+from escrowmq.client.producing.ending import EndingCodec, first_time, outcome_column
+from escrowmq.client.producing.outgoing import OutgoingCodec, as_batch, oversized, split
 from escrowmq.client.producing.results import EndResults, Receipts, gather
 from escrowmq.client.producing.session import Session
 from escrowmq.errors import Code, Misuse
+from escrowmq.message.ids import id_column, shards
+from escrowmq.message.names import check_name
 from escrowmq.model import DecidedBy, message_id
 from escrowmq.wire import Exchange, Link
 

@@ -11,8 +11,9 @@ import threading
 import time
 from typing import Any
 
-from escrowmq.client.producing.outgoing import Checker, Limits
 from escrowmq.errors import Code, EscrowError, Unknown
+from escrowmq.message.limits import Limits
+from escrowmq.message.row import Checker
 from escrowmq.wire import Link
 
 

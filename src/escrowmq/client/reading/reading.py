@@ -23,9 +23,9 @@ import pyarrow as pa
 
 from escrowmq.client.consuming.consumption import tag_list
 from escrowmq.client.links.router import Router
-from escrowmq.client.producing.outgoing import check_name
 from escrowmq.client.producing.session import patient_action
 from escrowmq.errors import Code, EscrowError, Misuse, Rejected, error
+from escrowmq.message.names import check_name
 from escrowmq.wire import Link
 
 Place = tuple[int, int]

@@ -10,7 +10,6 @@ from fastapi import APIRouter, Request, Response
 
 from escrowmq.client.consuming.consumption import delay_us, subscription
 from escrowmq.client.consuming.delivery import Rows
-from escrowmq.client.producing.outgoing import check_name
 from escrowmq.errors import Code, EscrowError
 from escrowmq.gateway.models import (
     Delivered,
@@ -25,6 +24,7 @@ from escrowmq.gateway.models import (
 from escrowmq.gateway.problems import SOME_REFUSED, described
 from escrowmq.gateway.routes import check_count, gateway_of, leaving
 from escrowmq.gateway.settling import LeaseHandle
+from escrowmq.message.names import check_name
 from escrowmq.model import Act, TransactionId
 
 router = APIRouter(prefix="/consumers/{group}", tags=["consumers"])

@@ -17,7 +17,6 @@ of a lease at once, even if that is more than was asked for: a rest could be ove
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,10 +30,9 @@ from escrowmq.ledger.groups.cursors import Group
 from escrowmq.ledger.groups.leases import NEVER_US, PENDING, Lease, pending_runs
 from escrowmq.ledger.groups.receiving import Plan
 from escrowmq.ledger.groups.subscriptions import TopicsView, holds
+from escrowmq.message.names import is_name
 from escrowmq.model import member_id
 from escrowmq.schemas import Kind
-
-_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,126}")
 
 
 class Member:
@@ -72,7 +70,7 @@ def decide_join(group: Group, cmd: Join, rules: Rules, position: int) -> tuple[t
     if not holds(group.subscription):
         hint = 'only groups with in_doubt="hold" have named members'
         raise error(Code.BAD_REQUEST, f"consumer group {group.name!r} gives back what is in doubt", hint)
-    if not _NAME.fullmatch(cmd.instance):
+    if not is_name(cmd.instance):
         raise error(Code.BAD_REQUEST, f"{cmd.instance!r} is not a member's name", "1 to 127 of A-Z a-z 0-9 . _ -")
     id = member_id(group.name, cmd.instance)
     known = group.members.get(id)

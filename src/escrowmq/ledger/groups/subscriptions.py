@@ -11,11 +11,10 @@ from typing import Protocol
 from escrowmq.errors import Code, error
 from escrowmq.ledger.commands import Rules, Subscription
 from escrowmq.ledger.queues.queues import QueueIndex
+from escrowmq.message.names import is_name
 
 HOLD = "hold"
 IN_DOUBT = ("redeliver", HOLD)
-
-_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,126}")
 
 
 class TopicsView(Protocol):
@@ -41,7 +40,7 @@ class TopicsView(Protocol):
 
 def check(name: str, subscription: Subscription, topics: TopicsView) -> None:
     """Raise BAD_GROUP_NAME, UNKNOWN_TOPIC, or BAD_REQUEST for a start, limit or tag that makes no sense."""
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise error(Code.BAD_GROUP_NAME, f"{name!r} is not a group name")
     if not subscription.topics:
         raise error(Code.BAD_REQUEST, "a consumer group needs at least one topic")

@@ -17,55 +17,20 @@ from escrowmq.ledger.columns import codes as code
 from escrowmq.ledger.columns.growing import all_equal
 from escrowmq.ledger.columns.keys import hash_keys
 from escrowmq.ledger.commands import Rules
-from escrowmq.ledger.queues.topics import Topics, is_name
+from escrowmq.ledger.queues.topics import Topics
+from escrowmq.message.limits import refusals
+from escrowmq.message.names import is_name
 
 Int64s = npt.NDArray[np.int64]
 UInt8s = npt.NDArray[np.uint8]
 
 
-def byte_lengths(column: pa.Array) -> Int64s:
-    """Bytes of each row of a binary or utf8 column; 0 for null."""
-    offsets = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, 4 * column.offset)
-    lengths = np.diff(offsets).astype(np.int64)
-    if column.null_count:
-        lengths[~column.is_valid().to_numpy(zero_copy_only=False)] = 0
-    return lengths
-
-
-def property_lengths(column: pa.Array) -> Int64s:
-    """Bytes of the names and values of each row's properties; 0 for null."""
-    if column.null_count == len(column):
-        return np.zeros(len(column), np.int64)
-    bounds = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, 4 * column.offset)
-    # keys and items are the whole child arrays, those outside a slice too, so the offsets address them
-    sizes = byte_lengths(column.keys) + byte_lengths(column.items)
-    sums = np.concatenate(([0], np.cumsum(sizes)))
-    lengths = sums[bounds[1:]] - sums[bounds[:-1]]
-    if column.null_count:
-        lengths[~column.is_valid().to_numpy(zero_copy_only=False)] = 0
-    return lengths
-
-
 def check_limits(batch: pa.RecordBatch, topics: Topics, rules: Rules) -> UInt8s:
-    """Size limits and delays of a batch of schema OUTGOING: a code a row."""
-    codes = np.zeros(batch.num_rows, np.uint8)
-
-    def refuse(rows: npt.NDArray[np.bool_], refusal: int) -> None:
-        codes[rows & (codes == code.OK)] = refusal
-
-    refuse(byte_lengths(batch.column("body")) > rules.max_body_bytes, code.BODY_TOO_LARGE)
-    key, tag, properties = (batch.column(name) for name in ("key", "tag", "properties"))
-    if key.null_count < len(key):
-        refuse(byte_lengths(key) > rules.max_key_bytes, code.KEY_TOO_LARGE)
+    """Each message's own limits, and the shard's of distinct tags, for a batch of schema OUTGOING: one code per row."""
+    codes = refusals(batch, rules)
+    tag = batch.column("tag")
     if tag.null_count < len(tag):
-        refuse(byte_lengths(tag) > rules.max_tag_bytes, code.TAG_TOO_LARGE)
-        refuse(_excess_tags(tag, topics, rules), code.TOO_MANY)
-    if properties.null_count < len(properties):
-        refuse(property_lengths(properties) > rules.max_properties_bytes, code.PROPERTIES_TOO_LARGE)
-    delay = batch.column("delay_us").to_numpy()
-    refuse((delay < 0) | (delay > rules.max_delay_us), code.BAD_DELAY)
-    immunity = batch.column("immunity_us").to_numpy()
-    refuse((immunity < 0) | (immunity > rules.half_retention_us), code.BAD_DELAY)
+        codes[_excess_tags(tag, topics, rules) & (codes == code.OK)] = code.TOO_MANY
     return codes
 
 

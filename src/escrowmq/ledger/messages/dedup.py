@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from escrowmq.ledger.columns.growing import Columns
 from escrowmq.ledger.commands import Rules
+from escrowmq.message.ids import records
 from escrowmq.schemas import MESSAGE_ID_DTYPE
 
 Int64s = npt.NDArray[np.int64]
@@ -24,7 +25,7 @@ _SLICES = 16  # a run is extended for at most this part of the window, so that i
 
 def split_runs(ids: pa.Array) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], Int64s]:
     """Instances and sequences (uint64) of ids, and the rows at which a run of consecutive ids begins."""
-    raw = np.frombuffer(ids.buffers()[1], MESSAGE_ID_DTYPE, len(ids), 16 * ids.offset)
+    raw = records(ids, MESSAGE_ID_DTYPE)
     instances = raw["instance"].astype(np.uint64)
     sequences = raw["sequence"].astype(np.uint64)
     breaks = (instances[1:] != instances[:-1]) | (sequences[1:] != sequences[:-1] + np.uint64(1)) | (sequences[1:] == 0)

@@ -17,6 +17,7 @@ from escrowmq.ledger.columns import codes as code
 from escrowmq.ledger.commands import Decision, Event, Prepare, Send
 from escrowmq.ledger.messages.admission import Placement, check_limits, group_by_queue, place
 from escrowmq.ledger.transactions.decisions import NONE, OPEN
+from escrowmq.message.ids import transaction_ids
 from escrowmq.schemas import PRODUCED, STORED, Kind
 
 if TYPE_CHECKING:
@@ -239,10 +240,7 @@ def _produced(ledger: Ledger, answers: _Answers, half: bool) -> pa.RecordBatch:
     answers.offsets[refused] = NONE
     answers.queues[refused] = NONE
     if half:
-        ids = ledger.transactions.ids(answers.transactions, answers.epochs)
-        if refused.any():
-            valid = pa.array(~refused).buffers()[1]
-            ids = pa.Array.from_buffers(ids.type, size, [valid, ids.buffers()[1]])
+        ids = transaction_ids(ledger.shard, answers.epochs, answers.transactions, ~refused)
     else:
         ids = pa.nulls(size, PRODUCED.field("transaction").type)
     columns = [

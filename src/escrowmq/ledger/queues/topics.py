@@ -7,7 +7,6 @@ take the queues by turns.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,21 +16,10 @@ import pyarrow as pa
 from escrowmq.errors import Code, error
 from escrowmq.ledger.commands import CreateTopic, Decision, Event, Rules
 from escrowmq.ledger.queues.queues import NO_TAG, Place, QueueIndex
+from escrowmq.message.names import is_name
 from escrowmq.schemas import STORED, Kind
 
 Int64s = npt.NDArray[np.int64]
-
-_NAME = re.compile(r"[A-Za-z0-9_\-][A-Za-z0-9._\-]{0,126}")
-
-
-def is_name(name: str) -> bool:
-    """Whether ``name`` can name a topic or group: 1 to 127 of ``A-Z a-z 0-9 . _ -``, not starting with a dot."""
-    return _NAME.fullmatch(name) is not None
-
-
-def is_text(value: str) -> bool:
-    """Whether ``value`` can be stored as UTF-8 (JSON can carry half a character)."""
-    return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 @dataclass(slots=True)

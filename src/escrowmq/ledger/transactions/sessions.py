@@ -22,7 +22,7 @@ from escrowmq.errors import Code, error
 from escrowmq.ledger.columns import codes as code
 from escrowmq.ledger.columns.growing import Columns, all_equal
 from escrowmq.ledger.commands import Decision, Event, OpenSession, Rules
-from escrowmq.ledger.queues.topics import is_name, is_text
+from escrowmq.message.names import is_name, is_text
 from escrowmq.schemas import STORED, Kind
 
 Int64s = npt.NDArray[np.int64]

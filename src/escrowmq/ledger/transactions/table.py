@@ -17,7 +17,7 @@ from escrowmq.ledger.columns import codes as code
 from escrowmq.ledger.columns.growing import Columns
 from escrowmq.ledger.transactions.decisions import NONE
 from escrowmq.ledger.transactions.sessions import NOBODY, Sessions
-from escrowmq.schemas import TRANSACTION_ID_DTYPE
+from escrowmq.message.ids import records
 
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
@@ -63,7 +63,7 @@ class TransactionTable:
 
     def find_ids(self, ids: pa.Array) -> tuple[Int64s, UInt8s]:
         """Ordinals of transaction ids, and a code a row: OK, WRONG_SHARD or UNKNOWN_TRANSACTION."""
-        raw = np.frombuffer(ids.buffers()[1], TRANSACTION_ID_DTYPE, len(ids), 16 * ids.offset)
+        raw = records(ids)
         codes = np.zeros(len(ids), np.uint8)
         ordinals = self.find(raw["position"].astype(np.int64))
         known = np.flatnonzero(ordinals != NONE)
@@ -73,12 +73,6 @@ class TransactionTable:
         foreign = raw["shard"] != self.shard
         codes[foreign], ordinals[foreign] = code.WRONG_SHARD, NONE
         return ordinals, codes
-
-    def ids(self, first: Int64s, epochs: npt.NDArray[np.generic]) -> pa.Array:
-        """Transaction ids (16 bytes) from positions and epochs."""
-        raw = np.empty(len(first), TRANSACTION_ID_DTYPE)
-        raw["shard"], raw["epoch"], raw["position"] = self.shard, epochs, first
-        return pa.Array.from_buffers(pa.binary(16), len(first), [None, pa.py_buffer(raw.tobytes())])
 
     def owner_of(self, positions: Int64s) -> Int64s:
         """Ordinals of the transactions that half messages belong to; -1 where there is none (any more)."""

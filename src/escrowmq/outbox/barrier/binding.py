@@ -14,9 +14,9 @@ from sqlalchemy.orm import scoped_session
 from sqlalchemy.util import greenlet_spawn
 
 from escrowmq.client.producing.async_producer import AsyncTransaction
-from escrowmq.client.producing.ending import id_bytes, id_column
 from escrowmq.client.producing.transaction import Transaction
 from escrowmq.errors import Code, EscrowError, Misuse, Rejected, error
+from escrowmq.message.ids import id_bytes, id_column
 from escrowmq.model import Outcome, TransactionId
 from escrowmq.outbox.barrier import columns
 from escrowmq.outbox.barrier.checking import Barrier, need_branch

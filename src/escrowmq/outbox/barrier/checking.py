@@ -11,8 +11,8 @@ import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
-from escrowmq.client.producing.ending import id_bytes, id_column
 from escrowmq.errors import Code, Misuse
+from escrowmq.message.ids import id_bytes, id_column
 from escrowmq.model import Check, Outcome, TransactionId
 from escrowmq.outbox.barrier import purging
 from escrowmq.outbox.barrier.columns import CHUNK, COMMITTED, ROLLED_BACK, Ids, as_ids

@@ -15,6 +15,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
+from escrowmq.message.ids import records
 from escrowmq.outbox.tables import NAME, Reason, trans_barrier
 
 COMMITTED, ROLLED_BACK = int(Reason.COMMITTED), int(Reason.ROLLED_BACK)
@@ -31,8 +32,7 @@ at the end, is still there in its buffer."""
 
 def as_ids(column: pa.FixedSizeBinaryArray) -> Ids:
     """The ids of a column without nulls."""
-    raw = np.frombuffer(column.buffers()[1], np.uint8)[16 * column.offset : 16 * (column.offset + len(column))]
-    return raw.view("S16")
+    return records(column, "S16")
 
 
 def read(connection: sa.Connection, ids: Ids, branch: str) -> npt.NDArray[np.uint8]:

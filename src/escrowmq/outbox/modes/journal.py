@@ -20,8 +20,10 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from escrowmq import schemas
-from escrowmq.client.producing.outgoing import Checker, Limits, OutgoingCodec, as_batch
+from escrowmq.client.producing.outgoing import OutgoingCodec, as_batch
 from escrowmq.errors import Code, Fenced, Misuse, Rejected
+from escrowmq.message.limits import Limits
+from escrowmq.message.row import Checker
 from escrowmq.model import Message
 from escrowmq.outbox.tables import trans_driven
 

@@ -18,9 +18,9 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from escrowmq.client.bus import Bus
 from escrowmq.client.consuming.delivery import Content, Rows
-from escrowmq.client.producing.outgoing import check_name
 from escrowmq.client.reading.reader import ReadBatch
 from escrowmq.errors import Code, Misuse, Rejected
+from escrowmq.message.names import check_name
 from escrowmq.outbox.modes.assignments import Assignments, Claim, Slot, ends_of, slots_of
 from escrowmq.platform.failpoints import reach
 

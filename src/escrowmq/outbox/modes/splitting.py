@@ -7,8 +7,8 @@ import itertools
 
 import xxhash
 
-from escrowmq.client.producing.outgoing import check_name
 from escrowmq.errors import Code, Misuse
+from escrowmq.message.names import check_name
 from escrowmq.model import Message
 
 

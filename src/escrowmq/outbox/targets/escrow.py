@@ -23,11 +23,15 @@ import pyarrow.compute as pc
 
 from escrowmq.client.bus import Bus
 from escrowmq.client.links.router import broker_of
-from escrowmq.client.producing.outgoing import Limits, check_name, split
+from escrowmq.client.producing.outgoing import split
 from escrowmq.connecting import connect
 from escrowmq.errors import Code, EscrowError, Misuse, Rejected, error
+from escrowmq.message.ids import records
+from escrowmq.message.limits import Limits, refusals
+from escrowmq.message.names import is_name
 from escrowmq.outbox.targets.rows import check_schema, hold_back, number_keys
 from escrowmq.outbox.targets.seam import Codes, Promise
+from escrowmq.schemas import MESSAGE_ID_DTYPE
 
 _log = logging.getLogger(__name__)
 GROUP = "outbox"
@@ -91,7 +95,7 @@ class EscrowTarget:
         by_key = np.array([*(broker_of(key, count) for key in keys.dictionary.to_pylist()), 0], np.int64)
         codes = pc.fill_null(keys.indices, len(by_key) - 1).to_numpy(zero_copy_only=False)
         ids = batch.column("message_id")
-        by_id = np.frombuffer(ids.buffers()[1], ">u8")[1 + 2 * ids.offset :: 2][: len(ids)] % np.uint64(count)
+        by_id = records(ids, MESSAGE_ID_DTYPE)["sequence"] % np.uint64(count)
         keyless = batch.column("key").is_null().to_numpy(zero_copy_only=False)
         return np.asarray(np.where(keyless, by_id.astype(np.int64), by_key[codes]))
 
@@ -208,42 +212,12 @@ def _single_urls(url: str) -> Sequence[str]:
 
 def _refused(batch: pa.RecordBatch, limits: Limits) -> Codes:
     """What this broker would refuse for sure, by the columns alone."""
-    codes = np.zeros(batch.num_rows, np.uint8)
-    sizes = {
-        "body": (limits.max_body_bytes, Code.BODY_TOO_LARGE),
-        "key": (limits.max_key_bytes, Code.KEY_TOO_LARGE),
-        "tag": (limits.max_tag_bytes, Code.TAG_TOO_LARGE),
-    }
-    for name, (limit, code) in sizes.items():
-        column = batch.column(name)
-        lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
-        codes[(lengths > limit) & (codes == 0)] = code
-    properties = batch.column("properties")
-    if properties.null_count < len(properties):
-        codes[(_property_bytes(properties) > limits.max_properties_bytes) & (codes == 0)] = Code.PROPERTIES_TOO_LARGE
-    delays = batch.column("delay_us").to_numpy()
-    codes[((delays < 0) | (delays > limits.max_delay * 1e6)) & (codes == 0)] = Code.BAD_DELAY
-    wrong = [topic for topic in pc.unique(batch.column("topic")).to_pylist() if not _is_name(topic)]
+    codes = refusals(batch, limits)
+    wrong = [topic for topic in pc.unique(batch.column("topic")).to_pylist() if not is_name(topic)]
     if wrong:
         named = pc.is_in(batch.column("topic"), pa.array(wrong)).to_numpy(zero_copy_only=False)
         codes[named & (codes == 0)] = Code.BAD_TOPIC_NAME
     return codes
-
-
-def _is_name(topic: str) -> bool:
-    try:
-        check_name(topic, Code.BAD_TOPIC_NAME)
-    except EscrowError:
-        return False
-    return True
-
-
-def _property_bytes(properties: pa.Array) -> npt.NDArray[np.int64]:
-    """Bytes of names and values, row for row."""
-    ends = properties.offsets.to_numpy()
-    each = pc.add(pc.binary_length(properties.keys), pc.fill_null(pc.binary_length(properties.items), 0))
-    sums = np.concatenate(([0], np.cumsum(each.to_numpy(zero_copy_only=False).astype(np.int64))))
-    return np.asarray(sums[ends[1:]] - sums[ends[:-1]])
 
 
 def _numbered_keys(keys: pa.Array) -> Places:

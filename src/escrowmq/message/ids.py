@@ -1,0 +1,94 @@
+"""Ids of 16 bytes, of messages and of transactions, as Arrow columns, NumPy records and values."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from escrowmq.errors import Code, Misuse
+from escrowmq.message.values import make_transaction_id
+from escrowmq.model import TransactionId
+from escrowmq.schemas import ID, TRANSACTION_ID_DTYPE
+
+Int64s = npt.NDArray[np.int64]
+
+
+# Columns and NumPy records
+
+
+def records(ids: pa.Array, dtype: npt.DTypeLike = TRANSACTION_ID_DTYPE) -> npt.NDArray[Any]:
+    """A column of ids as NumPy records of 16 bytes, not copied. What stands in null rows has no meaning."""
+    return np.frombuffer(ids.buffers()[1], dtype, len(ids), 16 * ids.offset)
+
+
+def column_of(raw: bytes | npt.NDArray[Any], valid: npt.NDArray[np.bool_] | None = None) -> pa.FixedSizeBinaryArray:
+    """Ids that lie one after the other (bytes, or records that nobody changes any more) as a column; null where not ``valid``."""
+    data = pa.py_buffer(raw)
+    validity = None if valid is None or valid.all() else pa.array(valid).buffers()[1]
+    return pa.FixedSizeBinaryArray.from_buffers(ID, data.size // 16, [validity, data])
+
+
+def transaction_ids(
+    shard: int,
+    epochs: npt.NDArray[np.integer] | int,
+    positions: Int64s,
+    valid: npt.NDArray[np.bool_] | None = None,
+) -> pa.FixedSizeBinaryArray:
+    """The transaction ids of one shard, from session epochs and positions; null where not ``valid``."""
+    raw = np.empty(len(positions), TRANSACTION_ID_DTYPE)
+    raw["shard"], raw["epoch"], raw["position"] = shard, epochs, positions
+    return column_of(raw, valid)
+
+
+def transactions(ids: pa.Array) -> Iterable[TransactionId | None]:
+    """The values of a column of transaction ids; without an end if all are null."""
+    if ids.null_count == len(ids):
+        return itertools.repeat(None)
+    raw = records(ids)
+    made = map(make_transaction_id, raw["shard"].tolist(), raw["epoch"].tolist(), raw["position"].tolist())
+    if not ids.null_count:
+        return made
+    return (one if there else None for one, there in zip(made, ids.is_valid().to_pylist(), strict=True))
+
+
+def shards(ids: pa.Array) -> npt.NDArray[np.uint32]:
+    """The shard of each transaction id of a column without nulls."""
+    return records(ids)["shard"].astype(np.uint32)
+
+
+# What users give
+
+
+def id_column(ids: Any) -> pa.Array:
+    """Transaction ids as one Arrow column of 16 bytes, nulls kept.
+
+    From an Arrow array, a NumPy array (dtype TRANSACTION_ID_DTYPE or ``S16``-like records), or an iterable of
+    TransactionId, their printed form, 16 bytes or None. Raises Misuse(BAD_ARGUMENT) for anything else.
+    """
+    if isinstance(ids, pa.ChunkedArray):
+        ids = ids.combine_chunks()
+    if isinstance(ids, pa.Array) and ids.type == ID:
+        return ids
+    if isinstance(ids, pa.Array):
+        ids = ids.to_pylist()
+    if isinstance(ids, np.ndarray) and ids.dtype.itemsize == 16 and ids.dtype.fields is not None:
+        return column_of(ids.astype(TRANSACTION_ID_DTYPE).tobytes())
+    if isinstance(ids, str | bytes | TransactionId) or not isinstance(ids, Iterable):
+        raise Misuse(Code.BAD_ARGUMENT, f"{type(ids).__name__} is not a column of transaction ids")
+    return pa.array([None if one is None else id_bytes(one) for one in ids], ID)
+
+
+def id_bytes(identity: TransactionId | str | bytes) -> bytes:
+    """The 16 bytes of a transaction id in any of its forms; Misuse(BAD_ARGUMENT) otherwise."""
+    if isinstance(identity, TransactionId):
+        return bytes(identity)
+    if isinstance(identity, str):
+        return bytes(TransactionId.parse(identity))
+    if isinstance(identity, bytes):
+        return bytes(TransactionId.from_bytes(identity))
+    raise Misuse(Code.BAD_ARGUMENT, f"{type(identity).__name__} is not a transaction id")

@@ -1,0 +1,124 @@
+"""The limits of one message, and the check of whole batches against them.
+
+``row.py`` checks single messages by the same rules; ``tests/message/test_limits.py`` holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from escrowmq.errors import Code
+
+Int64s = npt.NDArray[np.int64]
+UInt8s = npt.NDArray[np.uint8]
+
+MAX_QUEUE = (1 << 31) - 1
+"""The largest number of a queue: queues travel as int32."""
+
+
+class RowLimits(Protocol):
+    """The limits of one message: what :class:`Limits` and the ledger's rules have in common. Times are microseconds."""
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Bytes of the body."""
+
+    @property
+    def max_key_bytes(self) -> int:
+        """Bytes of the key, as UTF-8."""
+
+    @property
+    def max_tag_bytes(self) -> int:
+        """Bytes of the tag, as UTF-8."""
+
+    @property
+    def max_properties_bytes(self) -> int:
+        """Bytes of all names and values of the properties, as UTF-8."""
+
+    @property
+    def max_delay_us(self) -> int:
+        """The longest delay."""
+
+    @property
+    def half_retention_us(self) -> int:
+        """The longest time before a first check-back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """A broker's limits of messages and batches, as its ``hello`` or its settings say; the defaults until they are known.
+
+    A broker that does not say its ``half_retention`` is the only one to check it.
+    """
+
+    max_body_bytes: int = 4 << 20
+    max_key_bytes: int = 1024
+    max_tag_bytes: int = 128
+    max_properties_bytes: int = 32 << 10
+    max_batch_rows: int = 65_536
+    max_batch_bytes: int = 64 << 20
+    max_delay_us: int = 40 * 86_400_000_000
+    half_retention_us: int = 40 * 86_400_000_000
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> Limits:
+        """The limits among settings by their names, times in seconds; what is missing or unknown here is left out."""
+        given = {name: value for name, value in told.items() if value is not None}
+        given |= {f"{name}_us": round(given[name] * 1e6) for name in ("max_delay", "half_retention") if name in given}
+        return cls(**{name: given[name] for name in cls.__slots__ if name in given})
+
+
+def byte_lengths(column: pa.Array) -> Int64s:
+    """Bytes of each row of a binary or utf8 column; 0 for null."""
+    if not len(column):
+        return np.zeros(0, np.int64)  # such a column may come without any offsets
+    offsets = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, 4 * column.offset)
+    return _without_nulls(np.diff(offsets).astype(np.int64), column)
+
+
+def property_lengths(column: pa.Array) -> Int64s:
+    """Bytes of the names and values of each row's properties; 0 for null."""
+    if column.null_count == len(column):
+        return np.zeros(len(column), np.int64)
+    bounds = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, 4 * column.offset)
+    # keys and items are the whole child arrays, those outside a slice too, so the offsets address them
+    sizes = byte_lengths(column.keys) + byte_lengths(column.items)
+    sums = np.concatenate(([0], np.cumsum(sizes)))
+    return _without_nulls(sums[bounds[1:]] - sums[bounds[:-1]], column)
+
+
+def _without_nulls(lengths: Int64s, column: pa.Array) -> Int64s:
+    if column.null_count:
+        lengths[~column.is_valid().to_numpy(zero_copy_only=False)] = 0
+    return lengths
+
+
+def refusals(batch: pa.RecordBatch, limits: RowLimits) -> UInt8s:
+    """One code per row of a batch of schema OUTGOING: of the first limit that the row does not keep, else OK (0).
+
+    Names of topics are not looked at: who checks them does it once per name.
+    """
+    codes = np.zeros(batch.num_rows, np.uint8)
+
+    def refuse(rows: npt.NDArray[np.bool_], refusal: Code) -> None:
+        if rows.any():
+            codes[rows & (codes == 0)] = refusal
+
+    refuse(byte_lengths(batch.column("body")) > limits.max_body_bytes, Code.BODY_TOO_LARGE)
+    key, tag, properties = (batch.column(name) for name in ("key", "tag", "properties"))
+    if key.null_count < len(key):
+        refuse(byte_lengths(key) > limits.max_key_bytes, Code.KEY_TOO_LARGE)
+    if tag.null_count < len(tag):
+        refuse(byte_lengths(tag) > limits.max_tag_bytes, Code.TAG_TOO_LARGE)
+    if properties.null_count < len(properties):
+        refuse(property_lengths(properties) > limits.max_properties_bytes, Code.PROPERTIES_TOO_LARGE)
+    for name, longest in (("delay_us", limits.max_delay_us), ("immunity_us", limits.half_retention_us)):
+        times = batch.column(name).to_numpy()
+        refuse((times < 0) | (times > longest), Code.BAD_DELAY)
+    return codes

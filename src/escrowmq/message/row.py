@@ -1,0 +1,162 @@
+"""One message on its way out: checked against the limits, then a row of values in the order of the wire's columns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from escrowmq.errors import Code, Misuse, Rejected
+from escrowmq.message.limits import MAX_QUEUE, Limits
+from escrowmq.message.names import check_name
+from escrowmq.model import Message, message_id
+
+ROW_OVERHEAD = 128
+"""Bytes that a row takes besides its body, about; for the cap on a batch's bytes."""
+
+_REMEMBERED = 10_000
+"""Names of topics that a checker keeps as known to be good."""
+
+
+class OutgoingRow(NamedTuple):
+    """A checked message. ``zip(*rows)`` gives the columns; :data:`escrowmq.schemas.OUTGOING` says what each means."""
+
+    topic: str
+    body: bytes
+    key: str | None
+    tag: str | None
+    properties: list[tuple[str, str]] | None
+    message_id: bytes | None  # None: made when the batch leaves
+    queue: int
+    born_us: int
+    delay_us: int
+    immunity_us: int
+    transaction: bytes | None
+
+
+class Checker:
+    """Checks messages against one broker's limits before anything leaves. Remembers names of topics that it has seen."""
+
+    __slots__ = ("_topics", "limits")
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._topics: set[str] = set()
+
+    def row(
+        self,
+        topic: str,
+        body: bytes | bytearray | memoryview,
+        key: str | None,
+        tag: str | None,
+        properties: Mapping[str, str] | None,
+        delay: float,
+        queue: int | None,
+        identity: Any,
+        immunity: float | None,
+        transaction: bytes | None,
+    ) -> OutgoingRow:
+        """The row of one message. Raises Misuse(BAD_ARGUMENT) for a wrong type, Rejected for what is over a limit."""
+        if topic not in self._topics:
+            check_name(topic, Code.BAD_TOPIC_NAME)
+            if len(self._topics) < _REMEMBERED:
+                self._topics.add(topic)
+        if type(body) is not bytes:
+            body = _bytes(body)
+        limits = self.limits
+        if len(body) > limits.max_body_bytes:
+            raise Rejected(Code.BODY_TOO_LARGE, f"the body has {len(body)} bytes, the limit is {limits.max_body_bytes}")
+        if key is not None:
+            _check_text(key, "key", limits.max_key_bytes, Code.KEY_TOO_LARGE)
+        if tag is not None:
+            _check_text(tag, "tag", limits.max_tag_bytes, Code.TAG_TOO_LARGE)
+        return OutgoingRow(
+            topic,
+            body,
+            key,
+            tag,
+            _pairs(properties, limits.max_properties_bytes) if properties else None,
+            None if identity is None else id_of(identity),
+            -1 if queue is None else _queue(queue),
+            time.time_ns() // 1000,
+            0 if delay == 0 else _microseconds(delay, "delay", limits.max_delay_us),
+            0 if immunity is None else _microseconds(immunity, "check_immunity", limits.half_retention_us),
+            transaction,
+        )
+
+    def message(self, message: Message, transaction: bytes | None = None) -> OutgoingRow:
+        """The row of a :class:`~escrowmq.model.Message`. Raises as :meth:`row`."""
+        if not isinstance(message, Message):
+            raise Misuse(Code.BAD_ARGUMENT, f"{type(message).__name__} is not a Message")
+        return self.row(
+            message.topic,
+            message.body,
+            message.key,
+            message.tag,
+            message.properties,
+            message.delay,
+            message.queue,
+            message.message_id,
+            message.check_immunity,
+            transaction,
+        )
+
+
+def id_of(identity: Any) -> bytes:
+    """The 16 bytes of a message id that a user gave; Misuse(BAD_ARGUMENT) for what is none."""
+    try:
+        return message_id(identity)
+    except (TypeError, AttributeError):
+        raise Misuse(Code.BAD_ARGUMENT, f"message_id is {type(identity).__name__}, not str, bytes or UUID") from None
+
+
+def _bytes(body: Any) -> bytes:
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body)
+    hint = "encode it first: text.encode()" if isinstance(body, str) else "bodies are bytes"
+    raise Misuse(Code.BAD_ARGUMENT, f"the body is {type(body).__name__}, not bytes", hint)
+
+
+def _check_text(text: Any, what: str, limit: int, code: Code) -> None:
+    if type(text) is not str:
+        raise Misuse(Code.BAD_ARGUMENT, f"the {what} is {type(text).__name__}, not str")
+    size = len(text) if text.isascii() else _byte_length(text, what)
+    if size > limit:
+        raise Rejected(code, f"the {what} has {size} bytes, the limit is {limit}")
+
+
+def _byte_length(text: str, what: str) -> int:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError as problem:
+        raise Misuse(Code.BAD_ARGUMENT, f"the {what} is not valid Unicode: {problem}") from None
+
+
+def _pairs(properties: Mapping[str, str], limit: int) -> list[tuple[str, str]]:
+    if not isinstance(properties, Mapping):
+        raise Misuse(Code.BAD_ARGUMENT, f"properties are {type(properties).__name__}, not a mapping")
+    pairs = list(properties.items())
+    size = 0
+    for name, value in pairs:
+        if type(name) is not str or type(value) is not str:
+            raise Misuse(Code.BAD_ARGUMENT, f"property {name!r:.100} = {value!r:.100}: names and values are str")
+        size += _byte_length(name, "property name") + _byte_length(value, "property value")
+    if size > limit:
+        raise Rejected(Code.PROPERTIES_TOO_LARGE, f"the properties have {size} bytes, the limit is {limit}")
+    return pairs
+
+
+def _queue(queue: Any) -> int:
+    if type(queue) is not int:
+        raise Misuse(Code.BAD_ARGUMENT, f"queue is {type(queue).__name__}, not int")
+    if not 0 <= queue <= MAX_QUEUE:
+        raise Rejected(Code.BAD_QUEUE, f"queue {queue}")
+    return queue
+
+
+def _microseconds(seconds: Any, what: str, longest_us: int) -> int:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise Misuse(Code.BAD_ARGUMENT, f"{what} is {type(seconds).__name__}, not seconds")
+    if not 0 <= seconds <= longest_us / 1e6:
+        raise Rejected(Code.BAD_DELAY, f"{what} {seconds} is not within 0 to {longest_us / 1e6} seconds")
+    return round(seconds * 1e6)
