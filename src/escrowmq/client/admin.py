@@ -15,13 +15,12 @@ from escrowmq.client.links.router import Router
 from escrowmq.client.producing.ending import id_bytes
 from escrowmq.client.producing.outgoing import check_name
 from escrowmq.client.producing.session import patient_action
-from escrowmq.errors import Code, EscrowError, Misuse, Rejected, error
+from escrowmq.errors import DONE, Code, EscrowError, Misuse, Rejected, error
 from escrowmq.model import TransactionId, message_id
 from escrowmq.wire import VIEWS, Link
 
 Json = dict[str, Any]
 _PAGE = 1000
-_DONE = {Code.OK, Code.COMMITTED, Code.ROLLED_BACK, Code.ALREADY_COMMITTED, Code.ALREADY_ROLLED_BACK}
 
 
 class Admin:
@@ -326,6 +325,6 @@ def _with_body(message: Json) -> Json:
 
 def _one(answer: Json) -> Code:
     code = Code[answer["codes"][0]]
-    if code not in _DONE:
+    if code not in DONE:
         raise error(code)
     return code

@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from escrowmq.client.aio import AsyncBus
 from escrowmq.client.lanes.lanes import Sender
-from escrowmq.errors import Code, EscrowError, Overloaded, Unknown
+from escrowmq.errors import AWAY, Code, EscrowError, Overloaded, Unknown
 from escrowmq.gateway.limits import GatewaySettings
 from escrowmq.gateway.settling import Settler
 from escrowmq.wire import Exchange
@@ -42,7 +42,6 @@ WORTH_ASKING = 0.02
 """A shorter rest of the waiting time is not worth another question."""
 CLOSE_SECONDS = 2.0
 _NO_ROWS = pa.RecordBatch.from_pylist([], schema=pa.schema([]))
-_AWAY = (Code.DISCONNECTED, Code.TIMED_OUT)
 
 Key = tuple[str, int | None, int]
 Received = tuple[int, pa.RecordBatch]
@@ -241,7 +240,7 @@ class Receiving:
                 return False
             self._ask(desk, poll, left)
             return True
-        if not (isinstance(problem, EscrowError) and problem.code in _AWAY):
+        if not (isinstance(problem, EscrowError) and problem.code in AWAY):
             return False
         if left <= (0.0 if poll.owner.empty else -PATIENCE):
             return False
