@@ -1,10 +1,40 @@
 """The error tree: every code has one branch, a sentence, and a number that never changes."""
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from escrowmq import errors
-from escrowmq.cli.failures import DONE
-from escrowmq.errors import Code, EscrowError, Overloaded, error, explain
+from escrowmq.broker.writer.checkback import ANSWERED
+from escrowmq.cli.failures import Exit, exit_code_of
+from escrowmq.client.producing.ending import EndingCodec
+from escrowmq.client.producing.results import EndResults
+from escrowmq.errors import (
+    AWAY,
+    DONE,
+    FIRST_ANSWER,
+    NOT_APPLIED,
+    REFUSED,
+    STANDS_COMMITTED,
+    STANDS_ROLLED_BACK,
+    Code,
+    EscrowError,
+    Meaning,
+    Overloaded,
+    error,
+    explain,
+    flags,
+    meaning,
+)
+from escrowmq.gateway.problems import status_of
+from escrowmq.model import COMMIT, ROLLBACK
+from escrowmq.outbox.modes.driving import DrivenResult, sorted_out
+from escrowmq.outbox.relay.columns import Row
+from escrowmq.outbox.relay.verdicts import Rules, judge
+from escrowmq.outbox.tables import State
+from escrowmq.outbox.targets import seam
+from escrowmq.schemas import ENDED
+from escrowmq.testing.history import Kind, kind_of
 
 FAILURES = [code for code in Code if code not in DONE]
 
@@ -68,6 +98,61 @@ def test_a_timeout_is_never_rejected() -> None:
 def test_numbers_fit_a_byte_and_are_unique() -> None:
     assert len({int(code) for code in Code}) == len(Code.__members__)
     assert all(0 <= code < 256 for code in Code)
+
+
+MEANING_OF_BRANCH = {
+    errors.Rejected: Meaning.REFUSED,
+    errors.Unknown: Meaning.UNKNOWN,
+    errors.Fenced: Meaning.NOT_NOW,
+    errors.Overloaded: Meaning.NOT_NOW,
+    errors.Corrupt: Meaning.UNKNOWN,
+    errors.Misuse: Meaning.NOT_NOW,
+    errors.Denied: Meaning.NOT_NOW,
+}
+
+
+def test_every_code_has_one_meaning() -> None:
+    sets = (DONE, REFUSED, NOT_APPLIED - REFUSED, {c for c in Code if meaning(c) is Meaning.UNKNOWN})
+    assert sorted(code for each in sets for code in each) == sorted(Code)
+    for code in FAILURES:
+        assert meaning(code) is MEANING_OF_BRANCH[type(error(code))] is error(code).meaning
+    assert {code: meaning(code) for code in DONE} == dict.fromkeys(DONE, Meaning.DONE)
+    assert {meaning(code) for code in AWAY} == {Meaning.UNKNOWN}
+    assert [code for code in range(256) if flags(DONE)[code]] == sorted(DONE)
+
+
+@pytest.mark.parametrize("code", Code)
+def test_a_code_means_the_same_everywhere(code: Code) -> None:
+    """Each place that judges results, against the one table."""
+    done, refused = code in DONE, meaning(code) is Meaning.REFUSED
+    surely_not = meaning(code) in (Meaning.REFUSED, Meaning.NOT_NOW)
+    row = np.array([code], np.uint8)
+
+    # every place on columns
+    assert (seam.REFUSED[code], seam.NOT_APPLIED[code], ANSWERED[code]) == (refused, surely_not, done)
+    # the relay
+    verdict = judge([_ROW], row, {}, Rules(1, 1, 1, True), 0, partly_there=True)
+    if code >= Code.CONFLICT:
+        assert (verdict.refused, verdict.aside[0].attempts, verdict.sent) == (refused, refused, [])
+    # the producer-driven mode
+    for outcome, stands in ((COMMIT, STANDS_COMMITTED), (ROLLBACK, STANDS_ROLLED_BACK)):
+        ended, contrary = sorted_out(row, outcome)
+        as_good = outcome is ROLLBACK and code in (Code.EXPIRED, Code.UNKNOWN_TRANSACTION)
+        assert (ended[0], contrary[0]) == (code in stands or as_good, refused and not as_good)
+    assert DrivenResult(b"", None, code).done == (code in STANDS_COMMITTED)
+    # the client
+    (told,) = EndingCodec().decode([(b"", COMMIT)], None, pa.record_batch([row], schema=ENDED), False)
+    (again,) = EndingCodec().decode([(b"", COMMIT)], None, pa.record_batch([row], schema=ENDED), True)
+    assert EndResults(row).ok == done
+    assert (told, again) == (code, FIRST_ANSWER.get(code, code)) if done else isinstance(told, EscrowError)
+    # the command line, HTTP, the recorded histories
+    assert (exit_code_of([code]) is Exit.OK) == done
+    if not done:
+        assert (status_of(error(code)) >= 500) == (not surely_not or code in (Code.DISK_FULL, Code.QUEUE_FULL))
+        assert (kind_of(error(code)) is Kind.FAIL) == surely_not
+
+
+_ROW = Row(1, 0, State.PENDING, 0, b"i" * 16, "t", None, None, None, b"", 5, 0)
 
 
 def test_one_catch_for_everything() -> None:

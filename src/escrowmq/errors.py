@@ -1,12 +1,15 @@
-"""The error tree: seven branches, by what the caller can do next.
+"""Results and errors: every code, what it means, and the error tree of seven branches, by what the caller can do next.
 
-Every refusal, on the wire, in a log line or in an exception, carries one :class:`Code`. The table at the end of this
-file is the only place where a code gets its branch, its sentence and its hint.
+Every refusal, on the wire, in a log line or in an exception, carries one :class:`Code`. The two tables at the end of this
+file are the only place where a code gets its sentence, its hint and its branch. The branch has a :class:`Meaning`, from
+which all code derives what it does about a result: repeat it, count it, delete a row. A code's number says nothing.
 """
 
 from __future__ import annotations
 
-from enum import IntEnum
+from collections.abc import Collection
+from enum import Enum, IntEnum
+from typing import ClassVar
 
 
 class Code(IntEnum):
@@ -14,7 +17,7 @@ class Code(IntEnum):
 
     OK = 0
 
-    # What a decision did (design section 3, step 5). None of these is an error.
+    # What a decision did. None of these is an error.
     COMMITTED = 1
     ROLLED_BACK = 2
     ALREADY_COMMITTED = 3
@@ -65,6 +68,7 @@ class Code(IntEnum):
     DISCONNECTED = 97
     SHARD_STOPPED = 98
     CLOSED = 99
+    BROKER_FAILED = 100
 
     # Corrupt.
     DAMAGED = 112
@@ -88,8 +92,24 @@ class Code(IntEnum):
     DENIED = 144
 
 
+class Meaning(Enum):
+    """What a result says about the change that was asked for."""
+
+    DONE = "done"
+    """It took effect, now or before."""
+    REFUSED = "refused"
+    """Surely not applied, because of what was asked: the same again would be refused again."""
+    NOT_NOW = "not now"
+    """Surely not applied, because of the moment or the caller: the same may be taken later, or from another caller."""
+    UNKNOWN = "unknown"
+    """It may have been applied."""
+
+
 class EscrowError(Exception):
     """Base of every error that EscrowMQ raises: a code, a sentence that says what happened, a hint that says the fix."""
+
+    meaning: ClassVar[Meaning] = Meaning.UNKNOWN
+    """What errors of this branch say about the change that was asked for."""
 
     def __init__(self, code: Code, message: str | None = None, hint: str | None = None) -> None:
         entry = _TABLE.get(code)
@@ -102,9 +122,13 @@ class EscrowError(Exception):
 class Rejected(EscrowError):
     """Surely not applied; sending the same again will be refused again."""
 
+    meaning = Meaning.REFUSED
+
 
 class Unknown(EscrowError):
     """May have been applied: ask again with the same message id or transaction id."""
+
+    meaning = Meaning.UNKNOWN
 
     message_id: bytes | None = None
     """The id of the message in doubt, where the client gave it one: sending it again under this id cannot double it."""
@@ -113,9 +137,13 @@ class Unknown(EscrowError):
 class Fenced(EscrowError):
     """Someone newer took over this name: stop."""
 
+    meaning = Meaning.NOT_NOW
+
 
 class Overloaded(EscrowError):
     """Not applied; the same call can succeed after ``retry_after`` seconds."""
+
+    meaning = Meaning.NOT_NOW
 
     def __init__(
         self, code: Code, message: str | None = None, hint: str | None = None, retry_after: float = 1.0
@@ -127,13 +155,19 @@ class Overloaded(EscrowError):
 class Corrupt(EscrowError):
     """Stored data is damaged or unreadable; nothing was deleted."""
 
+    meaning = Meaning.UNKNOWN
+
 
 class Misuse(EscrowError):
     """The calling program is wrong; the message says the fix."""
 
+    meaning = Meaning.NOT_NOW
+
 
 class Denied(EscrowError):
     """The principal has no right to do this."""
+
+    meaning = Meaning.NOT_NOW
 
 
 def error(code: Code, message: str | None = None, hint: str | None = None, retry_after: float = 1.0) -> EscrowError:
@@ -144,11 +178,41 @@ def error(code: Code, message: str | None = None, hint: str | None = None, retry
     return branch(code, message, hint)
 
 
+def broker_failed(problem: BaseException) -> EscrowError:
+    """What a caller is told of an exception in the broker that nobody expected."""
+    return error(Code.BROKER_FAILED, f"the broker failed on this request: {problem!r}")
+
+
 def explain(code: Code) -> tuple[str, str]:
     """The standard sentence and hint of ``code``."""
     entry = _TABLE.get(code)
-    return (entry[1], entry[2]) if entry else (code.name, "")
+    return (entry[1], entry[2]) if entry else (_RESULTS[code], "")
 
+
+def meaning(code: Code) -> Meaning:
+    """What ``code`` says about the change that was asked for."""
+    entry = _TABLE.get(code)
+    return entry[0].meaning if entry else Meaning.DONE
+
+
+def flags(codes: Collection[Code]) -> bytes:
+    """256 bytes, one per number that a code can have: 1 for ``codes``, else 0.
+
+    ``np.frombuffer(flags(DONE), np.bool_)[column]`` judges a whole column of codes. A number that this version does not
+    know is in no set, so it is judged as UNKNOWN.
+    """
+    return bytes(number in codes for number in range(256))
+
+
+_RESULTS: dict[Code, str] = {
+    Code.OK: "done",
+    Code.COMMITTED: "this call committed the transaction",
+    Code.ROLLED_BACK: "this call rolled the transaction back",
+    Code.ALREADY_COMMITTED: "it was committed before; repeating a commit is harmless",
+    Code.ALREADY_ROLLED_BACK: "it was rolled back before; repeating a rollback is harmless",
+    Code.NOTED: "the answer UNKNOWN was heard; nothing is decided",
+}
+"""The results that are no error."""
 
 _TABLE: dict[Code, tuple[type[EscrowError], str, str]] = {
     Code.CONFLICT: (
@@ -264,6 +328,14 @@ _TABLE: dict[Code, tuple[type[EscrowError], str, str]] = {
     ),
     Code.SHARD_STOPPED: (Unknown, "the shard stopped", "see the broker's log for the cause, then restart it"),
     Code.CLOSED: (Unknown, "closed before the answer", ""),
+    # Unknown and not Rejected: deciding changes nothing, but a call can also fail when its change is made and only the
+    # answer is not. And the fault is the broker's: a caller that waits and repeats it, under the same id, is served as soon
+    # as the broker is mended, whereas a refusal would make it give the message up.
+    Code.BROKER_FAILED: (
+        Unknown,
+        "the broker failed on this request",
+        "a bug in the broker, its log has the traceback; it may have been applied, repeat with the same id",
+    ),
     Code.DAMAGED: (Corrupt, "the log is damaged", "nothing was deleted; run `escrowmq log dump --check` on the folder"),
     Code.NEWER_FORMAT: (Corrupt, "the data folder is of a newer version", "upgrade escrowmq"),
     Code.LOG_FAILED: (
@@ -312,3 +384,16 @@ _TABLE: dict[Code, tuple[type[EscrowError], str, str]] = {
     Code.MISSING_PACKAGE: (Misuse, "a package that this needs is not installed", "install the extra that is named"),
     Code.DENIED: (Denied, "no right to do this", ""),
 }
+
+DONE = frozenset(_RESULTS)
+"""Results that are no error."""
+REFUSED = frozenset(code for code in Code if meaning(code) is Meaning.REFUSED)
+"""Surely not applied, and the same again would be refused again."""
+NOT_APPLIED = REFUSED | {code for code in Code if meaning(code) is Meaning.NOT_NOW}
+"""Surely not applied."""
+AWAY = frozenset({Code.DISCONNECTED, Code.TIMED_OUT})
+"""Nobody answered: the broker may be back in a moment, and the call can be made again."""
+STANDS_COMMITTED = frozenset({Code.COMMITTED, Code.ALREADY_COMMITTED})
+STANDS_ROLLED_BACK = frozenset({Code.ROLLED_BACK, Code.ALREADY_ROLLED_BACK})
+FIRST_ANSWER = {Code.ALREADY_COMMITTED: Code.COMMITTED, Code.ALREADY_ROLLED_BACK: Code.ROLLED_BACK}
+"""What the first answer to a decision was, of which this is the answer to a repetition."""

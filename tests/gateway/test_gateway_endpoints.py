@@ -241,6 +241,34 @@ def test_a_long_poll_that_nothing_comes_to_ends_empty(client: Client, t: str, g:
     assert client.receive(g, t, wait=0.1) == []
 
 
+class Late(Counted):
+    """A link whose answers to a receive stay under way until ``deliver()``, as long as it ``holds``; ``refused`` as above."""
+
+    def __init__(self, link: Any) -> None:
+        super().__init__(link)
+        self.holds, self.refused = True, 0
+        self._under_way: list[tuple[Future[pa.RecordBatch], Future[pa.RecordBatch]]] = []
+
+    def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: dict[str, Any]) -> Future[pa.RecordBatch]:
+        future = super().exchange(kind, batch, options)
+        if kind is not Exchange.RECEIVE or not self.holds:
+            return future
+        held: Future[pa.RecordBatch] = Future()
+
+        def cancel() -> bool:
+            self.refused += 1
+            return False
+
+        held.cancel = cancel  # type: ignore[method-assign]
+        self._under_way.append((future, held))
+        return held
+
+    def deliver(self) -> None:
+        for future, held in self._under_way:
+            held.set_result(future.result(timeout=10))
+        self._under_way.clear()
+
+
 @pytest.mark.parametrize("others", [0, 1])
 def test_what_came_for_a_client_that_left_goes_to_another(
     client: Client, t: str, g: str, others: int, eventually: Callable[..., Any]
@@ -291,9 +319,29 @@ def test_what_a_broker_gave_too_late_is_given_back(run_gateway: Callable[..., Cl
     twin.release(Exchange.RECEIVE)
     eventually(lambda: twin.seen(Exchange.SETTLE))
     (settled,) = twin.seen(Exchange.SETTLE)
-    assert (settled.column("act")[0].as_py(), settled.column("delay_us")[0].as_py()) == (Act.NACK, 0)
+    assert (settled.column("act")[0].as_py(), settled.column("delay_us")[0].as_py()) == (Act.RELEASE, 0)
     (message,) = client.receive("g", "t", wait=5)
-    assert (message["text"], message["attempt"]) == ("x", 2)
+    assert (message["text"], message["attempt"]) == ("x", 1)
+
+
+def test_clients_that_hang_up_never_make_a_dead_letter(
+    embedded: Callable[..., Any], run_gateway: Callable[..., Client], eventually: Any
+) -> None:
+    """Nobody was given the message: none of its attempts is used up."""
+    (link,) = embedded(max_attempts=4)
+    late = Late(link)
+    client = run_gateway([late])
+    client.ok("/v1/topics/t/messages", {"text": "x"})
+    for number in range(1, 7):
+        with pytest.raises(httpx.ReadTimeout):
+            client.http.post(
+                "/v1/consumers/g/receive", json={"topics": ["t"], "start": "earliest", "wait": 25}, timeout=0.3
+            )
+        eventually(lambda number=number: late.refused == number)
+        late.deliver()
+    late.holds = False
+    (message,) = client.receive("g", "t", wait=20)
+    assert (message["text"], message["attempt"]) == ("x", 1)
 
 
 def test_a_receive_takes_no_more_than_it_asked_for(client: Client, t: str, g: str) -> None:

@@ -17,7 +17,7 @@ from escrowmq.broker.requests import Fields, check_batch
 from escrowmq.broker.writer.checkback import ANSWERED, Member
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.broker.writer.shard import microseconds
-from escrowmq.errors import Code, EscrowError, error
+from escrowmq.errors import Code, EscrowError, broker_failed, error
 from escrowmq.ledger.commands import End, Prepare, Receive, Send, Settle
 from escrowmq.message.ids import records
 from escrowmq.model import DecidedBy
@@ -81,7 +81,7 @@ class Calls:
         """Close the questions that these answers were to, undecided ones too."""
         if done.cancelled() or done.exception() is not None:
             return
-        answered = np.isin(done.result().column("code").to_numpy(), ANSWERED)
+        answered = ANSWERED[done.result().column("code").to_numpy()]
         positions = records(batch.column("transaction"))["position"].astype(np.int64)
         self.engine.members.settled(positions[answered])
         self.engine.poke()
@@ -146,7 +146,7 @@ def _guarded(act: Callable[[], T]) -> T:
         raise
     except Exception as problem:
         logger.exception("a call failed")
-        raise error(Code.BAD_REQUEST, f"the broker failed on this request: {problem!r}") from problem
+        raise broker_failed(problem) from problem
 
 
 def _done(batch: pa.RecordBatch) -> Future[pa.RecordBatch]:

@@ -11,7 +11,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from escrowmq import errors
-from escrowmq.errors import Code, EscrowError
+from escrowmq.errors import DONE, Code, EscrowError
 
 
 class Exit(IntEnum):
@@ -51,18 +51,6 @@ _EXITS: dict[type[EscrowError], Exit] = {
     errors.Denied: Exit.DENIED,
     errors.Fenced: Exit.FENCED,
 }
-
-DONE = frozenset(
-    {
-        Code.OK,
-        Code.COMMITTED,
-        Code.ROLLED_BACK,
-        Code.ALREADY_COMMITTED,
-        Code.ALREADY_ROLLED_BACK,
-        Code.NOTED,
-    }
-)
-"""Row results that are no error."""
 
 
 def exit_code(problem: EscrowError) -> Exit:

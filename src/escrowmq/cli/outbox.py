@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from escrowmq.cli.failures import DONE, exit_code_of
+from escrowmq.cli.failures import exit_code_of
 from escrowmq.cli.options import Json, Limit
 from escrowmq.cli.printing import body_text, cell, moment, notice, print_facts, print_json, print_table
 from escrowmq.cli.rows import plain
-from escrowmq.errors import Code, error
+from escrowmq.errors import DONE, Code, error
 
 if TYPE_CHECKING:
     from escrowmq.outbox.attention import Row

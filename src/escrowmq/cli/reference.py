@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from escrowmq import errors, settings
-from escrowmq.cli.failures import DONE, MEANINGS, exit_code
+from escrowmq.cli.failures import MEANINGS, exit_code
 from escrowmq.cli.flags import lines
-from escrowmq.errors import Code
+from escrowmq.errors import DONE, Code
 
 _MADE = "<!-- Made by `make docs`; edit the code it is made from, not this page. -->\n\n"
 
@@ -23,15 +23,6 @@ _BRANCHES: tuple[type[errors.EscrowError], ...] = (
     errors.Misuse,
     errors.Denied,
 )
-
-_RESULTS = {
-    Code.OK: "done",
-    Code.COMMITTED: "this call committed the transaction",
-    Code.ROLLED_BACK: "this call rolled the transaction back",
-    Code.ALREADY_COMMITTED: "it was committed before; repeating a commit is harmless",
-    Code.ALREADY_ROLLED_BACK: "it was rolled back before; repeating a rollback is harmless",
-    Code.NOTED: "the answer UNKNOWN was heard; nothing is decided",
-}
 
 
 def settings_page() -> str:
@@ -65,7 +56,9 @@ def errors_page() -> str:
         + "One code tells what became of one row or one call. The same names appear in exceptions, in answers of the command\n"
         "line, in logs and, as the number, on the wire. The class of the exception says what the caller can do next.\n\n"
         "## Results that are no error\n\n"
-        + _table(("code", "number", "meaning"), [(f"`{c.name}`", str(int(c)), _RESULTS[c]) for c in sorted(DONE)])
+        + _table(
+            ("code", "number", "meaning"), [(f"`{c.name}`", str(int(c)), errors.explain(c)[0]) for c in sorted(DONE)]
+        )
     ]
     for branch in _BRANCHES:
         codes = [c for c in Code if c not in DONE and type(errors.error(c)) is branch]

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from escrowmq.cli.failures import DONE, exit_code_of, show_error
+from escrowmq.cli.failures import exit_code_of, show_error
 from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, admin_at, seconds
 from escrowmq.cli.printing import body_text, duration, moment, print_facts, print_json, print_table, state
 from escrowmq.cli.rows import plain
-from escrowmq.errors import Code, EscrowError
+from escrowmq.errors import DONE, Code, EscrowError
 
 app = typer.Typer(no_args_is_help=True, help="Transactions: what is in escrow, and deciding by hand.")
 

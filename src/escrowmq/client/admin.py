@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from escrowmq.client.links.router import Router
 from escrowmq.client.producing.session import patient_action
-from escrowmq.errors import Code, EscrowError, Misuse, Rejected, error
+from escrowmq.errors import DONE, Code, EscrowError, Misuse, Rejected, error
 from escrowmq.message.ids import id_bytes
 from escrowmq.message.names import check_name
 from escrowmq.model import TransactionId, message_id
@@ -21,7 +21,6 @@ from escrowmq.wire import VIEWS, Link
 
 Json = dict[str, Any]
 _PAGE = 1000
-_DONE = {Code.OK, Code.COMMITTED, Code.ROLLED_BACK, Code.ALREADY_COMMITTED, Code.ALREADY_ROLLED_BACK}
 
 
 class Admin:
@@ -326,6 +325,6 @@ def _with_body(message: Json) -> Json:
 
 def _one(answer: Json) -> Code:
     code = Code[answer["codes"][0]]
-    if code not in _DONE:
+    if code not in DONE:
         raise error(code)
     return code

@@ -8,7 +8,7 @@ Rules:
    again, and nothing is ever decided by a failure.
 3. Each address has its own queue and connections: a slow one delays no other group.
 4. While an address cannot be reached the gateway is not among those to ask, because each question would count as one of
-   ``check_max``. It knocks, with an empty question, until somebody opens.
+   ``check_max``. It probes the address with an empty question until it answers.
 5. With a secret the question is signed, and so must the answer be: it decides (see ``signing.py``).
 """
 
@@ -18,7 +18,6 @@ import asyncio
 import base64
 import json
 import logging
-import random
 import ssl
 import uuid
 from collections import deque
@@ -32,6 +31,7 @@ from escrowmq.errors import EscrowError
 from escrowmq.gateway.addresses import Address
 from escrowmq.gateway.signing import sign, verify_answer
 from escrowmq.model import Check, CheckedMessage, Outcome
+from escrowmq.platform.backoff import Backoff
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +44,8 @@ MAX_QUESTION_BYTES = 8 << 20
 ANSWER_BASE, ANSWER_EACH = 4096, 256
 """Bytes that an answer may have, and how many more for each transaction asked about."""
 
-FIRST_KNOCK, LAST_KNOCK = 0.1, 10.0
-"""Seconds between knocks; they double."""
+FIRST_PROBE, LAST_PROBE = 0.1, 10.0
+"""Seconds between two probes of an address that is away, see :class:`Backoff`."""
 
 OUTCOMES = {"committed": Outcome.COMMIT, "rolled back": Outcome.ROLLBACK, "in progress": Outcome.UNKNOWN}
 
@@ -79,7 +79,7 @@ class Asker:
         )
         self._waiting: deque[_Waiting] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._knocking: asyncio.Task[None] | None = None
+        self._probing: asyncio.Task[None] | None = None
         self._troubled = False
 
     async def decide(self, check: Check) -> Outcome:
@@ -94,7 +94,7 @@ class Asker:
 
     async def close(self) -> None:
         """Give up what is on its way: another member of the group will be asked."""
-        tasks = [*self._tasks, *([self._knocking] if self._knocking is not None else [])]
+        tasks = [*self._tasks, *([self._probing] if self._probing is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -113,7 +113,7 @@ class Asker:
                 self._note(problem, len(checks))
                 outcomes = {}
                 if isinstance(problem, httpx.TransportError | TimeoutError | OSError):
-                    self._knock()
+                    self._probe()
             except BaseException:
                 for _, future in taken:
                     future.cancel()
@@ -122,23 +122,23 @@ class Asker:
                 if not future.done():
                     future.set_result(outcomes.get(str(check.transaction_id), Outcome.UNKNOWN))
 
-    def _knock(self) -> None:
-        if self._knocking is None:
-            self._knocking = asyncio.create_task(self._until_open())
+    def _probe(self) -> None:
+        if self._probing is None:
+            self._probing = asyncio.create_task(self._until_it_answers())
 
-    async def _until_open(self) -> None:
+    async def _until_it_answers(self) -> None:
         self.attend(False)
-        pause = FIRST_KNOCK
+        backoff = Backoff(FIRST_PROBE, LAST_PROBE)
         while True:
-            await asyncio.sleep(pause * (0.5 + random.random()))
+            await asyncio.sleep(backoff.failed())
             try:
                 await self._ask([])
                 break
             except (_Refused, EscrowError):
                 break  # somebody is there; what they say to real questions will be seen
             except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, OSError):
-                pause = min(2 * pause, LAST_KNOCK)
-        self._knocking = None
+                continue
+        self._probing = None
         self._note(None, 0)
         self.attend(True)
 

@@ -28,9 +28,10 @@ import pyarrow as pa
 
 from escrowmq.client.aio import AsyncBus
 from escrowmq.client.lanes.lanes import Sender
-from escrowmq.errors import Code, EscrowError, Overloaded, Unknown
+from escrowmq.errors import AWAY, Code, EscrowError, Overloaded, Unknown
 from escrowmq.gateway.limits import GatewaySettings
 from escrowmq.gateway.settling import Settler
+from escrowmq.platform.backoff import Backoff
 from escrowmq.wire import Exchange
 
 MEMBERS = 16
@@ -42,7 +43,6 @@ WORTH_ASKING = 0.02
 """A shorter rest of the waiting time is not worth another question."""
 CLOSE_SECONDS = 2.0
 _NO_ROWS = pa.RecordBatch.from_pylist([], schema=pa.schema([]))
-_AWAY = (Code.DISCONNECTED, Code.TIMED_OUT)
 
 Key = tuple[str, int | None, int]
 Received = tuple[int, pa.RecordBatch]
@@ -64,7 +64,7 @@ class _Poll:
     number: int
     owner: _Client | None
     until: float
-    tries: int = 0
+    backoff: Backoff = field(default_factory=lambda: Backoff(0.01, 1.0))
     future: Future[pa.RecordBatch] | None = None
 
 
@@ -236,17 +236,16 @@ class Receiving:
             return False
         left = poll.owner.until - time.monotonic()
         if problem is None:
-            poll.tries = 0
+            poll.backoff.worked()
             if left <= WORTH_ASKING:
                 return False
             self._ask(desk, poll, left)
             return True
-        if not (isinstance(problem, EscrowError) and problem.code in _AWAY):
+        if not (isinstance(problem, EscrowError) and problem.code in AWAY):
             return False
         if left <= (0.0 if poll.owner.empty else -PATIENCE):
             return False
-        pause = min(0.01 * 2**poll.tries, 1.0) * (0.5 + random.random())
-        poll.tries += 1
+        pause = poll.backoff.failed()
         self._loop.call_later(pause, lambda: self._ask(desk, poll, max(left - pause, 0.0)))
         return True
 

@@ -72,10 +72,10 @@ class Settler:
         return [await _outcome(one) for one in waiting]
 
     def give_back(self, number: int, group: str, batch: pa.RecordBatch) -> None:
-        """Return messages that no client took: they are delivered again at once."""
+        """Return messages that no client took: they are delivered again at once, under the same attempt number."""
         leases, starts, counts = lease_runs(batch)
         try:
-            settle = settling_batch(leases, starts, counts, Act.NACK, 0, "the client left before it was given this")
+            settle = settling_batch(leases, starts, counts, Act.RELEASE, 0, None)
             self._lane(number, group).add_batch(settle, None)
         except EscrowError:
             pass  # their lease will end

@@ -19,7 +19,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from escrowmq.errors import Code, EscrowError, Unknown
+from escrowmq.errors import NOT_APPLIED, EscrowError
 
 
 class Act(StrEnum):
@@ -131,8 +131,8 @@ class Call:
 
 
 def kind_of(problem: BaseException) -> Kind:
-    """What an exception says about the call: an EscrowError other than Unknown means that it did not happen."""
-    if isinstance(problem, EscrowError) and not isinstance(problem, Unknown) and problem.code is not Code.LOG_FAILED:
+    """What an exception says about the call: one that is surely not applied did not happen."""
+    if isinstance(problem, EscrowError) and problem.code in NOT_APPLIED:
         return Kind.FAIL
     return Kind.UNKNOWN
 

@@ -242,6 +242,53 @@ def test_the_opposite_decision_at_the_broker_is_left_to_a_person(bus: mq.Bus, lo
     assert driven.redrive() == Redriven()
 
 
+def answering(code: Code) -> Any:
+    """A prepare and an end of a carrier whose every row is answered with a code."""
+
+    def prepare(batch: pa.RecordBatch, shards: Any) -> Any:
+        return np.full(batch.num_rows, code, np.uint8), pa.nulls(batch.num_rows, pa.binary(16))
+
+    return prepare, lambda batch, shards, outcome: np.full(batch.num_rows, code, np.uint8)
+
+
+def test_a_commit_for_a_broker_that_is_none_of_those_given_is_left_to_a_person(
+    bus: mq.Bus, local: sa.Engine, t: str
+) -> None:
+    """WRONG_SHARD is surely refused, whatever its number: the row is not driven for ever."""
+    driven = Driven(bus, local, "shop")
+    leave(driven, t, Stage.COMMITTING)
+    _, driven._carrier.end = answering(Code.WRONG_SHARD)  # type: ignore[method-assign]
+    assert driven.redrive() == Redriven(stuck=1)
+    assert rows(local) == [Stage.STUCK]
+    assert driven.redrive() == Redriven()
+
+
+def test_an_abandoned_message_of_a_broker_that_is_none_of_those_given_is_let_go(
+    bus: mq.Bus, local: sa.Engine, t: str
+) -> None:
+    driven = Driven(bus, local, "shop")
+    leave(driven, t, Stage.STORED)
+    driven._carrier.prepare, _ = answering(Code.WRONG_SHARD)  # type: ignore[method-assign]
+    assert driven.redrive() == Redriven(rolled_back=1)
+    assert rows(local) == []
+
+
+def test_a_denial_is_no_refusal_of_the_message(bus: mq.Bus, local: sa.Engine, t: str) -> None:
+    """As in the relay: what is denied now may have been taken before, and is ended once the rights are back."""
+    driven = Driven(bus, local, "shop")
+    prepare = driven._carrier.prepare
+    leave(driven, t, Stage.STORED)
+    driven._carrier.prepare, driven._carrier.end = answering(Code.DENIED)  # type: ignore[method-assign]
+    assert driven.redrive() == Redriven(left=1)
+    assert rows(local) == [Stage.ABANDONED]
+    driven._carrier.prepare = prepare  # type: ignore[method-assign]
+    assert driven.redrive() == Redriven(left=1)
+    assert rows(local) == [Stage.ABANDONED]
+    del driven._carrier.end
+    assert driven.redrive() == Redriven(rolled_back=1)
+    assert (rows(local), undecided(bus)) == ([], 0)
+
+
 def test_a_refused_message_leaves_nothing(bus: mq.Bus, local: sa.Engine, merged: bool, t: str) -> None:
     driven = Driven(bus, local, "shop", merged=merged)
     bus.producer("other").send(t, b"plain", message_id=identity(t, 7))

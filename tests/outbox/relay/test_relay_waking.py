@@ -19,7 +19,6 @@ from relay_checks import PATIENCE, eventually, put, rows
 import escrowmq as mq
 from escrowmq import outbox
 from escrowmq.outbox.relay import Relay
-from escrowmq.outbox.relay.backoff import Backoff
 from escrowmq.outbox.relay.waking import FIRST_PAUSE, Pause
 from escrowmq.outbox.targets.seam import Codes
 from escrowmq.testing.memory_target import MemoryTarget
@@ -66,22 +65,6 @@ def test_pauses_grow_from_milliseconds_and_start_anew_after_activity() -> None:
     pause.found()
     assert pause.take() == FIRST_PAUSE
     assert Pause(0.001).take() == 0.001
-
-
-def test_backoff_doubles_with_jitter_up_to_its_limit_and_forgets() -> None:
-    backoff = Backoff(1.0, 8.0)
-    assert backoff.left() == 0
-    assert not backoff.worked()
-    seen = []
-    for _ in range(6):
-        seen.append(backoff.failed())
-        assert 0 < backoff.left() <= seen[-1]
-        assert backoff.failed() <= seen[-1]  # another worker's try of the same outage does not double it
-        backoff._until = 0.0
-    for pause, middle in zip(seen, (1, 2, 4, 8, 8, 8), strict=True):
-        assert 0.5 * middle <= pause <= 1.5 * middle
-    assert backoff.worked()
-    assert 0.5 <= backoff.failed() <= 1.5
 
 
 class TestCommand:

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from escrowmq.errors import Code, EscrowError
+from escrowmq.errors import DONE, EscrowError, flags
 from escrowmq.ledger.commands import Asked
 from escrowmq.message.ids import transaction_ids
 from escrowmq.schemas import CHECKS
@@ -304,5 +304,5 @@ def _share(members: list[Member], free: Int64s, epochs: Int64s, turn: int) -> li
     return [np.concatenate(parts) if parts else np.empty(0, np.int64) for parts in shares]
 
 
-ANSWERED = (Code.NOTED, Code.COMMITTED, Code.ROLLED_BACK, Code.ALREADY_COMMITTED, Code.ALREADY_ROLLED_BACK)
-"""Results of an end that close the question about its transaction."""
+ANSWERED = np.frombuffer(flags(DONE), np.bool_)
+"""By code: whether this result of an end closes the question about its transaction."""

@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 
 from escrowmq.broker.writer.rounds import Look, Request, Work, arrange
-from escrowmq.errors import Code, EscrowError, Overloaded, error
+from escrowmq.errors import Code, EscrowError, Overloaded, broker_failed, error
 from escrowmq.ledger.commands import Command, Configure, Decision, Prepare, Retain, Rules, Send
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.log.frames import size_bound
@@ -121,7 +121,7 @@ class Shard:
             raise
         except Exception as problem:  # a bug of ours; deciding changes nothing, so only this command is refused
             logger.exception("cannot decide %s", type(command).__name__)
-            raise error(Code.BAD_REQUEST, f"the broker failed on this request: {problem!r}") from problem
+            raise broker_failed(problem) from problem
         if decision.events:
             self._reserve(decision, writes=isinstance(command, Send | Prepare))
         for event in decision.events:
@@ -233,7 +233,7 @@ class Shard:
             return problem
         except Exception as problem:
             logger.exception("a look at the ledger failed")
-            return error(Code.BAD_REQUEST, f"the broker failed on this request: {problem!r}")
+            return broker_failed(problem)
 
     def finish(self, pairs: Sequence[tuple[Request, Any]]) -> bool:
         """Sync once, then answer; every answer is an error when the sync fails. Whether it did not."""

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from escrowmq.client.consuming.membership import Membership
 from escrowmq.client.lanes.alarm import Alarm
-from escrowmq.errors import Code, EscrowError, Unknown
+from escrowmq.errors import AWAY, Code, EscrowError, Unknown
 from escrowmq.wire import Exchange, Link
 
 WAIT_MS = 5000
@@ -133,7 +133,7 @@ class Fetcher:
             self._polls.discard(done)
             if problem is None:
                 self._backoff[number] = FIRST_BACKOFF
-            elif isinstance(problem, EscrowError) and problem.code in (Code.DISCONNECTED, Code.TIMED_OUT):
+            elif isinstance(problem, EscrowError) and problem.code in AWAY:
                 if self._membership is not None:
                     self._membership.lose(number)
                 self._rest(number)
@@ -185,7 +185,7 @@ class Fetcher:
         with self._lock:
             self._resting[number] = False
             if problem is not None:
-                if not self._closed and problem.code not in (Code.DISCONNECTED, Code.TIMED_OUT):
+                if not self._closed and problem.code not in AWAY:
                     self._ready.append(problem)
                 self._rest(number)
         self._arrived()

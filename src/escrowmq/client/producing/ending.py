@@ -12,12 +12,10 @@ import pyarrow as pa
 
 from escrowmq import schemas
 from escrowmq.client.producing.outgoing import row_error
-from escrowmq.errors import Code, EscrowError, Misuse
+from escrowmq.errors import DONE, FIRST_ANSWER, Code, EscrowError, Misuse
 from escrowmq.model import Outcome
 
 _CODES = {int(code): code for code in Code}
-_FIRST_TIME = {Code.ALREADY_COMMITTED: Code.COMMITTED, Code.ALREADY_ROLLED_BACK: Code.ROLLED_BACK}
-_SETTLED = {Code.COMMITTED, Code.ROLLED_BACK, Code.ALREADY_COMMITTED, Code.ALREADY_ROLLED_BACK, Code.NOTED, Code.OK}
 
 
 class EndingCodec:
@@ -39,16 +37,16 @@ class EndingCodec:
         """A code or an error per row."""
         codes = [_CODES[code] for code in answer.column(0).to_numpy().tolist()]
         if resent:
-            codes = [_FIRST_TIME.get(code, code) for code in codes]
-        if _SETTLED.issuperset(codes):
+            codes = [FIRST_ANSWER.get(code, code) for code in codes]
+        if DONE.issuperset(codes):
             return list(codes)
-        return [code if code in _SETTLED else row_error(code) for code in codes]
+        return [code if code in DONE else row_error(code) for code in codes]
 
 
 def first_time(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """The codes of a batch that was sent again, as the first answer would have given them."""
     first = codes.copy()
-    for echo, code in _FIRST_TIME.items():
+    for echo, code in FIRST_ANSWER.items():
         first[codes == echo] = code
     return first
 

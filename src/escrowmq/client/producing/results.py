@@ -10,11 +10,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq import schemas
-from escrowmq.errors import Code, error
+from escrowmq.errors import DONE, Code, error, flags
 from escrowmq.model import Receipt, TransactionId
 
-_DONE = np.zeros(256, np.bool_)
-_DONE[[Code.OK, Code.COMMITTED, Code.ROLLED_BACK, Code.ALREADY_COMMITTED, Code.ALREADY_ROLLED_BACK, Code.NOTED]] = True
+_DONE = np.frombuffer(flags(DONE), np.bool_)
 
 
 class Receipts:

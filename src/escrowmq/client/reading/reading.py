@@ -24,7 +24,7 @@ import pyarrow as pa
 from escrowmq.client.consuming.consumption import tag_list
 from escrowmq.client.links.router import Router
 from escrowmq.client.producing.session import patient_action
-from escrowmq.errors import Code, EscrowError, Misuse, Rejected, error
+from escrowmq.errors import AWAY, Code, EscrowError, Misuse, Rejected, error
 from escrowmq.message.names import check_name
 from escrowmq.wire import Link
 
@@ -301,7 +301,7 @@ class Reading:
         """A broker that is away is asked again after a pause; everything else is the caller's."""
         if self.closed.is_set():
             return
-        if problem.code not in (Code.DISCONNECTED, Code.TIMED_OUT):
+        if problem.code not in AWAY:
             raise problem
         self._not_before[number] = time.monotonic() + self._backoff[number]
         self._backoff[number] = min(2 * self._backoff[number], LAST_BACKOFF)

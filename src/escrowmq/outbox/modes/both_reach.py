@@ -38,10 +38,10 @@ from escrowmq.errors import Code, Rejected, error
 from escrowmq.model import COMMIT, Outcome
 from escrowmq.outbox.modes.driving import Driving
 from escrowmq.outbox.modes.journal import Int64s, ids_of
-from escrowmq.outbox.modes.senders import Codes, Sender, sender_of
+from escrowmq.outbox.modes.senders import Sender, sender_of
 from escrowmq.outbox.modes.upserts import insert_or_replace
 from escrowmq.outbox.tables import trans_prepared, trans_recv_log
-from escrowmq.outbox.targets.seam import Target
+from escrowmq.outbox.targets.seam import Codes, Target
 from escrowmq.platform.failpoints import reach
 
 _log = logging.getLogger(__name__)

@@ -27,10 +27,10 @@ from sqlalchemy.orm import Session, sessionmaker
 from escrowmq.client.producing.producer import Producer
 from escrowmq.errors import Code
 from escrowmq.outbox.modes.journal import Int64s, Intake, Journal, Stage, ids_of
-from escrowmq.outbox.modes.senders import SURELY_REFUSED, Codes, Sender, sender_of
+from escrowmq.outbox.modes.senders import Sender, sender_of
 from escrowmq.outbox.session import AnySession, transaction_of
 from escrowmq.outbox.tables import trans_driven
-from escrowmq.outbox.targets.seam import Target
+from escrowmq.outbox.targets.seam import REFUSED, Codes, Target
 from escrowmq.platform.failpoints import reach
 
 _log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class Compensating:
         codes = self._sender.send(batch, shards)
         reach("compensating.sent")
         ids = ids_of(batch)
-        for row in np.flatnonzero(SURELY_REFUSED[codes]).tolist():
+        for row in np.flatnonzero(REFUSED[codes]).tolist():
             _log.error("%s was refused with %s and stays here", ids[row].hex(), Code(int(codes[row])).name)
         with self._engine.begin() as connection:
             self._journal.delete(connection, [ids[row] for row in np.flatnonzero(codes == 0).tolist()])

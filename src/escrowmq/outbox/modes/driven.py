@@ -20,7 +20,8 @@ from escrowmq.client.producing.producer import Producer
 from escrowmq.model import COMMIT, ROLLBACK, UNKNOWN, Check, Outcome
 from escrowmq.outbox.modes.driving import Driving
 from escrowmq.outbox.modes.journal import Int64s, Journal, Stage
-from escrowmq.outbox.modes.senders import Codes, by_shard
+from escrowmq.outbox.modes.senders import by_shard
+from escrowmq.outbox.targets.seam import Codes
 
 MERGED_SUFFIX = ".merged"
 """Of the producer group's name in merged mode: the two modes answer differently about a row that is not there, so a question

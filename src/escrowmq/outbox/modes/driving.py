@@ -9,7 +9,7 @@ next step, and every step may be repeated:
 | ABANDONED | given up before P4 | prepare once more under the same id to learn the transaction, roll it back, delete |
 | COMMITTING | P4: together with the business change | commit (P5, P6), delete (P7) |
 | ROLLING_BACK | P4 failed | roll back (P5, P6), delete (P7) |
-| STUCK | the broker holds the opposite decision | a person looks; nothing is done |
+| STUCK | the broker holds the opposite decision, or is none of those given | a person looks; nothing is done |
 
 P4 moves STORED to COMMITTING inside the business transaction and demands that it does: a row that another process has abandoned
 meanwhile fails the business transaction (Fenced). Whether a business transaction that failed has committed after all (a
@@ -34,12 +34,13 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
 
-from escrowmq.errors import Code, EscrowError, Fenced, Rejected
+from escrowmq.errors import STANDS_COMMITTED, STANDS_ROLLED_BACK, Code, EscrowError, Fenced, Rejected
 from escrowmq.model import COMMIT, ROLLBACK, Message, Outcome, TransactionId
 from escrowmq.outbox.modes.journal import Int64s, Intake, Journal, Stage, ids_of, with_transactions
-from escrowmq.outbox.modes.senders import NOT_APPLIED, SURELY_REFUSED, Codes, first_error
+from escrowmq.outbox.modes.senders import first_error
 from escrowmq.outbox.session import transaction_of
 from escrowmq.outbox.tables import trans_driven
+from escrowmq.outbox.targets.seam import NOT_APPLIED, REFUSED, Codes
 from escrowmq.platform.failpoints import reach
 
 _log = logging.getLogger(__name__)
@@ -49,9 +50,9 @@ Flags = npt.NDArray[np.bool_]
 Redo = Callable[[Session, Sequence[Message]], object]
 
 _ENDED: dict[Outcome, list[int]] = {
-    COMMIT: [Code.COMMITTED, Code.ALREADY_COMMITTED],
+    COMMIT: [*STANDS_COMMITTED],
     # a transaction that the broker does not know, or that expired, is as good as rolled back: nobody will ever see it
-    ROLLBACK: [Code.ROLLED_BACK, Code.ALREADY_ROLLED_BACK, Code.EXPIRED, Code.UNKNOWN_TRANSACTION],
+    ROLLBACK: [*STANDS_ROLLED_BACK, Code.EXPIRED, Code.UNKNOWN_TRANSACTION],
 }
 
 
@@ -90,7 +91,7 @@ class DrivenResult:
     @property
     def done(self) -> bool:
         """Whether the message is out and its row deleted."""
-        return self.code in (Code.COMMITTED, Code.ALREADY_COMMITTED)
+        return self.code in STANDS_COMMITTED
 
 
 class DrivenResults:
@@ -127,9 +128,9 @@ class Redriven:
     committed: int = 0
     rolled_back: int = 0
     left: int = 0
-    """The broker did not answer: the next redrive tries again."""
+    """The broker did not answer, or takes nothing now: the next redrive tries again."""
     stuck: int = 0
-    """The broker holds the opposite decision: a person must look."""
+    """The broker holds the opposite decision, or is none of those given: a person must look."""
 
 
 class Driving:
@@ -288,11 +289,11 @@ class Driving:
     # The end
 
     def _finish(self, batch: pa.RecordBatch, shards: Int64s, outcome: Outcome) -> Codes:
-        """P5, P6, P7 of rows that are decided. What the broker did not answer stays; what it holds otherwise is STUCK."""
+        """P5, P6, P7 of rows that are decided. What may still be taken stays; what is surely refused is STUCK."""
         codes = self._carrier.end(batch, shards, outcome)
         reach("driven.ended")
         ids = ids_of(batch)
-        ended, contrary = _sorted_out(codes, outcome)
+        ended, contrary = sorted_out(codes, outcome)
         for row in np.flatnonzero(contrary).tolist():
             _log.error("%s: the broker answers %s to %s", ids[row].hex(), Code(codes[row]).name, outcome.name)
         try:
@@ -344,7 +345,7 @@ class Driving:
     def _roll_back_unknown(self, batch: pa.RecordBatch, shards: Int64s, report: Redriven) -> None:
         """ABANDONED: learn the transaction by preparing the same id again, then roll it back."""
         codes, transactions = self._carrier.prepare(batch, shards)
-        refused = SURELY_REFUSED[codes]  # then as now, or it has left with the log: there is nothing to roll back
+        refused = REFUSED[codes]  # then as now, or it is out of reach for ever: no one is left to roll it back
         with self._engine.begin() as connection:
             self._journal.delete(connection, _some(ids_of(batch), refused))
         report.rolled_back += int(refused.sum())
@@ -372,10 +373,10 @@ class _NotOurs(Exception):
         self.problem = problem
 
 
-def _sorted_out(codes: Codes, outcome: Outcome) -> tuple[Flags, Flags]:
-    """Which rows have come to their end, and which the broker holds with the opposite decision."""
+def sorted_out(codes: Codes, outcome: Outcome) -> tuple[Flags, Flags]:
+    """Which rows have come to their end, and which are surely refused: the broker holds the opposite decision."""
     ended = np.isin(codes, _ENDED[outcome])
-    return ended, ~ended & SURELY_REFUSED[codes] & (codes != Code.DENIED)
+    return ended, ~ended & REFUSED[codes]
 
 
 def _some(ids: list[bytes], chosen: Flags) -> list[bytes]:
@@ -383,7 +384,7 @@ def _some(ids: list[bytes], chosen: Flags) -> list[bytes]:
 
 
 def _count(report: Redriven, codes: Codes, outcome: Outcome) -> None:
-    ended, contrary = _sorted_out(codes, outcome)
+    ended, contrary = sorted_out(codes, outcome)
     if outcome is COMMIT:
         report.committed += int(ended.sum())
     else:

@@ -10,22 +10,12 @@ from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.client.producing.producer import Producer
 from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.outbox.modes.journal import Int64s
-from escrowmq.outbox.targets.seam import Target
-
-Codes = npt.NDArray[np.uint8]
-
-SURELY_REFUSED = np.zeros(256, np.bool_)
-"""Codes of the branches Rejected and Denied: the row has no effect, and would be refused again."""
-SURELY_REFUSED[[int(c) for c in Code if 16 <= c < 64 or c == Code.DENIED]] = True
-NOT_APPLIED = SURELY_REFUSED.copy()
-"""Those, and Overloaded: the row has no effect now."""
-NOT_APPLIED[[int(c) for c in Code if 80 <= c < 96]] = True
+from escrowmq.outbox.targets.seam import Codes, Target
 
 
 @runtime_checkable

@@ -11,13 +11,13 @@ import sqlalchemy as sa
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.outbox.migrations import check_schema
-from escrowmq.outbox.relay.backoff import Backoff
 from escrowmq.outbox.relay.dialects import Dialect
 from escrowmq.outbox.relay.options import RelayOptions
 from escrowmq.outbox.relay.statistics import Counters, Statistics
 from escrowmq.outbox.relay.waking import Bell, Listener, Pause
 from escrowmq.outbox.relay.worker import SharedTarget, Turn, Worker
 from escrowmq.outbox.targets.seam import Target
+from escrowmq.platform.backoff import Backoff
 
 _log = logging.getLogger(__name__)
 

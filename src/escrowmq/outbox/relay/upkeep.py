@@ -13,8 +13,8 @@ from escrowmq.errors import Code
 from escrowmq.outbox.relay.dialects import Dialect
 from escrowmq.outbox.relay.leases import Leases
 from escrowmq.outbox.relay.reading import state_is
-from escrowmq.outbox.relay.verdicts import REFUSED
 from escrowmq.outbox.tables import State, trans_message
+from escrowmq.outbox.targets.seam import REFUSED
 from escrowmq.platform.failpoints import reach
 
 _c = trans_message.c

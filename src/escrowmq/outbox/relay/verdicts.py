@@ -17,16 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from escrowmq.errors import Code, Rejected, error, explain
+from escrowmq.errors import Code, explain
 from escrowmq.outbox.tables import State
+from escrowmq.outbox.targets.seam import REFUSED
 
 Key = tuple[int, str]
 """Lane and key."""
-
-REFUSED = np.zeros(256, np.bool_)
-"""By code: whether it means "refused, and would be again"."""
-for _code in Code:
-    REFUSED[_code] = _code >= Code.CONFLICT and isinstance(error(_code), Rejected)
 
 
 @dataclass(frozen=True, slots=True)

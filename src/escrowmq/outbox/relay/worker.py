@@ -16,7 +16,6 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.outbox.relay import upkeep
-from escrowmq.outbox.relay.backoff import Backoff
 from escrowmq.outbox.relay.columns import outgoing
 from escrowmq.outbox.relay.dialects import Dialect
 from escrowmq.outbox.relay.holding import Holding
@@ -28,6 +27,7 @@ from escrowmq.outbox.relay.statistics import Counters
 from escrowmq.outbox.relay.verdicts import Rules, Verdict, judge
 from escrowmq.outbox.tables import State
 from escrowmq.outbox.targets.seam import Codes, Target
+from escrowmq.platform.backoff import Backoff
 from escrowmq.platform.failpoints import reach
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -31,12 +30,13 @@ from escrowmq.message.limits import Limits, refusals
 from escrowmq.message.names import is_name
 from escrowmq.outbox.targets.rows import check_schema, hold_back, number_keys
 from escrowmq.outbox.targets.seam import Codes, Promise
+from escrowmq.platform.backoff import Backoff
 from escrowmq.schemas import MESSAGE_ID_DTYPE
 
 _log = logging.getLogger(__name__)
 GROUP = "outbox"
-FIRST_PAUSE = 0.2
-LAST_PAUSE = 10.0
+FIRST_PAUSE, LAST_PAUSE = 0.2, 10.0
+"""Seconds that a broker that is away is left alone."""
 _TROUBLE = "the broker refuses everything from this relay"
 
 Places = npt.NDArray[np.int64]
@@ -112,12 +112,11 @@ class _Broker:
         self._met = False
         self._topics: set[str] = set()
         self._good: set[str] = set()
-        self._pause = FIRST_PAUSE
-        self._not_before = 0.0
+        self._backoff = Backoff(FIRST_PAUSE, LAST_PAUSE)
 
     def send(self, batch: pa.RecordBatch) -> Codes:
         """One code a row."""
-        if time.monotonic() < self._not_before:
+        if self._backoff.left():
             return np.full(batch.num_rows, Code.DISCONNECTED, np.uint8)
         try:
             if not self._met:
@@ -131,7 +130,7 @@ class _Broker:
 
     def there(self) -> bool:
         """Whether it answers."""
-        if time.monotonic() < self._not_before:
+        if self._backoff.left():
             return False
         try:
             self._meet()
@@ -187,7 +186,7 @@ class _Broker:
                 codes[start:] = self._failed(problem)
                 return codes
             start += piece.num_rows
-        self._pause, self._not_before = FIRST_PAUSE, 0.0
+        self._backoff.worked()
         taken = batch.column("topic").filter(pa.array(codes == Code.OK))
         self._good.update(pc.unique(taken).to_pylist())
         return codes
@@ -197,10 +196,7 @@ class _Broker:
             raise problem
         if isinstance(problem, Rejected):
             raise Misuse(Code.BAD_ARGUMENT, f"{_TROUBLE}: {problem.message}", problem.hint) from problem
-        if time.monotonic() >= self._not_before:
-            _log.debug("%s: %s; left alone for %.1f s", self._url, problem, self._pause)
-            self._not_before = time.monotonic() + self._pause
-            self._pause = min(2 * self._pause, LAST_PAUSE)
+        _log.debug("%s: %s; left alone for %.1f s", self._url, problem, self._backoff.failed())
         return problem.code
 
 

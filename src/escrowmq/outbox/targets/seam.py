@@ -4,10 +4,12 @@ A target takes a record batch of schema :data:`escrowmq.schemas.OUTGOING` and an
 :class:`escrowmq.errors.Code`:
 
 - ``OK``: durable, as the target's :class:`Promise` defines it. Only such rows may be marked, purged or forgotten.
-- a code of the *Rejected* branch (``BODY_TOO_LARGE``, ``UNKNOWN_TOPIC``, ...): this message is refused and would be again.
+- a code that means *refused* (``BODY_TOO_LARGE``, ``UNKNOWN_TOPIC``, ...): this message is refused and would be again.
   It counts as an attempt; when attempts run out the row waits for a person.
-- any other code (*Overloaded*, *Unknown*, *Denied*): the target is full or away, or nobody knows. Nothing is counted, the row is
-  sent again later, under the same message id.
+- a code that means *not now* or *unknown* (``QUEUE_FULL``, ``DENIED``, ``TIMED_OUT``, ...): the target is full or away, or has no
+  rights for us, or nobody knows. Nothing is counted, the row is sent again later, under the same message id.
+
+The meanings are those of :class:`escrowmq.errors.Meaning`.
 
 Within one call rows of one key keep their order, and a row that was not OK is never followed by an OK row of the same
 key: the rest of that key is answered ``QUEUE_FULL`` ("not tried"), so that a retry cannot overtake. ``send`` itself raises
@@ -27,11 +29,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from escrowmq import errors
+from escrowmq.errors import flags
+
 MESSAGE_ID_HEADER = "escrowmq-message-id"
 KEY_HEADER = "escrowmq-key"
 TAG_HEADER = "escrowmq-tag"
 
 Codes = npt.NDArray[np.uint8]
+
+REFUSED = np.frombuffer(flags(errors.REFUSED), np.bool_)
+"""By code: surely not applied, and would be refused again."""
+NOT_APPLIED = np.frombuffer(flags(errors.NOT_APPLIED), np.bool_)
+"""By code: surely not applied."""
 
 
 @dataclass(frozen=True, slots=True)

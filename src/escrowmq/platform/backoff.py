@@ -1,4 +1,4 @@
-"""Coming back later and later."""
+"""Exponential back-off with jitter."""
 
 from __future__ import annotations
 
