@@ -32,10 +32,9 @@ from escrowmq.broker.actions import (
 from escrowmq.broker.reads.readable import Readable
 from escrowmq.broker.reads.views import open_view
 from escrowmq.broker.requests import Fields
+from escrowmq.broker.writer.recovery import fold
 from escrowmq.errors import Code, EscrowError, error
-from escrowmq.ledger.ledger import Ledger
 from escrowmq.log.offline import OfflineLog, open_offline
-from escrowmq.log.seam import Snapshot
 from escrowmq.platform.clock import SystemClock
 from escrowmq.platform.disk import RealDisk
 from escrowmq.settings import BrokerSettings, nearest
@@ -78,7 +77,7 @@ class OfflineShard:
         self.shard = self
         self.members = _Nobody()
         self.time_us = log.last_time_us
-        self.ledger = _fold(log)
+        self.ledger, _ = fold(log)
         self._lock = threading.Lock()
 
     def look(self, look: Callable[[], T]) -> Future[T]:
@@ -94,18 +93,6 @@ class OfflineShard:
     def wait_for(self, look: Callable[[], T], wait_us: int) -> Future[T]:
         """As :meth:`look`: nothing will ever come."""
         return self.look(look)
-
-
-def _fold(log: OfflineLog) -> Ledger:
-    snapshot: Snapshot | None = log.load_snapshot()
-    if snapshot is not None and not Ledger.can_restore(snapshot.tables):
-        if log.first_position > 0:
-            raise error(Code.NEWER_FORMAT, "the ledger's snapshot is of another version")
-        snapshot = None
-    ledger = Ledger(log.shard) if snapshot is None else Ledger.restore(log.shard, snapshot.tables)
-    for frame in log.frames(snapshot.sequence if snapshot else 0):
-        ledger.apply(frame.kind, frame.batch, frame.position, frame.time_us)
-    return ledger
 
 
 def open_shard(folder: Path) -> OfflineShard:

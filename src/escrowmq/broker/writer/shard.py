@@ -22,10 +22,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from escrowmq.broker.writer.recovery import fold
 from escrowmq.broker.writer.rounds import Look, Request, Work, arrange
 from escrowmq.errors import Code, EscrowError, Overloaded, broker_failed, error
 from escrowmq.ledger.commands import Command, Configure, Decision, Prepare, Retain, Rules, Send
-from escrowmq.ledger.ledger import Ledger
 from escrowmq.log.frames import size_bound
 from escrowmq.log.seam import CommitLog, Snapshot
 from escrowmq.platform.clock import Clock
@@ -58,6 +58,10 @@ def rules_of(settings: BrokerSettings) -> Rules:
     )
 
 
+def _size(tables: dict[str, pa.Table]) -> int:
+    return sum(table.nbytes for table in tables.values())
+
+
 _SAME_NAMES = sorted({f.name for f in dataclasses.fields(Rules)} & {f.name for f in dataclasses.fields(BrokerSettings)})
 
 
@@ -74,32 +78,14 @@ class Shard:
         self._clock = clock
         self._dirty = False
         self._headroom = min(HEADROOM, settings.segment_bytes // 16)
-        self._snapshot_bytes = self._snapshot_sequence = 0
-        self.ledger = self._recover()
+        self.ledger, snapshot = fold(log)
+        self._floor_us = max(log.last_time_us, snapshot.time_us if snapshot else 0)
+        self._snapshot_bytes = _size(snapshot.tables) if snapshot else 0
+        self._snapshot_sequence = snapshot.sequence if snapshot else 0
         self.time_us = 0
         self.begin()
         self.execute(Configure(rules_of(settings)))
         self.flush()
-
-    def _recover(self) -> Ledger:
-        """The newest snapshot, then every frame after it. A snapshot that this version does not know is a cache that is
-        of no use; but where frames before it have left the log, it is Corrupt(NEWER_FORMAT)."""
-        snapshot = self.log.load_snapshot()
-        if snapshot is not None and not Ledger.can_restore(snapshot.tables):
-            if self.log.first_position > 0:
-                raise error(Code.NEWER_FORMAT, "the ledger's snapshot is of another version")
-            logger.warning("the ledger's snapshot is of another version; replaying the whole log")
-            snapshot = None
-        ledger = Ledger(self.log.shard)
-        self._floor_us = self.log.last_time_us
-        if snapshot is not None:
-            ledger = Ledger.restore(self.log.shard, snapshot.tables)
-            self._floor_us = max(self._floor_us, snapshot.time_us)
-            self._snapshot_bytes = sum(table.nbytes for table in snapshot.tables.values())
-            self._snapshot_sequence = snapshot.sequence
-        for frame in self.log.frames(snapshot.sequence if snapshot else 0):
-            ledger.apply(frame.kind, frame.batch, frame.position, frame.time_us)
-        return ledger
 
     # One round
 
@@ -289,7 +275,7 @@ class Shard:
     def take_snapshot(self) -> Snapshot:
         """The state as of the last sync; call between rounds. Saving it may happen on another thread."""
         tables = self.ledger.snapshot()
-        self._snapshot_bytes = sum(table.nbytes for table in tables.values())
+        self._snapshot_bytes = _size(tables)
         self._snapshot_sequence = self.log.next_sequence
         return Snapshot(self.log.next_sequence, self.log.next_position, self._floor_us, tables)
 
