@@ -69,7 +69,7 @@ def log_rows(url: str, topics: Sequence[str]) -> int:
         for sources in ([HALF_VIEW_NAME], topics):
             if sources:
                 options = read_options({"url": url, "topic": ",".join(sources)})
-                rows += sum(place.end - place.head for place in brokers.places(links, options))
+                rows += sum(partition.end - partition.head for partition in brokers.topic_partitions(links, options))
         return rows
     finally:
         for link in links:
