@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escrowmq.pipeline import svg
 from escrowmq.pipeline.audit.events import Events
 from escrowmq.pipeline.audit.page import page, write_page
-from escrowmq.pipeline.audit.pictures import Pictures
-from escrowmq.pipeline.audit.timeline import BUCKETS
+from escrowmq.pipeline.audit.pictures import BUCKETS, Pictures
 from escrowmq.pipeline.audit.verdict import Finding, Side, Verdict
+from escrowmq.pipeline.pages import svg
 
 CLEAN = Verdict(
     orders=2000,

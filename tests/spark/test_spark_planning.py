@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from escrowmq.errors import Code, Misuse, Rejected
 from escrowmq.spark.planning import (
-    Place,
-    Range,
+    OffsetRange,
+    TopicPartition,
     begun,
     cut,
     ends,
@@ -20,21 +20,21 @@ from escrowmq.spark.planning import (
 )
 
 
-def place(queue=0, head=0, end=10, source="t", shard=42, **more):
-    return Place(source, shard, queue, "escrow://127.0.0.1:7700", head, end, **more)
+def partition(queue=0, head=0, end=10, source="t", shard=42, **more):
+    return TopicPartition(source, shard, queue, "escrow://127.0.0.1:7700", head, end, **more)
 
 
-places = st.lists(
+partitions = st.lists(
     st.tuples(st.integers(0, 9), st.integers(0, 50), st.integers(0, 60)), unique_by=lambda row: row[0], max_size=8
-).map(lambda rows: [place(queue, head, head + size) for queue, head, size in rows])
+).map(lambda rows: [partition(queue, head, head + size) for queue, head, size in rows])
 
 
-def test_a_place_is_named_by_topic_shard_and_queue():
-    assert place(3).name == "t/0000002a/3"
+def test_a_partition_is_named_by_topic_shard_and_queue():
+    assert partition(3).name == "t/0000002a/3"
 
 
 def test_earliest_latest_times_and_offsets():
-    there = [place(0, 5, 10, start_at=6, end_at=8), place(1, 0, 3, start_at=1, end_at=2)]
+    there = [partition(0, 5, 10, start_at=6, end_at=8), partition(1, 0, 3, start_at=1, end_at=2)]
     assert first_offsets(there, "earliest") == {"t/0000002a/0": 5, "t/0000002a/1": 0}
     assert last_offsets(there, "latest") == {"t/0000002a/0": 10, "t/0000002a/1": 3}
     assert first_offsets(there, 1_000) == {"t/0000002a/0": 6, "t/0000002a/1": 1}
@@ -46,22 +46,22 @@ def test_earliest_latest_times_and_offsets():
 
 def test_a_range_that_left_the_log_raises_and_never_gives_fewer_rows():
     with pytest.raises(Rejected) as purged:
-        ranges([place(0, 5, 10)], {"t/0000002a/0": 4}, {"t/0000002a/0": 10})
+        ranges([partition(0, 5, 10)], {"t/0000002a/0": 4}, {"t/0000002a/0": 10})
     assert purged.value.code is Code.RANGE_PURGED
-    assert ranges([place(0, 5, 10)], {"t/0000002a/0": 4}, {"t/0000002a/0": 4}) == []
+    assert ranges([partition(0, 5, 10)], {"t/0000002a/0": 4}, {"t/0000002a/0": 4}) == []
 
 
 def test_offsets_of_another_cluster_are_refused():
     with pytest.raises(Misuse, match="another cluster"):
-        ranges([place(0)], {"t/0000002b/0": 0}, {"t/0000002b/0": 5})
+        ranges([partition(0)], {"t/0000002b/0": 0}, {"t/0000002b/0": 5})
     with pytest.raises(Misuse, match="another data folder"):
-        ranges([place(0, 0, 10)], {"t/0000002a/0": 0}, {"t/0000002a/0": 11})
+        ranges([partition(0, 0, 10)], {"t/0000002a/0": 0}, {"t/0000002a/0": 11})
 
 
 def test_a_queue_that_came_since_is_read_from_its_first_message():
-    there = [place(0, 0, 4), place(1, 2, 4)]
+    there = [partition(0, 0, 4), partition(1, 2, 4)]
     found = ranges(there, {"t/0000002a/0": 4}, {"t/0000002a/0": 4, "t/0000002a/1": 4})
-    assert found == [Range(there[1], 2, 4)]
+    assert found == [OffsetRange(there[1], 2, 4)]
     assert known_start({"t/0000002a/0": 4}, there) == {"t/0000002a/0": 4, "t/0000002a/1": 2}
     with pytest.raises(Misuse, match="another cluster"):
         known_start({"t/0000002b/0": 4}, there)
@@ -70,9 +70,9 @@ def test_a_queue_that_came_since_is_read_from_its_first_message():
 def test_a_batch_that_runs_again_begins_where_its_end_noted_and_says_if_that_has_left_the_log():
     end = noted({"t/0000002a/0": 9}, {"t/0000002a/0": 4})
     assert ends(end) == {"t/0000002a/0": 9}
-    assert ranges([place(0, 2, 20)], begun({}, end), ends(end)) == [Range(place(0, 2, 20), 4, 9)]
+    assert ranges([partition(0, 2, 20)], begun({}, end), ends(end)) == [OffsetRange(partition(0, 2, 20), 4, 9)]
     with pytest.raises(Rejected) as purged:
-        ranges([place(0, 5, 20)], begun({}, end), ends(end))
+        ranges([partition(0, 5, 20)], begun({}, end), ends(end))
     assert purged.value.code is Code.RANGE_PURGED
 
 
@@ -83,17 +83,17 @@ def test_what_a_batch_before_has_read_counts_more_than_a_note():
     assert begun(end, later) == {"t/0000002a/0": 9, "t/0000002a/1": 2}
 
 
-@given(places, st.integers(1, 20))
+@given(partitions, st.integers(1, 20))
 def test_pieces_cover_everything_once_in_order_and_are_small(there, rows):
     whole = ranges(there, first_offsets(there, "earliest"), last_offsets(there, "latest"))
     pieces = cut(whole, rows)
-    offsets = [(piece.place.queue, offset) for piece in pieces for offset in range(piece.start, piece.end)]
-    assert offsets == [(r.place.queue, offset) for r in whole for offset in range(r.start, r.end)]
+    offsets = [(piece.partition.queue, offset) for piece in pieces for offset in range(piece.start, piece.end)]
+    assert offsets == [(r.partition.queue, offset) for r in whole for offset in range(r.start, r.end)]
     assert all(0 < piece.end - piece.start <= rows for piece in pieces)
     assert pieces == cut(whole, rows)
 
 
-@given(places, st.integers(1, 200))
+@given(partitions, st.integers(1, 200))
 def test_a_limited_batch_takes_no_more_than_it_may_and_starves_nobody_for_ever(there, rows):
     start, end = first_offsets(there, "earliest"), last_offsets(there, "latest")
     at, rounds = dict(start), 0
@@ -108,7 +108,7 @@ def test_a_limited_batch_takes_no_more_than_it_may_and_starves_nobody_for_ever(t
     assert rounds <= sum(end[name] - start[name] for name in start)
 
 
-@given(places)
+@given(partitions)
 def test_without_a_limit_everything_is_taken(there):
     end = last_offsets(there, "latest")
     assert limited(first_offsets(there, "earliest"), end, None) == end

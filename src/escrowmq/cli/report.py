@@ -25,10 +25,11 @@ def report(
     A data folder (--url file:FOLDER) is only read, and may be in use.
     """
     from escrowmq.pipeline.report import report as measured
+    from escrowmq.pipeline.report import write_report
 
     with Console(stderr=True).status("report") as status:
         found = measured(url, master=master, progress=lambda text: status.update(f"report: {text}"))
-        found.write(out)
+        write_report(out, found)
     if json:
         print_json(found.to_json())
     else:

@@ -1,6 +1,6 @@
-"""The brokers (or the folder) behind a source: one link an address and process, what is there, and reading a range of it.
+"""The brokers (or the data folder) behind a source: one link per address and process, its topic partitions, reading a range.
 
-Nothing here knows Spark. Executors' Python processes live on from task to task, so links are kept.
+Nothing here knows Spark. Python processes of executors live on from task to task, so links are kept.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from escrowmq.connecting import links
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.spark.filters import Pushed
 from escrowmq.spark.options import ReadOptions
-from escrowmq.spark.planning import Place, Range
+from escrowmq.spark.planning import OffsetRange, TopicPartition
 from escrowmq.wire import DEAD_LETTER_PREFIX, VIEWS, Link
 
 _PAUSE = 0.2
-"""Seconds between tries while a broker is away."""
+"""Seconds between two tries while a broker is away."""
 
 _links: dict[str, Link] = {}
 _lock = threading.Lock()
@@ -32,17 +32,20 @@ def open_links(url: str) -> Sequence[Link]:
     return links(url, {"read_only": True} if url.startswith("file:") else {})
 
 
-def places(found: Sequence[Link], options: ReadOptions) -> list[Place]:
-    """All places of the sources, in order of name. Raises UNKNOWN_TOPIC, Unknown(TIMED_OUT) when a broker is away."""
+def topic_partitions(found: Sequence[Link], options: ReadOptions) -> list[TopicPartition]:
+    """All topic partitions of the sources, in order of name.
+
+    Raises UNKNOWN_TOPIC, Unknown(TIMED_OUT) when a broker is away, Misuse(BAD_URL) when two addresses are of one broker.
+    """
     deadline = time.monotonic() + options.timeout
     shards = [int(patient_action(link, "hello", {}, deadline)["shard"]) for link in found]
-    made: list[Place] = []
+    made: list[TopicPartition] = []
     for source in options.sources:
-        there: list[Place] = []
+        there: list[TopicPartition] = []
         missing: EscrowError | None = None
         for link, shard in zip(found, shards, strict=True):
             try:
-                there += _places(link, shard, source, options, deadline)
+                there += _partitions_at(link, shard, source, options, deadline)
             except EscrowError as problem:
                 if problem.code is not Code.UNKNOWN_TOPIC:
                     raise
@@ -50,12 +53,16 @@ def places(found: Sequence[Link], options: ReadOptions) -> list[Place]:
         if not there and missing is not None:
             raise missing
         made += there
+    if len({partition.name for partition in made}) < len(made):
+        raise error(Code.BAD_URL, "two of the addresses are the same broker")
     return sorted(made)
 
 
-def _places(link: Link, shard: int, source: str, options: ReadOptions, deadline: float) -> Iterator[Place]:
+def _partitions_at(
+    link: Link, shard: int, source: str, options: ReadOptions, deadline: float
+) -> Iterator[TopicPartition]:
     if source.startswith(DEAD_LETTER_PREFIX):  # no order that lasts: read as a whole
-        yield Place(source, shard, 0, link.address, 0, 1, 0, 1)
+        yield TopicPartition(source, shard, 0, link.address, 0, 1, 0, 1)
         return
     asked: dict[str, Any] = {"topic": source}
     starts, ends = (
@@ -64,24 +71,27 @@ def _places(link: Link, shard: int, source: str, options: ReadOptions, deadline:
         ]
         for at in (options.start, options.end)
     )
-    for one, other in zip(starts, ends, strict=False):  # a queue that came between the two is for the next look
+    for one, other in zip(starts, ends, strict=False):  # a queue that came between the two is read next time
         # a view has no offsets by time: all of it is read, and filtered
         start_at, end_at = one.get("offset_at", one["head"]), other.get("offset_at", other["end"])
-        yield Place(source, shard, one["queue"], link.address, other["head"], other["end"], start_at, end_at)
+        yield TopicPartition(source, shard, one["queue"], link.address, other["head"], other["end"], start_at, end_at)
 
 
-def read(piece: Range, columns: list[str], pushed: Pushed, timeout: float) -> Iterator[pa.RecordBatch]:
-    """The rows of a range, in order. A broker that goes away meanwhile is waited for, up to ``timeout`` seconds without a row;
-    reading then goes on where it stopped."""
-    counter = _counter(piece.place.source)
-    wanted = columns if counter is None or counter in columns else [*columns, counter]
-    start, deadline = piece.start, time.monotonic() + timeout
+def read(wanted: OffsetRange, columns: list[str], pushed: Pushed, timeout: float) -> Iterator[pa.RecordBatch]:
+    """The rows of a range, in order.
+
+    A broker that goes away meanwhile is waited for, up to ``timeout`` seconds without a row; reading then goes on where it stopped.
+    Raises Unknown(DISCONNECTED) after that, and what the broker refuses the read with.
+    """
+    counter = _counter(wanted.partition.source)
+    asked = columns if counter is None or counter in columns else [*columns, counter]
+    start, deadline = wanted.start, time.monotonic() + timeout
     while True:
         try:
-            for batch in _link(piece).read(_request(piece, start, wanted, pushed)):
+            for batch in _link(wanted).read(_request(wanted, start, asked, pushed)):
                 if counter is not None and batch.num_rows:
                     start = batch.column(counter)[-1].as_py() + 1
-                yield batch if wanted is columns else batch.select(columns)
+                yield batch if asked is columns else batch.select(columns)
                 deadline = time.monotonic() + timeout
             return
         except EscrowError as problem:
@@ -91,42 +101,35 @@ def read(piece: Range, columns: list[str], pushed: Pushed, timeout: float) -> It
 
 
 def _counter(source: str) -> str | None:
-    """The column that says how far reading has come."""
+    """The column that rises from row to row: how far a read has come. None if there is none."""
     if source in VIEWS:
         return "position"
     return None if source.startswith("%") else "offset"
 
 
-def _request(piece: Range, start: int, columns: list[str], pushed: Pushed) -> dict[str, Any]:
-    request = {"source": piece.place.source, "columns": columns, **pushed.request}
-    if not piece.place.source.startswith(DEAD_LETTER_PREFIX):
-        request |= {"queue": piece.place.queue, "start": start, "end": piece.end}
+def _request(wanted: OffsetRange, start: int, columns: list[str], pushed: Pushed) -> dict[str, Any]:
+    request = {"source": wanted.partition.source, "columns": columns, **pushed.request}
+    if not wanted.partition.source.startswith(DEAD_LETTER_PREFIX):
+        request |= {"queue": wanted.partition.queue, "start": start, "end": wanted.end}
     return request
 
 
-def _link(piece: Range) -> Link:
-    """The link of this process to the range's broker. One of a folder is opened anew when it does not reach far enough."""
-    address = piece.place.broker
+def _link(wanted: OffsetRange) -> Link:
+    """This process's link to the broker of the range. A folder is a view of one moment: it is opened again when it ends before the range."""
+    address = wanted.partition.broker
     with _lock:
         link = _links.get(address)
-        if link is None or (address.startswith("file:") and not _reaches(link, piece)):
+        if link is None or (address.startswith("file:") and not _reaches(link, wanted)):
             [link] = open_links(address)
             _links[address] = link
         return link
 
 
-def _reaches(link: Link, piece: Range) -> bool:
-    if piece.place.source.startswith(DEAD_LETTER_PREFIX):
+def _reaches(link: Link, wanted: OffsetRange) -> bool:
+    if wanted.partition.source.startswith(DEAD_LETTER_PREFIX):
         return True
     try:
-        queues = link.action("topics.offsets", {"topic": piece.place.source}, 1.0)["queues"]
+        queues = link.action("topics.offsets", {"topic": wanted.partition.source}, 1.0)["queues"]
     except EscrowError:
         return False
-    return any(queue["queue"] == piece.place.queue and queue["end"] >= piece.end for queue in queues)
-
-
-def one_shard(found: Sequence[Place]) -> None:
-    """Raise Misuse-like errors for places that cannot be told apart: two URLs of one broker."""
-    names = [place.name for place in found]
-    if len(set(names)) < len(names):
-        raise error(Code.BAD_URL, "two of the addresses are the same broker")
+    return any(queue["queue"] == wanted.partition.queue and queue["end"] >= wanted.end for queue in queues)

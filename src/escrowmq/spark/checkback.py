@@ -1,4 +1,4 @@
-"""The answer to "what became of these rows?" when the driver that would know is dead: its query's checkpoint.
+"""Answers check-backs for a stream whose driver died, from the checkpoint of its query.
 
 A stream's batches come one after the other. A commit file that was written after some rows were prepared says that the query has
 moved past their batch: what is still undecided of it has lost, and no later commit will name it. Without such a file the batch
@@ -23,13 +23,13 @@ _log = logging.getLogger(__name__)
 
 
 class CheckpointChecker:
-    """A checker for the producer group of one query; ``checkpoint`` is its checkpointLocation (a path or URI)."""
+    """Answers check-backs for the producer group of one query; ``checkpoint`` is its checkpointLocation (a path or URI)."""
 
     def __init__(self, checkpoint: str | None) -> None:
         self.checkpoint = checkpoint
 
     def decide_batch(self, checks: Sequence[Check]) -> list[Outcome]:
-        """Roll back what the query has moved past; everything else is in progress."""
+        """ROLLBACK for what the query has moved past, UNKNOWN for everything else: it is in progress."""
         moved = None if self.checkpoint is None else last_commit(self.checkpoint)
         return [self._decide(check, moved) for check in checks]
 
@@ -41,7 +41,7 @@ class CheckpointChecker:
 
 
 def last_commit(checkpoint: str) -> datetime | None:
-    """When the query's newest batch was noted as done; None if none was, or the checkpoint cannot be read from here."""
+    """The time at which the query's newest batch was noted as done; None if none was, or the checkpoint cannot be read from here."""
     try:
         return max(commits(checkpoint), default=None)
     except Unreadable as problem:
@@ -50,7 +50,7 @@ def last_commit(checkpoint: str) -> datetime | None:
 
 
 def commits(checkpoint: str) -> list[datetime]:
-    """When each batch that is still listed was noted as done, in no order. Raises Unreadable.
+    """The times at which the batches that are still listed were noted as done, in no order. Raises Unreadable.
 
     A process that has a Spark session reads as Spark does (Hadoop: any file system, with its settings and credentials).
     Executors' processes have no way to Java: they read what Arrow can.
@@ -59,7 +59,7 @@ def commits(checkpoint: str) -> list[datetime]:
     for list_files in (_by_spark, _by_arrow):
         try:
             files = list_files(checkpoint)
-        except Exception as problem:  # of many libraries: what it is does not matter, nor may it end a query
+        except Exception as problem:  # from many libraries; whatever it is, it must not end a query
             why = str(problem).strip()[:300]
         else:
             if files is not None:
@@ -68,7 +68,7 @@ def commits(checkpoint: str) -> list[datetime]:
 
 
 def look_ahead(checkpoint: str | None) -> None:
-    """Say now, once a process and without waiting for it, that this process will not be able to answer."""
+    """Log, once per process and from a thread, if this process cannot read the checkpoint and so will not be able to answer."""
     if checkpoint not in _looked_at:
         _looked_at.add(checkpoint)
         threading.Thread(target=_look, args=(checkpoint,), name="escrowmq-checkpoint", daemon=True).start()
@@ -91,11 +91,11 @@ def _look(checkpoint: str | None) -> None:
 
 
 class Unreadable(Exception):
-    """The message names the checkpoint, and says why."""
+    """A checkpoint that cannot be read from this process; the message names it and says why."""
 
 
 def for_arrow(checkpoint: str) -> str:
-    """What Arrow calls that place: Hadoop's schemes for S3 are one to it. A path as it is."""
+    """The checkpoint's name for Arrow, which has one scheme for S3 where Hadoop has several. A path stays as it is."""
     scheme, colon, rest = checkpoint.partition("://")
     return f"s3://{rest}" if colon and scheme.lower() in ("s3a", "s3n") else checkpoint
 
@@ -103,17 +103,17 @@ def for_arrow(checkpoint: str) -> str:
 def _by_arrow(checkpoint: str) -> list[tuple[str, datetime]]:
     from pyarrow import fs
 
-    place = for_arrow(checkpoint)
-    if "://" in place or place.startswith("file:"):
-        system, path = fs.FileSystem.from_uri(place)
+    name = for_arrow(checkpoint)
+    if "://" in name or name.startswith("file:"):
+        system, path = fs.FileSystem.from_uri(name)
     else:
-        system, path = fs.LocalFileSystem(), place
+        system, path = fs.LocalFileSystem(), name
     files = system.get_file_info(fs.FileSelector(f"{path.rstrip('/')}/commits"))
     return [(file.base_name, file.mtime.astimezone(UTC)) for file in files if file.mtime is not None]
 
 
 def _by_spark(checkpoint: str) -> list[tuple[str, datetime]] | None:
-    """By the Java process of this process's session; None without one."""
+    """The files as the Java process of this process's session lists them; None without a session."""
     if "pyspark" not in sys.modules:
         return None
     from pyspark import SparkContext

@@ -1,6 +1,6 @@
-"""The columns of each source as Spark sees them, and how Arrow batches of the wire become them. No Spark in here.
+"""The columns of each source as Spark sees them, and how they are made from Arrow batches of the wire.
 
-Times become timestamps without a copy (both are microseconds of UTC), states become words, ids stay 16 bytes.
+Needs no Spark. Times become timestamps without a copy (both are microseconds of UTC), states become words, ids stay 16 bytes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from escrowmq.wire import ACK_VIEW_NAME, DEAD_LETTER_PREFIX, HALF_VIEW_NAME, OP_
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 _TEXT = "string"
 Make = Callable[[pa.RecordBatch, int], pa.Array]
-"""A column of a wire batch that came from a shard."""
+"""Makes one column from a wire batch and the number of the shard that it came from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its Spark type, what of the wire it is made of, and how."""
+    """One column: its Spark type, the wire columns that it needs, and how it is made from them."""
 
     name: str
     spark: str
@@ -68,7 +68,7 @@ _DECIDERS = [by.name.lower() for by in DecidedBy]
 
 
 def _visible_state(batch: pa.RecordBatch, _: int) -> pa.Array:
-    """What is visible in a topic is committed, or was never part of a transaction."""
+    """``committed`` for a message of a transaction, null for a plain one: nothing else is visible in a topic."""
     return pc.if_else(batch.column("transaction").is_valid(), "committed", pa.scalar(None, pa.utf8()))
 
 
@@ -158,19 +158,19 @@ def choose(source: str, names: Sequence[str] | None) -> list[Column]:
 
 
 def spark_schema(chosen: Sequence[Column]) -> str:
-    """The schema text for Spark."""
+    """The schema as Spark's DDL text."""
     return ", ".join(f"`{column.name}` {column.spark}" for column in chosen)
 
 
 def wire_columns(source: str, chosen: Sequence[Column]) -> list[str]:
-    """What to ask of the broker: the cheapest column if nothing but the number of rows is wanted."""
+    """The wire columns to ask the broker for; the cheapest one if only the number of rows is wanted."""
     needed = {name for column in chosen for name in column.needs}
     schema = VIEWS.get(source, DELIVERY)
     return [name for name in schema.names if name in needed] or ["position"]
 
 
 def as_spark(batch: pa.RecordBatch, chosen: Sequence[Column], shard: int, schema: pa.Schema) -> pa.RecordBatch:
-    """A wire batch in ``schema``, which has the chosen columns in their order."""
+    """Convert a wire batch to ``schema``, which has the chosen columns in their order."""
     arrays = [column.make(batch, shard) for column in chosen]
     arrays = [
         array if array.type.equals(field.type) else array.cast(field.type)

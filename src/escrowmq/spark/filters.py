@@ -1,8 +1,8 @@
-"""Spark's filters, as far as ranges or the broker can do them exactly: the rest goes back to Spark. No Spark needed to test it.
+"""Filter push-down: the filters of Spark that offsets or the broker evaluate exactly; the rest goes back to Spark.
 
 ``key``, ``tag``: equality (``tag`` also IN). ``queue``: equality. ``offset`` (not of a view), ``stored`` (``decided`` of
 ``%op``, ``acked`` of ``%acks``): bounds. ``group`` of ``%acks``: equality. Each is evaluated on the same values that Spark would
-see, so a filter that is taken is not evaluated again.
+see, so a pushed filter is not evaluated again. Needs no Spark.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FAR = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What to read of the ranges. ``queue`` None: all; offsets ``low`` .. ``high``-1; times ``since_us`` .. ``until_us``-1."""
+    """The filters that were pushed down. ``queue`` None: all; offsets ``low`` .. ``high``-1; times ``since_us`` .. ``until_us``-1."""
 
     key: str | None = None
     tags: tuple[str, ...] = ()
@@ -45,12 +45,12 @@ Taken = Pushed | None
 
 
 def pushable(source: str, columns: Iterable[str]) -> list[str]:
-    """The columns whose filters can be pushed: a system view is read as a whole, so queues and offsets do not narrow it."""
+    """The columns whose filters can be pushed down. A system view is read as a whole: queues and offsets do not narrow it."""
     return [name for name in columns if not (source.startswith("%") and name in ("queue", "offset"))]
 
 
 def push(filters: Iterable[Any], before: Pushed, columns: Iterable[str]) -> tuple[Pushed, list[Any]]:
-    """What of ``filters`` can be done here, on top of ``before``; and those that Spark has to do. ``columns``: :func:`pushable` ones."""
+    """``before`` with those of ``filters`` that can be pushed down, and the list of those that cannot. ``columns``: :func:`pushable` ones."""
     there = set(columns)
     pushed, left = before, []
     for one in filters:
@@ -64,10 +64,14 @@ def push(filters: Iterable[Any], before: Pushed, columns: Iterable[str]) -> tupl
     return pushed, left
 
 
-def _key(pushed: Pushed, value: Any) -> Taken:
-    if not isinstance(value, str) or pushed.key not in (None, value):
-        return None
-    return replace(pushed, key=value)
+def _equal(name: str, fits: Callable[[Any], bool]) -> Callable[[Pushed, Any], Taken]:
+    """An equality with a value that ``fits``; a second one with another value is left to Spark."""
+
+    def act(pushed: Pushed, value: Any) -> Taken:
+        fresh = fits(value) and getattr(pushed, name) in (None, value)
+        return replace(pushed, **{name: value}) if fresh else None
+
+    return act
 
 
 def _tag(pushed: Pushed, value: Any) -> Taken:
@@ -76,12 +80,6 @@ def _tag(pushed: Pushed, value: Any) -> Taken:
         return None
     both = tuple(tag for tag in values if tag in pushed.tags) if pushed.tags else values
     return replace(pushed, tags=both) if both else None
-
-
-def _queue(pushed: Pushed, value: Any) -> Taken:
-    if not _whole(value) or pushed.queue not in (None, value):
-        return None
-    return replace(pushed, queue=value)
 
 
 def _low(pushed: Pushed, value: Any, more: int) -> Taken:
@@ -98,18 +96,13 @@ def _since(pushed: Pushed, value: Any, more: int) -> Taken:
 
 
 def _until(pushed: Pushed, value: Any, more: int) -> Taken:
-    at = _microseconds(value)
-    return (
-        None
-        if at is None
-        else replace(pushed, until_us=min(FAR if pushed.until_us is None else pushed.until_us, at + more))
-    )
-
-
-def _group(pushed: Pushed, value: Any) -> Taken:
-    if not isinstance(value, str) or pushed.group not in (None, value):
+    if (at := _microseconds(value)) is None:
         return None
-    return replace(pushed, group=value)
+    return replace(pushed, until_us=min(FAR if pushed.until_us is None else pushed.until_us, at + more))
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _whole(value: Any) -> bool:
@@ -117,7 +110,7 @@ def _whole(value: Any) -> bool:
 
 
 def _microseconds(value: Any) -> int | None:
-    """Of a moment with a zone; one without is the session's affair, which is not known here."""
+    """Microseconds since 1970 of a time with a zone. None for one without: it is in the session's zone, which is not known here."""
     if not isinstance(value, datetime) or value.tzinfo is None or value.year < 1970:
         return None
     since = value - datetime(1970, 1, 1, tzinfo=UTC)
@@ -134,11 +127,11 @@ def _bounds(
 
 
 _ACTS: dict[tuple[str, str], Callable[[Pushed, Any], Taken]] = {
-    ("EqualTo", "key"): _key,
+    ("EqualTo", "key"): _equal("key", _text),
     ("EqualTo", "tag"): _tag,
     ("In", "tag"): _tag,
-    ("EqualTo", "queue"): _queue,
-    ("EqualTo", "group"): _group,
+    ("EqualTo", "queue"): _equal("queue", _whole),
+    ("EqualTo", "group"): _equal("group", _text),
     **dict(_bounds("offset", _low, _high)),
     **dict(_bounds("stored", _since, _until)),
     **dict(_bounds("decided", _since, _until)),

@@ -15,13 +15,13 @@ from escrowmq.settings import nearest
 EARLIEST, LATEST = "earliest", "latest"
 
 Start = str | int | dict[str, int]
-"""``earliest``, ``latest``, microseconds since 1970, or offsets by place (``"topic/shard/queue"``, see planning.Place)."""
+"""``earliest``, ``latest``, microseconds since 1970, or offsets by topic partition (``"topic/shard/queue"``, see planning.TopicPartition)."""
 
 READING = {
     "url": "the brokers, escrow://HOST:PORT[,HOST:PORT...], or file:FOLDER for a data folder without a broker (also: load(URL))",
     "topic": "a topic, several with commas between, or one system view: %half, %op, %acks, %dead-letters.GROUP",
-    "start": "earliest (default of batches and of new queries), latest, a time (ISO 8601), or JSON {place: offset}",
-    "end": "batch only: latest (default), a time, or JSON {place: offset}, each the first that is not read",
+    "start": "earliest (default of batches and of new queries), latest, a time (ISO 8601), or JSON {partition: offset}",
+    "end": "batch only: latest (default), a time, or JSON {partition: offset}, each the first that is not read",
     "columns": "names with commas between: only these are read and sent (else all; schema(...) does the same)",
     "maxRowsPerPartition": "a range of a queue with more rows is cut (default 250000)",
     "maxRowsPerTrigger": "streaming: rows of one micro-batch, shared among queues by what waits in them (default: all)",
@@ -39,7 +39,7 @@ WRITING = {
     "timeout": "seconds to wait for a broker (default 30)",
 }
 OF_SPARK = {"path", "checkpointlocation", "queryname"}
-"""Spark's own, passed to every source and sink."""
+"""Options of Spark itself, in lower case, which it passes to every source and sink."""
 OF_KAFKA = {
     "subscribe": "topic",
     "startingoffsets": "start",
@@ -50,11 +50,12 @@ OF_KAFKA = {
     "kafka.bootstrap.servers": "url",
     "minpartitions": "maxRowsPerPartition",
 }
+"""Options of Spark's Kafka source, in lower case, and ours that do the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What to read. ``sources`` are topics, or one system view."""
+    """What to read: ``sources`` are topics, or one system view; times in seconds."""
 
     url: str
     sources: tuple[str, ...]
@@ -70,7 +71,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Where to write."""
+    """Where to write; times in seconds."""
 
     url: str
     topic: str | None = None
@@ -104,8 +105,8 @@ def read_options(options: Mapping[str, str], *, streaming: bool = False) -> Read
     return ReadOptions(
         url=_url(given),
         sources=sources,
-        start=_place_or_time("start", given.get("start", EARLIEST), (EARLIEST, LATEST)),
-        end=_place_or_time("end", given.get("end", LATEST), (LATEST,)),
+        start=_start("start", given.get("start", EARLIEST), (EARLIEST, LATEST)),
+        end=_start("end", given.get("end", LATEST), (LATEST,)),
         columns=columns,
         partition_rows=_count("maxRowsPerPartition", given, 250_000),
         trigger_rows=_count("maxRowsPerTrigger", given, None),
@@ -136,7 +137,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
 
 
 def _known(options: Mapping[str, str], table: Mapping[str, str]) -> dict[str, str]:
-    """Options by their lower-case names; Misuse for one that is not in the table."""
+    """The given options by lower-case name. Raises Misuse(BAD_SETTING) for one that is not in the table."""
     names = {name.lower(): name for name in table}
     given: dict[str, str] = {}
     for name, value in options.items():
@@ -157,12 +158,12 @@ def _url(given: Mapping[str, str]) -> str:
 
 
 def absolute(url: str) -> str:
-    """A folder's URL that means the same in every process: executors have folders of their own in which they run."""
+    """The URL with a full path if it names a folder: executors run in folders of their own."""
     return f"file:{Path(url.removeprefix('file:')).absolute()}" if url.startswith("file:") else url
 
 
-def _place_or_time(name: str, text: str, words: tuple[str, ...]) -> Start:
-    """A word, a time, or offsets."""
+def _start(name: str, text: str, words: tuple[str, ...]) -> Start:
+    """A word, a time, or offsets by topic partition."""
     word = text.strip().lower()
     if word in words:
         return word
@@ -174,7 +175,7 @@ def _place_or_time(name: str, text: str, words: tuple[str, ...]) -> Start:
         raise Misuse(
             Code.BAD_SETTING,
             f"{name} = {text!r}",
-            f"{', '.join(words)}, a time such as 2026-01-31T12:00:00+00:00, or JSON {{place: offset}}",
+            f"{', '.join(words)}, a time such as 2026-01-31T12:00:00+00:00, or JSON {{partition: offset}}",
         ) from None
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return round(moment.timestamp() * 1e6)

@@ -1,7 +1,7 @@
-"""Offset arithmetic: which ranges of which queues become which Spark partitions, and how far a micro-batch goes.
+"""Offset arithmetic: which ranges of offsets become which Spark partitions, and how far a micro-batch goes.
 
-Pure: no broker and no Spark. An offset is always the *next* one. The order of places, and so of partitions, is fixed by
-their names: the same ranges give the same partitions.
+Pure: no broker and no Spark. An offset is always the *next* one. Topic partitions are ordered by name, so the same offsets
+give the same Spark partitions.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from escrowmq.errors import Code, Misuse, error
 from escrowmq.spark.options import EARLIEST, LATEST, Start
 
 Offsets = dict[str, int]
-"""By place: the next offset to read. The end of a batch of a stream also has, under ``NAME + BEGINS``, where it begins to read a
-place that no batch before it has read."""
+"""The next offset to read of each topic partition, by its name. The end of a stream's batch also has, under ``NAME + BEGINS``, where
+the batch begins to read a partition that no batch before it has read."""
 
 BEGINS = " begins"
-"""Behind the name of a place, which has no blanks."""
+"""Follows the name of a topic partition, which has no blanks."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Place:
+class TopicPartition:
     """One queue of a topic at one broker, or a system view of one broker (``queue`` 0, offsets are log positions).
 
-    ``head`` is the first offset that is stored, ``end`` that behind the last; ``start_at`` and ``end_at`` are the first offsets not
-    older than the times that were asked for, -1 if none was.
+    ``head`` is the first stored offset, ``end`` the one after the last; ``start_at`` and ``end_at`` are the first offsets not
+    older than the times of the options ``start`` and ``end``, -1 where the option is no time.
     """
 
     source: str
@@ -44,82 +44,86 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
-    """Offsets ``start`` .. ``end``-1 of a place."""
+class OffsetRange:
+    """Offsets ``start`` .. ``end``-1 of a topic partition."""
 
-    place: Place
+    partition: TopicPartition
     start: int
     end: int
 
 
-def first_offsets(places: Iterable[Place], start: Start) -> Offsets:
-    """Where reading begins."""
-    return _resolve(list(places), start, "start")
+def first_offsets(partitions: Iterable[TopicPartition], start: Start) -> Offsets:
+    """The offsets at which a read begins. Raises Misuse(BAD_SETTING) for offsets of a topic partition that is not there."""
+    return _resolve(list(partitions), start, "start")
 
 
-def last_offsets(places: Iterable[Place], end: Start) -> Offsets:
-    """Where reading ends."""
-    return _resolve(list(places), end, "end")
+def last_offsets(partitions: Iterable[TopicPartition], end: Start) -> Offsets:
+    """The offsets at which a read ends. Raises as :func:`first_offsets`."""
+    return _resolve(list(partitions), end, "end")
 
 
-def _resolve(places: list[Place], wanted: Start, what: str) -> Offsets:
+def _resolve(partitions: list[TopicPartition], wanted: Start, what: str) -> Offsets:
     if isinstance(wanted, dict):
-        known = {place.name for place in places}
+        known = {partition.name for partition in partitions}
         if unknown := sorted(wanted.keys() - known):
             there = ", ".join(sorted(known)[:4]) + (", ..." if len(known) > 4 else "")
             raise Misuse(Code.BAD_SETTING, f"{what}: there is no {unknown[0]!r}", f"there are {there}")
-        rest = {place.name: place.head if what == "start" else place.end for place in places}
+        rest = {partition.name: partition.head if what == "start" else partition.end for partition in partitions}
         return rest | wanted
     if wanted == EARLIEST:
-        return {place.name: place.head for place in places}
+        return {partition.name: partition.head for partition in partitions}
     if wanted == LATEST:
-        return {place.name: place.end for place in places}
-    return {place.name: place.start_at if what == "start" else place.end_at for place in places}
+        return {partition.name: partition.end for partition in partitions}
+    return {partition.name: partition.start_at if what == "start" else partition.end_at for partition in partitions}
 
 
-def ranges(places: Sequence[Place], start: Mapping[str, int], end: Mapping[str, int]) -> list[Range]:
-    """What lies between two offsets, empty ranges left out.
+def ranges(partitions: Sequence[TopicPartition], start: Mapping[str, int], end: Mapping[str, int]) -> list[OffsetRange]:
+    """The ranges between two sets of offsets, without empty ones.
 
-    A place that ``start`` does not know is new: it is read from its first message. Raises Rejected(RANGE_PURGED) if part of a
-    range has left the log: it never gives fewer rows.
+    A partition that ``start`` does not have is new: it is read from its first message. Raises Rejected(RANGE_PURGED) if part of a
+    range has left the log, so a range never gives fewer rows; Misuse(BAD_SETTING) for offsets of other brokers.
     """
     found = []
-    by_name = {place.name: place for place in places}
+    by_name = {partition.name: partition for partition in partitions}
     for name in sorted(end):
-        place = by_name.get(name)
-        first, last = start.get(name, place.head if place else 0), end[name]
+        partition = by_name.get(name)
+        first, last = start.get(name, partition.head if partition else 0), end[name]
         if first >= last:
             continue
-        if place is None:
+        if partition is None:
             raise Misuse(
                 Code.BAD_SETTING, f"there is no {name!r} at these brokers", "is the url that of another cluster?"
             )
-        if first < place.head:
-            what = f"{name}: offset {first} has left the log; the first is {place.head}"
+        if first < partition.head:
+            what = f"{name}: offset {first} has left the log; the first is {partition.head}"
             raise error(Code.RANGE_PURGED, what, "start a new query at the earliest, or keep more: retention")
-        if last > place.end:
-            raise Misuse(Code.BAD_SETTING, f"{name} ends at {place.end}, before {last}", "is this another data folder?")
-        found.append(Range(place, first, last))
+        if last > partition.end:
+            raise Misuse(
+                Code.BAD_SETTING, f"{name} ends at {partition.end}, before {last}", "is this another data folder?"
+            )
+        found.append(OffsetRange(partition, first, last))
     return found
 
 
-def cut(found: Iterable[Range], rows: int) -> list[Range]:
-    """Ranges of at most ``rows`` offsets each, as even as can be."""
-    pieces = []
+def cut(found: Iterable[OffsetRange], rows: int) -> list[OffsetRange]:
+    """The ranges cut into ranges of at most ``rows`` offsets, of nearly equal size."""
+    parts = []
     for whole in found:
         count = -(-(whole.end - whole.start) // rows)
         size, rest = divmod(whole.end - whole.start, count)
         at = whole.start
         for number in range(count):
             stop = at + size + (number < rest)
-            pieces.append(Range(whole.place, at, stop))
+            parts.append(OffsetRange(whole.partition, at, stop))
             at = stop
-    return pieces
+    return parts
 
 
 def limited(start: Mapping[str, int], end: Mapping[str, int], rows: int | None) -> Offsets:
-    """As far as ``end``, with at most ``rows`` offsets in all: every place gets a share by what waits in it, at least one
-    while there is something left to share, so that no queue starves."""
+    """The end of a micro-batch: ``end``, or less, so that it has at most ``rows`` offsets in all.
+
+    Each partition gets a share in proportion to what waits in it, and at least one offset as long as ``rows`` allows: no queue starves.
+    """
     waiting = {name: max(stop - start.get(name, stop), 0) for name, stop in end.items()}
     total = sum(waiting.values())
     if rows is None or total <= rows:
@@ -140,10 +144,12 @@ def limited(start: Mapping[str, int], end: Mapping[str, int], rows: int | None) 
     return {name: start.get(name, stop) + shares[name] for name, stop in end.items()}
 
 
-def known_start(start: Mapping[str, int], places: Iterable[Place]) -> Offsets:
-    """``start`` with the places that came since, from their first message on. Raises Misuse(BAD_SETTING) if one of ``start`` is gone:
-    a checkpoint of other brokers would else begin anew without a word."""
-    heads = {place.name: place.head for place in places}
+def known_start(start: Mapping[str, int], partitions: Iterable[TopicPartition]) -> Offsets:
+    """``start``, and the head of each partition that came since.
+
+    Raises Misuse(BAD_SETTING) if a partition of ``start`` is gone: a checkpoint of other brokers would else silently begin anew.
+    """
+    heads = {partition.name: partition.head for partition in partitions}
     if gone := sorted(start.keys() - heads.keys()):
         raise Misuse(
             Code.BAD_SETTING,
@@ -154,12 +160,12 @@ def known_start(start: Mapping[str, int], places: Iterable[Place]) -> Offsets:
 
 
 def ends(offsets: Mapping[str, int]) -> Offsets:
-    """The ends alone."""
+    """The offsets without the notes of :func:`noted`."""
     return {name: at for name, at in offsets.items() if not name.endswith(BEGINS)}
 
 
 def noted(end: Mapping[str, int], beginnings: Mapping[str, int]) -> Offsets:
-    """The end of a batch that is the first to read some places, with where it begins to.
+    """The end of a batch that is the first to read some partitions, with a note of where it begins in each.
 
     Spark remembers only ends. Without these notes a batch that runs again, after a crash, would look anew for where it begins,
     and find later messages ("latest"), or fewer of them (retention).
@@ -168,5 +174,5 @@ def noted(end: Mapping[str, int], beginnings: Mapping[str, int]) -> Offsets:
 
 
 def begun(start: Mapping[str, int], end: Mapping[str, int]) -> Offsets:
-    """Where a batch begins: at the ends of the one before, else as its own end noted it."""
+    """Where a batch begins: at the end of the batch before it, else as its own end notes it."""
     return {name.removesuffix(BEGINS): at for name, at in end.items() if name.endswith(BEGINS)} | ends(start)

@@ -1,4 +1,4 @@
-"""One task's rows on their way into escrow: columns to half messages, a few transactions for many rows. No Spark in here.
+"""Prepares one task's rows as half messages: a few transactions for many rows. Needs no Spark.
 
 A row goes to the broker of its key, or, without one, of its content: a repeat of the batch must find the same broker (see
 :mod:`escrowmq.client.producing.writers`).
@@ -25,10 +25,10 @@ COLUMNS = {
     "properties": ("map<string,string>",),
     "topic": ("string",),
 }
-"""What a DataFrame that is written may have, and of which Spark types. ``body`` must be there."""
+"""The columns that a written DataFrame may have, with their Spark types. ``body`` must be there."""
 
 MOST = 10_000
-"""Rows of one transaction, where the brokers do not allow fewer."""
+"""Rows per transaction, where the brokers do not allow fewer."""
 
 
 def check_columns(types: Mapping[str, str], topic: str | None) -> None:
@@ -50,7 +50,7 @@ def check_columns(types: Mapping[str, str], topic: str | None) -> None:
 
 
 class Preparation:
-    """Rows put into escrow by one task. ``ids`` are its transactions, ``rows`` how many rows they hold, ``most`` each."""
+    """The transactions of one task: ``ids`` are theirs, ``rows`` is how many rows they hold together, at most ``most`` each."""
 
     def __init__(
         self, producer: Producer, shards: list[int], topic: str | None, immunity: float, most: int = MOST
@@ -62,10 +62,12 @@ class Preparation:
         self._topic = topic
         self._most = min(most, MOST)
         self._immunity_us = round(immunity * 1e6)
-        self._open: dict[int, tuple[bytes, int]] = {}  # by shard: the transaction that takes more, rows in it
+        self._open: dict[
+            int, tuple[bytes, int]
+        ] = {}  # by shard: the transaction that takes more rows, and how many it has
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Put a batch of Spark's into escrow; durable there when this returns. Raises what a row was refused with."""
+        """Prepare one Arrow batch; durable when this returns. Raises what a row was refused with."""
         content = self._content(batch)
         where = self._spread(content)
         for number in np.unique(where).tolist():
@@ -105,12 +107,12 @@ class Preparation:
         while at < rows.num_rows:
             identity, held = self._open.get(shard, (None, 0))
             size = 1 if identity is None else min(self._most - held, rows.num_rows - at)
-            piece = rows.slice(at, size)
-            receipts = self._producer.prepare_batch(_joining(piece, identity), shard=shard)
+            part = rows.slice(at, size)
+            receipts = self._producer.prepare_batch(_joining(part, identity), shard=shard)
             if not receipts.ok:
                 row = int(np.flatnonzero(receipts.codes)[0])
                 sentence, hint = explain(code := Code(int(receipts.codes[row])))
-                columns = dict(zip(piece.schema.names, piece.columns, strict=True))
+                columns = dict(zip(part.schema.names, part.columns, strict=True))
                 raise error(code, f"{sentence}: the {_which(columns, row)}", hint)
             if identity is None:
                 identity = receipts.transactions[0].as_py()
@@ -122,7 +124,7 @@ class Preparation:
 
 
 def _joining(rows: pa.RecordBatch, identity: bytes | None) -> pa.RecordBatch:
-    """The rows as members of a transaction."""
+    """The rows with a column that names their transaction; as they are for a new one."""
     if identity is None:
         return rows
     column = pa.repeat(pa.scalar(identity, ID), rows.num_rows)
@@ -130,10 +132,10 @@ def _joining(rows: pa.RecordBatch, identity: bytes | None) -> pa.RecordBatch:
 
 
 def _which(columns: Mapping[str, pa.Array], row: int) -> str:
-    """Words for one row, by which its owner finds it; of its body no more than is needed."""
+    """Describe one row so that its owner finds it; of its body no more than is needed."""
     known = {name: columns[name][row].as_py() for name in ("topic", "key", "body") if name in columns}
-    told = [f"{name} {known[name]!r:.100}" for name in ("topic", "key") if known.get(name) is not None]
+    parts = [f"{name} {known[name]!r:.100}" for name in ("topic", "key") if known.get(name) is not None]
     if (body := known["body"]) is not None:
         begins = f" that begins with {body[:20]!r}" if known.get("key") is None else ""
-        told.append(f"a body of {len(body)} bytes{begins}")
-    return f"row with {', '.join(told)}" if told else f"row number {row} of its Arrow batch"
+        parts.append(f"a body of {len(body)} bytes{begins}")
+    return f"row with {', '.join(parts)}" if parts else f"row number {row} of its Arrow batch"

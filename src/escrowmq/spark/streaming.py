@@ -1,4 +1,4 @@
-"""Streaming reads of format "escrow": offsets by place, limits, ``availableNow``."""
+"""Streaming reads of format "escrow": offsets by topic partition, limits, ``availableNow``."""
 
 from __future__ import annotations
 
@@ -9,16 +9,28 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
+from escrowmq.errors import Code, Misuse
 from escrowmq.spark import brokers
 from escrowmq.spark.filters import Pushed
 from escrowmq.spark.options import ReadOptions
-from escrowmq.spark.planning import Offsets, Place, begun, cut, ends, first_offsets, known_start, limited, noted, ranges
-from escrowmq.spark.source import Piece, check_places, read_piece, timed, told
-from escrowmq.wire import Link
+from escrowmq.spark.planning import (
+    Offsets,
+    TopicPartition,
+    begun,
+    cut,
+    ends,
+    first_offsets,
+    known_start,
+    limited,
+    noted,
+    ranges,
+)
+from escrowmq.spark.reading import RangePartition, read_partition, times_as_filters
+from escrowmq.wire import DEAD_LETTER_PREFIX, Link
 
 
 class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Offsets are ``{"topic/shard/queue": next offset}``. Queues and brokers' topics that come later join by themselves."""
+    """Offsets are ``{"topic/shard/queue": next offset}``. Queues and brokers that come later are read from their head."""
 
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         self.options = options
@@ -31,9 +43,9 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {}
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> Offsets:
-        """How far the next micro-batch goes: to the end, or as far as the limit."""
-        there = self._places()
-        end = {place.name: place.end for place in there}
+        """The end of the next micro-batch: what is there, or as much of it as the limit allows."""
+        there = self._partitions()
+        end = _ends_of(there)
         if self._stop_at is not None:
             end = {name: min(at, self._stop_at[name]) for name, at in end.items() if name in self._stop_at}
         before = ends(start)
@@ -50,37 +62,43 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
 
     def reportLatestOffset(self) -> Offsets:
-        """The end of every place, for the query's progress."""
-        return {place.name: place.end for place in self._places()}
+        """The end of every topic partition, for the query's progress report."""
+        return _ends_of(self._partitions())
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Remember what is there now: the query ends with it."""
-        self._stop_at = {place.name: place.end for place in self._places()}
+        """Note the end of every topic partition: the query ends there."""
+        self._stop_at = _ends_of(self._partitions())
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """The pieces between two offsets. Raises RANGE_PURGED, and Misuse for the offsets of another cluster."""
-        pushed = timed(self.options, Pushed(key=self.options.key, tags=self.options.tags))
-        found = ranges(self._places(), begun(start, end), ends(end))
-        return [Piece(piece, pushed) for piece in cut(found, self.options.partition_rows)]
+        """The ranges between two sets of offsets. Raises RANGE_PURGED, and Misuse for the offsets of another cluster."""
+        pushed = times_as_filters(self.options, Pushed(key=self.options.key, tags=self.options.tags))
+        found = ranges(self._partitions(), begun(start, end), ends(end))
+        return [RangePartition(one, pushed) for one in cut(found, self.options.partition_rows)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """One piece, on an executor."""
-        return told(partition, read_piece(partition, self.schema, self.options.timeout))
+        """The rows of one partition, on an executor."""
+        return read_partition(partition, self.schema, self.options.timeout)
 
     def stop(self) -> None:
-        """Let the connections go."""
+        """Close the connections."""
         links, self._links = self._links, ()
         for link in links:
             link.close()
 
-    def _places(self) -> list[Place]:
+    def _partitions(self) -> list[TopicPartition]:
         if not self._links or self.options.url.startswith("file:"):  # a folder is a view of one moment
             self.stop()
             self._links = brokers.open_links(self.options.url)
-        there = brokers.places(self._links, self.options)
-        brokers.one_shard(there)
-        check_places(there, self.options.sources[0])
+        there = brokers.topic_partitions(self._links, self.options)
+        if (source := self.options.sources[0]).startswith(DEAD_LETTER_PREFIX):
+            raise Misuse(
+                Code.BAD_SETTING, f"{source} cannot be streamed: dead letters come and go", "read them as a batch"
+            )
         return there
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_links": ()}
+
+
+def _ends_of(partitions: Sequence[TopicPartition]) -> Offsets:
+    return {partition.name: partition.end for partition in partitions}

@@ -1,4 +1,4 @@
-"""Writers of format "escrow". Tasks put rows into escrow; one decision of the driver makes all of a batch visible.
+"""Writers of format "escrow": tasks prepare rows as half messages, one decision of the driver makes a whole batch visible.
 
 *Streams*, exactly once (the mark is in the broker: the last batch of each query). Tasks prepare under the producer group of
 the query; the driver's commit names the transactions of the tasks that Spark counts, as (query, batch). The broker takes the first
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 ROLLBACK_PATIENCE = 5.0
-"""Seconds that a rollback of what failed waits for a broker, where ``timeout`` is not shorter."""
+"""Seconds that a failed task waits for a broker to roll back, where ``timeout`` is not shorter."""
 
 MOST_PRODUCERS = 16
-"""Groups that a process holds sessions of: writes under many names may follow each other in it."""
+"""Producers that a process keeps: writes under many group names may follow each other in it."""
 
 
 @dataclass
 class Prepared(WriterCommitMessage):
-    """What one task put into escrow."""
+    """What one task prepared: its transactions, and how many rows they hold."""
 
     query: str
     ids: list[bytes] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Prepared(WriterCommitMessage):
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> EscrowStreamWriter:
-    """A streaming write. Raises Misuse for wrong options, columns, or output mode ``complete``."""
+    """The writer of a stream. Raises Misuse for wrong options, columns, or output mode ``complete``."""
     chosen = _checked(options, schema)
     if chosen.write_id is not None:
         raise Misuse(Code.BAD_SETTING, "'write_id' is of batches", "a stream is known by its checkpoint")
@@ -70,7 +70,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> EscrowWriter:
-    """A batch write. Raises Misuse for wrong options, columns, or mode ``overwrite``."""
+    """The writer of a batch. Raises Misuse for wrong options, columns, or mode ``overwrite``."""
     chosen = _checked(options, schema)
     if overwrite:
         raise Misuse(Code.BAD_SETTING, "mode 'overwrite' would rewrite the topic", 'use mode("append")')
@@ -90,13 +90,13 @@ def _checked(options: Mapping[str, str], schema: StructType) -> WriteOptions:
 
 
 class EscrowStreamWriter(DataSourceStreamArrowWriter):
-    """One query's sink."""
+    """The sink of one streaming query."""
 
     def __init__(self, options: WriteOptions) -> None:
         self.options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """A task: put its rows into escrow."""
+        """Prepare the rows of one task, on an executor."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -107,7 +107,7 @@ class EscrowStreamWriter(DataSourceStreamArrowWriter):
         return _prepared(self.options, self._group(query), query, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """The driver: decide (query, batch), once."""
+        """Commit (query, batch), on the driver; a repeat publishes nothing."""
         found = _counted(messages)
         if not found:
             return
@@ -121,7 +121,7 @@ class EscrowStreamWriter(DataSourceStreamArrowWriter):
         _reach("spark.after-decision", ids)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """The driver gives the batch up: roll back what is known of it; what is not is rolled back with the next commit."""
+        """Roll back the known transactions of a batch that failed; the next commit rolls back the others."""
         found = _counted(messages)
         if found:
             _roll_back(self.options, self._group(found[0].query), found)
@@ -131,18 +131,18 @@ class EscrowStreamWriter(DataSourceStreamArrowWriter):
 
 
 class EscrowWriter(DataSourceArrowWriter):
-    """One batch write, known as ``job``."""
+    """The sink of one batch write, whose name is ``job``."""
 
     def __init__(self, options: WriteOptions, job: str) -> None:
         self.options = options
         self.job = job
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """A task: put its rows into escrow."""
+        """Prepare the rows of one task, on an executor."""
         return _prepared(self.options, self._group(), self.job, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """The driver: decide. With ``write_id`` as batch 0 of that writer, so that it counts once."""
+        """Commit, on the driver. With ``write_id`` it is batch 0 of that writer, so that a repeat publishes nothing."""
         found = _counted(messages)
         ids = [raw for message in found for raw in message.ids]
         producer = _producer(self.options, self._group())
@@ -156,7 +156,7 @@ class EscrowWriter(DataSourceArrowWriter):
         _reach("spark.after-decision", ids)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """The driver gives up: roll back what is known."""
+        """Roll back the known transactions of a write that failed."""
         _roll_back(self.options, self._group(), _counted(messages))
 
     def _group(self) -> str:
@@ -164,7 +164,7 @@ class EscrowWriter(DataSourceArrowWriter):
 
 
 def _reach(point: str, at_stake: list[Any]) -> None:
-    """Failpoints are where rows are at stake; batches without any come and go."""
+    """A failpoint, but only for a batch that has rows: empty ones come and go."""
     if at_stake:
         reach(point)
 
@@ -174,13 +174,15 @@ def _counted(messages: list[WriterCommitMessage | None]) -> list[Prepared]:
 
 
 def _check_sequel(options: WriteOptions, query: str, batch: int) -> None:
-    """Misuse for a batch whose forerunner none of the brokers knows. Every batch is committed here, empty ones too: so the query
-    wrote elsewhere before, and the topic would lack that without a word; or the brokers have forgotten it, and could not tell
-    a repeat."""
+    """Raise Misuse(BAD_SETTING) for a batch whose predecessor none of the brokers knows.
+
+    Every batch is committed, empty ones too. So the query wrote elsewhere before, and the topic would silently lack those rows; or the
+    brokers have forgotten the query, and could not recognise a repeat.
+    """
     deadline = time.monotonic() + options.timeout
     links = _brokers[options.url].bus.router.links
-    told = [patient_action(link, "writers.show", {"writer": query}, deadline)["batch"] for link in links]
-    last = max((one for one in told if one is not None), default=-1)
+    known = [patient_action(link, "writers.show", {"writer": query}, deadline)["batch"] for link in links]
+    last = max((one for one in known if one is not None), default=-1)
     if last < batch - 1:
         raise Misuse(
             Code.BAD_SETTING,
@@ -208,22 +210,22 @@ def _prepared(options: WriteOptions, group: str, query: str, iterator: Iterator[
 
 
 def _roll_back(options: WriteOptions, group: str, found: list[Prepared]) -> None:
-    """Best effort: what is left undecided is rolled back by the next commit, or parked after its time."""
+    """Try to roll back; what stays undecided is rolled back by the next commit, or parked by the check-back."""
     ids = [raw for message in found for raw in message.ids]
     try:
-        if ids:  # who fails because a broker is away need not wait for it again as long
+        if ids:  # a task that fails because a broker is away need not wait for it as long again
             patience = min(options.timeout, ROLLBACK_PATIENCE)
             _producer(replace(options, timeout=patience), group).end_batch(ids, ROLLBACK)
     except EscrowError as problem:
         _log.warning("%d transactions are left to the next commit: %s", len(ids), problem)
 
 
-# Spark's Python processes live on from task to task: so do their connections and sessions.
+# Python processes of Spark live on from task to task, and so do their connections and producers.
 
 
 @dataclass(frozen=True)
 class Brokers:
-    """The brokers of a url: their shards in its order, and how many messages a transaction may have at all of them."""
+    """The brokers of a URL: their shards in its order, and how many messages a transaction may have at every one of them."""
 
     bus: Bus
     shards: list[int]
@@ -248,7 +250,7 @@ def _producer(options: WriteOptions, group: str) -> Producer:
             known = bus.producer(group, timeout=options.timeout, checker=checker)
             while len(_producers) >= MOST_PRODUCERS:
                 _producers.pop(next(iter(_producers))).close()
-        _producers[name] = known  # the last one used is the last
+        _producers[name] = known  # the most recently used one is last
         return known
 
 
@@ -256,11 +258,11 @@ def _connected(options: WriteOptions) -> Brokers:
     bus = connect(options.url)
     deadline = time.monotonic() + options.timeout
     try:
-        told = [patient_action(link, "hello", {}, deadline) for link in bus.router.links]
+        hellos = [patient_action(link, "hello", {}, deadline) for link in bus.router.links]
     except EscrowError:
         bus.close()
         raise
-    shards = [int(one["shard"]) for one in told]
+    shards = [int(one["shard"]) for one in hellos]
     for number, shard in enumerate(shards):
         bus.router.learn_shard(shard, number)
-    return Brokers(bus, shards, min(int(one["limits"]["max_transaction_messages"]) for one in told))
+    return Brokers(bus, shards, min(int(one["limits"]["max_transaction_messages"]) for one in hellos))

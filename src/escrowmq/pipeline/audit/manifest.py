@@ -111,6 +111,11 @@ class Manifest:
         manifest._check()
         return manifest
 
+    @property
+    def log_url(self) -> str:
+        """The URL of the run's log: that of a broker, or of its data folder."""
+        return self.log if "://" in self.log else f"file:{(self.folder / self.log).resolve()}"
+
     def label(self, side: str) -> str:
         """A side as people call it: ``cart.db carts``, ``topic orders``, ``orders.parquet``."""
         kind, _, name = side.partition(":")

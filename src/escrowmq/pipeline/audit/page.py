@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from html import escape
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
-from escrowmq.pipeline import svg
 from escrowmq.pipeline.audit.events import Events
-from escrowmq.pipeline.audit.pictures import Pictures
-from escrowmq.pipeline.audit.timeline import BUCKETS, LATENCY_STEPS
+from escrowmq.pipeline.audit.pictures import BUCKETS, Pictures
 from escrowmq.pipeline.audit.verdict import Verdict
-from escrowmq.pipeline.html import AMBER, BLUE, GREEN, RED, SLATE, VIOLET, document, duration, figure, section, table
-from escrowmq.pipeline.svg import Mark, Series
+from escrowmq.pipeline.pages import charts, svg
+from escrowmq.pipeline.pages.html import AMBER, BLUE, GREEN, RED, SLATE, VIOLET, document, figure, section, table
+from escrowmq.pipeline.pages.svg import Mark, Series
 
 NAME = "report.html"
 
 _KILLS = {"broker": (RED, "broker killed"), "shop": ("#be185d", "shop killed")}
+_DECIDERS = (
+    ("producer", "decided by the producer", BLUE),
+    ("check", "decided by a check-back", GREEN),
+    ("operator", "decided by the operator", AMBER),
+    ("exhausted", "checks exhausted", RED),
+    ("retention", "expired", SLATE),
+)
 _CONSUMER_COLORS = (VIOLET, "#0891b2", "#4d7c0f")
 _MOST_ROWS = 100
 
@@ -80,9 +86,8 @@ def _states(pictures: Pictures, events: Events) -> str:
         "Transactions over time",
         x,
         series,
-        marks=_marks(pictures, events),
-        x_label="since the first half message",
         y_label="transactions",
+        **_time_axis(pictures, events),
     )
     return section(
         "States over time",
@@ -93,20 +98,9 @@ def _states(pictures: Pictures, events: Events) -> str:
 
 
 def _escrow(pictures: Pictures, events: Events) -> str:
-    prepared = _cumulative(pictures, "prepared")
-    decided = [
-        sum(n) for n in zip(*(_cumulative(pictures, e) for e in pictures.over_time if e != "prepared"), strict=True)
-    ]
-    held = [max(a - b, 0) for a, b in zip(prepared, decided or [0] * len(prepared), strict=True)]
-    chart = svg.lines(
-        "In escrow",
-        _times(pictures),
-        [Series("undecided", VIOLET, held, filled=True)],
-        marks=_marks(pictures, events),
-        x_label="since the first half message",
-        y_label="transactions",
-        height=220,
-    )
+    counts = dict(pictures.over_time)
+    begun = counts.pop("prepared", [0] * BUCKETS)
+    chart = charts.in_escrow(begun, counts.values(), pictures.bucket_us / 1e6, **_time_axis(pictures, events))
     return section(
         "In escrow",
         "Transactions whose half messages are stored and whose decision is still out. What a killed producer leaves "
@@ -119,8 +113,7 @@ def _asked(pictures: Pictures, events: Events) -> str:
     asked = events.of("asked")
     if not asked:
         return ""
-    edges = [n * pictures.bucket_us / 1e6 for n in range(BUCKETS + 1)]
-    wide = edges[::2]
+    wide = _times(pictures)[::2]
     answers = {
         "commit": ("answered commit", GREEN),
         "rollback": ("answered rollback", AMBER),
@@ -140,10 +133,9 @@ def _asked(pictures: Pictures, events: Events) -> str:
         wide,
         series,
         x_ticks=[(t, f"{t:g} s") for t in svg.nice_ticks(wide[-1], 8) if t <= wide[-1]],
-        marks=_marks(pictures, events),
-        x_label="since the first half message",
         y_label="questions",
-        height=220,
+        height=charts.HEIGHT,
+        **_time_axis(pictures, events),
     )
     return section(
         "Checks asked",
@@ -154,32 +146,10 @@ def _asked(pictures: Pictures, events: Events) -> str:
 
 
 def _latency(pictures: Pictures) -> str:
-    steps = [step for by in pictures.latencies.values() for step in by]
-    if not steps:
-        return ""
-    first, last = min(steps), max(steps) + 1
-    series = [
-        Series(label, color, [pictures.latencies.get(by, {}).get(step, 0) for step in range(first, last)])
-        for by, label, color in (
-            ("producer", "decided by the producer", BLUE),
-            ("check", "decided by a check-back", GREEN),
-            ("operator", "decided by the operator", AMBER),
-            ("exhausted", "checks exhausted", RED),
-            ("retention", "expired", SLATE),
-        )
-        if by in pictures.latencies
-    ]
-    powers = range(math.ceil(first / LATENCY_STEPS), last // LATENCY_STEPS + 1)
-    chart = svg.bars(
-        "Latency of decisions",
-        list(range(first, last + 1)),
-        series,
-        x_ticks=[(p * LATENCY_STEPS, duration(10.0**p)) for p in powers],
-        x_label="from durable half message to durable decision (logarithmic)",
-        y_label="transactions (√ scale)",
-        scale=math.sqrt,
-    )
-    return section("Latency of decisions", "How long a transaction was in escrow, by who decided it.", chart)
+    found = pictures.latencies
+    chart = charts.latency((label, color, found[by]) for by, label, color in _DECIDERS if by in found)
+    note = "How long a transaction was in escrow, by who decided it."
+    return section("Latency of decisions", note, chart) if chart else ""
 
 
 def _comparisons(verdict: Verdict) -> str:
@@ -235,6 +205,11 @@ def _times(pictures: Pictures) -> list[float]:
 
 def _cumulative(pictures: Pictures, event: str) -> list[int]:
     return [0, *accumulate(pictures.over_time.get(event, [0] * BUCKETS))]
+
+
+def _time_axis(pictures: Pictures, events: Events) -> dict[str, Any]:
+    """What charts over time share: their axis, and a mark per kill."""
+    return {"marks": _marks(pictures, events), "x_label": "since the first half message"}
 
 
 def _marks(pictures: Pictures, events: Events) -> list[Mark]:

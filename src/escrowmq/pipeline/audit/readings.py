@@ -11,10 +11,11 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StringType, StructField, StructType
 
 from escrowmq.errors import Code, Misuse
+from escrowmq.pipeline import timeline
 from escrowmq.pipeline.audit import frames
-from escrowmq.pipeline.audit.log import Log
 from escrowmq.pipeline.audit.manifest import MESSAGE_COLUMNS, Comparison, Manifest
 from escrowmq.pipeline.audit.rows import Cell, Role, Rows, Speaker
+from escrowmq.pipeline.log import Log
 from escrowmq.pipeline.sources import TableRead, read_tables
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Readings:
     def __init__(self, spark: SparkSession, manifest: Manifest, log: Log) -> None:
         self.spark = spark
         self._manifest = manifest
-        self._log = log
+        self.log = log
 
     def rows(self, comparisons: Sequence[Comparison]) -> list[Rows]:
         """The sides of these comparisons: all tables, all topics and all half messages in one frame each, and each file."""
@@ -51,29 +52,16 @@ class Readings:
         return made
 
     def half(self) -> DataFrame:
-        """All half messages → ``hashed, id, state, checks, transaction, stored_us``.
+        """All half messages → ``transaction, checks, stored_us, hashed, id, state``.
 
         What is kept of each is small: its id is hashed, and spelled out, with the state, only while it is undecided.
         """
-        frame = self._log.half(["key", "state", "checks", "transaction_id", "stored"])
         open_ = f.col("state").isin(*frames.UNDECIDED)
-        return frame.select(
+        return timeline.of_half(
+            self.log.half(["key", "state", *timeline.HALF_COLUMNS]),
             f.xxhash64("key").alias("hashed"),
             f.when(open_, f.col("key")).alias("id"),
             f.when(open_, f.col("state")).alias("state"),
-            f.col("checks").cast("long").alias("checks"),
-            f.col("transaction_id").alias("transaction"),
-            f.unix_micros("stored").alias("stored_us"),
-        )
-
-    def decisions(self) -> DataFrame:
-        """All decisions → ``transaction, state, decided_by, decided_us``."""
-        frame = self._log.decisions(["transaction_id", "state", "decided_by", "decided"])
-        return frame.select(
-            f.col("transaction_id").alias("transaction"),
-            "state",
-            "decided_by",
-            f.unix_micros("decided").alias("decided_us"),
         )
 
     def _tables(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
@@ -103,15 +91,15 @@ class Readings:
 
     def _topics(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
         """The committed messages of topics, as consumers see them."""
-        frame = self._log.topics(list(roles), _needed(roles))
-        slim = self._log.topics(list(roles), ["topic", "key"])
+        frame = self.log.topics(list(roles), _needed(roles))
+        slim = self.log.topics(list(roles), ["topic", "key"])
         return Rows(frame, f.col("key"), _of_topics(roles), _made(roles), slim)
 
     def _halves(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
         """The half messages whose transaction committed."""
         wanted = f.col("state") == "committed"
-        frame = self._log.half(_needed(roles) | {"state"}).where(wanted)
-        slim = self._log.half(["topic", "key", "state"]).where(wanted)
+        frame = self.log.half(_needed(roles) | {"state"}).where(wanted)
+        slim = self.log.half(["topic", "key", "state"]).where(wanted)
         return Rows(frame, f.col("key"), _of_topics(roles), _made(roles), slim)
 
 

@@ -7,10 +7,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from escrowmq.pipeline.audit import frames, timeline
+from escrowmq.pipeline import timeline
+from escrowmq.pipeline.audit import frames
 from escrowmq.pipeline.audit.comparing import Tallied, tallied
 from escrowmq.pipeline.audit.events import Events
-from escrowmq.pipeline.audit.log import BrokerLog, log_rows, log_url
 from escrowmq.pipeline.audit.manifest import Comparison, Manifest
 from escrowmq.pipeline.audit.page import write_page
 from escrowmq.pipeline.audit.pictures import Pictures
@@ -18,6 +18,7 @@ from escrowmq.pipeline.audit.readings import Readings
 from escrowmq.pipeline.audit.verdict import Finding, Side, Verdict
 from escrowmq.pipeline.audit.windows import WINDOWS
 from escrowmq.pipeline.failures import told_plainly
+from escrowmq.pipeline.log import BrokerLog, log_rows
 from escrowmq.pipeline.session import local_session
 
 if TYPE_CHECKING:
@@ -49,13 +50,13 @@ def run(
     manifest = Manifest.read(folder)
     with told_plainly(), ExitStack() as stack:
         tell("looking at the broker's log")
-        rows = log_rows(log_url(manifest), manifest.topics)
+        rows = log_rows(manifest.log_url, manifest.topics)
         if spark is None:
             tell("starting Spark")
             spark = stack.enter_context(local_session("escrowmq audit", rows=rows, master=master))
         tell("comparing by id and content")
         events = Events.read(folder / manifest.events if manifest.events else None)
-        readings = Readings(spark, manifest, BrokerLog(spark, log_url(manifest)))
+        readings = Readings(spark, manifest, BrokerLog(spark, manifest.log_url))
         verdict, pictures = audit(manifest, readings, events, windows=WINDOWS if rows > FEW_ROWS else 0)
     verdict.write(folder)
     if page:
@@ -75,11 +76,11 @@ def audit(
     with ExitStack() as stack:
         stack.enter_context(_kept_plainly(readings.spark))
         half = stack.enter_context(_kept(readings.half()))
-        packed = stack.enter_context(_kept(timeline.packed(half, readings.decisions())))
+        packed = stack.enter_context(_kept(timeline.packed(half, timeline.decisions(readings.log))))
         done = stack.enter_context(tallied(sides, windows, tied=_numbers(manifest)))
         wrong = frames.findings(done.tallies, judges).unionByName(frames.undecided(half))
         wrong = stack.enter_context(_kept(wrong))
-        return _verdict(manifest, done, wrong, half, timeline.spelled(packed), events)
+        return _verdict(manifest, done, wrong, half, timeline.transactions(packed), events)
 
 
 @contextmanager
@@ -123,7 +124,7 @@ def _verdict(
         leaked=kinds.get("leaked", 0),
         orphaned=kinds.get("orphaned", 0),
         kills=len(events.kills),
-        checks=total["checks"],
+        checks=total["asked"],
         consumers={name: sides[place].found_rows for name, place in zip(manifest.consumers, places, strict=True)},
         comparisons=sides,
         findings=_named(manifest, wrong),

@@ -1,5 +1,7 @@
-"""The report: what a broker or a data folder holds, how fast it decides, what waits, and where it is going; a page with pictures."""
+"""The report: what a broker or a data folder holds, how fast it decides, what waits and how that changes; a page with charts."""
 
-from escrowmq.pipeline.report.run import Report, report
+from escrowmq.pipeline.report.numbers import Report
+from escrowmq.pipeline.report.page import write_report
+from escrowmq.pipeline.report.run import report
 
-__all__ = ["Report", "report"]
+__all__ = ["Report", "report", "write_report"]

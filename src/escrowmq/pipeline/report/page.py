@@ -1,29 +1,20 @@
-"""``report.html``: the report on one page that needs nothing else."""
+"""``report.html`` and ``report.json``: the report as a page, and its numbers."""
 
 from __future__ import annotations
 
-import math
+import json
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
-from itertools import accumulate
+from pathlib import Path
 
-from escrowmq.pipeline import svg
-from escrowmq.pipeline.html import (
-    AMBER,
-    BLUE,
-    GREEN,
-    RED,
-    SLATE,
-    VIOLET,
-    document,
-    duration,
-    figure,
-    section,
-    table,
-)
-from escrowmq.pipeline.report.run import LATENCY_STEPS, Report
-from escrowmq.pipeline.svg import Series
+from escrowmq.pipeline.pages import charts, svg
+from escrowmq.pipeline.pages.html import AMBER, BLUE, GREEN, RED, SLATE, VIOLET, document, figure, section, table
+from escrowmq.pipeline.pages.svg import Series
+from escrowmq.pipeline.report.numbers import Report
+
+JSON, PAGE = "report.json", "report.html"
 
 _TOPIC_COLORS = (BLUE, GREEN, VIOLET, AMBER, "#0891b2", "#be185d", "#4d7c0f")
 _MOST = 50
@@ -36,6 +27,15 @@ _DECIDERS = {
     "exhausted": ("checks exhausted", RED),
     "retention": ("expired", SLATE),
 }
+
+
+def write_report(folder: Path, report: Report) -> None:
+    """Write ``report.json`` and ``report.html`` into ``folder``, which is made if it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(report.to_json(), indent=2)
+    series = re.sub(r"\[[\d,\s]+\]", lambda found: " ".join(found[0].split()), text)  # numbers side by side
+    (folder / JSON).write_text(series + "\n", encoding="utf-8")
+    (folder / PAGE).write_text(page(report), encoding="utf-8")
 
 
 def page(report: Report) -> str:
@@ -74,7 +74,9 @@ def _volumes(report: Report) -> str:
     rest = [values for name, values in report.volumes.items() if name not in shown]
     if rest:
         series.append(Series("others", SLATE, [sum(values) for values in zip(*rest, strict=True)]))
-    chart = _over_time(report, "Messages over time", series, f"messages in {_span(report.bucket_us)}") if series else ""
+    chart = (
+        _over_time(report, "Messages over time", series, f"messages in {_short(report.bucket_us)}") if series else ""
+    )
     rows = [
         [
             escape(topic["topic"]),
@@ -110,22 +112,8 @@ def _trend(values: Sequence[int]) -> str:
 def _latency(report: Report) -> str:
     if not report.latencies:
         return section("How long decisions take", "No transaction has been decided yet.", "")
-    every = [step for by in report.latency_steps.values() for step in by]
-    first, last = min(every), max(every) + 1
-    series = [
-        Series(_words(state), _OUTCOMES.get(state, SLATE), [by.get(step, 0) for step in range(first, last)])
-        for state, by in report.latency_steps.items()
-    ]
-    powers = range(math.ceil(first / LATENCY_STEPS), last // LATENCY_STEPS + 1)
-    chart = svg.bars(
-        "Latency of decisions",
-        list(range(first, last + 1)),
-        series,
-        x_ticks=[(power * LATENCY_STEPS, duration(10.0**power)) for power in powers],
-        x_label="from durable half message to durable decision (logarithmic)",
-        y_label="transactions (√ scale)",
-        scale=math.sqrt,
-    )
+    steps = report.latency_steps
+    chart = charts.latency((_words(state), _OUTCOMES.get(state, SLATE), steps[state]) for state in steps)
     rows = [
         [
             _words(row["state"]),
@@ -155,8 +143,12 @@ def _checks(report: Report) -> str:
         for name, (words, color) in _DECIDERS.items()
         if name in report.ended and name != "producer"
     ]
-    unit = f"transactions in {_span(report.bucket_us)}"
-    chart = _over_time(report, "Decisions that were not the producer's own", rare, unit, height=230) if rare else ""
+    unit = f"transactions in {_short(report.bucket_us)}"
+    chart = (
+        _over_time(report, "Decisions that were not the producer's own", rare, unit, height=charts.HEIGHT)
+        if rare
+        else ""
+    )
     note = (
         "What happens to transactions whose producer did not say how they ended; over time: those that others decided."
     )
@@ -201,18 +193,8 @@ def _waits(report: Report) -> str:
 def _escrow(report: Report) -> str:
     if not any(report.begun):
         return ""
-    ended = [sum(values) for values in zip(*report.ended.values(), strict=True)] or [0] * len(report.begun)
-    held = [0, *(max(n, 0) for n in accumulate(a - b for a, b in zip(report.begun, ended, strict=True)))]
-    width = report.bucket_us / 1e6
-    chart = svg.lines(
-        "In escrow",
-        [n * width for n in range(len(held))],
-        [Series("undecided", VIOLET, held, filled=True)],
-        x_ticks=_ticks(report),
-        x_label="time (UTC)",
-        y_label="transactions",
-        height=230,
-    )
+    axis = {"x_ticks": _ticks(report), "x_label": "time (UTC)"}
+    chart = charts.in_escrow(report.begun, report.ended.values(), report.bucket_us / 1e6, **axis)
     return section("In escrow over time", "Transactions that were prepared and not yet decided.", chart)
 
 
@@ -243,10 +225,6 @@ def _number(report: Report, name: str) -> int:
 
 def _moment(us: int) -> str:
     return datetime.fromtimestamp(us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _span(us: int) -> str:
-    return _short(us)
 
 
 def _short(us: float) -> str:

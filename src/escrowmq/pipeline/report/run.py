@@ -1,78 +1,24 @@
-"""From a URL to ``report.json`` and ``report.html``."""
+"""Measures a broker or a data folder: from a URL to a report."""
 
 from __future__ import annotations
 
-import json
-import re
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from escrowmq.connecting import connect
-from escrowmq.pipeline.audit import timeline
-from escrowmq.pipeline.audit.log import BrokerLog, Log
+from escrowmq.pipeline import timeline
 from escrowmq.pipeline.failures import told_plainly
+from escrowmq.pipeline.log import BrokerLog, Log
 from escrowmq.pipeline.report import measures
+from escrowmq.pipeline.report.numbers import BUCKETS, Report, Rows
 from escrowmq.pipeline.session import local_session
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from escrowmq.client.admin import Admin
-
-BUCKETS = 80
-"""Bars of a picture over time, at most."""
-LATENCY_STEPS = 8
-"""Bars per factor of ten."""
-JSON, PAGE = "report.json", "report.html"
-
-Rows = list[dict[str, Any]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """Everything that the page shows. Times are microseconds since 1970, of the brokers' clocks; null where there is nothing."""
-
-    url: str
-    as_of_us: int
-    """Ages are counted up to here: now, or for a folder the newest thing in its log."""
-    start_us: int
-    bucket_us: int
-    """Series have up to BUCKETS values, one for each stretch of ``bucket_us`` from ``start_us`` on."""
-    totals: dict[str, int | None]
-    """transactions, committed, rolled_back, expired, undecided, asked, asked_about, first_us, last_us, oldest_us; see measures.totals"""
-    topics: Rows
-    """name, messages, committed, first_s, last_s; by volume"""
-    volumes: dict[str, list[int]]
-    """messages by topic"""
-    begun: list[int]
-    ended: dict[str, list[int]]
-    """transactions by who decided them: producer, check, operator, exhausted, retention"""
-    latencies: Rows
-    """state, transactions, p50_us, p95_us, p99_us, most_us"""
-    latency_steps: dict[str, dict[int, int]]
-    """transactions by outcome and step: LATENCY_STEPS for each factor of ten above a microsecond"""
-    producers: Rows
-    """group, transactional, open, parked, oldest_us, broker"""
-    consumers: Rows
-    """group, topics, waiting, leased, retrying, dead, lag (all not yet acknowledged), broker"""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
-    def write(self, folder: Path) -> None:
-        """Write ``report.json`` and ``report.html`` into ``folder``, which is made if need be."""
-        from escrowmq.pipeline.report.page import page
-
-        folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(self.to_json(), indent=2)
-        series = re.sub(r"\[[\d,\s]+\]", lambda found: " ".join(found[0].split()), text)  # numbers side by side
-        (folder / JSON).write_text(series + "\n", encoding="utf-8")
-        (folder / PAGE).write_text(page(self), encoding="utf-8")
 
 
 def report(
@@ -106,10 +52,11 @@ def report(
 
 def measure(log: Log, topics: list[str], *, url: str, as_of_us: int | None, producers: Rows, consumers: Rows) -> Report:
     """The measures of a log (see :mod:`escrowmq.pipeline.report.measures`), collected: some hundred numbers."""
-    transactions = _transactions(log).persist()
+    half = timeline.of_half(log.half(timeline.HALF_COLUMNS))
+    transactions = timeline.transactions(timeline.packed(half, timeline.decisions(log))).persist()
     seconds = measures.by_second(log.topics(topics, ["topic", "stored", "state"])).persist() if topics else None
     try:
-        total = measures.totals(transactions).collect()[0].asDict()
+        total = timeline.totals(transactions).collect()[0].asDict()
         found = [] if seconds is None else [row.asDict() for row in measures.topics(seconds).collect()]
         found += [_none(name) for name in set(topics) - {row["topic"] for row in found}]
         moments = [at for at in (total["first_us"], total["last_us"]) if at is not None]
@@ -120,28 +67,25 @@ def measure(log: Log, topics: list[str], *, url: str, as_of_us: int | None, prod
         span_s = (max(moments, default=start) - start) // measures.SECOND
         bucket_s = span_s // BUCKETS + 1
         count = span_s // bucket_s + 1
-        volumes: dict[str, list[int]] = {}
-        if seconds is not None:
-            for row in measures.volumes(seconds, start // measures.SECOND, bucket_s).collect():
-                volumes.setdefault(row["topic"], [0] * count)[row["bucket"]] = row["messages"]
-        begun, ended = _over_time(transactions, start, bucket_s * measures.SECOND, count)
-        steps: dict[str, dict[int, int]] = {}
-        for row in measures.steps(transactions, LATENCY_STEPS).collect():
-            steps.setdefault(row["state"], {})[row["step"]] = row["transactions"]
+        bucket_us = bucket_s * measures.SECOND
+        counts = timeline.collected(timeline.over_time(transactions, "decided_by", start, bucket_us))
+        ended = timeline.series(counts, count)
+        begun = ended.pop("prepared", [0] * count)
+        sent = None if seconds is None else measures.volumes(seconds, start // measures.SECOND, bucket_s)
         return Report(
             url=url,
             as_of_us=max(moments, default=0) if as_of_us is None else as_of_us,
             start_us=start,
-            bucket_us=bucket_s * measures.SECOND,
+            bucket_us=bucket_us,
             totals=total,
             topics=sorted(found, key=lambda row: (-row["messages"], row["topic"])),
-            volumes=dict(sorted(volumes.items())),
+            volumes={} if sent is None else timeline.series(timeline.collected(sent), count),
             begun=begun,
-            ended=dict(sorted(ended.items())),
+            ended=ended,
             latencies=sorted(
                 (row.asDict() for row in measures.latencies(transactions).collect()), key=lambda r: r["state"]
             ),
-            latency_steps={state: dict(sorted(by.items())) for state, by in sorted(steps.items())},
+            latency_steps=timeline.collected(timeline.latencies(transactions, "state")),
             producers=producers,
             consumers=consumers,
         )
@@ -149,34 +93,6 @@ def measure(log: Log, topics: list[str], *, url: str, as_of_us: int | None, prod
         for frame in (transactions, seconds):
             if frame is not None:
                 frame.unpersist()
-
-
-def _transactions(log: Log) -> DataFrame:
-    from pyspark.sql import functions as f
-
-    half = log.half(["transaction_id", "checks", "stored"]).select(
-        f.col("transaction_id").alias("transaction"),
-        f.col("checks").cast("long").alias("checks"),
-        f.unix_micros("stored").alias("stored_us"),
-    )
-    decisions = log.decisions(["transaction_id", "state", "decided_by", "decided"]).select(
-        f.col("transaction_id").alias("transaction"),
-        "state",
-        "decided_by",
-        f.unix_micros("decided").alias("decided_us"),
-    )
-    return timeline.transactions(half, decisions)
-
-
-def _over_time(
-    transactions: DataFrame, start_us: int, bucket_us: int, count: int
-) -> tuple[list[int], dict[str, list[int]]]:
-    begun, ended = [0] * count, dict[str, list[int]]()
-    for row in timeline.over_time(transactions, start_us, bucket_us).where("event = 'prepared'").collect():
-        begun[row["bucket"]] = row["number"]
-    for row in measures.deciders(transactions, start_us, bucket_us).collect():
-        ended.setdefault(row["decided_by"], [0] * count)[row["bucket"]] = row["transactions"]
-    return begun, ended
 
 
 def _none(topic: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the pages of the pipeline share: one file that needs nothing else, not even a network; numbers aligned, print friendly."""
+"""The HTML that the pages share: the document with its style, figures, sections, tables with aligned numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BLUE, GREEN, AMBER, RED, VIOLET, SLATE = "#2563eb", "#059669", "#d97706", "#dc26
 
 def document(title: str, body: str) -> str:
     """The whole page; ``body`` is HTML."""
-    css = resources.files("escrowmq.pipeline").joinpath("page.css").read_text(encoding="utf-8")
+    css = resources.files("escrowmq.pipeline.pages").joinpath("page.css").read_text(encoding="utf-8")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -25,12 +25,12 @@ def figure(name: str, value: int, mood: str = "") -> str:
 
 
 def section(title: str, note: str, content: str) -> str:
-    """A titled part of a page; ``content`` is HTML."""
+    """A part of a page with a title; ``content`` is HTML."""
     return f'<section><h2>{escape(title)}</h2><p class="note">{escape(note)}</p>{content}</section>'
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells are HTML; a head that begins with # makes its column one of numbers."""
+    """A table; cells are HTML, and a head that begins with # aligns its column as numbers."""
     numeric = [head.startswith("#") for head in heads]
     klass = [' class="number"' if n else "" for n in numeric]
     top = "".join(f"<th{k}>{escape(head.lstrip('#'))}</th>" for head, k in zip(heads, klass, strict=True))
@@ -41,11 +41,3 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         for row in rows
     )
     return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def duration(microseconds: float) -> str:
-    """A time in the unit that makes it short."""
-    for unit, size in (("s", 1e6), ("ms", 1e3)):
-        if microseconds >= size:
-            return f"{microseconds / size:g} {unit}"
-    return f"{microseconds:g} µs"

@@ -1,4 +1,4 @@
-"""A few plain charts as SVG text: lines over time, bars of a histogram. Nothing to install, nothing to load."""
+"""Plain charts as SVG text: lines over time, bars of a histogram."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ WIDTH, HEIGHT = 960, 300
 LEFT, RIGHT, TOP, BOTTOM = 92, 20, 34, 46
 """Pixels around the plotting area of a chart."""
 LETTER = 7.5
-"""Pixels of a letter of a tick's text, at most."""
+"""Pixels of one letter of a tick's text, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One named row of values; ``values[i]`` belongs to ``x[i]`` of its chart. ``filled`` draws the area below, too."""
+    """One named series of values; ``values[i]`` belongs to ``x[i]`` of its chart. ``filled`` draws the area below, too."""
 
     name: str
     color: str
@@ -56,7 +56,7 @@ class Frame:
 
 
 def nice_ticks(top: float, about: int = 5) -> list[float]:
-    """Round numbers from 0 to at least ``top``, about so many."""
+    """About ``about`` round numbers, from 0 to at least ``top``."""
     if top < 1e-9:
         return [0.0, 1.0]
     rough = top / about

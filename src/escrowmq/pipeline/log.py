@@ -1,11 +1,10 @@
-"""The broker's log for the audit: format "escrow", from a running broker or straight from its data folder, in parallel."""
+"""The broker's log as DataFrames: format "escrow", from a running broker or straight from its data folder, in parallel."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from escrowmq.pipeline.audit.manifest import Manifest
 from escrowmq.spark import brokers
 from escrowmq.spark.options import absolute, read_options
 from escrowmq.spark.source import register
@@ -16,16 +15,16 @@ if TYPE_CHECKING:
 
 
 class Log(Protocol):
-    """Where messages, half messages and decisions come from, with the columns of format "escrow"."""
+    """A source of messages, half messages and decisions, with the columns of format "escrow"."""
 
     def topics(self, names: Sequence[str], columns: Collection[str]) -> DataFrame:
-        """What is visible in some topics; ``topic`` tells which."""
+        """The visible messages of some topics."""
 
     def half(self, columns: Collection[str]) -> DataFrame:
-        """Half messages of all topics."""
+        """The half messages of all topics."""
 
     def decisions(self, columns: Collection[str]) -> DataFrame:
-        """Decisions of transactions."""
+        """The decisions of all transactions."""
 
 
 class BrokerLog:
@@ -53,23 +52,18 @@ class BrokerLog:
         return reader.option("columns", ",".join(sorted(columns))).load(self._url)
 
 
-def log_url(manifest: Manifest) -> str:
-    """Where the log of a run is: the manifest's URL, or its data folder."""
-    if "://" in manifest.log:
-        return manifest.log
-    return f"file:{(manifest.folder / manifest.log).resolve()}"
-
-
 def log_rows(url: str, topics: Sequence[str]) -> int:
-    """About how many rows a pass over the log will see: half messages, decisions and these topics. Raises what opening a broker or a
-    folder does: Misuse(NOT_A_DATA_FOLDER), Unknown, ..."""
+    """About how many rows a pass over the log will see: half messages and the messages of these topics.
+
+    Raises what opening a broker or a folder raises: Misuse(NOT_A_DATA_FOLDER), Unknown, ...
+    """
     links = brokers.open_links(url)
     try:
         rows = 0
         for sources in ([HALF_VIEW_NAME], topics):
             if sources:
                 options = read_options({"url": url, "topic": ",".join(sources)})
-                rows += sum(place.end - place.head for place in brokers.places(links, options))
+                rows += sum(partition.end - partition.head for partition in brokers.topic_partitions(links, options))
         return rows
     finally:
         for link in links:

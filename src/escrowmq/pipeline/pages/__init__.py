@@ -1,0 +1,1 @@
+"""HTML pages of the pipeline: one file each, with charts as SVG, that need nothing from elsewhere."""

@@ -1,0 +1,56 @@
+"""The charts that the audit's page and the report's page share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from escrowmq.pipeline.pages import svg
+from escrowmq.pipeline.pages.html import VIOLET
+from escrowmq.pipeline.pages.svg import Series
+from escrowmq.pipeline.timeline import LATENCY_STEPS
+
+HEIGHT = 220
+"""Pixels of a chart of one series."""
+
+
+def latency(named: Iterable[tuple[str, str, Mapping[int, int]]]) -> str:
+    """A histogram of decision latencies: a name, a colour and the counts by step (see timeline.latencies) per series. "" without any."""
+    named = list(named)
+    steps = [step for _, _, counts in named for step in counts]
+    if not steps:
+        return ""
+    first, last = min(steps), max(steps) + 1
+    series = [
+        Series(name, color, [counts.get(step, 0) for step in range(first, last)]) for name, color, counts in named
+    ]
+    powers = range(math.ceil(first / LATENCY_STEPS), last // LATENCY_STEPS + 1)
+    return svg.bars(
+        "Latency of decisions",
+        list(range(first, last + 1)),
+        series,
+        x_ticks=[(power * LATENCY_STEPS, _duration(10.0**power)) for power in powers],
+        x_label="from durable half message to durable decision (logarithmic)",
+        y_label="transactions (√ scale)",
+        scale=math.sqrt,
+    )
+
+
+def in_escrow(begun: Sequence[int], ended: Iterable[Sequence[int]], seconds: float, **axes: Any) -> str:
+    """Undecided transactions over time, from how many began and ended in each bucket of ``seconds``; ``axes`` as of svg.lines."""
+    left = [sum(values) for values in zip(*ended, strict=True)] or [0] * len(begun)
+    held = [0, *(max(n, 0) for n in accumulate(a - b for a, b in zip(begun, left, strict=True)))]
+    series = [Series("undecided", VIOLET, held, filled=True)]
+    return svg.lines(
+        "In escrow", [n * seconds for n in range(len(held))], series, y_label="transactions", height=HEIGHT, **axes
+    )
+
+
+def _duration(microseconds: float) -> str:
+    """A power of ten in the unit that makes it short."""
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if microseconds >= size:
+            return f"{microseconds / size:g} {unit}"
+    return f"{microseconds:g} µs"

@@ -1,0 +1,127 @@
+"""Transactions over time: one row per transaction, and the counts that reports draw, down to some hundred rows.
+
+Computed in Spark from the log's own times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+
+from escrowmq.model import DecidedBy, TransactionState
+from escrowmq.pipeline.log import Log
+
+LATENCY_STEPS = 8
+"""Bars of a latency histogram per factor of ten."""
+
+HALF_COLUMNS = ("transaction_id", "checks", "stored")
+"""Columns of half messages that :func:`of_half` needs."""
+
+_STATES = [state.name.lower() for state in TransactionState]
+_DECIDERS = [by.name.lower() for by in DecidedBy]
+_CODES = 8
+"""At least as many as there are states, or deciders."""
+
+
+def of_half(half: DataFrame, *more: Column) -> DataFrame:
+    """Half messages of a log → ``transaction, checks, stored_us`` and ``more``."""
+    checks, stored = f.col("checks").cast("long").alias("checks"), f.unix_micros("stored").alias("stored_us")
+    return half.select(f.col("transaction_id").alias("transaction"), checks, stored, *more)
+
+
+def decisions(log: Log) -> DataFrame:
+    """All decisions of a log → ``transaction, state, decided_by, decided_us``."""
+    frame = log.decisions(["transaction_id", "state", "decided_by", "decided"])
+    decided = f.unix_micros("decided").alias("decided_us")
+    return frame.select(f.col("transaction_id").alias("transaction"), "state", "decided_by", decided)
+
+
+def packed(half: DataFrame, decisions: DataFrame) -> DataFrame:
+    """Half messages and decisions → one row per transaction, to be kept: three numbers, which :func:`transactions` spells out.
+
+    Both become one frame of numbers, which Spark shuffles once and groups without sorting. A decision is one number, its time
+    and two codes: the least is the earliest.
+    """
+    nothing = f.lit(None).cast("bigint")
+    begun = half.select("transaction", "stored_us", "checks", nothing.alias("end"))
+    end = (f.col("decided_us") * _CODES + _code("state", _STATES)) * _CODES + _code("decided_by", _DECIDERS)
+    ended = decisions.select("transaction", nothing.alias("stored_us"), nothing.alias("checks"), end.alias("end"))
+    every = begun.unionByName(ended).groupBy("transaction")
+    least = every.agg(f.min("stored_us").alias("stored_us"), f.max("checks").alias("checks"), f.min("end").alias("end"))
+    return least.where(f.col("stored_us").isNotNull()).select("stored_us", "checks", "end")
+
+
+def transactions(packed: DataFrame) -> DataFrame:
+    """Packed transactions → ``stored_us, checks, state, decided_us, decided_by`` (the last three null while it is undecided)."""
+    codes = f.shiftright("end", 3)
+    return packed.select(
+        "stored_us",
+        "checks",
+        _word(codes % _CODES, _STATES).alias("state"),
+        f.shiftright("end", 6).alias("decided_us"),
+        _word(f.col("end") % _CODES, _DECIDERS).alias("decided_by"),
+    )
+
+
+def _code(name: str, words: list[str]) -> Column:
+    return (f.array_position(f.lit(words), f.col(name)) - 1).cast("bigint")
+
+
+def _word(code: Column, words: list[str]) -> Column:
+    return f.get(f.lit(words), code.cast("int"))
+
+
+def over_time(every: DataFrame, by: str, start_us: int, bucket_us: int) -> DataFrame:
+    """Transactions → ``event, bucket, number``: how many began (``prepared``) and ended (the value of ``by``) in each bucket of time."""
+    moments = f.array(
+        f.struct(f.col("stored_us").alias("at"), f.lit("prepared").alias("event")),
+        f.struct(f.col("decided_us").alias("at"), f.col(by).alias("event")),
+    )
+    bucket = ((f.col("moment.at") - start_us) / bucket_us).cast("int").alias("bucket")
+    return (
+        every.select(f.explode(moments).alias("moment"))
+        .where(f.col("moment.at").isNotNull())
+        .groupBy(f.col("moment.event").alias("event"), bucket)
+        .agg(f.count("*").alias("number"))
+    )
+
+
+def latencies(every: DataFrame, by: str) -> DataFrame:
+    """Transactions → ``by, step, number``: decisions by the time from half message to decision.
+
+    Step s holds latencies from 10^(s / LATENCY_STEPS) microseconds to the next.
+    """
+    waited = f.greatest(f.col("decided_us") - f.col("stored_us"), f.lit(1))
+    step = f.floor(f.log10(waited) * LATENCY_STEPS).cast("int").alias("step")
+    return every.where(f.col("decided_us").isNotNull()).groupBy(by, step).agg(f.count("*").alias("number"))
+
+
+def totals(every: DataFrame) -> DataFrame:
+    """Transactions → one row: ``transactions, committed, rolled_back, expired, undecided, asked`` (questions), ``asked_about``
+    (transactions), ``first_us, last_us, oldest_us`` (oldest undecided; these three null if there are none)."""
+    state = f.col("state")
+    return every.agg(
+        f.count("*").alias("transactions"),
+        *[f.count_if(state == word).alias(word) for word in ("committed", "rolled_back", "expired")],
+        f.count_if(state.isNull()).alias("undecided"),
+        f.coalesce(f.sum("checks"), f.lit(0)).alias("asked"),
+        f.count_if(f.col("checks") > 0).alias("asked_about"),
+        f.min("stored_us").alias("first_us"),
+        f.max(f.greatest("stored_us", "decided_us")).alias("last_us"),
+        f.min(f.when(state.isNull(), f.col("stored_us"))).alias("oldest_us"),
+    )
+
+
+def collected(counts: DataFrame) -> dict[str, dict[int, int]]:
+    """Rows of a name, a number and a count → the counts by name and number, in the order of both."""
+    found: dict[str, dict[int, int]] = {}
+    for name, number, count in sorted(map(tuple, counts.collect())):
+        found.setdefault(name, {})[number] = count
+    return found
+
+
+def series(counts: Mapping[str, Mapping[int, int]], size: int) -> dict[str, list[int]]:
+    """Counts by name and bucket → a list of ``size`` per name, 0 for the buckets without any."""
+    return {name: [by.get(bucket, 0) for bucket in range(size)] for name, by in counts.items()}
