@@ -107,6 +107,19 @@ def test_rows_are_refused_one_by_one(bus, t, g):
     assert bus.admin.read(t).read_all().num_rows == 1
 
 
+def test_a_slice_is_judged_by_its_own_rows(bus, t, g):
+    import pyarrow as pa
+
+    pairs = pa.array([[("a", None)], [("a", "b")], None, [("c", None)]], pa.map_(pa.utf8(), pa.utf8()))
+    table = pa.table({"topic": [t] * 4, "body": [b"0", b"1", b"2", b"3"], "properties": pairs})
+    producer = bus.producer(g)
+    for wrong in (table, table.slice(0, 2), table.slice(2)):
+        with pytest.raises(mq.Rejected, match="BAD_BATCH: column 'properties' has null names or values"):
+            producer.send_batch(wrong)
+    assert producer.send_batch(table.slice(1, 2)).ok
+    assert bus.admin.read(t).read_all()["properties"].to_pylist() == [[("a", "b")], None]
+
+
 def test_unknown_topics_without_auto_creation(own, t, g):
     broker = own(auto_create_topics=False)
     with broker.connect() as bus:

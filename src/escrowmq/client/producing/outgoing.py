@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from escrowmq import schemas
 from escrowmq.errors import Code, EscrowError, Misuse, Rejected, error
 from escrowmq.message.ids import column_of, transactions
-from escrowmq.message.limits import Limits, byte_lengths
+from escrowmq.message.limits import Limits, byte_lengths, has_null_texts
 from escrowmq.message.numbering import MessageIds
 from escrowmq.message.row import ROW_OVERHEAD, Checker
 from escrowmq.message.values import make_receipt
@@ -132,6 +132,8 @@ def _cast(column: pa.Array, field: pa.Field, default: int | None) -> pa.Array:
         column = pc.fill_null(column, pa.scalar(default, field.type))
     if column.null_count and not field.nullable:
         raise Rejected(Code.BAD_BATCH, f"column {field.name!r} has nulls")
+    if field.type == schemas.PROPERTIES and has_null_texts(column):
+        raise Rejected(Code.BAD_BATCH, f"column {field.name!r} has null names or values")
     return column
 
 
