@@ -80,6 +80,12 @@ def test_a_text_of_sixteen_characters_is_no_raw_id() -> None:
     assert make_id("order-0000000017") != b"order-0000000017"
 
 
+@pytest.mark.parametrize("value", [7, None, 1.5, ["a"], [1] * 16, "\ud800"])
+def test_what_is_no_message_id_is_misuse(value: object) -> None:
+    with pytest.raises(Misuse, match="message_id is"):
+        make_id(value)  # type: ignore[arg-type]
+
+
 def test_the_three_outcomes() -> None:
     assert (COMMIT, ROLLBACK, UNKNOWN) == (Outcome.COMMIT, Outcome.ROLLBACK, Outcome.UNKNOWN)
     assert UNKNOWN == 0, "nothing said means unknown"

@@ -290,7 +290,11 @@ _TABLE: dict[Code, tuple[type[EscrowError], str, str]] = {
     Code.BAD_TOPIC_NAME: (Rejected, "not a topic name", "1 to 127 of A-Z a-z 0-9 . _ - and not starting with % or ."),
     Code.BAD_GROUP_NAME: (Rejected, "not a group name", "1 to 127 of A-Z a-z 0-9 . _ - and not starting with % or ."),
     Code.BAD_QUEUE: (Rejected, "the topic has no such queue", "queues count from 0; -1 lets the broker choose"),
-    Code.BAD_DELAY: (Rejected, "the delay is negative or over the limit", "max_delay"),
+    Code.BAD_DELAY: (
+        Rejected,
+        "the delay is negative or over the limit",
+        "max_delay; of check_immunity, half_retention",
+    ),
     Code.BAD_BATCH: (Rejected, "the batch is not of the expected schema, or is damaged", "see escrowmq.schemas"),
     Code.BATCH_TOO_LARGE: (
         Rejected,

@@ -103,6 +103,7 @@ def message_id(value: str | bytes | uuid.UUID) -> bytes:
 
     16 bytes and UUIDs stand for themselves, 32 hexadecimal digits for the bytes they spell; any other string or bytes
     is digested (BLAKE2b, 128 bits), so the caller's own ids (``"order-17"``) can be used everywhere an id is asked for.
+    Raises :class:`Misuse` for another type, or text that is not valid Unicode.
     """
     if isinstance(value, uuid.UUID):
         return value.bytes
@@ -112,7 +113,12 @@ def message_id(value: str | bytes | uuid.UUID) -> bytes:
                 return bytes.fromhex(value)
             except ValueError:
                 pass
-        value = value.encode()
+        try:
+            value = value.encode()
+        except UnicodeEncodeError as problem:
+            raise Misuse(Code.BAD_ARGUMENT, f"the message_id is not valid Unicode: {problem}") from None
+    elif not isinstance(value, bytes | bytearray | memoryview):
+        raise Misuse(Code.BAD_ARGUMENT, f"message_id is {type(value).__name__}, not str, bytes or UUID")
     elif len(value) == 16:
         return bytes(value)
     return hashlib.blake2b(value, digest_size=16).digest()

@@ -82,6 +82,22 @@ def test_limits_of_the_broker_are_known_to_the_client(own, t, g):
         assert producer.send(t, b"x" * 100, key="k" * 10).offset == 0
 
 
+def test_a_check_immunity_over_half_retention_is_refused_by_that_name(own, t, g):
+    broker = own(half_retention=60.0, max_delay=3600.0)
+    with broker.connect() as bus:
+        producer = bus.producer(g)
+        producer.checker(lambda check: mq.ROLLBACK)
+        with pytest.raises(
+            mq.Rejected, match=r"BAD_DELAY: check_immunity 61 is not within 0 to 60.0 seconds"
+        ) as raised:
+            producer.prepare(t, b"x", check_immunity=61)
+        assert raised.value.hint == "half_retention"
+        with pytest.raises(mq.Rejected, match=r"delay 3601 is not within 0 to 3600.0 seconds") as raised:
+            producer.prepare(t, b"x", delay=3601)
+        assert raised.value.hint == "max_delay"
+        assert producer.prepare(t, b"x", check_immunity=60).transaction_id is not None
+
+
 def test_rows_are_refused_one_by_one(bus, t, g):
     import pyarrow as pa
 
@@ -89,6 +105,19 @@ def test_rows_are_refused_one_by_one(bus, t, g):
     receipts = bus.producer(g).send_batch(table)
     assert receipts.codes.tolist() == [0, mq.Code.BAD_TOPIC_NAME, mq.Code.BAD_DELAY]
     assert bus.admin.read(t).read_all().num_rows == 1
+
+
+def test_a_slice_is_judged_by_its_own_rows(bus, t, g):
+    import pyarrow as pa
+
+    pairs = pa.array([[("a", None)], [("a", "b")], None, [("c", None)]], pa.map_(pa.utf8(), pa.utf8()))
+    table = pa.table({"topic": [t] * 4, "body": [b"0", b"1", b"2", b"3"], "properties": pairs})
+    producer = bus.producer(g)
+    for wrong in (table, table.slice(0, 2), table.slice(2)):
+        with pytest.raises(mq.Rejected, match="BAD_BATCH: column 'properties' has null names or values"):
+            producer.send_batch(wrong)
+    assert producer.send_batch(table.slice(1, 2)).ok
+    assert bus.admin.read(t).read_all()["properties"].to_pylist() == [[("a", "b")], None]
 
 
 def test_unknown_topics_without_auto_creation(own, t, g):

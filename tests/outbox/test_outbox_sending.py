@@ -393,6 +393,7 @@ WRONG_COLUMNS = [
     ({"key": ["é" * (LIMITS.max_key_bytes // 2 + 1), None]}, "KEY_TOO_LARGE: row 0 "),
     ({"tag": ["x" * (LIMITS.max_tag_bytes + 1)] * 2}, "TAG_TOO_LARGE: row 0 .* and 1 more"),
     ({"properties": [[], [("a", "x" * 20_000), ("b", "x" * 20_000)]]}, "PROPERTIES_TOO_LARGE: row 1 "),
+    ({"properties": [[], [("a", None)]]}, "BAD_BATCH: .*null names or values"),
     ({"delay_us": [0, -1]}, "BAD_DELAY"),
     ({"key": ["a\0", None]}, "BAD_ARGUMENT"),
     ({"queue": [-1, 3]}, "BAD_ARGUMENT"),

@@ -57,7 +57,9 @@ def hello(engine: Readable, _: Fields) -> Json:
         "version": version("escrowmq"),
         "shard": engine.log.shard,
         "epoch": engine.log.epoch,
-        "limits": {name: value for name, value in limits.items() if name.startswith("max_")},
+        "limits": {
+            name: value for name, value in limits.items() if name.startswith("max_") or name == "half_retention"
+        },
     }
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from escrowmq.errors import Code, EscrowError, error
+from escrowmq.message.limits import has_null_texts
 from escrowmq.model import TransactionId
 from escrowmq.settings import BrokerSettings
 from escrowmq.wire import REQUEST, Exchange
@@ -39,14 +40,8 @@ def check_batch(kind: Exchange, batch: pa.RecordBatch, settings: BrokerSettings)
     for field, column in zip(schema, batch.columns, strict=True):
         if not field.nullable and column.null_count:
             raise error(Code.BAD_BATCH, f"column {field.name!r} has nulls")
-        if pa.types.is_map(field.type):
-            _check_map(field.name, column)
-
-
-def _check_map(name: str, column: pa.Array) -> None:
-    """Names and values of a map must not be null (a validity buffer from outside can say so)."""
-    if column.keys.null_count or column.items.null_count:
-        raise error(Code.BAD_BATCH, f"column {name!r} has null names or values")
+        if pa.types.is_map(field.type) and has_null_texts(column):
+            raise error(Code.BAD_BATCH, f"column {field.name!r} has null names or values")
 
 
 def _words(schema: Any) -> str:

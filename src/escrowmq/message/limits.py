@@ -78,19 +78,31 @@ def byte_lengths(column: pa.Array) -> Int64s:
     """Bytes of each row of a binary or utf8 column; 0 for null."""
     if not len(column):
         return np.zeros(0, np.int64)  # such a column may come without any offsets
-    offsets = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, 4 * column.offset)
-    return _without_nulls(np.diff(offsets).astype(np.int64), column)
+    return _without_nulls(np.diff(_offsets(column)).astype(np.int64), column)
 
 
 def property_lengths(column: pa.Array) -> Int64s:
     """Bytes of the names and values of each row's properties; 0 for null."""
     if column.null_count == len(column):
         return np.zeros(len(column), np.int64)
-    bounds = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, 4 * column.offset)
+    bounds = _offsets(column)
     # keys and items are the whole child arrays, those outside a slice too, so the offsets address them
     sizes = byte_lengths(column.keys) + byte_lengths(column.items)
     sums = np.concatenate(([0], np.cumsum(sizes)))
     return _without_nulls(sums[bounds[1:]] - sums[bounds[:-1]], column)
+
+
+def has_null_texts(properties: pa.Array) -> bool:
+    """Whether any row's properties have a null name or value: Arrow's type of maps allows it, the broker does not."""
+    if properties.null_count == len(properties):
+        return False
+    bounds = _offsets(properties)
+    first, last = int(bounds[0]), int(bounds[-1])
+    return any(texts.slice(first, last - first).null_count for texts in (properties.keys, properties.items))
+
+
+def _offsets(column: pa.Array) -> npt.NDArray[np.int32]:
+    return np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, 4 * column.offset)
 
 
 def _without_nulls(lengths: Int64s, column: pa.Array) -> Int64s:

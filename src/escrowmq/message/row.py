@@ -57,7 +57,7 @@ class Checker:
         transaction: bytes | None,
     ) -> OutgoingRow:
         """The row of one message. Raises Misuse(BAD_ARGUMENT) for a wrong type, Rejected for what is over a limit."""
-        if topic not in self._topics:
+        if type(topic) is not str or topic not in self._topics:
             check_name(topic, Code.BAD_TOPIC_NAME)
             if len(self._topics) < _REMEMBERED:
                 self._topics.add(topic)
@@ -76,11 +76,13 @@ class Checker:
             key,
             tag,
             _pairs(properties, limits.max_properties_bytes) if properties else None,
-            None if identity is None else id_of(identity),
+            None if identity is None else message_id(identity),
             -1 if queue is None else _queue(queue),
             time.time_ns() // 1000,
-            0 if delay == 0 else _microseconds(delay, "delay", limits.max_delay_us),
-            0 if immunity is None else _microseconds(immunity, "check_immunity", limits.half_retention_us),
+            0 if delay == 0 else _microseconds(delay, "delay", limits.max_delay_us, "max_delay"),
+            0
+            if immunity is None
+            else _microseconds(immunity, "check_immunity", limits.half_retention_us, "half_retention"),
             transaction,
         )
 
@@ -100,14 +102,6 @@ class Checker:
             message.check_immunity,
             transaction,
         )
-
-
-def id_of(identity: Any) -> bytes:
-    """The 16 bytes of a message id that a user gave; Misuse(BAD_ARGUMENT) for what is none."""
-    try:
-        return message_id(identity)
-    except (TypeError, AttributeError):
-        raise Misuse(Code.BAD_ARGUMENT, f"message_id is {type(identity).__name__}, not str, bytes or UUID") from None
 
 
 def _bytes(body: Any) -> bytes:
@@ -154,9 +148,9 @@ def _queue(queue: Any) -> int:
     return queue
 
 
-def _microseconds(seconds: Any, what: str, longest_us: int) -> int:
+def _microseconds(seconds: Any, what: str, longest_us: int, setting: str) -> int:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise Misuse(Code.BAD_ARGUMENT, f"{what} is {type(seconds).__name__}, not seconds")
     if not 0 <= seconds <= longest_us / 1e6:
-        raise Rejected(Code.BAD_DELAY, f"{what} {seconds} is not within 0 to {longest_us / 1e6} seconds")
+        raise Rejected(Code.BAD_DELAY, f"{what} {seconds} is not within 0 to {longest_us / 1e6} seconds", setting)
     return round(seconds * 1e6)

@@ -207,6 +207,7 @@ BAD = [
     ({"topic": "a b", "body": b""}, mq.Rejected, "BAD_TOPIC_NAME"),
     ({"topic": "x" * 128, "body": b""}, mq.Rejected, "BAD_TOPIC_NAME"),
     ({"topic": 7, "body": b""}, mq.Misuse, "BAD_TOPIC_NAME"),
+    ({"topic": ["t"], "body": b""}, mq.Misuse, "BAD_TOPIC_NAME"),
     ({"topic": "t", "body": b"", "key": 7}, mq.Misuse, "BAD_ARGUMENT"),
     ({"topic": "t", "body": b"", "key": "k" * 1025}, mq.Rejected, "KEY_TOO_LARGE"),
     ({"topic": "t", "body": b"", "key": "ü" * 513}, mq.Rejected, "KEY_TOO_LARGE"),
@@ -221,6 +222,7 @@ BAD = [
     ({"topic": "t", "body": b"", "queue": -2}, mq.Rejected, "BAD_QUEUE"),
     ({"topic": "t", "body": b"", "queue": "1"}, mq.Misuse, "BAD_ARGUMENT"),
     ({"topic": "t", "body": b"", "message_id": 5}, mq.Misuse, "BAD_ARGUMENT"),
+    ({"topic": "t", "body": b"", "message_id": "\ud800"}, mq.Misuse, "BAD_ARGUMENT"),
 ]
 
 

@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 from escrowmq import schemas
 from escrowmq.errors import Code, EscrowError, Misuse, Rejected, error
 from escrowmq.message.ids import column_of, transactions
-from escrowmq.message.limits import Limits, byte_lengths
+from escrowmq.message.limits import Limits, byte_lengths, has_null_texts
 from escrowmq.message.numbering import MessageIds
-from escrowmq.message.row import ROW_OVERHEAD, Checker, id_of
+from escrowmq.message.row import ROW_OVERHEAD, Checker
 from escrowmq.message.values import make_receipt
-from escrowmq.model import Receipt
+from escrowmq.model import Receipt, message_id
 
 _ZEROS = pa.array(np.zeros(1 << 16, np.int64))
 _ANY_QUEUE = pa.array(np.full(1 << 16, -1, np.int32))
@@ -100,7 +100,9 @@ class OutgoingCodec:
             return column_of(self.ids.take(n))
         if column.type == schemas.ID and not column.null_count:
             return column
-        return column_of(self.ids.complete([None if value is None else id_of(value) for value in column.to_pylist()]))
+        return column_of(
+            self.ids.complete([None if value is None else message_id(value) for value in column.to_pylist()])
+        )
 
 
 def row_error(code: int, identity: bytes | None = None) -> EscrowError:
@@ -130,6 +132,8 @@ def _cast(column: pa.Array, field: pa.Field, default: int | None) -> pa.Array:
         column = pc.fill_null(column, pa.scalar(default, field.type))
     if column.null_count and not field.nullable:
         raise Rejected(Code.BAD_BATCH, f"column {field.name!r} has nulls")
+    if field.type == schemas.PROPERTIES and has_null_texts(column):
+        raise Rejected(Code.BAD_BATCH, f"column {field.name!r} has null names or values")
     return column
 
 
