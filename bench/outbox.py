@@ -18,8 +18,8 @@ from _harness import Report, arguments, broker
 
 import escrowmq as mq
 from escrowmq import outbox
+from escrowmq.outbox.dialects import Dialect
 from escrowmq.outbox.relay import Relay
-from escrowmq.outbox.relay.dialects import Dialect
 from escrowmq.outbox.relay.leases import Leases
 from escrowmq.outbox.relay.marking import Marker
 from escrowmq.outbox.relay.reading import Reader

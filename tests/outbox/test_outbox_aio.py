@@ -1,6 +1,7 @@
 """The same names to await, on real asynchronous drivers of all three databases."""
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import Session
 
 import escrowmq as mq
+from escrowmq import outbox
 from escrowmq.outbox import State, aio, attention
 from escrowmq.outbox.tables import trans_message
 
@@ -139,6 +141,39 @@ async def test_sessions_that_cannot_hold_a_message(shop: sa.Engine, waiting_engi
         await aio.migrate(shop)  # type: ignore[arg-type]
     with shop.connect() as connection:
         assert connection.scalar(sa.select(sa.func.count()).select_from(trans_message)) == 0
+
+
+def test_the_two_faces_have_the_same_names_parameters_and_documentation() -> None:
+    """Whatever takes a session, a connection or an engine can be awaited; only that first argument differs."""
+    public = {name: getattr(outbox, name) for name in outbox.__all__}
+    for module in (outbox.attention, outbox.inbox):
+        public |= {n: a for n, a in vars(module).items() if getattr(a, "__module__", "") == module.__name__}
+    functions = {n: a for n, a in public.items() if inspect.isfunction(a) and not n.startswith("_")}
+    taking = {n: a for n, a in functions.items() if [*inspect.signature(a).parameters, ""][0] in FIRST}
+    awaited = {name: act for name, act in vars(aio).items() if inspect.iscoroutinefunction(act)}
+    assert awaited.keys() == taking.keys()
+    for name, act in awaited.items():
+        same_parameters(act, taking[name])
+    methods = [n for n, a in vars(outbox.Barrier).items() if callable(a) and (n == "__call__" or not n.startswith("_"))]
+    assert methods == [n for n, a in vars(outbox.AsyncBarrier).items() if inspect.iscoroutinefunction(a)]
+    for name in methods:
+        same_parameters(getattr(outbox.AsyncBarrier, name), getattr(outbox.Barrier, name))
+
+
+FIRST = ("session", "engine", "connection")
+
+
+def same_parameters(awaited: Any, act: Any) -> None:
+    (own, *rest), (other, *others) = (list(inspect.signature(each).parameters.values()) for each in (awaited, act))
+    assert (own.name, rest) == (other.name, others), act
+    assert own.annotation != other.annotation or own.name == "self", act
+    assert awaited.__doc__ == act.__doc__
+
+
+async def test_the_session_may_be_named(shop: sa.Engine, waiting_engine: AsyncEngine) -> None:
+    async with waiting_engine.begin() as connection:
+        await aio.send_tx(session=connection, topic="orders", body=b"x")  # type: ignore[call-arg]
+    assert len(await aio.list_messages(waiting_engine, state=None)) == 1
 
 
 async def test_a_blocking_call_names_the_asynchronous_one(waiting_engine: AsyncEngine) -> None:

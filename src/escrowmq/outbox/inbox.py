@@ -3,9 +3,8 @@
 Two consumers that claim one message at once: the database makes the second wait until the first has committed (then it gets False) or
 rolled back (then True), or fails it (a deadlock, a serialization failure, SQLite's "database is locked"); never are both True.
 
-- PostgreSQL and SQLite: ``INSERT ... ON CONFLICT DO NOTHING``; nothing fails, so nothing aborts the transaction.
-- MariaDB and MySQL: a plain INSERT whose duplicate-key error is the answer. That error undoes one statement only; ``INSERT
-  IGNORE`` would turn every other error into "seen before" too, and so lose messages.
+How a mark that is there already is noticed in each kind of database, without an error that aborts the transaction and without
+taking other errors for one: :func:`escrowmq.outbox.dialects.insert_new`.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, sessionmaker
 
 from escrowmq import model
 from escrowmq.errors import Code, EscrowError, Misuse
 from escrowmq.message.names import check_name
 from escrowmq.outbox.session import AnySession, is_duplicate, transaction_of
+from escrowmq.outbox.dialects import insert_new
+from escrowmq.outbox.session import AnySession, transaction_of
 from escrowmq.outbox.tables import trans_recv_log
 from escrowmq.outbox.targets.seam import MESSAGE_ID_HEADER
 
@@ -42,7 +41,6 @@ CHUNK_ROWS = 1_000
 """Marks of one INSERT, and of one step of a purge."""
 
 _SEEN = trans_recv_log.c
-_INSERT = sa.insert(trans_recv_log).inline()
 
 
 def claim_tx(
@@ -201,46 +199,7 @@ def _claim(connection: sa.Connection, group: str, ids: Sequence[bytes]) -> set[b
     """Mark them; those that had no mark."""
     now = time.time_ns() // 1000
     rows = [{"consumer_group": group, "message_id": identity, "seen_us": now} for identity in ids]
-    dialect = connection.dialect.name
-    if dialect == "postgresql":
-        insert = postgresql.insert(trans_recv_log).on_conflict_do_nothing().returning(_SEEN.message_id)
-    elif dialect == "sqlite":
-        insert = sqlite.insert(trans_recv_log).on_conflict_do_nothing().returning(_SEEN.message_id)
-    else:
-        return _claim_by_trying(connection, rows)
-    return {bytes(identity) for identity in connection.scalars(insert, rows)}
-
-
-def _claim_by_trying(connection: sa.Connection, rows: list[dict[str, Any]]) -> set[bytes]:
-    """All at once; if some are there, without those that are seen there; at last, beside others that claim now, one by one."""
-    if _insert_all(connection, rows):
-        return {row["message_id"] for row in rows}
-    if len(rows) == 1:
-        return set()
-    known = sa.select(_SEEN.message_id).where(
-        _SEEN.consumer_group == rows[0]["consumer_group"],
-        _SEEN.message_id.in_([row["message_id"] for row in rows]),
-    )
-    there = {bytes(identity) for identity in connection.scalars(known)}
-    rest = [row for row in rows if row["message_id"] not in there]
-    if not rest or _insert_all(connection, rest):
-        return {row["message_id"] for row in rest}
-    return {row["message_id"] for row in rest if _insert_all(connection, [row])}
-
-
-def _insert_all(connection: sa.Connection, rows: list[dict[str, Any]]) -> bool:
-    """Insert all of them or none; False if one is there already. The driver makes one statement of many rows."""
-    try:
-        if len(rows) == 1:
-            connection.execute(_INSERT, rows[0])
-        else:
-            with connection.begin_nested():  # a driver may split what is very long
-                connection.execute(_INSERT, rows)
-    except IntegrityError as problem:
-        if is_duplicate(problem):
-            return False
-        raise
-    return True
+    return insert_new(connection, trans_recv_log.c.message_id, rows)
 
 
 def identity_of(thing: Any) -> bytes:

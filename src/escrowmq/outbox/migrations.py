@@ -15,10 +15,11 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import schema
-from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import DBAPIError
 
 from escrowmq.errors import Code, Misuse, Unknown
+from escrowmq.outbox.dialects import insert_if_absent
 from escrowmq.outbox.tables import LANES, SCHEMA_VERSION, metadata, trans_lane, trans_schema
 
 DIALECTS = ("sqlite", "postgresql", "mysql", "mariadb")
@@ -126,11 +127,9 @@ def _path(dialect: sa.Dialect, found: int, last: int) -> Iterator[sa.Executable]
 
 def _insert_missing(dialect: sa.Dialect, table: sa.Table, rows: list[dict[str, int]]) -> sa.Executable:
     """Insert those rows whose primary key is not there yet."""
-    if dialect.name == "postgresql":
-        return postgresql.insert(table).values(rows).on_conflict_do_nothing()
-    if dialect.name == "sqlite":
-        return sqlite.insert(table).values(rows).on_conflict_do_nothing()
-    return mysql.insert(table).values(rows).prefix_with("IGNORE")
+    if dialect.name in ("mysql", "mariadb"):
+        return mysql.insert(table).values(rows).prefix_with("IGNORE")  # as in the released text of version 1
+    return insert_if_absent(dialect.name, table).values(rows)
 
 
 def _upgrade(connection: sa.Connection) -> int:

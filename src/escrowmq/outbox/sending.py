@@ -21,8 +21,9 @@ from sqlalchemy.exc import IntegrityError
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.model import Message
+from escrowmq.outbox.dialects import is_duplicate
 from escrowmq.outbox.limits import Content, checker, columns, contents
-from escrowmq.outbox.session import AnySession, id_taken, is_duplicate, transaction_of
+from escrowmq.outbox.session import AnySession, id_taken, transaction_of
 from escrowmq.outbox.tables import CHANNEL, LANES, State, trans_message
 from escrowmq.settings import BrokerSettings
 

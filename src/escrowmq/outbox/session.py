@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError, InvalidRequestError, UnboundExecutionErro
 from sqlalchemy.orm import Session, scoped_session
 
 from escrowmq.errors import Code, EscrowError, Misuse, Rejected
+from escrowmq.outbox.dialects import has_mark
 from escrowmq.outbox.migrations import check_schema, translated
 
 AnySession = Session | scoped_session[Any] | sa.Connection
@@ -23,7 +24,6 @@ _checked: WeakKeyDictionary[sa.Pool, set[str | None]] = WeakKeyDictionary()
 _NO_TABLE = {"42P01", "3F000", 1146, "no such table"}
 _NO_COLUMN = {"42703", 1054, "has no column named", "no such column"}
 _ABORTED = {"25P02"}
-_DUPLICATE = {"23505", 1062, "UNIQUE constraint failed"}
 
 
 @contextmanager
@@ -52,18 +52,13 @@ def transaction_of(session: AnySession, table: sa.Table) -> Iterator[sa.Connecti
 
 def plain(problem: DBAPIError) -> EscrowError | None:
     """What a database's error means here; None if it means nothing special (a deadlock, a lost connection, ...)."""
-    if _is(problem, _NO_TABLE):
+    if has_mark(problem, _NO_TABLE):
         return Misuse(Code.NO_TABLES)
-    if _is(problem, _NO_COLUMN):
+    if has_mark(problem, _NO_COLUMN):
         return Misuse(Code.SCHEMA_VERSION)
-    if _is(problem, _ABORTED):
+    if has_mark(problem, _ABORTED):
         return Misuse(Code.NO_TRANSACTION, "an earlier statement of this transaction failed", "roll it back first")
     return None
-
-
-def is_duplicate(problem: DBAPIError) -> bool:
-    """Whether a unique key refused a row."""
-    return _is(problem, _DUPLICATE)
 
 
 def id_taken() -> Rejected:
@@ -73,16 +68,6 @@ def id_taken() -> Rejected:
         "the outbox has a message of this id already",
         "roll back; a message id names one message for ever",
     )
-
-
-def _is(problem: DBAPIError, marks: set[Any]) -> bool:
-    """Whether an error carries one of these marks: PostgreSQL's SQLSTATE, MySQL's number, SQLite's words."""
-    raw: Any = problem.orig
-    state = getattr(raw, "sqlstate", None) or getattr(raw, "pgcode", None)
-    first = raw.args[0] if raw is not None and raw.args else None
-    if state is not None or isinstance(first, int):
-        return state in marks or first in marks
-    return any(isinstance(mark, str) and mark in str(raw) for mark in marks)
 
 
 def _connection(session: Any, table: sa.Table) -> sa.Connection:

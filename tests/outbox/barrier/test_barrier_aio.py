@@ -12,8 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_ses
 import escrowmq as mq
 from escrowmq import outbox
 from escrowmq.model import Check, TransactionId
-from escrowmq.outbox import AsyncBarrier, Barrier
-from escrowmq.outbox.barrier import aio
+from escrowmq.outbox import AsyncBarrier, Barrier, aio
 
 DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+psycopg", "mysql": "mysql+aiomysql"}
 
@@ -66,6 +65,8 @@ async def test_sessions_and_connections_bind_and_the_barrier_answers(async_shop)
             await aio.bind_tx(connection, txn(5))
     with pytest.raises(mq.Misuse, match="not an asynchronous session"):
         await aio.bind_tx(async_shop, txn(1))
+    with pytest.raises(mq.Misuse, match=r"NO_TRANSACTION.*async with"):
+        await aio.bind_tx(async_shop.connect(), txn(1))
     assert await barrier.purge(7 * 86400.0) == 0
 
 

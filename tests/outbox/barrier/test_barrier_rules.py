@@ -362,6 +362,24 @@ def test_a_database_that_cannot_be_written_still_tells_what_is_committed(shop, b
     assert "read-only" in caplog.text
 
 
+def test_an_insert_that_the_database_refuses_is_not_taken_for_a_mark_that_stands(shop, barrier, caplog):
+    """INSERT IGNORE would say nothing, and the transaction be asked about for ever."""
+    guards = {
+        "sqlite": ["CREATE TRIGGER t BEFORE INSERT ON trans_barrier BEGIN SELECT RAISE(ABORT, 'refused'); END"],
+        "postgresql": ["ALTER TABLE trans_barrier ADD CONSTRAINT refused CHECK (reason < 0)"],
+        "mysql": [
+            "CREATE TABLE known (name VARCHAR(127) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin PRIMARY KEY)",
+            "ALTER TABLE trans_barrier ADD CONSTRAINT refused FOREIGN KEY (branch) REFERENCES known (name)",
+        ],
+    }
+    with shop.begin() as connection:
+        for guard in guards[shop.dialect.name]:
+            connection.exec_driver_sql(guard)
+    assert barrier.decide(txn(1)) is mq.UNKNOWN
+    assert "could not be closed for 1 transactions" in caplog.text
+    assert "refused" in caplog.text
+
+
 def test_a_connection_that_dies_takes_its_mark_with_it(shop, eventually):
     connection = shop.connect()
     bind_tx(connection, txn(1))

@@ -1,31 +1,16 @@
-"""The same to await: binding through asynchronous sessions, and a checker over asynchronous engines."""
+"""The barrier as a checker over asynchronous engines."""
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import Any
-
-import pyarrow as pa
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
-from sqlalchemy.util import greenlet_spawn
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from escrowmq.errors import Code, Misuse
-from escrowmq.model import Check, Outcome, TransactionId
-from escrowmq.outbox.barrier import binding
-from escrowmq.outbox.barrier.checking import Barrier, Outcomes
-
-AnyAsyncSession = AsyncSession | async_scoped_session[Any] | AsyncConnection
-"""What these calls take: the ORM's asynchronous session (scoped or not) or Core's asynchronous connection."""
+from escrowmq.outbox.awaiting import awaited
+from escrowmq.outbox.barrier.checking import Barrier
 
 
-async def bind_tx(session: AnyAsyncSession, txn: binding.AnyTransaction, *, branch: str = "") -> None:
-    """As :func:`escrowmq.outbox.bind_tx`."""
-    await _inside(session).run_sync(lambda inner: binding.bind_tx(inner, txn, branch=branch))
-
-
-async def bind_batch_tx(session: AnyAsyncSession, transaction_ids: Any, *, branch: str = "") -> None:
-    """As :func:`escrowmq.outbox.bind_batch_tx`."""
-    await _inside(session).run_sync(lambda inner: binding.bind_batch_tx(inner, transaction_ids, branch=branch))
+def _barrier_of(barrier: AsyncBarrier) -> Barrier:
+    return barrier._barrier
 
 
 class AsyncBarrier:
@@ -37,27 +22,7 @@ class AsyncBarrier:
             raise Misuse(Code.BAD_ARGUMENT, f"{wrong[0]} is not an asynchronous engine", hint)
         self._barrier = Barrier(*(engine.sync_engine for engine in engines), branch=branch, wait=wait)
 
-    async def decide_ids(self, ids: pa.FixedSizeBinaryArray) -> Outcomes:
-        """As :meth:`Barrier.decide_ids`."""
-        return await greenlet_spawn(self._barrier.decide_ids, ids)
-
-    async def decide(self, transaction_id: TransactionId | str | bytes) -> Outcome:
-        """As :meth:`Barrier.decide`."""
-        return await greenlet_spawn(self._barrier.decide, transaction_id)
-
-    async def __call__(self, check: Check) -> Outcome:
-        """A barrier is a checker of single questions too."""
-        return await self.decide(check.transaction_id)
-
-    async def purge(self, older_than: float | timedelta, **options: Any) -> int:
-        """As :meth:`Barrier.purge`."""
-        return await greenlet_spawn(self._barrier.purge, older_than, **options)
-
-
-def _inside(session: Any) -> Any:
-    if isinstance(session, AsyncSession | AsyncConnection):
-        return session
-    if isinstance(session, async_scoped_session):
-        return session()
-    hint = "an AsyncSession, an async_scoped_session or an AsyncConnection"
-    raise Misuse(Code.BAD_ARGUMENT, f"{type(session).__name__} is not an asynchronous session", hint)
+    decide_ids = awaited(Barrier.decide_ids, _barrier_of)
+    decide = awaited(Barrier.decide, _barrier_of)
+    __call__ = awaited(Barrier.__call__, _barrier_of)
+    purge = awaited(Barrier.purge, _barrier_of)

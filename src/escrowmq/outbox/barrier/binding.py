@@ -23,7 +23,8 @@ from escrowmq.outbox.barrier.checking import Barrier, need_branch
 from escrowmq.outbox.barrier.columns import CHUNK, COMMITTED, ROLLED_BACK, Ids, as_ids
 from escrowmq.outbox.barrier.marks import Marks
 from escrowmq.outbox.barrier.patience import MARKED, lock_keys
-from escrowmq.outbox.session import AnySession, is_duplicate, transaction_of
+from escrowmq.outbox.dialects import is_duplicate
+from escrowmq.outbox.session import AnySession, transaction_of
 from escrowmq.outbox.tables import trans_barrier
 from escrowmq.platform import failpoints
 

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import sqlalchemy as sa
-from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from escrowmq.message.ids import records
+from escrowmq.outbox.dialects import insert_if_absent
 from escrowmq.outbox.tables import NAME, Reason, trans_barrier
 
 COMMITTED, ROLLED_BACK = int(Reason.COMMITTED), int(Reason.ROLLED_BACK)
@@ -105,10 +105,5 @@ def _inserting(dialect: str, digits: int, strict: bool) -> sa.Insert:
     ).where(asked.c.number >= 0)  # SQLite's grammar wants a WHERE before ON CONFLICT
     names = ["transaction_id", "branch", "reason", "decided_us"]
     ordered = rows.order_by(asked.c.number)  # everybody locks in the order of the ids: no deadlocks
-    if strict:
-        return sa.insert(trans_barrier).from_select(names, ordered)
-    if dialect == "postgresql":
-        return postgresql.insert(trans_barrier).from_select(names, ordered).on_conflict_do_nothing()
-    if dialect == "sqlite":
-        return sqlite.insert(trans_barrier).from_select(names, ordered).on_conflict_do_nothing()
-    return mysql.insert(trans_barrier).prefix_with("IGNORE").from_select(names, ordered)
+    insert = sa.insert(trans_barrier) if strict else insert_if_absent(dialect, trans_barrier)
+    return insert.from_select(names, ordered)

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from escrowmq.client.bus import Bus
 from escrowmq.errors import Code, Fenced, Misuse, Rejected
-from escrowmq.outbox.modes.upserts import insert_or_ignore
+from escrowmq.outbox.dialects import insert_if_absent
 from escrowmq.outbox.tables import trans_recv_offset
 
 _T = trans_recv_offset.c
@@ -212,7 +212,7 @@ class Assignments:
     def _lock(self, connection: sa.Connection, slot: Slot) -> None:
         """Lock the queue's row of stride 0 until the end of the transaction."""
         guard = {**self._key(slot), "stride": 0, "part": 0, "next_offset": 0, "epoch": 0, "owner": None}
-        insert_or_ignore(connection, trans_recv_offset, [guard])
+        connection.execute(insert_if_absent(connection.dialect.name, trans_recv_offset), guard)
         mine = (*self._of_queue(slot), _T.stride == 0)
         connection.execute(sa.update(trans_recv_offset).where(*mine).values(epoch=_T.epoch + 1))
 

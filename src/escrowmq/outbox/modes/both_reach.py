@@ -36,10 +36,10 @@ from escrowmq.client.consuming.consumer import Consumer, ReceivedBatch
 from escrowmq.client.producing.producer import Producer
 from escrowmq.errors import Code, Rejected, error
 from escrowmq.model import COMMIT, Outcome
+from escrowmq.outbox.dialects import insert_or_replace
 from escrowmq.outbox.modes.driving import Driving
 from escrowmq.outbox.modes.journal import Int64s, ids_of
 from escrowmq.outbox.modes.senders import Sender, sender_of
-from escrowmq.outbox.modes.upserts import insert_or_replace
 from escrowmq.outbox.tables import trans_prepared, trans_recv_log
 from escrowmq.outbox.targets.seam import Codes, Target
 from escrowmq.platform.failpoints import reach
@@ -327,7 +327,7 @@ class BothReachConsumer:
         now = time.time_ns() // 1000
         rows = [{"consumer_group": self._group, "prepared_us": now, **_row(arrival)} for arrival in prepares]
         if rows:
-            insert_or_replace(connection, trans_prepared, rows)
+            connection.execute(insert_or_replace(connection.dialect.name, trans_prepared), rows)
 
     def _take(self, connection: sa.Connection, ids: list[bytes]) -> dict[bytes, Prepared]:
         """Read and delete stored prepares; in the order of ``ids``."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from escrowmq.outbox.relay.dialects import Dialect
+from escrowmq.outbox.dialects import Dialect
 from escrowmq.outbox.relay.reading import state_is
 from escrowmq.outbox.relay.verdicts import Key
 from escrowmq.outbox.tables import State, trans_message

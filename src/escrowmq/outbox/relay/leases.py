@@ -8,7 +8,7 @@ import time
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-from escrowmq.outbox.relay.dialects import Dialect
+from escrowmq.outbox.dialects import Dialect
 from escrowmq.outbox.tables import trans_lane, trans_message, trans_relay
 from escrowmq.platform.failpoints import reach
 

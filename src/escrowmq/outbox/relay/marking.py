@@ -11,7 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from escrowmq.outbox.relay.dialects import Dialect
+from escrowmq.outbox.dialects import Dialect
 from escrowmq.outbox.relay.holding import free
 from escrowmq.outbox.relay.leases import Leases
 from escrowmq.outbox.relay.verdicts import Verdict

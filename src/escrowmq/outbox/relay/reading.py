@@ -12,8 +12,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from escrowmq.outbox.dialects import Dialect
 from escrowmq.outbox.relay.columns import COLUMNS
-from escrowmq.outbox.relay.dialects import Dialect
 from escrowmq.outbox.tables import State, trans_lane, trans_message
 
 _c = trans_message.c

@@ -10,8 +10,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from escrowmq.errors import Code, Misuse
+from escrowmq.outbox.dialects import Dialect
 from escrowmq.outbox.migrations import check_schema
-from escrowmq.outbox.relay.dialects import Dialect
 from escrowmq.outbox.relay.options import RelayOptions
 from escrowmq.outbox.relay.statistics import Counters, Statistics
 from escrowmq.outbox.relay.waking import Bell, Listener, Pause

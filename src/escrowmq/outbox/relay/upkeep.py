@@ -10,7 +10,7 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from escrowmq.errors import Code
-from escrowmq.outbox.relay.dialects import Dialect
+from escrowmq.outbox.dialects import Dialect
 from escrowmq.outbox.relay.leases import Leases
 from escrowmq.outbox.relay.reading import state_is
 from escrowmq.outbox.tables import State, trans_message

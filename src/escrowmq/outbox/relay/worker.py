@@ -15,9 +15,9 @@ from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from escrowmq.errors import Code, Misuse
+from escrowmq.outbox.dialects import Dialect
 from escrowmq.outbox.relay import upkeep
 from escrowmq.outbox.relay.columns import outgoing
-from escrowmq.outbox.relay.dialects import Dialect
 from escrowmq.outbox.relay.holding import Holding
 from escrowmq.outbox.relay.leases import Leases
 from escrowmq.outbox.relay.marking import Marker

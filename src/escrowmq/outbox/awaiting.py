@@ -1,0 +1,69 @@
+"""The one way from a blocking call to one that is awaited: SQLAlchemy runs it over an asynchronous driver.
+
+``awaited(sending.send_tx, session_of)`` is ``send_tx`` to await: the same arguments and documentation, except that the first
+argument is asynchronous. Nothing blocks the event loop.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
+from sqlalchemy.util import greenlet_spawn
+
+from escrowmq.errors import Code, Misuse
+
+AnyAsyncSession = AsyncSession | async_scoped_session[Any] | AsyncConnection
+"""What ``_tx`` calls take: the ORM's asynchronous session (scoped or not) or Core's asynchronous connection."""
+
+First = TypeVar("First")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def awaited(
+    act: Callable[Concatenate[Any, P], T], blocking: Callable[[First], Any]
+) -> Callable[Concatenate[First, P], Coroutine[Any, Any, T]]:
+    """``act`` to await; ``blocking`` gives what it takes as its first argument from the asynchronous one."""
+    signature = inspect.signature(act)
+    own, *others = signature.parameters.values()
+    (asked,) = inspect.signature(blocking).parameters.values()
+
+    @wraps(act)
+    async def awaiting(*args: Any, **options: Any) -> T:
+        first, *rest = args or (options.pop(own.name),)
+        result: T = await greenlet_spawn(act, blocking(first), *rest, **options)
+        return result
+
+    parameters = [own.replace(annotation=asked.annotation), *others]
+    awaiting.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return awaiting
+
+
+def session_of(session: AnyAsyncSession) -> Any:
+    """The blocking session or connection inside an asynchronous one; Misuse(BAD_ARGUMENT, NO_TRANSACTION)."""
+    if isinstance(session, async_scoped_session):
+        session = session()
+    if isinstance(session, AsyncSession):
+        return session.sync_session
+    if not isinstance(session, AsyncConnection):
+        hint = "an AsyncSession, async_scoped_session or AsyncConnection; blocking ones are in escrowmq.outbox"
+        raise Misuse(Code.BAD_ARGUMENT, f"{type(session).__name__} is not an asynchronous session", hint)
+    if session.sync_connection is None:
+        raise Misuse(Code.NO_TRANSACTION, "the connection was not started", "async with engine.connect() as connection")
+    return session.sync_connection
+
+
+def engine_of(engine: AsyncEngine) -> Any:
+    """The blocking engine inside an asynchronous one; Misuse(BAD_ARGUMENT)."""
+    if not isinstance(engine, AsyncEngine):
+        raise Misuse(Code.BAD_ARGUMENT, f"{type(engine).__name__} is not an AsyncEngine")
+    return engine.sync_engine
+
+
+def engine_or_connection_of(engine: AsyncEngine | AsyncConnection) -> Any:
+    """The same, where a connection will do too."""
+    return session_of(engine) if isinstance(engine, AsyncConnection) else engine_of(engine)

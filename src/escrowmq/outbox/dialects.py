@@ -1,0 +1,156 @@
+"""Where SQLite, PostgreSQL and MariaDB/MySQL differ: what an error means, inserting what is not there yet, the relay's needs.
+
+A row whose primary key is there already is passed over by the database itself, in one statement, and all other errors stay
+errors. (``INSERT IGNORE`` is not used: it turns every error of the row, a refused foreign key too, into "there already".)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from escrowmq.errors import Code, Misuse
+
+Row = Mapping[str, Any]
+"""Values of a row, by column name."""
+
+_DUPLICATE = {"23505", 1062, "UNIQUE constraint failed"}
+
+
+# Errors
+
+
+def has_mark(problem: DBAPIError, marks: set[Any]) -> bool:
+    """Whether an error carries one of these marks: PostgreSQL's SQLSTATE, MySQL's number, SQLite's words."""
+    raw: Any = problem.orig
+    state = getattr(raw, "sqlstate", None) or getattr(raw, "pgcode", None)
+    first = raw.args[0] if raw is not None and raw.args else None
+    if state is not None or isinstance(first, int):
+        return state in marks or first in marks
+    return any(isinstance(mark, str) and mark in str(raw) for mark in marks)
+
+
+def is_duplicate(problem: DBAPIError) -> bool:
+    """Whether a unique key refused a row."""
+    return has_mark(problem, _DUPLICATE)
+
+
+# Inserts
+
+
+def insert_if_absent(dialect: str, table: sa.Table) -> sa.Insert:
+    """An INSERT, to be given its values, that passes over rows whose primary key is there already."""
+    if dialect == "postgresql":
+        return postgresql.insert(table).on_conflict_do_nothing()
+    if dialect == "sqlite":
+        return sqlite.insert(table).on_conflict_do_nothing()
+    first = next(iter(table.primary_key))
+    return mysql.insert(table).on_duplicate_key_update({first.name: first})  # changes nothing
+
+
+def insert_or_replace(dialect: str, table: sa.Table) -> sa.Insert:
+    """An INSERT, to be given its values, whose rows take the place of those of the same primary key."""
+    if dialect in ("postgresql", "sqlite"):
+        insert = postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
+        keys = [column.name for column in table.primary_key]
+        return insert.on_conflict_do_update(index_elements=keys, set_=_others(table, insert.excluded))
+    replace = mysql.insert(table)
+    return replace.on_duplicate_key_update(_others(table, replace.inserted))
+
+
+def insert_new(connection: sa.Connection, column: sa.Column[Any], rows: Sequence[Row]) -> set[bytes]:
+    """Insert those of ``rows`` whose primary key is not there yet; their values of ``column``.
+
+    The rows have the same values in the other columns of the primary key. MariaDB and MySQL do not tell which rows of an
+    INSERT were new: there all are tried at once; if some are there, those that are seen to be there are left out; at last,
+    beside others that insert now, they are tried one by one. A duplicate undoes one statement only.
+    """
+    if connection.dialect.name in ("postgresql", "sqlite"):
+        insert = insert_if_absent(connection.dialect.name, column.table).returning(column)
+        return {bytes(value) for value in connection.scalars(insert, rows)}
+    if _insert_all(connection, column.table, rows):
+        return {row[column.name] for row in rows}
+    if len(rows) == 1:
+        return set()
+    same = [other == rows[0][other.name] for other in column.table.primary_key if other is not column]
+    known = sa.select(column).where(*same, column.in_([row[column.name] for row in rows]))
+    there = {bytes(value) for value in connection.scalars(known)}
+    rest = [row for row in rows if row[column.name] not in there]
+    if not rest or _insert_all(connection, column.table, rest):
+        return {row[column.name] for row in rest}
+    return {row[column.name] for row in rest if _insert_all(connection, column.table, [row])}
+
+
+def _insert_all(connection: sa.Connection, table: sa.Table, rows: Sequence[Row]) -> bool:
+    """Insert all of them or none; False if one is there already. The driver makes one statement of many rows."""
+    insert = sa.insert(table).inline()
+    try:
+        if len(rows) == 1:
+            connection.execute(insert, rows[0])
+        else:
+            with connection.begin_nested():  # a driver may split what is very long
+                connection.execute(insert, rows)
+    except IntegrityError as problem:
+        if is_duplicate(problem):
+            return False
+        raise
+    return True
+
+
+def _others(table: sa.Table, given: Any) -> dict[str, Any]:
+    return {column.name: given[column.name] for column in table.columns if not column.primary_key}
+
+
+# The relay
+
+
+_NOW = {
+    "postgresql": "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS BIGINT)",
+    "mysql": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
+    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000",
+}
+
+
+class Dialect:
+    """What differs for a relay on one engine: its clock, its transactions, its lists of numbers. Raises Misuse(BAD_ARGUMENT) for what is no engine of a known database."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        if not isinstance(engine, sa.Engine):
+            hint = "give the relay a blocking engine, also in asynchronous programs"
+            raise Misuse(Code.BAD_ARGUMENT, f"{type(engine).__name__} is not a SQLAlchemy engine", hint)
+        self.name = "mysql" if engine.dialect.name == "mariadb" else engine.dialect.name
+        if self.name not in _NOW:
+            raise Misuse(Code.BAD_ARGUMENT, f"no relay for {engine.dialect.name}", f"one of {', '.join(_NOW)}")
+        self.now_us: sa.ColumnElement[int] = sa.literal_column(_NOW[self.name], sa.BigInteger)
+        """Microseconds since 1970 by the database's clock."""
+        self.single = engine.execution_options(isolation_level="AUTOCOMMIT")
+        """The engine for statements that are a transaction each: no round trips for BEGIN and COMMIT."""
+        self._several = engine if self.name == "sqlite" else engine.execution_options(isolation_level="READ COMMITTED")
+
+    @contextmanager
+    def transaction(self) -> Iterator[sa.Connection]:
+        """A transaction of several statements, each of which sees what was committed before it. SQLite's holds the one
+        lock from its start: one that begins with a read would fail at its first write."""
+        with self._several.begin() as connection:
+            if self.name == "sqlite" and not connection.connection.driver_connection.in_transaction:  # type: ignore[union-attr]
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
+            yield connection
+
+    def among(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
+        """``column`` is one of the whole numbers that are bound as ``name``, by :meth:`numbers`."""
+        if self.name == "postgresql":
+            return column == sa.any_(sa.bindparam(name, type_=postgresql.ARRAY(sa.BigInteger)))
+        if self.name == "mysql":
+            return column.in_(sa.bindparam(name, expanding=True, literal_execute=True, type_=sa.BigInteger))
+        values = sa.func.json_each(sa.bindparam(name, type_=sa.Text)).table_valued("value")
+        return column.in_(sa.select(values.c.value))
+
+    def numbers(self, values: Sequence[int]) -> Any:
+        """Whole numbers as :meth:`among` takes them."""
+        return json.dumps(list(values)) if self.name == "sqlite" else list(values)
