@@ -17,7 +17,8 @@ from pyspark.sql import functions as f
 from escrowmq.errors import Misuse
 from escrowmq.pipeline.audit import compare, windows
 from escrowmq.pipeline.audit.rows import Role, Rows, Speaker, digest
-from escrowmq.pipeline.sources import TableRead
+from escrowmq.pipeline.audit.unique import is_unique
+from escrowmq.pipeline.sql.tables import SqlRead, readonly_url
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -196,7 +197,8 @@ def test_a_database_s_own_index_says_whether_ids_are_unique(
         database.execute(f"CREATE TABLE t ({schema})")
         database.executemany(f"INSERT INTO t VALUES ({', '.join('?' * len(rows[0]))})", rows)
         database.commit()
-    assert TableRead("t", str(tmp_path / "x.db"), "t", ("id",), where).is_unique("id") is unique
+    wanted = tuple((name, "=", text) for name, text in where.items())
+    assert is_unique(SqlRead(readonly_url(tmp_path / "x.db"), "t", ("id",), wanted, texts=True), "id") is unique
 
 
 def test_a_partial_index_says_nothing(tmp_path: Path) -> None:
@@ -205,7 +207,7 @@ def test_a_partial_index_says_nothing(tmp_path: Path) -> None:
         database.execute("CREATE UNIQUE INDEX some ON t (id) WHERE gone = 0")
         database.execute("INSERT INTO t VALUES ('a', 1), ('a', 1)")
         database.commit()
-    assert not TableRead("t", str(tmp_path / "x.db"), "t", ("id",)).is_unique("id")
+    assert not is_unique(SqlRead(readonly_url(tmp_path / "x.db"), "t", ("id",), texts=True), "id")
 
 
 def test_what_is_unique_is_learnt_from_equal_windows_and_no_others(spark: SparkSession) -> None:

@@ -17,8 +17,8 @@ from escrowmq.errors import Code, EscrowError, Misuse, Unknown
 from escrowmq.pipeline.cluster import check_master, is_here
 from escrowmq.pipeline.failures import told_plainly
 from escrowmq.pipeline.session import local_session
-from escrowmq.pipeline.sources import TableRead
-from escrowmq.pipeline.sql_source import SqlRange, SqlRead, SqlReader, check
+from escrowmq.pipeline.sql.source import SqlRange, SqlReader
+from escrowmq.pipeline.sql.tables import SqlRead, check, readonly_url
 from escrowmq.pipeline.sweeps import Databases
 from escrowmq.pipeline.sweeps.databases import connections
 from escrowmq.spark import brokers
@@ -110,11 +110,11 @@ def test_a_database_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
 
 def test_a_worker_that_does_not_see_a_file_says_so_and_makes_none(tmp_path: Path) -> None:
     missing = str(tmp_path / "there.db")
-    reader = SqlReader([SqlRead(f"sqlite:///{missing}", "t", ("a",))], ["STRING"], 10)
+    reader = SqlReader([SqlRead(f"sqlite:///{missing}", "t", ("a",))], ["string"], 10)
     with pytest.raises(Misuse, match=f"has no database {missing}"):
-        list(reader.read(SqlRange(0, "a")))
+        list(reader.read(SqlRange(0, "a", (None, None))))
     with pytest.raises(Misuse, match=f"has no database {missing}"):
-        list(TableRead("t", missing, "t", ("a",)).read((0, 9)))
+        list(SqlRead(readonly_url(Path(missing)), "t", ("a",), texts=True).batches("rowid", (0, 9)))
     with pytest.raises(Misuse, match=str(tmp_path / "data")):
         brokers.open_links(f"file:{tmp_path / 'data'}")
     with connections(Databases((f"sqlite:///{missing}",), f"sqlite:///{missing}2")) as opened:

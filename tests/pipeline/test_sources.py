@@ -12,21 +12,18 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from escrowmq.errors import Misuse
-from escrowmq.pipeline.sources import TableRead, read_tables, row_ranges
+from escrowmq.pipeline.sql.source import read_texts
+from escrowmq.pipeline.sql.tables import SqlRead, even_cuts, readonly_url
 
 
-@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**40), st.integers(0, 5000), st.integers(1, 500))
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**40), st.integers(1, 5000), st.integers(1, 500))
 def test_ranges_cover_every_row_id_once_and_are_no_more_than_needed(
     first: int, span: int, rows: int, size: int
 ) -> None:
     last = min(first + span, 2**63 - 1)
-    ranges = row_ranges(first, last, rows, size)
-    if rows == 0:
-        assert ranges == []
-        return
-    assert (ranges[0][0], ranges[-1][1]) == (first, last)
-    assert all(before[1] + 1 == after[0] for before, after in itertools.pairwise(ranges))
-    assert len(ranges) <= -(-rows // size)
+    cuts = even_cuts(first, last, rows, size)
+    assert all(before < after for before, after in itertools.pairwise([first, *cuts, last + 1]))
+    assert len(cuts) + 1 <= -(-rows // size)
 
 
 def make(path: Path, rows: list[tuple[object, ...]]) -> Path:
@@ -38,8 +35,9 @@ def make(path: Path, rows: list[tuple[object, ...]]) -> Path:
     return path
 
 
-def reading(database: Path, *columns: str, name: str = "t", **where: str) -> TableRead:
-    return TableRead(name, str(database), "some orders", columns, where)
+def reading(database: Path, *columns: str, **where: str) -> SqlRead:
+    wanted = tuple((name, "=", text) for name, text in where.items())
+    return SqlRead(readonly_url(database), "some orders", columns, wanted, texts=True)
 
 
 @pytest.mark.spark
@@ -47,10 +45,10 @@ def reading(database: Path, *columns: str, name: str = "t", **where: str) -> Tab
 def test_all_rows_of_all_tables_come_as_text_whatever_they_hold(spark: SparkSession, tmp_path: Path) -> None:
     rows: list[tuple[object, ...]] = [("a", 1, "ü"), (None, "not a number", None), (3, 2.5, b"\xff")]
     one, two = make(tmp_path / "x.db", rows), make(tmp_path / "y '?#%.db", [("b", 7, "")])
-    reads = [reading(one, "id", "amount", 'a "note'), reading(two, "amount", name="u")]
-    found = [(row["name"], *row["cells"]) for row in read_tables(spark, reads, partition_rows=1).collect()]
+    reads = [reading(one, "id", "amount", 'a "note'), reading(two, "amount")]
+    found = [(row["source"], *row["cells"]) for row in read_texts(spark, reads, partition_rows=1).collect()]
     assert sorted(found, key=str) == sorted(
-        [("t", "a", "1", "ü"), ("t", None, "not a number", None), ("t", "3", "2.5", "\ufffd"), ("u", "7")], key=str
+        [(0, "a", "1", "ü"), (0, None, "not a number", None), (0, "3", "2.5", "\ufffd"), (1, "7")], key=str
     )
 
 
@@ -63,7 +61,7 @@ def test_many_ranges_gaps_and_a_far_off_row_id(spark: SparkSession, tmp_path: Pa
     connection.execute('INSERT INTO "some orders" (rowid, id, amount) VALUES (9000000000000000000, ?, 0)', ("far",))
     connection.commit()
     connection.close()
-    frame = read_tables(spark, [reading(database, "id")], partition_rows=100)
+    frame = read_texts(spark, [reading(database, "id")], partition_rows=100)
     assert 1 < frame.rdd.getNumPartitions() <= 7
     assert {row["cells"][0] for row in frame.collect()} == {f"o-{n}" for n in range(1000) if n % 3} | {"far"}
 
@@ -72,9 +70,9 @@ def test_many_ranges_gaps_and_a_far_off_row_id(spark: SparkSession, tmp_path: Pa
 @pytest.mark.xdist_group("spark")
 def test_where_keeps_equal_rows_and_an_empty_table_is_empty(spark: SparkSession, tmp_path: Path) -> None:
     database = make(tmp_path / "x.db", [("a", 1, "x"), ("b", 2, "y'; --")])
-    frame = read_tables(spark, [reading(database, "id", **{'a "note': "y'; --"})])
+    frame = read_texts(spark, [reading(database, "id", **{'a "note': "y'; --"})])
     assert [row["cells"] for row in frame.collect()] == [["b"]]
-    assert read_tables(spark, [reading(make(tmp_path / "empty.db", []), "id")]).count() == 0
+    assert read_texts(spark, [reading(make(tmp_path / "empty.db", []), "id")]).count() == 0
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
@@ -83,8 +81,8 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(Misuse, match=r"no database .*nothing\.db"):
         reading(tmp_path / "nothing.db", "id").check()
     with pytest.raises(Misuse, match="no table 'other'"):
-        TableRead("t", str(database), "other", ("id",)).check()
-    with pytest.raises(Misuse, match="lacks price, size, colour"):
+        SqlRead(readonly_url(database), "other", ("id",), texts=True).check()
+    with pytest.raises(Misuse, match="has no column price, size, colour"):
         reading(database, "id", "price", "size", colour="red").check()
     (tmp_path / "text.db").write_text("hello, this is not a database at all, but long enough to be read as one" * 20)
     with pytest.raises(Misuse, match="cannot read"):

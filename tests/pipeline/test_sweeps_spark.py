@@ -14,7 +14,8 @@ from sweeps_killing import EACH, POINTS, Content, both, killing, once_cleanly
 from sweeps_world import BOOKS, EVERYWHERE, NOW, SHARDS, World, world
 
 from escrowmq.errors import Misuse
-from escrowmq.pipeline.sql_source import SqlRead, read_sql
+from escrowmq.pipeline.sql.source import read_sql
+from escrowmq.pipeline.sql.tables import SqlRead
 from escrowmq.pipeline.sweeps import Act, Books, Databases, Swept, sweep_freezes
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]

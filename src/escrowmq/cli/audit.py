@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from escrowmq.cli.failures import Exit
-from escrowmq.cli.options import Json
+from escrowmq.cli.options import Json, Master
 from escrowmq.cli.printing import console, notice, print_json
 
 
@@ -18,9 +18,7 @@ def audit(
     folder: Annotated[Path, typer.Argument(help="A run folder, as `escrowmq demo` leaves one.")],
     json: Json = False,
     page: Annotated[bool, typer.Option(help="Also draw report.html.")] = True,
-    master: Annotated[
-        str | None, typer.Option(help="A Spark cluster (spark://HOST:PORT) instead of this machine.")
-    ] = None,
+    master: Master = None,
 ) -> None:
     """Compare orders, broker log and consumers' databases of a run by id and content; name every difference.
 

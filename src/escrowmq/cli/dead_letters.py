@@ -8,7 +8,7 @@ import typer
 
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, admin_at
-from escrowmq.cli.printing import body_text, cell, moment, notice, print_facts, print_json, print_table
+from escrowmq.cli.printing import Columns, body_text, cell, moment, notice, print_facts, print_json, print_rows
 from escrowmq.cli.rows import plain
 from escrowmq.errors import Code, error
 
@@ -27,13 +27,15 @@ def list_(group: Group, limit: Limit = 100, url: Url = DEFAULT_URL, json: Json =
     """List the dead letters of a consumer group."""
     with admin_at(url) as admin:
         letters = [{"place": _place(letter), **letter} for letter in admin.dead_letters(group, limit)[:limit]]
-    if json:
-        return print_json([plain(letter) for letter in letters])
-    print_table(
-        ("message", ">attempts", "dead since", "key", "tag", "cause"),
-        [(x["place"], x["attempts"], moment(x["dead_us"]), x.get("key"), x.get("tag"), x["cause"]) for x in letters],
-        f"{group} has no dead letters",
-    )
+    columns: Columns = {
+        "message": "place",
+        ">attempts": "attempts",
+        "dead since": lambda letter: moment(letter["dead_us"]),
+        "key": "key",
+        "tag": "tag",
+        "cause": "cause",
+    }
+    print_rows([plain(letter) for letter in letters], json, columns, f"{group} has no dead letters")
 
 
 @app.command("show")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -12,6 +13,8 @@ from typer.core import TyperGroup
 
 from escrowmq import errors
 from escrowmq.errors import DONE, Code, EscrowError
+from escrowmq.cli.printing import print_json, print_table
+from escrowmq.errors import Code, EscrowError
 
 
 class Exit(IntEnum):
@@ -58,8 +61,8 @@ def exit_code(problem: EscrowError) -> Exit:
     return next((code for branch, code in _EXITS.items() if isinstance(problem, branch)), Exit.FINDING)
 
 
-def exit_code_of(codes: list[Code]) -> Exit:
-    """The exit code of a call with one result a row: that of the first row that failed."""
+def exit_code_of(codes: Sequence[Code]) -> Exit:
+    """The exit code of a call with one result per row: that of the first row that failed."""
     for code in codes:
         if code not in DONE:
             return exit_code(errors.error(code))
@@ -72,6 +75,18 @@ def show_error(problem: EscrowError) -> None:
     if problem.hint:
         line.append(f"\nhint: {problem.hint}", "default")
     Console(stderr=True, highlight=False, soft_wrap=True).print(line)
+
+
+def finish(head: str, results: Sequence[tuple[str, Code, dict[str, Any]]], json: bool) -> None:
+    """Print one result per id, with more fields if there are, and exit with the code of the first that failed."""
+    if json:
+        print_json([{"id": i, "result": code.name, **more, "ok": code in DONE} for i, code, more in results])
+    else:
+        heads = (head, "result", *(results[0][2] if results else ()))
+        rows = [(i, Text(code.name, "green" if code in DONE else "red"), *more.values()) for i, code, more in results]
+        print_table(heads, rows, "")
+    if status := exit_code_of([code for _, code, _ in results]):
+        raise typer.Exit(status)
 
 
 class Commands(TyperGroup):

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from escrowmq.cli.options import DEFAULT_URL, Url
+from escrowmq.cli.options import DEFAULT_URL, Insecure, ReadyJson, Url
 from escrowmq.cli.printing import notice, print_json_line
 from escrowmq.errors import Code, error
 from escrowmq.wire import Link
@@ -30,10 +30,8 @@ def gateway(
     config: Annotated[
         Path | None, typer.Option("--config", help="A TOML file with tables \\[gateway] and \\[check_back.GROUP].")
     ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Listen beyond loopback without TLS and credentials.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="When ready, one JSON line with the addresses.")] = False,
+    insecure: Insecure = False,
+    json: ReadyJson = False,
 ) -> None:
     """Serve HTTP over a broker, for those who cannot hold a connection, until SIGTERM or Ctrl-C; both stop it cleanly.
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated, Any
 
 import typer
 
 from escrowmq.cli.options import DEFAULT_URL, Json, Url, admin_at
-from escrowmq.cli.printing import duration, print_facts, print_json, print_table
+from escrowmq.cli.printing import Columns, age, print_facts, print_json, print_rows, print_table
 from escrowmq.errors import Code, error
 from escrowmq.settings import nearest
 
 SHOWN_LEASES = 3
-"""Leases of one member that a table shows."""
+"""Leases per member that a table shows."""
+
+_PRODUCERS: Columns = {
+    "producer group": "group",
+    "kind": lambda group: "transactional" if group["transactional"] else "plain",
+    ">to ask": "members",
+    ">open": "open",
+    ">parked": "parked",
+    ">oldest open": lambda group: age(group.get("oldest_us")),
+}
 
 app = typer.Typer(no_args_is_help=True, help="Consumer groups and producer groups.")
 
@@ -27,27 +35,19 @@ def list_(
     """List consumer groups with what waits for them, or producer groups with what they have undecided."""
     with admin_at(url) as admin:
         found = admin.producers() if producers else admin.groups()
-    if json:
-        return print_json(found)
     if producers:
-        return _print_producers(found)
-    print_table(
-        ("group", "topics", "tags", "order", ">waiting", ">leased", ">retrying", ">dead letters"),
-        [
-            (
-                group["name"],
-                ", ".join(group["topics"]),
-                ", ".join(group["tags"]) or "all",
-                "ordered" if group["ordered"] else "any",
-                _sum(group, "waiting"),
-                _sum(group, "leased"),
-                _sum(group, "retrying"),
-                group["dead_letters"],
-            )
-            for group in found
-        ],
-        "no consumer groups yet",
-    )
+        return print_rows(found, json, _PRODUCERS, "no producer groups yet")
+    columns: Columns = {
+        "group": "name",
+        "topics": lambda group: ", ".join(group["topics"]),
+        "tags": _tags,
+        "order": _order,
+        ">waiting": lambda group: _sum(group, "waiting"),
+        ">leased": lambda group: _sum(group, "leased"),
+        ">retrying": lambda group: _sum(group, "retrying"),
+        ">dead letters": "dead_letters",
+    }
+    print_rows(found, json, columns, "no consumer groups yet")
 
 
 @app.command("show")
@@ -70,8 +70,8 @@ def show(
             {
                 "group": name,
                 "topics": ", ".join(group["topics"]),
-                "tags": ", ".join(group["tags"]) or "all",
-                "order": "ordered" if group["ordered"] else "any",
+                "tags": _tags(group),
+                "order": _order(group),
                 "in doubt": "held" if group["in_doubt"] == "hold" else "redelivered",
                 "dead letters": group["dead_letters"],
                 "broker": group["broker"],
@@ -94,23 +94,15 @@ def members(
     """List who holds which messages of a consumer group; in doubt is what its consumer's old process may have done."""
     with admin_at(url) as admin:
         found = admin.members(name)
-    if json:
-        return print_json(found)
-    print_table(
-        ("member", "state", ">messages", ">in doubt", "holds", "broker"),
-        [
-            (
-                member["instance"] or f"#{member['member']:x}",
-                "unnamed" if member["instance"] is None else "fenced" if member["fenced"] else "joined",
-                member["messages"],
-                member["in_doubt"],
-                _held(member["held"]),
-                member["broker"],
-            )
-            for member in found
-        ],
-        "nobody holds anything",
-    )
+    columns: Columns = {
+        "member": lambda member: member["instance"] or f"#{member['member']:x}",
+        "state": lambda member: "unnamed" if member["instance"] is None else "fenced" if member["fenced"] else "joined",
+        ">messages": "messages",
+        ">in doubt": "in_doubt",
+        "holds": lambda member: _held(member["held"]),
+        "broker": "broker",
+    }
+    print_rows(found, json, columns, "nobody holds anything")
 
 
 @app.command("fence")
@@ -132,40 +124,26 @@ def fence(
 
 
 def _held(leases: list[dict[str, Any]]) -> str:
-    """Where the first few leases stand."""
+    """The offsets of the first few leases."""
     shown = [f"{x['topic']}/{x['queue']} {x['first']}-{x['last']}" for x in leases[:SHOWN_LEASES]]
     return ", ".join(shown) + (f" and {len(leases) - SHOWN_LEASES} more" if len(leases) > SHOWN_LEASES else "")
-
-
-def _print_producers(groups: list[dict[str, Any]]) -> None:
-    print_table(
-        ("producer group", "kind", ">to ask", ">open", ">parked", ">oldest open"),
-        [
-            (
-                group["group"],
-                "transactional" if group["transactional"] else "plain",
-                group["members"],
-                group["open"],
-                group["parked"],
-                _age(group.get("oldest_us")),
-            )
-            for group in groups
-        ],
-        "no producer groups yet",
-    )
 
 
 _FIXED = {"queue_id", "topic", "queue", "head", "end", "floor", "next", "waiting"}
 
 
 def _states(group: dict[str, Any]) -> list[str]:
-    """The broker's names of what else a message can be for a group."""
+    """The other counts per queue that the broker sends, by name."""
     return [name for name in (group["queues"][0] if group["queues"] else {}) if name not in _FIXED]
+
+
+def _tags(group: dict[str, Any]) -> str:
+    return ", ".join(group["tags"]) or "all"
+
+
+def _order(group: dict[str, Any]) -> str:
+    return "ordered" if group["ordered"] else "any"
 
 
 def _sum(group: dict[str, Any], name: str) -> int:
     return sum(queue.get(name, 0) for queue in group["queues"])
-
-
-def _age(time_us: int | None) -> str | None:
-    return duration(max(time.time() - time_us / 1e6, 0)) if time_us else None

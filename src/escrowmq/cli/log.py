@@ -9,6 +9,7 @@ import typer
 from rich.text import Text
 
 from escrowmq.cli.failures import Exit
+from escrowmq.cli.options import JsonLines
 from escrowmq.cli.printing import console, notice, print_json_line
 from escrowmq.errors import Code, error
 from escrowmq.settings import nearest
@@ -32,7 +33,7 @@ def dump(
     ] = None,
     rows: Annotated[bool, typer.Option("--rows", "-r", help="Print the rows of each frame too.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Print no frames, check everything: what is damaged.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line, for scripts.")] = False,
+    json: JsonLines = False,
 ) -> None:
     """Print the frames of a log, damage in its place. Takes no lock and changes nothing.
 

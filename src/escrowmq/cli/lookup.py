@@ -8,8 +8,8 @@ import typer
 
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, admin_at
-from escrowmq.cli.printing import body_text, moment, print_facts, print_json, print_table, state
-from escrowmq.cli.rows import plain
+from escrowmq.cli.printing import Columns, moment, print_facts, print_rows, state
+from escrowmq.cli.rows import body_of, plain
 from escrowmq.errors import Code, error
 
 
@@ -31,27 +31,19 @@ def lookup(
         raise error(Code.BAD_ARGUMENT, "look up by key or by id", "escrowmq lookup KEY, or escrowmq lookup --id ID")
     with admin_at(url) as admin:
         found = [plain(m) for m in admin.lookup(message_id=message_id, key=key, topic=topic, limit=limit)[:limit]]
-    if json:
-        print_json(found)
-    elif len(found) == 1:
+    if len(found) == 1 and not json:
         print_facts(_facts(found[0]))
     else:
-        print_table(
-            ("message", "state", "key", "tag", "stored", "transaction", "body"),
-            [
-                (
-                    _place(m),
-                    state(m["state"]),
-                    m["key"],
-                    m["tag"],
-                    moment(m["stored_us"]),
-                    m["transaction"],
-                    _body(m, 40),
-                )
-                for m in found
-            ],
-            "nothing found",
-        )
+        columns: Columns = {
+            "message": _address,
+            "state": lambda m: state(m["state"]),
+            "key": "key",
+            "tag": "tag",
+            "stored": lambda m: moment(m["stored_us"]),
+            "transaction": "transaction",
+            "body": lambda m: body_of(m, 40),
+        }
+        print_rows(found, json, columns, "nothing found")
     if not found:
         raise typer.Exit(Exit.FINDING)
 
@@ -59,7 +51,7 @@ def lookup(
 def _facts(message: dict[str, Any]) -> dict[str, Any]:
     """Everything about one message."""
     return {
-        "message": _place(message),
+        "message": _address(message),
         "state": state(message["state"]),
         "message id": message["message_id"],
         "transaction": message["transaction"],
@@ -70,15 +62,11 @@ def _facts(message: dict[str, Any]) -> dict[str, Any]:
         "visible from": moment(message["visible_us"]),
         "position": message["position"],
         **{f"property {name}": value for name, value in message["properties"].items()},
-        "body": _body(message, 2000),
+        "body": body_of(message, 2000),
     }
 
 
-def _place(message: dict[str, Any]) -> str:
+def _address(message: dict[str, Any]) -> str:
     """Where consumers find it; only the topic while they do not."""
     offset = message["offset"]
     return message["topic"] if offset is None else f"{message['topic']}/{message['queue']}/{offset}"
-
-
-def _body(message: dict[str, Any], most: int) -> str:
-    return "(binary)" if message["body"] is None else body_text(message["body"].encode(), most)

@@ -1,8 +1,8 @@
-"""Options that many commands share, and the connection they open."""
+"""Options that several commands share, how their values are read, and the connection that commands open."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,6 +29,12 @@ Url = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON on standard output, for scripts.")]
+JsonLines = Annotated[bool, typer.Option("--json", help="One JSON object a line, for scripts.")]
+ReadyJson = Annotated[bool, typer.Option("--json", help="When ready, one JSON line with the addresses.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Listen beyond loopback without TLS and credentials.")]
+Master = Annotated[
+    str | None, typer.Option("--master", help="A Spark cluster (spark://HOST:PORT) instead of this machine.")
+]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this many.")]
 
 
@@ -51,10 +57,21 @@ def admin_at(url: str) -> Iterator[Admin]:
 
 
 def seconds(text: str | None, option: str) -> float | None:
-    """A duration as people write it (``5min``) in seconds; raises Misuse(BAD_ARGUMENT) that names the option."""
+    """A duration as people write it (``5min``) in seconds. Raises Misuse(BAD_ARGUMENT) that names the option."""
     if text is None:
         return None
     try:
         return parse_quantity(text, SECONDS)
     except ValueError as problem:
         raise error(Code.BAD_ARGUMENT, f"{option}: {problem}") from None
+
+
+def pairs(texts: Iterable[str] | None, option: str) -> dict[str, str]:
+    """``NAME=VALUE`` texts as a dict. Raises Misuse(BAD_ARGUMENT) that names the option."""
+    made = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise error(Code.BAD_ARGUMENT, f"{option} {text!r} is not NAME=VALUE")
+        made[name] = value
+    return made

@@ -8,8 +8,9 @@ import typer
 from rich.text import Text
 
 from escrowmq.cli.failures import exit_code_of
+from escrowmq.cli.failures import finish
 from escrowmq.cli.options import Json, Limit
-from escrowmq.cli.printing import body_text, cell, moment, notice, print_facts, print_json, print_table
+from escrowmq.cli.printing import Columns, body_text, cell, moment, notice, print_facts, print_json, print_rows
 from escrowmq.cli.rows import plain
 from escrowmq.errors import DONE, Code, error
 
@@ -28,7 +29,6 @@ DatabaseUrl = Annotated[
     ),
 ]
 Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Message ids, as `outbox list` shows them.")]
-_STATES = ("pending", "retrying", "held", "waiting", "sent", "done", "discarded")
 _STYLES = {
     "pending": "yellow",
     "retrying": "yellow",
@@ -74,16 +74,18 @@ def list_(
     with outbox.engines.opened(database_url) as engine:
         wanted = None if state == "all" else outbox.State[state.upper()]
         found = outbox.attention.list_messages(engine, state=wanted, limit=limit, after=after)
-    if json:
-        return print_json([_plain(row) for row in found])
-    print_table(
-        (">seq", "message id", "state", "topic", "key", ">bytes", ">attempts", "created", "error"),
-        [
-            (r.seq, r.id.hex(), _state(r), r.topic, r.key, r.body_bytes, r.attempts, moment(r.created_us), _last(r))
-            for r in found
-        ],
-        "no such messages",
-    )
+    columns: Columns = {
+        ">seq": "seq",
+        "message id": "id",
+        "state": lambda row: _state(row["state"]),
+        "topic": "topic",
+        "key": "key",
+        ">bytes": "body_bytes",
+        ">attempts": "attempts",
+        "created": lambda row: moment(row["created_us"]),
+        "error": lambda row: (row["error"] or "").partition("\n")[0] or None,
+    }
+    print_rows([_plain(row) for row in found], json, columns, "no such messages")
 
 
 @app.command("show")
@@ -99,7 +101,7 @@ def show(
         row = outbox.attention.show(engine, message_id)
     if json:
         return print_json(_plain(row))
-    facts = {"message id": row.id.hex(), "state": _state(row)}
+    facts = {"message id": row.id.hex(), "state": _state(row.state.name.lower())}
     facts |= {name: getattr(row, name) for name in ("seq", "topic", "key", "tag", "attempts")}
     times = ("created", "due", "sent", "done")
     facts |= {name: moment(getattr(row, f"{name}_us")) for name in times}
@@ -127,16 +129,8 @@ def _each(url: str, ids: list[str], json: bool, act: str) -> None:
 
     with outbox.engines.opened(url) as engine:
         results = getattr(outbox.attention, act)(engine, ids)
-    states = [None if r.state is None else r.state.name.lower() for r in results]
-    if json:
-        rows = zip(results, states, strict=True)
-        print_json([{"id": r.id.hex(), "result": r.code.name, "state": s, "ok": r.code in DONE} for r, s in rows])
-    else:
-        codes = [Text(r.code.name, "green" if r.code in DONE else "red") for r in results]
-        ids_ = [r.id.hex() for r in results]
-        print_table(("message id", "result", "state"), list(zip(ids_, codes, states, strict=True)), "")
-    if status := exit_code_of([r.code for r in results]):
-        raise typer.Exit(status)
+    states = [{"state": None if r.state is None else r.state.name.lower()} for r in results]
+    finish("message id", [(r.id.hex(), r.code, state) for r, state in zip(results, states, strict=True)], json)
 
 
 def _plain(row: Row) -> dict[str, Any]:
@@ -147,10 +141,5 @@ def _plain(row: Row) -> dict[str, Any]:
     return plain({**fields, "state": row.state.name.lower()})
 
 
-def _state(row: Row) -> Text:
-    name = row.state.name.lower()
+def _state(name: str) -> Text:
     return Text(name, _STYLES[name])
-
-
-def _last(row: Row) -> str | None:
-    return (row.error or "").partition("\n")[0] or None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,28 +23,32 @@ _STATE_STYLES = {
 }
 
 
+Columns = dict[str, str | Callable[[Any], Any]]
+"""The columns of a table of rows: a head, and the name of a field or a function of a row."""
+
+
 def console() -> Console:
-    """Standard output, as wide as the screen; made anew so that redirection is seen."""
+    """Standard output, as wide as the screen; made at each call so that a redirection is seen."""
     return Console(highlight=False)
 
 
 def notice(text: str) -> None:
-    """A line for the person, on stderr, so that standard output stays clean for scripts."""
+    """Print a line for a person, on stderr: standard output is for scripts."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(Text(text))
 
 
 def print_json(value: Any) -> None:
-    """One JSON document, indented when a person reads it, on one line otherwise."""
+    """Print one JSON document, indented on a screen, on one line otherwise."""
     print(json.dumps(value, ensure_ascii=False, indent=2 if sys.stdout.isatty() else None))
 
 
 def print_json_line(value: Mapping[str, Any]) -> None:
-    """One object on one line, flushed, for streams."""
+    """Print one JSON object on one line, flushed, for streams."""
     print(json.dumps(value, ensure_ascii=False), flush=True)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> None:
-    """A table; ``empty`` is said instead when there are no rows. A column ``">name"`` is aligned to the right."""
+    """Print a table, or the notice ``empty`` if there are no rows. A column ``">name"`` is aligned to the right."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
     for column in columns:
         table.add_column(
@@ -57,8 +62,16 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: st
         notice(empty)
 
 
+def print_rows(rows: Sequence[Mapping[str, Any]], json: bool, columns: Columns, empty: str) -> None:
+    """Print rows as one JSON document, or as a table of these columns."""
+    if json:
+        return print_json(rows)
+    shown = [[row.get(of) if isinstance(of, str) else of(row) for of in columns.values()] for row in rows]
+    print_table(list(columns), shown, empty)
+
+
 def print_facts(facts: Mapping[str, Any]) -> None:
-    """Names and values below each other."""
+    """Print names and values, one pair per line."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -87,6 +100,16 @@ def moment(time_us: int | None) -> str | None:
     if not time_us:
         return None
     return datetime.fromtimestamp(time_us / 1e6, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+
+
+def age(time_us: int | None) -> str | None:
+    """How long ago microseconds since 1970 were, by this machine's clock; None for 0, which stands for none."""
+    return duration(max(time.time() - time_us / 1e6, 0)) if time_us else None
+
+
+def ago(time_us: int | None) -> str | None:
+    """:func:`age` as ``2 h ago``."""
+    return None if (text := age(time_us)) is None else f"{text} ago"
 
 
 def duration(seconds: float) -> str:

@@ -9,16 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from escrowmq.cli.failures import Exit
-from escrowmq.cli.options import Json, Url, seconds
+from escrowmq.cli.options import Json, Master, Url, seconds
 from escrowmq.cli.printing import console, moment, notice, print_facts, print_json, print_json_line, print_table
 from escrowmq.errors import Code, error
 
 if TYPE_CHECKING:
     from escrowmq.pipeline.reconcile import Report, Side
-
-Master = Annotated[
-    str | None, typer.Option("--master", help="A Spark cluster, spark://HOST:PORT. Without it: this machine.")
-]
 
 
 def reconcile(
@@ -62,6 +58,7 @@ def reconcile(
     """
     from escrowmq.pipeline.failures import told_plainly
     from escrowmq.pipeline.reconcile import read_side
+    from escrowmq.pipeline.reconcile import reconcile as compare
     from escrowmq.pipeline.session import local_session
 
     if stream and checkpoint is None:
@@ -83,7 +80,7 @@ def reconcile(
         if stream:
             assert checkpoint is not None
             return _stream(sides, grace_seconds, lateness_seconds, checkpoint, url, out_topic, once)
-        report = _clear(sides, before, out, limit)
+        report = compare(*sides, settled_before=before, out=out, most=limit)
     if json:
         print_json(report.to_json())
     else:
@@ -107,12 +104,6 @@ def _before(text: str | None, grace_seconds: float) -> datetime:
     except ValueError:
         raise error(Code.BAD_ARGUMENT, f"--settled-before: {text!r}", "such as 2026-01-31T12:00:00Z") from None
     return found if found.tzinfo else found.replace(tzinfo=UTC)
-
-
-def _clear(sides: list[Side], before: datetime, out: str | None, limit: int) -> Report:
-    from escrowmq.pipeline.reconcile import reconcile
-
-    return reconcile(*sides, settled_before=before, out=out, most=limit)
 
 
 def _stream(

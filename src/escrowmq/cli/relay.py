@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from escrowmq.cli.failures import Exit
-from escrowmq.cli.options import DEFAULT_URL, seconds
+from escrowmq.cli.options import DEFAULT_URL, pairs, seconds
 from escrowmq.cli.outbox import DatabaseUrl
 from escrowmq.cli.printing import duration, notice, print_json_line
-from escrowmq.errors import Code, error
 from escrowmq.platform.signals import stop_signals
 
 if TYPE_CHECKING:
@@ -91,9 +90,11 @@ def relay(
     }
     wait = seconds(patience, "--patience")
     every = seconds(status_interval, "--status-interval") or 10.0
+    given = pairs(target_option, "--target-option")
+    named: dict[str, Any] = {name.replace("-", "_"): value for name, value in given.items()}
     with ExitStack() as stack:
         engine = stack.enter_context(outbox.engines.opened(database_url))
-        target = open_target(to, **read_options(to, _pairs(target_option or [])))
+        target = open_target(to, **read_options(to, named))
         stack.callback(target.close)
         running = Relay(engine, target, **settings)
         stack.callback(running.stop)
@@ -153,16 +154,6 @@ def _show(running: Relay, json: bool, rate: float | None = None) -> None:
         parts += [f"{rate:,.0f}/s", f"{now.lanes} lanes", f"{duration(now.lag)} behind" if now.lag else "nothing left"]
     parts += [f"{count:,} {name.replace('_', ' ')}" for name in troubles if (count := getattr(now, name))]
     notice(", ".join(parts))
-
-
-def _pairs(texts: list[str]) -> dict[str, Any]:
-    pairs = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise error(Code.BAD_ARGUMENT, f"--target-option {text!r} is not NAME=VALUE")
-        pairs[name.replace("-", "_")] = value
-    return pairs
 
 
 def _log_to_stderr() -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from escrowmq.cli.options import DEFAULT_URL, Json, Url
+from escrowmq.cli.options import DEFAULT_URL, Json, Master, Url
 from escrowmq.cli.printing import notice, print_json
 
 
@@ -16,9 +16,7 @@ def report(
     url: Url = DEFAULT_URL,
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder for report.html and report.json.")] = Path(),
     json: Json = False,
-    master: Annotated[
-        str | None, typer.Option(help="A Spark cluster (spark://HOST:PORT) instead of this machine.")
-    ] = None,
+    master: Master = None,
 ) -> None:
     """Volumes, decision latency, check-backs, what waits and trends, as report.html and report.json.
 

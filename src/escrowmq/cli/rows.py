@@ -1,4 +1,4 @@
-"""Messages and other rows as JSON and as lines of text. Ids are printed, times stay microseconds, bodies become text."""
+"""Messages, decisions and acknowledgements as JSON and as lines of text: printed ids, times in microseconds, bodies as text."""
 
 from __future__ import annotations
 
@@ -42,31 +42,35 @@ def _body(body: bytes) -> dict[str, str | None]:
         return {"body": None, "body_base64": base64.b64encode(body).decode()}
 
 
-def message_line(row: Mapping[str, Any], place: str) -> Text:
-    """One message on one line: place, time, key, tag, body."""
-    parts = [(place, "bold"), (moment(row.get("stored_us")) or "", "dim")]
+def body_of(message: Mapping[str, Any], most: int) -> str:
+    """The body of a :func:`plain` message, cut at ``most`` characters."""
+    return "(binary)" if message["body"] is None else body_text(message["body"].encode(), most)
+
+
+def message_line(row: Mapping[str, Any], where: str) -> Text:
+    """One message on one line: where it is, time, key, tag, body."""
+    parts = [(where, "bold"), (moment(row.get("stored_us")) or "", "dim")]
     parts += [(f"{name}={cell(row[name])}", "cyan") for name in ("key", "tag") if row.get(name) is not None]
     return _line([*parts, (cell(body_text(row["body"])).plain, "")])
 
 
-def half_line(row: Mapping[str, Any], place: str) -> Text:
+def half_line(row: Mapping[str, Any], where: str) -> Text:
     """One half message on one line: where it is, its transaction and state, then the message."""
     state = TransactionState(row["state"]).name.lower()
     transaction = str(TransactionId.from_bytes(row["transaction"]))
     checks = f"checks={row['checks']}" if row["checks"] else ""
-    topic = f"{row['topic']}"
     return (
-        _line([(place, "bold"), (transaction, ""), (state, "yellow"), (checks, ""), (topic, "bold")])
+        _line([(where, "bold"), (transaction, ""), (state, "yellow"), (checks, ""), (row["topic"], "bold")])
         + Text(" ")
         + message_line(row, "")
     )
 
 
-def op_line(row: Mapping[str, Any], place: str) -> Text:
+def op_line(row: Mapping[str, Any], where: str) -> Text:
     """One decision on one line: where it is, which transaction, what it came to, by whom."""
     return _line(
         [
-            (place, "bold"),
+            (where, "bold"),
             (moment(row["decided_us"]) or "", "dim"),
             (str(TransactionId.from_bytes(row["transaction"])), ""),
             (TransactionState(row["state"]).name.lower(), "green"),
@@ -76,13 +80,13 @@ def op_line(row: Mapping[str, Any], place: str) -> Text:
     )
 
 
-def ack_line(row: Mapping[str, Any], place: str) -> Text:
+def ack_line(row: Mapping[str, Any], where: str) -> Text:
     """One acknowledgement on one line: where it is, when, whose, and which offsets of which queue."""
     last = row["start"] + row["count"] - 1
     unknown = row["group"] is None
     return _line(
         [
-            (place, "bold"),
+            (where, "bold"),
             (moment(row["acked_us"]) or "", "dim"),
             ("group unknown" if unknown else row["group"], "green"),
             ("" if unknown else f"{row['topic']}/{row['queue']}", "bold"),

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import track
 
 from escrowmq.cli.failures import exit_code, show_error
-from escrowmq.cli.options import DEFAULT_URL, PATIENCE, Url, bus_at, seconds
+from escrowmq.cli.options import DEFAULT_URL, PATIENCE, Url, bus_at, pairs, seconds
 from escrowmq.cli.printing import notice, print_json_line
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.model import Message
@@ -54,7 +54,7 @@ def send(
     if message_id is not None and (lines or (count > 1 and "{n}" not in message_id)):
         raise error(Code.BAD_ARGUMENT, "one id names one message", "put {n} into --id, or leave it out")
     bodies = _bodies(body, file, lines)
-    named = _properties(properties or [])
+    named = pairs(properties, "--property") or None
     wait = seconds(delay, "--delay") or 0.0
 
     def messages() -> Iterator[Message]:
@@ -112,16 +112,6 @@ def _bodies(body: str | None, file: Path | None, lines: bool) -> list[bytes]:
     else:
         content = sys.stdin.buffer.read()
     return content.splitlines() if lines else [content]
-
-
-def _properties(texts: list[str]) -> dict[str, str] | None:
-    made = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise error(Code.BAD_ARGUMENT, f"--property {text!r} is not NAME=VALUE")
-        made[name] = value
-    return made or None
 
 
 def _numbered(text: str | None, number: str, count: int) -> str | None:

@@ -11,6 +11,7 @@ import typer
 
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.gateway import Ask, beside
+from escrowmq.cli.options import Insecure, ReadyJson
 from escrowmq.cli.printing import notice, print_json_line
 from escrowmq.errors import Code, error
 from escrowmq.settings import BrokerSettings
@@ -38,10 +39,8 @@ def serve(
         Path | None,
         typer.Option("--config", help="A TOML file with tables \\[broker], \\[gateway] and \\[check_back.GROUP]."),
     ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Listen beyond loopback without TLS and credentials.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="When ready, one JSON line with the addresses.")] = False,
+    insecure: Insecure = False,
+    json: ReadyJson = False,
     *,
     overrides: dict[str, Any],
 ) -> None:

@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 
 from escrowmq.cli.failures import Exit
-from escrowmq.cli.options import Json, seconds
+from escrowmq.cli.options import Json, Master, seconds
 from escrowmq.cli.printing import notice, print_json, print_table
-from escrowmq.cli.reconcile import Master
 from escrowmq.errors import Code, error
 
 

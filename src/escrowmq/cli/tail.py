@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from escrowmq.cli.options import DEFAULT_URL, PATIENCE, Url, bus_at
+from escrowmq.cli.options import DEFAULT_URL, PATIENCE, JsonLines, Url, bus_at
 from escrowmq.cli.printing import console, print_json_line
 from escrowmq.cli.rows import ack_line, half_line, message_line, op_line, plain
 from escrowmq.errors import Code, error
@@ -75,7 +75,7 @@ def tail(
     ] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
     url: Url = DEFAULT_URL,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line, for scripts.")] = False,
+    json: JsonLines = False,
 ) -> None:
     """Show messages of a topic, half messages (%half), decisions (%op) or acknowledgements (%acks), without consuming them.
 

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 
 from escrowmq.cli.failures import exit_code_of, show_error
 from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, admin_at, seconds
 from escrowmq.cli.printing import body_text, duration, moment, print_facts, print_json, print_table, state
 from escrowmq.cli.rows import plain
 from escrowmq.errors import DONE, Code, EscrowError
+from escrowmq.cli.failures import finish, show_error
+from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, admin_at, seconds
+from escrowmq.cli.printing import (
+    Columns,
+    ago,
+    duration,
+    moment,
+    print_facts,
+    print_json,
+    print_rows,
+    print_table,
+    state,
+)
+from escrowmq.cli.rows import body_of, plain
+from escrowmq.errors import Code, EscrowError
 
 app = typer.Typer(no_args_is_help=True, help="Transactions: what is in escrow, and deciding by hand.")
 
@@ -38,16 +51,16 @@ def list_(
     """List transactions in the order of their prepare."""
     with admin_at(url) as admin:
         found = admin.transactions(state_, group, seconds(older_than, "--older-than"), limit)[:limit]
-    if json:
-        return print_json(found)
-    print_table(
-        ("transaction", "state", "group", ">messages", ">checks", "prepared", "decided by"),
-        [
-            (t["id"], state(t["state"]), t["group"], t["messages"], t["checks"], _age(t), t.get("decided_by"))
-            for t in found
-        ],
-        "no such transactions",
-    )
+    columns: Columns = {
+        "transaction": "id",
+        "state": lambda t: state(t["state"]),
+        "group": "group",
+        ">messages": "messages",
+        ">checks": "checks",
+        "prepared": lambda t: ago(t["prepared_us"]),
+        "decided by": "decided_by",
+    }
+    print_rows(found, json, columns, "no such transactions")
 
 
 @app.command("show")
@@ -72,7 +85,7 @@ def show(
     )
     print_table(
         ("topic", "key", "tag", "message id", "body"),
-        [(m["topic"], m["key"], m["tag"], m["message_id"], _body(m)) for m in found["messages"]],
+        [(m["topic"], m["key"], m["tag"], m["message_id"], body_of(m, 80)) for m in found["messages"]],
         "no messages",
     )
     start = found["timeline"][0]["time_us"] if found["timeline"] else 0
@@ -106,7 +119,7 @@ def recheck(ids: Ids, url: Url = DEFAULT_URL, json: Json = False) -> None:
 
 def _each(ids: list[str], url: str, json: bool, act: str) -> None:
     """Do one act to every id; each has its own result, the exit code is that of the first that failed."""
-    results: list[tuple[str, Code]] = []
+    results: list[tuple[str, Code, dict[str, Any]]] = []
     with admin_at(url) as admin:
         do: Callable[[str], Code] = getattr(admin, act)
         for identity in ids:
@@ -116,23 +129,8 @@ def _each(ids: list[str], url: str, json: bool, act: str) -> None:
                 code = problem.code
                 if not json:
                     show_error(problem)
-            results.append((identity, code))
-    if json:
-        print_json([{"id": identity, "result": code.name, "ok": code in DONE} for identity, code in results])
-    else:
-        rows = [(i, Text(c.name, "green" if c in DONE else "red")) for i, c in results]
-        print_table(("transaction", "result"), rows, "")
-    if status := exit_code_of([code for _, code in results]):
-        raise typer.Exit(status)
-
-
-def _age(transaction: dict[str, Any]) -> str:
-    """How long ago it was prepared, by this machine's clock."""
-    return f"{duration(max(time.time() - transaction['prepared_us'] / 1e6, 0))} ago"
-
-
-def _body(message: dict[str, Any]) -> str:
-    return "(binary)" if message["body"] is None else body_text(message["body"].encode(), 80)
+            results.append((identity, code, {}))
+    finish("transaction", results, json)
 
 
 def _details(event: dict[str, Any]) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from escrowmq.cli.options import DEFAULT_URL, Json, Url, admin_at
-from escrowmq.cli.printing import duration, print_json, print_table
+from escrowmq.cli.printing import Columns, ago, print_json, print_rows
 
 app = typer.Typer(
     no_args_is_help=True, help="Writers of numbered batches: Spark queries, and batch writes under a write_id."
@@ -23,13 +22,16 @@ def list_(url: Url = DEFAULT_URL, json: Json = False) -> None:
     """
     with admin_at(url) as admin:
         found = sorted(admin.writers(), key=lambda writer: int(writer["used_us"]))
-    if json:
-        return print_json(found)
-    print_table(
-        ("writer", "producer group", ">last batch", ">decided", ">used", ">undecided", ">connected"),
-        [_row(writer) for writer in found],
-        "no writers yet",
-    )
+    columns: Columns = {
+        "writer": "writer",
+        "producer group": "group",
+        ">last batch": "batch",
+        ">decided": lambda writer: ago(writer["decided_us"]),
+        ">used": lambda writer: ago(writer["used_us"]),
+        ">undecided": lambda writer: writer["open"] + writer["parked"],
+        ">connected": "members",
+    }
+    print_rows(found, json, columns, "no writers yet")
 
 
 @app.command("forget")
@@ -50,19 +52,3 @@ def forget(
         return print_json(found)
     for one in found:
         typer.echo(f"{one['broker']}: forgot producer group {one['group']} and its {one['sessions']} sessions")
-
-
-def _row(writer: dict[str, Any]) -> tuple[Any, ...]:
-    return (
-        writer["writer"],
-        writer["group"],
-        writer["batch"],
-        _ago(writer["decided_us"]),
-        _ago(writer["used_us"]),
-        writer["open"] + writer["parked"],
-        writer["members"],
-    )
-
-
-def _ago(time_us: int) -> str:
-    return f"{duration(max(time.time() - time_us / 1e6, 0))} ago"

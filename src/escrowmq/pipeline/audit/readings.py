@@ -13,10 +13,12 @@ from pyspark.sql.types import StringType, StructField, StructType
 from escrowmq.errors import Code, Misuse
 from escrowmq.pipeline import timeline
 from escrowmq.pipeline.audit import frames
-from escrowmq.pipeline.audit.manifest import MESSAGE_COLUMNS, Comparison, Manifest
+from escrowmq.pipeline.audit.manifest import MESSAGE_COLUMNS, Comparison, Manifest, Table
 from escrowmq.pipeline.audit.rows import Cell, Role, Rows, Speaker
+from escrowmq.pipeline.audit.unique import is_unique
 from escrowmq.pipeline.log import Log
-from escrowmq.pipeline.sources import TableRead, read_tables
+from escrowmq.pipeline.sql.source import CELLS, SOURCE, read_texts
+from escrowmq.pipeline.sql.tables import SqlRead, readonly_url
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -65,18 +67,24 @@ class Readings:
         )
 
     def _tables(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
-        """Tables come as their name and cells, the id first."""
-        reads, speakers = [], []
-        for name, its in roles.items():
-            table = self._manifest.tables[name]
-            columns = _columns(its)
-            database = str((self._manifest.folder / table.database).resolve())
-            reads.append(TableRead(name, database, table.table, (table.id, *columns), table.where))
-            speakers.append(Speaker(its, _numbered(columns), f.col("name") == name))
-        frame = read_tables(self.spark, reads)  # which also looks whether all is there
-        sure = [self._manifest.tables[read.name].unique and read.is_unique(read.columns[0]) for read in reads]
-        speakers = [Speaker(s.roles, s.cell, s.where, unique) for s, unique in zip(speakers, sure, strict=True)]
-        return Rows(frame, f.col("cells")[0], tuple(speakers))
+        """Tables come as the number of the read and cells, the id first."""
+        reads = [self._read(self._manifest.tables[name], _columns(its)) for name, its in roles.items()]
+        frame = read_texts(self.spark, reads)  # which also checks that all is there
+        speakers = [
+            Speaker(
+                its,
+                _numbered(read.columns),
+                f.col(SOURCE) == number,
+                unique=self._manifest.tables[name].unique and is_unique(read, read.columns[0]),
+            )
+            for number, ((name, its), read) in enumerate(zip(roles.items(), reads, strict=True))
+        ]
+        return Rows(frame, f.col(CELLS)[0], tuple(speakers))
+
+    def _read(self, table: Table, columns: Sequence[str]) -> SqlRead:
+        url = readonly_url((self._manifest.folder / table.database).resolve())
+        where = tuple((name, "=", text) for name, text in table.where.items())
+        return SqlRead(url, table.table, (table.id, *columns), where, texts=True)
 
     def _file(self, name: str, roles: tuple[Role, ...]) -> Rows:
         """A Parquet file."""
@@ -108,8 +116,8 @@ def _columns(roles: Sequence[Role]) -> list[str]:
 
 
 def _numbered(columns: Sequence[str]) -> Cell:
-    """A table's cells: the id, then ``columns``."""
-    return lambda name: f.col("cells")[columns.index(name) + 1]
+    """Finds a cell of a table: ``columns`` are the id, which may be a column once more, and the others."""
+    return lambda name: f.col(CELLS)[columns.index(name, 1)]
 
 
 def _of_topics(roles: Mapping[str, tuple[Role, ...]]) -> tuple[Speaker, ...]:

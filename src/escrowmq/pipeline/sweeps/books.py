@@ -22,7 +22,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from escrowmq.errors import Code, Misuse
-from escrowmq.pipeline.sql_source import check
+from escrowmq.pipeline.sql.tables import check
 from escrowmq.settings import nearest
 
 

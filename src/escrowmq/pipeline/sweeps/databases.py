@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.outbox import engines
-from escrowmq.pipeline.sql_source import absolute, check_there, safe_url
+from escrowmq.pipeline.sql.tables import absolute, check_there, safe_url
 
 _SQLITE_PATIENCE = 30.0
 """Seconds that a transaction waits for a SQLite file's one lock."""

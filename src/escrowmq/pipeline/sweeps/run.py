@@ -18,7 +18,8 @@ from pyspark.sql import functions as f
 
 from escrowmq.errors import Code, EscrowError, Misuse
 from escrowmq.pipeline.failures import told_plainly
-from escrowmq.pipeline.sql_source import SOURCE, SqlRead, read_sql
+from escrowmq.pipeline.sql.source import SOURCE, read_sql
+from escrowmq.pipeline.sql.tables import SqlRead
 from escrowmq.pipeline.sweeps.acts import Act, Inconsistent, release_orphan, settle_order
 from escrowmq.pipeline.sweeps.books import Books
 from escrowmq.pipeline.sweeps.databases import Connections, Databases, connections

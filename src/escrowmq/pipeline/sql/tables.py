@@ -1,0 +1,242 @@
+"""What is read of a database table: its columns, its ranges of keys, and the rows of a range as Arrow batches. No Spark in here.
+
+The ranges begin before the first key and end after the last, so rows that come in between planning and reading are read, too. Each
+range is one query: the whole is no snapshot of one moment.
+
+URLs may hold passwords: what is shown or logged goes through :func:`safe_url`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+import numpy as np
+import pyarrow as pa
+import sqlalchemy as sa
+
+from escrowmq.errors import Code, Misuse
+from escrowmq.outbox import engines
+
+BATCH_ROWS = 8192
+_ROW_ID = "rowid"
+_AS_URI = "file:"
+
+Where = tuple[str, str, str | int | bool]
+"""A column, one of ``= != < <= > >=``, and a value. A read's conditions must all hold."""
+Bounds = tuple[Any, Any]
+"""Keys from the first (None: from the beginning) to before the second (None: to the end)."""
+
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "=": lambda a, b: a == b,
+    "!=": lambda a, b: a != b,
+    "<": lambda a, b: a < b,
+    "<=": lambda a, b: a <= b,
+    ">": lambda a, b: a > b,
+    ">=": lambda a, b: a >= b,
+}
+
+
+def _decimal(value: Any) -> Decimal:
+    return value if isinstance(value, Decimal) else Decimal(str(value))
+
+
+def _time(value: Any) -> datetime:
+    found = datetime.fromisoformat(value) if isinstance(value, str) else value
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A column type in Spark and Arrow, and how a driver's value becomes one of it."""
+
+    spark: str
+    arrow: pa.DataType
+    make: Callable[[Any], Any]
+
+
+_KINDS: tuple[tuple[type[Any], Kind], ...] = (
+    (sa.Boolean, Kind("BOOLEAN", pa.bool_(), bool)),
+    (sa.Integer, Kind("BIGINT", pa.int64(), int)),
+    (sa.Float, Kind("DOUBLE", pa.float64(), float)),
+    (sa.Numeric, Kind("DECIMAL(38,9)", pa.decimal128(38, 9), _decimal)),
+    (sa.DateTime, Kind("TIMESTAMP", pa.timestamp("us", tz="UTC"), _time)),
+    (sa.LargeBinary, Kind("BINARY", pa.binary(), bytes)),
+)
+_TEXT = Kind("STRING", pa.utf8(), str)
+KINDS = {kind.spark.lower(): kind for kind in (*(kind for _, kind in _KINDS), _TEXT)}
+"""By Spark's simple name of the type."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SqlRead:
+    """``columns`` of the rows of ``table`` at ``url`` that meet all of ``where``.
+
+    ``texts``, of SQLite alone: every value is read, and compared with ``where``, as the text that SQLite makes of it, and ranges are of
+    row ids, which are cut evenly without looking at the rows. Else ranges are of the first column of the primary key.
+    """
+
+    url: str
+    table: str
+    columns: tuple[str, ...]
+    where: tuple[Where, ...] = ()
+    texts: bool = False
+
+    def __repr__(self) -> str:
+        return f"SqlRead({safe_url(self.url)}, {self.table})"
+
+    def check(self) -> dict[str, str]:
+        """Column → Spark type of the table. Raises as :func:`check`."""
+        return check(self.url, self.table, (*self.columns, *(name for name, _, _ in self.where)))
+
+    def ranges(self, rows: int) -> list[tuple[str, Bounds]]:
+        """The key, and its bounds: one for about so many wanted ``rows``. Raises Misuse(BAD_ARGUMENT) for a table without a primary key."""
+        with engines.opened(self.url) as engine, engine.connect() as connection:
+            key = _ROW_ID if self.texts else self._first_key(connection)
+            begins = self._even(connection, rows) if self.texts else self._quantiles(connection, key, rows)
+        return [(key, bounds) for bounds in itertools.pairwise([None, *begins, None])]
+
+    def batches(self, key: str, bounds: Bounds, kinds: Sequence[Kind] = ()) -> Iterator[tuple[int, list[pa.Array]]]:
+        """The rows of a range in batches: how many, and their columns, of these ``kinds``; of ``texts`` one column of lists."""
+        query = self._query(*self.columns)
+        for bound, operator in zip(bounds, (">=", "<"), strict=True):
+            if bound is not None:
+                query = query.where(_OPERATORS[operator](sa.column(key), bound))
+        check_there(self.url)
+        with engines.opened(self.url) as engine, engine.connect() as connection:
+            if self.texts:  # the driver's own rows of bytes: nothing is made of them one by one
+                sqlite: Any = connection.connection.driver_connection
+                sqlite.text_factory = bytes
+                cursor = connection.execute(query).cursor
+                while rows := cursor.fetchmany(BATCH_ROWS):
+                    yield len(rows), [_lists(rows, len(self.columns))]
+                return
+            for page in connection.execution_options(yield_per=BATCH_ROWS).execute(query).partitions():
+                named = zip(self.columns, kinds, zip(*page, strict=True), strict=True)
+                yield len(page), [self._array(*one) for one in named]
+
+    def _query(self, *columns: str) -> sa.Select[Any]:
+        query = sa.select(*map(self._value, columns)).select_from(sa.table(self.table))
+        return query.where(*(_OPERATORS[operator](self._value(name), value) for name, operator, value in self.where))
+
+    def _value(self, name: str) -> sa.ColumnElement[Any]:
+        column: sa.ColumnClause[Any] = sa.column(name)
+        return sa.cast(column, sa.Text) if self.texts else column
+
+    def _quantiles(self, connection: sa.Connection, key: str, rows: int) -> list[Any]:
+        """The keys at which ranges of ``rows`` wanted rows begin, without the first."""
+        number = sa.func.row_number().over(order_by=sa.column(key)).label("n")
+        counted = self._query(key).add_columns(number).subquery()
+        first = sa.select(counted.c[0]).where((counted.c.n - 1) % rows == 0).order_by(counted.c.n)
+        return list(dict.fromkeys(connection.scalars(first)))[1:]
+
+    def _even(self, connection: sa.Connection, rows: int) -> list[int]:
+        row_id: sa.ColumnClause[int] = sa.column(_ROW_ID)
+        found = sa.select(sa.func.min(row_id), sa.func.max(row_id), sa.func.count()).select_from(sa.table(self.table))
+        lowest, highest, count = connection.execute(found).one()
+        return even_cuts(lowest, highest, count, rows) if count else []
+
+    def _first_key(self, connection: sa.Connection) -> str:
+        columns = sa.inspect(connection).get_pk_constraint(self.table)["constrained_columns"]
+        if not columns:
+            raise Misuse(Code.BAD_ARGUMENT, f"{self} has no primary key", "a table is read in ranges of it")
+        return str(columns[0])
+
+    def _array(self, name: str, kind: Kind, values: Sequence[Any]) -> pa.Array:
+        try:
+            return pa.array([None if value is None else kind.make(value) for value in values], kind.arrow)
+        except (TypeError, ValueError, ArithmeticError) as problem:  # SQLite's columns hold any type
+            what = f"{self}: column {name!r} holds something that is no {kind.spark}: {problem}"
+            raise Misuse(Code.BAD_ARGUMENT, what) from None
+
+
+def even_cuts(lowest: int, highest: int, rows: int, size: int) -> list[int]:
+    """Where to cut the numbers ``lowest`` .. ``highest`` so that each part has about ``size`` of the ``rows`` rows.
+
+    Parts are even in numbers, not in rows: gaps make some smaller, and one far-off number must not make a million parts.
+    """
+    step = -(-(highest - lowest + 1) // -(-rows // size))
+    return list(range(lowest, highest + 1, step))[1:]
+
+
+def check(url: str, table: str, columns: Sequence[str]) -> dict[str, str]:
+    """Column → Spark type of a table.
+
+    Raises Misuse(BAD_ARGUMENT) that names what is missing or is no database, Misuse(BAD_URL), Unknown(DISCONNECTED) for a database that
+    is away.
+    """
+    check_there(url)
+    with engines.opened(url) as engine, engine.connect() as connection:
+        try:
+            found = {one["name"]: _kind(one["type"]).spark for one in sa.inspect(connection).get_columns(table)}
+        except sa.exc.NoSuchTableError:
+            raise Misuse(Code.BAD_ARGUMENT, f"{safe_url(url)} has no table {table!r}") from None
+        except sa.exc.OperationalError:
+            raise
+        except sa.exc.DatabaseError as problem:
+            raise Misuse(Code.BAD_ARGUMENT, f"cannot read {safe_url(url)}: {problem.orig}") from None
+    if lacking := [name for name in columns if name not in found]:
+        what = f"table {table!r} of {safe_url(url)} has no column {', '.join(lacking)}"
+        raise Misuse(Code.BAD_ARGUMENT, what, f"it has {', '.join(found)}")
+    return found
+
+
+def readonly_url(file: Path) -> str:
+    """The URL of a SQLite file that is only read, in use or not."""
+    return f"sqlite:///{_AS_URI}{quote(quote(str(file.absolute())))}?mode=ro&uri=true"  # SQLAlchemy unquotes once, SQLite again
+
+
+def absolute(url: str) -> str:
+    """The URL with a full path if it names a SQLite file: executors run in folders of their own."""
+    parsed = engines.open_engine(url).url
+    if (file := _file(parsed)) is None or str(parsed.database).startswith(_AS_URI):
+        return url
+    return parsed.set(database=str(Path(file).absolute())).render_as_string(hide_password=False)
+
+
+def check_there(url: str) -> None:
+    """Raise Misuse(BAD_ARGUMENT) for a SQLite file that this machine does not have: SQLite would make an empty one."""
+    file = _file(sa.make_url(url))
+    if file is not None and not Path(file).is_file():
+        hint = "on a cluster every worker must have it, as the same file; else use a database server"
+        raise Misuse(Code.BAD_ARGUMENT, f"{socket.gethostname()} has no database {file}", hint)
+
+
+def safe_url(url: str) -> str:
+    """A URL as it may be shown: without its password."""
+    parsed = sa.make_url(url)
+    file = _file(parsed)
+    return parsed.render_as_string(hide_password=True) if file is None else f"sqlite:///{file}"
+
+
+def _file(url: sa.URL) -> str | None:
+    """The path of a SQLite file; None for other databases, and for one in memory."""
+    name = url.database or ""
+    if name.startswith(_AS_URI):
+        name = unquote(name.removeprefix(_AS_URI))
+    return None if url.get_backend_name() != "sqlite" or not name or name.startswith(":") else name
+
+
+def _kind(found: Any) -> Kind:
+    """The kind of a reflected column; what is none of ours is read as text. MariaDB's BOOL is a TINYINT of width 1."""
+    if getattr(found, "display_width", None) == 1:
+        found = sa.Boolean()
+    return next((kind for type_, kind in _KINDS if isinstance(found, type_)), _TEXT)
+
+
+def _lists(rows: Sequence[Sequence[bytes | None]], width: int) -> pa.Array:
+    """Rows of texts as a list column: one array of all cells, and where each row begins. What is not UTF-8 gets replacement marks."""
+    cells = pa.array(list(itertools.chain.from_iterable(rows)), pa.binary())
+    try:
+        texts = cells.cast(pa.utf8())
+    except pa.ArrowInvalid:  # not UTF-8 everywhere
+        plain = [None if cell is None else cell.decode("utf-8", "replace") for cell in cells.to_pylist()]
+        texts = pa.array(plain, pa.utf8())
+    return pa.ListArray.from_arrays(pa.array(np.arange(len(rows) + 1, dtype=np.int32) * width), texts)
