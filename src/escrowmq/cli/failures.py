@@ -12,9 +12,8 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from escrowmq import errors
-from escrowmq.errors import DONE, Code, EscrowError
 from escrowmq.cli.printing import print_json, print_table
-from escrowmq.errors import Code, EscrowError
+from escrowmq.errors import DONE, Code, EscrowError
 
 
 class Exit(IntEnum):

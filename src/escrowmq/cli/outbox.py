@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from escrowmq.cli.failures import exit_code_of
 from escrowmq.cli.failures import finish
 from escrowmq.cli.options import Json, Limit
 from escrowmq.cli.printing import Columns, body_text, cell, moment, notice, print_facts, print_json, print_rows
 from escrowmq.cli.rows import plain
-from escrowmq.errors import DONE, Code, error
+from escrowmq.errors import Code, error
 
 if TYPE_CHECKING:
     from escrowmq.outbox.attention import Row

@@ -7,11 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from escrowmq.cli.failures import exit_code_of, show_error
-from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, admin_at, seconds
-from escrowmq.cli.printing import body_text, duration, moment, print_facts, print_json, print_table, state
-from escrowmq.cli.rows import plain
-from escrowmq.errors import DONE, Code, EscrowError
 from escrowmq.cli.failures import finish, show_error
 from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, admin_at, seconds
 from escrowmq.cli.printing import (

@@ -22,7 +22,6 @@ from sqlalchemy.orm import Session, sessionmaker
 from escrowmq import model
 from escrowmq.errors import Code, EscrowError, Misuse
 from escrowmq.message.names import check_name
-from escrowmq.outbox.session import AnySession, is_duplicate, transaction_of
 from escrowmq.outbox.dialects import insert_new
 from escrowmq.outbox.session import AnySession, transaction_of
 from escrowmq.outbox.tables import trans_recv_log
