@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum
+from typing import TypedDict
 
 from escrowmq.errors import Code, Misuse
 
@@ -140,6 +141,23 @@ class Message:
     check_immunity: float | None = None
     queue: int | None = None
     message_id: str | bytes | uuid.UUID | None = None
+
+
+class MessageOptions(TypedDict, total=False):
+    """What may be said of a message besides topic and body; see :class:`Message`."""
+
+    key: str | None
+    tag: str | None
+    properties: Mapping[str, str] | None
+    delay: float
+    queue: int | None
+    message_id: str | bytes | uuid.UUID | None
+
+
+class HalfMessageOptions(MessageOptions, total=False):
+    """What may be said of a half message; ``check_immunity`` is seconds before the first check-back."""
+
+    check_immunity: float | None
 
 
 @dataclass(frozen=True, slots=True)

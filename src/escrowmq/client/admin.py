@@ -11,10 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from escrowmq.client.links.patience import patient_action
 from escrowmq.client.links.router import Router
 from escrowmq.client.producing.ending import id_bytes
 from escrowmq.client.producing.outgoing import check_name
-from escrowmq.client.producing.session import patient_action
 from escrowmq.errors import Code, EscrowError, Misuse, Rejected, error
 from escrowmq.model import TransactionId, message_id
 from escrowmq.wire import VIEWS, Link

@@ -1,0 +1,42 @@
+"""Exponential back-off with jitter."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+
+class Backoff:
+    """How long to leave something alone that failed: doubling, with jitter, up to a limit. Thread-safe."""
+
+    def __init__(self, first: float, last: float) -> None:
+        self._first, self._last = first, last
+        self._lock = threading.Lock()
+        self._next = first
+        self._until = 0.0
+        self.failing = False
+
+    def failed(self) -> float:
+        """It failed (again); seconds to leave it alone."""
+        with self._lock:
+            now = time.monotonic()
+            if self.failing and now < self._until:  # another worker's try of the same outage
+                return self._until - now
+            pause = self._next * (0.5 + random.random())
+            self.failing = True
+            self._next = min(2 * self._next, self._last)
+            self._until = now + pause
+            return pause
+
+    def worked(self) -> bool:
+        """It works; whether it had failed before."""
+        if not self.failing:
+            return False
+        with self._lock:
+            self.failing, self._next, self._until = False, self._first, 0.0
+            return True
+
+    def left(self) -> float:
+        """Seconds until it may be tried; 0: now."""
+        return max(0.0, self._until - time.monotonic()) if self.failing else 0.0
