@@ -34,12 +34,11 @@ if TYPE_CHECKING:
     from escrowmq.client.admin import Admin
     from escrowmq.client.aio import AsyncBus
     from escrowmq.client.bus import Bus
-    from escrowmq.client.consuming.async_consumer import AsyncConsumer
-    from escrowmq.client.consuming.consumer import Consumer, Received, ReceivedBatch
-    from escrowmq.client.producing.async_producer import AsyncProducer, AsyncTransaction
-    from escrowmq.client.producing.producer import Producer
+    from escrowmq.client.consuming.consumer import AsyncConsumer, Consumer
+    from escrowmq.client.consuming.received import Received, ReceivedBatch
+    from escrowmq.client.producing.producer import AsyncProducer, Producer
     from escrowmq.client.producing.results import EndResults, Receipts
-    from escrowmq.client.producing.transaction import Transaction
+    from escrowmq.client.producing.transaction import AsyncTransaction, Transaction
     from escrowmq.client.reading.reader import AsyncReader, ReadBatch, Reader
     from escrowmq.connecting import aconnect, connect
 
@@ -52,8 +51,8 @@ _LAZY = {
     "Producer": "client.producing.producer",
     "Transaction": "client.producing.transaction",
     "Consumer": "client.consuming.consumer",
-    "Received": "client.consuming.consumer",
-    "ReceivedBatch": "client.consuming.consumer",
+    "Received": "client.consuming.received",
+    "ReceivedBatch": "client.consuming.received",
     "Reader": "client.reading.reader",
     "ReadBatch": "client.reading.reader",
     "AsyncReader": "client.reading.reader",
@@ -61,9 +60,9 @@ _LAZY = {
     "EndResults": "client.producing.results",
     "Admin": "client.admin",
     "AsyncBus": "client.aio",
-    "AsyncProducer": "client.producing.async_producer",
-    "AsyncTransaction": "client.producing.async_producer",
-    "AsyncConsumer": "client.consuming.async_consumer",
+    "AsyncProducer": "client.producing.producer",
+    "AsyncTransaction": "client.producing.transaction",
+    "AsyncConsumer": "client.consuming.consumer",
 }
 
 __all__ = [  # noqa: RUF022  # grouped, not sorted

@@ -1,4 +1,4 @@
-"""Small parts: alarms, columns of outcomes, splitting, names."""
+"""Small parts: the timer, columns of outcomes, splitting, names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import escrowmq as mq
 from escrowmq import schemas
-from escrowmq.client.lanes.alarm import Alarm
+from escrowmq.client.lanes.timer import Timer
 from escrowmq.client.links.router import Router, broker_of
 from escrowmq.client.producing.ending import outcome_column
 from escrowmq.client.producing.outgoing import OutgoingCodec, as_batch, split
@@ -25,21 +25,21 @@ from escrowmq.testing.link import TwinLink
 PAPER = Path(__file__).parents[2] / "docs" / "python.md"
 
 
-def test_alarms_ring_in_the_order_of_their_time_and_survive_a_failure(caplog):
-    alarm, rung, done = Alarm(), [], threading.Event()
+def test_a_timer_calls_in_the_order_of_time_and_survives_a_failure(caplog):
+    timer, rung, done = Timer(), [], threading.Event()
 
     def fail():
         raise ValueError("no")
 
-    alarm.after(0.06, done.set)
-    alarm.after(0.03, lambda: rung.append(2))
-    alarm.after(0.0, fail)
-    alarm.after(0.01, lambda: rung.append(1))
+    timer.after(0.06, done.set)
+    timer.after(0.03, lambda: rung.append(2))
+    timer.after(0.0, fail)
+    timer.after(0.01, lambda: rung.append(1))
     assert done.wait(10)
     assert rung == [1, 2]
-    alarm.after(60, lambda: rung.append(3))
-    alarm.close()
-    alarm.after(0, lambda: rung.append(4))
+    timer.after(60, lambda: rung.append(3))
+    timer.close()
+    timer.after(0, lambda: rung.append(4))
     assert rung == [1, 2]
     assert "a delayed call failed" in caplog.text
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from escrowmq.client.links.patience import patient_action
 from escrowmq.client.links.router import Router
-from escrowmq.client.producing.session import patient_action
 from escrowmq.errors import DONE, Code, EscrowError, Misuse, Rejected, error
 from escrowmq.message.ids import id_bytes
 from escrowmq.message.names import check_name

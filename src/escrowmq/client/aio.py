@@ -1,4 +1,4 @@
-"""The same names to await: :class:`AsyncBus` and what comes from it, over the same core as the blocking faces.
+"""The same names to await: :class:`AsyncBus`, and the calls of a bus that wait.
 
 Everything belongs to the event loop on which :func:`escrowmq.aconnect` was awaited. Calls of many tasks share batches;
 an answer wakes the loop once for all of them.
@@ -9,27 +9,29 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import datetime
-from typing import Any
+from typing import Any, Generic, TypeVar, Unpack
 
 from escrowmq.client.admin import Admin
-from escrowmq.client.consuming.async_consumer import AsyncConsumer, AsyncReceived
-from escrowmq.client.consuming.consumption import (
-    Consumption,
-    check_options,
-    subscription,
-)
-from escrowmq.client.lanes.alarm import Alarm
-from escrowmq.client.lanes.lanes import LoopLane, Sender
-from escrowmq.client.lanes.parcel import Codec
+from escrowmq.client.consuming.consumer import AsyncConsumer, ConsumerBase
+from escrowmq.client.consuming.consumption import Consumption
+from escrowmq.client.consuming.options import ConsumerOptions
+from escrowmq.client.consuming.received import AsyncReceived, ReceivedBase
+from escrowmq.client.lanes.coalescer import Lane
+from escrowmq.client.lanes.loop import Loop
+from escrowmq.client.lanes.request import Codec
+from escrowmq.client.lanes.waiting import Waiting
 from escrowmq.client.links.router import Router
-from escrowmq.client.producing.async_producer import AsyncProducer
-from escrowmq.client.producing.deciding import AnyChecker
-from escrowmq.client.producing.production import Production
-from escrowmq.client.reading.reader import AsyncReader
-from escrowmq.client.reading.reading import Place, Reading, Start, read_request
-from escrowmq.errors import Code, Unknown
+from escrowmq.client.producing.producer import AsyncProducer, ProducerBase
+from escrowmq.client.producing.production import ProducerOptions, Production
+from escrowmq.client.reading.reader import AsyncReader, ReaderBase
+from escrowmq.client.reading.reading import ReaderOptions, Reading
+from escrowmq.errors import Code, Misuse, Unknown
 from escrowmq.wire import Exchange, Link
+
+ProducerT = TypeVar("ProducerT", bound=ProducerBase[Any])
+ConsumerT = TypeVar("ConsumerT", bound=ConsumerBase[Any, Any])
+ReaderT = TypeVar("ReaderT", bound=ReaderBase)
+MessageT = TypeVar("MessageT", bound=ReceivedBase)
 
 
 class AsyncAdmin:
@@ -47,135 +49,56 @@ class AsyncAdmin:
         return call
 
 
-class AsyncBus:
-    """Made by :func:`escrowmq.aconnect`, on the event loop to which it belongs from then on. ``async with`` closes it."""
+class BusBase(Generic[ProducerT, ConsumerT, ReaderT]):
+    """What both faces of a bus share: its brokers, what came from it, and everything that does not wait."""
 
-    def __init__(self, links: Sequence[Link]) -> None:
+    def __init__(
+        self,
+        links: Sequence[Link],
+        waiting: Waiting,
+        producer: Callable[[Production], ProducerT],
+        consumer: Callable[[Consumption], ConsumerT],
+        reader: Callable[[Reading], ReaderT],
+    ) -> None:
+        if not links:
+            raise Misuse(Code.BAD_ARGUMENT, "a bus needs a broker")
         self.router = Router(links)
-        self.admin = AsyncAdmin(Admin(self.router))
-        self._loop = asyncio.get_running_loop()
-        self._loop_thread = threading.get_ident()
-        self._alarm = Alarm()
-        self._senders: dict[Link, Sender] = {link: Sender() for link in links}
-        self._parts: list[AsyncProducer | AsyncConsumer | AsyncReader] = []
+        self._waiting = waiting
+        self._make_producer, self._make_consumer, self._make_reader = producer, consumer, reader
+        self._parts: list[ProducerT | ConsumerT | ReaderT] = []
+        self._lock = threading.Lock()
         self._closed = False
 
-    async def __aenter__(self) -> AsyncBus:
-        return self
+    def producer(self, group: str, **options: Unpack[ProducerOptions]) -> ProducerT:
+        """A producer of producer group ``group``; see :class:`Producer` for ``qos`` (1) and :meth:`Producer.checker` for
+        ``checker`` (None). It does not wait.
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    def producer(
-        self,
-        group: str,
-        *,
-        instance: str | None = None,
-        qos: int = 1,
-        timeout: float = 30.0,
-        checker: AnyChecker | None = None,
-        unasked: bool = False,
-    ) -> AsyncProducer:
-        """As :meth:`Bus.producer`; not to be awaited.
-
-        ``unasked``: transactions may begin without a checker. This producer is then never asked: they wait for their end
-        by id, whoever brings it, and are parked after ``half_retention``.
+        ``instance`` (None) names this process within the group: a newer producer of the same name fences this one (its
+        calls then raise Fenced). ``timeout`` (30.0) is seconds per call. ``unasked`` (False): transactions may begin without a
+        checker. This producer is then never asked: they wait for their end by id, from any process, and are parked after
+        ``half_retention``.
         """
         self._need_open()
-        production = Production(self.router, self._alarm, self.lane, group, instance, qos, timeout, self._loop)
-        production.unasked = unasked
-        producer = AsyncProducer(production)
-        self._parts.append(producer)
-        if checker is not None:
-            producer.checker(checker)
+        producer = self._make_producer(Production(self.router, self._waiting, group, **options))
+        self._keep(producer)
         return producer
 
-    async def consumer(
-        self,
-        group: str,
-        topics: str | Sequence[str],
-        *,
-        tags: str | Sequence[str] | None = None,
-        ordered: bool = False,
-        start: str | datetime = "earliest",
-        lease: float | None = None,
-        max_attempts: int | None = None,
-        retry_backoff: float | None = None,
-        retry_backoff_max: float | None = None,
-        prefetch: int = 2,
-        max_bytes: int = 16 << 20,
-        qos: int = 1,
-        seen: Callable[[AsyncReceived], bool] | None = None,
-        timeout: float = 30.0,
-        instance: str | None = None,
-        in_doubt: str = "redeliver",
-    ) -> AsyncConsumer:
-        """As :meth:`Bus.consumer`. ``seen`` is a plain function; it runs on a thread."""
-        self._need_open()
-        check_options(qos, seen, prefetch, lease, instance, in_doubt)
-        request = subscription(
-            group, topics, tags, ordered, start, max_attempts, retry_backoff, retry_backoff_max, in_doubt
-        )
-        arrival = asyncio.Event()
+    def lane(
+        self, link: Link, kind: Exchange, codec: Codec, options: Callable[[], dict[str, Any]], **more: Any
+    ) -> Lane:
+        """A coalescing lane of this bus, for a face that sends batches itself; its maker closes it."""
+        return self._waiting.lane(link, kind, codec, options, **more)
 
-        def arrived() -> None:
-            try:
-                self._loop.call_soon_threadsafe(arrival.set)
-            except RuntimeError:
-                pass  # the loop is closed: nobody waits any more
-
-        consumption = Consumption(
-            self.router,
-            self._alarm,
-            self.lane,
-            group,
-            request,
-            lease=lease,
-            prefetch=prefetch,
-            max_bytes=max_bytes,
-            qos=qos,
-            seen=seen,
-            timeout=timeout,
-            arrived=arrived,
-            instance=instance,
-            spawn=next(iter(self._senders.values())).put,
-        )
-        await asyncio.to_thread(consumption.subscribe)
-        consumer = AsyncConsumer(consumption, arrival)
-        self._parts.append(consumer)
-        return consumer
-
-    async def reader(
-        self,
-        topic: str,
-        *,
-        queues: Sequence[int | Place] | None = None,
-        start: Start = "earliest",
-        tags: str | Sequence[str] | None = None,
-        columns: Sequence[str] | None = None,
-        timeout: float = 30.0,
-    ) -> AsyncReader:
-        """As :meth:`Bus.reader`."""
-        self._need_open()
-        reading = Reading(self.router, topic, queues, read_request(topic, tags, columns), timeout)
-        await asyncio.to_thread(reading.assign, start)
-        reader = AsyncReader(reading)
-        self._parts.append(reader)
-        return reader
-
-    async def close(self) -> None:
-        """As :meth:`Bus.close`."""
-        if self._closed:
-            return
-        self._closed = True
-        for part in sorted(self._parts, key=lambda part: isinstance(part, AsyncProducer)):
-            await part.close()
-        await asyncio.to_thread(self._end)
+    async def _close(self) -> None:
+        with self._lock:
+            first, self._closed = not self._closed, True
+        if first:
+            for part in sorted(self._parts, key=lambda part: isinstance(part, ProducerBase)):
+                await part._close()
+            await self._waiting.away(self._end)
 
     def _end(self) -> None:
-        self._alarm.close()
-        for sender in self._senders.values():
-            sender.close()
+        self._waiting.close()
         for link in self.router.links:
             link.close()
 
@@ -183,18 +106,72 @@ class AsyncBus:
         if self._closed:
             raise Unknown(Code.CLOSED, "the bus is closed")
 
-    def lane(
-        self, link: Link, kind: Exchange, codec: Codec, options: Callable[[], dict[str, Any]], more: dict[str, Any]
-    ) -> LoopLane:
-        """A coalescing lane of this bus, for a face that sends batches itself; whoever makes it closes it."""
-        return LoopLane(
-            link,
-            kind,
-            codec,
-            options,
-            self._alarm,
-            loop=self._loop,
-            loop_thread=self._loop_thread,
-            sender=self._senders[link],
-            **more,
-        )
+    def _keep(self, part: ProducerT | ConsumerT | ReaderT) -> None:
+        with self._lock:
+            self._need_open()
+            self._parts.append(part)
+
+
+class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, ConsumerT, ReaderT, MessageT]):
+    """What a bus does that waits."""
+
+    async def consumer(
+        self, group: str, topics: str | Sequence[str], **options: Unpack[ConsumerOptions[MessageT]]
+    ) -> ConsumerT:
+        """A consumer of consumer group ``group``, which is made if it does not exist.
+
+        All consumers of a group have the same topics, ``tags`` and order. ``tags`` (None: all) is ``"a||b"`` or a list;
+        ``ordered`` (False) gives each queue in order; ``start`` (of a new group) is ``"earliest"`` (the default),
+        ``"latest"`` or a datetime; ``lease`` seconds until what is not acknowledged comes back, ``retry_backoff`` and
+        ``retry_backoff_max`` seconds before the second and before later deliveries, ``max_attempts`` deliveries until a
+        message is a dead letter (None, each: the broker's); ``prefetch`` (2) receives ahead, of up to ``max_bytes``
+        (16 MiB) each; ``timeout`` (30.0) seconds per call; ``qos`` (1) and ``seen`` (a plain function; on an event loop it
+        runs on a thread) as in :mod:`escrowmq.client.consuming.consumer`.
+
+        With ``in_doubt="hold"`` (a choice of the group; else ``"redeliver"``) leases do not end by time: what a silent
+        consumer was handed is given to nobody else until the next process of its ``instance`` name gets it again, or
+        :meth:`Admin.fence` gives it back to the group. The process that was replaced or fenced gets Fenced from its next
+        receive, its late acknowledgements LEASE_LOST.
+        """
+        self._need_open()
+        consumption = Consumption(self.router, self._waiting, group, topics, **options)
+        await self._waiting.away(consumption.subscribe)
+        consumer = self._make_consumer(consumption)
+        self._keep(consumer)
+        return consumer
+
+    async def reader(self, topic: str, **options: Unpack[ReaderOptions]) -> ReaderT:
+        """Read queues of a topic from given offsets, without a group: nothing is leased, the caller keeps the offsets.
+
+        ``queues``: numbers (at every broker), or (shard or number of the broker, queue); None, the default: all, those made
+        later too. ``start``: ``"earliest"`` (the default), ``"latest"``, a datetime (the first that became visible then), or
+        the *next* offset of each partition, ``{(shard or number of the broker, queue): offset}``, as
+        :meth:`Reader.positions` gives it; partitions that it does not name begin with their first message. ``tags`` as for a
+        consumer; ``columns`` of DELIVERY (None: all); ``timeout`` (30.0) seconds per call.
+
+        Raises UNKNOWN_TOPIC, BAD_QUEUE, Misuse(BAD_ARGUMENT), Unknown(TIMED_OUT) if a broker does not answer.
+        """
+        self._need_open()
+        reading = Reading(self.router, self._waiting, topic, **options)
+        await self._waiting.away(reading.assign)
+        reader = self._make_reader(reading)
+        self._keep(reader)
+        return reader
+
+    async def close(self) -> None:
+        """Close consumers and readers, then producers (letting what is on its way finish), then the connections."""
+        await self._close()
+
+
+class AsyncBus(BusCalls[AsyncProducer, AsyncConsumer, AsyncReader, AsyncReceived]):
+    """Made by :func:`escrowmq.aconnect`, on the event loop to which it belongs from then on. ``async with`` closes it."""
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        super().__init__(links, Loop(links), AsyncProducer, AsyncConsumer, AsyncReader)
+        self.admin = AsyncAdmin(Admin(self.router))
+
+    async def __aenter__(self) -> AsyncBus:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._close()

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from escrowmq.client.admin import Admin
 from escrowmq.client.aio import AsyncBus
-from escrowmq.client.producing.session import patient_action
+from escrowmq.client.links.patience import patient_action
 from escrowmq.errors import Code, Rejected
 from escrowmq.gateway.addresses import Address
 from escrowmq.gateway.asking import Asker

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from escrowmq.client.aio import AsyncBus
-from escrowmq.client.producing.async_producer import AsyncProducer
+from escrowmq.client.producing.producer import AsyncProducer
 from escrowmq.errors import Code, EscrowError, Rejected
 from escrowmq.gateway.asking import Asker
 from escrowmq.gateway.limits import GatewaySettings

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from escrowmq.client.aio import AsyncBus
 from escrowmq.client.consuming.settling import SettlingCodec, lease_runs, settling_batch
-from escrowmq.client.lanes.lanes import LoopLane
+from escrowmq.client.lanes.coalescer import Lane
 from escrowmq.errors import Code, EscrowError, Misuse, Rejected
 from escrowmq.gateway.limits import GatewaySettings
 from escrowmq.message.names import check_name
@@ -50,7 +50,7 @@ class Settler:
     def __init__(self, bus: AsyncBus, settings: GatewaySettings) -> None:
         self._bus = bus
         self._settings = settings
-        self._lanes: dict[tuple[int, str], LoopLane] = {}
+        self._lanes: dict[tuple[int, str], Lane] = {}
 
     async def settle(
         self, group: str, handles: Sequence[LeaseHandle], act: Act, delay_us: int, cause: str | None
@@ -58,7 +58,7 @@ class Settler:
         """Settle messages of a consumer group; OK or an error each, in the order given."""
         check_name(group, Code.BAD_GROUP_NAME)
         numbers = await self._numbers({handle.shard for handle in handles})
-        waiting: list[asyncio.Future[Code] | EscrowError] = []
+        waiting: list[Awaitable[Code] | EscrowError] = []
         for handle in handles:
             number = numbers[handle.shard]
             if isinstance(number, EscrowError):
@@ -98,7 +98,7 @@ class Settler:
                 found[shard] = problem
         return found
 
-    def _lane(self, number: int, group: str) -> LoopLane:
+    def _lane(self, number: int, group: str) -> Lane:
         lane = self._lanes.get((number, group))
         if lane is None:
             if len(self._lanes) >= self._settings.max_groups * len(self._bus.router):
@@ -108,12 +108,12 @@ class Settler:
                 Exchange.SETTLE,
                 SettlingCodec(),
                 lambda: {"group": group},
-                {"timeout": self._settings.timeout},
+                timeout=self._settings.timeout,
             )
         return lane
 
 
-async def _outcome(one: asyncio.Future[Code] | EscrowError) -> Code | EscrowError:
+async def _outcome(one: Awaitable[Code] | EscrowError) -> Code | EscrowError:
     if isinstance(one, EscrowError):
         return one
     try:

@@ -26,7 +26,8 @@ from escrowmq.outbox.session import AnySession, transaction_of
 from escrowmq.outbox.tables import State, trans_message
 
 if TYPE_CHECKING:
-    from escrowmq.client.consuming.consumer import Consumer, ReceivedBatch
+    from escrowmq.client.consuming.consumer import Consumer
+    from escrowmq.client.consuming.received import ReceivedBatch
     from escrowmq.client.producing.producer import Producer
 
 DEFAULT_TOPIC = "outbox.done"

@@ -28,7 +28,8 @@ from escrowmq.outbox.tables import trans_recv_log
 from escrowmq.outbox.targets.seam import MESSAGE_ID_HEADER
 
 if TYPE_CHECKING:
-    from escrowmq.client.consuming.consumer import Consumer, Received, ReceivedBatch
+    from escrowmq.client.consuming.consumer import Consumer
+    from escrowmq.client.consuming.received import Received, ReceivedBatch
 
 Database = sessionmaker[Session] | sa.Engine
 logger = logging.getLogger(__name__)

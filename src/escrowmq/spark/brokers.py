@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from escrowmq.client.producing.session import patient_action
+from escrowmq.client.links.patience import patient_action
 from escrowmq.connecting import links
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.spark.filters import Pushed

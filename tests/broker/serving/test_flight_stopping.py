@@ -7,7 +7,7 @@ import pytest
 from flight_served import Served
 
 from escrowmq.client.links.flight import FlightLink
-from escrowmq.client.producing.session import patient_action
+from escrowmq.client.links.patience import patient_action
 from escrowmq.errors import Code, Unknown
 from escrowmq.testing.ledgers import outgoing
 from escrowmq.wire import Exchange

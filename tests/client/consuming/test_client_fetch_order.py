@@ -5,7 +5,7 @@ from concurrent.futures import Future
 import pyarrow as pa
 
 from escrowmq.client.consuming.fetching import Fetcher
-from escrowmq.client.lanes.alarm import Alarm
+from escrowmq.client.lanes.timer import Timer
 
 
 class Broker:
@@ -22,8 +22,8 @@ def rows(*values):
 
 
 def test_a_later_answer_waits_for_the_earlier_one():
-    broker, alarm = Broker(), Alarm()
-    fetcher = Fetcher([broker], {}, 2, alarm, lambda: None)
+    broker, timer = Broker(), Timer()
+    fetcher = Fetcher([broker], {}, 2, timer, lambda: None)
     fetcher.start(10)
     first, second = broker.asked
     second.set_result(rows(2))
@@ -33,16 +33,16 @@ def test_a_later_answer_waits_for_the_earlier_one():
     taken = [fetcher.take(), fetcher.take()]
     assert [batch.column("n").to_pylist() for _, batch in taken] == [[1], [2]]
     assert fetcher.close(1.0) == []
-    alarm.close()
+    timer.close()
 
 
 def test_an_empty_or_lost_one_holds_nobody_up():
-    broker, alarm = Broker(), Alarm()
-    fetcher = Fetcher([broker], {}, 2, alarm, lambda: None)
+    broker, timer = Broker(), Timer()
+    fetcher = Fetcher([broker], {}, 2, timer, lambda: None)
     fetcher.start(10)
     first, second = broker.asked
     second.set_result(rows(2))
     first.set_result(rows())
     assert fetcher.take()[1].column("n").to_pylist() == [2]
     assert fetcher.close(1.0) == []
-    alarm.close()
+    timer.close()

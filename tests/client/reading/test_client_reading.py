@@ -93,4 +93,4 @@ def test_closing_ends_iteration(twins):
         thread.join(30)
         assert not thread.is_alive()
         with pytest.raises(Misuse):
-            reader._reading.place("x")
+            reader._reading.partition("x")

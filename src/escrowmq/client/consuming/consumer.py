@@ -1,4 +1,4 @@
-"""The consumer. Blocking face; ``aio.py`` has the one to await.
+"""The consumer; :class:`Consumer` blocks, :class:`AsyncConsumer` is awaited.
 
 Quality of service, per consumer:
 
@@ -14,109 +14,42 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.client.consuming.consumption import DEFAULT_BATCH, Consumption, delay_us
-from escrowmq.client.consuming.delivery import Content, Rows
-from escrowmq.client.lanes.lanes import ThreadLane, Waiter
+from escrowmq.client.consuming.consumption import Consumption
+from escrowmq.client.consuming.delivery import Rows
+from escrowmq.client.consuming.options import DEFAULT_BATCH
+from escrowmq.client.consuming.received import (
+    AsyncReceived,
+    AsyncReceivedBatch,
+    Received,
+    ReceivedBase,
+    ReceivedBatch,
+    ReceivedBatchBase,
+)
+from escrowmq.client.lanes.blocking import blocking, iterating
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.model import Act
 
+MessageT = TypeVar("MessageT", bound=ReceivedBase)
+BatchT = TypeVar("BatchT", bound=ReceivedBatchBase[Any])
 
-class Received(Content):
-    """A received message. Acknowledge it with :meth:`ack` once its effect is durable."""
 
-    __slots__ = ("_consumption",)
+class ConsumerBase(Generic[MessageT, BatchT]):
+    """What both faces of a consumer share: its machinery, what iteration is in the middle of, and how it goes on."""
 
-    def __init__(self, rows: Rows, row: int, consumption: Consumption[ThreadLane]) -> None:
-        super().__init__(rows, row)
+    def __init__(
+        self, consumption: Consumption, message: type[MessageT], batch: Callable[[Rows, Consumption], BatchT]
+    ) -> None:
         self._consumption = consumption
-
-    def ack(self) -> None:
-        """Done with it. Sent in the background, together with others; :meth:`Consumer.flush` waits for them."""
-        self._consumption.act(self._rows, self._row, Act.ACK, 0, None, None)
-
-    def nack(self, delay: float | None = None, cause: str | None = None) -> None:
-        """Deliver it again in ``delay`` seconds (None: the group's back-off); ``cause`` is kept with a dead letter."""
-        self._consumption.act(self._rows, self._row, Act.NACK, delay_us(delay), cause, None)
-
-    def extend(self, seconds: float) -> None:
-        """Keep its lease for ``seconds`` from now; waits for the broker. Raises LEASE_LOST if it is too late."""
-        waiter = Waiter()
-        self._consumption.act(self._rows, self._row, Act.EXTEND, delay_us(seconds), None, waiter)
-        waiter.wait(self._consumption.timeout)
-
-
-class ReceivedBatch:
-    """Received messages as columns: ``arrow`` is a record batch of schema DELIVERY. Iterating gives its messages."""
-
-    __slots__ = ("_consumption", "_rows")
-
-    def __init__(self, rows: Rows, consumption: Consumption[ThreadLane]) -> None:
-        self._rows = rows
-        self._consumption = consumption
-
-    @property
-    def arrow(self) -> pa.RecordBatch:
-        """The columns."""
-        return self._rows.batch
-
-    def __len__(self) -> int:
-        return int(self._rows.batch.num_rows)
-
-    def __iter__(self) -> Iterator[Received]:
-        return (Received(self._rows, row, self._consumption) for row in range(len(self)))
-
-    def __getitem__(self, row: int) -> Received:
-        return Received(self._rows, range(len(self))[row], self._consumption)
-
-    def ack(self, *, wait: bool = True) -> None:
-        """Done with all of them; durable when this returns (with ``wait=False``: sent in the background).
-
-        Raises LEASE_LOST if some of them are being delivered again, Unknown if that cannot be told: the connection was
-        lost meanwhile, and the lease has ended, by this acknowledgement or by time.
-        """
-        self._act(Act.ACK, 0, None, wait)
-
-    def nack(self, delay: float | None = None, cause: str | None = None, *, wait: bool = True) -> None:
-        """Deliver all of them again in ``delay`` seconds (None: the group's back-off)."""
-        self._act(Act.NACK, delay_us(delay), cause, wait)
-
-    def extend(self, seconds: float) -> None:
-        """Keep their leases for ``seconds`` from now. Raises LEASE_LOST if some have ended."""
-        self._act(Act.EXTEND, delay_us(seconds), None, True)
-
-    def _act(self, act: Act, delay: int, cause: str | None, wait: bool) -> None:
-        if not len(self):
-            return
-        waiter = Waiter() if wait else None
-        self._consumption.act_on_all(self._rows, act, delay, cause, waiter)
-        if waiter is not None:
-            answer, resent = waiter.wait(self._consumption.timeout)
-            if (code := self._consumption.first_refusal(answer, resent)) is not None:
-                raise error(code)
-
-
-class Consumer:
-    """Receives the messages of a consumer group. Made by :meth:`Bus.consumer`. Iterate it, or its :meth:`batches`.
-
-    Thread-safe: several threads may iterate one consumer and share its messages.
-    """
-
-    def __init__(self, consumption: Consumption[ThreadLane], arrival: threading.Condition) -> None:
-        self._consumption = consumption
-        self._arrival = arrival
-        self._reading = threading.Lock()
-        self._current: tuple[Rows, int] | None = None  # what iteration is in the middle of, and its next row
-
-    def __enter__(self) -> Consumer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self._message = message
+        self._batch = batch
+        self._iterating = threading.Lock()  # guards the two below; held for moments only
+        self._current: tuple[Rows, int] | None = None  # the batch that messages are taken from, and its next row
 
     @property
     def group(self) -> str:
@@ -128,92 +61,48 @@ class Consumer:
         """Acknowledgements that came too late; those messages are delivered again."""
         return self._consumption.refused
 
-    def __iter__(self) -> Iterator[Received]:
-        return self.messages()
-
-    def messages(self, *, idle_timeout: float | None = None) -> Iterator[Received]:
-        """One message after the other, until :meth:`close`, or until none came for ``idle_timeout`` seconds."""
-        while (message := self._next_message(idle_timeout)) is not None:
-            yield message
-
-    def batches(
-        self, max_messages: int = DEFAULT_BATCH, *, idle_timeout: float | None = None
-    ) -> Iterator[ReceivedBatch]:
-        """Batches of up to ``max_messages``, until :meth:`close`, or until none came for ``idle_timeout`` seconds."""
-        while (rows := self._next_rows(max_messages, idle_timeout)) is not None:
-            yield ReceivedBatch(rows, self._consumption)
-
-    def receive(self, max_messages: int = 1, wait: float = 0.0) -> list[Received]:
-        """Ask once: what is there, or comes within ``wait`` seconds. For tests and scripts; iteration is faster."""
-        taken = self._take(max_messages)
-        found: list[Received] = []
-        if taken is not None:
-            found.extend(ReceivedBatch(taken, self._consumption))
-        else:
-            for number, future in self._consumption.receive_now(max_messages, wait):
-                rows = self._screened(Rows(number, future.result(wait + self._consumption.timeout)))
-                if rows is not None:
-                    found.extend(ReceivedBatch(rows, self._consumption))
-        return found
-
-    def flush(self, timeout: float | None = None) -> int:
-        """Wait until all acknowledgements are durable or refused; how many were refused in this consumer's life.
-
-        Raises Unknown(TIMED_OUT) if that takes longer than ``timeout`` seconds.
-        """
-        patience = self._consumption.timeout if timeout is None else timeout
-        if not all(lane.drain(patience) for lane in self._consumption.lanes):
-            raise error(Code.TIMED_OUT, "acknowledgements are still on their way")
-        return self.refused
-
-    def close(self) -> None:
-        """Send the acks that wait, give back what was not handed out, end iteration.
-
-        What was handed out and not acknowledged comes back when its lease ends.
-        """
-        with self._reading:
+    async def _close(self) -> None:
+        consumption = self._consumption
+        with self._iterating:
+            first, consumption.closed = not consumption.closed, True
             current, self._current = self._current, None
-            if current is not None:
-                rows, row = current
-                self._consumption.give_back(rows.number, rows.batch.slice(row))
-            self._consumption.close()
-        with self._arrival:
-            self._arrival.notify_all()
+        if current is not None:
+            rows, row = current
+            consumption.give_back(rows.number, rows.batch.slice(row))
+        if first:
+            consumption.arrival.set()
+            await consumption.waiting.away(consumption.close)
 
-    def _next_message(self, idle_timeout: float | None) -> Received | None:
-        while True:
-            with self._reading:
-                if self._current is not None and not self._consumption.closed:
-                    rows, row = self._current
-                    last = row + 1 >= rows.batch.num_rows
-                    self._current = None if last else (rows, row + 1)
-                    return Received(rows, row, self._consumption)
-            fresh = self._next_rows(DEFAULT_BATCH, idle_timeout)
-            if fresh is None:
-                return None
-            with self._reading:
-                if self._current is None:
-                    self._current = (fresh, 0)
-                else:
-                    self._consumption.fetcher.put_back(fresh.number, fresh.batch)
+    async def _next_batch(self, idle_timeout: float | None) -> bool:
+        """Have a batch to take messages from; False when iteration is over."""
+        rows = await self._next_rows(DEFAULT_BATCH, idle_timeout)
+        if rows is None:
+            return False
+        with self._iterating:
+            closed = self._consumption.closed
+            if not closed and self._current is None:
+                self._current = (rows, 0)
+                return True
+        if closed:
+            self._consumption.give_back(rows.number, rows.batch)
+        else:  # another thread or task was first
+            self._consumption.fetcher.put_back(rows.number, rows.batch)
+        return not closed
 
-    def _next_rows(self, max_messages: int, idle_timeout: float | None) -> Rows | None:
+    async def _next_rows(self, max_messages: int, idle_timeout: float | None) -> Rows | None:
+        consumption, fetcher = self._consumption, self._consumption.fetcher
         deadline = None if idle_timeout is None else time.monotonic() + idle_timeout
-        if not self._consumption.closed:
-            self._consumption.fetcher.start(max_messages)
-        while not self._consumption.closed:
-            if (rows := self._take(max_messages)) is not None:
+        if not consumption.closed:
+            fetcher.start(max_messages)
+        while not consumption.closed:
+            if (rows := await self._take(max_messages)) is not None:
                 return rows
-            with self._arrival:
-                if self._consumption.fetcher.has_something() or self._consumption.closed:
-                    continue
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    return None
-                self._arrival.wait(left)
+            left = None if deadline is None else deadline - time.monotonic()
+            if not await consumption.arrival.wait(lambda: fetcher.has_something() or consumption.closed, left):
+                return None
         return None
 
-    def _take(self, max_messages: int) -> Rows | None:
+    async def _take(self, max_messages: int) -> Rows | None:
         """Up to ``max_messages`` of what has arrived; with qos 0 and 2, acknowledged or screened."""
         taken = self._consumption.fetcher.take()
         if taken is None:
@@ -222,23 +111,126 @@ class Consumer:
         if batch.num_rows > max_messages:
             self._consumption.fetcher.put_back(number, batch.slice(max_messages))
             batch = batch.slice(0, max_messages)
-        return self._screened(Rows(number, batch))
+        return await self._screened(Rows(number, batch))
 
-    def _screened(self, rows: Rows) -> Rows | None:
+    async def _screened(self, rows: Rows) -> Rows | None:
         consumption = self._consumption
         if not rows.batch.num_rows:
             return None
         if consumption.qos == 0:
             try:
-                ReceivedBatch(rows, consumption).ack()
+                await consumption.act_on_all(rows, Act.ACK, 0, None, True)
             except EscrowError as problem:
                 if problem.code not in (Code.LEASE_LOST, Code.DISCONNECTED):
                     raise
                 return None  # another consumer has them: at most once
         elif consumption.qos == 2:
-            unseen = consumption.unseen(rows, lambda rows, row: Received(rows, row, consumption))
-            for row in np.flatnonzero(~unseen).tolist():
-                consumption.act(rows, row, Act.ACK, 0, None, None)
-            if not unseen.all():
-                rows = Rows(rows.number, rows.batch.filter(pa.array(unseen)))
+            seen = await consumption.waiting.away(self._seen, rows)
+            for row in np.flatnonzero(seen).tolist():
+                consumption.act(rows, row, Act.ACK, 0, None)
+            if seen.any():
+                rows = Rows(rows.number, rows.batch.filter(pa.array(~seen)))
         return rows if rows.batch.num_rows else None
+
+    def _seen(self, rows: Rows) -> Any:
+        """With qos=2: which rows the consumer's own database has a mark of."""
+        seen, message = self._consumption.seen, self._message
+        assert seen is not None
+        return np.array([seen(message(rows, row, self._consumption)) for row in range(rows.batch.num_rows)], np.bool_)
+
+
+class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
+    """What a consumer does that waits."""
+
+    async def messages(self, *, idle_timeout: float | None = None) -> AsyncIterator[MessageT]:
+        """One message after the other, until :meth:`close`, or until none came for ``idle_timeout`` seconds."""
+        consumption, message = self._consumption, self._message
+        while True:
+            with self._iterating:
+                if (current := self._current) is not None:
+                    rows, row = current
+                    self._current = None if row + 1 >= rows.count else (rows, row + 1)
+            if current is not None:
+                yield message(rows, row, consumption)
+            elif not await self._next_batch(idle_timeout):
+                return
+
+    async def batches(
+        self, max_messages: int = DEFAULT_BATCH, *, idle_timeout: float | None = None
+    ) -> AsyncIterator[BatchT]:
+        """Batches of up to ``max_messages``, until :meth:`close`, or until none came for ``idle_timeout`` seconds."""
+        while (rows := await self._next_rows(max_messages, idle_timeout)) is not None:
+            yield self._batch(rows, self._consumption)
+
+    async def receive(self, max_messages: int = 1, wait: float = 0.0) -> list[MessageT]:
+        """Ask once: what is there, or comes within ``wait`` seconds. For tests and scripts; iteration is faster."""
+        consumption = self._consumption
+        if (taken := await self._take(max_messages)) is not None:
+            return list(self._batch(taken, consumption))
+        found: list[MessageT] = []
+        for number, future in await consumption.waiting.away(consumption.receive_now, max_messages, wait):
+            batch = await consumption.waiting.result(future, wait + consumption.timeout)
+            if (rows := await self._screened(Rows(number, batch))) is not None:
+                found.extend(self._batch(rows, consumption))
+        return found
+
+    async def flush(self, timeout: float | None = None) -> int:
+        """Wait until all acknowledgements are durable or refused; how many were refused in this consumer's life.
+
+        Raises Unknown(TIMED_OUT) if that takes longer than ``timeout`` seconds.
+        """
+        consumption = self._consumption
+        patience = consumption.timeout if timeout is None else timeout
+        for lane in consumption.lanes:
+            if not await consumption.waiting.away(lane.drain, patience):
+                raise error(Code.TIMED_OUT, "acknowledgements are still on their way")
+        return self.refused
+
+    async def close(self) -> None:
+        """Send the acks that wait, give back what was not handed out, end iteration.
+
+        What was handed out and not acknowledged comes back when its lease ends.
+        """
+        await self._close()
+
+
+class AsyncConsumer(ConsumerCalls[AsyncReceived, AsyncReceivedBatch]):
+    """As :class:`Consumer`, to await: ``async for message in consumer``, ``async for batch in consumer.batches()``.
+
+    Several tasks may iterate one consumer.
+    """
+
+    def __init__(self, consumption: Consumption) -> None:
+        super().__init__(consumption, AsyncReceived, AsyncReceivedBatch)
+
+    def __aiter__(self) -> AsyncIterator[AsyncReceived]:
+        return self.messages()
+
+    async def __aenter__(self) -> AsyncConsumer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._close()
+
+
+class Consumer(ConsumerBase[Received, ReceivedBatch]):
+    """Receives the messages of a consumer group. Made by :meth:`Bus.consumer`. Iterate it, or its :meth:`batches`.
+
+    Thread-safe: several threads may iterate one consumer and share its messages.
+    """
+
+    def __init__(self, consumption: Consumption) -> None:
+        super().__init__(consumption, Received, ReceivedBatch)
+
+    messages = iterating(ConsumerCalls[Received, ReceivedBatch].messages)
+    batches = iterating(ConsumerCalls[Received, ReceivedBatch].batches)
+    receive = blocking(ConsumerCalls[Received, ReceivedBatch].receive)
+    flush = blocking(ConsumerCalls[Received, ReceivedBatch].flush)
+    close = blocking(ConsumerCalls[Received, ReceivedBatch].close)
+    __exit__ = blocking(AsyncConsumer.__aexit__)
+
+    def __iter__(self) -> Iterator[Received]:
+        return self.messages()
+
+    def __enter__(self) -> Consumer:
+        return self

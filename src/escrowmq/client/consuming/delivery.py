@@ -15,11 +15,12 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class Rows:
     """A DELIVERY batch whose columns become Python lists when they are first looked at."""
 
-    __slots__ = ("_lists", "batch", "number")
+    __slots__ = ("_lists", "batch", "count", "number")
 
     def __init__(self, number: int, batch: pa.RecordBatch) -> None:
         self.number = number  # of the broker
         self.batch = batch
+        self.count: int = batch.num_rows
         self._lists: dict[str, list[Any]] = {}
 
     def list(self, name: str) -> list[Any]:
@@ -85,7 +86,7 @@ class Content:
 
     @property
     def offset(self) -> int:
-        """The place in the queue."""
+        """Its number in the queue, counted from 0."""
         return self._rows.list("offset")[self._row]  # type: ignore[no-any-return]
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,14 +12,16 @@ from typing import Any
 import pyarrow as pa
 
 from escrowmq.client.consuming.membership import Membership
-from escrowmq.client.lanes.alarm import Alarm
+from escrowmq.client.lanes.timer import Timer
 from escrowmq.errors import AWAY, Code, EscrowError, Unknown
+from escrowmq.platform.backoff import Backoff
 from escrowmq.wire import Exchange, Link
 
 WAIT_MS = 5000
 """How long the broker holds an empty receive."""
 FIRST_BACKOFF, LAST_BACKOFF = 0.02, 2.0
-_NO_ROWS = pa.RecordBatch.from_pylist([], schema=pa.schema([]))
+NO_ROWS = pa.RecordBatch.from_pylist([], schema=pa.schema([]))
+"""What an exchange RECEIVE carries."""
 
 
 class Fetcher:
@@ -31,7 +32,7 @@ class Fetcher:
         links: Sequence[Link],
         options: dict[str, Any],
         ahead: int,
-        alarm: Alarm,
+        timer: Timer,
         arrived: Callable[[], None],
         spawn: Callable[[Callable[[], None]], None] = lambda call: call(),
         membership: Membership | None = None,
@@ -40,7 +41,7 @@ class Fetcher:
         self._membership = membership
         self._options = {"wait_ms": WAIT_MS, **options}
         self._ahead = ahead
-        self._alarm = alarm
+        self._timer = timer
         self._arrived = arrived
         self._spawn = spawn  # how a caller's thread asks: it must not block an event loop
         self._lock = threading.Lock()
@@ -48,7 +49,7 @@ class Fetcher:
         self._ready: deque[tuple[int, pa.RecordBatch] | EscrowError] = deque()
         self._asked = [0] * len(links)  # receives on their way
         self._buffered = [0] * len(links)
-        self._backoff = [FIRST_BACKOFF] * len(links)
+        self._backoff = [Backoff(FIRST_BACKOFF, LAST_BACKOFF) for _ in links]
         self._asking = [False] * len(links)
         self._resting = [False] * len(links)
         self._polls: set[Future[pa.RecordBatch]] = set()
@@ -59,7 +60,7 @@ class Fetcher:
         self._closed = False
 
     def start(self, max_messages: int) -> None:
-        """Begin to receive, at most ``max_messages`` a batch from now on."""
+        """Begin to receive, at most ``max_messages`` per batch from now on."""
         self._options["max_messages"] = max_messages
         if not self._started:
             self._started = True
@@ -102,7 +103,7 @@ class Fetcher:
             return left
 
     def _ask(self, number: int) -> None:
-        """Fill up to ``ahead``. One thread a broker at a time; an answer that comes at once does not recurse."""
+        """Fill up to ``ahead``. One thread per broker at a time; an answer that comes at once does not recurse."""
         with self._lock:
             if self._asking[number]:
                 return
@@ -117,7 +118,7 @@ class Fetcher:
             options = dict(self._options)
             if self._membership is not None:
                 options |= self._membership.options(number)
-            future = self._links[number].exchange(Exchange.RECEIVE, _NO_ROWS, options)
+            future = self._links[number].exchange(Exchange.RECEIVE, NO_ROWS, options)
             with self._lock:
                 self._polls.add(future)
                 self._order[number].append(future)
@@ -132,7 +133,7 @@ class Fetcher:
             self._asked[number] -= 1
             self._polls.discard(done)
             if problem is None:
-                self._backoff[number] = FIRST_BACKOFF
+                self._backoff[number].worked()
             elif isinstance(problem, EscrowError) and problem.code in AWAY:
                 if self._membership is not None:
                     self._membership.lose(number)
@@ -163,8 +164,7 @@ class Fetcher:
     def _rest(self, number: int) -> None:
         if not self._resting[number] and not self._closed:
             self._resting[number] = True
-            self._alarm.after(self._backoff[number] * (0.5 + random.random()), partial(self._rested, number))
-            self._backoff[number] = min(2 * self._backoff[number], LAST_BACKOFF)
+            self._timer.after(self._backoff[number].failed(), partial(self._rested, number))
 
     def _rested(self, number: int) -> None:
         if self._membership is not None and self._membership.has_lost(number):

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.client.producing.session import patient_action
+from escrowmq.client.links.patience import patient_action
 from escrowmq.wire import Link
 
 REMEMBERED = 4096

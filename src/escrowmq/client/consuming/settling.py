@@ -38,7 +38,7 @@ def settling_batch(
 
 
 def lease_runs(delivery: pa.RecordBatch) -> tuple[Any, Any, Any]:
-    """Leases, first offsets and counts that cover the rows of a DELIVERY batch: one run a stretch of one lease.
+    """Leases, first offsets and counts that cover the rows of a DELIVERY batch: one run per unbroken range of one lease.
 
     A run may span offsets that are not in the lease (of other tags); the broker passes them over.
     """
@@ -86,8 +86,8 @@ class SettlingCodec:
     def decode(
         self, rows: Sequence[tuple[Any, ...]], memo: Any, answer: pa.RecordBatch, resent: bool
     ) -> list[Code | EscrowError]:
-        """A code or an error a row."""
-        codes = self.told(answer, resent)[memo].tolist()
+        """One code or error per row."""
+        codes = self.codes(answer, resent)[memo].tolist()
         refused = sum(code not in _NOT_REFUSED for code in codes)
         if refused:
             with self._lock:
@@ -95,8 +95,8 @@ class SettlingCodec:
         return [Code.OK if code == 0 else row_error(code) for code in codes]
 
     @staticmethod
-    def told(answer: pa.RecordBatch, resent: bool) -> npt.NDArray[np.uint8]:
+    def codes(answer: pa.RecordBatch, resent: bool) -> npt.NDArray[np.uint8]:
         """The codes. A LEASE_LOST to what was sent again may be the echo of its own success or a real one, so nothing is
-        known: it is told as DISCONNECTED."""
+        known: it becomes DISCONNECTED."""
         codes: npt.NDArray[np.uint8] = answer.column(0).to_numpy()
         return np.where(codes == Code.LEASE_LOST, np.uint8(Code.DISCONNECTED), codes) if resent else codes

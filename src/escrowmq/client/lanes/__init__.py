@@ -1,1 +1,1 @@
-"""Lanes: how the calls of many threads or tasks become batches, and how each caller gets its own answer back."""
+"""Lanes: how the calls of many threads or tasks become batches, and how callers wait for their own answers."""

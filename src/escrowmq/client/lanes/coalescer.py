@@ -2,48 +2,48 @@
 
 Theory of operation. A lane carries rows of one kind of exchange over one link.
 
-1. A row is added to the open parcel. If nothing is in flight the parcel leaves at once; otherwise it waits, and whoever
-   arrives meanwhile rides along. A second, third and fourth parcel may leave before the first is answered, but only
+1. A row is added to the open request. If nothing is in flight the request leaves at once; otherwise it waits, and whoever
+   arrives meanwhile rides along. A second, third and fourth request may leave before the first is answered, but only
    with ``WORTH_OVERLAPPING`` rows or more, and with at least as many as are in flight: a request costs about as much as
-   some hundred rows, so small parcels wait and grow, big ones overlap.
-2. Parcels leave in the order in which they were filled; one thread at a time sends (``_pumping``).
-3. A parcel that the connection may have lost waits until every other parcel in flight was answered or lost too; then all
+   some hundred rows, so small requests wait and grow, big ones overlap.
+2. Requests leave in the order in which they were filled; one thread at a time sends (``_pumping``).
+3. A request that the connection may have lost waits until every other request in flight was answered or lost too; then all
    of them are sent again, in order, unchanged (the same bytes, the same message ids), before anything newer.
-4. So does a parcel that the broker refuses because it has forgotten the session (nothing of it was taken in), after the session was
-   renewed. While parcels of one session are in flight, none leaves under another: a newer one must not get ahead of them.
-5. A parcel's deadline counts from the moment it was sealed. At its deadline its callers get Unknown(TIMED_OUT), and a
+4. So does a request that the broker refuses because it has forgotten the session (nothing of it was taken in), after the session was
+   renewed. While requests of one session are in flight, none leaves under another: a newer one must not get ahead of them.
+5. A request's deadline counts from the moment it was sealed. At its deadline its callers get Unknown(TIMED_OUT), and a
    late answer is ignored.
 """
 
 from __future__ import annotations
 
 import math
-import random
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any
 
 import pyarrow as pa
 
-from escrowmq.client.lanes.alarm import Alarm
-from escrowmq.client.lanes.parcel import Codec, Parcel, Row, copies
+from escrowmq.client.lanes.request import Codec, Request, Row, copies
+from escrowmq.client.lanes.timer import Timer
 from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, Unknown
+from escrowmq.platform.backoff import Backoff
 from escrowmq.wire import Exchange, Link
 
 MAX_IN_FLIGHT = 4
 WORTH_OVERLAPPING = 64
 MAX_WAITING_ROWS = 1 << 18
 """Rows that may wait in one lane before Overloaded(QUEUE_FULL): bounds the memory of a client whose broker is away."""
-FIRST_BACKOFF = 0.02
-LAST_BACKOFF = 2.0
+FIRST_BACKOFF, LAST_BACKOFF = 0.02, 2.0
+"""Seconds before what the connection lost is sent again."""
 
 
 class Lane(ABC):
-    """One coalescing lane. Thread-safe. ``timeout`` is seconds from the sealing of a parcel to Unknown(TIMED_OUT)."""
+    """One coalescing lane. Thread-safe. ``timeout`` is seconds from the sealing of a request to Unknown(TIMED_OUT)."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Lane(ABC):
         kind: Exchange,
         codec: Codec,
         options: Callable[[], dict[str, Any]],
-        alarm: Alarm,
+        timer: Timer,
         *,
         timeout: float,
         max_rows: int = 4096,
@@ -63,7 +63,7 @@ class Lane(ABC):
         self._kind = kind
         self._codec = codec
         self._options = options
-        self._alarm = alarm
+        self._timer = timer
         self._timeout = timeout
         self._max_rows = max_rows
         self._max_bytes = max_bytes
@@ -77,18 +77,30 @@ class Lane(ABC):
         self._open: list[Row] = []
         self._open_waiters: list[Any] = []
         self._open_bytes = 0
-        self._sealed: deque[Parcel] = deque()
+        self._sealed: deque[Request] = deque()
         self._sealed_rows = 0
-        self._in_flight: list[Parcel] = []
+        self._in_flight: list[Request] = []
         self._in_flight_rows = 0
         self._pumping = False
         self._broken = False
-        self._worth = 1.0  # rows that must wait before a parcel may leave; infinite while none may
-        self._backoff = FIRST_BACKOFF
+        self._worth = 1.0  # rows that must wait before a request may leave; infinite while none may
+        self._backoff = Backoff(FIRST_BACKOFF, LAST_BACKOFF)
         self._sweeping = False
         self._closed = False
 
     # What callers do
+
+    def call(self, row: Row, size: int) -> Awaitable[Any]:
+        """Add a row and return what to await for its result; it raises the row's error."""
+        waiter: Awaitable[Any] = self.waiter()
+        self.add(row, waiter, size)
+        return waiter
+
+    def call_batch(self, batch: pa.RecordBatch) -> Awaitable[tuple[pa.RecordBatch, bool]]:
+        """Send a whole batch and return what to await for (its answer, whether it was sent again)."""
+        waiter: Awaitable[Any] = self.waiter()
+        self.add_batch(batch, waiter)
+        return waiter
 
     @property
     def waiting(self) -> int:
@@ -97,11 +109,11 @@ class Lane(ABC):
 
     @property
     def broken(self) -> bool:
-        """Whether the connection was lost and parcels wait to be sent again."""
+        """Whether the connection was lost and requests wait to be sent again."""
         return self._broken
 
     def add(self, row: Row, waiter: Any, size: int) -> None:
-        """Put a row (of about ``size`` bytes) into the open parcel; its result goes to ``waiter``, or nowhere if None.
+        """Put a row (of about ``size`` bytes) into the open request; its result goes to ``waiter``, or nowhere if None.
 
         Raises Overloaded(QUEUE_FULL) when too much is waiting, Unknown(CLOSED) after :meth:`close`.
         """
@@ -124,17 +136,17 @@ class Lane(ABC):
         self._start_pump()
 
     def add_batch(self, batch: pa.RecordBatch, waiter: Any) -> None:
-        """Send a whole batch as its own parcel, in order with the rows; ``waiter`` gets the whole answer."""
+        """Send a whole batch as its own request, in order with the rows; ``waiter`` gets the whole answer."""
         with self._lock:
             if self._closed:
                 raise Unknown(Code.CLOSED, "the producer or consumer is closed")
             if self._sealed_rows and self._sealed_rows + batch.num_rows > self._max_waiting:
                 raise Overloaded(Code.QUEUE_FULL)
             self._seal()
-            parcel = Parcel(None, [waiter], batch)
-            parcel.deadline = time.monotonic() + self._timeout
-            self._sealed.append(parcel)
-            self._sealed_rows += len(parcel)
+            request = Request(None, [waiter], batch)
+            request.deadline = time.monotonic() + self._timeout
+            self._sealed.append(request)
+            self._sealed_rows += len(request)
             if self._pumping or not self._sendable():
                 if not self._sweeping:
                     self._sweep_later()
@@ -158,19 +170,23 @@ class Lane(ABC):
             self._weigh()
             self._sealed.clear()
             self._sealed_rows = 0
-            left = [parcel for parcel in left if self._settle(parcel)]
+            left = [request for request in left if self._settle(request)]
             self._idle.notify_all()
-        for parcel in left:
-            self._deliver(parcel.waiters, copies(Unknown(Code.CLOSED), parcel))
+        for request in left:
+            self._deliver(request.waiters, copies(Unknown(Code.CLOSED), request))
 
-    # How a caller's thread model differs
+    # How callers wait
+
+    @abstractmethod
+    def waiter(self) -> Any:
+        """What a caller awaits for its result, and gives to :meth:`add`."""
 
     def _start_pump(self) -> None:
         self._pump()
 
     @abstractmethod
     def _deliver(self, waiters: list[Any], results: list[Any]) -> None:
-        """Hand each waiter its result."""
+        """Give each waiter that is not None its result."""
 
     # The way out
 
@@ -181,7 +197,7 @@ class Lane(ABC):
         return len(self._open) + self._sealed_rows >= self._worth
 
     def _weigh(self) -> None:
-        """How many rows are worth a parcel now; whenever what is in flight, or broken, changes."""
+        """How many rows are worth a request now; whenever what is in flight, or broken, changes."""
         in_flight = len(self._in_flight)
         if self._broken or in_flight >= MAX_IN_FLIGHT:
             self._worth = math.inf
@@ -190,106 +206,106 @@ class Lane(ABC):
 
     def _seal(self) -> None:
         if self._open:
-            parcel = Parcel(self._open, self._open_waiters)
-            parcel.deadline = time.monotonic() + self._timeout
-            self._sealed.append(parcel)
-            self._sealed_rows += len(parcel)
+            request = Request(self._open, self._open_waiters)
+            request.deadline = time.monotonic() + self._timeout
+            self._sealed.append(request)
+            self._sealed_rows += len(request)
             self._open, self._open_waiters, self._open_bytes = [], [], 0
 
-    def _take(self) -> Parcel | None:
-        """The next parcel to send, now in flight; None when there is none or it has to wait."""
+    def _take(self) -> Request | None:
+        """The next request to send, now in flight; None when there is none or it has to wait."""
         if not self._sendable():
             return None
         if not self._sealed:
             self._seal()
         if not self._sealed:
             return None
-        parcel = self._sealed.popleft()
-        self._sealed_rows -= len(parcel)
-        self._in_flight.append(parcel)
-        self._in_flight_rows += len(parcel)
+        request = self._sealed.popleft()
+        self._sealed_rows -= len(request)
+        self._in_flight.append(request)
+        self._in_flight_rows += len(request)
         self._weigh()
         if not self._sweeping:
             self._sweep_later()
-        return parcel
+        return request
 
     def _pump(self) -> None:
         """Send until nothing may leave. Only the holder of ``_pumping`` may call this."""
         while True:
             with self._lock:
-                parcel = self._take()
-                if parcel is None:
+                request = self._take()
+                if request is None:
                     self._pumping = False
                     return
-            self._dispatch(parcel)
+            self._dispatch(request)
 
-    def _dispatch(self, parcel: Parcel, again: dict[str, Any] | None = None) -> None:
-        """Send a parcel; ``again``: with these options, those of all that are sent again with it."""
+    def _dispatch(self, request: Request, again: dict[str, Any] | None = None) -> None:
+        """Send a request; ``again``: with these options, those of all that are sent again with it."""
         try:
-            if parcel.batch is None and parcel.rows is not None:
-                parcel.batch, parcel.memo = self._codec.encode(parcel.rows)
+            if request.batch is None and request.rows is not None:
+                request.batch, request.memo = self._codec.encode(request.rows)
             with self._sending:
                 options = self._options() if again is None else again
-                parcel.session = options.get("session", 0)
-                if again is None and (self._broken or self._overtakes(parcel)):  # what was lost goes first
-                    self._failed(parcel, Unknown(Code.DISCONNECTED))
+                request.session = options.get("session", 0)
+                if again is None and (self._broken or self._overtakes(request)):  # what was lost goes first
+                    self._failed(request, Unknown(Code.DISCONNECTED))
                     return
-                future = self._link.exchange(self._kind, parcel.batch, options)
+                future = self._link.exchange(self._kind, request.batch, options)
         except EscrowError as problem:
-            self._failed(parcel, problem)
+            self._failed(request, problem)
             return
         except Exception as problem:
             bug = Misuse(Code.BAD_ARGUMENT, f"cannot send: {problem}")
             bug.__cause__ = problem
-            self._failed(parcel, bug)
+            self._failed(request, bug)
             return
-        attempt = parcel.resends
-        future.add_done_callback(lambda done: self._answered(parcel, attempt, done))
+        attempt = request.resends
+        future.add_done_callback(lambda done: self._answered(request, attempt, done))
 
-    def _overtakes(self, parcel: Parcel) -> bool:
-        return any(other.session != parcel.session for other in tuple(self._in_flight))
+    def _overtakes(self, request: Request) -> bool:
+        return any(other.session != request.session for other in tuple(self._in_flight))
 
     # The way back
 
-    def _answered(self, parcel: Parcel, attempt: int, done: Future[pa.RecordBatch]) -> None:
-        if parcel.settled or parcel.resends != attempt:
+    def _answered(self, request: Request, attempt: int, done: Future[pa.RecordBatch]) -> None:
+        if request.settled or request.resends != attempt:
             return
         problem = done.exception()
         if problem is None and self._renew is not None and _forgets(done.result()):
-            self._forgotten = parcel.session
-            self._failed(parcel, Unknown(Code.DISCONNECTED, "the broker has forgotten the session"))
+            self._forgotten = request.session
+            self._failed(request, Unknown(Code.DISCONNECTED, "the broker has forgotten the session"))
         elif problem is None:
-            self._finish(parcel, self._decode(parcel, done.result()))
+            self._finish(request, self._decode(request, done.result()))
         elif isinstance(problem, EscrowError):
-            self._failed(parcel, problem)
+            self._failed(request, problem)
         else:
-            self._failed(parcel, Unknown(Code.CLOSED, f"the link failed: {problem!r}"))
+            self._failed(request, Unknown(Code.CLOSED, f"the link failed: {problem!r}"))
 
-    def _decode(self, parcel: Parcel, answer: pa.RecordBatch) -> list[Any]:
-        if parcel.batch is None or answer.num_rows != parcel.batch.num_rows:
-            return copies(Unknown(Code.DISCONNECTED, "the answer does not match the request"), parcel)
-        if parcel.rows is None:
-            return [(answer, parcel.resends > 0)]
-        return self._codec.decode(parcel.rows, parcel.memo, answer, parcel.resends > 0)
+    def _decode(self, request: Request, answer: pa.RecordBatch) -> list[Any]:
+        if request.batch is None or answer.num_rows != request.batch.num_rows:
+            return copies(Unknown(Code.DISCONNECTED, "the answer does not match the request"), request)
+        if request.rows is None:
+            return [(answer, request.resends > 0)]
+        return self._codec.decode(request.rows, request.memo, answer, request.resends > 0)
 
-    def _failed(self, parcel: Parcel, problem: EscrowError) -> None:
-        if problem.code is not Code.DISCONNECTED or self._closed or time.monotonic() >= parcel.deadline:
-            self._finish(parcel, copies(problem, parcel))
+    def _failed(self, request: Request, problem: EscrowError) -> None:
+        if problem.code is not Code.DISCONNECTED or self._closed or time.monotonic() >= request.deadline:
+            self._finish(request, copies(problem, request))
             return
         with self._sending, self._lock:
-            parcel.lost = problem
+            request.lost = problem
             self._broken = True
             self._weigh()
             if not self._sweeping:
                 self._sweep_later()
             self._resend_later()
 
-    def _finish(self, parcel: Parcel, results: list[Any]) -> None:
+    def _finish(self, request: Request, results: list[Any]) -> None:
         with self._lock:
-            if not self._settle(parcel):
+            if not self._settle(request):
                 return
-            self._leave_flight(parcel)
-        self._deliver(parcel.waiters, results)
+            self._leave_flight(request)
+        self._deliver(request.waiters, results)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -302,54 +318,52 @@ class Lane(ABC):
             self._pumping = True
         self._start_pump()
 
-    def _settle(self, parcel: Parcel) -> bool:
-        if parcel.settled:
+    def _settle(self, request: Request) -> bool:
+        if request.settled:
             return False
-        parcel.settled = True
+        request.settled = True
         return True
 
-    def _leave_flight(self, parcel: Parcel) -> None:
-        if parcel in self._in_flight:
-            self._in_flight.remove(parcel)
-            self._in_flight_rows -= len(parcel)
+    def _leave_flight(self, request: Request) -> None:
+        if request in self._in_flight:
+            self._in_flight.remove(request)
+            self._in_flight_rows -= len(request)
             self._weigh()
         if self._broken:
             self._resend_later()
         else:
-            self._backoff = FIRST_BACKOFF
+            self._backoff.worked()
 
     # Sending again
 
     def _resend_later(self) -> None:
-        """Once every parcel in flight is lost, send them again after a back-off with jitter."""
-        if all(parcel.lost is not None for parcel in self._in_flight):
-            delay = self._backoff * (0.5 + random.random())
-            self._backoff = min(2 * self._backoff, LAST_BACKOFF)
-            self._alarm.after(delay if self._in_flight else 0.0, self._resend)
+        """Once every request in flight is lost, send them again after a back-off with jitter."""
+        if all(request.lost is not None for request in self._in_flight):
+            self._timer.after(self._backoff.failed() if self._in_flight else 0.0, self._resend)
 
     def _resend(self) -> None:
         with self._lock:
             if self._renewing:
                 return  # it ends with another call
-            if self._pumping or any(parcel.lost is None for parcel in self._in_flight):
+            if self._pumping or any(request.lost is None for request in self._in_flight):
                 if self._pumping and self._broken:
-                    self._alarm.after(FIRST_BACKOFF, self._resend)
+                    self._timer.after(FIRST_BACKOFF, self._resend)
                 return
             if self._forgotten:
-                self._renewing = True  # it may take a while, and the alarm is for all
+                self._renewing = True  # it may take a while, and the timer is for all
                 threading.Thread(target=self._renew_session, name="escrowmq-renew", daemon=True).start()
                 return
             again = list(self._in_flight)
-            for parcel in again:
-                parcel.lost = None
-                parcel.resends += 1
+            for request in again:
+                request.lost = None
+                request.resends += 1
             self._pumping = True
             self._broken = False
             self._weigh()
         options = self._options()
-        for parcel in again:
-            if not parcel.settled:
-                self._dispatch(parcel, options)
+        for request in again:
+            if not request.settled:
+                self._dispatch(request, options)
         self._pump()
 
     def _renew_session(self) -> None:
@@ -364,34 +378,34 @@ class Lane(ABC):
             self._forgotten, self._renewing = 0, False
             waiting = list(self._in_flight)
         if problem is not None:
-            for parcel in waiting:
-                self._finish(parcel, copies(problem, parcel))
+            for request in waiting:
+                self._finish(request, copies(problem, request))
         self._resend()
 
     # Deadlines
 
     def _sweep_later(self) -> None:
         self._sweeping = True
-        self._alarm.after(min(max(self._timeout / 20, 0.005), 1.0), self._sweep)
+        self._timer.after(min(max(self._timeout / 20, 0.005), 1.0), self._sweep)
 
     def _sweep(self) -> None:
-        """Give up parcels past their deadline; seal what waits, so that its deadline counts from now."""
+        """Give up requests past their deadline; seal what waits, so that its deadline counts from now."""
         now = time.monotonic()
         with self._lock:
             self._sweeping = False
             self._seal()
             late = [p for p in (*self._in_flight, *self._sealed) if now >= p.deadline and self._settle(p)]
-            for parcel in late:
-                if parcel in self._sealed:
-                    self._sealed.remove(parcel)
-                    self._sealed_rows -= len(parcel)
+            for request in late:
+                if request in self._sealed:
+                    self._sealed.remove(request)
+                    self._sealed_rows -= len(request)
                 else:
-                    self._leave_flight(parcel)
+                    self._leave_flight(request)
             if not self._is_empty():
                 self._sweep_later()
-        for parcel in late:
-            problem = Unknown(Code.TIMED_OUT, str(parcel.lost) if parcel.lost else None)
-            self._deliver(parcel.waiters, copies(problem, parcel))
+        for request in late:
+            problem = Unknown(Code.TIMED_OUT, str(request.lost) if request.lost else None)
+            self._deliver(request.waiters, copies(problem, request))
         if late:
             self._go_on()
 

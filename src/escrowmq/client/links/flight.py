@@ -10,7 +10,6 @@ DISCONNECTED here, too.
 from __future__ import annotations
 
 import json
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,14 +20,14 @@ import pyarrow as pa
 from pyarrow import flight
 
 from escrowmq import wire
-from escrowmq.client.lanes.alarm import Alarm
+from escrowmq.client.lanes.timer import Timer
 from escrowmq.client.links.streams import Checks, Stream, escrow_error, failed_future
 from escrowmq.errors import Code, EscrowError, Unknown
+from escrowmq.platform.backoff import Backoff
 from escrowmq.wire import CheckStream, Exchange
 
 CONNECT_SECONDS = 5.0
-FIRST_BACKOFF = 0.02
-LAST_BACKOFF = 2.0
+FIRST_BACKOFF, LAST_BACKOFF = 0.02, 2.0
 
 _CHANNEL = [
     ("grpc.use_local_subchannel_pool", 1),  # a new client means a new connection, without gRPC's own long back-off
@@ -47,10 +46,9 @@ class FlightLink:
         self._client: flight.FlightClient | None = None
         self._streams: dict[tuple[Exchange, int | None], Stream] = {}
         self._watches: list[Checks] = []
-        self._not_before = 0.0
-        self._backoff = FIRST_BACKOFF
+        self._backoff = Backoff(FIRST_BACKOFF, LAST_BACKOFF)
         self._last_problem: EscrowError | None = None
-        self._alarm = Alarm("escrowmq-link")
+        self._timer = Timer("escrowmq-link")
         self._patrolling = False
         self._closed = False
 
@@ -108,7 +106,7 @@ class FlightLink:
             self._closed = True
             streams, watches, client = list(self._streams.values()), self._watches, self._client
             self._client = None
-        self._alarm.close()
+        self._timer.close()
         for watch in watches:
             watch.close()
         for stream in streams:
@@ -124,7 +122,7 @@ class FlightLink:
                 raise Unknown(Code.CLOSED, "the connection is closed")
             if self._client is not None:
                 return self._client
-            if time.monotonic() < self._not_before and self._last_problem is not None:
+            if self._backoff.left() and self._last_problem is not None:
                 raise Unknown(Code.DISCONNECTED, self._last_problem.message)
             host = f"[{self._host}]" if ":" in self._host else self._host
             client = flight.FlightClient(f"grpc+tcp://{host}:{self._port}", generic_options=_CHANNEL)
@@ -134,10 +132,10 @@ class FlightLink:
                 client.close()
                 reason = Unknown(Code.DISCONNECTED, f"no broker answers at {self.address}: {problem.message}")
                 self._last_problem = reason
-                self._not_before = time.monotonic() + self._backoff * (0.5 + random.random())
-                self._backoff = min(2 * self._backoff, LAST_BACKOFF)
+                self._backoff.failed()
                 raise reason from None
-            self._client, self._backoff, self._last_problem = client, FIRST_BACKOFF, None
+            self._backoff.worked()
+            self._client, self._last_problem = client, None
             return client
 
     def _stream(self, kind: Exchange, member: int | None) -> Stream:
@@ -157,7 +155,7 @@ class FlightLink:
                 self._streams[kind, member] = stream
                 if not self._patrolling:
                     self._patrolling = True
-                    self._alarm.after(1.0, self._patrol)
+                    self._timer.after(1.0, self._patrol)
             return stream
 
     def _stream_broke(self, stream: Stream) -> None:
@@ -183,7 +181,7 @@ class FlightLink:
             if stream.stalled(now):
                 stream.cancel()
         if self._patrolling:
-            self._alarm.after(1.0, self._patrol)
+            self._timer.after(1.0, self._patrol)
 
 
 def _act(client: flight.FlightClient, name: str, request: dict[str, Any], timeout: float) -> dict[str, Any]:

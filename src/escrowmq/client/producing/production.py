@@ -1,24 +1,23 @@
-"""What the sync and the async producer share: sessions, lanes, routing, the check loops, whole batches."""
+"""One producer's machinery: sessions, lanes, routing, the check loops, and the calls that both of its faces are made of."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Generic, TypeVar
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq import schemas
-from escrowmq.client.lanes.alarm import Alarm
 from escrowmq.client.lanes.coalescer import Lane
-from escrowmq.client.lanes.lanes import ThreadLane
-from escrowmq.client.lanes.parcel import Codec
+from escrowmq.client.lanes.request import Codec
+from escrowmq.client.lanes.threads import ThreadLane
+from escrowmq.client.lanes.waiting import Waiting
 from escrowmq.client.links.router import Router, broker_of
 from escrowmq.client.producing.checker import CheckLoop
 from escrowmq.client.producing.deciding import AnyChecker, takes_batches
@@ -26,35 +25,48 @@ from escrowmq.client.producing.ending import EndingCodec, first_time, outcome_co
 from escrowmq.client.producing.outgoing import OutgoingCodec, as_batch, oversized, split
 from escrowmq.client.producing.results import EndResults, Receipts, gather
 from escrowmq.client.producing.session import Session
-from escrowmq.errors import Code, Misuse
-from escrowmq.message.ids import id_column, shards
+from escrowmq.errors import Code, Misuse, Overloaded, error
+from escrowmq.message.ids import id_bytes, id_column, shards
 from escrowmq.message.names import check_name
-from escrowmq.model import DecidedBy, message_id
-from escrowmq.wire import Exchange, Link
+from escrowmq.message.row import ROW_OVERHEAD
+from escrowmq.model import DecidedBy, Message, Outcome, Receipt, TransactionId, message_id
+from escrowmq.wire import Exchange
 
-LaneT = TypeVar("LaneT", bound=Lane)
-MakeLane = Callable[..., LaneT]
 CHECKER_THREADS = 4
 QOS_0_WAITING = 100_000
 """Messages that a producer with qos=0 holds back before it drops them."""
 
+AnyTransactionId = TransactionId | str | bytes
 Part = tuple[int, npt.NDArray[np.int64], pa.RecordBatch]
 """A broker's number, the rows of the whole that go there, and they."""
+Given = tuple[Any, Any, Any, Any, Any, Any, Any]
+"""Key, tag, properties, delay, queue, message id and check immunity of a message, in the order in which its row is made."""
 
 
-class Production(Generic[LaneT]):
+class ProducerOptions(TypedDict, total=False):
+    """What may be said of a producer; :meth:`Production.__init__` has the defaults."""
+
+    instance: str | None
+    qos: int
+    timeout: float
+    checker: AnyChecker | None
+    unasked: bool
+
+
+class Production:
     """One producer's machinery; :class:`Producer` and :class:`AsyncProducer` are its two faces."""
 
     def __init__(
         self,
         router: Router,
-        alarm: Alarm,
-        make_lane: Callable[[Link, Exchange, Codec, Callable[[], dict[str, Any]], dict[str, Any]], LaneT],
+        waiting: Waiting,
         group: str,
-        instance: str | None,
-        qos: int,
-        timeout: float,
-        loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        instance: str | None = None,
+        qos: int = 1,
+        timeout: float = 30.0,
+        checker: AnyChecker | None = None,
+        unasked: bool = False,
     ) -> None:
         check_name(group, Code.BAD_GROUP_NAME)
         if qos not in (0, 1, 2) or isinstance(qos, bool):
@@ -66,30 +78,106 @@ class Production(Generic[LaneT]):
         self.group, self.qos, self.timeout = group, qos, float(timeout)
         self.instance = instance or f"client-{os.urandom(8).hex()}"
         self.router = router
+        self.waiting = waiting
         named = instance is not None
         self.sessions = [Session(link, group, self.instance, self.timeout, named=named) for link in router.links]
         self.dropped = 0
-        self.unasked = False
-        """Whether transactions may begin without a checker."""
-        self._alarm = alarm
-        self._make_lane = make_lane
-        self._loop = loop
+        self._unasked = unasked
         # by the broker's number; attributes and lists, because hashing an Exchange for every message would show
-        self.sending: list[LaneT | None] = [None] * len(router)
-        self.preparing: list[LaneT | None] = [None] * len(router)
-        self.ending: list[LaneT | None] = [None] * len(router)
-        self._by_kind = {Exchange.SEND: self.sending, Exchange.PREPARE: self.preparing, Exchange.END: self.ending}
+        self._sending: list[Lane | None] = [None] * len(router)
+        self._preparing: list[Lane | None] = [None] * len(router)
+        self._ending: list[Lane | None] = [None] * len(router)
+        self._by_kind = {Exchange.SEND: self._sending, Exchange.PREPARE: self._preparing, Exchange.END: self._ending}
         self._codecs: dict[tuple[Exchange, int], OutgoingCodec] = {}
         self._answers: dict[int, ThreadLane] = {}
+        self._opening = [waiting.lock() for _ in router.links]
         self._lock = threading.Lock()
         self._decide: AnyChecker | None = None
         self._loops: list[CheckLoop] = []
         self._pool: ThreadPoolExecutor | None = None
         self._closed = False
+        if checker is not None:
+            self.set_checker(checker)
+
+    # Single messages and decisions
+
+    async def produce(
+        self, kind: Exchange, topic: str | Message, body: bytes | None, given: Given, joined: TransactionId | None
+    ) -> Receipt:
+        """Send a message, or prepare a half message: of a new transaction, or of the one that is ``joined``."""
+        if isinstance(topic, Message):
+            if body is not None:
+                raise Misuse(Code.BAD_ARGUMENT, "a Message has its own body")
+            m = topic
+            topic, body = m.topic, m.body
+            given = (m.key, m.tag, m.properties, m.delay, m.queue, m.message_id, m.check_immunity)
+        half = kind is Exchange.PREPARE
+        number = self._number(kind, given[0], given[5]) if joined is None else await self.broker(joined.shard)
+        session = self.sessions[number]
+        if not session.ready(half):
+            await self._open(number, half or self.has_checker)
+        row = session.checker.row(topic, body, *given, None if joined is None else bytes(joined))  # type: ignore[arg-type]
+        size = len(row[1]) + ROW_OVERHEAD
+        lane = (self._preparing if half else self._sending)[number] or self.lane(kind, number)
+        if self.qos == 0 and not half:
+            try:
+                lane.add(row, None, size)
+            except Overloaded:
+                self.dropped += 1
+            return Receipt(row[5] or b"", row[0], row[6], -1)
+        receipt: Receipt = await lane.call(row, size)
+        if receipt.transaction_id is not None:
+            self.router.learn_shard(receipt.transaction_id.shard, number)
+        return receipt
+
+    async def end(self, transaction_id: AnyTransactionId, outcome: Outcome) -> Code:
+        """End a transaction by its id; see :meth:`Producer.end`."""
+        raw = id_bytes(transaction_id)
+        if not isinstance(outcome, Outcome):
+            raise Misuse(Code.BAD_ARGUMENT, f"{outcome!r} is not COMMIT, ROLLBACK or UNKNOWN")
+        number = await self.broker(int.from_bytes(raw[:4], "big"))
+        if not self.sessions[number].ready(True):
+            await self._open(number, True)
+        lane = self._ending[number] or self.lane(Exchange.END, number)
+        return await lane.call((raw, int(outcome)), 32)  # type: ignore[no-any-return]
+
+    async def broker(self, shard: int) -> int:
+        """The number of the broker that holds a shard; asks the brokers if it is not known yet."""
+        known = self.router.known_shard(shard)
+        return await self.waiting.away(self.router.of_shard, shard, self.timeout) if known is None else known
+
+    async def _open(self, number: int, transactional: bool) -> None:
+        """Open a session; calls that wait for it go on in the order in which they came."""
+        async with self._opening[number]:
+            session = self.sessions[number]
+            if not session.ready(transactional):
+                await self.waiting.away(session.open, transactional)
+
+    # Whole batches
+
+    async def produce_batch(self, kind: Exchange, messages: Any, shard: int | None) -> Receipts:
+        """Send or prepare many; to the broker of ``shard`` if that is given."""
+        only = None if shard is None else await self.broker(shard)
+        half = kind is Exchange.PREPARE
+        for number in range(len(self.sessions)) if only is None else [only]:
+            if not self.sessions[number].ready(half):
+                await self._open(number, half or self.has_checker)
+        batch, parts = await self.waiting.away(self._parts, kind, messages, only)
+        waits = [self.lane(kind, number).call_batch(piece) for number, _, piece in parts]
+        answers = await self.waiting.gather(waits)
+        return _receipts(batch, parts, [answer for answer, _ in answers])
+
+    async def end_batch(self, transaction_ids: Any, outcomes: Any) -> EndResults:
+        """End many; see :meth:`Producer.end_batch`."""
+        ids = id_column(transaction_ids)
+        column = outcome_column(outcomes, len(ids))
+        parts = await self.waiting.away(lambda: list(self._end_parts(ids, column)))
+        waits = [self.lane(Exchange.END, number).call_batch(piece) for number, _, piece in parts]
+        return _end_results(len(ids), parts, await self.waiting.gather(waits))
 
     # Where things go
 
-    def number(self, kind: Exchange, key: str | None, identity: Any = None) -> int:
+    def _number(self, kind: Exchange, key: str | None, identity: Any = None) -> int:
         """The broker that takes a message with this key, else with this id of the caller's: sent again, it must come to the
         broker that knows it."""
         if len(self.sessions) == 1:
@@ -98,23 +186,18 @@ class Production(Generic[LaneT]):
             return broker_of(key, len(self.sessions))
         if isinstance(identity, str | bytes | uuid.UUID):
             return broker_of(message_id(identity).hex(), len(self.sessions))
-        return self.router.next_turn(lambda number: not self.broken(kind, number))
+        return self.router.next_turn(lambda number: not self._broken(kind, number))
 
-    def broken(self, kind: Exchange, number: int) -> bool:
+    def _broken(self, kind: Exchange, number: int) -> bool:
         """Whether a broker is known to be away."""
         lane = self._by_kind[kind][number]
         return lane is not None and lane.broken
 
-    def lane(self, kind: Exchange, number: int) -> LaneT:
+    def lane(self, kind: Exchange, number: int) -> Lane:
         """The lane of one kind to one broker."""
         return self._by_kind[kind][number] or self._new_lane(kind, number)
 
-    def codec(self, kind: Exchange, number: int) -> OutgoingCodec:
-        """What turns messages of that lane into columns."""
-        self.lane(kind, number)
-        return self._codecs[kind, number]
-
-    def _new_lane(self, kind: Exchange, number: int) -> LaneT:
+    def _new_lane(self, kind: Exchange, number: int) -> Lane:
         with self._lock:
             if (lane := self._by_kind[kind][number]) is not None:
                 return lane
@@ -122,13 +205,67 @@ class Production(Generic[LaneT]):
             codec: Codec = EndingCodec()
             if kind is not Exchange.END:
                 codec = self._codecs[kind, number] = OutgoingCodec()
-            options, more = session.options, {"timeout": self.timeout, "renew": session.renew}
+            options, more = session.options, dict[str, Any](timeout=self.timeout, renew=session.renew)
             if kind is Exchange.SEND and self.qos == 0:
                 more["max_waiting"] = QOS_0_WAITING
                 options = lambda: {**session.options(), "flush": "async"}  # noqa: E731
-            lane = self._make_lane(session.link, kind, codec, options, more)
+            lane = self.waiting.lane(session.link, kind, codec, options, **more)
             self._by_kind[kind][number] = lane
             return lane
+
+    def place(self, keys: pa.Array) -> npt.NDArray[np.uint32]:
+        """The shard that each row would go to. Blocks until the brokers have told theirs."""
+        numbers = self.router.spread(keys, lambda: self._number(Exchange.SEND, None))
+        shards = np.zeros(len(self.router), np.uint32)
+        for number in np.unique(numbers).tolist():
+            shards[number] = self.router.shard_of(number, self.timeout)
+        return np.asarray(shards[numbers])
+
+    def _parts(self, kind: Exchange, data: Any, only: int | None) -> tuple[pa.RecordBatch, list[Part]]:
+        """A user's batch in wire form, and its parts. Rows that must not travel are in no part.
+
+        Sessions must be open (the limits come from the broker). ``only``: the broker that all of it goes to.
+        """
+        number = self._number(kind, None) if only is None else only
+        self.lane(kind, number)
+        checker, codec = self.sessions[number].checker, self._codecs[kind, number]
+        batch = as_batch(data, checker, codec)
+        limits = checker.limits
+        keep = np.flatnonzero(~oversized(batch, limits))
+        brokers = (
+            self.router.spread(batch.column("key"), lambda: number)
+            if only is None
+            else np.full(batch.num_rows, only, np.int64)
+        )
+        parts: list[Part] = []
+        for broker in np.unique(brokers[keep]).tolist():
+            rows = keep[brokers[keep] == broker]
+            whole = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
+            start = 0
+            for piece in split(whole, limits):
+                parts.append((broker, rows[start : start + piece.num_rows], piece))
+                start += piece.num_rows
+        return batch, parts
+
+    def _end_parts(self, ids: pa.Array, outcomes: npt.NDArray[np.uint8]) -> Iterator[Part]:
+        """Decisions by the broker that holds them, within the limits; rows with a null id are in no part. Blocks."""
+        keep = np.flatnonzero(np.asarray(ids.is_valid()))
+        if not len(keep):
+            return
+        valid = ids if len(keep) == len(ids) else ids.take(pa.array(keep))
+        where = shards(valid)
+        for shard in np.unique(where).tolist():
+            chosen = np.flatnonzero(where == shard)
+            number = self.router.of_shard(shard, self.timeout)
+            self.sessions[number].open(True)
+            step = self.sessions[number].checker.limits.max_batch_rows
+            for start in range(0, len(chosen), step):
+                some = chosen[start : start + step]
+                arrays = [
+                    valid if len(some) == len(valid) else valid.take(pa.array(some)),
+                    pa.array(outcomes[keep[some]]),
+                ]
+                yield number, keep[some], pa.RecordBatch.from_arrays(arrays, schema=schemas.ENDING)
 
     # Check-back
 
@@ -139,7 +276,7 @@ class Production(Generic[LaneT]):
 
     def need_checker(self) -> None:
         """Raise Misuse(NO_CHECKER) if there is none, and one is needed."""
-        if self._decide is None and not self.unasked:
+        if self._decide is None and not self._unasked:
             raise Misuse(Code.NO_CHECKER)
 
     def set_checker(self, decide: AnyChecker) -> None:
@@ -152,7 +289,7 @@ class Production(Generic[LaneT]):
             self._pool = ThreadPoolExecutor(CHECKER_THREADS, thread_name_prefix="escrowmq-checker")
             for number, session in enumerate(self.sessions):
                 answers = lambda number=number: self._answer_lane(number)  # noqa: E731
-                self._loops.append(CheckLoop(session, decide, self._pool, answers, self._loop))
+                self._loops.append(CheckLoop(session, decide, self._pool, answers, self.waiting.loop))
 
     def attend(self, present: bool) -> None:
         """Whether to be among those who are asked. Not to be called before there is a checker."""
@@ -172,89 +309,11 @@ class Production(Generic[LaneT]):
                     Exchange.END,
                     EndingCodec(),
                     lambda: {**session.options(), "by": int(DecidedBy.CHECK)},
-                    self._alarm,
+                    self.waiting.timer,
                     timeout=self.timeout,
                     renew=session.renew,
                 )
             return lane
-
-    # Whole batches: split here, sent by the faces, put together here
-
-    def place(self, keys: pa.Array) -> npt.NDArray[np.uint32]:
-        """The shard that each row would go to."""
-        numbers = self.router.spread(keys, lambda: self.number(Exchange.SEND, None))
-        shards = np.zeros(len(self.router), np.uint32)
-        for number in np.unique(numbers).tolist():
-            shards[number] = self.router.shard_of(number, self.timeout)
-        return np.asarray(shards[numbers])
-
-    def parts(self, kind: Exchange, data: Any, only: int | None = None) -> tuple[pa.RecordBatch, list[Part]]:
-        """A user's batch in wire form, and its parts. Rows that must not travel are in no part.
-
-        Sessions must be open (the limits come from the broker). ``only``: the broker that all of it goes to.
-        """
-        number = self.number(kind, None) if only is None else only
-        checker, codec = self.sessions[number].checker, self.codec(kind, number)
-        batch = as_batch(data, checker, codec)
-        limits = checker.limits
-        keep = np.flatnonzero(~oversized(batch, limits))
-        brokers = (
-            self.router.spread(batch.column("key"), lambda: number)
-            if only is None
-            else np.full(batch.num_rows, only, np.int64)
-        )
-        parts: list[Part] = []
-        for broker in np.unique(brokers[keep]).tolist():
-            rows = keep[brokers[keep] == broker]
-            whole = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
-            start = 0
-            for piece in split(whole, limits):
-                parts.append((broker, rows[start : start + piece.num_rows], piece))
-                start += piece.num_rows
-        return batch, parts
-
-    @staticmethod
-    def receipts(batch: pa.RecordBatch, parts: list[Part], answers: list[pa.RecordBatch]) -> Receipts:
-        """The answers of all parts, in the order of the batch; rows in no part are BODY_TOO_LARGE."""
-        given = [(rows, answer) for (_, rows, _), answer in zip(parts, answers, strict=True)]
-        sent = np.concatenate([rows for rows, _ in given]) if given else np.empty(0, np.int64)
-        if len(sent) < batch.num_rows:
-            missing = np.setdiff1d(np.arange(batch.num_rows), sent)
-            given.append((missing, _refused(len(missing), Code.BODY_TOO_LARGE)))
-        return Receipts.of(batch, gather(given, batch.num_rows))
-
-    def end_columns(self, ids: Any, outcomes: Any) -> tuple[pa.Array, npt.NDArray[np.uint8]]:
-        """Transaction ids (nulls kept) and outcomes as columns of one length."""
-        column = id_column(ids)
-        return column, outcome_column(outcomes, len(column))
-
-    def end_parts(self, ids: pa.Array, outcomes: npt.NDArray[np.uint8], broker: Callable[[int], int]) -> Iterator[Part]:
-        """Decisions by the broker that holds them, within the limits; rows with a null id are in no part."""
-        keep = np.flatnonzero(np.asarray(ids.is_valid()))
-        if not len(keep):
-            return
-        valid = ids if len(keep) == len(ids) else ids.take(pa.array(keep))
-        where = shards(valid)
-        for shard in np.unique(where).tolist():
-            chosen = np.flatnonzero(where == shard)
-            number = broker(shard)
-            step = self.sessions[number].checker.limits.max_batch_rows
-            for start in range(0, len(chosen), step):
-                some = chosen[start : start + step]
-                arrays = [
-                    valid if len(some) == len(valid) else valid.take(pa.array(some)),
-                    pa.array(outcomes[keep[some]]),
-                ]
-                yield number, keep[some], pa.RecordBatch.from_arrays(arrays, schema=schemas.ENDING)
-
-    @staticmethod
-    def end_results(total: int, parts: list[Part], answers: list[tuple[pa.RecordBatch, bool]]) -> EndResults:
-        """The answers of all parts, in order; rows with a null id are UNKNOWN_TRANSACTION."""
-        codes = np.full(total, Code.UNKNOWN_TRANSACTION, np.uint8)
-        for (_, rows, _), (answer, resent) in zip(parts, answers, strict=True):
-            told = answer.column(0).to_numpy()
-            codes[rows] = first_time(told) if resent else told
-        return EndResults(codes)
 
     # The end
 
@@ -262,11 +321,13 @@ class Production(Generic[LaneT]):
         """Wait for everything on its way; False if not within ``timeout``."""
         return all(lane.drain(timeout) for lane in self._all_lanes())
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Stop listening for checks, wait for what is on its way (at most ``timeout``), refuse what comes."""
-        if self._closed:
-            return
-        self._closed = True
+        if not self._closed:
+            self._closed = True
+            await self.waiting.away(self._close)
+
+    def _close(self) -> None:
         for loop in self._loops:
             loop.close()
         if self._pool is not None:
@@ -280,6 +341,57 @@ class Production(Generic[LaneT]):
         return [*made, *self._answers.values()]
 
 
+def message_options(
+    *,
+    key: str | None = None,
+    tag: str | None = None,
+    properties: Mapping[str, str] | None = None,
+    delay: float = 0.0,
+    queue: int | None = None,
+    message_id: str | bytes | uuid.UUID | None = None,
+) -> Given:
+    """:class:`~escrowmq.model.MessageOptions` with their defaults; raises TypeError for any other."""
+    return key, tag, properties, delay, queue, message_id, None
+
+
+def half_message_options(*, check_immunity: float | None = None, **options: Any) -> Given:
+    """:class:`~escrowmq.model.HalfMessageOptions` with their defaults; raises TypeError for any other."""
+    return *message_options(**options)[:-1], check_immunity
+
+
+def require(outcome: Outcome, code: Code) -> Code:
+    """``code`` if a transaction that ended with it stands as ``outcome``; raises CONFLICT otherwise."""
+    if code not in _STANDS_AS[outcome]:
+        raise error(Code.CONFLICT, f"the transaction stands as {code.name}")
+    return code
+
+
+_STANDS_AS = {
+    Outcome.UNKNOWN: (Code.NOTED,),
+    Outcome.COMMIT: (Code.COMMITTED, Code.ALREADY_COMMITTED),
+    Outcome.ROLLBACK: (Code.ROLLED_BACK, Code.ALREADY_ROLLED_BACK),
+}
+
+
+def _receipts(batch: pa.RecordBatch, parts: list[Part], answers: list[pa.RecordBatch]) -> Receipts:
+    """The answers of all parts, in the order of the batch; rows in no part are BODY_TOO_LARGE."""
+    given = [(rows, answer) for (_, rows, _), answer in zip(parts, answers, strict=True)]
+    sent = np.concatenate([rows for rows, _ in given]) if given else np.empty(0, np.int64)
+    if len(sent) < batch.num_rows:
+        missing = np.setdiff1d(np.arange(batch.num_rows), sent)
+        given.append((missing, _refused(len(missing), Code.BODY_TOO_LARGE)))
+    return Receipts.of(batch, gather(given, batch.num_rows))
+
+
+def _end_results(total: int, parts: list[Part], answers: list[tuple[pa.RecordBatch, bool]]) -> EndResults:
+    """The answers of all parts, in order; rows with a null id are UNKNOWN_TRANSACTION."""
+    codes = np.full(total, Code.UNKNOWN_TRANSACTION, np.uint8)
+    for (_, rows, _), (answer, resent) in zip(parts, answers, strict=True):
+        column = answer.column(0).to_numpy()
+        codes[rows] = first_time(column) if resent else column
+    return EndResults(codes)
+
+
 def _refused(count: int, code: Code) -> pa.RecordBatch:
     none = pa.array(np.full(count, -1, np.int64))
     arrays = [
@@ -290,6 +402,3 @@ def _refused(count: int, code: Code) -> pa.RecordBatch:
         pa.nulls(count, schemas.ID),
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schemas.PRODUCED)
-
-
-Properties = Mapping[str, str]

@@ -6,12 +6,11 @@ the broker's ``producer_expiration`` is forgotten; it is renewed when the broker
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from typing import Any
 
-from escrowmq.errors import Code, EscrowError, Unknown
+from escrowmq.client.links.patience import patient_action
 from escrowmq.message.limits import Limits
 from escrowmq.message.row import Checker
 from escrowmq.wire import Link
@@ -68,19 +67,3 @@ class Session:
     def options(self) -> dict[str, Any]:
         """The options of its exchanges."""
         return {"session": self.number or 0}
-
-
-def patient_action(link: Link, name: str, request: dict[str, Any], deadline: float) -> dict[str, Any]:
-    """An action that may be repeated, tried until ``deadline`` (monotonic seconds) while the broker is away."""
-    pause = 0.02
-    while True:
-        left = deadline - time.monotonic()
-        try:
-            return link.action(name, request, max(left, 0.001))
-        except EscrowError as problem:
-            if problem.code is not Code.DISCONNECTED:
-                raise
-            if left <= pause:
-                raise Unknown(Code.TIMED_OUT, f"{link.address}: {problem.message}") from problem
-        time.sleep(pause * (0.5 + random.random()))
-        pause = min(2 * pause, 1.0)

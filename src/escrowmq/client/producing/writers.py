@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from escrowmq.client.links.patience import patient_action
 from escrowmq.client.producing.production import Production
-from escrowmq.client.producing.session import Session, patient_action
+from escrowmq.client.producing.session import Session
 from escrowmq.errors import Code, Rejected
 from escrowmq.model import TransactionId
 from escrowmq.wire import Link
@@ -28,7 +29,7 @@ class BatchCommit:
     rolled_back: int
 
 
-def commit_batch(production: Production[Any], writer: str, batch: int, ids: Sequence[TransactionId]) -> BatchCommit:
+def commit_batch(production: Production, writer: str, batch: int, ids: Sequence[TransactionId]) -> BatchCommit:
     """Have every broker decide its part of the batch; see :meth:`Producer.commit_batch`."""
     by_broker: dict[int, list[str]] = {number: [] for number in range(len(production.sessions))}
     _learn(production, {identity.shard for identity in ids})
@@ -59,7 +60,7 @@ def _commit(session: Session, request: dict[str, Any], timeout: float) -> dict[s
     return patient_action(session.link, "writers.commit", request, time.monotonic() + timeout)
 
 
-def _learn(production: Production[Any], shards: set[int]) -> None:
+def _learn(production: Production, shards: set[int]) -> None:
     """Find out who holds these shards, with as much patience for a broker that is away as for the commit itself."""
     if all(production.router.known_shard(shard) is not None for shard in shards):
         return
@@ -69,7 +70,7 @@ def _learn(production: Production[Any], shards: set[int]) -> None:
         production.router.learn_shard(int(told["shard"]), number)
 
 
-def last_batch(production: Production[Any], writer: str) -> int | None:
+def last_batch(production: Production, writer: str) -> int | None:
     """The last batch that every broker has decided; None if one has none."""
 
     def ask(link: Link) -> int | None:

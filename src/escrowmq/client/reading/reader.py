@@ -6,15 +6,15 @@ exactly one effect), and for everything that reads a topic without taking messag
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 
 import pyarrow as pa
 
-from escrowmq.client.consuming.consumption import DEFAULT_BATCH
 from escrowmq.client.consuming.delivery import Content, Rows
-from escrowmq.client.reading.reading import WAIT_SECONDS, Place, Reading, Start
+from escrowmq.client.consuming.options import DEFAULT_BATCH
+from escrowmq.client.lanes.blocking import blocking, iterating
+from escrowmq.client.reading.reading import WAIT_SECONDS, Partition, Reading, Start
 
 
 class ReadMessage(Content):
@@ -31,7 +31,7 @@ class ReadBatch:
 
     __slots__ = ("_rows", "place")
 
-    def __init__(self, place: Place, batch: pa.RecordBatch) -> None:
+    def __init__(self, place: Partition, batch: pa.RecordBatch) -> None:
         self.place = place
         self._rows = Rows(0, batch)
 
@@ -65,94 +65,75 @@ class ReadBatch:
         return ReadMessage(self._rows, range(len(self))[row])
 
 
-class Reader:
-    """Made by :meth:`Bus.reader`. Iterate :meth:`batches`; one thread at a time, except for :meth:`close`."""
+class ReaderBase:
+    """What both faces of a reader share."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
-
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __iter__(self) -> Iterator[ReadBatch]:
-        return self.batches()
 
     @property
     def topic(self) -> str:
         """What it reads."""
         return self._reading.topic
 
-    def batches(self, max_messages: int = DEFAULT_BATCH, *, idle_timeout: float | None = None) -> Iterator[ReadBatch]:
+    def positions(self) -> dict[Partition, int]:
+        """The next offset of every (shard, queue): all below was handed out (or not wanted). Give it back as ``start``."""
+        return dict(self._reading.positions)
+
+    async def _close(self) -> None:
+        self._reading.close()
+
+
+class AsyncReader(ReaderBase):
+    """As :class:`Reader`, to await: ``async for batch in reader.batches()``."""
+
+    async def batches(
+        self, max_messages: int = DEFAULT_BATCH, *, idle_timeout: float | None = None
+    ) -> AsyncIterator[ReadBatch]:
         """Batches of up to ``max_messages``, each of one queue, until :meth:`close`, or until none came for
         ``idle_timeout`` seconds (0: what is there now).
 
         A broker that is away is waited for. Raises RANGE_PURGED when messages left with retention before they were read.
         """
+        reading = self._reading
         while True:
             begun = time.monotonic()
-            while not self._reading.fill(_patience(idle_timeout, begun)):
-                if self._reading.closed.is_set() or _is_over(idle_timeout, begun):
+            while not await reading.waiting.away(reading.fill, _patience(idle_timeout, begun)):
+                if reading.closed.is_set() or _is_over(idle_timeout, begun):
                     return
-            yield ReadBatch(*self._reading.take(max_messages))
+            yield ReadBatch(*reading.take(max_messages))
 
-    def positions(self) -> dict[Place, int]:
-        """The next offset of every (shard, queue): all below was handed out (or not wanted). Give it back as ``start``."""
-        return dict(self._reading.positions)
+    async def seek(self, start: Start) -> None:
+        """Go on from ``start``, see :meth:`Bus.reader`; of a mapping, partitions that are not named stay where they are."""
+        await self._reading.waiting.away(self._reading.seek, start)
 
-    def seek(self, start: Start) -> None:
-        """Go on from ``start``, see :meth:`Bus.reader`; of a mapping, places that are not named stay where they are."""
-        self._reading.seek(start)
-
-    def close(self) -> None:
+    async def close(self) -> None:
         """End iteration."""
-        self._reading.close()
+        await self._close()
 
-
-class AsyncReader:
-    """As :class:`Reader`: ``async for batch in reader.batches()``."""
-
-    def __init__(self, reading: Reading) -> None:
-        self._reading = reading
+    def __aiter__(self) -> AsyncIterator[ReadBatch]:
+        return self.batches()
 
     async def __aenter__(self) -> AsyncReader:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.close()
+        await self._close()
 
-    def __aiter__(self) -> AsyncIterator[ReadBatch]:
+
+class Reader(ReaderBase):
+    """Made by :meth:`Bus.reader`. Iterate :meth:`batches`; one thread at a time, except for :meth:`close`."""
+
+    batches = iterating(AsyncReader.batches)
+    seek = blocking(AsyncReader.seek)
+    close = blocking(AsyncReader.close)
+    __exit__ = blocking(AsyncReader.__aexit__)
+
+    def __iter__(self) -> Iterator[ReadBatch]:
         return self.batches()
 
-    @property
-    def topic(self) -> str:
-        """What it reads."""
-        return self._reading.topic
-
-    async def batches(
-        self, max_messages: int = DEFAULT_BATCH, *, idle_timeout: float | None = None
-    ) -> AsyncIterator[ReadBatch]:
-        """As :meth:`Reader.batches`."""
-        while True:
-            begun = time.monotonic()
-            while not await asyncio.to_thread(self._reading.fill, _patience(idle_timeout, begun)):
-                if self._reading.closed.is_set() or _is_over(idle_timeout, begun):
-                    return
-            yield ReadBatch(*self._reading.take(max_messages))
-
-    def positions(self) -> dict[Place, int]:
-        """As :meth:`Reader.positions`."""
-        return dict(self._reading.positions)
-
-    async def seek(self, start: Start) -> None:
-        """As :meth:`Reader.seek`."""
-        await asyncio.to_thread(self._reading.seek, start)
-
-    async def close(self) -> None:
-        """End iteration."""
-        self._reading.close()
+    def __enter__(self) -> Reader:
+        return self
 
 
 def _patience(idle_timeout: float | None, begun: float) -> float:

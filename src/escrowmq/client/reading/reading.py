@@ -1,8 +1,8 @@
-"""What the sync and the async reader share: where they are in each queue, and what comes next.
+"""One reader's machinery: where it is in each queue, and what comes next.
 
 Rules:
 
-1. A *place* is (shard, queue): what is called queue 0 at two brokers is two places.
+1. A *partition* is (shard, queue): what is called queue 0 at two brokers is two partitions.
 2. A position is always the *next* offset. It moves when messages are handed out, never when they are merely fetched; so
    positions that are stored with the effects of a batch are those from which to go on.
 3. Nothing is leased and nothing at the broker changes: whatever was lost on the way is asked for again.
@@ -17,26 +17,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict
 
 import pyarrow as pa
 
-from escrowmq.client.consuming.consumption import tag_list
+from escrowmq.client.consuming.options import tag_list
+from escrowmq.client.lanes.waiting import Waiting
+from escrowmq.client.links.patience import patient_action
 from escrowmq.client.links.router import Router
-from escrowmq.client.producing.session import patient_action
 from escrowmq.errors import AWAY, Code, EscrowError, Misuse, Rejected, error
 from escrowmq.message.names import check_name
+from escrowmq.platform.backoff import Backoff
 from escrowmq.wire import Link
 
-Place = tuple[int, int]
-Start = str | datetime | Mapping[Place, int]
+Partition = tuple[int, int]
+Start = str | datetime | Mapping[Partition, int]
 
 WAIT_SECONDS = 2.0
 """How long a broker is asked to hold an empty answer; closing takes no longer."""
 SHORT_SECONDS = 0.05
 """Waiting less than this is a look at every broker, one after the other."""
-TURN_ROWS = 65_536
-"""Offsets read of one queue before it is the others' turn."""
+ROTATION_ROWS = 65_536
+"""Offsets read of one partition before the next partition is read."""
 FIRST_BACKOFF, LAST_BACKOFF = 0.02, 2.0
 
 
@@ -44,44 +46,72 @@ FIRST_BACKOFF, LAST_BACKOFF = 0.02, 2.0
 class _Stream:
     """A range of one queue on its way: the batch in hand and those to come."""
 
-    place: Place
+    partition: Partition
     end: int
     batches: Iterator[pa.RecordBatch]
     batch: pa.RecordBatch | None = None
 
 
+class ReaderOptions(TypedDict, total=False):
+    """What may be said of a reader; see :meth:`Bus.reader` for their meaning, and :class:`Reading` for their defaults."""
+
+    queues: Sequence[int | Partition] | None
+    start: Start
+    tags: str | Sequence[str] | None
+    columns: Sequence[str] | None
+    timeout: float
+
+
 class Reading:
-    """The places of one reader. :meth:`fill` from one thread at a time; the others are quick."""
+    """One reader's machinery; :class:`Reader` and :class:`AsyncReader` are its two faces.
+
+    :meth:`fill` from one thread at a time; the others are quick. Raises BAD_TOPIC_NAME, Misuse.
+    """
 
     def __init__(
-        self, router: Router, topic: str, queues: Sequence[int | Place] | None, request: dict[str, Any], timeout: float
+        self,
+        router: Router,
+        waiting: Waiting,
+        topic: str,
+        *,
+        queues: Sequence[int | Partition] | None = None,
+        start: Start = "earliest",
+        tags: str | Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
+        timeout: float = 30.0,
     ) -> None:
+        check_name(topic, Code.BAD_TOPIC_NAME)
+        self._request: dict[str, Any] = {}  # the part of a read that never changes
+        if wanted := tag_list(tags):
+            self._request["tags"] = wanted
+        if columns is not None:
+            self._request["columns"] = list(dict.fromkeys([*columns, "offset"]))
+        self._start = start
         self.router = router
+        self.waiting = waiting
         self.topic = topic
         self.timeout = timeout
-        self.positions: dict[Place, int] = {}
+        self.positions: dict[Partition, int] = {}
         self.closed = threading.Event()
         self._every = queues is None
         self._queues = queues
-        self._request = request
         self._numbers: dict[int, int] = {}  # shard → number of its broker
-        self._ready: deque[tuple[Place, int]] = deque()
+        self._ready: deque[tuple[Partition, int]] = deque()
         self._stream: _Stream | None = None
         self._filling = threading.Lock()
-        self._waits: dict[int, Future[list[tuple[Place, int]]]] = {}
+        self._waits: dict[int, Future[list[tuple[Partition, int]]]] = {}
         self._threads = ThreadPoolExecutor(len(router), "escrowmq-reader-wait") if len(router) > 1 else None
-        self._backoff = [FIRST_BACKOFF] * len(router)
-        self._not_before = [0.0] * len(router)
+        self._backoff = [Backoff(FIRST_BACKOFF, LAST_BACKOFF) for _ in range(len(router))]
 
     # Where to read
 
-    def assign(self, start: Start) -> None:
+    def assign(self) -> None:
         """Find the queues and where to begin. Raises UNKNOWN_TOPIC, BAD_QUEUE, BAD_ARGUMENT, Unknown(TIMED_OUT)."""
-        found: dict[Place, dict[str, int]] = {}
+        found: dict[Partition, dict[str, int]] = {}
         missing: EscrowError | None = None
         for number in range(len(self.router)):
             try:
-                found |= self._offsets(number, start)
+                found |= self._offsets(number, self._start)
             except Rejected as problem:
                 if problem.code is not Code.UNKNOWN_TOPIC:
                     raise
@@ -89,17 +119,17 @@ class Reading:
         if not found and missing is not None:
             raise missing
         chosen = self._chosen(list(found))
-        self._move({place: found[place] for place in chosen}, start, unnamed="head")
+        self._move({partition: found[partition] for partition in chosen}, self._start, unnamed="head")
 
     def seek(self, start: Start) -> None:
-        """Go on from ``start``; of a mapping, the places not named stay where they are."""
+        """Go on from ``start``; of a mapping, the partitions not named stay where they are."""
         with self._filling:
-            found: dict[Place, dict[str, int]] = {}
+            found: dict[Partition, dict[str, int]] = {}
             for number in sorted({self._numbers[shard] for shard, _ in self.positions}):
                 found |= self._offsets(number, start)
-            self._move({place: found[place] for place in self.positions}, start, unnamed=None)
+            self._move({partition: found[partition] for partition in self.positions}, start, unnamed=None)
 
-    def _offsets(self, number: int, start: Start) -> dict[Place, dict[str, int]]:
+    def _offsets(self, number: int, start: Start) -> dict[Partition, dict[str, int]]:
         request: dict[str, Any] = {"topic": self.topic}
         if isinstance(start, datetime):
             request["time_us"] = round(start.timestamp() * 1e6)
@@ -113,20 +143,20 @@ class Reading:
         self._numbers[shard] = number
         self.router.learn_shard(shard, number)
 
-    def _chosen(self, places: list[Place]) -> list[Place]:
+    def _chosen(self, partitions: list[Partition]) -> list[Partition]:
         if self._queues is None:
-            return places
-        chosen: list[Place] = []
+            return partitions
+        chosen: list[Partition] = []
         for wanted in self._queues:
-            named = [p for p in places if p[1] == wanted] if isinstance(wanted, int) else [self.place(wanted)]
-            if not named or not set(named) <= set(places):
+            named = [p for p in partitions if p[1] == wanted] if isinstance(wanted, int) else [self.partition(wanted)]
+            if not named or not set(named) <= set(partitions):
                 raise error(Code.BAD_QUEUE, f"topic {self.topic!r} has no queue {wanted!r}")
             chosen += named
         if not chosen:
             raise Misuse(Code.BAD_ARGUMENT, "a reader needs a queue", "queues=None takes all of the topic's")
         return list(dict.fromkeys(chosen))
 
-    def place(self, given: Any) -> Place:
+    def partition(self, given: Any) -> Partition:
         """(shard, queue) of (shard or number of the broker, queue); Misuse(BAD_ARGUMENT)."""
         if isinstance(given, tuple) and len(given) == 2 and all(type(part) is int for part in given):
             broker, queue = given
@@ -135,23 +165,23 @@ class Reading:
             for shard, number in self._numbers.items():
                 if number == broker:
                     return shard, queue
-        raise Misuse(Code.BAD_ARGUMENT, f"{given!r} is no place", "(shard or number of the broker, queue)")
+        raise Misuse(Code.BAD_ARGUMENT, f"{given!r} is no partition", "(shard or number of the broker, queue)")
 
-    def _move(self, found: dict[Place, dict[str, int]], start: Start, unnamed: str | None) -> None:
-        """New positions, from what the brokers told of each place."""
+    def _move(self, found: dict[Partition, dict[str, int]], start: Start, unnamed: str | None) -> None:
+        """New positions, from what the brokers said of each partition."""
         if isinstance(start, Mapping):
-            given = {self.place(place): offset for place, offset in start.items()}
-            for place, offset in given.items():
-                _check_offset(place, offset, found)
+            given = {self.partition(partition): offset for partition, offset in start.items()}
+            for partition, offset in given.items():
+                _check_offset(partition, offset, found)
             others = {p: self.positions[p] if unnamed is None else told[unnamed] for p, told in found.items()}
             fresh = {**others, **given}
         elif isinstance(start, datetime) or start in ("earliest", "latest"):
             name = "offset_at" if isinstance(start, datetime) else {"earliest": "head", "latest": "end"}[start]
-            fresh = {place: told[name] for place, told in found.items()}
+            fresh = {partition: told[name] for partition, told in found.items()}
         else:
             hint = '"earliest", "latest", a datetime, or {(shard or number of the broker, queue): offset}'
             raise Misuse(Code.BAD_ARGUMENT, f"start = {start!r}", hint)
-        self._drop_stream()
+        self._stream = None
         self.positions.update(fresh)
         self._ready = deque((p, told["end"]) for p, told in found.items() if told["end"] > fresh[p])
 
@@ -172,15 +202,15 @@ class Reading:
                     return False
             return False
 
-    def take(self, most: int) -> tuple[Place, pa.RecordBatch]:
+    def take(self, most: int) -> tuple[Partition, pa.RecordBatch]:
         """Up to ``most`` messages of what :meth:`fill` found; this is what moves the position."""
         stream = self._stream
         assert stream is not None
         assert stream.batch is not None  # fill() said so
         batch, rest = stream.batch.slice(0, most), stream.batch.slice(most)
         stream.batch = rest if rest.num_rows else None
-        self.positions[stream.place] = batch.column("offset")[batch.num_rows - 1].as_py() + 1
-        return stream.place, batch
+        self.positions[stream.partition] = batch.column("offset")[batch.num_rows - 1].as_py() + 1
+        return stream.partition, batch
 
     def close(self) -> None:
         """Fetch no more."""
@@ -195,38 +225,37 @@ class Reading:
             return False
         if stream.batch is not None:
             return True
-        number = self._numbers[stream.place[0]]
+        number = self._numbers[stream.partition[0]]
         try:
             stream.batch = next(batch for batch in stream.batches if batch.num_rows)
         except StopIteration:
-            self.positions[stream.place] = max(self.positions[stream.place], stream.end)  # the rest was not wanted
+            self.positions[stream.partition] = max(
+                self.positions[stream.partition], stream.end
+            )  # the rest was not wanted
             self._stream = None
             return False
         except EscrowError as problem:
             self._stream = None
             self._rest_or_raise(number, problem)
             return False
-        self._backoff[number] = FIRST_BACKOFF
+        self._backoff[number].worked()
         return True
 
-    def _drop_stream(self) -> None:
-        self._stream = None
-
     def _open_next(self) -> bool:
-        """Begin to read the next place that has something."""
+        """Begin to read the next partition that has something."""
         self._collect()
         while self._ready:
-            place, end = self._ready.popleft()
-            start = self.positions[place]
+            partition, end = self._ready.popleft()
+            start = self.positions[partition]
             if start >= end:
                 continue
-            turn = min(end, start + TURN_ROWS)
+            turn = min(end, start + ROTATION_ROWS)
             if turn < end:
-                self._ready.append((place, end))
-            number = self._numbers[place[0]]
-            request = {**self._request, "source": self.topic, "queue": place[1], "start": start, "end": turn}
+                self._ready.append((partition, end))
+            number = self._numbers[partition[0]]
+            request = {**self._request, "source": self.topic, "queue": partition[1], "start": start, "end": turn}
             try:
-                self._stream = _Stream(place, turn, iter(self.router.links[number].read(request)))
+                self._stream = _Stream(partition, turn, iter(self.router.links[number].read(request)))
             except EscrowError as problem:
                 self._rest_or_raise(number, problem)
                 continue
@@ -239,7 +268,7 @@ class Reading:
         """Until something came at one of the brokers, or for ``seconds``."""
         if self._threads is None or seconds < SHORT_SECONDS:
             for number in range(len(self.router)):
-                self._found(self._ask(number, seconds if self._threads is None else 0.0))
+                self._add(self._ask(number, seconds if self._threads is None else 0.0))
         else:
             self._submit(self._threads)
             wait(self._waits.values(), seconds, FIRST_COMPLETED)
@@ -260,16 +289,16 @@ class Reading:
             if asked.done():
                 del self._waits[number]
                 if not asked.cancelled():
-                    self._found(asked.result())
+                    self._add(asked.result())
 
-    def _found(self, told: list[tuple[Place, int]]) -> None:
-        for place, end in told:
-            self.positions.setdefault(place, 0)  # a queue that is newer than this reader
-            if end > self.positions[place]:
-                self._ready.append((place, end))
+    def _add(self, ready: list[tuple[Partition, int]]) -> None:
+        for partition, end in ready:
+            self.positions.setdefault(partition, 0)  # a queue that is newer than this reader
+            if end > self.positions[partition]:
+                self._ready.append((partition, end))
 
-    def _ask(self, number: int, seconds: float) -> list[tuple[Place, int]]:
-        """Which places of a broker have something; none after ``seconds``. A broker that is away is asked again."""
+    def _ask(self, number: int, seconds: float) -> list[tuple[Partition, int]]:
+        """Which partitions of a broker have something; none after ``seconds``. A broker that is away is asked again."""
         deadline = time.monotonic() + seconds
         shard = next((shard for shard, of in self._numbers.items() if of == number), None)
         while not self.closed.is_set():
@@ -278,7 +307,7 @@ class Reading:
             if shard is not None and (after or self._every):
                 try:
                     found = self._ask_once(self.router.links[number], after, left)
-                    self._backoff[number] = FIRST_BACKOFF
+                    self._backoff[number].worked()
                     if found:
                         return [((shard, line["queue"]), line["end"]) for line in found]
                 except EscrowError as problem:
@@ -287,7 +316,7 @@ class Reading:
             if left <= 0:
                 break
             # It answered before its time: it is away, or a folder to which nothing comes.
-            pause = self._not_before[number] - time.monotonic()
+            pause = self._backoff[number].left()
             self.closed.wait(min(pause if pause > 0 else left, left))
         return []
 
@@ -303,26 +332,14 @@ class Reading:
             return
         if problem.code not in AWAY:
             raise problem
-        self._not_before[number] = time.monotonic() + self._backoff[number]
-        self._backoff[number] = min(2 * self._backoff[number], LAST_BACKOFF)
+        self._backoff[number].failed()
 
 
-def _check_offset(place: Place, offset: Any, found: Mapping[Place, Mapping[str, int]]) -> None:
-    if place not in found:
-        raise Misuse(Code.BAD_ARGUMENT, f"{place} is not a place of this reader")
+def _check_offset(partition: Partition, offset: Any, found: Mapping[Partition, Mapping[str, int]]) -> None:
+    if partition not in found:
+        raise Misuse(Code.BAD_ARGUMENT, f"{partition} is not a partition of this reader")
     if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
-        raise Misuse(Code.BAD_ARGUMENT, f"offset {offset!r} of {place}")
-    if offset > found[place]["end"]:
+        raise Misuse(Code.BAD_ARGUMENT, f"offset {offset!r} of {partition}")
+    if offset > found[partition]["end"]:
         hint = "positions of another topic or of another broker's folder?"
-        raise Misuse(Code.BAD_ARGUMENT, f"offset {offset} of {place}: the next is {found[place]['end']}", hint)
-
-
-def read_request(topic: str, tags: str | Sequence[str] | None, columns: Sequence[str] | None) -> dict[str, Any]:
-    """The part of a read that never changes; raises BAD_TOPIC_NAME, Misuse. ``offset`` is among the columns in any case."""
-    check_name(topic, Code.BAD_TOPIC_NAME)
-    request: dict[str, Any] = {}
-    if wanted := tag_list(tags):
-        request["tags"] = wanted
-    if columns is not None:
-        request["columns"] = list(dict.fromkeys([*columns, "offset"]))
-    return request
+        raise Misuse(Code.BAD_ARGUMENT, f"offset {offset} of {partition}: the next is {found[partition]['end']}", hint)

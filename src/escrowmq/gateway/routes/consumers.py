@@ -8,8 +8,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from escrowmq.client.consuming.consumption import delay_us, subscription
 from escrowmq.client.consuming.delivery import Rows
+from escrowmq.client.consuming.options import delay_us, subscription
 from escrowmq.errors import Code, EscrowError
 from escrowmq.gateway.models import (
     Delivered,

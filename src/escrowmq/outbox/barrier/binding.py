@@ -13,8 +13,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import scoped_session
 from sqlalchemy.util import greenlet_spawn
 
-from escrowmq.client.producing.async_producer import AsyncTransaction
-from escrowmq.client.producing.transaction import Transaction
+from escrowmq.client.producing.transaction import AsyncTransaction, Transaction
 from escrowmq.errors import Code, EscrowError, Misuse, Rejected, error
 from escrowmq.message.ids import id_bytes, id_column
 from escrowmq.model import Outcome, TransactionId

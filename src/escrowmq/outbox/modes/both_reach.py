@@ -32,7 +32,8 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from escrowmq import schemas
 from escrowmq.client.bus import Bus
-from escrowmq.client.consuming.consumer import Consumer, ReceivedBatch
+from escrowmq.client.consuming.consumer import Consumer
+from escrowmq.client.consuming.received import ReceivedBatch
 from escrowmq.client.producing.producer import Producer
 from escrowmq.errors import Code, Rejected, error
 from escrowmq.model import COMMIT, Outcome

@@ -1,4 +1,4 @@
-"""One thread that calls functions later: back-off, deadlines and other things that nobody should block for."""
+"""One thread that calls functions later, so that nobody blocks for a back-off or a deadline."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from collections.abc import Callable
 _log = logging.getLogger(__name__)
 
 
-class Alarm:
+class Timer:
     """Calls functions after a delay, on one daemon thread that starts with the first of them.
 
     Functions must be quick and must not raise; what they raise is logged.
     """
 
-    def __init__(self, name: str = "escrowmq-alarm") -> None:
+    def __init__(self, name: str = "escrowmq-timer") -> None:
         self._name = name
         self._wake = threading.Condition()
         self._due: list[tuple[float, int, Callable[[], None]]] = []
@@ -27,7 +27,7 @@ class Alarm:
         self._closed = False
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call ``call`` in ``seconds``; never, if the alarm is closed before."""
+        """Call ``call`` in ``seconds``; never, if the timer is closed before."""
         with self._wake:
             if self._closed:
                 return

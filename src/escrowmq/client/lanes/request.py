@@ -1,4 +1,4 @@
-"""Parcels: the rows that travel together, what turns them into a batch, and what their callers are told if that fails."""
+"""A lane's request: the rows that travel together, the codec that makes a batch of them, and their errors if it fails."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ Row = tuple[Any, ...]
 
 
 class Codec(Protocol):
-    """How a lane's rows become a batch, and an answer becomes one result a row."""
+    """How a lane's rows become a batch, and an answer becomes one result per row."""
 
     def encode(self, rows: Sequence[Row]) -> tuple[pa.RecordBatch, Any]:
         """The batch, and whatever ``decode`` wants to know of it."""
         ...
 
     def decode(self, rows: Sequence[Row], memo: Any, answer: pa.RecordBatch, resent: bool) -> list[Any]:
-        """A value or an EscrowError a row."""
+        """One value or EscrowError per row."""
         ...
 
 
-class Parcel:
-    """Rows that travel together. ``waiters`` has one entry a row, or a single one when ``rows`` is None (a whole batch)."""
+class Request:
+    """Rows that travel together. ``waiters`` has one entry per row, or a single one when ``rows`` is None (a whole batch)."""
 
     __slots__ = ("batch", "deadline", "lost", "memo", "resends", "rows", "session", "settled", "waiters")
 
@@ -44,13 +44,13 @@ class Parcel:
         return len(self.waiters) if self.rows is not None or self.batch is None else int(self.batch.num_rows)
 
 
-def copies(problem: EscrowError, parcel: Parcel) -> list[Any]:
-    """One error a waiter (an exception object must not be raised by two callers), with the message id if one was given."""
+def copies(problem: EscrowError, request: Request) -> list[Any]:
+    """One error per waiter (an exception object must not be raised by two callers), with the message id if one was given."""
     retry_after = getattr(problem, "retry_after", 1.0)
-    copies: list[Any] = [error(problem.code, problem.message, problem.hint, retry_after) for _ in parcel.waiters]
-    ids = parcel.memo
+    copies: list[Any] = [error(problem.code, problem.message, problem.hint, retry_after) for _ in request.waiters]
+    ids = request.memo
     for row, copy in enumerate(copies):
         copy.__cause__ = problem.__cause__
-        if isinstance(copy, Unknown) and isinstance(ids, bytes) and parcel.rows is not None:
+        if isinstance(copy, Unknown) and isinstance(ids, bytes) and request.rows is not None:
             copy.message_id = ids[16 * row : 16 * row + 16]
     return copies

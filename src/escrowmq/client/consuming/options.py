@@ -1,0 +1,116 @@
+"""What may be said of a consumer, and how it is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, Generic, TypedDict, TypeVar
+
+from escrowmq.errors import Code, Misuse
+from escrowmq.message.names import check_name
+
+MessageT = TypeVar("MessageT")
+DEFAULT_BATCH = 1000
+"""Messages per receive, and per batch that is handed out."""
+
+
+class ConsumerOptions(TypedDict, Generic[MessageT], total=False):
+    """What may be said of a consumer; see :meth:`Bus.consumer` for their meaning, and
+    :class:`~escrowmq.client.consuming.consumption.Consumption` for their defaults."""
+
+    tags: str | Sequence[str] | None
+    ordered: bool
+    start: str | datetime
+    lease: float | None
+    max_attempts: int | None
+    retry_backoff: float | None
+    retry_backoff_max: float | None
+    prefetch: int
+    max_bytes: int
+    qos: int
+    seen: Callable[[MessageT], bool] | None
+    timeout: float
+    instance: str | None
+    in_doubt: str
+
+
+def subscription(
+    group: str,
+    topics: str | Sequence[str],
+    tags: str | Sequence[str] | None,
+    ordered: bool,
+    start: str | datetime,
+    max_attempts: int | None,
+    retry_backoff: float | None,
+    retry_backoff_max: float | None,
+    in_doubt: str = "redeliver",
+) -> dict[str, Any]:
+    """The request ``groups.subscribe``; raises Misuse(BAD_ARGUMENT), BAD_GROUP_NAME, BAD_TOPIC_NAME."""
+    check_name(group, Code.BAD_GROUP_NAME)
+    names = [topics] if isinstance(topics, str) else list(topics)
+    if not names:
+        raise Misuse(Code.BAD_ARGUMENT, "a consumer needs a topic")
+    for name in names:
+        check_name(name, Code.BAD_TOPIC_NAME)
+    request: dict[str, Any] = {"group": group, "topics": names, "ordered": bool(ordered), "start": _start(start)}
+    if wanted := tag_list(tags):
+        request["tags"] = wanted
+    extra = {"max_attempts": max_attempts, "retry_backoff": retry_backoff, "retry_backoff_max": retry_backoff_max}
+    request.update({name: value for name, value in extra.items() if value is not None})
+    if in_doubt != "redeliver":
+        request["in_doubt"] = in_doubt
+    return request
+
+
+def tag_list(tags: str | Sequence[str] | None) -> list[str]:
+    """``"a || b"`` and ``["a", "b"]`` alike; ``"*"`` and None are all."""
+    if tags is None or tags == "*":
+        return []
+    parts = [part.strip() for part in tags.split("||")] if isinstance(tags, str) else list(tags)
+    if not all(isinstance(part, str) and part for part in parts):
+        raise Misuse(Code.BAD_ARGUMENT, f"tags = {tags!r}", 'give "a||b" or ["a", "b"]')
+    return parts
+
+
+def _start(start: str | datetime) -> str:
+    if isinstance(start, datetime):
+        return str(round(start.timestamp() * 1_000_000))
+    if start not in ("earliest", "latest"):
+        raise Misuse(Code.BAD_ARGUMENT, f"start = {start!r}", '"earliest", "latest" or a datetime')
+    return start
+
+
+def check_options(
+    qos: int,
+    seen: Callable[[Any], bool] | None,
+    prefetch: int,
+    lease: float | None,
+    instance: str | None,
+    in_doubt: str,
+) -> None:
+    """Raise Misuse for options that make no sense."""
+    if in_doubt not in ("redeliver", "hold"):
+        raise Misuse(Code.BAD_ARGUMENT, f"in_doubt = {in_doubt!r}", '"redeliver" or "hold"')
+    if (in_doubt == "hold") != (instance is not None):
+        hint = "name this consumer: what is in doubt waits for the next process of that name"
+        raise Misuse(Code.BAD_ARGUMENT, 'in_doubt="hold" and instance= go together', hint)
+    if in_doubt == "hold" and lease is not None:
+        raise Misuse(Code.BAD_ARGUMENT, 'with in_doubt="hold" leases do not end by time', "leave lease= out")
+    if qos not in (0, 1, 2) or isinstance(qos, bool):
+        raise Misuse(Code.BAD_ARGUMENT, f"qos = {qos!r}", "0 at most once, 1 at least once, 2 with seen=")
+    if (qos == 2) != (seen is not None):
+        hint = "give seen=FUNCTION: it looks the message's id up in the database that holds the effect"
+        raise Misuse(Code.BAD_ARGUMENT, "qos=2 and seen= go together", hint)
+    if not isinstance(prefetch, int) or not 1 <= prefetch <= 64:
+        raise Misuse(Code.BAD_ARGUMENT, f"prefetch = {prefetch!r}", "receives ahead, 1 to 64")
+    if lease is not None and not 0.001 <= lease < 1e6:
+        raise Misuse(Code.BAD_ARGUMENT, f"lease = {lease!r}", "seconds, at least 0.001")
+
+
+def delay_us(delay: float | None) -> int:
+    """A NACK's delay in microseconds; None: the group's back-off (-1)."""
+    if delay is None:
+        return -1
+    if isinstance(delay, bool) or not isinstance(delay, int | float) or not 0 <= delay < 1e9:
+        raise Misuse(Code.BAD_ARGUMENT, f"delay = {delay!r}: seconds, 0 or more")
+    return round(delay * 1_000_000)

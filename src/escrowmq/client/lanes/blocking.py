@@ -1,0 +1,69 @@
+"""Blocking faces, derived from the coroutines that do the work: one line per method, with its parameters, types and docstring.
+
+The class of a blocking face (``Producer``) and the class whose coroutines it takes over (``AsyncProducer``) have one base with
+all their state. The coroutine gets the blocking object as its ``self``, and everything it awaits blocks, because the state
+was made with :class:`~escrowmq.client.lanes.threads.Threads`. So a coroutine of a face awaits only what stands in the common
+base or below, never a public method of its own class, which on the other face is no coroutine.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
+    """The method that runs a coroutine to its end before it returns. Raises RuntimeError if the coroutine suspends."""
+
+    @functools.wraps(method)
+    def call(face: Any, /, *args: P.args, **given: P.kwargs) -> T:
+        coroutine = method(face, *args, **given)
+        try:
+            coroutine.send(None)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+        coroutine.close()
+        raise _suspended(method)
+
+    return call
+
+
+def iterating(
+    method: Callable[Concatenate[Any, P], AsyncIterator[T]],
+) -> Callable[Concatenate[Any, P], Iterator[T]]:
+    """The generator of what an async generator gives; each step as in :func:`blocking`."""
+
+    @functools.wraps(method)
+    def call(face: Any, /, *args: P.args, **given: P.kwargs) -> Iterator[T]:
+        iterator: Any = method(face, *args, **given)
+        step = iterator.__anext__
+        try:
+            while True:
+                try:
+                    step().send(None)
+                except StopIteration as done:
+                    value = done.value
+                except StopAsyncIteration:
+                    return
+                else:
+                    raise _suspended(method)
+                yield value
+        finally:
+            _finish(iterator.aclose())
+
+    return call
+
+
+def _suspended(method: Callable[..., Any]) -> RuntimeError:
+    return RuntimeError(f"{method.__qualname__} waits for an event loop, and there is none on the blocking face")
+
+
+def _finish(coroutine: Coroutine[Any, Any, None]) -> None:
+    try:
+        coroutine.send(None)
+    except StopIteration:
+        pass

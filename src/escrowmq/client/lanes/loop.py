@@ -1,0 +1,165 @@
+"""Callers that are tasks of one event loop: nothing here blocks the loop, and an answer wakes it once for all of its rows."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import queue
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any, ParamSpec, TypeVar
+
+from escrowmq.client.lanes.coalescer import Lane
+from escrowmq.client.lanes.request import Codec
+from escrowmq.client.lanes.timer import Timer
+from escrowmq.errors import EscrowError
+from escrowmq.wire import Exchange, Link
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Sender:
+    """A thread that sends for the lanes of an event loop, so that a full connection never blocks the loop."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="escrowmq-sender", daemon=True)
+        self._thread.start()
+
+    def put(self, call: Callable[[], None]) -> None:
+        """Call ``call`` on the thread, after what was put before."""
+        self._work.put(call)
+
+    def close(self) -> None:
+        """End the thread after what was put before."""
+        self._work.put(None)
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (call := self._work.get()) is not None:
+            call()
+
+
+class LoopLane(Lane):
+    """A lane whose callers are tasks: each waiter is an asyncio future (or None), with one wake-up of the loop per request."""
+
+    def __init__(
+        self, *args: Any, loop: asyncio.AbstractEventLoop, loop_thread: int, sender: Sender, **options: Any
+    ) -> None:
+        super().__init__(*args, **options)
+        self._loop = loop
+        self._loop_thread = loop_thread
+        self._sender = sender
+
+    def waiter(self) -> asyncio.Future[Any]:
+        """See :meth:`Lane.waiter`. Call on the loop's thread."""
+        return self._loop.create_future()
+
+    def _start_pump(self) -> None:
+        # After the callbacks that the loop has ready, and after the tasks that an answer just woke: those that are about
+        # to add a row ride along.
+        try:
+            if threading.get_ident() == self._loop_thread:
+                self._loop.call_soon(self._sender.put, self._pump)
+            else:
+                self._loop.call_soon_threadsafe(self._loop.call_soon, self._sender.put, self._pump)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            self._sender.put(self._pump)
+
+    def _deliver(self, waiters: list[Any], results: list[Any]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(_resolve, waiters, results)
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits any more
+
+
+def _resolve(waiters: list[asyncio.Future[Any] | None], results: list[Any]) -> None:
+    for future, value in zip(waiters, results, strict=True):
+        if future is None or future.done():
+            continue
+        if isinstance(value, EscrowError):
+            future.set_exception(value)
+        else:
+            future.set_result(value)
+
+
+class LoopSignal:
+    """A :class:`~escrowmq.client.lanes.waiting.Signal` to the tasks of an event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        """Have all who wait look again. From any thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._event.set)
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits any more
+
+    async def wait(self, ready: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait until ``ready()``; False if it is not within ``timeout`` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not ready():
+            self._event.clear()
+            left = None if deadline is None else deadline - time.monotonic()
+            try:
+                await asyncio.wait_for(self._event.wait(), left)
+            except TimeoutError:
+                return ready()
+        return True
+
+
+class Loop:
+    """See :class:`~escrowmq.client.lanes.waiting.Waiting`: for the running event loop, to which all that it makes belongs."""
+
+    def __init__(self, links: Iterable[Link]) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.timer = Timer()
+        self._loop_thread = threading.get_ident()
+        self._senders = {link: Sender() for link in links}
+
+    def lane(
+        self, link: Link, kind: Exchange, codec: Codec, options: Callable[[], dict[str, Any]], **more: Any
+    ) -> LoopLane:
+        """A lane whose callers are tasks."""
+        own: dict[str, Any] = {"loop": self.loop, "loop_thread": self._loop_thread, "sender": self._senders[link]}
+        return LoopLane(link, kind, codec, options, self.timer, **own, **more)
+
+    def signal(self) -> LoopSignal:
+        """A new signal."""
+        return LoopSignal(self.loop)
+
+    def lock(self) -> asyncio.Lock:
+        """A lock between tasks."""
+        return asyncio.Lock()
+
+    def spawn(self, call: Callable[[], None]) -> None:
+        """Call it on a sending thread."""
+        next(iter(self._senders.values())).put(call)
+
+    async def away(self, act: Callable[P, T], *args: P.args, **given: P.kwargs) -> T:
+        """Call it on a thread."""
+        return await asyncio.to_thread(act, *args, **given)
+
+    async def gather(self, waits: Sequence[Awaitable[T]]) -> list[T]:
+        """The results of all; raises the first error."""
+        return await asyncio.gather(*waits)
+
+    async def result(self, future: Future[T], timeout: float) -> T:
+        """Wait until it is done; cancels it when the time is over."""
+        return await asyncio.wait_for(asyncio.wrap_future(future), timeout)
+
+    async def returned(self, value: Any) -> Any:
+        """The value, or what it gives when it is awaited."""
+        return await value if inspect.isawaitable(value) else value
+
+    def close(self) -> None:
+        """End the threads of the timer and the senders, after what they have begun."""
+        self.timer.close()
+        for sender in self._senders.values():
+            sender.close()

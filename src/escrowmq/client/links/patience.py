@@ -1,0 +1,27 @@
+"""Actions that wait for a broker that is away."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from escrowmq.errors import Code, EscrowError, Unknown
+from escrowmq.platform.backoff import Backoff
+from escrowmq.wire import Link
+
+
+def patient_action(link: Link, name: str, request: dict[str, Any], deadline: float) -> dict[str, Any]:
+    """The answer to an action that may be repeated; repeats it until ``deadline`` (monotonic seconds) while the broker is
+    away, then raises Unknown(TIMED_OUT)."""
+    backoff = Backoff(0.02, 1.0)
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            return link.action(name, request, max(left, 0.001))
+        except EscrowError as problem:
+            if problem.code is not Code.DISCONNECTED:
+                raise
+            pause = backoff.failed()
+            if left <= pause:
+                raise Unknown(Code.TIMED_OUT, f"{link.address}: {problem.message}") from problem
+        time.sleep(pause)
