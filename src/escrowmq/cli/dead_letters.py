@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -26,7 +27,9 @@ All = Annotated[bool, typer.Option("--all", help="All of the group's.")]
 def list_(group: Group, limit: Limit = 100, url: Url = DEFAULT_URL, json: Json = False) -> None:
     """List the dead letters of a consumer group."""
     with admin_at(url) as admin:
-        letters = [{"place": _place(letter), **letter} for letter in admin.dead_letters(group, limit)[:limit]]
+        letters: list[Any] = [
+            {"place": _place(letter), **letter} for letter in admin.dead_letters(group, limit)[:limit]
+        ]
     if json:
         return print_json([plain(letter) for letter in letters])
     print_table(
@@ -87,7 +90,7 @@ def _settle(group: str, places: list[str] | None, everything: bool, url: str, js
         raise typer.Exit(Exit.FINDING)
 
 
-def _place(letter: dict[str, Any]) -> str:
+def _place(letter: Mapping[str, Any]) -> str:
     return f"{letter['topic']}/{letter['queue']}/{letter['offset']}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -26,7 +27,7 @@ def list_(
 ) -> None:
     """List consumer groups with what waits for them, or producer groups with what they have undecided."""
     with admin_at(url) as admin:
-        found = admin.producers() if producers else admin.groups()
+        found: Sequence[Mapping[str, Any]] = admin.producers() if producers else admin.groups()
     if json:
         return print_json(found)
     if producers:
@@ -58,7 +59,7 @@ def show(
 ) -> None:
     """Show a consumer group: its subscription, and how far it is in every queue."""
     with admin_at(url) as admin:
-        everyone = admin.groups()
+        everyone: Sequence[Mapping[str, Any]] = admin.groups()
     found = [group for group in everyone if group["name"] == name]
     if not found:
         hint = nearest(name, [group["name"] for group in everyone]) or None
@@ -131,13 +132,13 @@ def fence(
     typer.echo(f"{instance} is fenced; {messages} messages went back to {name}")
 
 
-def _held(leases: list[dict[str, Any]]) -> str:
+def _held(leases: Sequence[Mapping[str, Any]]) -> str:
     """Where the first few leases stand."""
     shown = [f"{x['topic']}/{x['queue']} {x['first']}-{x['last']}" for x in leases[:SHOWN_LEASES]]
     return ", ".join(shown) + (f" and {len(leases) - SHOWN_LEASES} more" if len(leases) > SHOWN_LEASES else "")
 
 
-def _print_producers(groups: list[dict[str, Any]]) -> None:
+def _print_producers(groups: Sequence[Mapping[str, Any]]) -> None:
     print_table(
         ("producer group", "kind", ">to ask", ">open", ">parked", ">oldest open"),
         [
@@ -158,12 +159,12 @@ def _print_producers(groups: list[dict[str, Any]]) -> None:
 _FIXED = {"queue_id", "topic", "queue", "head", "end", "floor", "next", "waiting"}
 
 
-def _states(group: dict[str, Any]) -> list[str]:
+def _states(group: Mapping[str, Any]) -> list[str]:
     """The broker's names of what else a message can be for a group."""
     return [name for name in (group["queues"][0] if group["queues"] else {}) if name not in _FIXED]
 
 
-def _sum(group: dict[str, Any], name: str) -> int:
+def _sum(group: Mapping[str, Any], name: str) -> int:
     return sum(queue.get(name, 0) for queue in group["queues"])
 
 

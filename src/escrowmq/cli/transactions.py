@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -58,7 +58,7 @@ def show(
 ) -> None:
     """Show a transaction: its messages, and what happened to it when."""
     with admin_at(url) as admin:
-        found = admin.transaction(transaction)
+        found: Any = admin.transaction(transaction)
     found["messages"] = [plain(message) for message in found["messages"]]
     if json:
         return print_json(found)
@@ -126,14 +126,14 @@ def _each(ids: list[str], url: str, json: bool, act: str) -> None:
         raise typer.Exit(status)
 
 
-def _age(transaction: dict[str, Any]) -> str:
+def _age(transaction: Mapping[str, Any]) -> str:
     """How long ago it was prepared, by this machine's clock."""
     return f"{duration(max(time.time() - transaction['prepared_us'] / 1e6, 0))} ago"
 
 
-def _body(message: dict[str, Any]) -> str:
+def _body(message: Mapping[str, Any]) -> str:
     return "(binary)" if message["body"] is None else body_text(message["body"].encode(), 80)
 
 
-def _details(event: dict[str, Any]) -> str:
+def _details(event: Mapping[str, Any]) -> str:
     return " ".join(f"{name} {value}" for name, value in event.items() if name not in _ORDER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -52,7 +53,7 @@ def forget(
         typer.echo(f"{one['broker']}: forgot producer group {one['group']} and its {one['sessions']} sessions")
 
 
-def _row(writer: dict[str, Any]) -> tuple[Any, ...]:
+def _row(writer: Mapping[str, Any]) -> tuple[Any, ...]:
     return (
         writer["writer"],
         writer["group"],

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
 from escrowmq.client.admin import Admin
+from escrowmq.client.async_admin import AsyncAdmin
 from escrowmq.client.consuming.async_consumer import AsyncConsumer, AsyncReceived
 from escrowmq.client.consuming.consumption import (
     Consumption,
@@ -29,22 +30,7 @@ from escrowmq.client.producing.production import Production
 from escrowmq.client.reading.reader import AsyncReader
 from escrowmq.client.reading.reading import Place, Reading, Start, read_request
 from escrowmq.errors import Code, Unknown
-from escrowmq.wire import Exchange, Link
-
-
-class AsyncAdmin:
-    """The methods of :class:`~escrowmq.client.admin.Admin`, to await; each runs on a thread."""
-
-    def __init__(self, admin: Admin) -> None:
-        self._admin = admin
-
-    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
-        method = getattr(self._admin, name)
-
-        def call(*args: Any, **given: Any) -> Awaitable[Any]:
-            return asyncio.to_thread(method, *args, **given)
-
-        return call
+from escrowmq.wire import Exchange, ExchangeOptions, Link
 
 
 class AsyncBus:
@@ -184,7 +170,7 @@ class AsyncBus:
             raise Unknown(Code.CLOSED, "the bus is closed")
 
     def lane(
-        self, link: Link, kind: Exchange, codec: Codec, options: Callable[[], dict[str, Any]], more: dict[str, Any]
+        self, link: Link, kind: Exchange, codec: Codec, options: Callable[[], ExchangeOptions], more: dict[str, Any]
     ) -> LoopLane:
         """A coalescing lane of this bus, for a face that sends batches itself; whoever makes it closes it."""
         return LoopLane(

@@ -20,7 +20,7 @@ from escrowmq.client.producing.production import Production
 from escrowmq.client.reading.reader import Reader
 from escrowmq.client.reading.reading import Place, Reading, Start, read_request
 from escrowmq.errors import Code, Misuse, Unknown
-from escrowmq.wire import Exchange, Link
+from escrowmq.wire import Exchange, ExchangeOptions, Link
 
 
 class Bus:
@@ -170,6 +170,6 @@ class Bus:
             self._parts.append(part)
 
     def _lane(
-        self, link: Link, kind: Exchange, codec: Codec, options: Callable[[], dict[str, Any]], more: dict[str, Any]
+        self, link: Link, kind: Exchange, codec: Codec, options: Callable[[], ExchangeOptions], more: dict[str, Any]
     ) -> ThreadLane:
         return ThreadLane(link, kind, codec, options, self._alarm, **more)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import cast
 
 import pyarrow as pa
 
@@ -18,7 +18,9 @@ from escrowmq.errors import Code, EscrowError, error
 from escrowmq.spark.filters import Pushed
 from escrowmq.spark.options import ReadOptions
 from escrowmq.spark.planning import Place, Range
-from escrowmq.wire import DEAD_LETTER_PREFIX, VIEWS, Link
+from escrowmq.wire import DEAD_LETTER_PREFIX, VIEWS, Link, ReadRequest, ask
+from escrowmq.wire.actions.brokers import HELLO
+from escrowmq.wire.actions.topics import OFFSETS, AskOffsets
 
 _PAUSE = 0.2
 """Seconds between tries while a broker is away."""
@@ -35,7 +37,7 @@ def open_links(url: str) -> Sequence[Link]:
 def places(found: Sequence[Link], options: ReadOptions) -> list[Place]:
     """All places of the sources, in order of name. Raises UNKNOWN_TOPIC, Unknown(TIMED_OUT) when a broker is away."""
     deadline = time.monotonic() + options.timeout
-    shards = [int(patient_action(link, "hello", {}, deadline)["shard"]) for link in found]
+    shards = [patient_action(link, HELLO({}), deadline)["shard"] for link in found]
     made: list[Place] = []
     for source in options.sources:
         there: list[Place] = []
@@ -57,13 +59,11 @@ def _places(link: Link, shard: int, source: str, options: ReadOptions, deadline:
     if source.startswith(DEAD_LETTER_PREFIX):  # no order that lasts: read as a whole
         yield Place(source, shard, 0, link.address, 0, 1, 0, 1)
         return
-    asked: dict[str, Any] = {"topic": source}
-    starts, ends = (
-        patient_action(link, "topics.offsets", asked | ({"time_us": at} if isinstance(at, int) else {}), deadline)[
-            "queues"
-        ]
+    asked: list[AskOffsets] = [
+        {"topic": source, "time_us": at} if isinstance(at, int) else {"topic": source}
         for at in (options.start, options.end)
-    )
+    ]
+    starts, ends = (patient_action(link, OFFSETS(request), deadline)["queues"] for request in asked)
     for one, other in zip(starts, ends, strict=False):  # a queue that came between the two is for the next look
         # a view has no offsets by time: all of it is read, and filtered
         start_at, end_at = one.get("offset_at", one["head"]), other.get("offset_at", other["end"])
@@ -97,11 +97,11 @@ def _counter(source: str) -> str | None:
     return None if source.startswith("%") else "offset"
 
 
-def _request(piece: Range, start: int, columns: list[str], pushed: Pushed) -> dict[str, Any]:
-    request = {"source": piece.place.source, "columns": columns, **pushed.request}
-    if not piece.place.source.startswith(DEAD_LETTER_PREFIX):
-        request |= {"queue": piece.place.queue, "start": start, "end": piece.end}
-    return request
+def _request(piece: Range, start: int, columns: list[str], pushed: Pushed) -> ReadRequest:
+    request = cast(ReadRequest, {"source": piece.place.source, "columns": columns, **pushed.request})
+    if piece.place.source.startswith(DEAD_LETTER_PREFIX):
+        return request
+    return {**request, "queue": piece.place.queue, "start": start, "end": piece.end}
 
 
 def _link(piece: Range) -> Link:
@@ -119,7 +119,7 @@ def _reaches(link: Link, piece: Range) -> bool:
     if piece.place.source.startswith(DEAD_LETTER_PREFIX):
         return True
     try:
-        queues = link.action("topics.offsets", {"topic": piece.place.source}, 1.0)["queues"]
+        queues = ask(link, OFFSETS({"topic": piece.place.source}), 1.0)["queues"]
     except EscrowError:
         return False
     return any(queue["queue"] == piece.place.queue and queue["end"] >= piece.end for queue in queues)

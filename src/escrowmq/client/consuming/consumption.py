@@ -26,7 +26,9 @@ from escrowmq.client.producing.outgoing import check_name
 from escrowmq.client.producing.session import patient_action
 from escrowmq.errors import Code, EscrowError, Misuse
 from escrowmq.model import Act
-from escrowmq.wire import Exchange, Link
+from escrowmq.wire import Exchange, ExchangeOptions, Link
+from escrowmq.wire.actions import groups
+from escrowmq.wire.exchanges import ReceiveOptions
 
 LaneT = TypeVar("LaneT", bound=Lane)
 DEFAULT_BATCH = 1000
@@ -42,9 +44,9 @@ class Consumption(Generic[LaneT]):
         self,
         router: Router,
         alarm: Alarm,
-        make_lane: Callable[[Link, Exchange, Codec, Callable[[], dict[str, Any]], dict[str, Any]], LaneT],
+        make_lane: Callable[[Link, Exchange, Codec, Callable[[], ExchangeOptions], dict[str, Any]], LaneT],
         group: str,
-        subscription: dict[str, Any],
+        subscription: groups.Subscribe,
         *,
         lease: float | None,
         prefetch: int,
@@ -59,7 +61,7 @@ class Consumption(Generic[LaneT]):
         self.group, self.qos, self.seen, self.timeout = group, qos, seen, timeout
         self.router = router
         self._request = subscription
-        options: dict[str, Any] = {
+        options: ReceiveOptions = {
             "group": group,
             "member": random.getrandbits(62),
             "max_bytes": max_bytes,
@@ -78,7 +80,7 @@ class Consumption(Generic[LaneT]):
     def subscribe(self) -> None:
         """Make or join the group at every broker. Raises SUBSCRIPTION_MISMATCH, Unknown(TIMED_OUT) and so on."""
         deadline = time.monotonic() + self.timeout
-        self.router.every(lambda link: patient_action(link, "groups.subscribe", self._request, deadline))
+        self.router.every(lambda link: patient_action(link, groups.SUBSCRIBE(self._request), deadline))
         if self.membership is not None:
             self.membership.join()
 
@@ -117,7 +119,7 @@ class Consumption(Generic[LaneT]):
 
     def receive_now(self, max_messages: int, wait: float) -> list[Any]:
         """Start one receive at every broker; their futures with the brokers' numbers."""
-        options = {**self.options, "max_messages": max_messages, "wait_ms": max(round(wait * 1000), 0)}
+        options: ReceiveOptions = {**self.options, "max_messages": max_messages, "wait_ms": max(round(wait * 1000), 0)}
         empty = pa.RecordBatch.from_pylist([], schema=pa.schema([]))
         if self.membership is None:
             links = enumerate(self.router.links)
@@ -126,7 +128,8 @@ class Consumption(Generic[LaneT]):
         for number, link in enumerate(self.router.links):
             if self.membership.has_lost(number):
                 self.membership.resume(number)
-            future = link.exchange(Exchange.RECEIVE, empty, {**options, **self.membership.options(number)})
+            named: ReceiveOptions = {**options, **self.membership.options(number)}
+            future = link.exchange(Exchange.RECEIVE, empty, named)
             future.add_done_callback(partial(self._came_now, number))
             asked.append((number, future))
         return asked
@@ -172,7 +175,7 @@ def subscription(
     retry_backoff: float | None,
     retry_backoff_max: float | None,
     in_doubt: str = "redeliver",
-) -> dict[str, Any]:
+) -> groups.Subscribe:
     """The request ``groups.subscribe``; raises Misuse(BAD_ARGUMENT), BAD_GROUP_NAME, BAD_TOPIC_NAME."""
     check_name(group, Code.BAD_GROUP_NAME)
     names = [topics] if isinstance(topics, str) else list(topics)
@@ -180,13 +183,17 @@ def subscription(
         raise Misuse(Code.BAD_ARGUMENT, "a consumer needs a topic")
     for name in names:
         check_name(name, Code.BAD_TOPIC_NAME)
-    request: dict[str, Any] = {"group": group, "topics": names, "ordered": bool(ordered), "start": _start(start)}
+    request: groups.Subscribe = {"group": group, "topics": names, "ordered": bool(ordered), "start": _start(start)}
     if wanted := tag_list(tags):
         request["tags"] = wanted
-    extra = {"max_attempts": max_attempts, "retry_backoff": retry_backoff, "retry_backoff_max": retry_backoff_max}
-    request.update({name: value for name, value in extra.items() if value is not None})
-    if in_doubt != "redeliver":
-        request["in_doubt"] = in_doubt
+    if max_attempts is not None:
+        request["max_attempts"] = max_attempts
+    if retry_backoff is not None:
+        request["retry_backoff"] = retry_backoff
+    if retry_backoff_max is not None:
+        request["retry_backoff_max"] = retry_backoff_max
+    if in_doubt == "hold":
+        request["in_doubt"] = "hold"
     return request
 
 

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
 
 import pyarrow as pa
 
@@ -16,6 +15,7 @@ from escrowmq.client.consuming.membership import Membership
 from escrowmq.client.lanes.alarm import Alarm
 from escrowmq.errors import Code, EscrowError, Unknown
 from escrowmq.wire import Exchange, Link
+from escrowmq.wire.exchanges import ReceiveOptions
 
 WAIT_MS = 5000
 """How long the broker holds an empty receive."""
@@ -29,7 +29,7 @@ class Fetcher:
     def __init__(
         self,
         links: Sequence[Link],
-        options: dict[str, Any],
+        options: ReceiveOptions,
         ahead: int,
         alarm: Alarm,
         arrived: Callable[[], None],
@@ -38,7 +38,7 @@ class Fetcher:
     ) -> None:
         self._links = links
         self._membership = membership
-        self._options = {"wait_ms": WAIT_MS, **options}
+        self._options: ReceiveOptions = {"wait_ms": WAIT_MS, **options}
         self._ahead = ahead
         self._alarm = alarm
         self._arrived = arrived
@@ -114,9 +114,9 @@ class Fetcher:
                     self._asking[number] = False
                     return
                 self._asked[number] += 1
-            options = dict(self._options)
+            options = self._options.copy()
             if self._membership is not None:
-                options |= self._membership.options(number)
+                options = {**options, **self._membership.options(number)}
             future = self._links[number].exchange(Exchange.RECEIVE, _NO_ROWS, options)
             with self._lock:
                 self._polls.add(future)

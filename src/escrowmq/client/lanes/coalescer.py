@@ -32,7 +32,7 @@ import pyarrow as pa
 from escrowmq.client.lanes.alarm import Alarm
 from escrowmq.client.lanes.parcel import Codec, Parcel, Row, copies
 from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, Unknown
-from escrowmq.wire import Exchange, Link
+from escrowmq.wire import Exchange, ExchangeOptions, Link
 
 MAX_IN_FLIGHT = 4
 WORTH_OVERLAPPING = 64
@@ -50,7 +50,7 @@ class Lane(ABC):
         link: Link,
         kind: Exchange,
         codec: Codec,
-        options: Callable[[], dict[str, Any]],
+        options: Callable[[], ExchangeOptions],
         alarm: Alarm,
         *,
         timeout: float,
@@ -223,14 +223,15 @@ class Lane(ABC):
                     return
             self._dispatch(parcel)
 
-    def _dispatch(self, parcel: Parcel, again: dict[str, Any] | None = None) -> None:
+    def _dispatch(self, parcel: Parcel, again: ExchangeOptions | None = None) -> None:
         """Send a parcel; ``again``: with these options, those of all that are sent again with it."""
         try:
             if parcel.batch is None and parcel.rows is not None:
                 parcel.batch, parcel.memo = self._codec.encode(parcel.rows)
             with self._sending:
                 options = self._options() if again is None else again
-                parcel.session = options.get("session", 0)
+                session: Any = options.get("session", 0)
+                parcel.session = session
                 if again is None and (self._broken or self._overtakes(parcel)):  # what was lost goes first
                     self._failed(parcel, Unknown(Code.DISCONNECTED))
                     return

@@ -28,7 +28,7 @@ from escrowmq.client.producing.results import EndResults, Receipts, gather
 from escrowmq.client.producing.session import Session
 from escrowmq.errors import Code, Misuse
 from escrowmq.model import DecidedBy, message_id
-from escrowmq.wire import Exchange, Link
+from escrowmq.wire import Exchange, ExchangeOptions, Link
 
 LaneT = TypeVar("LaneT", bound=Lane)
 MakeLane = Callable[..., LaneT]
@@ -47,7 +47,7 @@ class Production(Generic[LaneT]):
         self,
         router: Router,
         alarm: Alarm,
-        make_lane: Callable[[Link, Exchange, Codec, Callable[[], dict[str, Any]], dict[str, Any]], LaneT],
+        make_lane: Callable[[Link, Exchange, Codec, Callable[[], ExchangeOptions], dict[str, Any]], LaneT],
         group: str,
         instance: str | None,
         qos: int,
@@ -120,10 +120,11 @@ class Production(Generic[LaneT]):
             codec: Codec = EndingCodec()
             if kind is not Exchange.END:
                 codec = self._codecs[kind, number] = OutgoingCodec()
-            options, more = session.options, {"timeout": self.timeout, "renew": session.renew}
+            options: Callable[[], ExchangeOptions] = session.options
+            more: dict[str, Any] = {"timeout": self.timeout, "renew": session.renew}
             if kind is Exchange.SEND and self.qos == 0:
                 more["max_waiting"] = QOS_0_WAITING
-                options = lambda: {**session.options(), "flush": "async"}  # noqa: E731
+                options = lambda: {"session": session.number or 0, "flush": "async"}  # noqa: E731
             lane = self._make_lane(session.link, kind, codec, options, more)
             self._by_kind[kind][number] = lane
             return lane
@@ -169,7 +170,7 @@ class Production(Generic[LaneT]):
                     session.link,
                     Exchange.END,
                     EndingCodec(),
-                    lambda: {**session.options(), "by": int(DecidedBy.CHECK)},
+                    lambda: {"session": session.number or 0, "by": int(DecidedBy.CHECK)},
                     self._alarm,
                     timeout=self.timeout,
                     renew=session.renew,

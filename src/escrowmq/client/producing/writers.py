@@ -17,6 +17,8 @@ from escrowmq.client.producing.session import Session, patient_action
 from escrowmq.errors import Code, Rejected
 from escrowmq.model import TransactionId
 from escrowmq.wire import Link
+from escrowmq.wire.actions.brokers import HELLO
+from escrowmq.wire.actions.writers import COMMIT, SHOW, Committed
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,27 +38,27 @@ def commit_batch(production: Production[Any], writer: str, batch: int, ids: Sequ
         by_broker[production.router.of_shard(identity.shard, production.timeout)].append(str(identity))
     answers = []
     for number, mine in by_broker.items():
-        session = production.sessions[number]
-        request = {"writer": writer, "batch": batch, "transactions": mine}
-        answers.append(_commit(session, request, production.timeout))
+        answers.append(_commit(production.sessions[number], writer, batch, mine, production.timeout))
     fresh = any(answer["status"] == Code.COMMITTED.name for answer in answers)
     status = Code.COMMITTED if fresh else Code.ALREADY_COMMITTED
     return BatchCommit(status, sum(answer["rolled_back"] for answer in answers))
 
 
-def _commit(session: Session, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+def _commit(session: Session, writer: str, batch: int, ids: list[str], timeout: float) -> Committed:
     """One broker's part; under a new session if the broker has forgotten this one."""
+
+    def attempt(number: int) -> Committed:
+        call = COMMIT({"writer": writer, "batch": batch, "transactions": ids, "session": number})
+        return patient_action(session.link, call, time.monotonic() + timeout)
+
     number = session.open(True)
     try:
-        return patient_action(
-            session.link, "writers.commit", {**request, "session": number}, time.monotonic() + timeout
-        )
+        return attempt(number)
     except Rejected as problem:
         if problem.code is not Code.UNKNOWN_SESSION:
             raise
     session.renew(number)
-    request = {**request, "session": session.open(True)}
-    return patient_action(session.link, "writers.commit", request, time.monotonic() + timeout)
+    return attempt(session.open(True))
 
 
 def _learn(production: Production[Any], shards: set[int]) -> None:
@@ -65,8 +67,7 @@ def _learn(production: Production[Any], shards: set[int]) -> None:
         return
     deadline = time.monotonic() + production.timeout
     for number, session in enumerate(production.sessions):
-        told = patient_action(session.link, "hello", {}, deadline)
-        production.router.learn_shard(int(told["shard"]), number)
+        production.router.learn_shard(patient_action(session.link, HELLO({}), deadline)["shard"], number)
 
 
 def last_batch(production: Production[Any], writer: str) -> int | None:
@@ -74,8 +75,7 @@ def last_batch(production: Production[Any], writer: str) -> int | None:
 
     def ask(link: Link) -> int | None:
         deadline = time.monotonic() + production.timeout
-        found: int | None = patient_action(link, "writers.show", {"writer": writer}, deadline)["batch"]
-        return found
+        return patient_action(link, SHOW({"writer": writer}), deadline)["batch"]
 
     batches = production.router.every(ask)
     return None if None in batches else min(batches)

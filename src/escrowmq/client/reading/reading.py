@@ -26,7 +26,9 @@ from escrowmq.client.links.router import Router
 from escrowmq.client.producing.outgoing import check_name
 from escrowmq.client.producing.session import patient_action
 from escrowmq.errors import Code, EscrowError, Misuse, Rejected, error
-from escrowmq.wire import Link
+from escrowmq.wire import Link, ReadRequest, ask
+from escrowmq.wire.actions import topics
+from escrowmq.wire.actions.brokers import HELLO
 
 Place = tuple[int, int]
 Start = str | datetime | Mapping[Place, int]
@@ -54,7 +56,7 @@ class Reading:
     """The places of one reader. :meth:`fill` from one thread at a time; the others are quick."""
 
     def __init__(
-        self, router: Router, topic: str, queues: Sequence[int | Place] | None, request: dict[str, Any], timeout: float
+        self, router: Router, topic: str, queues: Sequence[int | Place] | None, request: ReadRequest, timeout: float
     ) -> None:
         self.router = router
         self.topic = topic
@@ -77,7 +79,7 @@ class Reading:
 
     def assign(self, start: Start) -> None:
         """Find the queues and where to begin. Raises UNKNOWN_TOPIC, BAD_QUEUE, BAD_ARGUMENT, Unknown(TIMED_OUT)."""
-        found: dict[Place, dict[str, int]] = {}
+        found: dict[Place, topics.QueueOffsets] = {}
         missing: EscrowError | None = None
         for number in range(len(self.router)):
             try:
@@ -94,20 +96,20 @@ class Reading:
     def seek(self, start: Start) -> None:
         """Go on from ``start``; of a mapping, the places not named stay where they are."""
         with self._filling:
-            found: dict[Place, dict[str, int]] = {}
+            found: dict[Place, topics.QueueOffsets] = {}
             for number in sorted({self._numbers[shard] for shard, _ in self.positions}):
                 found |= self._offsets(number, start)
             self._move({place: found[place] for place in self.positions}, start, unnamed=None)
 
-    def _offsets(self, number: int, start: Start) -> dict[Place, dict[str, int]]:
-        request: dict[str, Any] = {"topic": self.topic}
+    def _offsets(self, number: int, start: Start) -> dict[Place, topics.QueueOffsets]:
+        request: topics.AskOffsets = {"topic": self.topic}
         if isinstance(start, datetime):
             request["time_us"] = round(start.timestamp() * 1e6)
         deadline = time.monotonic() + self.timeout
         if number not in self._numbers.values():
-            self._learn(number, int(patient_action(self.router.links[number], "hello", {}, deadline)["shard"]))
-        answer = patient_action(self.router.links[number], "topics.offsets", request, deadline)
-        return {(int(answer["shard"]), line["queue"]): line for line in answer["queues"]}
+            self._learn(number, patient_action(self.router.links[number], HELLO({}), deadline)["shard"])
+        answer = patient_action(self.router.links[number], topics.OFFSETS(request), deadline)
+        return {(answer["shard"], line["queue"]): line for line in answer["queues"]}
 
     def _learn(self, number: int, shard: int) -> None:
         self._numbers[shard] = number
@@ -137,7 +139,7 @@ class Reading:
                     return shard, queue
         raise Misuse(Code.BAD_ARGUMENT, f"{given!r} is no place", "(shard or number of the broker, queue)")
 
-    def _move(self, found: dict[Place, dict[str, int]], start: Start, unnamed: str | None) -> None:
+    def _move(self, found: Mapping[Place, Mapping[str, Any]], start: Start, unnamed: str | None) -> None:
         """New positions, from what the brokers told of each place."""
         if isinstance(start, Mapping):
             given = {self.place(place): offset for place, offset in start.items()}
@@ -224,7 +226,7 @@ class Reading:
             if turn < end:
                 self._ready.append((place, end))
             number = self._numbers[place[0]]
-            request = {**self._request, "source": self.topic, "queue": place[1], "start": start, "end": turn}
+            request: ReadRequest = {**self._request, "queue": place[1], "start": start, "end": turn}
             try:
                 self._stream = _Stream(place, turn, iter(self.router.links[number].read(request)))
             except EscrowError as problem:
@@ -274,7 +276,7 @@ class Reading:
         shard = next((shard for shard, of in self._numbers.items() if of == number), None)
         while not self.closed.is_set():
             left = max(deadline - time.monotonic(), 0.0)
-            after = [[queue, offset] for (of, queue), offset in list(self.positions.items()) if of == shard]
+            after = [(queue, offset) for (of, queue), offset in list(self.positions.items()) if of == shard]
             if shard is not None and (after or self._every):
                 try:
                     found = self._ask_once(self.router.links[number], after, left)
@@ -291,11 +293,10 @@ class Reading:
             self.closed.wait(min(pause if pause > 0 else left, left))
         return []
 
-    def _ask_once(self, link: Link, after: list[list[int]], seconds: float) -> list[dict[str, int]]:
+    def _ask_once(self, link: Link, after: list[tuple[int, int]], seconds: float) -> list[topics.QueueRange]:
         wait_ms = round(seconds * 1000)
-        request = {"topic": self.topic, "after": after, "every": self._every, "wait_ms": wait_ms}
-        found: list[dict[str, int]] = link.action("topics.wait", request, seconds + self.timeout)["queues"]
-        return found
+        call = topics.WAIT({"topic": self.topic, "after": after, "every": self._every, "wait_ms": wait_ms})
+        return ask(link, call, seconds + self.timeout)["queues"]
 
     def _rest_or_raise(self, number: int, problem: EscrowError) -> None:
         """A broker that is away is asked again after a pause; everything else is the caller's."""
@@ -307,7 +308,7 @@ class Reading:
         self._backoff[number] = min(2 * self._backoff[number], LAST_BACKOFF)
 
 
-def _check_offset(place: Place, offset: Any, found: Mapping[Place, Mapping[str, int]]) -> None:
+def _check_offset(place: Place, offset: Any, found: Mapping[Place, Mapping[str, Any]]) -> None:
     if place not in found:
         raise Misuse(Code.BAD_ARGUMENT, f"{place} is not a place of this reader")
     if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
@@ -317,10 +318,10 @@ def _check_offset(place: Place, offset: Any, found: Mapping[Place, Mapping[str, 
         raise Misuse(Code.BAD_ARGUMENT, f"offset {offset} of {place}: the next is {found[place]['end']}", hint)
 
 
-def read_request(topic: str, tags: str | Sequence[str] | None, columns: Sequence[str] | None) -> dict[str, Any]:
+def read_request(topic: str, tags: str | Sequence[str] | None, columns: Sequence[str] | None) -> ReadRequest:
     """The part of a read that never changes; raises BAD_TOPIC_NAME, Misuse. ``offset`` is among the columns in any case."""
     check_name(topic, Code.BAD_TOPIC_NAME)
-    request: dict[str, Any] = {}
+    request: ReadRequest = {"source": topic}
     if wanted := tag_list(tags):
         request["tags"] = wanted
     if columns is not None:

@@ -28,6 +28,8 @@ from escrowmq.connecting import connect
 from escrowmq.errors import Code, EscrowError, Misuse, Rejected, error
 from escrowmq.outbox.targets.rows import check_schema, hold_back, number_keys
 from escrowmq.outbox.targets.seam import Codes, Promise
+from escrowmq.wire import ask
+from escrowmq.wire.actions.brokers import HELLO
 
 _log = logging.getLogger(__name__)
 GROUP = "outbox"
@@ -137,8 +139,8 @@ class _Broker:
         return True
 
     def _meet(self) -> None:
-        told = self._bus.router.links[0].action("hello", {}, self._timeout)
-        self.limits, self._met = Limits.of(told.get("limits", {})), True
+        told = ask(self._bus.router.links[0], HELLO({}), self._timeout)
+        self.limits, self._met = Limits.of(told["limits"]), True
 
     def close(self) -> None:
         """Let the connection go."""
