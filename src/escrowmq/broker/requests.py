@@ -7,20 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NotRequired,
-    TypeVar,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
+from typing import Any, TypeVar, cast, get_origin, is_typeddict
 
 import pyarrow as pa
 
@@ -28,6 +15,7 @@ from escrowmq.errors import Code, EscrowError, error
 from escrowmq.model import TransactionId
 from escrowmq.settings import BrokerSettings
 from escrowmq.wire import REQUEST, Exchange
+from escrowmq.wire.fields import Value, fields_of
 from escrowmq.wire.values import Bounds
 
 T = TypeVar("T")
@@ -77,7 +65,7 @@ def checked(shape: type[T], content: Mapping[str, Any]) -> T:
     Rejected(BATCH_TOO_LARGE) for a list of more than ``MAX_IDS``.
     """
     found: dict[str, Any] = {}
-    for name, required, check in _checks(cast(type, shape)):
+    for name, required, check in _checks(cast(Any, shape)):
         value = content.get(name)
         if value is not None:
             found[name] = check(name, value)
@@ -90,31 +78,23 @@ _Check = Callable[[str, Any], Any]
 
 
 @cache
-def _checks(shape: type) -> tuple[tuple[str, bool, _Check], ...]:
+def _checks(shape: Any) -> tuple[tuple[str, bool, _Check], ...]:
     """Name, whether it is required, and check of every field."""
-    hints = get_type_hints(shape, include_extras=True)
-    return tuple((name, get_origin(hint) is not NotRequired, _check_of(hint)) for name, hint in hints.items())
+    return tuple((field.name, field.required, _check_of(field.value)) for field in fields_of(shape))
 
 
-def _check_of(hint: Any, bounds: Bounds = Bounds()) -> _Check:
-    """The check for a value of one type; ``bounds`` for numbers."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return _check_of(inner[0], next((extra for extra in inner[1:] if isinstance(extra, Bounds)), bounds))
-    if origin is NotRequired:
-        return _check_of(inner[0], bounds)
-    if origin in (Union, UnionType):
-        (kind,) = (one for one in inner if one is not NoneType)
-        return _check_of(kind, bounds)
-    if origin is Literal:
-        return partial(_choice, inner)
-    if origin is list:
-        return partial(_list, _check_of(inner[0]))
-    if origin is tuple:
-        return partial(_tuple, [_check_of(kind) for kind in inner])
-    if is_typeddict(hint):
-        return partial(_object, hint)
-    return partial(_whole, bounds) if hint is int else _PLAIN[hint]
+def _check_of(value: Value) -> _Check:
+    """The check for one type of value: it is given the name for its errors, and gives the value."""
+    if value.choices:
+        return partial(_choice, value.choices)
+    items = [_check_of(item) for item in value.items]
+    if get_origin(value.kind) is tuple:
+        return partial(_tuple, items)
+    if items:
+        return partial(_list, items[0])
+    if is_typeddict(value.kind):
+        return partial(_object, value.kind)
+    return partial(_whole, value.bounds) if value.kind is int else _PLAIN[value.kind]
 
 
 def _whole(bounds: Bounds, name: str, value: Any) -> int:
