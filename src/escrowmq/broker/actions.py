@@ -1,18 +1,18 @@
-"""The actions of ``wire.py``, one function each: JSON in, JSON out, over one engine."""
+"""The actions of :mod:`escrowmq.wire.actions`, one function each, over one engine."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from escrowmq.broker.reads.lookups import find_messages, show_transaction
 from escrowmq.broker.reads.readable import Readable
-from escrowmq.broker.requests import MAX_IDS, Fields, transaction_id
+from escrowmq.broker.requests import MAX_IDS, checked, transaction_id
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.errors import Code, error
 from escrowmq.ledger.commands import (
@@ -28,29 +28,62 @@ from escrowmq.ledger.commands import (
     Subscribe,
     Subscription,
 )
-from escrowmq.ledger.groups.subscriptions import IN_DOUBT
 from escrowmq.ledger.listings import (
     producers_list,
     queue_offsets,
     queues_beyond,
     topics_list,
-    transactions,
     writers_list,
+)
+from escrowmq.ledger.listings import (
+    transactions as transactions_list,
 )
 from escrowmq.model import DecidedBy, Outcome, message_id
 from escrowmq.schemas import ENDING, ID
-from escrowmq.wire import PROTOCOL_VERSION, VIEWS
+from escrowmq.settings import nearest
+from escrowmq.wire import PROTOCOL_VERSION, VIEWS, Action, Json
+from escrowmq.wire.actions import brokers, dead_letters, groups, messages, producers, topics, transactions, writers
+from escrowmq.wire.actions.action import Answer, Nothing, Request, Results
+from escrowmq.wire.actions.table import ACTIONS
 
-Json = dict[str, Any]
+AnyEngine = TypeVar("AnyEngine", Engine, Readable)
 
 LONGEST_WAIT_MS = 60_000
-"""Nobody is kept waiting longer, whatever is asked for; the client asks again."""
+"""No call waits longer, whatever it asks for; the client asks again."""
 PAGE = 1000
-MAX_PAGE = 10_000
+FOUND = 100
+"""Messages that a look-up gives unless it asks for more."""
+
+HANDLERS: dict[str, Callable[[Any, Any], Any]] = {}
+"""The function of each action, by the action's name. It takes an Engine, or a Readable if the action only reads."""
 
 
-def hello(engine: Readable, _: Fields) -> Json:
-    """Who this broker is and what its limits are."""
+def act(engine: Readable, name: str, request: Mapping[str, Any]) -> Json:
+    """Check a request and answer it. Rejected(BAD_REQUEST) for an unknown action, or a request not of its type."""
+    handler = HANDLERS.get(name)
+    if handler is None:
+        raise error(Code.BAD_REQUEST, f"no action {name!r:.100}", nearest(name[:100], list(HANDLERS)))
+    answer: Json = handler(engine, checked(ACTIONS[name].request, request))
+    return answer
+
+
+def _answers(
+    action: Action[Request, Answer],
+) -> Callable[[Callable[[AnyEngine, Request], Answer]], Callable[[AnyEngine, Request], Answer]]:
+    """Make a function the handler of ``action``."""
+
+    def register(function: Callable[[AnyEngine, Request], Answer]) -> Callable[[AnyEngine, Request], Answer]:
+        HANDLERS[action.name] = function
+        return function
+
+    return register
+
+
+# The broker
+
+
+@_answers(brokers.HELLO)
+def _hello(engine: Readable, _: Nothing) -> brokers.Hello:
     limits = {f.name: getattr(engine.settings, f.name) for f in dataclasses.fields(engine.settings)}
     return {
         "protocol": PROTOCOL_VERSION,
@@ -63,17 +96,17 @@ def hello(engine: Readable, _: Fields) -> Json:
     }
 
 
-def health(engine: Engine, _: Fields) -> Json:
-    """Whether it works; answered even when it does not."""
+@_answers(brokers.HEALTH)
+def _health(engine: Readable, _: Nothing) -> brokers.Health:
     failure = engine.shard.failure
     reason = failure.message if failure else "the disk is full: messages are refused" if engine.shard.full else ""
     return {"status": engine.status, "reason": reason}
 
 
-def stats(engine: Engine, _: Fields) -> Json:
-    """One number a metric; the names are those of ``metrics.py``."""
-    clock = engine.clock
-    numbers: Json = engine.look(lambda: engine.shard.ledger.stats(clock.now_us())).result()
+@_answers(brokers.STATS)
+def _stats(engine: Engine, _: Nothing) -> dict[str, int | float]:
+    """The names are those of ``serving/metrics.py``."""
+    numbers: dict[str, int | float] = engine.look(lambda: engine.shard.ledger.stats(engine.clock.now_us())).result()
     requests, size = engine.waiting
     return {
         **numbers,
@@ -87,199 +120,218 @@ def stats(engine: Engine, _: Fields) -> Json:
     }
 
 
-def open_session(engine: Engine, fields: Fields) -> Json:
-    """Begin a producer session."""
-    resume = fields.integer("resume", None, most=(1 << 32) - 1)
-    command = OpenSession(fields.text("group"), fields.text("instance"), fields.flag("transactional"), resume)
+# Topics
+
+
+@_answers(topics.LIST)
+def _list_topics(engine: Readable, _: Nothing) -> topics.Topics:
+    found: list[Any] = engine.look(lambda: topics_list(engine.shard.ledger)).result()
+    return {"topics": found}
+
+
+@_answers(topics.OFFSETS)
+def _topic_offsets(engine: Readable, request: topics.AskOffsets) -> topics.Offsets:
+    topic, queue, time_us = request["topic"], request.get("queue"), request.get("time_us")
+
+    def look() -> list[Any]:
+        if topic in VIEWS:
+            return [{"queue": 0, "head": engine.log.first_position, "end": engine.log.next_position}]
+        return queue_offsets(engine.shard.ledger, topic, queue, time_us)
+
+    return {"shard": engine.log.shard, "queues": engine.look(look).result()}
+
+
+@_answers(topics.WAIT)
+def _wait_for_messages(engine: Readable, request: topics.Wait) -> topics.Ready:
+    topic, after, every = request["topic"], dict(request.get("after", ())), request.get("every", False)
+    wait_us = min(request.get("wait_ms", 0), LONGEST_WAIT_MS) * 1000
+    ready = engine.wait_for(lambda: queues_beyond(engine.shard.ledger, topic, after, every) or None, wait_us)
+    found: list[Any] = ready.result() or []
+    return {"queues": found}
+
+
+@_answers(topics.CREATE)
+def _create_topic(engine: Engine, request: topics.Create) -> topics.Created:
+    command = CreateTopic(request["name"], request.get("queues"), request.get("may_exist", False))
+    answer: topics.Created = engine.submit(command).result()
+    return answer
+
+
+# Producers and their sessions
+
+
+@_answers(producers.OPEN_SESSION)
+def _open_session(engine: Engine, request: producers.OpenSession) -> producers.Opened:
+    transactional = request.get("transactional", False)
+    command = OpenSession(request["group"], request["instance"], transactional, request.get("resume"))
     return {"session": engine.submit(command).result()}
 
 
-def list_topics(engine: Readable, _: Fields) -> Json:
-    """All topics."""
-    return {"topics": engine.look(lambda: topics_list(engine.shard.ledger)).result()}
+@_answers(producers.LIST)
+def _list_producers(engine: Readable, _: Nothing) -> producers.Producers:
+    listed: list[Any] = engine.look(lambda: producers_list(engine.shard.ledger)).result()
+    return {"producers": [group | {"members": engine.members.members(group["group"])} for group in listed]}
 
 
-def topic_offsets(engine: Readable, fields: Fields) -> Json:
-    """Where the queues of a topic begin and end, and what became visible when; of a system view, its log positions."""
-    topic, queue = fields.text("topic"), fields.integer("queue", None, most=(1 << 31) - 1)
-    time_us = fields.integer("time_us", None)
-    if topic in VIEWS:
-        head, end = engine.look(lambda: (engine.log.first_position, engine.log.next_position)).result()
-        return {"shard": engine.log.shard, "queues": [{"queue": 0, "head": head, "end": end}]}
-    found = engine.look(lambda: queue_offsets(engine.shard.ledger, topic, queue, time_us)).result()
-    return {"shard": engine.log.shard, "queues": found}
+# Consumer groups
 
 
-def wait_for_messages(engine: Readable, fields: Fields) -> Json:
-    """Wait until a topic has messages at given offsets or later; empty when the time is over."""
-    topic, every = fields.text("topic"), fields.flag("every")
-    pairs = fields.list("after", list, ())
-    if not all(len(pair) == 2 and all(type(n) is int and 0 <= n < 1 << 63 for n in pair) for pair in pairs):
-        raise error(Code.BAD_REQUEST, "'after' must be a list of [queue, offset]")
-    after = {pair[0]: pair[1] for pair in pairs}
-    wait_us = min(fields.integer("wait_ms", 0), LONGEST_WAIT_MS) * 1000
-    ready = engine.wait_for(lambda: queues_beyond(engine.shard.ledger, topic, after, every) or None, wait_us)
-    return {"queues": ready.result() or []}
-
-
-def create_topic(engine: Engine, fields: Fields) -> Json:
-    """Make a topic, or give it more queues."""
-    queues = fields.integer("queues", None, least=1, most=(1 << 31) - 1)
-    answer: Json = engine.submit(CreateTopic(fields.text("name"), queues, fields.flag("may_exist"))).result()
-    return answer
-
-
-def list_producers(engine: Readable, _: Fields) -> Json:
-    """All producer groups, with how many of each are connected."""
-    groups = engine.look(lambda: producers_list(engine.shard.ledger)).result()
-    return {"producers": [{**group, "members": engine.members.members(group["group"])} for group in groups]}
-
-
-def subscribe(engine: Engine, fields: Fields) -> Json:
-    """Make a consumer group, or join it."""
-    first, most = fields.seconds("retry_backoff", None), fields.seconds("retry_backoff_max", None)
+@_answers(groups.SUBSCRIBE)
+def _subscribe(engine: Engine, request: groups.Subscribe) -> groups.Subscribed:
     subscription = Subscription(
-        topics=tuple(fields.list("topics", str)),
-        tags=tuple(fields.list("tags", str, ())),
-        ordered=fields.flag("ordered"),
-        start=_start(fields),
-        max_attempts=fields.integer("max_attempts", None, least=1, most=1 << 30),
-        retry_backoff_us=None if first is None else round(first * 1e6),
-        retry_backoff_max_us=None if most is None else round(most * 1e6),
-        in_doubt=fields.choice("in_doubt", IN_DOUBT, IN_DOUBT[0]),
+        topics=tuple(request["topics"]),
+        tags=tuple(request.get("tags", ())),
+        ordered=request.get("ordered", False),
+        start=_start(request.get("start", "earliest")),
+        max_attempts=request.get("max_attempts"),
+        retry_backoff_us=_microseconds(request.get("retry_backoff")),
+        retry_backoff_max_us=_microseconds(request.get("retry_backoff_max")),
+        in_doubt=request.get("in_doubt", "redeliver"),
     )
-    answer: Json = engine.submit(Subscribe(fields.text("group"), subscription)).result()
+    answer: groups.Subscribed = engine.submit(Subscribe(request["group"], subscription)).result()
     return answer
 
 
-def _start(fields: Fields) -> str:
-    """``earliest``, ``latest`` or microseconds since 1970."""
-    start: str = fields.text("start", "earliest")
+def _start(start: str) -> str:
     if start not in ("earliest", "latest") and not (start.isascii() and start.isdigit() and len(start) < 19):
         raise error(Code.BAD_REQUEST, "'start' must be earliest, latest or microseconds since 1970")
     return start
 
 
-def join_group(engine: Engine, fields: Fields) -> Json:
-    """Be a named member of a consumer group."""
-    keep = fields.list("keep", list, ())
-    if not all(len(pair) == 2 and all(type(n) is int and 0 <= n < 1 << 63 for n in pair) for pair in keep):
-        raise error(Code.BAD_REQUEST, "'keep' must be a list of [lease, end]")
-    pairs = [(pair[0], pair[1]) for pair in keep]
-    process, resume = fields.integer("process"), fields.flag("resume")
-    answer: Json = engine.submit(Join(fields.text("group"), fields.text("instance"), process, resume, pairs)).result()
+def _microseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1e6)
+
+
+@_answers(groups.JOIN)
+def _join_group(engine: Engine, request: groups.Join) -> groups.Joined:
+    resume, keep = request.get("resume", False), request.get("keep", [])
+    command = Join(request["group"], request["instance"], request["process"], resume, keep)
+    answer: groups.Joined = engine.submit(command).result()
     return answer
 
 
-def list_members(engine: Readable, fields: Fields) -> Json:
-    """Who holds what of a consumer group."""
-    group = fields.text("group")
-    members = engine.look(lambda: engine.shard.ledger.groups.members(group, engine.shard.ledger.topics)).result()
-    return {"members": members}
+@_answers(groups.MEMBERS)
+def _list_members(engine: Readable, request: groups.OfGroup) -> groups.Members:
+    def look() -> list[Any]:
+        ledger = engine.shard.ledger
+        return ledger.groups.members(request["group"], ledger.topics)
+
+    return {"members": engine.look(look).result()}
 
 
-def fence_member(engine: Engine, fields: Fields) -> Json:
-    """Give back to a consumer group what a silent member holds."""
-    answer: Json = engine.submit(Fence(fields.text("group"), fields.text("instance"))).result()
+@_answers(groups.FENCE)
+def _fence_member(engine: Engine, request: groups.Fence) -> groups.Fenced:
+    answer: groups.Fenced = engine.submit(Fence(request["group"], request["instance"])).result()
     return answer
 
 
-def list_groups(engine: Readable, _: Fields) -> Json:
-    """All consumer groups, with where they stand."""
-
-    def look() -> list[Json]:
+@_answers(groups.LIST)
+def _list_groups(engine: Readable, _: Nothing) -> groups.Groups:
+    def look() -> list[Any]:
         ledger = engine.shard.ledger
         return ledger.groups.describe(ledger.topics, engine.shard.time_us)
 
     return {"groups": engine.look(look).result()}
 
 
-def list_transactions(engine: Readable, fields: Fields) -> Json:
-    """Transactions in the order of their prepare, a page at a time."""
-    limit = fields.integer("limit", PAGE, least=1, most=MAX_PAGE)
-    state, group = fields.text("state", None), fields.text("group", None)
-    after = fields.integer("after", -1, least=-1)
-    older = fields.seconds("older_than", None)
-    before_us = None if older is None else engine.clock.now_us() - round(older * 1e6)
+# Transactions
 
-    def look() -> list[Json]:
-        ledger = engine.shard.ledger
-        return transactions(ledger, state=state, group=group, before_us=before_us, limit=limit, after=after)
+
+@_answers(transactions.LIST)
+def _list_transactions(engine: Readable, request: transactions.List) -> transactions.Page:
+    limit, older_us = request.get("limit", PAGE), _microseconds(request.get("older_than"))
+    before_us = None if older_us is None else engine.clock.now_us() - older_us
+
+    def look() -> list[Any]:
+        return transactions_list(
+            engine.shard.ledger,
+            state=request.get("state"),
+            group=request.get("group"),
+            before_us=before_us,
+            limit=limit,
+            after=request.get("after", -1),
+        )
 
     found = engine.look(look).result()
-    return {"transactions": found, **({"next": found[-1]["position"]} if len(found) == limit else {})}
+    page: transactions.Page = {"transactions": found}
+    if len(found) == limit:
+        page["next"] = found[-1]["position"]
+    return page
 
 
-def show(engine: Readable, fields: Fields) -> Json:
-    """One transaction with its messages and its timeline."""
-    return show_transaction(engine, transaction_id(fields.text("id")))
+@_answers(transactions.SHOW)
+def _show_transaction(engine: Readable, request: transactions.Show) -> transactions.Shown:
+    return show_transaction(engine, transaction_id(request["id"]))
 
 
-def settle_transactions(engine: Engine, fields: Fields) -> Json:
-    """Decide transactions by an operator's hand."""
-    outcome = Outcome[fields.choice("outcome", ("commit", "rollback")).upper()]
-    ids = _ids(fields)
+@_answers(transactions.SETTLE)
+def _settle_transactions(engine: Engine, request: transactions.Settle) -> Results:
+    outcome, ids = Outcome[request["outcome"].upper()], _ids(request["ids"])
     batch = pa.RecordBatch.from_arrays([ids, pa.array(np.full(len(ids), outcome, np.uint8))], schema=ENDING)
     answer = engine.submit(End(batch, np.zeros(len(ids), np.int64), DecidedBy.OPERATOR)).result()
-    return _codes(answer.column("code").to_numpy())
+    return _results(answer.column("code").to_numpy())
 
 
-def recheck(engine: Engine, fields: Fields) -> Json:
-    """Have producers asked anew."""
-    return _codes(engine.submit(Recheck(_ids(fields))).result())
+@_answers(transactions.RECHECK)
+def _recheck(engine: Engine, request: transactions.Recheck) -> Results:
+    return _results(engine.submit(Recheck(_ids(request["ids"]))).result())
 
 
-def _ids(fields: Fields, name: str = "ids") -> pa.Array:
-    return pa.array([bytes(transaction_id(text)) for text in fields.list(name, str)], ID)
+def _ids(printed: list[str]) -> pa.Array:
+    return pa.array([bytes(transaction_id(text)) for text in printed], ID)
 
 
-def _codes(codes: Any) -> Json:
+def _results(codes: Any) -> Results:
     return {"codes": [Code(code).name for code in codes.tolist()]}
 
 
-def commit_batch(engine: Engine, fields: Fields) -> Json:
-    """Commit the transactions of one batch of a writer, once."""
-    command = CommitBatch(
-        message_id(fields.text("writer")),
-        fields.integer("batch"),
-        _ids(fields, "transactions"),
-        fields.integer("session", least=1, most=(1 << 32) - 1),
-    )
-    answer: Json = engine.submit(command).result()
+# Writers of numbered batches
+
+
+@_answers(writers.COMMIT)
+def _commit_batch(engine: Engine, request: writers.Commit) -> writers.Committed:
+    writer, ids = message_id(request["writer"]), _ids(request["transactions"])
+    answer: writers.Committed = engine.submit(CommitBatch(writer, request["batch"], ids, request["session"])).result()
     return answer
 
 
-def show_writer(engine: Readable, fields: Fields) -> Json:
-    """The last decided batch of a writer."""
-    writer = message_id(fields.text("writer"))
+@_answers(writers.SHOW)
+def _show_writer(engine: Readable, request: writers.Show) -> writers.Shown:
+    writer = message_id(request["writer"])
     return {"batch": engine.look(lambda: engine.shard.ledger.writers.last(writer)).result()}
 
 
-def list_writers(engine: Readable, fields: Fields) -> Json:
-    """Writers with their last batch, a page at a time."""
-    limit, after = fields.integer("limit", PAGE, least=1, most=MAX_PAGE), fields.text("after", "")
+@_answers(writers.LIST)
+def _list_writers(engine: Readable, request: writers.List) -> writers.Page:
+    limit, after = request.get("limit", PAGE), request.get("after", "")
     start = message_id(after) if after else b""
-    found = engine.look(lambda: writers_list(engine.shard.ledger, start, limit)).result()
-    listed = [{**writer, "members": engine.members.members(writer["group"])} for writer in found]
-    return {"writers": listed, **({"next": found[-1]["writer"]} if len(found) == limit else {})}
+    found: list[Any] = engine.look(lambda: writers_list(engine.shard.ledger, start, limit)).result()
+    page: writers.Page = {
+        "writers": [writer | {"members": engine.members.members(writer["group"])} for writer in found]
+    }
+    if len(found) == limit:
+        page["next"] = found[-1]["writer"]
+    return page
 
 
-def forget_writer(engine: Engine, fields: Fields) -> Json:
-    """Forget a writer, with its producer group."""
-    answer: Json = engine.submit(ForgetWriter(message_id(fields.text("writer")))).result()
+@_answers(writers.FORGET)
+def _forget_writer(engine: Engine, request: writers.Forget) -> writers.Forgotten:
+    answer: writers.Forgotten = engine.submit(ForgetWriter(message_id(request["writer"]))).result()
     return answer
 
 
-def list_dead_letters(engine: Readable, fields: Fields) -> Json:
-    """Dead letters of a consumer group, a page at a time."""
-    group, limit = fields.text("group"), fields.integer("limit", PAGE, least=1, most=MAX_PAGE)
-    after = fields.list("after", int) if "after" in fields else None
+# Dead letters
+
+
+@_answers(dead_letters.LIST)
+def _list_dead_letters(engine: Readable, request: dead_letters.List) -> dead_letters.Page:
+    limit, after = request.get("limit", PAGE), request.get("after")
     if after is not None and len(after) != 2:
         raise error(Code.BAD_REQUEST, "'after' must be the 'next' of the page before")
 
-    def look() -> list[Json]:
+    def look() -> list[Any]:
         ledger = engine.shard.ledger
-        return ledger.groups.dead_letters(group, ledger.topics, limit, after)
+        return ledger.groups.dead_letters(request["group"], ledger.topics, limit, after)
 
     letters = engine.look(look).result()
     if letters:
@@ -287,62 +339,34 @@ def list_dead_letters(engine: Readable, fields: Fields) -> Json:
         columns = [stored.column(name).to_pylist() for name in ("key", "tag", "message_id")]
         for letter, key, tag, identity in zip(letters, *columns, strict=True):
             letter |= {"key": key, "tag": tag, "message_id": identity.hex()}
-    last = [letters[-1]["queue_id"], letters[-1]["offset"]] if len(letters) == limit else None
-    return {"dead_letters": letters, **({"next": last} if last else {})}
+    page: dead_letters.Page = {"dead_letters": letters}
+    if len(letters) == limit:
+        page["next"] = [letters[-1]["queue_id"], letters[-1]["offset"]]
+    return page
 
 
-def settle_dead_letters(engine: Engine, fields: Fields) -> Json:
-    """Deliver dead letters again, or discard them."""
-    group = fields.text("group")
-    retry = fields.choice("act", ("retry", "discard")) == "retry"
-    items = [Fields(item) for item in fields.list("items", dict, ())]
-    places = [(i.text("topic"), i.integer("queue", most=(1 << 31) - 1), i.integer("offset")) for i in items]
-
+@_answers(dead_letters.SETTLE)
+def _settle_dead_letters(engine: Engine, request: dead_letters.Settle) -> Results:
     def look() -> list[tuple[int, int]]:
         ledger = engine.shard.ledger
-        if not fields.flag("all"):
-            return [(ledger.queue_id(topic, queue), offset) for topic, queue, offset in places]
-        letters = ledger.groups.dead_letters(group, ledger.topics, MAX_IDS)
+        if not request.get("all", False):
+            items = request.get("items", [])
+            return [(ledger.queue_id(item["topic"], item["queue"]), item["offset"]) for item in items]
+        letters = ledger.groups.dead_letters(request["group"], ledger.topics, MAX_IDS)
         return [(letter["queue_id"], letter["offset"]) for letter in letters]
 
     chosen = np.array(engine.look(look).result(), np.int64).reshape(-1, 2)
-    return _codes(engine.submit(SettleDead(group, chosen[:, 0], chosen[:, 1], retry)).result())
+    retry = request["act"] == "retry"
+    return _results(engine.submit(SettleDead(request["group"], chosen[:, 0], chosen[:, 1], retry)).result())
 
 
-def lookup(engine: Readable, fields: Fields) -> Json:
-    """Messages by id or key, half messages included."""
-    text, key = fields.text("message_id", None), fields.text("key", None)
+# Messages
+
+
+@_answers(messages.LOOKUP)
+def _lookup(engine: Readable, request: messages.Lookup) -> messages.Found:
+    text, key = request.get("message_id"), request.get("key")
     if text is None and key is None:
         raise error(Code.BAD_REQUEST, "'message_id' or 'key' is missing")
-    limit = fields.integer("limit", 100, least=1, most=PAGE)
     identity = None if text is None else message_id(text)
-    return {"messages": find_messages(engine, identity, key, fields.text("topic", None), limit)}
-
-
-ACTIONS: dict[str, Callable[[Engine, Fields], Json]] = {
-    "hello": hello,
-    "health": health,
-    "stats": stats,
-    "session.open": open_session,
-    "topics.list": list_topics,
-    "topics.create": create_topic,
-    "topics.offsets": topic_offsets,
-    "topics.wait": wait_for_messages,
-    "producers.list": list_producers,
-    "groups.subscribe": subscribe,
-    "groups.list": list_groups,
-    "groups.join": join_group,
-    "groups.members": list_members,
-    "groups.fence": fence_member,
-    "transactions.list": list_transactions,
-    "transactions.show": show,
-    "transactions.settle": settle_transactions,
-    "transactions.recheck": recheck,
-    "writers.commit": commit_batch,
-    "writers.show": show_writer,
-    "writers.list": list_writers,
-    "writers.forget": forget_writer,
-    "dead_letters.list": list_dead_letters,
-    "dead_letters.settle": settle_dead_letters,
-    "lookup": lookup,
-}
+    return {"messages": find_messages(engine, identity, key, request.get("topic"), request.get("limit", FOUND))}

@@ -1,19 +1,19 @@
-"""Every call of ``wire.py`` as a function on an engine: what embedded and served brokers share."""
+"""Every call of :class:`escrowmq.wire.Link` as a function on an engine: what embedded and served brokers share."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.broker.actions import ACTIONS, LONGEST_WAIT_MS
+from escrowmq.broker.actions import LONGEST_WAIT_MS, act
 from escrowmq.broker.reads.deliveries import Deliveries
 from escrowmq.broker.reads.views import open_view
-from escrowmq.broker.requests import Fields, check_batch
+from escrowmq.broker.requests import check_batch, checked
 from escrowmq.broker.writer.checkback import ANSWERED, Member
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.broker.writer.shard import microseconds
@@ -22,12 +22,14 @@ from escrowmq.ledger.commands import End, Prepare, Receive, Send, Settle
 from escrowmq.message.ids import records
 from escrowmq.model import DecidedBy
 from escrowmq.schemas import PRODUCED, empty
-from escrowmq.settings import nearest
-from escrowmq.wire import ANSWER, Exchange
+from escrowmq.wire import ANSWER, OPTIONS, Exchange, Json
+from escrowmq.wire.actions.producers import Opened
+from escrowmq.wire.exchanges import EndOptions, PrepareOptions, ReceiveOptions, SendOptions, SettleOptions
 
 T = TypeVar("T")
 
-MAX_EPOCH = (1 << 32) - 1
+MESSAGES = 1000
+"""Messages that a receive gives unless it asks for another number."""
 
 logger = logging.getLogger(__name__)
 
@@ -38,41 +40,40 @@ class Calls:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._deliveries = Deliveries(engine)
-        self._largest_rows = engine.settings.max_receive_rows
 
-    def exchange(self, kind: Exchange, batch: pa.RecordBatch | None, options: dict[str, Any]) -> Future[pa.RecordBatch]:
+    def exchange(
+        self, kind: Exchange, batch: pa.RecordBatch | None, options: Mapping[str, Any]
+    ) -> Future[pa.RecordBatch]:
         """Start one exchange; the future's answer has schema ``ANSWER[kind]``. Cancelling withdraws a receive."""
         try:
-            fields = Fields(options)
             if kind == Exchange.RECEIVE:
-                return self._receive(fields)
+                return self._receive(checked(ReceiveOptions, options))
             if batch is None:
                 raise error(Code.BAD_BATCH, "a batch is missing")
             check_batch(kind, batch, self.engine.settings)
             if not batch.num_rows:
                 return _done(empty(ANSWER[kind]))
-            return self._changes[kind](self, batch, fields)
+            return self._changes[kind](self, batch, checked(OPTIONS[kind], options))
         except EscrowError as problem:
             failed: Future[pa.RecordBatch] = Future()
             failed.set_exception(problem)
             return failed
 
-    def _send(self, batch: pa.RecordBatch, fields: Fields) -> Future[pa.RecordBatch]:
-        early = fields.choice("flush", ("sync", "async"), "sync") == "async"
-        answer = self.engine.submit(Send(batch, self._sessions(batch, fields)), early=early)
-        return _chained(answer, _without_places) if early else answer
+    def _send(self, batch: pa.RecordBatch, options: SendOptions) -> Future[pa.RecordBatch]:
+        early = options.get("flush") == "async"
+        answer = self.engine.submit(Send(batch, _per_row(batch, options)), early=early)
+        return _chained(answer, _without_positions) if early else answer
 
-    def _prepare(self, batch: pa.RecordBatch, fields: Fields) -> Future[pa.RecordBatch]:
-        return self.engine.submit(Prepare(batch, self._sessions(batch, fields)))
+    def _prepare(self, batch: pa.RecordBatch, options: PrepareOptions) -> Future[pa.RecordBatch]:
+        return self.engine.submit(Prepare(batch, _per_row(batch, options)))
 
-    def _end(self, batch: pa.RecordBatch, fields: Fields) -> Future[pa.RecordBatch]:
-        by = DecidedBy(fields.integer("by", int(DecidedBy.PRODUCER), most=int(DecidedBy.CHECK)))
-        sessions = self._sessions(batch, fields)
-        if not sessions[0]:
+    def _end(self, batch: pa.RecordBatch, options: EndOptions) -> Future[pa.RecordBatch]:
+        by = DecidedBy(options.get("by", DecidedBy.PRODUCER))
+        if not options.get("session"):
             raise error(
                 Code.UNKNOWN_SESSION, "decisions come from a producer session", "transactions.settle is for operators"
             )
-        answer = self.engine.submit(End(batch, sessions, by))
+        answer = self.engine.submit(End(batch, _per_row(batch, options), by))
         if by == DecidedBy.CHECK:
             answer.add_done_callback(lambda done: self._answered(batch, done))
         return answer
@@ -86,48 +87,41 @@ class Calls:
         self.engine.members.settled(positions[answered])
         self.engine.poke()
 
-    def _settle(self, batch: pa.RecordBatch, fields: Fields) -> Future[pa.RecordBatch]:
-        return self.engine.submit(Settle(fields.text("group"), batch))
+    def _settle(self, batch: pa.RecordBatch, options: SettleOptions) -> Future[pa.RecordBatch]:
+        return self.engine.submit(Settle(options["group"], batch))
 
-    _changes: dict[Exchange, Callable[[Calls, pa.RecordBatch, Fields], Future[pa.RecordBatch]]] = {  # noqa: RUF012
+    _changes: dict[Exchange, Callable[[Calls, pa.RecordBatch, Any], Future[pa.RecordBatch]]] = {  # noqa: RUF012
         Exchange.SEND: _send,
         Exchange.PREPARE: _prepare,
         Exchange.END: _end,
         Exchange.SETTLE: _settle,
     }
 
-    def _receive(self, fields: Fields) -> Future[pa.RecordBatch]:
+    def _receive(self, options: ReceiveOptions) -> Future[pa.RecordBatch]:
         settings = self.engine.settings
-        lease_ms = fields.integer("lease_ms", None, least=1, most=1 << 40)
+        lease_ms = options.get("lease_ms")
         command = Receive(
-            group=fields.text("group"),
-            member=fields.integer("member"),
-            max_messages=min(fields.integer("max_messages", 1000, least=1), self._largest_rows),
+            group=options["group"],
+            member=options["member"],
+            max_messages=min(options.get("max_messages", MESSAGES), settings.max_receive_rows),
             lease_us=microseconds(settings.lease_seconds) if lease_ms is None else lease_ms * 1000,
-            epoch=fields.integer("epoch", None),
+            epoch=options.get("epoch"),
         )
-        max_bytes = min(fields.integer("max_bytes", settings.max_batch_bytes, least=1), settings.max_batch_bytes)
-        wait_us = min(fields.integer("wait_ms", 0), LONGEST_WAIT_MS) * 1000
+        max_bytes = min(options.get("max_bytes", settings.max_batch_bytes), settings.max_batch_bytes)
+        wait_us = min(options.get("wait_ms", 0), LONGEST_WAIT_MS) * 1000
         return self._deliveries.receive(command, wait_us, max_bytes)
 
-    @staticmethod
-    def _sessions(batch: pa.RecordBatch, fields: Fields) -> np.ndarray[Any, np.dtype[np.int64]]:
-        return np.full(batch.num_rows, fields.integer("session", 0, most=MAX_EPOCH), np.int64)
-
-    def action(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
+    def action(self, name: str, request: Mapping[str, object]) -> Json:
         """One JSON question."""
-        act = ACTIONS.get(name)
-        if act is None:
-            raise error(Code.BAD_REQUEST, f"no action {name!r:.100}", nearest(name[:100], list(ACTIONS)))
-        return _guarded(lambda: act(self.engine, Fields(request)))
+        return _guarded(lambda: act(self.engine, name, request))
 
-    def read(self, request: dict[str, Any]) -> pa.RecordBatchReader:
+    def read(self, request: Mapping[str, object]) -> pa.RecordBatchReader:
         """Browse a topic or a system view."""
         return _guarded(lambda: open_view(self.engine, request))
 
-    def watch(self, session: int) -> Member:
+    def watch(self, session: object) -> Member:
         """Make a session a member to ask; its carrier takes ``batches()`` and says when it leaves."""
-        return self.engine.join(Fields({"session": session}).integer("session", least=1, most=MAX_EPOCH))
+        return self.engine.join(checked(Opened, {"session": session})["session"])
 
     def leave(self, member: Member) -> None:
         """A member's carrier is gone."""
@@ -138,8 +132,15 @@ class Calls:
         self._deliveries.close()
 
 
+def _per_row(
+    batch: pa.RecordBatch, options: SendOptions | PrepareOptions | EndOptions
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The session of a request, once per row; 0 without one."""
+    return np.full(batch.num_rows, options.get("session", 0), np.int64)
+
+
 def _guarded(act: Callable[[], T]) -> T:
-    """Only EscrowErrors leave the broker; whatever else went wrong is told as one."""
+    """Turn whatever else goes wrong into an EscrowError: only those leave the broker."""
     try:
         return act()
     except EscrowError:
@@ -170,8 +171,8 @@ def _chained(
     return changed
 
 
-def _without_places(produced: pa.RecordBatch) -> pa.RecordBatch:
-    """An early answer names no place: a crash before the sync may give it to another message."""
+def _without_positions(produced: pa.RecordBatch) -> pa.RecordBatch:
+    """An early answer names no position: a crash before the sync may give it to another message."""
     none = pa.array(np.full(produced.num_rows, -1))
     arrays = {"position": none, "offset": none}
     return pa.RecordBatch.from_arrays([arrays.get(f.name, produced.column(f.name)) for f in PRODUCED], schema=PRODUCED)

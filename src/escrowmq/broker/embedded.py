@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -19,7 +18,7 @@ from escrowmq.log.commit_log import open_log
 from escrowmq.platform.clock import SystemClock
 from escrowmq.platform.disk import RealDisk
 from escrowmq.settings import BrokerSettings
-from escrowmq.wire import Exchange
+from escrowmq.wire import Exchange, ExchangeOptions, Json, ReadRequest
 
 
 class _Shared:
@@ -142,7 +141,7 @@ class EmbeddedLink:
         """``file:FOLDER``."""
         return f"file:{self._place}"
 
-    def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: dict[str, Any]) -> Future[pa.RecordBatch]:
+    def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: ExchangeOptions) -> Future[pa.RecordBatch]:
         """See :meth:`escrowmq.wire.Link.exchange`."""
         if self._shared is None:
             failed: Future[pa.RecordBatch] = Future()
@@ -159,12 +158,12 @@ class EmbeddedLink:
         with self._lock:
             self._receives.discard(answer)
 
-    def action(self, name: str, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+    def action(self, name: str, request: Mapping[str, object], timeout: float) -> Json:
         """See :meth:`escrowmq.wire.Link.action`; nothing can get lost on the way, so ``timeout`` is of no use here."""
         self._used()
         return self._calls.action(name, request)
 
-    def read(self, request: dict[str, Any]) -> pa.RecordBatchReader:
+    def read(self, request: ReadRequest) -> pa.RecordBatchReader:
         """See :meth:`escrowmq.wire.Link.read`."""
         self._used()
         return self._calls.read(request)

@@ -1,81 +1,56 @@
-"""A data folder behind the calls of ``wire.py`` without a broker: reads and listings only, nothing is ever written.
+"""A data folder behind :class:`escrowmq.wire.Link` without a broker: reads and listings only, nothing is ever written.
 
-For those who look at much: the audit, the Spark source. The ledger is folded from the newest snapshot and the frames after it,
+For programs that read much: the audit, the Spark source. The ledger is folded from the newest snapshot and the frames after it,
 once; reads then run the same code as a broker's. A folder in use is seen as it was durable when it was opened.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import pyarrow as pa
 
-from escrowmq.broker.actions import (
-    hello,
-    list_dead_letters,
-    list_groups,
-    list_members,
-    list_producers,
-    list_topics,
-    list_transactions,
-    list_writers,
-    lookup,
-    show,
-    show_writer,
-    topic_offsets,
-    wait_for_messages,
-)
-from escrowmq.broker.reads.readable import Readable
+from escrowmq.broker.actions import act
 from escrowmq.broker.reads.views import open_view
-from escrowmq.broker.requests import Fields
 from escrowmq.broker.writer.recovery import fold
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.log.offline import OfflineLog, open_offline
 from escrowmq.platform.clock import SystemClock
 from escrowmq.platform.disk import RealDisk
 from escrowmq.settings import BrokerSettings, nearest
-from escrowmq.wire import Exchange
+from escrowmq.wire import Exchange, ExchangeOptions, Json, ReadRequest
+from escrowmq.wire.actions.table import ACTIONS
 
 T = TypeVar("T")
 
-ACTIONS: dict[str, Callable[[Readable, Fields], dict[str, Any]]] = {
-    "hello": hello,
-    "topics.list": list_topics,
-    "topics.offsets": topic_offsets,
-    "topics.wait": wait_for_messages,
-    "groups.list": list_groups,
-    "groups.members": list_members,
-    "producers.list": list_producers,
-    "transactions.list": list_transactions,
-    "transactions.show": show,
-    "dead_letters.list": list_dead_letters,
-    "writers.show": show_writer,
-    "writers.list": list_writers,
-    "lookup": lookup,
-}
+READ_ONLY = [action.name for action in ACTIONS.values() if action.reads_only]
 
 
-class _Nobody:
-    """Who is connected to a folder."""
+class _NoConnections:
+    """The producers that are connected to a folder: none."""
 
     def members(self, group: str) -> int:
-        """Nobody."""
+        """None of any producer group."""
         return 0
 
 
 class OfflineShard:
-    """A :class:`Readable` of a log and the ledger folded from it."""
+    """A :class:`~escrowmq.broker.reads.readable.Readable` of a log and the ledger folded from it."""
+
+    status = "ok"
+    failure: EscrowError | None = None
+    full = False
 
     def __init__(self, log: OfflineLog) -> None:
         self.log = log
         self.settings = BrokerSettings()
         self.clock = SystemClock()
         self.shard = self
-        self.members = _Nobody()
+        self.members = _NoConnections()
         self.time_us = log.last_time_us
         self.ledger, _ = fold(log)
         self._lock = threading.Lock()
@@ -113,21 +88,19 @@ class OfflineLink:
         """``file:FOLDER``."""
         return f"file:{self._folder}"
 
-    def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: dict[str, Any]) -> Future[pa.RecordBatch]:
+    def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: ExchangeOptions) -> Future[pa.RecordBatch]:
         """Denied."""
         failed: Future[pa.RecordBatch] = Future()
         failed.set_exception(self._denied(str(kind)))
         return failed
 
-    def action(self, name: str, request: dict[str, Any], timeout: float) -> dict[str, Any]:
-        """The actions that only look; Denied for the others."""
-        if name == "health":
-            return {"status": "ok", "reason": ""}
-        if (act := ACTIONS.get(name)) is None:
+    def action(self, name: str, request: Mapping[str, object], timeout: float) -> Json:
+        """The actions that only read; Denied for the others."""
+        if name not in READ_ONLY:
             raise self._denied(name)
-        return act(self._shard, Fields(request))
+        return act(self._shard, name, request)
 
-    def read(self, request: dict[str, Any]) -> pa.RecordBatchReader:
+    def read(self, request: ReadRequest) -> pa.RecordBatchReader:
         """See :meth:`escrowmq.wire.Link.read`."""
         return open_view(self._shard, request)
 
@@ -136,7 +109,7 @@ class OfflineLink:
         raise self._denied("watch")
 
     def _denied(self, what: str) -> EscrowError:
-        there = nearest(what, list(ACTIONS))
+        there = nearest(what, READ_ONLY)
         return error(Code.DENIED, f"{self.address} is open for reading only: no {what!r}", there)
 
     def close(self) -> None:

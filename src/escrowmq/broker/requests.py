@@ -1,12 +1,13 @@
-"""What enters is checked here, before any work: batches against their schemas and limits, JSON against its names.
+"""What enters is checked here, before any work: batches against their schemas and limits, JSON against its type.
 
 Limits of single rows (body, key, names) are the ledger's, because they are answered row by row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from typing import Any, TypeVar, cast, get_origin, is_typeddict
 
 import pyarrow as pa
 
@@ -15,12 +16,15 @@ from escrowmq.message.limits import has_null_texts
 from escrowmq.model import TransactionId
 from escrowmq.settings import BrokerSettings
 from escrowmq.wire import REQUEST, Exchange
+from escrowmq.wire.fields import Value, fields_of
+from escrowmq.wire.values import Bounds
 
 T = TypeVar("T")
-_REQUIRED: Any = object()
 
 MAX_IDS = 100_000
 """Ids or items that one action may name."""
+MAX_TEXT = 1 << 16
+"""Characters of one string."""
 
 
 def check_batch(kind: Exchange, batch: pa.RecordBatch, settings: BrokerSettings) -> None:
@@ -49,76 +53,101 @@ def _words(schema: Any) -> str:
     return text if len(text) <= 600 else text[:600] + "..."
 
 
-class Fields:
-    """The fields of one JSON object; every reader raises Rejected(BAD_REQUEST) that names the field."""
+def checked(shape: type[T], content: Mapping[str, Any]) -> T:
+    """The fields of TypedDict ``shape`` that ``content`` gives, each of its type and within its bounds.
 
-    def __init__(self, content: dict[str, Any]) -> None:
-        self._content = content
+    Null is the same as absent, and unknown names are left out. Raises Rejected(BAD_REQUEST) that names the field,
+    Rejected(BATCH_TOO_LARGE) for a list of more than ``MAX_IDS``.
+    """
+    found: dict[str, Any] = {}
+    for name, required, check in _checks(cast(Any, shape)):
+        value = content.get(name)
+        if value is not None:
+            found[name] = check(name, value)
+        elif required:
+            raise error(Code.BAD_REQUEST, f"{name!r} is missing")
+    return cast(T, found)
 
-    def __contains__(self, name: str) -> bool:
-        return self._content.get(name) is not None
 
-    def _value(self, name: str, default: Any) -> Any:
-        value = self._content.get(name)
-        if value is None:
-            if default is _REQUIRED:
-                raise error(Code.BAD_REQUEST, f"{name!r} is missing")
-            return default
-        return value
+_Check = Callable[[str, Any], Any]
 
-    def integer(self, name: str, default: Any = _REQUIRED, *, least: int = 0, most: int = (1 << 63) - 1) -> Any:
-        """A whole number within bounds."""
-        value = self._value(name, default)
-        if value is default and default is not _REQUIRED:
-            return value
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise error(Code.BAD_REQUEST, f"{name!r} must be a whole number from {least} to {most}, not {value!r:.100}")
-        return value
 
-    def seconds(self, name: str, default: Any = _REQUIRED) -> Any:
-        """A number of seconds, not negative."""
-        value = self._value(name, default)
-        if value is default and default is not _REQUIRED:
-            return value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e10:
-            raise error(Code.BAD_REQUEST, f"{name!r} must be a number of seconds, not {value!r:.100}")
-        return float(value)
+@cache
+def _checks(shape: Any) -> tuple[tuple[str, bool, _Check], ...]:
+    """Name, whether it is required, and check of every field."""
+    return tuple((field.name, field.required, _check_of(field.value)) for field in fields_of(shape))
 
-    def text(self, name: str, default: Any = _REQUIRED) -> Any:
-        """A string of at most 64 KiB."""
-        value = self._value(name, default)
-        if value is default and default is not _REQUIRED:
-            return value
-        if not isinstance(value, str) or len(value) > 1 << 16:
-            raise error(Code.BAD_REQUEST, f"{name!r} must be a string")
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise error(Code.BAD_REQUEST, f"{name!r} is not valid Unicode") from None
-        return value
 
-    def flag(self, name: str, default: bool = False) -> bool:
-        """True or false."""
-        value = self._value(name, default)
-        if not isinstance(value, bool):
-            raise error(Code.BAD_REQUEST, f"{name!r} must be true or false")
-        return value
+def _check_of(value: Value) -> _Check:
+    """The check for one type of value: it is given the name for its errors, and gives the value."""
+    if value.choices:
+        return partial(_choice, value.choices)
+    items = [_check_of(item) for item in value.items]
+    if get_origin(value.kind) is tuple:
+        return partial(_tuple, items)
+    if items:
+        return partial(_list, items[0])
+    if is_typeddict(value.kind):
+        return partial(_object, value.kind)
+    return partial(_whole, value.bounds) if value.kind is int else _PLAIN[value.kind]
 
-    def choice(self, name: str, choices: Sequence[str], default: Any = _REQUIRED) -> str:
-        """One of some words."""
-        value = self._value(name, default)
-        if value not in choices:
-            raise error(Code.BAD_REQUEST, f"{name!r} must be one of {', '.join(choices)}, not {value!r:.100}")
-        return str(value)
 
-    def list(self, name: str, of: type[T], default: Any = _REQUIRED) -> list[T]:
-        """A list of values of one type, at most ``MAX_IDS``."""
-        value = self._value(name, default)
-        if not isinstance(value, list | tuple) or not all(isinstance(item, of) for item in value):
-            raise error(Code.BAD_REQUEST, f"{name!r} must be a list of {of.__name__}")
-        if len(value) > MAX_IDS:
-            raise error(Code.BATCH_TOO_LARGE, f"{name!r} has {len(value)} items; the limit is {MAX_IDS}")
-        return list(value)
+def _whole(bounds: Bounds, name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not bounds.least <= value <= bounds.most:
+        wanted = f"a whole number from {bounds.least} to {bounds.most}"
+        raise error(Code.BAD_REQUEST, f"{name!r} must be {wanted}, not {value!r:.100}")
+    return value
+
+
+def _seconds(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e10:
+        raise error(Code.BAD_REQUEST, f"{name!r} must be a number of seconds, not {value!r:.100}")
+    return float(value)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or len(value) > MAX_TEXT:
+        raise error(Code.BAD_REQUEST, f"{name!r} must be a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise error(Code.BAD_REQUEST, f"{name!r} is not valid Unicode") from None
+    return value
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise error(Code.BAD_REQUEST, f"{name!r} must be true or false")
+    return value
+
+
+_PLAIN: dict[type, _Check] = {float: _seconds, str: _text, bool: _flag}
+
+
+def _choice(choices: tuple[str, ...], name: str, value: Any) -> str:
+    if value not in choices:
+        raise error(Code.BAD_REQUEST, f"{name!r} must be one of {', '.join(choices)}, not {value!r:.100}")
+    return str(value)
+
+
+def _list(check: _Check, name: str, value: Any) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise error(Code.BAD_REQUEST, f"{name!r} must be a list")
+    if len(value) > MAX_IDS:
+        raise error(Code.BATCH_TOO_LARGE, f"{name!r} has {len(value)} items; the limit is {MAX_IDS}")
+    return [check(f"{name}[{number}]", item) for number, item in enumerate(value)]
+
+
+def _tuple(checks: list[_Check], name: str, value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple) or len(value) != len(checks):
+        raise error(Code.BAD_REQUEST, f"{name!r} must be a list of {len(checks)}")
+    return tuple(check(name, item) for check, item in zip(checks, value, strict=True))
+
+
+def _object(shape: type, name: str, value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise error(Code.BAD_REQUEST, f"{name!r} must be an object")
+    return checked(shape, value)
 
 
 def transaction_id(text: str) -> TransactionId:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -89,7 +90,7 @@ def _settle(group: str, places: list[str] | None, everything: bool, url: str, js
         raise typer.Exit(Exit.FINDING)
 
 
-def _place(letter: dict[str, Any]) -> str:
+def _place(letter: Mapping[str, Any]) -> str:
     return f"{letter['topic']}/{letter['queue']}/{letter['offset']}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -58,7 +59,7 @@ def show(
 ) -> None:
     """Show a consumer group: its subscription, and how far it is in every queue."""
     with admin_at(url) as admin:
-        everyone = admin.groups()
+        everyone: Sequence[Mapping[str, Any]] = admin.groups()
     found = [group for group in everyone if group["name"] == name]
     if not found:
         hint = nearest(name, [group["name"] for group in everyone]) or None
@@ -123,7 +124,7 @@ def fence(
     typer.echo(f"{instance} is fenced; {messages} messages went back to {name}")
 
 
-def _held(leases: list[dict[str, Any]]) -> str:
+def _held(leases: Sequence[Mapping[str, Any]]) -> str:
     """The offsets of the first few leases."""
     shown = [f"{x['topic']}/{x['queue']} {x['first']}-{x['last']}" for x in leases[:SHOWN_LEASES]]
     return ", ".join(shown) + (f" and {len(leases) - SHOWN_LEASES} more" if len(leases) > SHOWN_LEASES else "")
@@ -132,18 +133,18 @@ def _held(leases: list[dict[str, Any]]) -> str:
 _FIXED = {"queue_id", "topic", "queue", "head", "end", "floor", "next", "waiting"}
 
 
-def _states(group: dict[str, Any]) -> list[str]:
+def _states(group: Mapping[str, Any]) -> list[str]:
     """The other counts per queue that the broker sends, by name."""
     return [name for name in (group["queues"][0] if group["queues"] else {}) if name not in _FIXED]
 
 
-def _tags(group: dict[str, Any]) -> str:
+def _tags(group: Mapping[str, Any]) -> str:
     return ", ".join(group["tags"]) or "all"
 
 
-def _order(group: dict[str, Any]) -> str:
+def _order(group: Mapping[str, Any]) -> str:
     return "ordered" if group["ordered"] else "any"
 
 
-def _sum(group: dict[str, Any], name: str) -> int:
+def _sum(group: Mapping[str, Any], name: str) -> int:
     return sum(queue.get(name, 0) for queue in group["queues"])

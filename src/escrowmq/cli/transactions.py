@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -66,7 +66,7 @@ def show(
 ) -> None:
     """Show a transaction: its messages, and what happened to it when."""
     with admin_at(url) as admin:
-        found = admin.transaction(transaction)
+        found: Any = admin.transaction(transaction)
     found["messages"] = [plain(message) for message in found["messages"]]
     if json:
         return print_json(found)
@@ -128,5 +128,5 @@ def _each(ids: list[str], url: str, json: bool, act: str) -> None:
     finish("transaction", results, json)
 
 
-def _details(event: dict[str, Any]) -> str:
+def _details(event: Mapping[str, Any]) -> str:
     return " ".join(f"{name} {value}" for name, value in event.items() if name not in _ORDER)

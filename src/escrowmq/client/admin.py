@@ -1,13 +1,16 @@
-"""What operators ask and do. With several brokers everything is asked of all of them; each answer names its ``broker``."""
+"""What operators ask and do. With several brokers everything is asked of all of them; each answer names its ``broker``.
+
+Entries of listings are dicts: the fields of :mod:`escrowmq.wire.actions` (``docs/protocol.md``) and the broker's address.
+"""
 
 from __future__ import annotations
 
 import base64
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any, Literal, TypedDict, cast
 
 import pyarrow as pa
 
@@ -17,14 +20,84 @@ from escrowmq.errors import DONE, Code, EscrowError, Misuse, Rejected, error
 from escrowmq.message.ids import id_bytes
 from escrowmq.message.names import check_name
 from escrowmq.model import TransactionId, message_id
-from escrowmq.wire import VIEWS, Link
+from escrowmq.wire import VIEWS, Call, Link, ReadRequest, ask
+from escrowmq.wire.actions import brokers, dead_letters, groups, messages, producers, topics, transactions, writers
+from escrowmq.wire.actions.action import Answer, Request, Results
+from escrowmq.wire.actions.topics import Created
 
-Json = dict[str, Any]
 _PAGE = 1000
 
 
+class AtBroker(TypedDict):
+    """Of which broker something is said."""
+
+    broker: Annotated[str, "address of the broker"]
+
+
+class Topic(topics.Topic, AtBroker):
+    """One topic at one broker."""
+
+
+class Queue(topics.QueueOffsets, AtBroker):
+    """Where one queue of a topic begins and ends."""
+
+    shard: Annotated[int, "number of the broker's shard"]
+
+
+class Group(groups.Group, AtBroker):
+    """One consumer group at one broker."""
+
+
+class Member(groups.Member, AtBroker):
+    """One member of a consumer group at one broker."""
+
+
+class Producer(producers.Producer, AtBroker):
+    """One producer group at one broker."""
+
+
+class Writer(writers.WriterListed, AtBroker):
+    """One writer of numbered batches at one broker."""
+
+
+class ForgottenWriter(writers.Forgotten, AtBroker):
+    """What one broker has forgotten."""
+
+
+class Transaction(transactions.Transaction, AtBroker):
+    """One transaction of a listing."""
+
+
+class Message(messages.MessageFields):
+    """A stored message."""
+
+    body: bytes
+
+
+class FoundMessage(Message, messages.Standing, AtBroker):
+    """A message that was looked up."""
+
+
+class TransactionDetails(transactions.Details):
+    """One transaction in full."""
+
+    messages: list[Message]
+
+
+class DeadLetter(dead_letters.DeadLetter, AtBroker):
+    """One dead letter at one broker."""
+
+
+class Health(brokers.Health, AtBroker):
+    """Whether one broker works."""
+
+
+class Hello(brokers.Hello, AtBroker):
+    """What one broker says of itself."""
+
+
 class Admin:
-    """Topics, groups, transactions, look-ups, dead letters, and settling by hand. ``timeout`` is seconds a call."""
+    """Topics, groups, transactions, look-ups, dead letters, and settling by hand. ``timeout`` is seconds per call."""
 
     def __init__(self, router: Router, timeout: float = 30.0) -> None:
         self._router = router
@@ -32,41 +105,35 @@ class Admin:
 
     # Topics and groups
 
-    def topics(self) -> list[Json]:
-        """All topics: name, queues [{queue, queue_id, head, end}], broker."""
-        return self._collect("topics.list", {}, "topics")
+    def topics(self) -> list[Topic]:
+        """All topics with their queues."""
+        return [{**topic, **at} for at, answer in self._each(topics.LIST({})) for topic in answer["topics"]]
 
-    def create_topic(self, name: str, queues: int | None = None, *, may_exist: bool = False) -> list[Json]:
+    def create_topic(self, name: str, queues: int | None = None, *, may_exist: bool = False) -> list[Created]:
         """Make a topic at every broker, or give it more queues. Raises ALREADY_EXISTS unless ``may_exist``."""
         check_name(name, Code.BAD_TOPIC_NAME)
-        request: Json = {"name": name, "may_exist": may_exist}
+        request: topics.Create = {"name": name, "may_exist": may_exist}
         if queues is not None:
             request["queues"] = queues
-        return [self._ask(link, "topics.create", request) for link in self._router.links]
+        return [made for _, made in self._each(topics.CREATE(request))]
 
-    def offsets(self, topic: str, queue: int | None = None, *, time: datetime | None = None) -> list[Json]:
-        """Where each queue of a topic begins and ends: queue, head (the first offset stored), end (the next to come),
-        shard, broker; with ``time`` also offset_at, the first offset that became visible then or later (``end`` if none).
+    def offsets(self, topic: str, queue: int | None = None, *, time: datetime | None = None) -> list[Queue]:
+        """Where each queue of a topic begins and ends; with ``time`` also the first offset that became visible then or later.
 
         Brokers that do not have the topic are left out; UNKNOWN_TOPIC if none has it.
         """
-        request = _given(topic=topic, queue=queue, time_us=_microseconds(time))
-        found = self._where_known("topics.offsets", request, {Code.UNKNOWN_TOPIC})
-        return [
-            {**line, "shard": answer["shard"], "broker": link.address}
-            for link, answer in found
-            for line in answer["queues"]
-        ]
+        call = topics.OFFSETS(_given(topics.AskOffsets, topic=topic, queue=queue, time_us=_microseconds(time)))
+        found = self._where_known(call, {Code.UNKNOWN_TOPIC})
+        return [{**line, "shard": answer["shard"], **at} for at, answer in found for line in answer["queues"]]
 
-    def groups(self) -> list[Json]:
-        """All consumer groups: name, topics, tags, ordered, dead_letters, queues [...], broker."""
-        return self._collect("groups.list", {}, "groups")
+    def groups(self) -> list[Group]:
+        """All consumer groups, with where they stand in each queue."""
+        return [{**group, **at} for at, answer in self._each(groups.LIST({})) for group in answer["groups"]]
 
-    def members(self, group: str) -> list[Json]:
-        """Who holds what of a consumer group: member, instance (None: unnamed), epoch, fenced, joined_us, leases, messages,
-        in_doubt (messages), held [{topic, queue, first, last, messages, in_doubt, attempt, deadline_us}], broker."""
-        found = self._where_known("groups.members", {"group": group}, {Code.UNKNOWN_GROUP})
-        return [{**member, "broker": link.address} for link, answer in found for member in answer["members"]]
+    def members(self, group: str) -> list[Member]:
+        """Which member of a consumer group holds what, in doubt or not. Raises UNKNOWN_GROUP."""
+        found = self._where_known(groups.MEMBERS({"group": group}), {Code.UNKNOWN_GROUP})
+        return [{**member, **at} for at, answer in found for member in answer["members"]]
 
     def fence(self, group: str, instance: str) -> int:
         """Give what a silent named member holds back to its group, and shut its process out; how many messages.
@@ -75,45 +142,25 @@ class Admin:
         delivered to others. Raises UNKNOWN_GROUP, NOT_FOUND without such a member.
         """
         unknown = {Code.UNKNOWN_GROUP, Code.NOT_FOUND}
-        found = self._where_known("groups.fence", {"group": group, "instance": instance}, unknown)
-        return sum(int(answer["messages"]) for _, answer in found)
+        found = self._where_known(groups.FENCE({"group": group, "instance": instance}), unknown)
+        return sum(answer["messages"] for _, answer in found)
 
-    def _where_known(self, name: str, request: Json, unknown: set[Code]) -> list[tuple[Link, Json]]:
-        """The answers of the brokers that know what is asked about; an error if none does."""
-        found: list[tuple[Link, Json]] = []
-        missing: Rejected | None = None
-        for link in self._router.links:
-            try:
-                found.append((link, self._ask(link, name, request)))
-            except Rejected as problem:
-                if problem.code not in unknown:
-                    raise
-                missing = problem
-        if not found and missing is not None:
-            raise missing
-        return found
+    def producers(self) -> list[Producer]:
+        """All producer groups, with what they have undecided."""
+        return [{**entry, **at} for at, answer in self._each(producers.LIST({})) for entry in answer["producers"]]
 
-    def producers(self) -> list[Json]:
-        """All producer groups: group, transactional, members, open, parked, oldest_us, broker."""
-        return self._collect("producers.list", {}, "producers")
+    def writers(self, limit: int | None = None) -> list[Writer]:
+        """Writers of numbered batches (Spark queries, batch writes under a ``write_id``); at most ``limit`` per broker."""
+        return self._pages(writers.LIST({}), "writers", limit)
 
-    def writers(self, limit: int | None = None) -> list[Json]:
-        """Writers of numbered batches (Spark queries, batch writes under a ``write_id``): writer (32 hex digits), group, batch
-        (the last one), decided_us (when), used_us (when its producer group did anything), open, parked (transactions),
-        members (connected), broker; at most ``limit`` a broker."""
-        found: list[Json] = []
-        for link in self._router.links:
-            found.extend(self._pages(link, "writers.list", {}, "writers", limit))
-        return found
-
-    def forget_writer(self, writer: str) -> list[Json]:
-        """Forget a writer (as listed, or its query id or ``write_id``) and its producer group at every broker: group,
-        sessions (how many were forgotten), broker. Should it write again, its next batch counts whatever its number is.
+    def forget_writer(self, writer: str) -> list[ForgottenWriter]:
+        """Forget a writer (as listed, or its query id or ``write_id``) and its producer group at every broker. Should it write
+        again, its next batch counts whatever its number is.
 
         Raises NOT_FOUND, CONFLICT while it has undecided transactions.
         """
-        found = self._where_known("writers.forget", {"writer": writer}, {Code.NOT_FOUND})
-        return [{**answer, "broker": link.address} for link, answer in found]
+        found = self._where_known(writers.FORGET({"writer": writer}), {Code.NOT_FOUND})
+        return [{**answer, **at} for at, answer in found]
 
     # Transactions
 
@@ -123,23 +170,17 @@ class Admin:
         group: str | None = None,
         older_than: float | None = None,
         limit: int | None = None,
-    ) -> list[Json]:
-        """Transactions by state ("open", "parked", ...), producer group and age in seconds; at most ``limit`` a broker.
+    ) -> list[Transaction]:
+        """Transactions by state ("open", "parked", ...), producer group and age in seconds; at most ``limit`` per broker."""
+        request = _given(transactions.List, state=state, group=group, older_than=older_than)
+        return self._pages(transactions.LIST(request), "transactions", limit)
 
-        ``group`` and ``instance`` are None of those whose producers are forgotten (all of them decided).
-        """
-        request = _given(state=state, group=group, older_than=older_than)
-        found: list[Json] = []
-        for link in self._router.links:
-            found.extend(self._pages(link, "transactions.list", request, "transactions", limit))
-        return found
-
-    def transaction(self, transaction_id: TransactionId | str | bytes) -> Json:
+    def transaction(self, transaction_id: TransactionId | str | bytes) -> TransactionDetails:
         """One transaction, its messages (with ``body``) and its timeline. Raises UNKNOWN_TRANSACTION or WRONG_SHARD."""
-        identity, link = self._place(transaction_id)
-        answer = self._ask(link, "transactions.show", {"id": str(identity)})
-        answer["messages"] = [_with_body(message) for message in answer.get("messages", ())]
-        return answer
+        identity, link = self._home(transaction_id)
+        answer: Any = self._ask(link, transactions.SHOW({"id": str(identity)}))
+        found: TransactionDetails = answer | {"messages": [_with_body(message) for message in answer["messages"]]}
+        return found
 
     def commit(self, transaction_id: TransactionId | str | bytes) -> Code:
         """Commit by an operator. Raises CONFLICT if it was rolled back."""
@@ -151,23 +192,20 @@ class Admin:
 
     def recheck(self, transaction_id: TransactionId | str | bytes) -> Code:
         """Open a parked transaction again and ask about it anew. Raises TRANSACTION_DECIDED and so on."""
-        identity, link = self._place(transaction_id)
-        return _one(self._ask(link, "transactions.recheck", {"ids": [str(identity)]}))
+        identity, link = self._home(transaction_id)
+        return _single(self._ask(link, transactions.RECHECK({"ids": [str(identity)]})))
 
     # Dead letters
 
-    def dead_letters(self, group: str, limit: int | None = None) -> list[Json]:
-        """The dead letters of a consumer group: topic, queue, offset, attempts, cause, dead_us, key, tag, message_id, broker."""
-        found: list[Json] = []
-        for link in self._router.links:
-            found.extend(self._pages(link, "dead_letters.list", {"group": group}, "dead_letters", limit))
-        return found
+    def dead_letters(self, group: str, limit: int | None = None) -> list[DeadLetter]:
+        """The dead letters of a consumer group; at most ``limit`` per broker."""
+        return self._pages(dead_letters.LIST({"group": group}), "dead_letters", limit)
 
-    def retry_dead_letters(self, group: str, items: Iterable[Json] | None = None) -> int:
+    def retry_dead_letters(self, group: str, items: Iterable[Mapping[str, Any]] | None = None) -> int:
         """Deliver dead letters again, attempts counted anew: all, or ``items`` of :meth:`dead_letters`. How many."""
         return self._settle_dead(group, items, "retry")
 
-    def discard_dead_letters(self, group: str, items: Iterable[Json] | None = None) -> int:
+    def discard_dead_letters(self, group: str, items: Iterable[Mapping[str, Any]] | None = None) -> int:
         """Settle dead letters for good: all, or ``items`` of :meth:`dead_letters`. How many."""
         return self._settle_dead(group, items, "discard")
 
@@ -180,13 +218,14 @@ class Admin:
         key: str | None = None,
         topic: str | None = None,
         limit: int | None = None,
-    ) -> list[Json]:
-        """Messages by id or by key, half messages included: all columns, ``state`` and ``body`` (bytes)."""
+    ) -> list[FoundMessage]:
+        """Messages by id or by key, half messages included, with their state and ``body`` (bytes)."""
         if (message_id is None) == (key is None):
             raise Misuse(Code.BAD_ARGUMENT, "look up by message_id or by key")
         identity = None if message_id is None else _printed(message_id)
-        request = _given(message_id=identity, key=key, topic=topic, limit=limit)
-        return [_with_body(message) for message in self._collect("lookup", request, "messages")]
+        request = _given(messages.Lookup, message_id=identity, key=key, topic=topic, limit=limit)
+        found = self._each(messages.LOOKUP(request))
+        return [_with_body({**message, **at}) for at, answer in found for message in answer["messages"]]
 
     def read(
         self,
@@ -210,10 +249,16 @@ class Admin:
         broker sends only rows with one of ``tags``, with ``key``, stored (decided, acknowledged) from one time to before
         another; of ``%acks`` those of consumer group ``group``.
         """
-        request: Json = {"source": source, "start": start, "end": end, "max_rows": max_rows, "columns": columns}
-        request |= _given(tags=None if tags is None else list(tags), key=key, group=group)
-        request |= _given(stored_from_us=_microseconds(stored_from), stored_until_us=_microseconds(stored_until))
-        wanted = [
+        request: ReadRequest = {"source": source, "start": start, "end": end, "max_rows": max_rows, "columns": columns}
+        request |= _given(
+            ReadRequest,
+            tags=None if tags is None else list(tags),
+            key=key,
+            group=group,
+            stored_from_us=_microseconds(stored_from),
+            stored_until_us=_microseconds(stored_until),
+        )
+        wanted: list[tuple[Link, ReadRequest]] = [
             (link, {**request, "queue": number})
             for link in self._router.links
             for number in self._queues(link, source, queue)
@@ -231,69 +276,93 @@ class Admin:
 
     # Health
 
-    def health(self) -> list[Json]:
-        """Of each broker: status ("ok", "full", "stopped", "stopping", or "unreachable"), reason, broker."""
-        answers = []
+    def health(self) -> list[Health]:
+        """Of each broker: status ("ok", "full", "stopped", "stopping", or "unreachable") and reason."""
+        answers: list[Health] = []
         for link in self._router.links:
             try:
-                answers.append({**link.action("health", {}, self._timeout), "broker": link.address})
+                answers.append({**ask(link, brokers.HEALTH({}), self._timeout), "broker": link.address})
             except EscrowError as problem:
                 answers.append({"status": "unreachable", "reason": str(problem), "broker": link.address})
         return answers
 
-    def stats(self) -> list[Json]:
-        """The numbers of each broker, one a metric, and ``broker``."""
-        return [{**self._ask(link, "stats", {}), "broker": link.address} for link in self._router.links]
+    def stats(self) -> list[dict[str, int | float | str]]:
+        """The numbers of each broker, one per metric, and ``broker``."""
+        return [{**numbers, "broker": at["broker"]} for at, numbers in self._each(brokers.STATS({}))]
 
-    def hello(self) -> list[Json]:
-        """What each broker says of itself: protocol, version, shard, epoch, limits, and ``broker``."""
-        return [{**self._ask(link, "hello", {}), "broker": link.address} for link in self._router.links]
+    def hello(self) -> list[Hello]:
+        """What each broker says of itself: versions, shard, epoch, limits."""
+        return [{**answer, **at} for at, answer in self._each(brokers.HELLO({}))]
 
-    # Helpers
+    # Asking
 
-    def _ask(self, link: Link, name: str, request: Json) -> Json:
-        return patient_action(link, name, request, time.monotonic() + self._timeout)
+    def _ask(self, link: Link, call: Call[Answer]) -> Answer:
+        return patient_action(link, call, time.monotonic() + self._timeout)
 
-    def _collect(self, name: str, request: Json, what: str) -> list[Json]:
-        found: list[Json] = []
+    def _each(self, call: Call[Answer]) -> Iterator[tuple[AtBroker, Answer]]:
+        """The answer of every broker."""
         for link in self._router.links:
-            found.extend({**item, "broker": link.address} for item in self._ask(link, name, request).get(what, ()))
+            yield {"broker": link.address}, self._ask(link, call)
+
+    def _where_known(self, call: Call[Answer], unknown: set[Code]) -> list[tuple[AtBroker, Answer]]:
+        """The answers of the brokers that know what is asked about; an error if none does."""
+        found: list[tuple[AtBroker, Answer]] = []
+        missing: Rejected | None = None
+        for link in self._router.links:
+            try:
+                found.append(({"broker": link.address}, self._ask(link, call)))
+            except Rejected as problem:
+                if problem.code not in unknown:
+                    raise
+                missing = problem
+        if not found and missing is not None:
+            raise missing
         return found
 
-    def _pages(self, link: Link, name: str, request: Json, what: str, limit: int | None) -> list[Json]:
-        found: list[Json] = []
-        after: Any = None
-        while limit is None or len(found) < limit:
-            page = _PAGE if limit is None else min(_PAGE, limit - len(found))
-            answer = self._ask(link, name, {**request, **_given(limit=page, after=after)})
-            found.extend({**item, "broker": link.address} for item in answer.get(what, ()))
-            after = answer.get("next")
-            if after is None:
-                break
-        return found
+    def _pages(self, call: Call[Any], what: str, limit: int | None) -> list[Any]:
+        """Entries ``what`` of all brokers, page after page, at most ``limit`` per broker."""
+        listed: list[Any] = []
+        for link in self._router.links:
+            found: list[Any] = []
+            after: Any = None
+            while limit is None or len(found) < limit:
+                page = _PAGE if limit is None else min(_PAGE, limit - len(found))
+                answer: Any = self._ask(
+                    link, Call(call.name, {**call.request, **_given(dict, limit=page, after=after)})
+                )
+                found.extend({**item, "broker": link.address} for item in answer[what])
+                after = answer.get("next")
+                if after is None:
+                    break
+            listed.extend(found)
+        return listed
 
-    def _place(self, transaction_id: TransactionId | str | bytes) -> tuple[TransactionId, Link]:
+    def _home(self, transaction_id: TransactionId | str | bytes) -> tuple[TransactionId, Link]:
+        """A transaction's id, and the broker that has it."""
         identity = TransactionId.from_bytes(id_bytes(transaction_id))
         return identity, self._router.links[self._router.of_shard(identity.shard, self._timeout)]
 
-    def _settle(self, transaction_id: TransactionId | str | bytes, outcome: str) -> Code:
-        identity, link = self._place(transaction_id)
-        return _one(self._ask(link, "transactions.settle", {"ids": [str(identity)], "outcome": outcome}))
+    def _settle(self, transaction_id: TransactionId | str | bytes, outcome: Literal["commit", "rollback"]) -> Code:
+        identity, link = self._home(transaction_id)
+        return _single(self._ask(link, transactions.SETTLE({"ids": [str(identity)], "outcome": outcome})))
 
-    def _settle_dead(self, group: str, items: Iterable[Json] | None, act: str) -> int:
+    def _settle_dead(
+        self, group: str, items: Iterable[Mapping[str, Any]] | None, act: Literal["retry", "discard"]
+    ) -> int:
         chosen = None if items is None else list(items)
         done = 0
         for link in self._router.links:
-            request: Json = {"group": group, "act": act}
+            request: dead_letters.Settle = {"group": group, "act": act}
             if chosen is None:
                 request["all"] = True
             else:
                 mine = [item for item in chosen if item.get("broker", link.address) == link.address]
                 if not mine:
                     continue
-                request["items"] = [{name: item[name] for name in ("topic", "queue", "offset")} for item in mine]
-            codes = self._ask(link, "dead_letters.settle", request).get("codes", [])
-            done += codes.count(Code.OK.name)
+                request["items"] = [
+                    {"topic": item["topic"], "queue": item["queue"], "offset": item["offset"]} for item in mine
+                ]
+            done += self._ask(link, dead_letters.SETTLE(request))["codes"].count(Code.OK.name)
         return done
 
     def _queues(self, link: Link, source: str, queue: int | None) -> list[int]:
@@ -301,12 +370,13 @@ class Admin:
             return [0]
         if queue is not None or source.startswith("%"):
             return [queue or 0]
-        topics = self._ask(link, "topics.list", {}).get("topics", [])
-        return [entry["queue"] for topic in topics if topic["name"] == source for entry in topic["queues"]]
+        listed = self._ask(link, topics.LIST({}))["topics"]
+        return [entry["queue"] for topic in listed if topic["name"] == source for entry in topic["queues"]]
 
 
-def _given(**values: Any) -> Json:
-    return {name: value for name, value in values.items() if value is not None}
+def _given(shape: type[Request], **values: Any) -> Request:
+    """The fields of a request that are not None."""
+    return cast(Request, {name: value for name, value in values.items() if value is not None})
 
 
 def _microseconds(time: datetime | None) -> int | None:
@@ -317,13 +387,14 @@ def _printed(identity: str | bytes | uuid.UUID) -> str:
     return message_id(identity).hex()
 
 
-def _with_body(message: Json) -> Json:
-    if (encoded := message.pop("body_base64", None)) is not None:
-        message["body"] = base64.b64decode(encoded)
+def _with_body(message: Any) -> Any:
+    """A message with its body as bytes."""
+    message["body"] = base64.b64decode(message.pop("body_base64"))
     return message
 
 
-def _one(answer: Json) -> Code:
+def _single(answer: Results) -> Code:
+    """The one result of a call about one id; raises unless it is done."""
     code = Code[answer["codes"][0]]
     if code not in DONE:
         raise error(code)

@@ -6,12 +6,12 @@ an answer wakes the loop once for all of them.
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar, Unpack
 
 from escrowmq.client.admin import Admin
+from escrowmq.client.async_admin import AsyncAdmin
 from escrowmq.client.consuming.consumer import AsyncConsumer, ConsumerBase
 from escrowmq.client.consuming.consumption import Consumption
 from escrowmq.client.consuming.options import ConsumerOptions
@@ -26,27 +26,12 @@ from escrowmq.client.producing.production import ProducerOptions, Production
 from escrowmq.client.reading.reader import AsyncReader, ReaderBase
 from escrowmq.client.reading.reading import ReaderOptions, Reading
 from escrowmq.errors import Code, Misuse, Unknown
-from escrowmq.wire import Exchange, Link
+from escrowmq.wire import Exchange, ExchangeOptions, Link
 
 ProducerT = TypeVar("ProducerT", bound=ProducerBase[Any])
 ConsumerT = TypeVar("ConsumerT", bound=ConsumerBase[Any, Any])
 ReaderT = TypeVar("ReaderT", bound=ReaderBase)
 MessageT = TypeVar("MessageT", bound=ReceivedBase)
-
-
-class AsyncAdmin:
-    """The methods of :class:`~escrowmq.client.admin.Admin`, to await; each runs on a thread."""
-
-    def __init__(self, admin: Admin) -> None:
-        self._admin = admin
-
-    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
-        method = getattr(self._admin, name)
-
-        def call(*args: Any, **given: Any) -> Awaitable[Any]:
-            return asyncio.to_thread(method, *args, **given)
-
-        return call
 
 
 class BusBase(Generic[ProducerT, ConsumerT, ReaderT]):
@@ -84,7 +69,7 @@ class BusBase(Generic[ProducerT, ConsumerT, ReaderT]):
         return producer
 
     def lane(
-        self, link: Link, kind: Exchange, codec: Codec, options: Callable[[], dict[str, Any]], **more: Any
+        self, link: Link, kind: Exchange, codec: Codec, options: Callable[[], ExchangeOptions], **more: Any
     ) -> Lane:
         """A coalescing lane of this bus, for a face that sends batches itself; its maker closes it."""
         return self._waiting.lane(link, kind, codec, options, **more)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from escrowmq.client.admin import Admin
+from escrowmq.client.admin import Admin, Health
 from escrowmq.client.aio import AsyncBus
 from escrowmq.client.links.patience import patient_action
 from escrowmq.errors import Code, Rejected
@@ -21,6 +21,8 @@ from escrowmq.gateway.producers import Producers
 from escrowmq.gateway.receiving import Receiving
 from escrowmq.gateway.settling import Settler
 from escrowmq.model import TransactionId
+from escrowmq.wire.actions import groups, transactions
+from escrowmq.wire.actions.brokers import HELLO
 
 T = TypeVar("T")
 
@@ -43,7 +45,7 @@ class Gateway:
     admin: Admin
     threads: ThreadPoolExecutor
     health_threads: ThreadPoolExecutor
-    subscribed: dict[str, tuple[dict[str, Any], float]]
+    subscribed: dict[str, tuple[groups.Subscribe, float]]
     shards: dict[int, int]
 
     @classmethod
@@ -79,7 +81,7 @@ class Gateway:
         """Run what blocks, a few at a time."""
         return await asyncio.get_running_loop().run_in_executor(self.threads, partial(function, *args, **given))
 
-    async def subscribe(self, request: dict[str, Any]) -> None:
+    async def subscribe(self, request: groups.Subscribe) -> None:
         """Make or join a consumer group, unless that was done a moment ago. Raises SUBSCRIPTION_MISMATCH and so on."""
         group = request["group"]
         known = self.subscribed.get(group)
@@ -90,7 +92,7 @@ class Gateway:
 
         def ask() -> None:
             deadline = time.monotonic() + self.settings.timeout
-            self.bus.router.every(lambda link: patient_action(link, "groups.subscribe", request, deadline))
+            self.bus.router.every(lambda link: patient_action(link, groups.SUBSCRIBE(request), deadline))
 
         await self.on_thread(ask)
         self.subscribed[group] = (request, time.monotonic() + SUBSCRIBED_SECONDS)
@@ -100,28 +102,26 @@ class Gateway:
         if number not in self.shards:
             link, router = self.bus.router.links[number], self.bus.router
             deadline = time.monotonic() + self.settings.timeout
-            told = await self.on_thread(patient_action, link, "hello", {}, deadline)
+            told = await self.on_thread(patient_action, link, HELLO({}), deadline)
             self.shards[number] = int(told["shard"])
             router.learn_shard(self.shards[number], number)
         return self.shards[number]
 
-    async def transaction(self, identity: TransactionId) -> dict[str, Any]:
+    async def transaction(self, identity: TransactionId) -> transactions.Transaction:
         """Where a transaction stands, without its bodies. Raises UNKNOWN_TRANSACTION, WRONG_SHARD."""
 
-        def ask() -> dict[str, Any]:
+        def ask() -> transactions.Transaction:
             number = self.bus.router.of_shard(identity.shard, self.settings.timeout)
             deadline = time.monotonic() + self.settings.timeout
-            request = {"after": identity.position - 1, "limit": 1}
-            answer = patient_action(self.bus.router.links[number], "transactions.list", request, deadline)
-            found = answer.get("transactions", [])
+            call = transactions.LIST({"after": identity.position - 1, "limit": 1})
+            found = patient_action(self.bus.router.links[number], call, deadline)["transactions"]
             if not found or found[0]["id"] != str(identity):
                 raise Rejected(Code.UNKNOWN_TRANSACTION, f"no transaction {identity} on this broker")
-            row: dict[str, Any] = found[0]
-            return row
+            return found[0]
 
         return await self.on_thread(ask)
 
-    async def health(self) -> list[dict[str, Any]]:
+    async def health(self) -> list[Health]:
         """What each broker says of itself, within a moment."""
         admin = Admin(self.bus.router, HEALTH_SECONDS)
         return await asyncio.get_running_loop().run_in_executor(self.health_threads, admin.health)

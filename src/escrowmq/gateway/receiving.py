@@ -33,6 +33,7 @@ from escrowmq.gateway.limits import GatewaySettings
 from escrowmq.gateway.settling import Settler
 from escrowmq.platform.backoff import Backoff
 from escrowmq.wire import Exchange
+from escrowmq.wire.exchanges import ReceiveOptions
 
 MEMBERS = 16
 """Desks share so many member numbers: each is one stream at a served broker. Withdrawing one desk's polls may end another's
@@ -176,7 +177,7 @@ class Receiving:
 
     def _ask(self, desk: _Desk, poll: _Poll, wait: float) -> None:
         group, lease_ms, max_messages = desk.key
-        options = {
+        options: ReceiveOptions = {
             "group": group,
             "member": self._members[hash(desk.key) % MEMBERS],
             "max_messages": max_messages,

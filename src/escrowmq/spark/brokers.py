@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import cast
 
 import pyarrow as pa
 
@@ -18,7 +18,9 @@ from escrowmq.errors import Code, EscrowError, error
 from escrowmq.spark.filters import Pushed
 from escrowmq.spark.options import ReadOptions
 from escrowmq.spark.planning import OffsetRange, TopicPartition
-from escrowmq.wire import DEAD_LETTER_PREFIX, VIEWS, Link
+from escrowmq.wire import DEAD_LETTER_PREFIX, VIEWS, Link, ReadRequest, ask
+from escrowmq.wire.actions.brokers import HELLO
+from escrowmq.wire.actions.topics import OFFSETS, AskOffsets
 
 _PAUSE = 0.2
 """Seconds between two tries while a broker is away."""
@@ -38,7 +40,7 @@ def topic_partitions(found: Sequence[Link], options: ReadOptions) -> list[TopicP
     Raises UNKNOWN_TOPIC, Unknown(TIMED_OUT) when a broker is away, Misuse(BAD_URL) when two addresses are of one broker.
     """
     deadline = time.monotonic() + options.timeout
-    shards = [int(patient_action(link, "hello", {}, deadline)["shard"]) for link in found]
+    shards = [patient_action(link, HELLO({}), deadline)["shard"] for link in found]
     made: list[TopicPartition] = []
     for source in options.sources:
         there: list[TopicPartition] = []
@@ -64,13 +66,11 @@ def _partitions_at(
     if source.startswith(DEAD_LETTER_PREFIX):  # no order that lasts: read as a whole
         yield TopicPartition(source, shard, 0, link.address, 0, 1, 0, 1)
         return
-    asked: dict[str, Any] = {"topic": source}
-    starts, ends = (
-        patient_action(link, "topics.offsets", asked | ({"time_us": at} if isinstance(at, int) else {}), deadline)[
-            "queues"
-        ]
+    asked: list[AskOffsets] = [
+        {"topic": source, "time_us": at} if isinstance(at, int) else {"topic": source}
         for at in (options.start, options.end)
-    )
+    ]
+    starts, ends = (patient_action(link, OFFSETS(request), deadline)["queues"] for request in asked)
     for one, other in zip(starts, ends, strict=False):  # a queue that came between the two is read next time
         # a view has no offsets by time: all of it is read, and filtered
         start_at, end_at = one.get("offset_at", one["head"]), other.get("offset_at", other["end"])
@@ -107,11 +107,11 @@ def _counter(source: str) -> str | None:
     return None if source.startswith("%") else "offset"
 
 
-def _request(wanted: OffsetRange, start: int, columns: list[str], pushed: Pushed) -> dict[str, Any]:
-    request = {"source": wanted.partition.source, "columns": columns, **pushed.request}
-    if not wanted.partition.source.startswith(DEAD_LETTER_PREFIX):
-        request |= {"queue": wanted.partition.queue, "start": start, "end": wanted.end}
-    return request
+def _request(wanted: OffsetRange, start: int, columns: list[str], pushed: Pushed) -> ReadRequest:
+    request = cast(ReadRequest, {"source": wanted.partition.source, "columns": columns, **pushed.request})
+    if wanted.partition.source.startswith(DEAD_LETTER_PREFIX):
+        return request
+    return {**request, "queue": wanted.partition.queue, "start": start, "end": wanted.end}
 
 
 def _link(wanted: OffsetRange) -> Link:
@@ -129,7 +129,7 @@ def _reaches(link: Link, wanted: OffsetRange) -> bool:
     if wanted.partition.source.startswith(DEAD_LETTER_PREFIX):
         return True
     try:
-        queues = link.action("topics.offsets", {"topic": wanted.partition.source}, 1.0)["queues"]
+        queues = ask(link, OFFSETS({"topic": wanted.partition.source}), 1.0)["queues"]
     except EscrowError:
         return False
     return any(queue["queue"] == wanted.partition.queue and queue["end"] >= wanted.end for queue in queues)

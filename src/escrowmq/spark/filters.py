@@ -30,7 +30,7 @@ class Pushed:
 
     @property
     def request(self) -> dict[str, Any]:
-        """The filters of a read request (see wire.Link.read)."""
+        """The filters of a read request (see :class:`escrowmq.wire.ReadRequest`)."""
         asked = {
             "key": self.key,
             "tags": list(self.tags) or None,

@@ -31,6 +31,8 @@ from escrowmq.platform.failpoints import reach
 from escrowmq.spark.checkback import CheckpointChecker, look_ahead
 from escrowmq.spark.options import WriteOptions, write_options
 from escrowmq.spark.preparing import Preparation, check_columns
+from escrowmq.wire.actions.brokers import HELLO
+from escrowmq.wire.actions.writers import SHOW
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -181,7 +183,7 @@ def _check_sequel(options: WriteOptions, query: str, batch: int) -> None:
     """
     deadline = time.monotonic() + options.timeout
     links = _brokers[options.url].bus.router.links
-    known = [patient_action(link, "writers.show", {"writer": query}, deadline)["batch"] for link in links]
+    known = [patient_action(link, SHOW({"writer": query}), deadline)["batch"] for link in links]
     last = max((one for one in known if one is not None), default=-1)
     if last < batch - 1:
         raise Misuse(
@@ -258,11 +260,11 @@ def _connected(options: WriteOptions) -> Brokers:
     bus = connect(options.url)
     deadline = time.monotonic() + options.timeout
     try:
-        hellos = [patient_action(link, "hello", {}, deadline) for link in bus.router.links]
+        hellos = [patient_action(link, HELLO({}), deadline) for link in bus.router.links]
     except EscrowError:
         bus.close()
         raise
-    shards = [int(one["shard"]) for one in hellos]
+    shards = [one["shard"] for one in hellos]
     for number, shard in enumerate(shards):
         bus.router.learn_shard(shard, number)
     return Brokers(bus, shards, min(int(one["limits"]["max_transaction_messages"]) for one in hellos))

@@ -21,7 +21,7 @@ import pyarrow as pa
 from escrowmq import schemas
 from escrowmq.errors import Code, EscrowError, Unknown, error
 from escrowmq.model import Act, Outcome, TransactionId
-from escrowmq.wire import ANSWER, Exchange
+from escrowmq.wire import ANSWER, Exchange, ExchangeOptions, Json, ReadRequest
 
 
 @dataclass(slots=True)
@@ -143,12 +143,12 @@ class TwinLink:
 
     # The link
 
-    def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: dict[str, Any]) -> Future[pa.RecordBatch]:
+    def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: ExchangeOptions) -> Future[pa.RecordBatch]:
         """As the protocol says; see the class for what is left out."""
-        request = Request(kind, batch, options)
+        request = Request(kind, batch, dict(options))
         with self._lock:
             self.requests.append(request)
-            if kind in self._held or (kind is Exchange.RECEIVE and not self._has_any(options)):
+            if kind in self._held or (kind is Exchange.RECEIVE and not self._has_any(request.options)):
                 self._waiting.append(request)
                 return request.future
         self._answer(request)
@@ -156,7 +156,7 @@ class TwinLink:
             self._feed()
         return request.future
 
-    def action(self, name: str, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+    def action(self, name: str, request: Any, timeout: float) -> Json:
         """hello, session.open, groups.subscribe, topics.list, .offsets (no times) and .wait; NOT_FOUND for others."""
         self.actions.append((name, request))
         if self.away:
@@ -191,12 +191,13 @@ class TwinLink:
                 return {"queues": []}
         return {"shard": self.shard, "queues": [{"queue": 0, "head": 0, "end": len(self.topics[topic])}]}
 
-    def read(self, request: dict[str, Any]) -> pa.RecordBatchReader:
+    def read(self, request: ReadRequest) -> pa.RecordBatchReader:
         """A topic's messages from ``start`` to ``end``; faults as of actions."""
         if self.away:
             raise Unknown(Code.DISCONNECTED, "the twin is away")
         messages = self.topics[request["source"]]
-        end = len(messages) if request.get("end") is None else min(request["end"], len(messages))
+        last = request.get("end")
+        end = len(messages) if last is None else min(last, len(messages))
         rows = [self._delivered(request["source"], at, -1, 0) for at in range(request.get("start") or 0, end)]
         return pa.RecordBatchReader.from_batches(
             schemas.DELIVERY, [pa.RecordBatch.from_pylist(rows, schema=schemas.DELIVERY)]

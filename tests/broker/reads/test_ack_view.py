@@ -14,7 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from escrowmq.broker.offline import OfflineShard
-from escrowmq.broker.reads import acks, stretches
+from escrowmq.broker.reads import acks, chunks
 from escrowmq.broker.reads.views import open_view
 from escrowmq.errors import Code, Rejected
 from escrowmq.ledger.commands import CreateTopic, Fence, Join, Receive, SettleDead
@@ -181,9 +181,9 @@ def _ok(offsets, codes):
 
 
 def parts_agree(rng, where, whole) -> None:
-    """Ranges, columns and filters give what the whole holds of them; also in small stretches."""
+    """Ranges, columns and filters give what the whole holds of them; also in small chunks."""
     groups, times = whole["group"].to_pylist(), sorted(set(whole["acked_us"].to_pylist()))
-    with patch.object(stretches, "ROWS", 3), patch.object(acks, "GAP", rng.choice([0, 5, 256])):
+    with patch.object(chunks, "ROWS", 3), patch.object(acks, "GAP", rng.choice([0, 5, 256])):
         assert read(where).equals(whole)
         group = rng.choice([*NAMES, "nobody"])
         assert read(where, group=group).equals(whole.filter(pc.equal(whole["group"], group)))

@@ -8,7 +8,7 @@ import pytest
 
 import escrowmq as mq
 from escrowmq.broker.embedded import EmbeddedLink, open_embedded
-from escrowmq.broker.reads import stretches, views
+from escrowmq.broker.reads import chunks, views
 from escrowmq.client.bus import Bus
 from escrowmq.errors import Code
 from escrowmq.settings import BrokerSettings
@@ -44,11 +44,11 @@ def test_small_frames_come_as_large_batches(link, source):
 
 
 @pytest.mark.parametrize("source", [HALF_VIEW_NAME, OP_VIEW_NAME])
-def test_stretches_end_at_their_bounds_and_hold_every_row_once(link, source, monkeypatch):
+def test_chunks_end_at_their_bounds_and_hold_every_row_once(link, source, monkeypatch):
     whole = read(link, source)
     positions = whole["position"].to_pylist()
     for rows, size in ((7, 1 << 20), (1000, 700)):
-        for module in (views, stretches):
+        for module in (views, chunks):
             monkeypatch.setattr(module, "ROWS", rows)
             monkeypatch.setattr(module, "BYTES", size)
         batches = list(link.read({"source": source, "start": positions[3], "end": positions[50]}))

@@ -11,6 +11,7 @@ from escrowmq.client.links.patience import patient_action
 from escrowmq.errors import Code, Unknown
 from escrowmq.testing.ledgers import outgoing
 from escrowmq.wire import Exchange
+from escrowmq.wire.actions.topics import LIST
 
 
 @pytest.fixture
@@ -53,9 +54,7 @@ def test_who_repeats_an_action_waits_for_the_restart(served, link, monkeypatch):
 
     monkeypatch.setattr(link, "action", watched)
     told = []
-    asking = threading.Thread(
-        target=lambda: told.append(patient_action(link, "topics.list", {}, time.monotonic() + 60))
-    )
+    asking = threading.Thread(target=lambda: told.append(patient_action(link, LIST({}), time.monotonic() + 60)))
     asking.start()
     assert asked.wait(30)
     served.stop()
@@ -64,5 +63,5 @@ def test_who_repeats_an_action_waits_for_the_restart(served, link, monkeypatch):
     assert [topic["name"] for topic in told[0]["topics"]] == ["orders"]
     served.engine.stop()
     with pytest.raises(Unknown, match=link.address) as caught:
-        patient_action(link, "topics.list", {}, time.monotonic() + 0.2)
+        patient_action(link, LIST({}), time.monotonic() + 0.2)
     assert caught.value.code is Code.TIMED_OUT

@@ -3,7 +3,7 @@
 Rules:
 
 1. The log stores of an acknowledgement its lease and its run. Whose it was, and of which queue, is in the row that made the
-   lease: the lease's id is that row's position. So the rows of a stretch's leases are looked up together.
+   lease: the lease's id is that row's position. So the rows of a chunk's leases are looked up together.
 2. A lease of a group that holds what is in doubt may have been handed over (HANDED). Its row has its attempt, and names the
    lease before it: the chain is followed back to a LEASED row, one hand-over of all leases at a time.
 3. Only the log is asked, never what the ledger happens to remember of leases. So the same range gives the same rows as long as
@@ -19,14 +19,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from escrowmq.broker.reads.chunks import scan
 from escrowmq.broker.reads.filters import Filter
 from escrowmq.broker.reads.readable import Readable
-from escrowmq.broker.reads.stretches import stretches
-from escrowmq.broker.requests import Fields
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.log.seam import StoredLog
 from escrowmq.schemas import ACK_VIEW, STORED, Kind
-from escrowmq.wire import ACK_VIEW_NAME
+from escrowmq.wire import ACK_VIEW_NAME, ReadRequest
 
 Int64s = npt.NDArray[np.int64]
 
@@ -42,11 +41,11 @@ _SAYS = {
 _OF_LEASES = {"group", "topic", "queue", "attempt"}
 
 
-def read_acks(engine: Readable, fields: Fields, wanted: Filter, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_acks(engine: Readable, request: ReadRequest, wanted: Filter, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of ``%acks`` (columns of ACK_VIEW) from ``start`` to before ``end``, filtered by time and group."""
     if wanted.columns:
         raise error(Code.BAD_REQUEST, f"{ACK_VIEW_NAME} has neither tags nor keys")
-    found = stretches(engine, [Kind.ACKED], STORED[Kind.ACKED].names, fields)
+    found = scan(engine, [Kind.ACKED], STORED[Kind.ACKED].names, request)
     looked_up = wanted.group is not None or not _OF_LEASES.isdisjoint(schema.names)
 
     def batches() -> Iterator[pa.RecordBatch]:

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from escrowmq.broker.requests import Fields
 from escrowmq.errors import Code, error
+from escrowmq.wire import ReadRequest
 
 Mask = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
@@ -32,17 +32,17 @@ class Filter:
     group: str | None = None
 
     @classmethod
-    def of(cls, fields: Fields) -> Filter:
+    def of(cls, request: ReadRequest) -> Filter:
         """The filter of a read request; Rejected(BAD_REQUEST)."""
-        tags = tuple(dict.fromkeys(fields.list("tags", str))) if "tags" in fields else None
+        tags = tuple(dict.fromkeys(request["tags"])) if "tags" in request else None
         if tags is not None and not 0 < len(tags) <= MAX_TAGS:
             raise error(Code.BAD_REQUEST, f"'tags' must be 1 to {MAX_TAGS} tags", "leave it out to get all messages")
         return cls(
             tags,
-            fields.text("key", None),
-            fields.integer("stored_from_us", None),
-            fields.integer("stored_until_us", None),
-            fields.text("group", None),
+            request.get("key"),
+            request.get("stored_from_us"),
+            request.get("stored_until_us"),
+            request.get("group"),
         )
 
     @property
@@ -83,9 +83,9 @@ def _as_mask(found: pa.Array) -> Mask:
     return np.asarray(pc.fill_null(found, False).to_numpy(zero_copy_only=False), bool)
 
 
-def chosen_columns(schema: pa.Schema, fields: Fields) -> pa.Schema:
-    """The columns that a read asks for, in its order; Rejected(BAD_REQUEST) for one that is not there."""
-    names = fields.list("columns", str) if "columns" in fields else schema.names
+def chosen_columns(schema: pa.Schema, columns: list[str] | None) -> pa.Schema:
+    """The columns that a read asks for, in its order (None: all); Rejected(BAD_REQUEST) for one that is not there."""
+    names = schema.names if columns is None else columns
     unknown = [name for name in names if name not in schema.names]
     if unknown:
         raise error(Code.BAD_REQUEST, f"no columns {unknown}", f"there are {', '.join(schema.names)}")

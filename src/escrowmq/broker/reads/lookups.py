@@ -17,6 +17,8 @@ from escrowmq.ledger.listings import transaction
 from escrowmq.log.seam import Frame
 from escrowmq.model import DecidedBy, TransactionId, TransactionState
 from escrowmq.schemas import ID, Kind
+from escrowmq.wire.actions.messages import FoundMessage, Message
+from escrowmq.wire.actions.transactions import Event, Shown
 
 Int64s = npt.NDArray[np.int64]
 
@@ -24,40 +26,39 @@ SCAN_FRAMES = 256
 """Frames looked at in one go, newest first."""
 MAX_SHOWN = 100
 """Messages of one transaction that are shown in full."""
-_TURNS = {Kind.CHECKED: "checked", Kind.PARKED: "parked", Kind.REOPENED: "reopened"}
+_CHECKING = {Kind.CHECKED: "checked", Kind.PARKED: "parked", Kind.REOPENED: "reopened"}
 
 
-def show_transaction(engine: Readable, identity: TransactionId) -> dict[str, Any]:
+def show_transaction(engine: Readable, identity: TransactionId) -> Shown:
     """A transaction with its messages and what happened to it when. Rejected(UNKNOWN_TRANSACTION, WRONG_SHARD)."""
-    found: dict[str, Any] = engine.look(lambda: transaction(engine.shard.ledger, identity)).result()
+    found: Any = engine.look(lambda: transaction(engine.shard.ledger, identity)).result()
     positions: Int64s = found.pop("positions")
     end = engine.look(lambda: engine.log.next_position).result()
     stored = engine.log.read(positions[:MAX_SHOWN])
-    messages = [describe(row) for row in _rows(engine, stored, positions[:MAX_SHOWN])]
-    return {
-        **found,
+    shown: Shown = found | {
         "message_count": len(positions),
-        "messages": messages,
+        "messages": [describe(row) for row in _rows(engine, stored, positions[:MAX_SHOWN])],
         "timeline": _timeline(engine, identity, positions, end),
     }
+    return shown
 
 
-def _timeline(engine: Readable, identity: TransactionId, positions: Int64s, end: int) -> list[dict[str, Any]]:
+def _timeline(engine: Readable, identity: TransactionId, positions: Int64s, end: int) -> list[Event]:
     times = engine.log.time_at(positions)
-    events = [
+    events: list[Event] = [
         {"time_us": int(time), "event": "prepared", "messages": int((times == time).sum())} for time in np.unique(times)
     ]
     asked = 0
-    for frame in engine.log.frames_at(identity.position, [*_TURNS, Kind.DECIDED, Kind.BATCH_DECIDED], end):
+    for frame in engine.log.frames_at(identity.position, [*_CHECKING, Kind.DECIDED, Kind.BATCH_DECIDED], end):
         at = np.flatnonzero(frame.batch.column("transaction").to_numpy() == identity.position)
         for row in at.tolist():
-            event: dict[str, Any] = {"time_us": frame.time_us, "position": frame.position + row}
-            if frame.kind not in _TURNS:
+            event: Any = {"time_us": frame.time_us, "position": frame.position + row}
+            if frame.kind not in _CHECKING:
                 event["event"] = TransactionState(frame.batch.column("state")[row].as_py()).name.lower()
                 event["by"] = DecidedBy(frame.batch.column("decided_by")[row].as_py()).name.lower()
                 event["session"] = frame.batch.column("epoch")[row].as_py()
             else:
-                event["event"] = _TURNS[frame.kind]
+                event["event"] = _CHECKING[frame.kind]
                 asked = 0 if frame.kind == Kind.REOPENED else asked + (frame.kind == Kind.CHECKED)
                 if frame.kind == Kind.CHECKED:
                     event["attempt"] = asked
@@ -67,9 +68,9 @@ def _timeline(engine: Readable, identity: TransactionId, positions: Int64s, end:
 
 def find_messages(
     engine: Readable, message_id: bytes | None, key: str | None, topic: str | None, limit: int
-) -> list[dict[str, Any]]:
+) -> list[FoundMessage]:
     """Messages of an id, or with a key, newest first; each with its state and body."""
-    found: list[dict[str, Any]] = []
+    found: list[FoundMessage] = []
     end = engine.look(lambda: engine.log.next_sequence).result()
     for frame in _newest_first(engine, end):
         wanted = {"message_id": pa.scalar(message_id, ID) if message_id else None, "key": key, "topic": topic}
@@ -101,7 +102,7 @@ def _has_frames(engine: Readable, end: int) -> bool:
     return next(iter(engine.log.frames(0, None, end)), None) is not None
 
 
-def _states(engine: Readable, positions: Int64s) -> list[dict[str, Any]]:
+def _states(engine: Readable, positions: Int64s) -> list[FoundMessage]:
     stored = engine.log.read(positions)
     half = stored.column("transaction").to_numpy() >= 0
     queue_ids = stored.column("queue_id").to_numpy().tolist()
@@ -113,12 +114,12 @@ def _states(engine: Readable, positions: Int64s) -> list[dict[str, Any]]:
         return states, offsets
 
     states, offsets = engine.look(look).result()
-    turns = iter(states)
-    rows = []
+    of_halves = iter(states)
+    found: list[FoundMessage] = []
     for row, offset, is_half in zip(_rows(engine, stored, positions), offsets, half.tolist(), strict=True):
-        state = TransactionState(next(turns)).name.lower() if is_half else "plain"
-        rows.append({**describe(row), "state": state, "offset": offset, "visible": offset is not None})
-    return rows
+        state: Any = TransactionState(next(of_halves)).name.lower() if is_half else "plain"
+        found.append({**describe(row), "state": state, "offset": offset, "visible": offset is not None})
+    return found
 
 
 def _rows(engine: Readable, stored: pa.RecordBatch, positions: Int64s) -> list[dict[str, Any]]:
@@ -130,7 +131,7 @@ def _rows(engine: Readable, stored: pa.RecordBatch, positions: Int64s) -> list[d
     return rows
 
 
-def describe(row: dict[str, Any]) -> dict[str, Any]:
+def describe(row: dict[str, Any]) -> Message:
     """One stored message for JSON."""
     return {
         "topic": row["topic"],

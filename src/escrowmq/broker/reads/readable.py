@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
+from escrowmq.errors import EscrowError
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.log.seam import StoredLog
 from escrowmq.platform.clock import Clock
@@ -15,13 +16,19 @@ T = TypeVar("T")
 
 
 class HoldsLedger(Protocol):
-    """A ledger as of a time."""
+    """A ledger as of a time, and whether it can go on."""
 
     @property
     def ledger(self) -> Ledger: ...
 
     @property
     def time_us(self) -> int: ...
+
+    @property
+    def failure(self) -> EscrowError | None: ...
+
+    @property
+    def full(self) -> bool: ...
 
 
 class Connected(Protocol):
@@ -43,6 +50,9 @@ class Readable(Protocol):
 
     @property
     def members(self) -> Connected: ...
+
+    @property
+    def status(self) -> str: ...
 
     @property
     def settings(self) -> BrokerSettings: ...

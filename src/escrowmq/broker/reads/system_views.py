@@ -1,6 +1,6 @@
 """The system views: what the log knows of half messages, of decisions and (``acks.py``) of acknowledgements, by log position.
 
-The rows come from the log; what became of a transaction since is asked of the ledger, a stretch of rows at a time.
+The rows come from the log; what became of a transaction since is asked of the ledger, a chunk of rows at a time.
 """
 
 from __future__ import annotations
@@ -13,23 +13,22 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.broker.reads.acks import read_acks
+from escrowmq.broker.reads.chunks import scan
 from escrowmq.broker.reads.filters import Filter
 from escrowmq.broker.reads.readable import Readable
-from escrowmq.broker.reads.stretches import stretches
-from escrowmq.broker.requests import Fields
 from escrowmq.errors import Code, error
 from escrowmq.message.ids import transaction_ids
 from escrowmq.schemas import STORED, Kind
-from escrowmq.wire import ACK_VIEW_NAME, HALF_VIEW_NAME, OP_VIEW_NAME
+from escrowmq.wire import ACK_VIEW_NAME, HALF_VIEW_NAME, OP_VIEW_NAME, ReadRequest
 
 Int64s = npt.NDArray[np.int64]
-Read = Callable[[Readable, Fields, Filter, pa.Schema], Iterator[pa.RecordBatch]]
+Read = Callable[[Readable, ReadRequest, Filter, pa.Schema], Iterator[pa.RecordBatch]]
 
 
-def _halves(engine: Readable, fields: Fields, wanted: Filter, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _halves(engine: Readable, request: ReadRequest, wanted: Filter, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     used = {"transaction", "epoch", *schema.names, *wanted.columns}
     columns = [name for name in STORED[Kind.HALF].names if name in used]
-    found = stretches(engine, [Kind.HALF], columns, fields)
+    found = scan(engine, [Kind.HALF], columns, request)
 
     def batches() -> Iterator[pa.RecordBatch]:
         for positions, stored, times in found:
@@ -60,11 +59,11 @@ def _half_states(engine: Readable, positions: Int64s) -> Any:
     return engine.look(lambda: engine.shard.ledger.half_states(positions)).result()
 
 
-def _decisions(engine: Readable, fields: Fields, wanted: Filter, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _decisions(engine: Readable, request: ReadRequest, wanted: Filter, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     if wanted.columns:
         raise error(Code.BAD_REQUEST, f"{OP_VIEW_NAME} has neither tags nor keys")
     columns = STORED[Kind.DECIDED].names  # a batch's decisions have more, which tell of the batch
-    found = stretches(engine, [Kind.DECIDED, Kind.BATCH_DECIDED], columns, fields)
+    found = scan(engine, [Kind.DECIDED, Kind.BATCH_DECIDED], columns, request)
 
     def batches() -> Iterator[pa.RecordBatch]:
         for positions, decided, times in found:

@@ -11,7 +11,7 @@ and the rest is read of what has the right one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,16 +19,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.broker.columns import DELIVERED, delivered_columns, owners_of
+from escrowmq.broker.reads.chunks import BYTES, ROWS
 from escrowmq.broker.reads.filters import Filter, chosen_columns, coalesced, limited
 from escrowmq.broker.reads.readable import Readable
-from escrowmq.broker.reads.stretches import BYTES, ROWS
 from escrowmq.broker.reads.system_views import SYSTEM_VIEWS
-from escrowmq.broker.requests import Fields
+from escrowmq.broker.requests import checked
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.ledger.groups.receiving import matching, tag_numbers
 from escrowmq.schemas import DELIVERY
 from escrowmq.settings import nearest
-from escrowmq.wire import ACK_VIEW_NAME, DEAD_LETTER_PREFIX, VIEWS
+from escrowmq.wire import ACK_VIEW_NAME, DEAD_LETTER_PREFIX, VIEWS, ReadRequest
 
 Int64s = npt.NDArray[np.int64]
 
@@ -38,16 +38,15 @@ SHARE = 1024
 """Rows of one frame that are worth a batch of their own: parts of several frames must be joined, which copies every body."""
 
 
-def open_view(engine: Readable, request: dict[str, Any]) -> pa.RecordBatchReader:
+def open_view(engine: Readable, content: Mapping[str, object]) -> pa.RecordBatchReader:
     """The stream of :meth:`escrowmq.wire.Link.read`; raises EscrowError for a bad request at once."""
-    fields = Fields(request)
-    source: str = fields.text("source")
-    schema, wanted = chosen_columns(VIEWS.get(source, DELIVERY), fields), Filter.of(fields)
-    most = fields.integer("max_rows", None)
+    request = checked(ReadRequest, content)
+    source = request["source"]
+    schema, wanted = chosen_columns(VIEWS.get(source, DELIVERY), request.get("columns")), Filter.of(request)
     if wanted.group is not None and source != ACK_VIEW_NAME:
         raise error(Code.BAD_REQUEST, f"{source} has no consumer groups", f"{ACK_VIEW_NAME} has")
     if source in VIEWS:
-        batches = SYSTEM_VIEWS[source](engine, fields, wanted, schema)
+        batches = SYSTEM_VIEWS[source](engine, request, wanted, schema)
     elif source.startswith(DEAD_LETTER_PREFIX):
         batches = _dead_letters(engine, source[len(DEAD_LETTER_PREFIX) :], _Rows(engine, schema, wanted))
     elif source.startswith("%"):
@@ -55,10 +54,10 @@ def open_view(engine: Readable, request: dict[str, Any]) -> pa.RecordBatchReader
         hint = nearest(source, names) or f"there are {', '.join(names)}"
         raise error(Code.UNKNOWN_TOPIC, f"no system view {source!r}", hint)
     else:
-        batches = _topic(engine, source, fields, _Rows(engine, schema, wanted))
+        batches = _topic(engine, request, _Rows(engine, schema, wanted))
     if wanted.active:
         batches = coalesced(batches, ROWS, BYTES)
-    return pa.RecordBatchReader.from_batches(schema, limited(batches, most))
+    return pa.RecordBatchReader.from_batches(schema, limited(batches, request.get("max_rows")))
 
 
 class _Rows:
@@ -108,13 +107,12 @@ class _Rows:
         return delivered_columns(self._schema, stored, transactions, positions, offsets)
 
 
-def _topic(engine: Readable, topic: str, fields: Fields, rows: _Rows) -> Iterator[pa.RecordBatch]:
+def _topic(engine: Readable, request: ReadRequest, rows: _Rows) -> Iterator[pa.RecordBatch]:
     """A queue from ``start`` (its first offset) to ``end`` (its end now)."""
-    number = fields.integer("queue", 0, most=(1 << 31) - 1)
-    start, end = fields.integer("start", None), fields.integer("end", None)
+    start, end = request.get("start"), request.get("end")
 
     def bounds() -> tuple[int, int, int]:
-        queue_id = engine.shard.ledger.queue_id(topic, number)
+        queue_id = engine.shard.ledger.queue_id(request["source"], request.get("queue", 0))
         queue = engine.shard.ledger.queue(queue_id)
         return queue_id, queue.head, queue.end
 

@@ -43,13 +43,12 @@ import queue
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import Any
 
 import pyarrow as pa
 from pyarrow import flight
 
 from escrowmq.broker.calls import Calls
-from escrowmq.broker.requests import Fields
+from escrowmq.broker.requests import checked
 from escrowmq.broker.serving.hangup import hang_up
 from escrowmq.errors import Code, EscrowError, broker_failed, error
 from escrowmq.platform.listening import check_address
@@ -59,13 +58,14 @@ from escrowmq.wire import (
     PROTOCOL_VERSION,
     REQUEST,
     Exchange,
+    Json,
     pack_error,
     pack_metadata,
     unpack_json,
     unpack_metadata,
 )
+from escrowmq.wire.exchanges import CHECKS_EXCHANGE, Begin
 
-CHECKS_EXCHANGE = "checks"
 MAX_PIPELINED = 4096
 """Requests of one exchange that may be unanswered; more are not read from the connection until some are."""
 
@@ -143,11 +143,11 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         return flight.GeneratorStream(reader.schema, _batches(reader))
 
 
-def _kind(options: dict[str, Any]) -> str:
-    fields = Fields(options)
-    if fields.integer("protocol") != PROTOCOL_VERSION:
-        raise error(Code.BAD_REQUEST, f"protocol {options['protocol']}; this broker speaks {PROTOCOL_VERSION}")
-    return fields.choice("exchange", [*Exchange, CHECKS_EXCHANGE])
+def _kind(options: Json) -> str:
+    begin = checked(Begin, options)
+    if begin["protocol"] != PROTOCOL_VERSION:
+        raise error(Code.BAD_REQUEST, f"protocol {begin['protocol']}; this broker speaks {PROTOCOL_VERSION}")
+    return begin["exchange"]
 
 
 def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
@@ -160,9 +160,7 @@ def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
 class _BatchExchange:
     """Requests are read on Flight's thread, answers written on another as they come."""
 
-    def __init__(
-        self, calls: Calls, kind: Exchange, options: dict[str, Any], writer: flight.MetadataRecordBatchWriter
-    ) -> None:
+    def __init__(self, calls: Calls, kind: Exchange, options: Json, writer: flight.MetadataRecordBatchWriter) -> None:
         self._calls = calls
         self._kind = kind
         self._options = options
@@ -233,10 +231,10 @@ class _BatchExchange:
 class _ChecksExchange:
     """Questions are written on a thread of their own; Flight's thread waits for the client to leave."""
 
-    def __init__(self, calls: Calls, writer: flight.MetadataRecordBatchWriter, options: dict[str, Any]) -> None:
+    def __init__(self, calls: Calls, writer: flight.MetadataRecordBatchWriter, options: Json) -> None:
         self._calls = calls
         self._writer = writer
-        self._member = calls.watch(Fields(options).integer("session"))
+        self._member = calls.watch(options.get("session"))
 
     def serve(self, reader: flight.MetadataRecordBatchReader) -> None:
         """Until the client is done or gone, or the broker stops."""

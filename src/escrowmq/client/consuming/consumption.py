@@ -24,6 +24,8 @@ from escrowmq.client.links.router import Router
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.model import Act
 from escrowmq.wire import Exchange
+from escrowmq.wire.actions import groups
+from escrowmq.wire.exchanges import ReceiveOptions
 
 WITHDRAW_SECONDS = 2.0
 """How long closing waits for the broker to withdraw receives."""
@@ -62,7 +64,7 @@ class Consumption:
         self.router = router
         self.waiting = waiting
         self.arrival = waiting.signal()
-        self._options: dict[str, Any] = {
+        self._options: ReceiveOptions = {
             "group": group,
             "member": random.getrandbits(62),
             "max_bytes": max_bytes,
@@ -83,7 +85,7 @@ class Consumption:
     def subscribe(self) -> None:
         """Make or join the group at every broker. Raises SUBSCRIPTION_MISMATCH, Unknown(TIMED_OUT) and so on."""
         deadline = time.monotonic() + self.timeout
-        self.router.every(lambda link: patient_action(link, "groups.subscribe", self._request, deadline))
+        self.router.every(lambda link: patient_action(link, groups.SUBSCRIBE(self._request), deadline))
         if self._membership is not None:
             self._membership.join()
 
@@ -121,7 +123,7 @@ class Consumption:
 
     def receive_now(self, max_messages: int, wait: float) -> list[tuple[int, Future[pa.RecordBatch]]]:
         """Start one receive at every broker; their futures with the brokers' numbers. Blocks."""
-        options = {**self._options, "max_messages": max_messages, "wait_ms": max(round(wait * 1000), 0)}
+        options: ReceiveOptions = {**self._options, "max_messages": max_messages, "wait_ms": max(round(wait * 1000), 0)}
         if self._membership is None:
             links = enumerate(self.router.links)
             return [(number, link.exchange(Exchange.RECEIVE, NO_ROWS, options)) for number, link in links]
@@ -129,7 +131,8 @@ class Consumption:
         for number, link in enumerate(self.router.links):
             if self._membership.has_lost(number):
                 self._membership.resume(number)
-            future = link.exchange(Exchange.RECEIVE, NO_ROWS, {**options, **self._membership.options(number)})
+            named: ReceiveOptions = {**options, **self._membership.options(number)}
+            future = link.exchange(Exchange.RECEIVE, NO_ROWS, named)
             future.add_done_callback(partial(self._came_now, number))
             asked.append((number, future))
         return asked

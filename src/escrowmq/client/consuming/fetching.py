@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
 
 import pyarrow as pa
 
@@ -16,6 +15,7 @@ from escrowmq.client.lanes.timer import Timer
 from escrowmq.errors import AWAY, Code, EscrowError, Unknown
 from escrowmq.platform.backoff import Backoff
 from escrowmq.wire import Exchange, Link
+from escrowmq.wire.exchanges import ReceiveOptions
 
 WAIT_MS = 5000
 """How long the broker holds an empty receive."""
@@ -30,7 +30,7 @@ class Fetcher:
     def __init__(
         self,
         links: Sequence[Link],
-        options: dict[str, Any],
+        options: ReceiveOptions,
         ahead: int,
         timer: Timer,
         arrived: Callable[[], None],
@@ -39,7 +39,7 @@ class Fetcher:
     ) -> None:
         self._links = links
         self._membership = membership
-        self._options = {"wait_ms": WAIT_MS, **options}
+        self._options: ReceiveOptions = {"wait_ms": WAIT_MS, **options}
         self._ahead = ahead
         self._timer = timer
         self._arrived = arrived
@@ -115,9 +115,9 @@ class Fetcher:
                     self._asking[number] = False
                     return
                 self._asked[number] += 1
-            options = dict(self._options)
+            options = self._options.copy()
             if self._membership is not None:
-                options |= self._membership.options(number)
+                options = {**options, **self._membership.options(number)}
             future = self._links[number].exchange(Exchange.RECEIVE, NO_ROWS, options)
             with self._lock:
                 self._polls.add(future)

@@ -11,13 +11,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
 
 from escrowmq.client.links.patience import patient_action
 from escrowmq.wire import Link
+from escrowmq.wire.actions.groups import JOIN, Join
 
 REMEMBERED = 4096
 """Leases remembered, of each broker, after all their messages were acted on: the acts may still be on their way."""
@@ -32,6 +33,13 @@ class _Reached:
         self.done: deque[int] = deque()
         self.lost = False
         self.epoch: int | None = None
+
+
+class MemberOptions(TypedDict):
+    """Options by which a broker knows the member that a receive is for."""
+
+    member: int
+    epoch: int | None
 
 
 class Membership:
@@ -57,19 +65,19 @@ class Membership:
     def _join(self, number: int, *, resume: bool) -> None:
         broker = self._brokers[number]
         with self._lock:
-            keep = [[lease, end] for lease, end in broker.ends.items()]
-        request = {
+            keep = list(broker.ends.items())
+        request: Join = {
             "group": self._group,
             "instance": self._instance,
             "process": self._process,
             "resume": resume,
             "keep": keep,
         }
-        answer = patient_action(self._links[number], "groups.join", request, time.monotonic() + self._timeout)
+        answer = patient_action(self._links[number], JOIN(request), time.monotonic() + self._timeout)
         with self._lock:
-            self._member, broker.epoch, broker.lost = int(answer["member"]), int(answer["epoch"]), False
+            self._member, broker.epoch, broker.lost = answer["member"], answer["epoch"], False
 
-    def options(self, number: int) -> dict[str, Any]:
+    def options(self, number: int) -> MemberOptions:
         """Options of receives from one broker."""
         return {"member": self._member, "epoch": self._brokers[number].epoch}
 

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypedDict, TypeVar
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.message.names import check_name
+from escrowmq.wire.actions import groups
 
 MessageT = TypeVar("MessageT")
 DEFAULT_BATCH = 1000
@@ -44,7 +45,7 @@ def subscription(
     retry_backoff: float | None,
     retry_backoff_max: float | None,
     in_doubt: str = "redeliver",
-) -> dict[str, Any]:
+) -> groups.Subscribe:
     """The request ``groups.subscribe``; raises Misuse(BAD_ARGUMENT), BAD_GROUP_NAME, BAD_TOPIC_NAME."""
     check_name(group, Code.BAD_GROUP_NAME)
     names = [topics] if isinstance(topics, str) else list(topics)
@@ -52,13 +53,17 @@ def subscription(
         raise Misuse(Code.BAD_ARGUMENT, "a consumer needs a topic")
     for name in names:
         check_name(name, Code.BAD_TOPIC_NAME)
-    request: dict[str, Any] = {"group": group, "topics": names, "ordered": bool(ordered), "start": _start(start)}
+    request: groups.Subscribe = {"group": group, "topics": names, "ordered": bool(ordered), "start": _start(start)}
     if wanted := tag_list(tags):
         request["tags"] = wanted
-    extra = {"max_attempts": max_attempts, "retry_backoff": retry_backoff, "retry_backoff_max": retry_backoff_max}
-    request.update({name: value for name, value in extra.items() if value is not None})
-    if in_doubt != "redeliver":
-        request["in_doubt"] = in_doubt
+    if max_attempts is not None:
+        request["max_attempts"] = max_attempts
+    if retry_backoff is not None:
+        request["retry_backoff"] = retry_backoff
+    if retry_backoff_max is not None:
+        request["retry_backoff_max"] = retry_backoff_max
+    if in_doubt == "hold":
+        request["in_doubt"] = "hold"
     return request
 
 

@@ -32,7 +32,7 @@ from escrowmq.client.lanes.request import Codec, Request, Row, copies
 from escrowmq.client.lanes.timer import Timer
 from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, Unknown
 from escrowmq.platform.backoff import Backoff
-from escrowmq.wire import Exchange, Link
+from escrowmq.wire import Exchange, ExchangeOptions, Link
 
 MAX_IN_FLIGHT = 4
 WORTH_OVERLAPPING = 64
@@ -50,7 +50,7 @@ class Lane(ABC):
         link: Link,
         kind: Exchange,
         codec: Codec,
-        options: Callable[[], dict[str, Any]],
+        options: Callable[[], ExchangeOptions],
         timer: Timer,
         *,
         timeout: float,
@@ -239,14 +239,15 @@ class Lane(ABC):
                     return
             self._dispatch(request)
 
-    def _dispatch(self, request: Request, again: dict[str, Any] | None = None) -> None:
+    def _dispatch(self, request: Request, again: ExchangeOptions | None = None) -> None:
         """Send a request; ``again``: with these options, those of all that are sent again with it."""
         try:
             if request.batch is None and request.rows is not None:
                 request.batch, request.memo = self._codec.encode(request.rows)
             with self._sending:
                 options = self._options() if again is None else again
-                request.session = options.get("session", 0)
+                session: Any = options.get("session", 0)
+                request.session = session
                 if again is None and (self._broken or self._overtakes(request)):  # what was lost goes first
                     self._failed(request, Unknown(Code.DISCONNECTED))
                     return

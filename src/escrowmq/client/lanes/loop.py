@@ -15,7 +15,7 @@ from escrowmq.client.lanes.coalescer import Lane
 from escrowmq.client.lanes.request import Codec
 from escrowmq.client.lanes.timer import Timer
 from escrowmq.errors import EscrowError
-from escrowmq.wire import Exchange, Link
+from escrowmq.wire import Exchange, ExchangeOptions, Link
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -124,7 +124,7 @@ class Loop:
         self._senders = {link: Sender() for link in links}
 
     def lane(
-        self, link: Link, kind: Exchange, codec: Codec, options: Callable[[], dict[str, Any]], **more: Any
+        self, link: Link, kind: Exchange, codec: Codec, options: Callable[[], ExchangeOptions], **more: Any
     ) -> LoopLane:
         """A lane whose callers are tasks."""
         own: dict[str, Any] = {"loop": self.loop, "loop_thread": self._loop_thread, "sender": self._senders[link]}

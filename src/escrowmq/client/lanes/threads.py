@@ -12,7 +12,7 @@ from escrowmq.client.lanes.coalescer import Lane
 from escrowmq.client.lanes.request import Codec
 from escrowmq.client.lanes.timer import Timer
 from escrowmq.errors import Code, EscrowError, Unknown
-from escrowmq.wire import Exchange, Link
+from escrowmq.wire import Exchange, ExchangeOptions, Link
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class Threads:
         self.timer = Timer()
 
     def lane(
-        self, link: Link, kind: Exchange, codec: Codec, options: Callable[[], dict[str, Any]], **more: Any
+        self, link: Link, kind: Exchange, codec: Codec, options: Callable[[], ExchangeOptions], **more: Any
     ) -> ThreadLane:
         """A lane whose callers block."""
         return ThreadLane(link, kind, codec, options, self.timer, **more)

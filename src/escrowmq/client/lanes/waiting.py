@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 from escrowmq.client.lanes.coalescer import Lane
 from escrowmq.client.lanes.request import Codec
 from escrowmq.client.lanes.timer import Timer
-from escrowmq.wire import Exchange, Link
+from escrowmq.wire import Exchange, ExchangeOptions, Link
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class Waiting(Protocol):
         ...
 
     def lane(
-        self, link: Link, kind: Exchange, codec: Codec, options: Callable[[], dict[str, Any]], **more: Any
+        self, link: Link, kind: Exchange, codec: Codec, options: Callable[[], ExchangeOptions], **more: Any
     ) -> Lane:
         """A coalescing lane; ``more`` as for :class:`Lane`."""
         ...

@@ -1,4 +1,4 @@
-"""A :class:`~escrowmq.wire.Link` over Arrow Flight. The protocol's table stands at the top of ``broker/serving/service.py``.
+"""A :class:`~escrowmq.wire.Link` over Arrow Flight. The protocol is in ``docs/protocol.md``.
 
 Each kind of exchange has one stream and one reader thread; requests are pipelined and matched to answers by id. When a
 stream breaks, all its requests fail with Unknown(DISCONNECTED), oldest first, before a new stream can be opened; who
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -24,7 +24,7 @@ from escrowmq.client.lanes.timer import Timer
 from escrowmq.client.links.streams import Checks, Stream, escrow_error, failed_future
 from escrowmq.errors import Code, EscrowError, Unknown
 from escrowmq.platform.backoff import Backoff
-from escrowmq.wire import CheckStream, Exchange
+from escrowmq.wire import CheckStream, Exchange, ExchangeOptions, Json, ReadRequest
 
 CONNECT_SECONDS = 5.0
 FIRST_BACKOFF, LAST_BACKOFF = 0.02, 2.0
@@ -58,15 +58,16 @@ class FlightLink:
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"escrow://{host}:{self._port}"
 
-    def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: dict[str, Any]) -> Future[pa.RecordBatch]:
+    def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: ExchangeOptions) -> Future[pa.RecordBatch]:
         """See :meth:`escrowmq.wire.Link.exchange`."""
+        member: Any = options.get("member")
         try:
-            stream = self._stream(kind, options.get("member"))
+            stream = self._stream(kind, member)
         except EscrowError as problem:
             return failed_future(problem)
         return stream.request(batch, options)
 
-    def action(self, name: str, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+    def action(self, name: str, request: Mapping[str, object], timeout: float) -> Json:
         """See :meth:`escrowmq.wire.Link.action`."""
         client = self._connected(timeout)
         try:
@@ -76,7 +77,7 @@ class FlightLink:
                 self._lost(client, problem)
             raise
 
-    def read(self, request: dict[str, Any]) -> pa.RecordBatchReader:
+    def read(self, request: ReadRequest) -> pa.RecordBatchReader:
         """See :meth:`escrowmq.wire.Link.read`."""
         client = self._connected(CONNECT_SECONDS)
         try:
@@ -184,7 +185,7 @@ class FlightLink:
             self._timer.after(1.0, self._patrol)
 
 
-def _act(client: flight.FlightClient, name: str, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+def _act(client: flight.FlightClient, name: str, request: Mapping[str, object], timeout: float) -> Json:
     options = flight.FlightCallOptions(timeout=timeout)
     try:
         results = list(client.do_action(flight.Action(name, json.dumps(request).encode()), options))

@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 import xxhash
 
 from escrowmq.errors import Code, EscrowError, Rejected
-from escrowmq.wire import Link
+from escrowmq.wire import Link, ask
+from escrowmq.wire.actions.brokers import HELLO
 
 
 def broker_of(key: str, brokers: int) -> int:
@@ -64,7 +65,7 @@ class Router:
         unreachable: EscrowError | None = None
         for number, link in enumerate(self.links):
             try:
-                self._shards[int(link.action("hello", {}, timeout)["shard"])] = number
+                self._shards[ask(link, HELLO({}), timeout)["shard"]] = number
             except EscrowError as problem:
                 unreachable = problem
         if (known := self._shards.get(shard)) is not None:
@@ -79,7 +80,7 @@ class Router:
         for shard, known in list(self._shards.items()):
             if known == number:
                 return shard
-        shard = int(self.links[number].action("hello", {}, timeout)["shard"])
+        shard = ask(self.links[number], HELLO({}), timeout)["shard"]
         self._shards[shard] = number
         return shard
 

@@ -15,7 +15,7 @@ from pyarrow import flight
 
 from escrowmq import wire
 from escrowmq.errors import Code, EscrowError, Unknown
-from escrowmq.wire import PROTOCOL_VERSION, REQUEST, Exchange
+from escrowmq.wire import PROTOCOL_VERSION, REQUEST, Exchange, ExchangeOptions
 
 STALL_SECONDS = 15.0
 """A request unanswered this long (past its own waiting time) makes the link give its stream up and connect anew."""
@@ -79,9 +79,10 @@ class Stream:
         self._thread = threading.Thread(target=self._read, name=f"escrowmq-{kind}", daemon=True)
         self._thread.start()
 
-    def request(self, batch: pa.RecordBatch, options: dict[str, Any]) -> Future[pa.RecordBatch]:
+    def request(self, batch: pa.RecordBatch, options: ExchangeOptions) -> Future[pa.RecordBatch]:
         future = _Poll(self.withdraw) if self.kind is Exchange.RECEIVE else Future[pa.RecordBatch]()
-        expiry = time.monotonic() + options.get("wait_ms", 0) / 1000 + STALL_SECONDS
+        wait_ms: Any = options.get("wait_ms", 0)
+        expiry = time.monotonic() + wait_ms / 1000 + STALL_SECONDS
         with self._writing:
             number = next(self._ids)
             with self._lock:

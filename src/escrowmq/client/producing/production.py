@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypedDict
 
@@ -30,7 +30,7 @@ from escrowmq.message.ids import id_bytes, id_column, shards
 from escrowmq.message.names import check_name
 from escrowmq.message.row import ROW_OVERHEAD
 from escrowmq.model import DecidedBy, Message, Outcome, Receipt, TransactionId, message_id
-from escrowmq.wire import Exchange
+from escrowmq.wire import Exchange, ExchangeOptions
 
 CHECKER_THREADS = 4
 QOS_0_WAITING = 100_000
@@ -205,10 +205,11 @@ class Production:
             codec: Codec = EndingCodec()
             if kind is not Exchange.END:
                 codec = self._codecs[kind, number] = OutgoingCodec()
-            options, more = session.options, dict[str, Any](timeout=self.timeout, renew=session.renew)
+            options: Callable[[], ExchangeOptions] = session.options
+            more: dict[str, Any] = {"timeout": self.timeout, "renew": session.renew}
             if kind is Exchange.SEND and self.qos == 0:
                 more["max_waiting"] = QOS_0_WAITING
-                options = lambda: {**session.options(), "flush": "async"}  # noqa: E731
+                options = lambda: {"session": session.number or 0, "flush": "async"}  # noqa: E731
             lane = self.waiting.lane(session.link, kind, codec, options, **more)
             self._by_kind[kind][number] = lane
             return lane
@@ -308,7 +309,7 @@ class Production:
                     session.link,
                     Exchange.END,
                     EndingCodec(),
-                    lambda: {**session.options(), "by": int(DecidedBy.CHECK)},
+                    lambda: {"session": session.number or 0, "by": int(DecidedBy.CHECK)},
                     self.waiting.timer,
                     timeout=self.timeout,
                     renew=session.renew,

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
 
 from escrowmq.client.links.patience import patient_action
 from escrowmq.message.limits import Limits
 from escrowmq.message.row import Checker
 from escrowmq.wire import Link
+from escrowmq.wire.actions.brokers import HELLO
+from escrowmq.wire.actions.producers import OPEN_SESSION, OpenSession
+from escrowmq.wire.exchanges import PrepareOptions
 
 
 class Session:
@@ -41,8 +43,8 @@ class Session:
         with self._lock:
             if self.number is None or (transactional and not self.transactional):
                 deadline = time.monotonic() + self._timeout
-                told = patient_action(self.link, "hello", {}, deadline)
-                self.checker = Checker(Limits.of(told.get("limits", {})))
+                told = patient_action(self.link, HELLO({}), deadline)
+                self.checker = Checker(Limits.of(told["limits"]))
                 self.number = self._opened(transactional, None, deadline)
                 self.transactional = transactional
             return self.number
@@ -59,11 +61,11 @@ class Session:
                 self.number = self._opened(self.transactional, resume, time.monotonic() + self._timeout)
 
     def _opened(self, transactional: bool, resume: int | None, deadline: float) -> int:
-        request: dict[str, Any] = {"group": self._group, "instance": self._instance, "transactional": transactional}
+        request: OpenSession = {"group": self._group, "instance": self._instance, "transactional": transactional}
         if resume is not None:
             request["resume"] = resume
-        return int(patient_action(self.link, "session.open", request, deadline)["session"])
+        return patient_action(self.link, OPEN_SESSION(request), deadline)["session"]
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> PrepareOptions:
         """The options of its exchanges."""
         return {"session": self.number or 0}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from escrowmq.client.links.patience import patient_action
 from escrowmq.client.producing.production import Production
@@ -18,6 +17,8 @@ from escrowmq.client.producing.session import Session
 from escrowmq.errors import Code, Rejected
 from escrowmq.model import TransactionId
 from escrowmq.wire import Link
+from escrowmq.wire.actions.brokers import HELLO
+from escrowmq.wire.actions.writers import COMMIT, SHOW, Committed
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,27 +38,27 @@ def commit_batch(production: Production, writer: str, batch: int, ids: Sequence[
         by_broker[production.router.of_shard(identity.shard, production.timeout)].append(str(identity))
     answers = []
     for number, mine in by_broker.items():
-        session = production.sessions[number]
-        request = {"writer": writer, "batch": batch, "transactions": mine}
-        answers.append(_commit(session, request, production.timeout))
+        answers.append(_commit(production.sessions[number], writer, batch, mine, production.timeout))
     fresh = any(answer["status"] == Code.COMMITTED.name for answer in answers)
     status = Code.COMMITTED if fresh else Code.ALREADY_COMMITTED
     return BatchCommit(status, sum(answer["rolled_back"] for answer in answers))
 
 
-def _commit(session: Session, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+def _commit(session: Session, writer: str, batch: int, ids: list[str], timeout: float) -> Committed:
     """One broker's part; under a new session if the broker has forgotten this one."""
+
+    def attempt(number: int) -> Committed:
+        call = COMMIT({"writer": writer, "batch": batch, "transactions": ids, "session": number})
+        return patient_action(session.link, call, time.monotonic() + timeout)
+
     number = session.open(True)
     try:
-        return patient_action(
-            session.link, "writers.commit", {**request, "session": number}, time.monotonic() + timeout
-        )
+        return attempt(number)
     except Rejected as problem:
         if problem.code is not Code.UNKNOWN_SESSION:
             raise
     session.renew(number)
-    request = {**request, "session": session.open(True)}
-    return patient_action(session.link, "writers.commit", request, time.monotonic() + timeout)
+    return attempt(session.open(True))
 
 
 def _learn(production: Production, shards: set[int]) -> None:
@@ -66,8 +67,7 @@ def _learn(production: Production, shards: set[int]) -> None:
         return
     deadline = time.monotonic() + production.timeout
     for number, session in enumerate(production.sessions):
-        told = patient_action(session.link, "hello", {}, deadline)
-        production.router.learn_shard(int(told["shard"]), number)
+        production.router.learn_shard(patient_action(session.link, HELLO({}), deadline)["shard"], number)
 
 
 def last_batch(production: Production, writer: str) -> int | None:
@@ -75,8 +75,7 @@ def last_batch(production: Production, writer: str) -> int | None:
 
     def ask(link: Link) -> int | None:
         deadline = time.monotonic() + production.timeout
-        found: int | None = patient_action(link, "writers.show", {"writer": writer}, deadline)["batch"]
-        return found
+        return patient_action(link, SHOW({"writer": writer}), deadline)["batch"]
 
     batches = production.router.every(ask)
     return None if None in batches else min(batches)

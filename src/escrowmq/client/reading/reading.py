@@ -28,7 +28,9 @@ from escrowmq.client.links.router import Router
 from escrowmq.errors import AWAY, Code, EscrowError, Misuse, Rejected, error
 from escrowmq.message.names import check_name
 from escrowmq.platform.backoff import Backoff
-from escrowmq.wire import Link
+from escrowmq.wire import Link, ReadRequest, ask
+from escrowmq.wire.actions import topics
+from escrowmq.wire.actions.brokers import HELLO
 
 Partition = tuple[int, int]
 Start = str | datetime | Mapping[Partition, int]
@@ -81,7 +83,7 @@ class Reading:
         timeout: float = 30.0,
     ) -> None:
         check_name(topic, Code.BAD_TOPIC_NAME)
-        self._request: dict[str, Any] = {}  # the part of a read that never changes
+        self._request: ReadRequest = {"source": topic}  # the part of a read that never changes
         if wanted := tag_list(tags):
             self._request["tags"] = wanted
         if columns is not None:
@@ -107,7 +109,7 @@ class Reading:
 
     def assign(self) -> None:
         """Find the queues and where to begin. Raises UNKNOWN_TOPIC, BAD_QUEUE, BAD_ARGUMENT, Unknown(TIMED_OUT)."""
-        found: dict[Partition, dict[str, int]] = {}
+        found: dict[Partition, topics.QueueOffsets] = {}
         missing: EscrowError | None = None
         for number in range(len(self.router)):
             try:
@@ -124,20 +126,20 @@ class Reading:
     def seek(self, start: Start) -> None:
         """Go on from ``start``; of a mapping, the partitions not named stay where they are."""
         with self._filling:
-            found: dict[Partition, dict[str, int]] = {}
+            found: dict[Partition, topics.QueueOffsets] = {}
             for number in sorted({self._numbers[shard] for shard, _ in self.positions}):
                 found |= self._offsets(number, start)
             self._move({partition: found[partition] for partition in self.positions}, start, unnamed=None)
 
-    def _offsets(self, number: int, start: Start) -> dict[Partition, dict[str, int]]:
-        request: dict[str, Any] = {"topic": self.topic}
+    def _offsets(self, number: int, start: Start) -> dict[Partition, topics.QueueOffsets]:
+        request: topics.AskOffsets = {"topic": self.topic}
         if isinstance(start, datetime):
             request["time_us"] = round(start.timestamp() * 1e6)
         deadline = time.monotonic() + self.timeout
         if number not in self._numbers.values():
-            self._learn(number, int(patient_action(self.router.links[number], "hello", {}, deadline)["shard"]))
-        answer = patient_action(self.router.links[number], "topics.offsets", request, deadline)
-        return {(int(answer["shard"]), line["queue"]): line for line in answer["queues"]}
+            self._learn(number, patient_action(self.router.links[number], HELLO({}), deadline)["shard"])
+        answer = patient_action(self.router.links[number], topics.OFFSETS(request), deadline)
+        return {(answer["shard"], line["queue"]): line for line in answer["queues"]}
 
     def _learn(self, number: int, shard: int) -> None:
         self._numbers[shard] = number
@@ -167,7 +169,7 @@ class Reading:
                     return shard, queue
         raise Misuse(Code.BAD_ARGUMENT, f"{given!r} is no partition", "(shard or number of the broker, queue)")
 
-    def _move(self, found: dict[Partition, dict[str, int]], start: Start, unnamed: str | None) -> None:
+    def _move(self, found: Mapping[Partition, Mapping[str, Any]], start: Start, unnamed: str | None) -> None:
         """New positions, from what the brokers said of each partition."""
         if isinstance(start, Mapping):
             given = {self.partition(partition): offset for partition, offset in start.items()}
@@ -253,7 +255,7 @@ class Reading:
             if turn < end:
                 self._ready.append((partition, end))
             number = self._numbers[partition[0]]
-            request = {**self._request, "source": self.topic, "queue": partition[1], "start": start, "end": turn}
+            request: ReadRequest = {**self._request, "queue": partition[1], "start": start, "end": turn}
             try:
                 self._stream = _Stream(partition, turn, iter(self.router.links[number].read(request)))
             except EscrowError as problem:
@@ -303,7 +305,7 @@ class Reading:
         shard = next((shard for shard, of in self._numbers.items() if of == number), None)
         while not self.closed.is_set():
             left = max(deadline - time.monotonic(), 0.0)
-            after = [[queue, offset] for (of, queue), offset in list(self.positions.items()) if of == shard]
+            after = [(queue, offset) for (of, queue), offset in list(self.positions.items()) if of == shard]
             if shard is not None and (after or self._every):
                 try:
                     found = self._ask_once(self.router.links[number], after, left)
@@ -320,11 +322,10 @@ class Reading:
             self.closed.wait(min(pause if pause > 0 else left, left))
         return []
 
-    def _ask_once(self, link: Link, after: list[list[int]], seconds: float) -> list[dict[str, int]]:
+    def _ask_once(self, link: Link, after: list[tuple[int, int]], seconds: float) -> list[topics.QueueRange]:
         wait_ms = round(seconds * 1000)
-        request = {"topic": self.topic, "after": after, "every": self._every, "wait_ms": wait_ms}
-        found: list[dict[str, int]] = link.action("topics.wait", request, seconds + self.timeout)["queues"]
-        return found
+        call = topics.WAIT({"topic": self.topic, "after": after, "every": self._every, "wait_ms": wait_ms})
+        return ask(link, call, seconds + self.timeout)["queues"]
 
     def _rest_or_raise(self, number: int, problem: EscrowError) -> None:
         """A broker that is away is asked again after a pause; everything else is the caller's."""
@@ -335,7 +336,7 @@ class Reading:
         self._backoff[number].failed()
 
 
-def _check_offset(partition: Partition, offset: Any, found: Mapping[Partition, Mapping[str, int]]) -> None:
+def _check_offset(partition: Partition, offset: Any, found: Mapping[Partition, Mapping[str, Any]]) -> None:
     if partition not in found:
         raise Misuse(Code.BAD_ARGUMENT, f"{partition} is not a partition of this reader")
     if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:

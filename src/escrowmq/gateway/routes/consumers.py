@@ -26,6 +26,7 @@ from escrowmq.gateway.routes import check_count, gateway_of, leaving
 from escrowmq.gateway.settling import LeaseHandle
 from escrowmq.message.names import check_name
 from escrowmq.model import Act, TransactionId
+from escrowmq.wire.actions.groups import Subscribe
 
 router = APIRouter(prefix="/consumers/{group}", tags=["consumers"])
 
@@ -91,7 +92,7 @@ async def _settle(
     return SettleResults(results=results, refused=refused)
 
 
-def _subscription(group: str, body: ReceiveIn) -> dict[str, Any]:
+def _subscription(group: str, body: ReceiveIn) -> Subscribe:
     start = body.start
     return subscription(
         group,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -59,7 +60,7 @@ async def healthz(request: Request, response: Response) -> Health:
     return Health(status="ok" if well else "not ok", brokers=brokers)
 
 
-def _found(row: dict[str, Any]) -> Found:
+def _found(row: Mapping[str, Any]) -> Found:
     return Found(
         topic=row["topic"],
         queue=row["queue"],

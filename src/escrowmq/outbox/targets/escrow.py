@@ -32,6 +32,8 @@ from escrowmq.outbox.targets.rows import check_schema, hold_back, number_keys
 from escrowmq.outbox.targets.seam import Codes, Promise
 from escrowmq.platform.backoff import Backoff
 from escrowmq.schemas import MESSAGE_ID_DTYPE
+from escrowmq.wire import ask
+from escrowmq.wire.actions.brokers import HELLO
 
 _log = logging.getLogger(__name__)
 GROUP = "outbox"
@@ -140,8 +142,8 @@ class _Broker:
         return True
 
     def _meet(self) -> None:
-        told = self._bus.router.links[0].action("hello", {}, self._timeout)
-        self.limits, self._met = Limits.of(told.get("limits", {})), True
+        told = ask(self._bus.router.links[0], HELLO({}), self._timeout)
+        self.limits, self._met = Limits.of(told["limits"]), True
 
     def close(self) -> None:
         """Let the connection go."""

@@ -1,4 +1,4 @@
-"""The log by position: the rows of some kinds in a range of it, small frames put together to stretches of a fair size.
+"""Scans the log by position: the rows of some kinds in a range, small frames joined to chunks of a fair size.
 
 A range that has partly left with retention raises RANGE_PURGED (I41); "from 0 on" without an end, like no start at all,
 means from the first that is stored. Where no end is given, reading stops at what was durable when it began.
@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from escrowmq.broker.reads.filters import joined
 from escrowmq.broker.reads.readable import Readable
-from escrowmq.broker.requests import Fields
 from escrowmq.errors import Code, error
 from escrowmq.log.seam import Frame
 from escrowmq.schemas import Kind
+from escrowmq.wire import ReadRequest
 
 Int64s = npt.NDArray[np.int64]
 
@@ -26,13 +26,13 @@ ROWS = 8192
 BYTES = 16 << 20
 """Bytes of one batch, about."""
 
-Stretch = tuple[Int64s, pa.RecordBatch, Int64s]
+Chunk = tuple[Int64s, pa.RecordBatch, Int64s]
 """Neighbouring rows of some kinds: their positions, columns and times."""
 
 
-def stretches(engine: Readable, kinds: Sequence[Kind], columns: list[str], fields: Fields) -> Iterator[Stretch]:
+def scan(engine: Readable, kinds: Sequence[Kind], columns: list[str], request: ReadRequest) -> Iterator[Chunk]:
     """Rows of some kinds by position, from ``start`` to before ``end`` of a read request."""
-    start, end = fields.integer("start", None), fields.integer("end", None)
+    start, end = request.get("start"), request.get("end")
     first, durable = engine.log.first_position, engine.look(lambda: engine.log.next_position).result()
     if start is None or (start == 0 and end is None):
         start = first
@@ -43,8 +43,8 @@ def stretches(engine: Readable, kinds: Sequence[Kind], columns: list[str], field
     return _of_frames(frames, start, end, columns)
 
 
-def _of_frames(frames: Iterator[Frame], start: int, end: int, columns: list[str]) -> Iterator[Stretch]:
-    """The rows ``start`` .. ``end``-1 of some frames, as stretches of up to ``ROWS`` rows and about ``BYTES``."""
+def _of_frames(frames: Iterator[Frame], start: int, end: int, columns: list[str]) -> Iterator[Chunk]:
+    """The rows ``start`` .. ``end``-1 of some frames, as chunks of up to ``ROWS`` rows and about ``BYTES``."""
     parts: list[tuple[int, int, pa.RecordBatch]] = []  # first position, time, rows
     count = size = 0
     for frame in frames:
@@ -56,10 +56,10 @@ def _of_frames(frames: Iterator[Frame], start: int, end: int, columns: list[str]
             parts.append((frame.position + low, frame.time_us, rows.slice(low, part)))
             low, count, size = low + part, count + part, size + part * row_bytes
             if count >= ROWS or size >= BYTES:
-                yield _stretch(parts)
+                yield _chunk(parts)
                 parts, count, size = [], 0, 0
     if parts:
-        yield _stretch(parts)
+        yield _chunk(parts)
 
 
 def _size(rows: pa.RecordBatch) -> int:
@@ -67,7 +67,7 @@ def _size(rows: pa.RecordBatch) -> int:
     return int(rows.nbytes if rows.num_rows > 64 else rows.get_total_buffer_size())
 
 
-def _stretch(parts: list[tuple[int, int, pa.RecordBatch]]) -> Stretch:
+def _chunk(parts: list[tuple[int, int, pa.RecordBatch]]) -> Chunk:
     firsts, times, batches = zip(*parts, strict=True)
     sizes = np.array([batch.num_rows for batch in batches])
     before = np.repeat(np.cumsum(sizes) - sizes, sizes)

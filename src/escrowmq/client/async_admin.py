@@ -1,0 +1,55 @@
+"""The methods of :class:`~escrowmq.client.admin.Admin`, to await; each runs on a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from escrowmq.client.admin import Admin
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _awaited(
+    method: Callable[Concatenate[Admin, P], T],
+) -> Callable[Concatenate[AsyncAdmin, P], Coroutine[Any, Any, T]]:
+    """The same method on a thread."""
+
+    @functools.wraps(method)
+    async def call(self: AsyncAdmin, /, *args: P.args, **given: P.kwargs) -> T:
+        return await asyncio.to_thread(method, self._admin, *args, **given)
+
+    return call
+
+
+class AsyncAdmin:
+    """What operators ask and do, to await: see :class:`~escrowmq.client.admin.Admin`."""
+
+    def __init__(self, admin: Admin) -> None:
+        self._admin = admin
+
+    topics = _awaited(Admin.topics)
+    create_topic = _awaited(Admin.create_topic)
+    offsets = _awaited(Admin.offsets)
+    groups = _awaited(Admin.groups)
+    members = _awaited(Admin.members)
+    fence = _awaited(Admin.fence)
+    producers = _awaited(Admin.producers)
+    writers = _awaited(Admin.writers)
+    forget_writer = _awaited(Admin.forget_writer)
+    transactions = _awaited(Admin.transactions)
+    transaction = _awaited(Admin.transaction)
+    commit = _awaited(Admin.commit)
+    rollback = _awaited(Admin.rollback)
+    recheck = _awaited(Admin.recheck)
+    dead_letters = _awaited(Admin.dead_letters)
+    retry_dead_letters = _awaited(Admin.retry_dead_letters)
+    discard_dead_letters = _awaited(Admin.discard_dead_letters)
+    lookup = _awaited(Admin.lookup)
+    read = _awaited(Admin.read)
+    health = _awaited(Admin.health)
+    stats = _awaited(Admin.stats)
+    hello = _awaited(Admin.hello)

@@ -1,0 +1,45 @@
+"""What an action is: a name, the types of its request and answer, and whether it only reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Generic, TypedDict, TypeVar
+
+Request = TypeVar("Request", bound=Mapping[str, object])
+Answer = TypeVar("Answer", bound=Mapping[str, object])
+
+
+class Nothing(TypedDict):
+    """A request without fields."""
+
+
+class Results(TypedDict):
+    """What became of each id or item of a request."""
+
+    codes: Annotated[list[str], "one result per id or item, by name"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Answer]):
+    """One call of an action: its name and its request. The type of its answer is known to the type checker only."""
+
+    name: str
+    request: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Action(Generic[Request, Answer]):
+    """One action. Calling it makes a :class:`Call`: ``topics.CREATE({"name": "orders"})``."""
+
+    name: str
+    request: type[Request]
+    answer: type[Answer]
+    sentence: str
+    """What it does, for the generated page."""
+    reads_only: bool = False
+    """Whether it only looks at what is stored, so that a data folder without a running broker answers it, too."""
+
+    def __call__(self, request: Request) -> Call[Answer]:
+        """One call with this request."""
+        return Call(self.name, request)

@@ -1,0 +1,29 @@
+"""Actions on a broker itself: who it is, whether it works, its numbers."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypedDict
+
+from escrowmq.wire.actions.action import Action, Nothing
+
+
+class Hello(TypedDict):
+    """Who a broker is and what its limits are."""
+
+    protocol: Annotated[int, "version of this protocol"]
+    version: Annotated[str, "of the program"]
+    shard: Annotated[int, "number of its shard, part of every transaction id"]
+    epoch: Annotated[int, "how often its log was opened"]
+    limits: Annotated[dict[str, int | float], "every setting whose name begins with `max_`, by name"]
+
+
+class Health(TypedDict):
+    """Whether a broker works."""
+
+    status: Annotated[str, "`ok`, `full` (the disk: messages are refused), `stopping`, `stopped`"]
+    reason: Annotated[str, "empty when it is ok"]
+
+
+HELLO = Action("hello", Nothing, Hello, "Who this broker is and what its limits are.", reads_only=True)
+HEALTH = Action("health", Nothing, Health, "Whether the broker works; answered even when it does not.", reads_only=True)
+STATS = Action("stats", Nothing, dict[str, int | float], "One number per metric, by name.")

@@ -1,0 +1,160 @@
+"""Actions on consumer groups and their members."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NotRequired, TypedDict
+
+from escrowmq.wire.actions.action import Action, Nothing
+from escrowmq.wire.values import Bounds, ConsumerGroup, Instance, Offset, QueueNumber, Seconds, TimeUs, TopicName
+
+
+class Subscribe(TypedDict):
+    """What a group consumes; the same for all its members."""
+
+    group: ConsumerGroup
+    topics: Annotated[list[str], "names of topics"]
+    tags: NotRequired[Annotated[list[str], "messages with one of these tags; all unless given"]]
+    ordered: NotRequired[Annotated[bool, "messages of one key one after another"]]
+    start: NotRequired[
+        Annotated[str, "`earliest` (unless given), `latest`, or microseconds since 1970; for queues new to the group"]
+    ]
+    max_attempts: NotRequired[Annotated[int, Bounds(1, 1 << 30), "deliveries until a message is a dead letter"]]
+    retry_backoff: NotRequired[Annotated[Seconds, "before the second delivery; doubled each time"]]
+    retry_backoff_max: NotRequired[Annotated[Seconds, "before a delivery, at most"]]
+    in_doubt: NotRequired[
+        Annotated[
+            Literal["redeliver", "hold"],
+            "what becomes of the messages of a silent member: `redeliver` (unless given) when their lease ends, "
+            "or `hold` until it comes back or is fenced",
+        ]
+    ]
+
+
+class Subscribed(TypedDict):
+    """The group."""
+
+    group: Annotated[int, "number of the consumer group"]
+    created: Annotated[bool, "it did not exist"]
+
+
+class Join(TypedDict):
+    """The process that wants to be a named member of a group of `in_doubt` `hold`."""
+
+    group: ConsumerGroup
+    instance: Instance
+    process: Annotated[int, "random number of the process"]
+    resume: NotRequired[Annotated[bool, "it is the member already, and lost an answer"]]
+    keep: NotRequired[
+        Annotated[
+            list[tuple[int, int]], "pairs [lease, offset behind the last of its messages that reached the process]"
+        ]
+    ]
+
+
+class Joined(TypedDict):
+    """Options of the member's receives."""
+
+    member: int
+    epoch: int
+
+
+class OfGroup(TypedDict):
+    """Whose members are asked for."""
+
+    group: ConsumerGroup
+
+
+class HeldLease(TypedDict):
+    """What one lease still holds."""
+
+    lease: Annotated[int, "number of the lease"]
+    topic: TopicName
+    queue: QueueNumber
+    first: Annotated[Offset, "the first that is not settled"]
+    last: Annotated[Offset, "the last that is not settled"]
+    messages: Annotated[int, "how many are not settled"]
+    in_doubt: Annotated[int, "how many of these were handed to a process that may have died with them"]
+    attempt: Annotated[int, "1 the first time"]
+    deadline_us: Annotated[TimeUs | None, "when the lease ends; null: not by time"]
+
+
+class Member(TypedDict):
+    """One member of a consumer group and what it holds. An unnamed one has no instance, epoch, fenced and joined_us."""
+
+    member: int
+    instance: Instance | None
+    epoch: int | None
+    fenced: Annotated[bool | None, "its process is shut out"]
+    joined_us: TimeUs | None
+    leases: Annotated[int, "how many it holds"]
+    messages: Annotated[int, "how many it holds"]
+    in_doubt: Annotated[int, "how many of these are in doubt"]
+    held: Annotated[list[HeldLease], "oldest first"]
+
+
+class Members(TypedDict):
+    """The members of a consumer group."""
+
+    members: list[Member]
+
+
+class Fence(TypedDict):
+    """The silent member."""
+
+    group: ConsumerGroup
+    instance: Instance
+
+
+class Fenced(TypedDict):
+    """The member, which is shut out."""
+
+    member: int
+    messages: Annotated[int, "given back to the group"]
+
+
+class GroupQueue(TypedDict):
+    """Where a consumer group stands in one queue. The counts are messages by state."""
+
+    queue_id: Annotated[int, "number of the queue among all queues of the broker"]
+    topic: TopicName
+    queue: QueueNumber
+    head: Annotated[Offset, "the first that is stored"]
+    end: Annotated[Offset, "the one that the next message gets"]
+    floor: Annotated[Offset, "everything below is settled"]
+    next: Annotated[Offset, "everything from there on waits"]
+    waiting: int
+    leased: int
+    retrying: int
+    dead: int
+    acked: int
+    filtered: Annotated[int, "passed over because of their tags"]
+    discarded: Annotated[int, "dead letters that a person let go"]
+    expired: Annotated[int, "left the log by retention"]
+    skipped: Annotated[int, "before the group's start"]
+
+
+class Group(TypedDict):
+    """One consumer group."""
+
+    group: Annotated[int, "number of the group"]
+    name: ConsumerGroup
+    topics: list[str]
+    tags: Annotated[list[str], "empty: all"]
+    ordered: bool
+    in_doubt: Literal["redeliver", "hold"]
+    leases: Annotated[int, "unsettled ones"]
+    dead_letters: int
+    queues: list[GroupQueue]
+
+
+class Groups(TypedDict):
+    """All consumer groups of a broker."""
+
+    groups: list[Group]
+
+
+SUBSCRIBE = Action("groups.subscribe", Subscribe, Subscribed, "Make a consumer group, or join it.")
+JOIN = Action("groups.join", Join, Joined, "Be a named member of a consumer group of `in_doubt` `hold`.")
+MEMBERS = Action("groups.members", OfGroup, Members, "Which member of a consumer group holds what.", reads_only=True)
+FENCE = Action("groups.fence", Fence, Fenced, "Give back to a consumer group what a silent named member holds.")
+LIST = Action("groups.list", Nothing, Groups, "All consumer groups, with where they stand.", reads_only=True)

@@ -1,0 +1,62 @@
+"""Looking up single messages."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NotRequired, TypedDict
+
+from escrowmq.wire.actions.action import Action
+from escrowmq.wire.values import Bounds, Offset, Position, QueueNumber, TimeUs, TopicName
+
+State = Literal["open", "committed", "rolled_back", "parked", "expired"]
+
+
+class MessageFields(TypedDict):
+    """A stored message without its body."""
+
+    topic: TopicName
+    queue: QueueNumber
+    key: str | None
+    tag: str | None
+    properties: dict[str, str]
+    message_id: Annotated[str, "32 hex digits"]
+    position: Position
+    transaction: Annotated[str | None, "its transaction's id as printed; null: a plain message"]
+    born_us: Annotated[TimeUs, "when its producer made it"]
+    stored_us: Annotated[TimeUs, "when it became durable"]
+    visible_us: Annotated[TimeUs, "not delivered before; 0: at once"]
+
+
+class Message(MessageFields):
+    """A stored message."""
+
+    body_base64: Annotated[str, "its body, base64"]
+
+
+class Standing(TypedDict):
+    """What became of a message."""
+
+    state: Annotated[State | Literal["plain"], "of its transaction"]
+    offset: Annotated[Offset | None, "null: not in its queue (yet)"]
+    visible: Annotated[bool, "it is in its queue"]
+
+
+class FoundMessage(Message, Standing):
+    """A message that was looked up."""
+
+
+class Lookup(TypedDict):
+    """What to look for: a message id, or a key."""
+
+    message_id: NotRequired[Annotated[str, "32 hex digits, or the text that it was made of"]]
+    key: NotRequired[str]
+    topic: NotRequired[Annotated[TopicName, "in this topic only"]]
+    limit: NotRequired[Annotated[int, Bounds(1, 1000), "messages, at most; 100 unless given"]]
+
+
+class Found(TypedDict):
+    """The messages, newest first."""
+
+    messages: list[FoundMessage]
+
+
+LOOKUP = Action("lookup", Lookup, Found, "Messages by id or key, half messages included.", reads_only=True)

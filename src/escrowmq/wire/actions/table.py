@@ -1,0 +1,16 @@
+"""All actions by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from escrowmq.wire.actions import brokers, dead_letters, groups, messages, producers, topics, transactions, writers
+from escrowmq.wire.actions.action import Action
+
+ACTIONS: dict[str, Action[Any, Any]] = {
+    value.name: value
+    for module in (brokers, topics, producers, groups, transactions, writers, dead_letters, messages)
+    for value in vars(module).values()
+    if isinstance(value, Action)
+}
+"""Every action of the protocol, in the order of the generated page ``docs/protocol.md``."""

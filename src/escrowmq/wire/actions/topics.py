@@ -1,0 +1,106 @@
+"""Actions on topics and their queues."""
+
+from __future__ import annotations
+
+from typing import Annotated, NotRequired, TypedDict
+
+from escrowmq.wire.actions.action import Action, Nothing
+from escrowmq.wire.values import MAX_QUEUE, Bounds, Offset, QueueNumber, TimeUs, TopicName
+
+
+class QueueRange(TypedDict):
+    """Which offsets of a queue are stored."""
+
+    queue: QueueNumber
+    head: Annotated[Offset, "the first that is stored"]
+    end: Annotated[Offset, "the one that the next message gets"]
+
+
+class NumberedQueue(QueueRange):
+    """One queue of a topic."""
+
+    queue_id: Annotated[int, "number of the queue among all queues of the broker"]
+
+
+class Topic(TypedDict):
+    """One topic."""
+
+    name: TopicName
+    queues: list[NumberedQueue]
+
+
+class Topics(TypedDict):
+    """All topics of a broker."""
+
+    topics: list[Topic]
+
+
+class AskOffsets(TypedDict):
+    """Whose offsets are asked for."""
+
+    topic: Annotated[TopicName, "or a system view: then the range of log positions, as queue 0"]
+    queue: NotRequired[Annotated[QueueNumber, "all queues unless given"]]
+    time_us: NotRequired[TimeUs]
+
+
+class QueueOffsets(QueueRange):
+    """Which offsets of a queue are stored, and where a time is among them."""
+
+    offset_at: NotRequired[
+        Annotated[Offset, "with `time_us`: the first that became visible then or later, `end` without one"]
+    ]
+
+
+class Offsets(TypedDict):
+    """Where the queues of a topic begin and end."""
+
+    shard: Annotated[int, "number of the broker's shard"]
+    queues: list[QueueOffsets]
+
+
+class Wait(TypedDict):
+    """What is waited for."""
+
+    topic: TopicName
+    after: NotRequired[
+        Annotated[list[tuple[int, int]], "pairs [queue, offset]: a message at that offset or later is waited for"]
+    ]
+    every: NotRequired[
+        Annotated[bool, "also wait on queues that are not named, from offset 0 on; the topic may not exist yet"]
+    ]
+    wait_ms: NotRequired[Annotated[int, "milliseconds, at most 60,000; 0 unless given"]]
+
+
+class Ready(TypedDict):
+    """The queues that have such messages; none when the time is over."""
+
+    queues: list[QueueRange]
+
+
+class Create(TypedDict):
+    """The topic to make."""
+
+    name: TopicName
+    queues: NotRequired[Annotated[int, Bounds(1, MAX_QUEUE), "how many; the broker's default unless given"]]
+    may_exist: NotRequired[Annotated[bool, "no error if it exists"]]
+
+
+class Created(TypedDict):
+    """The topic as it is now."""
+
+    name: TopicName
+    queues: Annotated[int, "how many"]
+
+
+LIST = Action("topics.list", Nothing, Topics, "All topics with their queues.", reads_only=True)
+OFFSETS = Action(
+    "topics.offsets",
+    AskOffsets,
+    Offsets,
+    "Where the queues of a topic begin and end, and which offset became visible at a time.",
+    reads_only=True,
+)
+WAIT = Action(
+    "topics.wait", Wait, Ready, "Wait until queues of a topic have messages at given offsets or later.", reads_only=True
+)
+CREATE = Action("topics.create", Create, Created, "Make a topic, or give it more queues.")

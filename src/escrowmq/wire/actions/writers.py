@@ -1,0 +1,98 @@
+"""Actions on writers of numbered batches (Spark queries)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NotRequired, TypedDict
+
+from escrowmq.wire.actions.action import Action
+from escrowmq.wire.values import PageLimit, ProducerGroup, SessionNumber, TimeUs
+
+Writer = Annotated[str, "any text, such as a query's id; or 32 hex digits as listed"]
+Batch = Annotated[int, "number of a batch; rises from batch to batch"]
+
+
+class Commit(TypedDict):
+    """One batch of a writer."""
+
+    writer: Writer
+    batch: Batch
+    transactions: Annotated[list[str], "ids as printed of the transactions that make up the batch"]
+    session: SessionNumber
+
+
+class Committed(TypedDict):
+    """What became of the batch."""
+
+    status: Annotated[
+        Literal["COMMITTED", "ALREADY_COMMITTED"], "ALREADY_COMMITTED: this batch, or a later one, was decided before"
+    ]
+    last: Annotated[Batch, "the last one that is decided now"]
+    rolled_back: Annotated[int, "transactions of this attempt that lost"]
+
+
+class Show(TypedDict):
+    """Which writer."""
+
+    writer: Writer
+
+
+class Shown(TypedDict):
+    """Where a writer stands."""
+
+    batch: Annotated[Batch | None, "the last one that is decided; null: none is"]
+
+
+class List(TypedDict):
+    """Which page."""
+
+    limit: NotRequired[PageLimit]
+    after: NotRequired[Annotated[str, "`next` of the page before"]]
+
+
+class WriterEntry(TypedDict):
+    """One writer, as its ledger knows it."""
+
+    writer: Annotated[str, "32 hex digits"]
+    group: ProducerGroup
+    batch: Annotated[Batch, "the last one that is decided"]
+    decided_us: Annotated[TimeUs, "when it was decided"]
+    used_us: Annotated[TimeUs, "when anything was done under its producer group"]
+    open: Annotated[int, "undecided transactions that will be asked about"]
+    parked: Annotated[int, "undecided transactions that wait for a person"]
+
+
+class WriterListed(WriterEntry):
+    """One writer."""
+
+    members: Annotated[int, "sessions that are connected"]
+
+
+class Page(TypedDict):
+    """Writers by their ids."""
+
+    writers: list[WriterListed]
+    next: NotRequired[Annotated[str, "`after` of the next page, if this one is full"]]
+
+
+class Forget(TypedDict):
+    """Which writer."""
+
+    writer: Writer
+
+
+class Forgotten(TypedDict):
+    """What was forgotten."""
+
+    group: Annotated[ProducerGroup, "the writer's"]
+    sessions: Annotated[int, "how many of its sessions"]
+
+
+COMMIT = Action("writers.commit", Commit, Committed, "Commit the transactions of one batch of a writer, once.")
+SHOW = Action("writers.show", Show, Shown, "The last decided batch of a writer.", reads_only=True)
+LIST = Action("writers.list", List, Page, "Writers with their last batch, by pages.", reads_only=True)
+FORGET = Action(
+    "writers.forget",
+    Forget,
+    Forgotten,
+    "Forget a writer with its producer group; CONFLICT while it has undecided transactions.",
+)

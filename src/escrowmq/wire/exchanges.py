@@ -1,0 +1,106 @@
+"""Batch exchanges: one request and one answer schema per kind, with JSON options."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal, NotRequired, TypedDict
+
+import pyarrow as pa
+
+from escrowmq import schemas
+from escrowmq.model import DecidedBy
+from escrowmq.wire.values import MAX_SESSION, Bounds, ConsumerGroup
+
+PROTOCOL_VERSION = 1
+
+
+class Exchange(StrEnum):
+    """The kinds of batch exchange."""
+
+    SEND = "send"
+    PREPARE = "prepare"
+    END = "end"
+    SETTLE = "settle"
+    RECEIVE = "receive"
+
+
+REQUEST: dict[Exchange, pa.Schema] = {
+    Exchange.SEND: schemas.OUTGOING,
+    Exchange.PREPARE: schemas.OUTGOING,
+    Exchange.END: schemas.ENDING,
+    Exchange.SETTLE: schemas.SETTLING,
+    Exchange.RECEIVE: pa.schema([]),
+}
+ANSWER: dict[Exchange, pa.Schema] = {
+    Exchange.SEND: schemas.PRODUCED,
+    Exchange.PREPARE: schemas.PRODUCED,
+    Exchange.END: schemas.ENDED,
+    Exchange.SETTLE: schemas.ENDED,
+    Exchange.RECEIVE: schemas.DELIVERY,
+}
+
+CHECKS_EXCHANGE = "checks"
+"""Beside the batch exchanges: the one on which the broker asks a producer, see ``docs/protocol.md``."""
+
+
+class Begin(TypedDict):
+    """The command that begins an exchange. Options that never change may stand beside."""
+
+    protocol: Annotated[int, "version of this protocol: 1"]
+    exchange: Literal["send", "prepare", "end", "settle", "receive", "checks"]
+
+
+Sender = Annotated[int, Bounds(0, MAX_SESSION), "number of the producer session; 0 or none: without one"]
+Member = Annotated[int, "random number by which a consumer calls itself"]
+
+
+class SendOptions(TypedDict):
+    """Options of ``send``."""
+
+    session: NotRequired[Sender]
+    flush: NotRequired[Annotated[Literal["sync", "async"], "`async`: answered before the sync; `sync` unless given"]]
+
+
+class PrepareOptions(TypedDict):
+    """Options of ``prepare``."""
+
+    session: NotRequired[Sender]
+
+
+class EndOptions(TypedDict):
+    """Options of ``end``."""
+
+    session: NotRequired[Annotated[Sender, "required in fact: UNKNOWN_SESSION without one"]]
+    by: NotRequired[Annotated[int, Bounds(0, DecidedBy.CHECK), "0: the producer, 1: an answer to a check"]]
+
+
+class SettleOptions(TypedDict):
+    """Options of ``settle``."""
+
+    group: ConsumerGroup
+
+
+class ReceiveOptions(TypedDict):
+    """Options of ``receive``. The answer is empty when nothing came within ``wait_ms`` (long poll)."""
+
+    group: ConsumerGroup
+    member: Member
+    max_messages: NotRequired[Annotated[int, Bounds(1), "messages, at most; 1,000 unless given"]]
+    max_bytes: NotRequired[Annotated[int, Bounds(1), "bytes, at most, of several messages"]]
+    wait_ms: NotRequired[Annotated[int, "milliseconds to wait for the first message; 0 unless given"]]
+    lease_ms: NotRequired[
+        Annotated[
+            int | None, Bounds(1, 1 << 40), "milliseconds until what is not settled comes back; none: the broker's"
+        ]
+    ]
+    epoch: NotRequired[Annotated[int | None, "of `groups.join`, in groups that hold what is in doubt"]]
+
+
+ExchangeOptions = SendOptions | PrepareOptions | EndOptions | SettleOptions | ReceiveOptions
+OPTIONS: dict[Exchange, type[ExchangeOptions]] = {
+    Exchange.SEND: SendOptions,
+    Exchange.PREPARE: PrepareOptions,
+    Exchange.END: EndOptions,
+    Exchange.SETTLE: SettleOptions,
+    Exchange.RECEIVE: ReceiveOptions,
+}

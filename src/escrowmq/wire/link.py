@@ -1,0 +1,78 @@
+"""The seam between clients and brokers: a :class:`Link` is one broker, whatever carries the calls.
+
+Three shapes:
+
+- *exchanges* carry batches both ways, pipelined, answered row for row; the answer's rows match the request's;
+- *actions* are small questions and admin acts, JSON both ways (:mod:`escrowmq.wire.actions`);
+- *reads* stream batches out: browsing topics and the system views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Protocol, cast
+
+import pyarrow as pa
+
+from escrowmq.errors import EscrowError
+from escrowmq.wire.actions.action import Answer, Call
+from escrowmq.wire.exchanges import Exchange, ExchangeOptions
+from escrowmq.wire.packing import Json
+from escrowmq.wire.reading import ReadRequest
+
+
+class CheckStream(Protocol):
+    """A live check-back subscription; closing it takes the member off the list of those to ask."""
+
+    def close(self) -> None: ...
+
+    @property
+    def broken(self) -> bool:
+        """Whether the carrier lost it (the client should open another)."""
+        ...
+
+    @property
+    def problem(self) -> EscrowError | None:
+        """Why, if it is known."""
+        ...
+
+
+class Link(Protocol):
+    """One broker, as a client sees it. Thread-safe. All errors are EscrowError."""
+
+    @property
+    def address(self) -> str: ...
+
+    def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: ExchangeOptions) -> Future[pa.RecordBatch]:
+        """Start one exchange; the future's answer has schema ``ANSWER[kind]``, or raises EscrowError.
+
+        Requests of one kind on one link keep their order. Unknown(DISCONNECTED) if the carrier broke after the request
+        may have left; the link then reconnects by itself, with back-off, when it is used again.
+        """
+        ...
+
+    def action(self, name: str, request: Mapping[str, object], timeout: float) -> Json:
+        """One JSON question; raises EscrowError, Unknown(TIMED_OUT) after ``timeout`` seconds. :func:`ask` has the types."""
+        ...
+
+    def read(self, request: ReadRequest) -> pa.RecordBatchReader:
+        """Browse a topic, a system view or dead letters. Columns that are not asked for are not read.
+
+        Rejected(RANGE_PURGED) if a range has partly left the log, at once or in the middle of the stream.
+        """
+        ...
+
+    def watch(self, session: int, on_checks: Callable[[pa.RecordBatch], None]) -> CheckStream:
+        """Be a member to ask: ``on_checks`` gets batches of schema CHECKS, on a thread of the link, until closed.
+
+        Answers go back through ``exchange(Exchange.END, ..., {"session": s, "by": DecidedBy.CHECK})``.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+def ask(link: Link, call: Call[Answer], timeout: float) -> Answer:
+    """The answer of one action, typed: ``ask(link, topics.LIST({}), 5.0)``. Raises as :meth:`Link.action`."""
+    return cast(Answer, link.action(call.name, call.request, timeout))
