@@ -10,7 +10,7 @@ import pytest
 from flight_served import Served
 
 import escrowmq as mq
-from escrowmq.broker.actions import ACTIONS
+from escrowmq.broker.actions import HANDLERS
 from escrowmq.errors import Code, Meaning, Rejected, Unknown, error
 from escrowmq.ledger.commands import Prepare
 from escrowmq.ledger.ledger import Ledger
@@ -59,7 +59,7 @@ def test_an_unexpected_exception_in_an_action_is_a_code_of_its_own(
         raise ZeroDivisionError("planted")
 
     with monkeypatch.context() as planted:
-        planted.setitem(ACTIONS, "topics.list", failing)
+        planted.setitem(HANDLERS, "topics.list", failing)
         with pytest.raises(Unknown, match="planted") as raised:
             bus.admin.topics()
     assert raised.value.code is Code.BROKER_FAILED
