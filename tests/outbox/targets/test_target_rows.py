@@ -45,6 +45,13 @@ def test_nothing_behind_a_failure_counts(keys: list[str | None], data: st.DataOb
     assert not (codes[behind_failures(codes, numbers)] == Code.OK).any()
 
 
+def test_from_the_first_stuck_row_of_each_key() -> None:
+    keys = number_keys(pa.array(["a", "b", "a", "b", "a", None, "b", None]))
+    codes = np.array([0, 0, Code.TIMED_OUT, 0, 0, Code.TIMED_OUT, Code.TIMED_OUT, 0], np.uint8)
+    held = behind_failures(codes, keys) | (codes != Code.OK)
+    assert held.tolist() == [False, False, True, False, True, True, True, False]
+
+
 def test_names_of_our_headers_are_refused_as_properties() -> None:
     rows = Rows(batch("t", [{"properties": [("escrowmq-key", "forged")]}, {"properties": [("escrow", "fine")]}]))
     assert rows.refused(max_body_bytes=None, queues=True).tolist() == [Code.BAD_REQUEST, Code.OK]

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from escrowmq import schemas
 from escrowmq.errors import Code, Misuse
+from escrowmq.message.limits import byte_lengths
 from escrowmq.outbox.targets.seam import KEY_HEADER, MESSAGE_ID_HEADER, TAG_HEADER, Codes
 
 RESERVED = "escrowmq-"
@@ -38,7 +39,7 @@ class Rows:
         self.bodies: list[bytes] = batch.column("body").to_pylist()
         self.ids = [raw.hex() for raw in batch.column("message_id").to_pylist()]
         self.queues: list[int] = batch.column("queue").to_pylist()
-        self.body_bytes = pc.binary_length(batch.column("body")).to_numpy(zero_copy_only=False).astype(np.int64)
+        self.body_bytes = byte_lengths(batch.column("body"))
         self.key_numbers = number_keys(batch.column("key"))
         self._delays = batch.column("delay_us").to_numpy()
 
@@ -53,7 +54,7 @@ class Rows:
         return found + (self.properties[row] or [])
 
     def refused(self, *, max_body_bytes: int | None, queues: bool) -> Codes:
-        """What can be refused without asking: one code a row, OK for the rest. ``queues``: rows may name their queue."""
+        """What can be refused without asking: one code per row, OK for the rest. ``queues``: rows may name their queue."""
         codes = np.zeros(self.count, np.uint8)
         if not queues:
             codes[np.array(self.queues, np.int64) > 0] = Code.BAD_QUEUE
@@ -73,7 +74,7 @@ def check_schema(batch: pa.RecordBatch) -> None:
 
 
 def number_keys(keys: pa.Array) -> Int64s:
-    """A number for each row: equal numbers, equal keys. A row without a key has a number of its own."""
+    """One number per row: equal numbers, equal keys. A row without a key has a number of its own."""
     codes = keys.dictionary_encode().indices
     numbers = pc.fill_null(codes, -1).to_numpy(zero_copy_only=False).astype(np.int64)
     alone = np.flatnonzero(numbers < 0)
