@@ -1,6 +1,6 @@
-"""A batch as targets with a per-message client need it, and the rule that nothing overtakes within a key.
+"""A batch as rows, for targets whose client sends single messages; and the rule that nothing overtakes within a key.
 
-The rule is kept in one of two ways. A target that may refuse any one message of a stream is sent *turns*: the first message of every
+The rule is kept in one of two ways. A target that may refuse any one message of a stream is sent *waves*: the first message of every
 key at once, then the second of every key, and so on, so that a key's next message leaves only after the one before is
 known to be stored. A target whose server stops at a key's first failure by itself gets everything at once.
 """
@@ -82,8 +82,8 @@ def number_keys(keys: pa.Array) -> Int64s:
     return np.unique(numbers, return_inverse=True)[1].astype(np.int64)
 
 
-def turns(numbers: Int64s) -> Iterator[Int64s]:
-    """Rows by turn: the first row of every key, the second of every key, ..."""
+def waves(numbers: Int64s) -> Iterator[Int64s]:
+    """Rows by wave: the first row of every key, then the second of every key, ..."""
     order = np.argsort(numbers, kind="stable")
     ordered = numbers[order]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(ordered) else np.zeros(0, np.int64)
