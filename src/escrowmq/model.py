@@ -17,7 +17,7 @@ _TRANSACTION_ID = struct.Struct(">IIQ")
 
 
 class Outcome(IntEnum):
-    """What the local transaction came to."""
+    """The outcome of a local transaction."""
 
     UNKNOWN = 0
     COMMIT = 1
@@ -30,7 +30,7 @@ UNKNOWN = Outcome.UNKNOWN
 
 
 class TransactionState(IntEnum):
-    """Where a transaction stands in the ledger. Only ``OPEN`` and ``PARKED`` can still change."""
+    """The state of a transaction in the ledger. Only ``OPEN`` and ``PARKED`` can still change."""
 
     OPEN = 0
     COMMITTED = 1
@@ -40,7 +40,7 @@ class TransactionState(IntEnum):
 
 
 class DecidedBy(IntEnum):
-    """Who brought a decision about."""
+    """Who made a decision."""
 
     PRODUCER = 0
     CHECK = 1
@@ -56,7 +56,7 @@ class Act(IntEnum):
     NACK = 1
     EXTEND = 2
     RELEASE = 3
-    """Given back unseen: nobody was handed it, so the attempt does not count."""
+    """Give back unseen: it was not handed out, so the attempt does not count."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -134,7 +134,7 @@ def member_id(group: str, instance: str) -> int:
 class Message:
     """A message as a producer gives it.
 
-    ``delay`` and ``check_immunity`` are seconds; ``queue`` None lets the broker choose (by key, else by turns);
+    ``delay`` and ``check_immunity`` are seconds; ``queue`` None lets the broker choose (by key, else round-robin);
     ``message_id`` None lets the client make one (see :func:`message_id` for what can be given).
     """
 
@@ -170,7 +170,7 @@ class HalfMessageOptions(MessageOptions, total=False):
 class Receipt:
     """The broker's durable answer to one message.
 
-    ``transaction_id`` is set for half messages. ``offset`` is the message's place in its queue, None while it has none
+    ``transaction_id`` is set for half messages. ``offset`` is the message's number in its queue, None while it has none
     (half messages, delayed messages, QoS 0).
     """
 
@@ -206,7 +206,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class TransactionResult:
-    """What :meth:`Producer.send_in_transaction` came to.
+    """The result of :meth:`Producer.send_in_transaction`.
 
     ``outcome`` is what the local transaction returned (an exception or nothing is ``UNKNOWN``), ``status`` what the
     broker answered to it, ``error`` the exception of the local transaction, if it raised one.

@@ -44,7 +44,7 @@ OUTGOING = _schema(
     ("immunity_us", pa.int64()),  # before the first check; 0: transaction_timeout
     ("transaction", ID, True),  # the transaction to join; null: a new one (half messages only)
 )
-"""Messages on their way to a broker, plain or half; one row a message."""
+"""Messages on their way to a broker, plain or half; one row per message."""
 
 PRODUCED = _schema(
     ("code", pa.uint8()),  # errors.Code
@@ -90,7 +90,7 @@ CHECKS = _schema(
     *_CONTENT,
     ("born_us", pa.int64()),
 )
-"""Questions on their way to a producer: one row a message, the rows of one transaction next to each other."""
+"""Questions on their way to a producer: one row per message, the rows of one transaction next to each other."""
 
 OP_VIEW = _schema(
     ("position", pa.int64()),  # of the decision
@@ -113,7 +113,7 @@ ACK_VIEW = _schema(
     ("attempt", pa.int32(), True),  # 1 the first time
     ("lease", pa.int64()),
 )
-"""The system view ``%acks``: what consumers acknowledged, a row a run of offsets. Nullable columns are null when the lease's
+"""The system view ``%acks``: what consumers acknowledged, one row per run of offsets. Nullable columns are null when the lease's
 own row has left with retention."""
 
 HALF_VIEW = _schema(

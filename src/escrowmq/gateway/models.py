@@ -8,9 +8,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
+from escrowmq.message.limits import MAX_QUEUE
+from escrowmq.message.names import MAX_NAME
 from escrowmq.model import Receipt
 
-Name = Annotated[str, Field(min_length=1, max_length=127)]
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 Identity = Annotated[str, Field(min_length=1, max_length=1024)]
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Time = Annotated[AwareDatetime, Field(strict=False)]
@@ -40,7 +42,7 @@ class MessageIn(_In):
     tag: str | None = Field(None, description="What consumers filter by.")
     properties: dict[str, str] | None = None
     delay: Seconds = Field(0.0, description="Seconds before which it is not visible.")
-    queue: Annotated[int, Field(ge=0, lt=1 << 31)] | None = Field(
+    queue: Annotated[int, Field(ge=0, lt=MAX_QUEUE + 1)] | None = Field(
         None, description="This queue; else by key or by turns."
     )
     message_id: Identity | None = Field(

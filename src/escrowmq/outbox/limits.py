@@ -1,6 +1,6 @@
-"""What the broker would refuse is refused before the business transaction commits: afterwards nobody could tell the caller.
+"""Checks messages against the broker's limits before the business transaction commits: later the caller could not be told.
 
-The broker's own limits, from the same table of settings and environment variables (``ESCROWMQ_MAX_BODY_BYTES``, ...); a caller
+The limits come from the same table of settings and environment variables (``ESCROWMQ_MAX_BODY_BYTES``, ...); a caller
 whose broker has others passes its :class:`~escrowmq.settings.BrokerSettings`.
 """
 

@@ -16,7 +16,7 @@ from escrowmq import schemas
 from escrowmq.broker.serving.serve import serve
 from escrowmq.client.links.router import broker_of
 from escrowmq.errors import Code, Misuse
-from escrowmq.outbox.targets.escrow import EscrowTarget, _from_first
+from escrowmq.outbox.targets.escrow import EscrowTarget
 from escrowmq.outbox.targets.opening import open_target, read_options
 from escrowmq.settings import BrokerSettings
 
@@ -209,9 +209,3 @@ def test_urls_and_options_that_are_wrong_are_named() -> None:
     assert read_options("escrow://127.0.0.1:1", {"timeout": "2.5", "group": "g"}) == {"timeout": 2.5, "group": "g"}
     with pytest.raises(Misuse):
         read_options("escrow://127.0.0.1:1", {"timeout": "soon"})
-
-
-def test_from_the_first_stuck_row_of_each_key() -> None:
-    keys = np.array([0, 1, 0, 1, 0, -1, 1, -2])
-    stuck = np.array([False, False, True, False, False, True, True, False])
-    assert _from_first(keys, stuck).tolist() == [False, False, True, False, True, True, True, False]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.errors import Code
-from escrowmq.outbox.targets.rows import Rows, behind_failures, hold_back, number_keys, turns
+from escrowmq.outbox.targets.rows import Rows, behind_failures, hold_back, number_keys, waves
 from escrowmq.testing.target_conformance import batch
 
 KEYS = st.lists(st.one_of(st.none(), st.sampled_from(["", "a", "b", "c"])), max_size=30)
@@ -21,9 +21,9 @@ def test_rows_have_the_same_number_exactly_when_they_have_the_same_key(keys: lis
 
 
 @given(KEYS)
-def test_a_turn_has_each_key_once_and_turns_keep_the_order(keys: list[str | None]) -> None:
+def test_a_wave_has_each_key_once_and_waves_keep_the_order(keys: list[str | None]) -> None:
     numbers = number_keys(pa.array(keys, pa.utf8()))
-    rounds = [rows.tolist() for rows in turns(numbers)]
+    rounds = [rows.tolist() for rows in waves(numbers)]
     assert sorted(row for rows in rounds for row in rows) == list(range(len(keys)))
     for rows in rounds:
         assert len(set(numbers[rows])) == len(rows)
@@ -43,6 +43,13 @@ def test_nothing_behind_a_failure_counts(keys: list[str | None], data: st.DataOb
         failed = any(numbers[r] == numbers[row] and before[r] for r in range(row))
         assert codes[row] == (Code.QUEUE_FULL if failed else before[row])
     assert not (codes[behind_failures(codes, numbers)] == Code.OK).any()
+
+
+def test_from_the_first_stuck_row_of_each_key() -> None:
+    keys = number_keys(pa.array(["a", "b", "a", "b", "a", None, "b", None]))
+    codes = np.array([0, 0, Code.TIMED_OUT, 0, 0, Code.TIMED_OUT, Code.TIMED_OUT, 0], np.uint8)
+    held = behind_failures(codes, keys) | (codes != Code.OK)
+    assert held.tolist() == [False, False, True, False, True, True, True, False]
 
 
 def test_names_of_our_headers_are_refused_as_properties() -> None:

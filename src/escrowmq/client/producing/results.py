@@ -1,4 +1,4 @@
-"""Results of whole batches: columns, with one typed result a row."""
+"""Results of whole batches: columns, with one typed result per row."""
 
 from __future__ import annotations
 

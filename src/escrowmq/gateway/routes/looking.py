@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from escrowmq.gateway.models import BrokerHealth, Found, FoundMessages, Health, Queue, Topic, Topics
 from escrowmq.gateway.routes import gateway_of
+from escrowmq.message.names import MAX_NAME
 
 router = APIRouter(tags=["looking"])
 health_router = APIRouter(tags=["looking"])
@@ -23,7 +24,7 @@ async def lookup(
     request: Request,
     message_id: Annotated[str | None, Query(max_length=1024)] = None,
     key: Annotated[str | None, Query(max_length=4096)] = None,
-    topic: Annotated[str | None, Query(max_length=127)] = None,
+    topic: Annotated[str | None, Query(max_length=MAX_NAME)] = None,
     limit: Annotated[int, Query(ge=1, le=MOST_FOUND)] = MOST_FOUND,
 ) -> FoundMessages:
     """Messages by id or by key, newest first; half messages are found too, with their transaction's state."""

@@ -153,11 +153,10 @@ class _Broker:
         return self._good.issuperset(pc.unique(batch.column("topic")).to_pylist())
 
     def _carefully(self, batch: pa.RecordBatch, codes: Codes) -> Codes:
-        """Nothing behind a refused row of its key; rows of unproven topics one a key at a time."""
-        keys = _numbered_keys(batch.column("key"))
-        left = np.ones(batch.num_rows, np.bool_)
-        left[_from_first(keys, codes != Code.OK)] = False
-        hold_back(codes, number_keys(batch.column("key")))
+        """Sends nothing behind a refused row of its key, and rows of unproven topics one per key at a time."""
+        keys = number_keys(batch.column("key"))
+        hold_back(codes, keys)
+        left = codes == Code.OK
         while left.any():
             rest = np.flatnonzero(left)
             some = batch.take(pa.array(rest))
@@ -168,11 +167,8 @@ class _Broker:
             now = rest[np.sort(firsts)]
             codes[now] = self._send(batch.take(pa.array(now)))
             left[now] = False
-            stuck = np.zeros(batch.num_rows, np.bool_)
-            stuck[now[codes[now] != Code.OK]] = True
-            behind = _from_first(keys, stuck)
-            codes[behind & left] = Code.QUEUE_FULL
-            left &= ~behind
+            hold_back(codes, keys)
+            left &= codes == Code.OK
         return codes
 
     def _send(self, batch: pa.RecordBatch) -> Codes:
@@ -216,24 +212,3 @@ def _refused(batch: pa.RecordBatch, limits: Limits) -> Codes:
         named = pc.is_in(batch.column("topic"), pa.array(wrong)).to_numpy(zero_copy_only=False)
         codes[named & (codes == 0)] = Code.BAD_TOPIC_NAME
     return codes
-
-
-def _numbered_keys(keys: pa.Array) -> Places:
-    """A number a key; rows without one have a number each, all below zero."""
-    codes = pc.fill_null(pc.dictionary_encode(keys).indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
-    return np.asarray(np.where(codes < 0, -1 - np.arange(len(codes)), codes))
-
-
-def _from_first(keys: Places, stuck: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """The rows from the first ``stuck`` one of their key on."""
-    if not stuck.any():
-        return stuck
-    order = np.argsort(keys, kind="stable")
-    ordered, marks = keys[order], stuck[order].astype(np.int64)
-    counts = np.cumsum(marks)
-    begins = np.concatenate(([True], ordered[1:] != ordered[:-1]))
-    before = np.where(begins, counts - marks, 0)
-    reached = counts - np.maximum.accumulate(before) > 0
-    result = np.zeros(len(keys), np.bool_)
-    result[order] = reached
-    return result

@@ -1,7 +1,7 @@
 """RabbitMQ as a target, by ``aio-pika`` (the extra ``rabbitmq``): topic → durable queue of that name, or routing key of your exchange.
 
 A message is OK when RabbitMQ has confirmed it, and confirms are waited for together: a whole turn is under way at once. A queue may
-refuse one message and take the next (a length limit), so the messages of one key go one after the other, in turns.
+refuse one message and take the next (a length limit), so the messages of one key go one after the other, in waves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractExchange
 from aiormq import exceptions as amqp
 
 from escrowmq.errors import Code, Misuse
-from escrowmq.outbox.targets.rows import Int64s, Rows, behind_failures, hold_back, turns
+from escrowmq.outbox.targets.rows import Int64s, Rows, behind_failures, hold_back, waves
 from escrowmq.outbox.targets.seam import Codes, Promise
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class RabbitMqTarget:
             return
         await self._declare_topics(rows, wanted, codes, deadline)
         wanted = np.flatnonzero(codes == Code.OK)
-        parts = [np.arange(len(wanted))] if self._pipeline_keys else list(turns(rows.key_numbers[wanted]))
+        parts = [np.arange(len(wanted))] if self._pipeline_keys else list(waves(rows.key_numbers[wanted]))
         for part in parts:
             going = wanted[part][~behind_failures(codes, rows.key_numbers)[wanted[part]]]
             if self._connection is None:  # lost in the turn before

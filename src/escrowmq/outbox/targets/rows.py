@@ -1,6 +1,6 @@
-"""A batch as targets with a per-message client need it, and the rule that nothing overtakes within a key.
+"""A batch as rows, for targets whose client sends single messages; and the rule that nothing overtakes within a key.
 
-The rule is kept in one of two ways. A target that may refuse any one message of a stream is sent *turns*: the first message of every
+The rule is kept in one of two ways. A target that may refuse any one message of a stream is sent *waves*: the first message of every
 key at once, then the second of every key, and so on, so that a key's next message leaves only after the one before is
 known to be stored. A target whose server stops at a key's first failure by itself gets everything at once.
 """
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from escrowmq import schemas
 from escrowmq.errors import Code, Misuse
+from escrowmq.message.limits import byte_lengths
 from escrowmq.outbox.targets.seam import KEY_HEADER, MESSAGE_ID_HEADER, TAG_HEADER, Codes
 
 RESERVED = "escrowmq-"
@@ -38,7 +39,7 @@ class Rows:
         self.bodies: list[bytes] = batch.column("body").to_pylist()
         self.ids = [raw.hex() for raw in batch.column("message_id").to_pylist()]
         self.queues: list[int] = batch.column("queue").to_pylist()
-        self.body_bytes = pc.binary_length(batch.column("body")).to_numpy(zero_copy_only=False).astype(np.int64)
+        self.body_bytes = byte_lengths(batch.column("body"))
         self.key_numbers = number_keys(batch.column("key"))
         self._delays = batch.column("delay_us").to_numpy()
 
@@ -53,7 +54,7 @@ class Rows:
         return found + (self.properties[row] or [])
 
     def refused(self, *, max_body_bytes: int | None, queues: bool) -> Codes:
-        """What can be refused without asking: one code a row, OK for the rest. ``queues``: rows may name their queue."""
+        """What can be refused without asking: one code per row, OK for the rest. ``queues``: rows may name their queue."""
         codes = np.zeros(self.count, np.uint8)
         if not queues:
             codes[np.array(self.queues, np.int64) > 0] = Code.BAD_QUEUE
@@ -73,7 +74,7 @@ def check_schema(batch: pa.RecordBatch) -> None:
 
 
 def number_keys(keys: pa.Array) -> Int64s:
-    """A number for each row: equal numbers, equal keys. A row without a key has a number of its own."""
+    """One number per row: equal numbers, equal keys. A row without a key has a number of its own."""
     codes = keys.dictionary_encode().indices
     numbers = pc.fill_null(codes, -1).to_numpy(zero_copy_only=False).astype(np.int64)
     alone = np.flatnonzero(numbers < 0)
@@ -81,8 +82,8 @@ def number_keys(keys: pa.Array) -> Int64s:
     return np.unique(numbers, return_inverse=True)[1].astype(np.int64)
 
 
-def turns(numbers: Int64s) -> Iterator[Int64s]:
-    """Rows by turn: the first row of every key, the second of every key, ..."""
+def waves(numbers: Int64s) -> Iterator[Int64s]:
+    """Rows by wave: the first row of every key, then the second of every key, ..."""
     order = np.argsort(numbers, kind="stable")
     ordered = numbers[order]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(ordered) else np.zeros(0, np.int64)
