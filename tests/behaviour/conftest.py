@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 
 import escrowmq as mq
+from escrowmq.broker import actions, calls
+from escrowmq.testing.wire_conformance import check
+from escrowmq.wire.actions.table import ACTIONS
 
 QUICK = {"transaction_timeout": 0.2, "check_interval": 0.2, "retry_backoff": 0.05, "lease_seconds": 30.0}
 """Settings under which check-back and redelivery come to pass within a test."""
@@ -84,6 +87,18 @@ class Served(Broker):
 
 
 KINDS = {"embedded": Broker, "served": Served}
+
+
+@pytest.fixture(autouse=True)
+def answers_have_their_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every answer of an embedded broker to an action has the type that the wire says."""
+
+    def act(engine: Any, name: str, request: Any) -> Any:
+        answer = actions.act(engine, name, request)
+        check(answer, ACTIONS[name].answer, f"answer of {name}")
+        return answer
+
+    monkeypatch.setattr(calls, "act", act)
 
 
 @pytest.fixture

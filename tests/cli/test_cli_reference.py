@@ -12,6 +12,8 @@ from escrowmq.cli.main import app
 from escrowmq.cli.reference import PAGES, write
 from escrowmq.errors import Code
 from escrowmq.settings import BrokerSettings
+from escrowmq.wire import Exchange
+from escrowmq.wire.actions.table import ACTIONS
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
@@ -39,6 +41,11 @@ def test_every_setting_is_documented_and_is_a_flag() -> None:
 def test_every_code_is_documented_once() -> None:
     page = (DOCS / "errors.md").read_text()
     assert [code for code in Code if page.count(f"| `{code.name}` | {int(code)} |") != 1] == []
+
+
+def test_every_action_and_exchange_is_documented_once() -> None:
+    page = (DOCS / "protocol.md").read_text()
+    assert [name for name in (*ACTIONS, *Exchange) if page.count(f"### `{name}`\n") != 1] == []
 
 
 def every_command(command=None, words: tuple[str, ...] = ()):

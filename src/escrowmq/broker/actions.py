@@ -104,9 +104,9 @@ def _health(engine: Readable, _: Nothing) -> brokers.Health:
 
 
 @_answers(brokers.STATS)
-def _stats(engine: Engine, _: Nothing) -> dict[str, int | float]:
+def _stats(engine: Engine, _: Nothing) -> dict[str, float]:
     """The names are those of ``serving/metrics.py``."""
-    numbers: dict[str, int | float] = engine.look(lambda: engine.shard.ledger.stats(engine.clock.now_us())).result()
+    numbers: dict[str, float] = engine.look(lambda: engine.shard.ledger.stats(engine.clock.now_us())).result()
     requests, size = engine.waiting
     return {
         **numbers,

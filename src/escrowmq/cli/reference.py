@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from escrowmq import errors, settings
 from escrowmq.cli.failures import MEANINGS, exit_code
 from escrowmq.cli.flags import lines
 from escrowmq.errors import DONE, Code
+from escrowmq import errors, schemas, settings, wire
+from escrowmq.cli.failures import DONE, MEANINGS, exit_code
+from escrowmq.cli.flags import lines
+from escrowmq.errors import Code
+from escrowmq.wire.actions.table import ACTIONS
+from escrowmq.wire.fields import Value, fields_of
+from escrowmq.wire.values import LARGEST_NUMBER, Bounds
 
 _MADE = "<!-- Made by `make docs`; edit the code it is made from, not this page. -->\n\n"
 
@@ -108,11 +116,36 @@ def metrics_page() -> str:
     )
 
 
+def protocol_page() -> str:
+    """``docs/protocol.md``: every call of a broker, and how it travels."""
+    parts = [
+        "# The protocol\n\n"
+        + _MADE
+        + "What a client can ask of a broker. `?` marks fields that may be left out of a request, and those that are not in every\n"
+        "answer. A null in a request is the same as no field; names that a broker does not know are passed over.\n\n"
+        + (wire.packing.__doc__ or "").replace("``", "`")
+        + "\n## Exchanges\n\n"
+    ]
+    for kind in wire.Exchange:
+        columns = [("request", _columns(wire.REQUEST[kind])), ("answer", _columns(wire.ANSWER[kind]))]
+        parts.append(f"### `{kind}`\n\n" + _table(("", "columns"), columns) + _fields("option", wire.OPTIONS[kind]))
+    checks = [("answer", _columns(schemas.CHECKS))]
+    parts.append("### `checks`\n\n" + _table(("", "columns"), checks))
+    parts.append(f"## Reads\n\n{_doc(wire.ReadRequest)}" + _fields("request", wire.ReadRequest))
+    parts.append("## Actions\n")
+    for action in ACTIONS.values():
+        also = " A data folder without a broker answers it, too." if action.reads_only else ""
+        fields = _fields("request", action.request) + _fields("answer", action.answer)
+        parts.append(f"### `{action.name}`\n\n{action.sentence}{also}\n{fields}")
+    return "\n".join(part.rstrip("\n") + "\n" for part in parts)
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "settings.md": settings_page,
     "errors.md": errors_page,
     "command-line.md": command_line_page,
     "metrics.md": metrics_page,
+    "protocol.md": protocol_page,
 }
 """Page name → what makes its text."""
 
@@ -135,6 +168,48 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """A Markdown table."""
     made = [head, ("---",) * len(head), *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in made)
+
+
+def _doc(thing: Any) -> str:
+    return inspect.cleandoc(thing.__doc__ or "").replace("``", "`") + "\n"
+
+
+def _columns(schema: Any) -> str:
+    return ", ".join(f"`{column.name}` {column.type}" for column in schema) or "none"
+
+
+def _fields(what: str, shape: Any) -> str:
+    """A table of the fields of an object, with those of the objects inside it."""
+    rows = list(_field_rows(shape, ""))
+    return "\n" + _table((what, "type", "meaning"), rows) if rows else ""
+
+
+def _field_rows(shape: Any, inside: str) -> Iterator[tuple[str, str, str]]:
+    for field in fields_of(shape):
+        value, name = field.value, inside + field.name
+        entry = value.items[0] if value.items else value
+        yield f"`{name}`{'' if field.required else ' ?'}", _kind(value), value.meaning
+        yield from _field_rows(entry.kind, f"{name}{'[]' if value.items else ''}.")
+
+
+def _kind(value: Value) -> str:
+    """The type of a value in words, with the bounds of a number."""
+    least, most = value.bounds.least, value.bounds.most
+    if value.choices:
+        *others, last = (f"`{choice}`" for choice in value.choices)
+        shown = f"{', '.join(others)} or {last}" if others else last
+    elif get_origin(value.kind) is tuple:
+        shown = f"list of {len(value.items)}"
+    elif value.items:
+        shown = f"list of {_kind(value.items[0])}s".replace("list of 2s", "pairs")
+    else:
+        shown = _KINDS.get(value.kind, "object")
+    if value.kind is int and value.bounds != Bounds():
+        shown += f", {least:,} or more" if most == LARGEST_NUMBER else f", {least:,} to {most:,}"
+    return shown + (" or null" if value.null else "")
+
+
+_KINDS = {int: "integer", float: "number", str: "text", bool: "true or false"}
 
 
 def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:

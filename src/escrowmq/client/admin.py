@@ -286,7 +286,7 @@ class Admin:
                 answers.append({"status": "unreachable", "reason": str(problem), "broker": link.address})
         return answers
 
-    def stats(self) -> list[dict[str, int | float | str]]:
+    def stats(self) -> list[dict[str, float | str]]:
         """The numbers of each broker, one per metric, and ``broker``."""
         return [{**numbers, "broker": at["broker"]} for at, numbers in self._each(brokers.STATS({}))]
 

@@ -70,7 +70,9 @@ class PrepareOptions(TypedDict):
 class EndOptions(TypedDict):
     """Options of ``end``."""
 
-    session: NotRequired[Annotated[Sender, "required in fact: UNKNOWN_SESSION without one"]]
+    session: NotRequired[
+        Annotated[int, Bounds(0, MAX_SESSION), "number of the producer session; UNKNOWN_SESSION without one"]
+    ]
     by: NotRequired[Annotated[int, Bounds(0, DecidedBy.CHECK), "0: the producer, 1: an answer to a check"]]
 
 

@@ -1,4 +1,36 @@
-"""How metadata, JSON and errors travel."""
+"""How calls travel over Arrow Flight (gRPC). Everything between ``<>`` is JSON: UTF-8, one object.
+
+**Exchanges** (``DoExchange``): one per kind and connection. Requests are pipelined.
+
+| step | who | what |
+| --- | --- | --- |
+| 1 | client | the descriptor's command is ``<{"protocol": 1, "exchange": KIND, ...options that never change}>`` |
+| 2 | client | begins the kind's request schema (for ``receive``: the schema without fields) |
+| 3 | broker | begins the kind's answer schema at once |
+| 4 | client | one chunk per request, with the metadata *id, options*; for ``receive`` a batch of no rows, or metadata alone |
+| 5 | broker | one chunk per answer, with the metadata *id*; if the request is refused as a whole, metadata alone: *id*, ``<{"error": ERROR}>`` |
+| 6 | client | is done writing; the broker answers what it has begun, then ends |
+
+A chunk's metadata (``app_metadata``) is the request's id (8 bytes, unsigned, little endian), then a JSON object, or nothing for ``{}``.
+Ids are the client's and need only be unique among its requests in flight on that exchange. Answers of ``send``, ``prepare``, ``end``
+and ``settle`` may come in another order than their requests (they *take effect* in order); those of ``receive`` come when they come.
+Options of the command and of the chunk are merged, the chunk's winning. When the exchange ends, for whatever reason, its waiting
+receives are withdrawn.
+
+**Checks** (``DoExchange``): the command is ``<{"protocol": 1, "exchange": "checks", "session": S}>``. The client begins the schema
+without fields and then writes nothing; the broker begins the schema of checks and writes batches without being asked, each with the
+metadata id 0. The broker may ask the session for as long as the exchange lasts; being done writing, closing or losing it ends that.
+Answers go through an ``end`` exchange with the options ``{"session": S, "by": 1}``.
+
+**Actions** (``DoAction``): the type is the action's name, the body ``<request>`` (empty: ``{}``); exactly one result, ``<answer>``.
+
+**Reads** (``DoGet``): the ticket is ``<read request>``; the stream has the requested columns.
+
+**Errors**: ``ERROR`` is ``<{"code", "name", "message", "hint", "retry_after"?}>``. An exchange that cannot begin, or whose chunk cannot
+be read at all (garbage, another schema than begun, no request id), an action and a read fail as a Flight error whose ``extra_info`` is
+``ERROR``; without ``extra_info`` the carrier itself failed. After such a failure writing may raise first: the read side then has the
+error. A stopping broker answers SHARD_STOPPED.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ class Hello(TypedDict):
     version: Annotated[str, "of the program"]
     shard: Annotated[int, "number of its shard, part of every transaction id"]
     epoch: Annotated[int, "how often its log was opened"]
-    limits: Annotated[dict[str, int | float], "every setting whose name begins with `max_`, by name"]
+    limits: Annotated[dict[str, float], "every setting whose name begins with `max_`, by name"]
 
 
 class Health(TypedDict):
@@ -26,4 +26,4 @@ class Health(TypedDict):
 
 HELLO = Action("hello", Nothing, Hello, "Who this broker is and what its limits are.", reads_only=True)
 HEALTH = Action("health", Nothing, Health, "Whether the broker works; answered even when it does not.", reads_only=True)
-STATS = Action("stats", Nothing, dict[str, int | float], "One number per metric, by name.")
+STATS = Action("stats", Nothing, dict[str, float], "One number per metric, by name.")

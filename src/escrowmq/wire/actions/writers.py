@@ -8,14 +8,14 @@ from escrowmq.wire.actions.action import Action
 from escrowmq.wire.values import PageLimit, ProducerGroup, SessionNumber, TimeUs
 
 Writer = Annotated[str, "any text, such as a query's id; or 32 hex digits as listed"]
-Batch = Annotated[int, "number of a batch; rises from batch to batch"]
+Batch = Annotated[int, "number of a batch"]
 
 
 class Commit(TypedDict):
     """One batch of a writer."""
 
     writer: Writer
-    batch: Batch
+    batch: Annotated[Batch, "higher than that of the batch before"]
     transactions: Annotated[list[str], "ids as printed of the transactions that make up the batch"]
     session: SessionNumber
 

@@ -1,0 +1,235 @@
+"""The types of the wire are those of the code: handlers, requests and answers of every action."""
+
+import itertools
+import typing
+from datetime import UTC, datetime
+
+import pytest
+
+import escrowmq as mq
+from escrowmq.broker.actions import HANDLERS, act
+from escrowmq.broker.embedded import open_embedded
+from escrowmq.broker.offline import READ_ONLY, OfflineLink
+from escrowmq.broker.requests import checked
+from escrowmq.client.admin import Admin
+from escrowmq.client.async_admin import AsyncAdmin
+from escrowmq.client.bus import Bus
+from escrowmq.errors import Code, Rejected
+from escrowmq.settings import BrokerSettings
+from escrowmq.testing.wire_conformance import check
+from escrowmq.wire import OPTIONS, Exchange, ReadRequest
+from escrowmq.wire.actions.action import Nothing
+from escrowmq.wire.actions.table import ACTIONS
+from escrowmq.wire.fields import fields_of
+
+SETTINGS = BrokerSettings(default_queues=1, transaction_timeout=0.05, check_interval=0.05, check_max=1)
+
+
+class Watched:
+    """A link whose actions, options and reads are compared with their types."""
+
+    def __init__(self, link, seen):
+        self.link, self.seen, self.names = link, seen, set()
+
+    def __getattr__(self, name):
+        return getattr(self.link, name)
+
+    def action(self, name, request, timeout):
+        self.names.add(name)
+        check(request, ACTIONS[name].request, f"request of {name}", self.seen)
+        answer = self.link.action(name, request, timeout)
+        check(answer, ACTIONS[name].answer, f"answer of {name}", self.seen)
+        return answer
+
+    def exchange(self, kind, batch, options):
+        check(options, OPTIONS[kind], f"options of {kind}", self.seen)
+        return self.link.exchange(kind, batch, options)
+
+    def read(self, request):
+        check(request, ReadRequest, "read", self.seen)
+        return self.link.read(request)
+
+
+def everything(bus: Bus, until) -> None:
+    """Use every action, so that every field of every answer has a value at least once."""
+    admin = bus.admin
+    admin.create_topic("t", 1, may_exist=True)
+    plain, producer = bus.producer("plain", instance="p"), bus.producer("shop", checker=lambda _: mq.UNKNOWN)
+    plain.send_batch([mq.Message("t", b"%d" % n, key=f"k{n}", tag="a", properties={"x": "y"}) for n in range(4)])
+    bus.producer("early", qos=0).send("t", b"x")
+    receipts = [producer.prepare("t", b"half", key=f"h{n}", tag="a", message_id=f"h{n}") for n in range(4)]
+    ids = [receipt.transaction_id for receipt in receipts]
+    link = bus.router.links[0]
+    until(lambda: admin.transactions("parked", "shop", older_than=0.0, limit=1))
+    until(lambda: not admin.transactions("open"))
+    admin.recheck(ids[0])
+    fresh = lambda: producer.prepare("t", b"open").transaction_id  # noqa: E731
+    until(lambda: fresh() and admin.transactions("open", limit=1))
+    until(lambda: admin.transaction(fresh())["state"] == "open")
+    link.action("transactions.recheck", {"ids": [str(ids[0])]}, 5)
+    admin.producers()
+    admin.commit(ids[0])
+    admin.rollback(ids[1])
+    assert [event["event"] for event in admin.transaction(ids[0])["timeline"]][:3] == ["prepared", "checked", "parked"]
+    link.action("transactions.list", {"limit": 1, "after": -1}, 5)
+    assert admin.lookup(message_id="h0")
+    assert admin.lookup(key="k1", topic="t", limit=1)
+    query = bus.producer("query", checker=lambda _: mq.UNKNOWN)
+    query.commit_batch("query", 0, [query.prepare("t", b"of a query").transaction_id])
+    assert query.last_batch("query") == 0
+    assert admin.writers(limit=1)
+    link.action("writers.list", {"limit": 1, "after": admin.writers()[0]["writer"]}, 5)
+    consume(bus, link)
+    link.action("topics.offsets", {"topic": "t", "queue": 0, "time_us": 1}, 5)
+    with bus.reader("t", columns=["body"], tags="a", start="earliest") as reader:
+        assert next(iter(reader))
+    link.action("topics.wait", {"topic": "t", "after": [(0, 0)], "every": True, "wait_ms": 10}, 5)
+    for source in ("t", "%half", "%op"):
+        admin.read(source, 0, 0, 1 << 40, None, 1).read_all()
+    times = {"stored_from": datetime.fromtimestamp(0, UTC), "stored_until": datetime.now(UTC)}
+    admin.read("t", tags=["a"], key="k1", **times).read_all()
+    admin.read("%acks", group="held").read_all()
+    admin.health(), admin.stats(), admin.hello(), admin.groups(), admin.topics()
+    opened = {"group": "shop", "instance": "x", "transactional": True}
+    session = link.action("session.open", opened, 5)["session"]
+    link.action("session.open", {**opened, "resume": session}, 5)
+    admin.forget_writer("query")
+
+
+def consume(bus: Bus, link) -> None:
+    """Consumer groups: named members with what is in doubt, dead letters."""
+    admin = bus.admin
+    with bus.consumer("failing", "t", tags="a", max_attempts=1, retry_backoff=0.01, retry_backoff_max=1.0) as failing:
+        for message in itertools.islice(failing, 4):
+            message.nack(delay=0, cause="spoilt")
+        failing.flush()
+        page = link.action("dead_letters.list", {"group": "failing", "limit": 2}, 5)
+        link.action("dead_letters.list", {"group": "failing", "after": page["next"]}, 5)
+        letters = admin.dead_letters("failing", limit=2)
+        assert (admin.retry_dead_letters("failing", letters[:1]), admin.discard_dead_letters("failing")) == (1, 3)
+        admin.members("failing")
+    with bus.consumer("held", "t", in_doubt="hold", instance="one", ordered=True, prefetch=1) as held:
+        next(iter(held)).ack()
+        held.flush()
+        with bus.consumer("held", "t", in_doubt="hold", instance="one", ordered=True, prefetch=1):
+            assert [member["instance"] for member in admin.members("held")] == ["one"]
+    bus.consumer("leased", "t", lease=30.0).receive(1, wait=5.0)
+    assert admin.members("leased")[0]["held"]
+    member = {"group": "held", "instance": "one", "process": 1}
+    link.action("groups.join", {**member, "keep": [(0, 0)]}, 5)
+    assert admin.fence("held", "one") >= 0
+
+
+@pytest.fixture
+def until():
+    import time
+
+    def wait(condition):
+        deadline = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    return wait
+
+
+def test_every_action_has_a_handler_and_the_other_way_round():
+    assert set(HANDLERS) == set(ACTIONS)
+    assert len(ACTIONS) == 25
+
+
+def test_every_handler_has_the_types_of_its_action():
+    for name, handler in HANDLERS.items():
+        hints = typing.get_type_hints(handler)
+        answer = hints.pop("return")
+        engine, request = hints.values()
+        assert (request, answer) == (ACTIONS[name].request, ACTIONS[name].answer), name
+        assert (engine.__name__ == "Readable") == ACTIONS[name].reads_only, name
+
+
+def test_requests_and_answers_have_their_types(tmp_path, until):
+    """All actions on an embedded broker and on the folder that it leaves; no field is there in name only."""
+    seen = set()
+    with Bus([watched := Watched(open_embedded(tmp_path / "d", SETTINGS), seen)]) as bus:
+        everything(bus, until)
+    assert watched.names == set(ACTIONS)
+    with Bus([at_rest := Watched(OfflineLink(tmp_path / "d"), seen)]) as bus:
+        look(bus)
+    assert at_rest.names == set(READ_ONLY)
+    shapes = {shape for action in ACTIONS.values() for shape in nested(action.answer) | nested(action.request)}
+    shapes |= {shape for one in (*OPTIONS.values(), ReadRequest) for shape in nested(one)}
+    named = {(f"{shape.__module__}.{shape.__name__}", field.name) for shape in shapes for field in fields_of(shape)}
+    assert sorted(named - seen) == []
+
+
+def look(bus: Bus) -> None:
+    """Every action that only reads."""
+    admin, link = bus.admin, bus.router.links[0]
+    assert [one["status"] for one in admin.health()] == ["ok"]
+    admin.hello(), admin.topics(), admin.groups(), admin.producers(), admin.writers(), admin.offsets("t")
+    admin.members("leased"), admin.dead_letters("failing"), admin.lookup(key="k1")
+    admin.transaction(admin.transactions()[0]["id"])
+    link.action("topics.wait", {"topic": "t"}, 5)
+    link.action("writers.show", {"writer": "query"}, 5)
+
+
+def nested(shape) -> set:
+    """A TypedDict and all those inside it."""
+    found, values = {shape}, [field.value for field in fields_of(shape)]
+    while values:
+        value = values.pop()
+        values += value.items
+        if typing.is_typeddict(value.kind):
+            found |= nested(value.kind)
+    return found
+
+
+def test_a_handler_sees_no_field_that_its_type_does_not_name():
+    assert checked(Nothing, {"more": 1}) == {}
+    given = {"name": "t", "queues": None, "may_exist": True, "more": 1}
+    assert checked(ACTIONS["topics.create"].request, given) == {"name": "t", "may_exist": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "request_", "says"),
+    [
+        ("topics.create", {}, "'name' is missing"),
+        ("topics.create", {"name": "t", "queues": 0}, "'queues' must be a whole number from 1 to 2147483647, not 0"),
+        ("topics.wait", {"topic": "t", "after": [[0]]}, r"'after\[0\]' must be a list of 2"),
+        ("topics.wait", {"topic": "t", "after": [[0, -1]]}, r"'after\[0\]' must be a whole number from 0"),
+        ("groups.subscribe", {"group": "g", "topics": ["t", 1]}, r"'topics\[1\]' must be a string"),
+        (
+            "groups.subscribe",
+            {"group": "g", "topics": ["t"], "in_doubt": "x"},
+            "must be one of redeliver, hold, not 'x'",
+        ),
+        ("transactions.list", {"older_than": "1"}, "'older_than' must be a number of seconds"),
+        ("dead_letters.settle", {"group": "g", "act": "retry", "items": [{"topic": "t"}]}, "'queue' is missing"),
+        ("dead_letters.settle", {"group": "g", "act": "retry", "items": ["x"]}, r"'items\[0\]' must be an object"),
+        ("session.open", {"group": "g", "instance": "i", "transactional": 1}, "must be true or false"),
+    ],
+)
+def test_a_request_that_is_not_of_its_type_is_refused_with_the_field_named(name, request_, says):
+    with pytest.raises(Rejected, match=says) as caught:
+        act(None, name, request_)
+    assert caught.value.code is Code.BAD_REQUEST
+
+
+def test_too_many_items_are_refused_before_they_are_looked_at():
+    with pytest.raises(Rejected) as caught:
+        act(None, "transactions.recheck", {"ids": [None] * 100_001})
+    assert caught.value.code is Code.BATCH_TOO_LARGE
+
+
+def test_every_exchange_has_options():
+    assert set(OPTIONS) == set(Exchange)
+
+
+def test_the_async_admin_has_the_methods_of_the_blocking_one():
+    assert public(AsyncAdmin) == public(Admin)
+    for name in public(Admin):
+        assert getattr(AsyncAdmin, name).__wrapped__ is getattr(Admin, name)
+
+
+def public(kind: type) -> set[str]:
+    return {name for name in vars(kind) if not name.startswith("_")}
