@@ -3,7 +3,7 @@
 1. Where a message goes follows from its key, or without one from its id: a retry never moves to another broker, where it would
    be a second message (the same list of brokers given, in the same order).
 2. The broker answers row by row, and a later row of a key may be fine where an earlier one is refused. So what can be known to be
-   refused is not sent, nor what is behind it; and rows of a topic that was never taken before go one a key at a time, until it was.
+   refused is not sent, nor what is behind it; and rows of a topic that was never taken before go one per key at a time, until it was.
 3. A request that failed as a whole failed for all its rows. Requests of one call to one broker follow each other, so that a key's
    rows are never in two at once.
 4. A broker that is away is left alone for a while; its rows are answered DISCONNECTED at once, and the others' go on.
@@ -111,7 +111,7 @@ class _Broker:
         self._backoff = Backoff(FIRST_PAUSE, LAST_PAUSE)
 
     def send(self, batch: pa.RecordBatch) -> Codes:
-        """One code a row."""
+        """One code per row."""
         if self._backoff.left():
             return np.full(batch.num_rows, Code.DISCONNECTED, np.uint8)
         try:
@@ -136,8 +136,8 @@ class _Broker:
         return True
 
     def _meet(self) -> None:
-        told = self._bus.router.links[0].action("hello", {}, self._timeout)
-        self.limits, self._met = Limits.of(told.get("limits", {})), True
+        answer = self._bus.router.links[0].action("hello", {}, self._timeout)
+        self.limits, self._met = Limits.of(answer.get("limits", {})), True
 
     def close(self) -> None:
         """Let the connection go."""
@@ -147,7 +147,7 @@ class _Broker:
         return self._good.issuperset(pc.unique(batch.column("topic")).to_pylist())
 
     def _carefully(self, batch: pa.RecordBatch, codes: Codes) -> Codes:
-        """Nothing behind a refused row of its key; rows of unproven topics one a key at a time."""
+        """Nothing behind a refused row of its key; rows of unproven topics one per key at a time."""
         keys = _numbered_keys(batch.column("key"))
         left = np.ones(batch.num_rows, np.bool_)
         left[_from_first(keys, codes != Code.OK)] = False
@@ -174,10 +174,10 @@ class _Broker:
         start = 0
         for piece in split(batch, self.limits):
             try:
-                told = self._producer.send_batch(piece).codes
-                if (told == Code.GROUP_KIND).any():
+                found = self._producer.send_batch(piece).codes
+                if (found == Code.GROUP_KIND).any():
                     raise error(Code.GROUP_KIND)  # of the whole session, whatever the row
-                codes[start : start + piece.num_rows] = told
+                codes[start : start + piece.num_rows] = found
             except EscrowError as problem:
                 codes[start:] = self._failed(problem)
                 return codes
