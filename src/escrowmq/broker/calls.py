@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -11,13 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.broker.actions import ACTIONS, LONGEST_WAIT_MS
+from escrowmq.broker.failures import broker_failed
 from escrowmq.broker.reads.deliveries import Deliveries
 from escrowmq.broker.reads.views import open_view
 from escrowmq.broker.requests import Fields, check_batch
 from escrowmq.broker.writer.checkback import ANSWERED, Member
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.broker.writer.shard import microseconds
-from escrowmq.errors import Code, EscrowError, broker_failed, error
+from escrowmq.errors import Code, EscrowError, error
 from escrowmq.ledger.commands import End, Prepare, Receive, Send, Settle
 from escrowmq.model import DecidedBy
 from escrowmq.schemas import PRODUCED, TRANSACTION_ID_DTYPE, empty
@@ -27,8 +27,6 @@ from escrowmq.wire import ANSWER, Exchange
 T = TypeVar("T")
 
 MAX_EPOCH = (1 << 32) - 1
-
-logger = logging.getLogger(__name__)
 
 
 class Calls:
@@ -51,9 +49,9 @@ class Calls:
             if not batch.num_rows:
                 return _done(empty(ANSWER[kind]))
             return self._changes[kind](self, batch, fields)
-        except EscrowError as problem:
+        except Exception as problem:
             failed: Future[pa.RecordBatch] = Future()
-            failed.set_exception(problem)
+            failed.set_exception(problem if isinstance(problem, EscrowError) else broker_failed("an exchange", problem))
             return failed
 
     def _send(self, batch: pa.RecordBatch, fields: Fields) -> Future[pa.RecordBatch]:
@@ -145,8 +143,7 @@ def _guarded(act: Callable[[], T]) -> T:
     except EscrowError:
         raise
     except Exception as problem:
-        logger.exception("a call failed")
-        raise broker_failed(problem) from problem
+        raise broker_failed("a call", problem) from problem
 
 
 def _done(batch: pa.RecordBatch) -> Future[pa.RecordBatch]:
