@@ -178,11 +178,6 @@ def error(code: Code, message: str | None = None, hint: str | None = None, retry
     return branch(code, message, hint)
 
 
-def broker_failed(problem: BaseException) -> EscrowError:
-    """What a caller is told of an exception in the broker that nobody expected."""
-    return error(Code.BROKER_FAILED, f"the broker failed on this request: {problem!r}")
-
-
 def explain(code: Code) -> tuple[str, str]:
     """The standard sentence and hint of ``code``."""
     entry = _TABLE.get(code)

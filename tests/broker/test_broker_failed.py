@@ -53,7 +53,7 @@ def test_an_unexpected_exception_in_deciding_is_a_code_of_its_own(bus: mq.Bus, m
 
 
 def test_an_unexpected_exception_in_an_action_is_a_code_of_its_own(
-    bus: mq.Bus, monkeypatch: pytest.MonkeyPatch
+    bus: mq.Bus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def failing(*_: Any) -> Any:
         raise ZeroDivisionError("planted")
@@ -63,7 +63,24 @@ def test_an_unexpected_exception_in_an_action_is_a_code_of_its_own(
         with pytest.raises(Unknown, match="planted") as raised:
             bus.admin.topics()
     assert raised.value.code is Code.BROKER_FAILED
+    assert "ZeroDivisionError" in caplog.text, "the traceback is in the broker's log"
     assert bus.admin.topics() == []
+
+
+def test_an_unexpected_exception_before_a_request_is_submitted_is_a_code_of_its_own(
+    bus: mq.Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any) -> Any:
+        raise ZeroDivisionError("planted")
+
+    producer = bus.producer("plain")
+    producer.send("orders", b"first")
+    with monkeypatch.context() as planted:
+        planted.setattr("escrowmq.broker.calls.check_batch", failing)
+        with pytest.raises(Unknown, match="planted") as raised:
+            producer.send("orders", b"x")
+    assert raised.value.code is Code.BROKER_FAILED
+    assert producer.send("orders", b"x", message_id=raised.value.message_id).queue >= 0
 
 
 def test_a_client_of_the_version_before_reads_it_as_a_bad_request_with_the_same_text() -> None:

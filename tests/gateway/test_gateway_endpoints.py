@@ -19,9 +19,9 @@ from gateway_runs import Client, Counted
 
 from escrowmq.client.aio import AsyncBus
 from escrowmq.gateway import GatewaySettings
+from escrowmq.gateway.admission import Admission
 from escrowmq.gateway.app import build
 from escrowmq.gateway.core import Gateway
-from escrowmq.gateway.door import Door
 from escrowmq.gateway.server import make_server
 from escrowmq.model import Act
 from escrowmq.testing.link import TwinLink
@@ -413,8 +413,8 @@ async def test_concurrent_requests_share_batches(kind: str, brokers: Callable[[s
     (link,) = brokers(kind)
     counted, settings = Counted(link), GatewaySettings()
     gateway = Gateway.open(AsyncBus([counted]), settings, {})
-    door = Door(build(gateway), settings, "127.0.0.1", False)
-    server = make_server(door, settings)
+    admission = Admission(build(gateway), settings, "127.0.0.1", False)
+    server = make_server(admission, settings)
     with socket.create_server(("127.0.0.1", 0), backlog=200) as listening:
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -426,7 +426,7 @@ async def test_concurrent_requests_share_batches(kind: str, brokers: Callable[[s
             counted.gate.clear()  # the first batch is held up; whoever comes meanwhile rides in the next
             asking = [asyncio.create_task(http.post(f"/v1/groups/{g}/transactions", json=half)) for _ in range(100)]
             async with asyncio.timeout(30):
-                while door.requests < 100:
+                while admission.requests < 100:
                     await asyncio.sleep(0.005)
             counted.gate.set()
             answers = await asyncio.gather(*asking)

@@ -1,4 +1,4 @@
-"""The door: limits hold before memory is taken, and browsers are no way in."""
+"""Admission: limits hold before memory is taken, and browsers are no way in."""
 
 from __future__ import annotations
 

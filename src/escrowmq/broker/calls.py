@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -11,13 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.broker.actions import LONGEST_WAIT_MS, act
+from escrowmq.broker.failures import broker_failed
 from escrowmq.broker.reads.deliveries import Deliveries
 from escrowmq.broker.reads.views import open_view
 from escrowmq.broker.requests import check_batch, checked
 from escrowmq.broker.writer.checkback import ANSWERED, Member
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.broker.writer.shard import microseconds
-from escrowmq.errors import Code, EscrowError, broker_failed, error
+from escrowmq.errors import Code, EscrowError, error
 from escrowmq.ledger.commands import End, Prepare, Receive, Send, Settle
 from escrowmq.message.ids import records
 from escrowmq.model import DecidedBy
@@ -30,8 +30,6 @@ T = TypeVar("T")
 
 MESSAGES = 1000
 """Messages that a receive gives unless it asks for another number."""
-
-logger = logging.getLogger(__name__)
 
 
 class Calls:
@@ -54,9 +52,9 @@ class Calls:
             if not batch.num_rows:
                 return _done(empty(ANSWER[kind]))
             return self._changes[kind](self, batch, checked(OPTIONS[kind], options))
-        except EscrowError as problem:
+        except Exception as problem:
             failed: Future[pa.RecordBatch] = Future()
-            failed.set_exception(problem)
+            failed.set_exception(problem if isinstance(problem, EscrowError) else broker_failed("an exchange", problem))
             return failed
 
     def _send(self, batch: pa.RecordBatch, options: SendOptions) -> Future[pa.RecordBatch]:
@@ -146,8 +144,7 @@ def _guarded(act: Callable[[], T]) -> T:
     except EscrowError:
         raise
     except Exception as problem:
-        logger.exception("a call failed")
-        raise broker_failed(problem) from problem
+        raise broker_failed("a call", problem) from problem
 
 
 def _done(batch: pa.RecordBatch) -> Future[pa.RecordBatch]:

@@ -8,14 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_origin
 
-from escrowmq import errors, settings
+from escrowmq import errors, schemas, settings, wire
 from escrowmq.cli.failures import MEANINGS, exit_code
 from escrowmq.cli.flags import lines
 from escrowmq.errors import DONE, Code
-from escrowmq import errors, schemas, settings, wire
-from escrowmq.cli.failures import DONE, MEANINGS, exit_code
-from escrowmq.cli.flags import lines
-from escrowmq.errors import Code
 from escrowmq.wire.actions.table import ACTIONS
 from escrowmq.wire.fields import Value, fields_of
 from escrowmq.wire.values import LARGEST_NUMBER, Bounds

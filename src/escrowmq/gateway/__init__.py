@@ -1,4 +1,4 @@
-"""HTTP for those who cannot hold a connection: a face of the broker over a client bus, and check-back to configured addresses.
+"""An HTTP face of the broker for programs that cannot hold a connection, and check-back to configured addresses.
 
 What a receiver of check-backs needs (:func:`verify`, :func:`sign_answer`) works without FastAPI; the server itself needs
 ``escrowmq[http]`` and raises Misuse(MISSING_PACKAGE) without it.

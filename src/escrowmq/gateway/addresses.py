@@ -1,4 +1,4 @@
-"""Where check-backs go: addresses that the operator configured, one a producer group. Never one found in a message."""
+"""Where check-backs go: addresses that the operator configured, one per producer group. Never one found in a message."""
 
 from __future__ import annotations
 

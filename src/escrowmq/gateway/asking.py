@@ -59,7 +59,7 @@ class _Refused(Exception):
 class Asker:
     """Asks one group's address. :meth:`decide` is the group's checker; questions that come together go together.
 
-    ``attend`` is told whether the address can be reached.
+    ``attend`` is called with whether the address can be reached.
     """
 
     def __init__(self, address: Address) -> None:
@@ -173,11 +173,16 @@ class Asker:
                 logger.warning("group %s: %s answers again", self.address.group, self._shown)
             self._troubled = False
             return
-        told = f"{type(problem).__name__}: {problem}" if not isinstance(problem, _Refused) else str(problem)
+        reason = f"{type(problem).__name__}: {problem}" if not isinstance(problem, _Refused) else str(problem)
         level = logging.DEBUG if self._troubled else logging.WARNING
         self._troubled = True
         logger.log(
-            level, "group %s: no answer from %s about %d transactions: %s", self.address.group, self._shown, count, told
+            level,
+            "group %s: no answer from %s about %d transactions: %s",
+            self.address.group,
+            self._shown,
+            count,
+            reason,
         )
 
 
@@ -225,12 +230,12 @@ def outcomes_of(answer: bytes, asked: set[str]) -> dict[str, Outcome]:
         content = json.loads(answer)
     except (ValueError, RecursionError):
         raise _Refused("the answer is not JSON") from None
-    told = content.get("outcomes") if isinstance(content, dict) else None
-    if not isinstance(told, dict):
+    outcomes = content.get("outcomes") if isinstance(content, dict) else None
+    if not isinstance(outcomes, dict):
         raise _Refused('the answer is not {"outcomes": {...}}')
     found = {
         name: OUTCOMES[word]
-        for name, word in told.items()
+        for name, word in outcomes.items()
         if name in asked and isinstance(word, str) and word in OUTCOMES
     }
     if len(found) < len(asked):

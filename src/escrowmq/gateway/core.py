@@ -102,8 +102,8 @@ class Gateway:
         if number not in self.shards:
             link, router = self.bus.router.links[number], self.bus.router
             deadline = time.monotonic() + self.settings.timeout
-            told = await self.on_thread(patient_action, link, HELLO({}), deadline)
-            self.shards[number] = int(told["shard"])
+            answer = await self.on_thread(patient_action, link, HELLO({}), deadline)
+            self.shards[number] = answer["shard"]
             router.learn_shard(self.shards[number], number)
         return self.shards[number]
 

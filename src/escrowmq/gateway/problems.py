@@ -127,8 +127,8 @@ async def _invalid(_: Request, problem: Any) -> JSONResponse:
     first = problem.errors()[0]
     place = ".".join(str(part) for part in first["loc"])
     more = f" (and {len(problem.errors()) - 1} more)" if len(problem.errors()) > 1 else ""
-    told = f"{place}: {first['msg']}{more}".encode("utf-8", "backslashreplace").decode()
-    return refusal(error(Code.BAD_REQUEST, told[:1000], "see /docs"))
+    text = f"{place}: {first['msg']}{more}".encode("utf-8", "backslashreplace").decode()
+    return refusal(error(Code.BAD_REQUEST, text[:1000], "see /docs"))
 
 
 async def _http(_: Request, problem: Any) -> JSONResponse:

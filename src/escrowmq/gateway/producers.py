@@ -1,4 +1,4 @@
-"""One producer a group on the gateway's side, so that requests of all connections share its batches."""
+"""One producer per group on the gateway's side, so that requests of all connections share its batches."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def _repeatable(
 ) -> EscrowError:
     """Note on an error which ids to repeat with, and the transaction that is there."""
     ids = [getattr(one, "message_id", None) for one in so_far]
-    told = [one.hex() if isinstance(one, bytes) else None for one in ids] + [None] * (total - len(ids))
-    problem.message_ids = told  # type: ignore[attr-defined]
+    hexed = [one.hex() if isinstance(one, bytes) else None for one in ids] + [None] * (total - len(ids))
+    problem.message_ids = hexed  # type: ignore[attr-defined]
     if transaction is not None:
         problem.transaction_id = str(transaction)  # type: ignore[attr-defined]
     return problem

@@ -1,13 +1,13 @@
 """Receives of short connections: long polls at the brokers on behalf of clients that may leave at any moment.
 
-Theory of operation. Requests that want the same (group, lease, number of messages) share a *desk*; everything here runs on the
+Theory of operation. Requests that want the same (group, lease, number of messages) share a *line*; everything here runs on the
 event loop, except that a thread speaks to each link, because a full connection blocks.
 
 1. A client that comes gets one *poll* at each broker: an exchange RECEIVE. What a poll brings goes to the client it was made
-   for; if that one was served or has left, to the client that has waited longest at the desk; if nobody waits, back to the broker.
-2. A poll whose client was served or has left stays at the desk without an owner, and the next client who waits as long takes
-   it over. When
-   nobody waits at a desk any more, its polls are withdrawn, so that a broker leases nothing to the dead.
+   for; if that one was served or has left, to the client that has waited longest in the line; if there is none, back to the
+   broker.
+2. A poll whose client was served or has left stays in the line without an owner, and the next client that waits as long takes
+   it over. When no client is left in a line, its polls are withdrawn, so that a broker leases nothing to clients that are gone.
 3. A poll that comes back empty before its client's time is over is asked anew. When all polls of a client are over, it is
    told that nothing came, or what went wrong if every broker failed.
 """
@@ -36,7 +36,7 @@ from escrowmq.wire import Exchange
 from escrowmq.wire.exchanges import ReceiveOptions
 
 MEMBERS = 16
-"""Desks share so many member numbers: each is one stream at a served broker. Withdrawing one desk's polls may end another's
+"""Lines share so many member numbers: each is one stream at a served broker. Withdrawing one line's polls may end another's
 on the same stream; those are asked anew (rule 3)."""
 PATIENCE = 5.0
 """Seconds past its own waiting time that a receive waits for a broker that is away."""
@@ -69,7 +69,9 @@ class _Poll:
     future: Future[pa.RecordBatch] | None = None
 
 
-class _Desk:
+class _Line:
+    """The clients that wait for the same, in their order, and the polls for them."""
+
     def __init__(self, key: Key) -> None:
         self.key = key
         self.clients: deque[_Client] = deque()
@@ -85,7 +87,7 @@ class Receiving:
         self._settler = settler
         self._loop = asyncio.get_running_loop()
         self._senders = [Sender() for _ in self._links]
-        self._desks: dict[Key, _Desk] = {}
+        self._lines: dict[Key, _Line] = {}
         self._members = [random.getrandbits(62) for _ in range(MEMBERS)]
         self._polls = 0
         self._closed = False
@@ -99,32 +101,32 @@ class Receiving:
         if self._closed:
             raise Unknown(Code.CLOSED, "the gateway is stopping")
         key = (group, lease_ms, max_messages)
-        desk = self._desks.setdefault(key, _Desk(key))
+        line = self._lines.setdefault(key, _Line(key))
         client = _Client(self._loop.create_future(), time.monotonic() + wait)
         try:
-            self._seat(desk, client)
+            self._enter(line, client)
             longest = wait + self._settings.timeout
             done, _ = await asyncio.wait({client.result, gone}, timeout=longest, return_when=asyncio.FIRST_COMPLETED)
             if not done:
                 raise client.problem or Unknown(Code.TIMED_OUT, "no broker answered the receive")
             if gone.done() and client.result.done() and not client.result.exception():
-                self._give_back(desk, client.result.result())
+                self._give_back(line, client.result.result())
                 return None
             return client.result.result() if client.result.done() else None
         except asyncio.CancelledError:
             if client.result.done() and not client.result.exception():
-                self._give_back(desk, client.result.result())
+                self._give_back(line, client.result.result())
             raise
         finally:
-            self._unseat(desk, client)
+            self._leave(line, client)
 
     async def close(self) -> None:
         """Tell all who wait that nothing came, and withdraw their polls; what still comes is given back."""
         self._closed = True
-        for desk in list(self._desks.values()):
-            for client in list(desk.clients):
+        for line in list(self._lines.values()):
+            for client in list(line.clients):
                 _settle(client, None)
-                self._unseat(desk, client)
+                self._leave(line, client)
         if self._polls:
             try:
                 async with asyncio.timeout(CLOSE_SECONDS):
@@ -133,53 +135,53 @@ class Receiving:
                 pass  # a broker that is away: the leases end by themselves
         await asyncio.gather(*(asyncio.to_thread(sender.close) for sender in self._senders))
 
-    # The desk
+    # The lines
 
-    def _seat(self, desk: _Desk, client: _Client) -> None:
+    def _enter(self, line: _Line, client: _Client) -> None:
         latest = client.until + WORTH_ASKING
-        free = {poll.number: poll for poll in desk.polls if poll.owner is None and poll.until <= latest}
+        free = {poll.number: poll for poll in line.polls if poll.owner is None and poll.until <= latest}
         if self._polls + len(self._links) - len(free) > self._settings.max_receives * len(self._links):
             raise Overloaded(Code.QUEUE_FULL, "too many receives wait at the gateway")
-        desk.clients.append(client)
+        line.clients.append(client)
         for number in range(len(self._links)):
             poll = free.get(number)
             if poll is None:
                 poll = _Poll(number, client, client.until)
-                desk.polls.add(poll)
+                line.polls.add(poll)
                 self._polls += 1
-                self._ask(desk, poll, client.until - time.monotonic())
+                self._ask(line, poll, client.until - time.monotonic())
             poll.owner = client
             client.polls.add(poll)
 
-    def _unseat(self, desk: _Desk, client: _Client) -> None:
-        if client in desk.clients:
-            desk.clients.remove(client)
+    def _leave(self, line: _Line, client: _Client) -> None:
+        if client in line.clients:
+            line.clients.remove(client)
         for poll in client.polls:
             poll.owner = None
         client.polls.clear()
-        if not desk.clients:
-            for poll in desk.polls:
+        if not line.clients:
+            for poll in line.polls:
                 self._withdraw(poll)
-            if not desk.polls:
-                self._desks.pop(desk.key, None)
+            if not line.polls:
+                self._lines.pop(line.key, None)
 
-    def _leave(self, desk: _Desk, poll: _Poll) -> None:
-        desk.polls.discard(poll)
+    def _drop(self, line: _Line, poll: _Poll) -> None:
+        line.polls.discard(poll)
         self._polls -= 1
         if poll.owner is not None:
             poll.owner.polls.discard(poll)
-        if not desk.polls and not desk.clients:
-            self._desks.pop(desk.key, None)
+        if not line.polls and not line.clients:
+            self._lines.pop(line.key, None)
         if not self._polls:
             self._empty.set()
 
     # Polls
 
-    def _ask(self, desk: _Desk, poll: _Poll, wait: float) -> None:
-        group, lease_ms, max_messages = desk.key
+    def _ask(self, line: _Line, poll: _Poll, wait: float) -> None:
+        group, lease_ms, max_messages = line.key
         options: ReceiveOptions = {
             "group": group,
-            "member": self._members[hash(desk.key) % MEMBERS],
+            "member": self._members[hash(line.key) % MEMBERS],
             "max_messages": max_messages,
             "max_bytes": self._settings.max_receive_bytes,
             "wait_ms": max(round(wait * 1000), 0),
@@ -193,7 +195,7 @@ class Receiving:
                 future = Future()
                 future.set_exception(problem)
             poll.future = future
-            future.add_done_callback(lambda done: self._call(partial(self._came, desk, poll, done)))
+            future.add_done_callback(lambda done: self._call(partial(self._answered, line, poll, done)))
 
         poll.until = time.monotonic() + max(wait, 0.0)
         self._empty.clear()
@@ -212,16 +214,16 @@ class Receiving:
         except RuntimeError:
             pass  # the loop is closed: nobody waits any more
 
-    def _came(self, desk: _Desk, poll: _Poll, done: Future[pa.RecordBatch]) -> None:
+    def _answered(self, line: _Line, poll: _Poll, done: Future[pa.RecordBatch]) -> None:
         problem = Unknown(Code.DISCONNECTED, "withdrawn") if done.cancelled() else done.exception()
         if problem is None and done.result().num_rows:
             taker = poll.owner if poll.owner is not None and not poll.owner.result.done() else None
-            self._leave(desk, poll)
-            self._hand_over(desk, taker, (poll.number, done.result()))
+            self._drop(line, poll)
+            self._hand_over(line, taker, (poll.number, done.result()))
             return
-        if self._again(desk, poll, problem):
+        if self._ask_again(line, poll, problem):
             return
-        self._leave(desk, poll)
+        self._drop(line, poll)
         client = poll.owner
         if client is not None:
             if problem is None:
@@ -231,7 +233,7 @@ class Receiving:
             if not client.polls:
                 _settle(client, None if client.empty else client.problem)
 
-    def _again(self, desk: _Desk, poll: _Poll, problem: BaseException | None) -> bool:
+    def _ask_again(self, line: _Line, poll: _Poll, problem: BaseException | None) -> bool:
         """Ask anew if its client still wants it; whether it was."""
         if poll.owner is None or poll.owner.result.done() or self._closed:
             return False
@@ -240,27 +242,27 @@ class Receiving:
             poll.backoff.worked()
             if left <= WORTH_ASKING:
                 return False
-            self._ask(desk, poll, left)
+            self._ask(line, poll, left)
             return True
         if not (isinstance(problem, EscrowError) and problem.code in AWAY):
             return False
         if left <= (0.0 if poll.owner.empty else -PATIENCE):
             return False
         pause = poll.backoff.failed()
-        self._loop.call_later(pause, lambda: self._ask(desk, poll, max(left - pause, 0.0)))
+        self._loop.call_later(pause, lambda: self._ask(line, poll, max(left - pause, 0.0)))
         return True
 
-    def _hand_over(self, desk: _Desk, taker: _Client | None, received: Received) -> None:
+    def _hand_over(self, line: _Line, taker: _Client | None, received: Received) -> None:
         if taker is None:
-            taker = next((client for client in desk.clients if not client.result.done()), None)
+            taker = next((client for client in line.clients if not client.result.done()), None)
         if taker is None:
-            self._give_back(desk, received)
+            self._give_back(line, received)
         else:
             _settle(taker, received)
 
-    def _give_back(self, desk: _Desk, received: Received | None) -> None:
+    def _give_back(self, line: _Line, received: Received | None) -> None:
         if received is not None:
-            self._settler.give_back(received[0], desk.key[0], received[1])
+            self._settler.give_back(received[0], line.key[0], received[1])
 
 
 def _settle(client: _Client, outcome: Received | EscrowError | None) -> None:

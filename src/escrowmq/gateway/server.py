@@ -1,4 +1,4 @@
-"""A gateway as a process, or as a thread beside a broker: listen, announce, wait for the word, stop cleanly."""
+"""A gateway as a process, or as a thread beside a broker: listen, announce, serve until it is asked to stop, stop cleanly."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from escrowmq.client.aio import AsyncBus
 from escrowmq.connecting import aconnect
 from escrowmq.errors import Code, Misuse, Unknown
 from escrowmq.gateway.addresses import Address
+from escrowmq.gateway.admission import Admission
 from escrowmq.gateway.app import build
 from escrowmq.gateway.core import Gateway
-from escrowmq.gateway.door import Door
 from escrowmq.gateway.limits import GatewaySettings
 from escrowmq.platform.listening import check_address, parse_address, shown
 from escrowmq.wire import Link
@@ -56,7 +56,7 @@ def serve(
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopping.set)
-        ready = lambda told: announce({**told, "url": url})  # noqa: E731
+        ready = lambda facts: announce({**facts, "url": url})  # noqa: E731
         await _run(lambda: aconnect(url), listening, host, addresses or {}, settings, insecure, ready, stopping)
 
     host, listening = _listen(listen, insecure)
@@ -90,8 +90,8 @@ def beside(
         loop = asyncio.get_running_loop()
         ends.append(lambda: loop.call_soon_threadsafe(stopping.set))
 
-        def announce(told: dict[str, Any]) -> None:
-            ready.append(told)
+        def announce(facts: dict[str, Any]) -> None:
+            ready.append(facts)
             started.set()
 
         await _run(make, listening, host, addresses or {}, settings, insecure, announce, stopping)
@@ -141,7 +141,7 @@ async def _run(
     settings = settings or GatewaySettings()
     gateway = Gateway.open(await make_bus(), settings, addresses)
     try:
-        server = make_server(Door(build(gateway), settings, host, insecure), settings)
+        server = make_server(Admission(build(gateway), settings, host, insecure), settings)
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         waiting = asyncio.create_task(stopping.wait())
         try:
@@ -168,7 +168,7 @@ async def _started(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
 
 
 def make_server(app: Any, settings: GatewaySettings) -> uvicorn.Server:
-    """The HTTP server around the door; it keeps its hands off signals."""
+    """The HTTP server around the application; it leaves the process's signals alone."""
     return _Server(
         uvicorn.Config(
             app,
@@ -180,7 +180,7 @@ def make_server(app: Any, settings: GatewaySettings) -> uvicorn.Server:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=2 * settings.max_requests + 100,  # connections; the door counts requests
+            limit_concurrency=2 * settings.max_requests + 100,  # connections; Admission counts requests
             timeout_graceful_shutdown=GRACE_SECONDS,
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         )

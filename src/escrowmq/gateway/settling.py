@@ -1,4 +1,4 @@
-"""Acknowledging without a consumer: a handle says by itself which message of which lease at which broker is meant."""
+"""Settles messages by their handles: each names message, lease and broker, so that no consumer is needed."""
 
 from __future__ import annotations
 

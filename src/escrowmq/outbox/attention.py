@@ -88,7 +88,7 @@ def show(engine: sa.Engine, message_id: str | bytes) -> Row:
 
 
 def retry(engine: sa.Engine, ids: Iterable[str | bytes], *, by: str | None = None) -> list[Done]:
-    """Send WAITING, RETRYING and DISCARDED rows now, attempts counted anew; one result an id. ``by``: who; None: the system's
+    """Send WAITING, RETRYING and DISCARDED rows now, attempts counted anew; one result per id. ``by``: who; None: the system's
     user."""
     return _act(engine, ids, by, "retry", {"state": State.PENDING.value, "attempts": 0, "due_us": 0})
 

@@ -37,8 +37,8 @@ def open_engine(url: str, **options: Any) -> sa.Engine:
         raise Misuse(Code.BAD_URL, f"no such kind of database: {parsed.drivername}", hint) from None
     except ModuleNotFoundError as problem:
         extra = _EXTRAS.get(problem.name or "", "outbox")
-        told = f"the driver {problem.name} is not installed"
-        raise Misuse(Code.MISSING_PACKAGE, told, f'python -m pip install "escrowmq[{extra}]"') from problem
+        text = f"the driver {problem.name} is not installed"
+        raise Misuse(Code.MISSING_PACKAGE, text, f'python -m pip install "escrowmq[{extra}]"') from problem
     if engine.dialect.is_async:
         raise Misuse(Code.BAD_URL, f"{parsed.drivername} is an asynchronous driver", f"use {engine.dialect.name}://")
     return engine
@@ -51,7 +51,7 @@ def opened(url: str) -> Iterator[sa.Engine]:
     try:
         yield engine
     except OperationalError as problem:
-        told = f"{engine.url.render_as_string(hide_password=True)}: {problem.orig}"
-        raise Unknown(Code.DISCONNECTED, told, "is the database there, and the URL right?") from None
+        text = f"{engine.url.render_as_string(hide_password=True)}: {problem.orig}"
+        raise Unknown(Code.DISCONNECTED, text, "is the database there, and the URL right?") from None
     finally:
         engine.dispose()

@@ -65,7 +65,7 @@ def claim_tx(
 
 
 def claim_batch_tx(session: AnySession, messages: Iterable[Any], group: str) -> list[bool]:
-    """:func:`claim_tx` for many: one answer a message, in their order. Of equal ids within ``messages`` the first is True.
+    """:func:`claim_tx` for many: one answer per message, in their order. Of equal ids within ``messages`` the first is True.
 
     ``messages`` are received messages or ids. One statement for a thousand of them (a few more on MariaDB if some are repeats).
     """
@@ -92,8 +92,8 @@ def header_id(headers: Mapping[Any, Any] | Iterable[tuple[Any, Any]] | None) -> 
     for name, value in pairs:
         if _str(name) == MESSAGE_ID_HEADER:
             return model.message_id(_str(value))
-    told = f"no header {MESSAGE_ID_HEADER}"
-    raise Misuse(Code.BAD_ARGUMENT, told, "no relay sent this message: give its own unique id as message_id=")
+    text = f"no header {MESSAGE_ID_HEADER}"
+    raise Misuse(Code.BAD_ARGUMENT, text, "no relay sent this message: give its own unique id as message_id=")
 
 
 def purge_seen(engine: sa.Engine, older_than: float | timedelta, *, group: str | None = None) -> int:
@@ -172,7 +172,7 @@ def _handle(
 def _handle_apart(
     database: Database, handler: Callable[[Any, Received], object], batch: ReceivedBatch, group: str
 ) -> int:
-    """A transaction a message; those that fail are delivered again."""
+    """A transaction per message; those that fail are delivered again."""
     effects = 0
     for message in batch:
         try:

@@ -64,8 +64,8 @@ def check_schema(connection: sa.Connection) -> None:
         hint = "run `escrowmq outbox migrate` once; under Alembic execute the texts of outbox.ddl(...) too"
         raise Misuse(Code.SCHEMA_VERSION, "the tables have no version row: they were made, but not filled", hint)
     if found < SCHEMA_VERSION:
-        told = f"the tables are of version {found}, older than this escrowmq, which has {SCHEMA_VERSION}"
-        raise Misuse(Code.SCHEMA_VERSION, told, "run `escrowmq outbox migrate`, or outbox.migrate(engine)")
+        text = f"the tables are of version {found}, older than this escrowmq, which has {SCHEMA_VERSION}"
+        raise Misuse(Code.SCHEMA_VERSION, text, "run `escrowmq outbox migrate`, or outbox.migrate(engine)")
     if found > SCHEMA_VERSION:
         raise _newer(found)
 
@@ -152,7 +152,7 @@ def _upgrade(connection: sa.Connection) -> int:
 
 @contextmanager
 def _lock(connection: sa.Connection) -> Iterator[None]:
-    """Nobody else migrates meanwhile. On SQLite the transaction itself is the lock."""
+    """No other process migrates meanwhile. On SQLite the transaction itself is the lock."""
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK_NUMBER)))
         yield
@@ -204,8 +204,8 @@ def _version(connection: sa.Connection) -> int:
 
 
 def _newer(found: int) -> Misuse:
-    told = f"the tables are of version {found}, newer than this escrowmq, which has {SCHEMA_VERSION}"
-    return Misuse(Code.SCHEMA_VERSION, told, "upgrade escrowmq here; nothing was changed")
+    text = f"the tables are of version {found}, newer than this escrowmq, which has {SCHEMA_VERSION}"
+    return Misuse(Code.SCHEMA_VERSION, text, "upgrade escrowmq here; nothing was changed")
 
 
 def _dialect(name: str) -> sa.Dialect:

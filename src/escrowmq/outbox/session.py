@@ -1,4 +1,4 @@
-"""The caller's transaction: found in whatever the caller has, refused if it cannot hold anything, errors made clear."""
+"""Finds the caller's transaction in a session or connection, refuses one that cannot hold a row, explains database errors."""
 
 from __future__ import annotations
 

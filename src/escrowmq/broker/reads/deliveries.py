@@ -25,8 +25,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.broker.columns import delivery, owners_of, releasing
+from escrowmq.broker.failures import broker_failed
 from escrowmq.broker.writer.engine import Engine
-from escrowmq.errors import Code, EscrowError, broker_failed, error
+from escrowmq.errors import Code, EscrowError, error
 from escrowmq.ledger.commands import Leased, Receive, Settle
 from escrowmq.schemas import DELIVERY, empty
 
@@ -195,7 +196,7 @@ class Deliveries:
         except EscrowError as problem:
             act = lambda failed=problem: ask.answer.set_exception(failed)  # type: ignore[misc]  # noqa: E731
         except Exception as problem:
-            failure = broker_failed(problem)
+            failure = broker_failed("reading leased messages", problem)
             act = lambda: ask.answer.set_exception(failure)  # noqa: E731
         else:
             act = lambda: ask.answer.set_result(batch)  # noqa: E731

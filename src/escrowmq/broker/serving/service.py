@@ -13,9 +13,10 @@ import pyarrow as pa
 from pyarrow import flight
 
 from escrowmq.broker.calls import Calls
+from escrowmq.broker.failures import broker_failed
 from escrowmq.broker.requests import checked
 from escrowmq.broker.serving.hangup import hang_up
-from escrowmq.errors import Code, EscrowError, broker_failed, error
+from escrowmq.errors import Code, EscrowError, error
 from escrowmq.platform.listening import check_address
 from escrowmq.schemas import CHECKS
 from escrowmq.wire import (
@@ -189,7 +190,7 @@ class _BatchExchange:
         if problem is None:
             self._writer.write_with_metadata(answer.result(), pack_metadata(request_id))
         else:
-            told = problem if isinstance(problem, EscrowError) else broker_failed(problem)
+            told = problem if isinstance(problem, EscrowError) else broker_failed("answering", problem)
             self._writer.write_metadata(pack_metadata(request_id, {"error": pack_error(_told(told))}))
 
 

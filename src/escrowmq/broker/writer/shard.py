@@ -22,9 +22,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from escrowmq.broker.failures import broker_failed
 from escrowmq.broker.writer.recovery import fold
 from escrowmq.broker.writer.rounds import Look, Request, Work, arrange
-from escrowmq.errors import Code, EscrowError, Overloaded, broker_failed, error
+from escrowmq.errors import Code, EscrowError, Overloaded, error
 from escrowmq.ledger.commands import Command, Configure, Decision, Prepare, Retain, Rules, Send
 from escrowmq.log.frames import size_bound
 from escrowmq.log.seam import CommitLog, Snapshot
@@ -106,8 +107,7 @@ class Shard:
         except EscrowError:
             raise
         except Exception as problem:  # a bug of ours; deciding changes nothing, so only this command is refused
-            logger.exception("cannot decide %s", type(command).__name__)
-            raise broker_failed(problem) from problem
+            raise broker_failed(f"deciding {type(command).__name__}", problem) from problem
         if decision.events:
             self._reserve(decision, writes=isinstance(command, Send | Prepare))
         for event in decision.events:
@@ -218,8 +218,7 @@ class Shard:
         except EscrowError as problem:
             return problem
         except Exception as problem:
-            logger.exception("a look at the ledger failed")
-            return broker_failed(problem)
+            return broker_failed("looking at the ledger", problem)
 
     def finish(self, pairs: Sequence[tuple[Request, Any]]) -> bool:
         """Sync once, then answer; every answer is an error when the sync fails. Whether it did not."""

@@ -1,4 +1,4 @@
-"""The paths of the gateway, one module a thing that is asked for."""
+"""The paths of the gateway, one module per subject."""
 
 from __future__ import annotations
 

@@ -104,8 +104,8 @@ class Barrier:
 def _together(found: list[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
     """Of several databases: committed in any, rolled back in all, or not known."""
     marks = np.stack(found)
-    told = np.where((marks == ROLLED_BACK).all(axis=0), ROLLED_BACK, 0)
-    return np.where((marks == COMMITTED).any(axis=0), COMMITTED, told).astype(np.uint8)
+    rolled_back = np.where((marks == ROLLED_BACK).all(axis=0), ROLLED_BACK, 0)
+    return np.where((marks == COMMITTED).any(axis=0), COMMITTED, rolled_back).astype(np.uint8)
 
 
 def need_engine(engine: object) -> sa.Engine:

@@ -1,4 +1,4 @@
-"""Many transaction ids as one parameter of one statement: no Python object and no placeholder an id.
+"""Many transaction ids as one parameter of one statement: no Python object and no placeholder per id.
 
 The ids travel as one run of bytes; the database cuts it into pieces of 16 itself, numbered by tables of the digits 0 to 15.
 """

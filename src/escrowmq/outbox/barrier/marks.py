@@ -1,4 +1,4 @@
-"""The marks of one database: which stand, and closing the barrier for those that have none."""
+"""Reads the marks of one database, and closes the barrier for transactions that have none."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Marks:
         return self.read(ids)
 
     def _insert(self, ids: Ids, deadline: float) -> None:
-        """Insert for those that nobody holds. A part that is held up is cut up, breadth first: the free ones pass early."""
+        """Insert for those that no transaction holds. A part that is held up is cut up, breadth first: the free ones pass early."""
         parts = deque([ids])
         while parts:
             part = parts.popleft()

@@ -1,4 +1,4 @@
-"""How long to wait for a local transaction in flight, in each kind of database: not at all, or very little.
+"""How long the barrier waits for a local transaction in flight, per kind of database: not at all, or very little.
 
 Nothing here makes an answer right or wrong (see the theory in ``__init__.py``); it only finds those in flight early, and gives up
 soon on those that were not found.
@@ -194,7 +194,7 @@ def patience_of(engine: sa.Engine, wait: float) -> Patience:
 
 
 def lock_keys(ids: Ids, branch: str) -> npt.NDArray[np.int64]:
-    """The numbers of the advisory locks of transactions: well mixed, so that strangers hardly ever share one."""
+    """The numbers of the advisory locks of transactions: well mixed, so that two transactions hardly ever share one."""
     salt = np.frombuffer(hashlib.blake2b(branch.encode(), digest_size=8).digest(), np.uint64)
     high, low = ids.view(np.dtype(">u8")).astype(np.uint64).reshape(-1, 2).T
     return _mixed(_mixed(high ^ salt) + low).view(np.int64)

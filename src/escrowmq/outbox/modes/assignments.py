@@ -2,7 +2,7 @@
 
 A :class:`Slot` is a queue, or a virtual queue: the offsets of one whose remainder by ``stride`` is ``part``. The slots of a queue
 never overlap in one group. A row names its owner; another owner gets it only when it was let go, or taken over by hand, because
-nobody but a person can know that a silent consumer is dead. Whoever claims a row raises its epoch, and from then on the one
+only a person can know that a silent consumer is dead. A consumer that claims a row raises its epoch, and from then on the one
 before can commit nothing any more.
 
 Each queue has a row of stride 0 beside its slots: all claims lock it first, so that two cannot overlook each other.
@@ -164,14 +164,14 @@ class Assignments:
             connection.execute(sa.update(trans_recv_offset).where(*mine).values(owner=None))
 
     def fence(self, connection: sa.Connection, slots: Iterable[Slot]) -> None:
-        """Take ``slots`` from whoever has them: by hand, when that consumer is surely dead or must be stopped."""
+        """Take ``slots`` from the consumer that has them: by hand, when that consumer is surely dead or must be stopped."""
         for slot in sorted(slots):
             self._lock(connection, slot)
             change = sa.update(trans_recv_offset).where(*self._where(slot)).values(epoch=_T.epoch + 1, owner=None)
             connection.execute(change)
 
     def divide(self, connection: sa.Connection, shard: int, queue: int, stride: int) -> list[Slot]:
-        """Divide a queue anew into ``stride`` parts; the slots. It must be at rest: let go by all, and nobody ahead of another.
+        """Divide a queue anew into ``stride`` parts; the slots. It must be at rest: let go by all, and none ahead of another.
 
         Raises Rejected(ALREADY_EXISTS) if somebody has a part, Misuse(BAD_ARGUMENT) if a part is ahead of what another has still to do.
         """

@@ -130,7 +130,7 @@ class SignedMessages:
         return codes
 
     def close(self) -> None:
-        """The producer or target belongs to whoever made it."""
+        """The producer or target belongs to its maker."""
 
 
 def end_id(identity: bytes, sign: Sign) -> bytes:

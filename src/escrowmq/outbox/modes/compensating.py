@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 class Compensating:
     """``Compensating(producer, engine, "shop").send(message, business)``.
 
-    ``way``: a producer (plain messages) or any target of the relay; it belongs to whoever made it. One thread at a time
+    ``way``: a producer (plain messages) or any target of the relay; it belongs to its maker. One thread at a time
     for a target.
     """
 
@@ -60,7 +60,7 @@ class Compensating:
     def send(self, messages: Any, business: Callable[[Session], object]) -> Codes:
         """One Message, or many in any form, and one local transaction ``business(session)``; then one try to send.
 
-        When this returns the business change is committed, and the messages are stored. One code a message: OK: sent and
+        When this returns the business change is committed, and the messages are stored. One code per message: OK: sent and
         deleted here; else it waits for :meth:`resend`.
         """
         batch = self._intake(messages)

@@ -66,7 +66,7 @@ class HalfMessages:
         return self._producer.place(batch.column("key")).astype(np.int64)
 
     def prepare(self, batch: pa.RecordBatch, shards: Int64s) -> tuple[Codes, pa.Array]:
-        """One request a shard. An id that the broker has already gets its transaction again, within ``dedup_window``."""
+        """One request per shard. An id that the broker has already gets its transaction again, within ``dedup_window``."""
         found = np.full(batch.num_rows, None, object)
 
         def send(piece: pa.RecordBatch, shard: int) -> Codes:
@@ -78,7 +78,7 @@ class HalfMessages:
         return codes, pa.array(found.tolist(), schemas.ID)
 
     def end(self, batch: pa.RecordBatch, shards: Int64s, outcome: Outcome) -> Codes:
-        """One request a shard."""
+        """One request per shard."""
         return by_shard(
             batch, shards, lambda piece, _: self._producer.end_batch(piece.column("transaction"), outcome).codes
         )

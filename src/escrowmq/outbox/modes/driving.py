@@ -1,6 +1,6 @@
 """Producer-driven transactions: the seven steps, and what follows each state of a row after a restart.
 
-Theory of operation. The producer's table is the only memory; whoever holds it can finish what it began. Every state has exactly one
+Theory of operation. The producer's table is the only memory; a process that has it can finish what another began. Every state has exactly one
 next step, and every step may be repeated:
 
 | state | reached by | next step, also after a restart |
@@ -51,7 +51,7 @@ Redo = Callable[[Session, Sequence[Message]], object]
 
 _ENDED: dict[Outcome, list[int]] = {
     COMMIT: [*STANDS_COMMITTED],
-    # a transaction that the broker does not know, or that expired, is as good as rolled back: nobody will ever see it
+    # a transaction that the broker does not know, or that expired, is as good as rolled back: it will never be seen
     ROLLBACK: [*STANDS_ROLLED_BACK, Code.EXPIRED, Code.UNKNOWN_TRANSACTION],
 }
 
@@ -64,7 +64,7 @@ class Carrier(Protocol):
         ...
 
     def prepare(self, batch: pa.RecordBatch, shards: Int64s) -> tuple[Codes, pa.Array]:
-        """P2 and P3: one code and one transaction (null: it has no id of its own) a row. The same again for the same id."""
+        """P2 and P3: one code and one transaction (null: it has no id of its own) per row. The same again for the same id."""
         ...
 
     def end(self, batch: pa.RecordBatch, shards: Int64s, outcome: Outcome) -> Codes:
@@ -171,7 +171,7 @@ class Driving:
     def run_batch(self, messages: Any, business: Business) -> DrivenResults:
         """Many messages and one local transaction ``business(session)``: all, or none of them.
 
-        ``messages``: anything that a producer's batch may be. One SQL statement a step, one request a step and broker. An exception of
+        ``messages``: anything that a producer's batch may be. One SQL statement per step, one request per step and broker. An exception of
         ``business`` takes everything back and goes on. When this returns, the business change is committed.
 
         Raises what the broker or the database raised before P4 (then nothing happened: the row, if there is one still,

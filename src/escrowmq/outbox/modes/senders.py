@@ -1,6 +1,6 @@
-"""How an ordinary message leaves, once, for the broker that was chosen for it: through a producer, or through a target.
+"""Sends ordinary messages, each to the one broker that was chosen for it: through a producer, or through a target.
 
-A sender chooses the broker when a message is stored, and never another one afterwards. What it answers are codes, one a row, as
+A sender chooses the broker when a message is stored, and never another one afterwards. It answers codes, one per row, as
 :mod:`escrowmq.outbox.targets.seam` reads them; it raises only Misuse.
 """
 
@@ -27,7 +27,7 @@ class Sender(Protocol):
         ...
 
     def send(self, batch: pa.RecordBatch, shards: Int64s) -> Codes:
-        """Send every row to its shard; one code a row."""
+        """Send every row to its shard; one code per row."""
         ...
 
 
@@ -42,7 +42,7 @@ class ProducerSender:
         return self._producer.place(keys).astype(np.int64)
 
     def send(self, batch: pa.RecordBatch, shards: Int64s) -> Codes:
-        """One request a shard."""
+        """One request per shard."""
         return by_shard(batch, shards, lambda piece, shard: self._producer.send_batch(piece, shard=shard).codes)
 
 

@@ -3,7 +3,7 @@
 Theory of operation.
 
 1. Rows are spread over 64 lanes by their key. A worker leases lanes; a lane has one worker at a time, so the order of a key is
-   one worker's affair. Whoever is alive gets a fair share; the lanes of the dead are taken over when their leases end.
+   one worker's affair. Each living worker gets a fair share; the lanes of a dead one are taken over when its leases end.
 2. A worker reads the PENDING rows of its lanes. Never "the rows after the last one that I saw": numbers are taken before the
    commit, and a lower one can appear later. What was not marked is simply still there.
 3. A batch is one read, one send, and one write that only counts while the lanes are still this worker's. There is no write

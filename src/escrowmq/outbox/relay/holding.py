@@ -1,4 +1,4 @@
-"""Which keys are held, and by which row. The table says so; this is a worker's knowledge of it.
+"""A worker's copy of which keys are held back, and by which row; the table is the truth.
 
 A key is held by its RETRYING row, or by a WAITING one that was never sent (with ``on_exhausted="hold_key"``). Rows behind it are
 HELD when they are met, and PENDING again, all at once and in their old order, when the head has gone: sent, discarded, or

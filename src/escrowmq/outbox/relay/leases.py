@@ -23,7 +23,7 @@ HUNGRY_SECONDS = 0.25
 class Leases:
     """The lanes of one worker. Used by that worker's thread only.
 
-    ``owner`` is a name that nobody had before, so "is this lane still mine?" is a comparison of names: nothing is ever
+    ``owner`` is a name that no worker had before, so "is this lane still mine?" is a comparison of names: nothing is ever
     leased twice under one.
     """
 

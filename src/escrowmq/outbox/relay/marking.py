@@ -1,4 +1,4 @@
-"""Writing down what a batch came to.
+"""Writes the result of a batch into the table.
 
 If all was sent, that is one statement, a transaction of its own, which only touches rows of lanes that are leased at that moment. Anything
 else is one transaction that holds the worker's lanes while it writes, so that a worker that lost them changes nothing.
@@ -34,7 +34,7 @@ _OVER = _in_state(State.PENDING, State.RETRYING, State.DONE)
 
 
 class Marker:
-    """Marks of one worker. ``deletes``: what was sent leaves the table, unless somebody wants to keep it."""
+    """Marks of one worker. ``deletes``: what was sent leaves the table, unless it is to be kept."""
 
     def __init__(self, dialect: Dialect, leases: Leases, deletes: bool) -> None:
         self._dialect = dialect
@@ -47,8 +47,8 @@ class Marker:
         bound = {"seqs": self._dialect.numbers([row[0] for row in rows]), "owner": self._leases.owner}
         return self._sent(connection, self._leases.mine(), bound)
 
-    def verdict(self, rows: Sequence[Any], verdict: Verdict, behind: Sequence[tuple[int, int]]) -> tuple[int, set[int]]:
-        """Anything: how many were marked as sent, and the lanes (of those concerned) that are still this worker's."""
+    def mixed(self, rows: Sequence[Any], verdict: Verdict, behind: Sequence[tuple[int, int]]) -> tuple[int, set[int]]:
+        """Some were not sent, or keys are freed or held: how many were marked as sent, and the lanes (of those concerned) that are still this worker's."""
         sent = [rows[place] for place in verdict.sent]
         behind = [*behind, *verdict.behind]
         lanes = {row.lane for row in sent} | {aside.lane for aside in verdict.aside} | {lane for _, lane in behind}

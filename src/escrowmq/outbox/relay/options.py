@@ -1,4 +1,4 @@
-"""What a relay can be told."""
+"""The options of a relay."""
 
 from __future__ import annotations
 

@@ -38,9 +38,9 @@ class Reader:
         self._owner = owner
         self._max_rows, self._max_bytes = max_rows, max_bytes
         self._per_lane = 4
-        self._turn = 0
+        self._cursor = 0
         self._fitting = min(max_rows, FIRST_ROWS)
-        self._read = self._read_laterally if dialect.name == "postgresql" else self._read_in_turns
+        self._read = self._read_laterally if dialect.name == "postgresql" else self._read_round_robin
 
     def pending(self, connection: sa.Connection, lanes: Sequence[int], most: int | None = None) -> list[Any]:
         """Rows of those lanes that are to be sent; those of a lane are its lowest, in the order of their numbers.
@@ -65,16 +65,16 @@ class Reader:
         late = sa.select(*COLUMNS).where(state_is(State.SENT), _c.sent_us <= before_us, _c.lane.in_(lanes))
         return list(connection.execute(late.order_by(_c.sent_us).limit(most)).all())
 
-    def _read_in_turns(self, connection: sa.Connection, lanes: Sequence[int], wanted: int) -> list[Any]:
+    def _read_round_robin(self, connection: sa.Connection, lanes: Sequence[int], wanted: int) -> list[Any]:
         """From the lane after the last that was read, and round to it again."""
-        ahead = [lane for lane in lanes if lane > self._turn]
-        behind = [lane for lane in lanes if lane <= self._turn]
+        ahead = [lane for lane in lanes if lane > self._cursor]
+        behind = [lane for lane in lanes if lane <= self._cursor]
         rows: list[Any] = []
         for some in (ahead, behind):
             if some and len(rows) < wanted:
                 rows += connection.execute(_WALK, {"lanes": some, "most": wanted - len(rows)}).all()
         if len(rows) >= wanted:
-            self._turn = rows[-1].lane
+            self._cursor = rows[-1].lane
         return rows
 
     def _read_laterally(self, connection: sa.Connection, lanes: Sequence[int], wanted: int) -> list[Any]:
@@ -93,8 +93,8 @@ class Reader:
             yield lanes
             return
         for _ in range(-(-len(lanes) // wanted)):
-            start = self._turn % len(lanes)
-            self._turn = start + wanted
+            start = self._cursor % len(lanes)
+            self._cursor = start + wanted
             yield (*lanes, *lanes)[start : start + wanted]
 
     def _learn(self, rows: list[Any], each: int, wanted: int) -> None:

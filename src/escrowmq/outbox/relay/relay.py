@@ -15,7 +15,7 @@ from escrowmq.outbox.migrations import check_schema
 from escrowmq.outbox.relay.options import RelayOptions
 from escrowmq.outbox.relay.statistics import Counters, Statistics
 from escrowmq.outbox.relay.waking import Bell, Listener, Pause
-from escrowmq.outbox.relay.worker import SharedTarget, Turn, Worker
+from escrowmq.outbox.relay.worker import SharedTarget, Step, Worker
 from escrowmq.outbox.targets.seam import Target
 from escrowmq.platform.backoff import Backoff
 
@@ -123,7 +123,7 @@ class Relay:
 
         The lanes stay leased until :meth:`stop`. Raises Misuse(NO_TABLES, ...).
         """
-        return self._one_turn().sent
+        return self._one_step().sent
 
     def drain(self, timeout: float | None = None) -> bool:
         """Send, in the caller's thread, until nothing is left to send now; False if that was not so after ``timeout`` seconds.
@@ -132,14 +132,14 @@ class Relay:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            turn = self._one_turn()
-            if turn.idle and not turn.pause:
+            step = self._one_step()
+            if step.idle and not step.pause:
                 return True
-            if self._stopping.is_set() or (deadline is not None and time.monotonic() + turn.pause >= deadline):
+            if self._stopping.is_set() or (deadline is not None and time.monotonic() + step.pause >= deadline):
                 return False
-            self._bell.wait(0, turn.pause) if turn.pause else None
+            self._bell.wait(0, step.pause) if step.pause else None
 
-    def _one_turn(self) -> Turn:
+    def _one_step(self) -> Step:
         if self._threads:
             raise Misuse(
                 Code.BAD_ARGUMENT, "the relay is running in the background", "use another Relay, or stop this one"
@@ -148,7 +148,7 @@ class Relay:
             self._check_tables()
             self._stopping.clear()
             self._single = self._worker(0)
-        return self._single.turn()
+        return self._single.step()
 
     # Inside
 
@@ -166,10 +166,10 @@ class Relay:
         pause = Pause(self.options.poll_interval)
         try:
             while not self._stopping.is_set():
-                turn = worker.turn()
-                if turn.pause:
-                    self._bell.wait(number, min(turn.pause, max(worker.free_for(), 0.01)))
-                elif turn.idle:
+                step = worker.step()
+                if step.pause:
+                    self._bell.wait(number, min(step.pause, max(worker.free_for(), 0.01)))
+                elif step.idle:
                     if self._bell.wait(number, min(pause.take(), max(worker.free_for(), 0.001))):
                         pause.found()
                 else:

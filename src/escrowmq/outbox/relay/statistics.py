@@ -1,4 +1,4 @@
-"""What a relay counts."""
+"""The counters of a relay."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Statistics:
     sent: int = 0
     """Messages with the target's durable OK."""
     refused: int = 0
-    """Refusals, one a try."""
+    """Refusals, one per try."""
     waiting: int = 0
     """Messages that this relay gave up: they wait for a person."""
     repeated: int = 0

@@ -1,4 +1,4 @@
-"""What is done with rows that were sent: those without a callback are sent again, those that were kept long enough leave."""
+"""Upkeep of rows that were sent: those without a callback are sent again, those that were kept long enough are deleted."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def purge(dialect: Dialect, connection: sa.Connection, before_us: int, states: S
 
 
 def give_up(dialect: Dialect, leases: Leases, rows: Sequence[Any]) -> int:
-    """Those SENT rows wait for a person now: nobody ever called back. How many."""
+    """Those SENT rows wait for a person now: no callback ever came. How many."""
     with dialect.transaction() as connection:
         mine = leases.still_mine(connection, {row.lane for row in rows})
         seqs = [row.seq for row in rows if row.lane in mine]

@@ -1,4 +1,4 @@
-"""What follows from a target's answer, row by row. Pure: no clock, no database.
+"""Decides from a target's answer what happens to each row. Pure: no clock, no database.
 
 1. OK is OK, whatever its neighbours got: the message is durable and must not be sent for ever.
 2. A refusal counts. The row is RETRYING until its tries run out, then WAITING. It holds the later rows of its key.
@@ -120,10 +120,10 @@ def _judge_mixed(
 
 def _aside(row: Any, code: Code, counts: bool, rules: Rules, now_us: int) -> Aside:
     sentence, hint = explain(code)
-    told = f"{code.name}: {sentence}" + (f" ({hint})" if hint else "")
+    text = f"{code.name}: {sentence}" + (f" ({hint})" if hint else "")
     if not counts:
-        return Aside(row.seq, row.lane, State.RETRYING, row.attempts, now_us + rules.aside_us, told)
+        return Aside(row.seq, row.lane, State.RETRYING, row.attempts, now_us + rules.aside_us, text)
     attempts = row.attempts + 1
     if attempts > rules.redeliveries:
-        return Aside(row.seq, row.lane, State.WAITING, attempts, 0, told)
-    return Aside(row.seq, row.lane, State.RETRYING, attempts, now_us + rules.interval_us, told)
+        return Aside(row.seq, row.lane, State.WAITING, attempts, 0, text)
+    return Aside(row.seq, row.lane, State.RETRYING, attempts, now_us + rules.interval_us, text)

@@ -1,4 +1,4 @@
-"""When to look at the table again: at once when told so, soon after something was found, seldom when nothing comes."""
+"""Decides when a worker looks at the table again: at once when notified, soon after a find, seldom while nothing comes."""
 
 from __future__ import annotations
 
@@ -79,16 +79,16 @@ class Listener:
             self._thread.join()
 
     def _run(self) -> None:
-        told = False
+        warned = False
         while not self._stopping.is_set():
             try:
                 self._listen()
             except Exception as problem:
                 if not isinstance(problem, SQLAlchemyError | OSError) and not _is_driver_error(problem):
                     raise
-                if not told:
+                if not warned:
                     _log.warning("cannot listen for new messages, polling instead: %s", problem)
-                    told = True
+                    warned = True
             self.listening.clear()
             self._stopping.wait(2.0)
 

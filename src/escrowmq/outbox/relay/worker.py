@@ -38,7 +38,7 @@ LOOK_SECONDS = 1.0
 AWAY = (DBAPIError, DisconnectionError, PoolTimeout)
 """What a database raises that is away, full, locked, or being upgraded."""
 LANE_ZERO = 0
-"""Whoever has this lane purges for all."""
+"""The worker that has this lane purges for all."""
 
 
 class SharedTarget:
@@ -50,7 +50,7 @@ class SharedTarget:
         self.backoff = backoff
 
     def send(self, batch: Any) -> Codes:
-        """Send and get one code a row; whatever a target raises besides Misuse means that nobody knows."""
+        """Send and get one code per row; any exception of a target but Misuse means that the result is unknown."""
         with self._lock:
             try:
                 return np.asarray(self._target.send(batch), np.uint8)
@@ -70,13 +70,13 @@ class SharedTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """What one turn came to."""
+class Step:
+    """What one step came to."""
 
     read: int = 0
     sent: int = 0
     pause: float = 0.0
-    """Seconds for which there is no sense in another turn (a target or database that is away)."""
+    """Seconds for which there is no sense in another step (a target or database that is away)."""
 
     @property
     def idle(self) -> bool:
@@ -85,7 +85,7 @@ class Turn:
 
 
 class Worker:
-    """One thread's share of a relay. :meth:`turn` raises Misuse only; a database that is away becomes a pause."""
+    """One thread's share of a relay. :meth:`step` raises Misuse only; a database that is away becomes a pause."""
 
     def __init__(
         self, number: int, dialect: Dialect, target: SharedTarget, options: RelayOptions, counters: Counters
@@ -110,17 +110,17 @@ class Worker:
 
     # The outside
 
-    def turn(self) -> Turn:
+    def step(self) -> Step:
         """Keep the leases, read a batch, send it, mark it. A pause instead while target or database are to be left alone."""
         if pause := self._database.left():
-            return Turn(pause=pause)
+            return Step(pause=pause)
         try:
-            turn = self._turn()
+            step = self._step()
         except AWAY as problem:
             return self._database_failed(problem)
         if self._database.worked():
             _log.info("the database is back")
-        return turn
+        return step
 
     def free_for(self) -> float:
         """Seconds until the leases want to be renewed: no pause may be longer."""
@@ -136,28 +136,28 @@ class Worker:
         self._counters.leased(self._number, 0)
         self._counters.lagging(self._number, 0.0)
 
-    # A turn
+    # One step
 
-    def _turn(self) -> Turn:
+    def _step(self) -> Step:
         if self.leases.keep():
             self._holding.look_soon()
             self._counters.leased(self._number, len(self.leases.lanes))
         if not self.leases.lanes:
-            return Turn()
+            return Step()
         if pause := self._target.backoff.left():
-            return Turn(pause=pause)
+            return Step(pause=pause)
         self._holding.look(self.leases.lanes)
         connection = self._connected()
         rows, pending = self._read(connection)
         connection.commit()  # an SQLite engine whose listener begins transactions (a known recipe) begins them here too
         reach("relay.read")
-        turn = self._relay(connection, rows) if rows else Turn()
-        if not turn.pause:
+        step = self._relay(connection, rows) if rows else Step()
+        if not step.pause:
             self._maintain(connection)
-        if not pending and not turn.pause:
+        if not pending and not step.pause:
             self._counters.lagging(self._number, 0.0)
         connection.commit()
-        return turn
+        return step
 
     def _read(self, connection: sa.Connection) -> tuple[list[Any], bool]:
         """Retries that are due, then what is pending; whether there was anything pending."""
@@ -171,7 +171,7 @@ class Worker:
         pending = self._reader.pending(connection, lanes, probing)
         return retries + pending, bool(pending)
 
-    def _relay(self, connection: sa.Connection, rows: list[Any]) -> Turn:
+    def _relay(self, connection: sa.Connection, rows: list[Any]) -> Step:
         rows, behind = self._holding.part(rows)
         verdict = Verdict()
         if rows:
@@ -179,7 +179,7 @@ class Worker:
             reach("relay.built")
             if not self.leases.valid:  # paused for longer than the lease: somebody else may be at it
                 self.leases.forget()
-                return Turn(read=len(rows))
+                return Step(read=len(rows))
             codes = self._target.send(batch)
             reach("relay.sent")
             heads, now_us = self._holding.heads, self._now_us()
@@ -193,7 +193,7 @@ class Worker:
         self._mark(connection, rows, verdict, behind)
         reach("relay.marked")
         self._count(rows, verdict)
-        return Turn(read=len(rows) + len(behind), sent=len(verdict.sent))
+        return Step(read=len(rows) + len(behind), sent=len(verdict.sent))
 
     def _mark(
         self, connection: sa.Connection, rows: list[Any], verdict: Verdict, behind: Sequence[tuple[int, int]]
@@ -203,13 +203,13 @@ class Worker:
             if sent == len(rows) and not behind and not verdict.freed:
                 marked = self._marker.all_sent(connection, rows)
             else:
-                marked, mine = self._marker.verdict(rows, verdict, behind)
+                marked, mine = self._marker.mixed(rows, verdict, behind)
                 for key in verdict.freed:
                     self._holding.heads.pop(key, None)
                 self._holding.heads.update({key: seq for key, seq in verdict.heads.items() if key[0] in mine})
         except AWAY:
             self._counters.add(repeated=sent)
-            self._holding.look_soon()  # nobody knows what was written
+            self._holding.look_soon()  # it is unknown what was written
             raise
         if marked < sent:
             _log.info("%d of %d sent messages were not this worker's to mark any more", sent - marked, sent)
@@ -262,7 +262,7 @@ class Worker:
 
     # Failures
 
-    def _target_failed(self, code: Code, rows: int) -> Turn:
+    def _target_failed(self, code: Code, rows: int) -> Step:
         first = not self._target.backoff.failing
         pause = self._target.backoff.failed()
         self._counters.add(target_failures=1)
@@ -272,9 +272,9 @@ class Worker:
             code.name,
             pause,
         )
-        return Turn(read=rows, pause=pause)
+        return Step(read=rows, pause=pause)
 
-    def _database_failed(self, problem: Exception) -> Turn:
+    def _database_failed(self, problem: Exception) -> Step:
         first = not self._database.failing
         pause = self._database.failed()
         self._counters.add(database_failures=1)
@@ -284,7 +284,7 @@ class Worker:
         )
         self._disconnect()
         self._holding.look_soon()
-        return Turn(pause=pause)
+        return Step(pause=pause)
 
     # Helpers
 
@@ -305,10 +305,10 @@ class Worker:
                 connection.invalidate()
 
     def _now_us(self) -> int:
-        """Microseconds since 1970, about as the database's clock has them: asked once a connection."""
+        """Microseconds since 1970, about as the database's clock has them: asked once per connection."""
         if not self._clock_ahead:
-            told = int(self._connected().scalar(sa.select(self._dialect.now_us)) or 0)
-            self._clock_ahead = told - time.monotonic_ns() // 1000
+            now_us = int(self._connected().scalar(sa.select(self._dialect.now_us)) or 0)
+            self._clock_ahead = now_us - time.monotonic_ns() // 1000
         return time.monotonic_ns() // 1000 + self._clock_ahead
 
 

@@ -3,7 +3,7 @@
 1. Where a message goes follows from its key, or without one from its id: a retry never moves to another broker, where it would
    be a second message (the same list of brokers given, in the same order).
 2. The broker answers row by row, and a later row of a key may be fine where an earlier one is refused. So what can be known to be
-   refused is not sent, nor what is behind it; and rows of a topic that was never taken before go one a key at a time, until it was.
+   refused is not sent, nor what is behind it; and rows of a topic that was never taken before go one per key at a time, until it was.
 3. A request that failed as a whole failed for all its rows. Requests of one call to one broker follow each other, so that a key's
    rows are never in two at once.
 4. A broker that is away is left alone for a while; its rows are answered DISCONNECTED at once, and the others' go on.
@@ -117,7 +117,7 @@ class _Broker:
         self._backoff = Backoff(FIRST_PAUSE, LAST_PAUSE)
 
     def send(self, batch: pa.RecordBatch) -> Codes:
-        """One code a row."""
+        """One code per row."""
         if self._backoff.left():
             return np.full(batch.num_rows, Code.DISCONNECTED, np.uint8)
         try:
@@ -142,8 +142,8 @@ class _Broker:
         return True
 
     def _meet(self) -> None:
-        told = ask(self._bus.router.links[0], HELLO({}), self._timeout)
-        self.limits, self._met = Limits.of(told["limits"]), True
+        answer = ask(self._bus.router.links[0], HELLO({}), self._timeout)
+        self.limits, self._met = Limits.of(answer["limits"]), True
 
     def close(self) -> None:
         """Let the connection go."""
@@ -176,10 +176,10 @@ class _Broker:
         start = 0
         for piece in split(batch, self.limits):
             try:
-                told = self._producer.send_batch(piece).codes
-                if (told == Code.GROUP_KIND).any():
+                found = self._producer.send_batch(piece).codes
+                if (found == Code.GROUP_KIND).any():
                     raise error(Code.GROUP_KIND)  # of the whole session, whatever the row
-                codes[start : start + piece.num_rows] = told
+                codes[start : start + piece.num_rows] = found
             except EscrowError as problem:
                 codes[start:] = self._failed(problem)
                 return codes

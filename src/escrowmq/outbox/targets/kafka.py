@@ -68,7 +68,7 @@ CODES: Mapping[int, Code] = {
     _K.REQUEST_TIMED_OUT: Code.TIMED_OUT,
     _K.NOT_ENOUGH_REPLICAS_AFTER_APPEND: Code.TIMED_OUT,
 }
-"""What Kafka's errors mean here; any other is DISCONNECTED: nobody knows."""
+"""What Kafka's errors mean here; any other is DISCONNECTED: the result is unknown."""
 
 
 class KafkaTarget:
@@ -125,7 +125,7 @@ class KafkaTarget:
         )
 
     def send(self, batch: Any) -> Codes:
-        """One code a row; see :mod:`escrowmq.outbox.targets.seam`."""
+        """One code per row; see :mod:`escrowmq.outbox.targets.seam`."""
         if self._closed:
             raise Misuse(Code.BAD_ARGUMENT, "the target is closed")
         rows = Rows(batch)

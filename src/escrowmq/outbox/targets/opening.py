@@ -58,8 +58,8 @@ def _class_of(url: str) -> Any:
     except ModuleNotFoundError as problem:
         if (problem.name or "").startswith("escrowmq"):
             raise
-        told = f"{scheme}: needs the package {problem.name}, which is not installed"
-        raise Misuse(Code.MISSING_PACKAGE, told, f'python -m pip install "escrowmq[{extra}]"') from problem
+        text = f"{scheme}: needs the package {problem.name}, which is not installed"
+        raise Misuse(Code.MISSING_PACKAGE, text, f'python -m pip install "escrowmq[{extra}]"') from problem
 
 
 def _check(made: Any, options: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """RabbitMQ as a target, by ``aio-pika`` (the extra ``rabbitmq``): topic → durable queue of that name, or routing key of your exchange.
 
-A message is OK when RabbitMQ has confirmed it, and confirms are waited for together: a whole turn is under way at once. A queue may
+A message is OK when RabbitMQ has confirmed it, and confirms are waited for together: a whole round of rows is under way at once. A queue may
 refuse one message and take the next (a length limit), so the messages of one key go one after the other, in waves.
 """
 
@@ -93,7 +93,7 @@ class RabbitMqTarget:
         )
 
     def send(self, batch: Any) -> Codes:
-        """One code a row; see :mod:`escrowmq.outbox.targets.seam`."""
+        """One code per row; see :mod:`escrowmq.outbox.targets.seam`."""
         if self._loop is None:
             raise Misuse(Code.BAD_ARGUMENT, "the target is closed")
         rows = Rows(batch)
@@ -125,7 +125,7 @@ class RabbitMqTarget:
         parts = [np.arange(len(wanted))] if self._pipeline_keys else list(waves(rows.key_numbers[wanted]))
         for part in parts:
             going = wanted[part][~behind_failures(codes, rows.key_numbers)[wanted[part]]]
-            if self._connection is None:  # lost in the turn before
+            if self._connection is None:  # lost in the round before
                 codes[going] = Code.QUEUE_FULL
                 continue
             codes[going] = await asyncio.gather(*(self._publish(rows, row, deadline) for row in going.tolist()))

@@ -23,7 +23,7 @@ from escrowmq.outbox.targets.seam import Codes, Promise
 BODY_FIELD = "escrowmq-body"
 ROWS_A_SCRIPT = 500
 BYTES_A_SCRIPT = 8 << 20
-"""Redis serves nobody else while a script runs."""
+"""Redis serves no other client while a script runs."""
 MAX_PROPERTIES = 1000
 """Lua cannot pass more than some thousand arguments to one command."""
 
@@ -120,7 +120,7 @@ class RedisTarget:
         )
 
     def send(self, batch: Any) -> Codes:
-        """One code a row; see :mod:`escrowmq.outbox.targets.seam`. Raises Misuse(BAD_SETTING) when the server's settings are
+        """One code per row; see :mod:`escrowmq.outbox.targets.seam`. Raises Misuse(BAD_SETTING) when the server's settings are
         below what the promise says."""
         if self._closed:
             raise Misuse(Code.BAD_ARGUMENT, "the target is closed")
@@ -149,7 +149,7 @@ class RedisTarget:
         self._drop()
 
     def _run(self, rows: Rows, part: Int64s, codes: Codes) -> Code:
-        """Add one script's rows; returns why nobody knows about any of them, or OK."""
+        """Add one script's rows; returns why the result of all of them is unknown, or OK."""
         try:
             client = self._connected()
             keys, arguments = self._arguments(rows, part)

@@ -1,4 +1,4 @@
-"""The contract between a relay and what it sends to.
+"""The contract between a relay and what it sends to: codes per row, order per key, a declared promise.
 
 A target takes a record batch of schema :data:`escrowmq.schemas.OUTGOING` and answers every row with one
 :class:`escrowmq.errors.Code`:
@@ -68,7 +68,7 @@ class Target(Protocol):
     def promise(self) -> Promise: ...
 
     def send(self, batch: pa.RecordBatch) -> Codes:
-        """Send every row; one code a row, when the whole batch is answered or given up after the target's timeout."""
+        """Send every row; one code per row, when the whole batch is answered or given up after the target's timeout."""
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The door: every request passes here before anything is read of it, and its body is read here, within the limits.
+"""Admission of requests: checks each before any byte of it is read, and reads its body within the limits.
 
 Rules:
 
@@ -28,7 +28,7 @@ _CLOSE = {"Connection": "close"}
 
 
 TAKEN = ("application/json", "application/octet-stream")
-"""Kinds of bodies. A browser's page of another site cannot send these without asking first, and nobody answers that."""
+"""Kinds of bodies. A browser's page of another site cannot send these without asking first, and that question is not answered."""
 
 
 class _Untaken(Rejected):
@@ -39,8 +39,8 @@ class _Gone(Exception):
     """The client left while it was sending."""
 
 
-class Door:
-    """ASGI middleware. ``host``: the name or address listened on; ``insecure``: any name may be asked for."""
+class Admission:
+    """ASGI middleware that admits requests within the limits. ``host``: the name or address listened on; ``insecure``: any name may be asked for."""
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings, host: str, insecure: bool) -> None:
         self._app = app
