@@ -25,7 +25,7 @@ def sessions(bench):
 def live(bench, seconds):
     """Let time pass, the broker waking when it wants to."""
     end = bench.clock.now_us() + round(seconds * 1e6)
-    while (wake := bench.engine.next_wake_us()) < end:
+    while (wake := bench.engine.wake_us) < end:
         bench.pass_time(max(wake - bench.clock.now_us(), 0) / 1e6)
         if (saving := bench.engine.upkeep.saving) is not None:
             saving.result(timeout=10)

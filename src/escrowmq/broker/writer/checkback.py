@@ -24,9 +24,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.broker.columns import transaction_ids
+from escrowmq.broker.writer.shard import Shard
 from escrowmq.errors import Code, EscrowError
-from escrowmq.ledger.commands import Asked
-from escrowmq.schemas import CHECKS
+from escrowmq.ledger.columns.schedule import NEVER_US
+from escrowmq.ledger.commands import AskChecks, Asked
+from escrowmq.ledger.listings import messages_of
+from escrowmq.schemas import CHECKS, Kind
 
 Int64s = npt.NDArray[np.int64]
 
@@ -186,12 +189,20 @@ class Directory:
         self._lock = threading.Lock()
         self._members: dict[str, list[Member]] = {}
         self._turns: dict[str, int] = {}
+        self._news = False  # somebody came or left, or has room again
+        self._wake_us = NEVER_US
+
+    @property
+    def wake_us(self) -> int:
+        """:meth:`ask` has nothing to do before this."""
+        return 0 if self._news else self._wake_us
 
     def join(self, group: str, session: int) -> Member:
         """A new member to ask."""
         member = Member(group, session, self._read, self._shard)
         with self._lock:
             self._members.setdefault(group, []).append(member)
+            self._news = True
         self._poke()
         return member
 
@@ -205,6 +216,7 @@ class Directory:
             if not members:
                 self._members.pop(member.group, None)
                 self._turns.pop(member.group, None)
+            self._news = True
         self._poke()
 
     def close(self) -> None:
@@ -244,11 +256,14 @@ class Directory:
                 room += self._window - len(member.open)
             return room
 
-    def next_room_us(self, group: str) -> int | None:
-        """When the oldest open question of a group is given up."""
-        with self._lock:
-            oldest = [o for m in self._members.get(group, ()) if (o := m.oldest_us()) is not None]
-        return min(oldest) + self._interval_us if oldest else None
+    def on_event(self, kind: Kind, batch: pa.RecordBatch) -> None:
+        """An event was applied: it may close questions, or make new ones due."""
+        if kind in (Kind.DECIDED, Kind.BATCH_DECIDED, Kind.PARKED):
+            self.settled(batch.column("transaction").to_numpy())
+        elif kind == Kind.HALF and self._members:
+            self._wake_us = min(self._wake_us, int(batch.column("due_us").to_numpy().min()))
+        elif kind in (Kind.REOPENED, Kind.RULES):
+            self._news = True
 
     def settled(self, transactions: Int64s) -> None:
         """Close the questions about these transactions."""
@@ -257,7 +272,35 @@ class Directory:
             if busy:
                 positions = transactions.tolist()
                 for member in busy:
+                    before = len(member.open)
                     member.open.difference_update(positions)
+                    self._news = self._news or len(member.open) < before
+
+    def ask(self, shard: Shard, now_us: int) -> Iterator[tuple[Member, Questions]]:
+        """Take due transactions of every group that has somebody to ask; to be put to them once durable."""
+        if now_us < self.wake_us:
+            return
+        self._news = False
+        self._wake_us = 0  # until this is done: it may be refused
+        ledger, wake_us = shard.ledger, NEVER_US
+        for group in self.groups():
+            if ledger.checkback.ask_us(group) <= now_us and (room := min(self.room(group, now_us), ASK_ROWS)) > 0:
+                asked: Asked = shard.execute(AskChecks(group, room))
+                if len(asked.transactions):
+                    positions, owners = messages_of(ledger, asked.transactions)
+                    questions = Questions(asked.transactions, asked.epochs, asked.attempts, positions, owners)
+                    for member, rows in self.assign(group, asked, now_us):
+                        yield member, questions.take(rows)
+            wake_us = min(wake_us, max(ledger.checkback.ask_us(group), self._next_room_us(group)))
+        self._wake_us = wake_us
+
+    def _next_room_us(self, group: str) -> int:
+        """Nobody of a group may be asked before this: 0, or when its oldest open question is given up."""
+        with self._lock:
+            members = self._members.get(group, ())
+            if any(len(m.open) < self._window for m in members):
+                return 0
+            return min((o for m in members if (o := m.oldest_us()) is not None), default=NEVER_US) + self._interval_us
 
     def assign(self, group: str, asked: Asked, now_us: int) -> list[tuple[Member, Int64s]]:
         """Whom to ask about what: members with row numbers into ``asked``, within their windows."""

@@ -25,7 +25,8 @@ import pyarrow as pa
 from escrowmq.broker.writer.recovery import fold
 from escrowmq.broker.writer.rounds import Look, Request, Work, arrange
 from escrowmq.errors import Code, EscrowError, Overloaded, error
-from escrowmq.ledger.commands import Command, Configure, Decision, Prepare, Retain, Rules, Send
+from escrowmq.ledger.commands import Command, Configure, Prepare, Retain, Rules, Send
+from escrowmq.ledger.events import Decision
 from escrowmq.log.frames import size_bound
 from escrowmq.log.seam import CommitLog, Snapshot
 from escrowmq.platform.clock import Clock
@@ -80,6 +81,7 @@ class Shard:
         self._headroom = min(HEADROOM, settings.segment_bytes // 16)
         self.ledger, snapshot = fold(log)
         self._floor_us = max(log.last_time_us, snapshot.time_us if snapshot else 0)
+        self._ahead_us = max(self._floor_us - clock.now_us(), 0)
         self._snapshot_bytes = _size(snapshot.tables) if snapshot else 0
         self._snapshot_sequence = snapshot.sequence if snapshot else 0
         self.time_us = 0
@@ -89,9 +91,13 @@ class Shard:
 
     # One round
 
+    def now_us(self) -> int:
+        """Broker time, microseconds; where the clock is behind the log's last frame, it goes on from that."""
+        return self._clock.now_us() + self._ahead_us
+
     def begin(self) -> int:
         """Take the round's time, microseconds."""
-        self.time_us = self._floor_us = max(self._floor_us, self._clock.now_us())
+        self.time_us = self._floor_us = max(self._floor_us, self.now_us())
         return self.time_us
 
     def execute(self, command: Command) -> Any:
