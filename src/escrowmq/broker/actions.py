@@ -75,10 +75,10 @@ def stats(engine: Engine, _: Fields) -> Json:
     requests, size = engine.waiting
     return {
         **numbers,
-        "checks_unanswered": engine.members.unanswered,
+        "checks_unanswered": engine.listeners.unanswered,
         "waiting_requests": requests,
         "waiting_bytes": size,
-        "parked_receives": engine.parked,
+        "parked_receives": engine.waiting_receives,
         "rounds_total": engine.rounds,
         "log_bytes_total": engine.log.bytes_written,
         "log_position": engine.log.next_position,
@@ -130,7 +130,7 @@ def create_topic(engine: Engine, fields: Fields) -> Json:
 def list_producers(engine: Readable, _: Fields) -> Json:
     """All producer groups, with how many of each are connected."""
     groups = engine.look(lambda: producers_list(engine.shard.ledger)).result()
-    return {"producers": [{**group, "members": engine.members.members(group["group"])} for group in groups]}
+    return {"producers": [{**group, "members": engine.listeners.count(group["group"])} for group in groups]}
 
 
 def subscribe(engine: Engine, fields: Fields) -> Json:
@@ -258,7 +258,7 @@ def list_writers(engine: Readable, fields: Fields) -> Json:
     limit, after = fields.integer("limit", PAGE, least=1, most=MAX_PAGE), fields.text("after", "")
     start = message_id(after) if after else b""
     found = engine.look(lambda: writers_list(engine.shard.ledger, start, limit)).result()
-    listed = [{**writer, "members": engine.members.members(writer["group"])} for writer in found]
+    listed = [{**writer, "members": engine.listeners.count(writer["group"])} for writer in found]
     return {"writers": listed, **({"next": found[-1]["writer"]} if len(found) == limit else {})}
 
 

@@ -14,7 +14,7 @@ from escrowmq.broker.actions import ACTIONS, LONGEST_WAIT_MS
 from escrowmq.broker.reads.deliveries import Deliveries
 from escrowmq.broker.reads.views import open_view
 from escrowmq.broker.requests import Fields, check_batch
-from escrowmq.broker.writer.checkback import ANSWERED, Member
+from escrowmq.broker.writer.checkback import ANSWERED, Listener
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.broker.writer.shard import microseconds
 from escrowmq.errors import Code, EscrowError, error
@@ -83,7 +83,7 @@ class Calls:
         answered = np.isin(done.result().column("code").to_numpy(), ANSWERED)
         ids = batch.column("transaction")
         raw = np.frombuffer(ids.buffers()[1], TRANSACTION_ID_DTYPE)[ids.offset : ids.offset + len(ids)]
-        self.engine.members.settled(raw["position"][answered].astype(np.int64))
+        self.engine.listeners.settled(raw["position"][answered].astype(np.int64))
         self.engine.poke()
 
     def _settle(self, batch: pa.RecordBatch, fields: Fields) -> Future[pa.RecordBatch]:
@@ -125,13 +125,13 @@ class Calls:
         """Browse a topic or a system view."""
         return _guarded(lambda: open_view(self.engine, request))
 
-    def watch(self, session: int) -> Member:
+    def watch(self, session: int) -> Listener:
         """Make a session a member to ask; its carrier takes ``batches()`` and says when it leaves."""
         return self.engine.join(Fields({"session": session}).integer("session", least=1, most=MAX_EPOCH))
 
-    def leave(self, member: Member) -> None:
+    def leave(self, member: Listener) -> None:
         """A member's carrier is gone."""
-        self.engine.members.leave(member)
+        self.engine.listeners.leave(member)
 
     def close(self) -> None:
         """Finish reads that have begun."""

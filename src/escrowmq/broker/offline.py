@@ -62,7 +62,7 @@ ACTIONS: dict[str, Callable[[Readable, Fields], dict[str, Any]]] = {
 class _Nobody:
     """Who is connected to a folder."""
 
-    def members(self, group: str) -> int:
+    def count(self, group: str) -> int:
         """Nobody."""
         return 0
 
@@ -75,7 +75,7 @@ class OfflineShard:
         self.settings = BrokerSettings()
         self.clock = SystemClock()
         self.shard = self
-        self.members = _Nobody()
+        self.listeners = _Nobody()
         self.time_us = log.last_time_us
         self.ledger, _ = fold(log)
         self._lock = threading.Lock()

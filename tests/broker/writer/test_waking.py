@@ -25,7 +25,7 @@ def sleep_until(bench: Bench, end_us: int) -> int:
 def test_entries_that_are_stale_wake_an_idle_engine_a_bounded_number_of_times():
     bench = Bench()
     session = bench.session()
-    bench.engine.members.join("g", session)
+    bench.engine.listeners.join("g", session)
     for _ in range(600):
         (row,) = bench.prepare(session, {})
         bench.end(session, COMMIT, row["transaction"])
@@ -42,7 +42,7 @@ def test_an_idle_engine_sleeps_although_nobody_can_be_asked():
     """What is due of a group without a connected producer, or of one that answers nothing, keeps nobody awake."""
     bench = Bench(checks_in_flight=1, check_max=3)
     absent, silent = bench.session("absent"), bench.session("silent")
-    member = bench.engine.members.join("silent", silent)
+    member = bench.engine.listeners.join("silent", silent)
     bench.prepare(absent, {}, {})
     bench.prepare(silent, {}, {}, {})
     rounds = sleep_until(bench, bench.clock.now_us() + 50 * SECOND)
@@ -97,7 +97,7 @@ def test_what_was_counted_before_the_disk_was_full_is_asked(monkeypatch):
     """A refusal for one group took the questions of the groups before it along: counted, and never put."""
     bench = Bench()
     one, other = bench.session("g"), bench.session("h")
-    first, second = bench.engine.members.join("g", one), bench.engine.members.join("h", other)
+    first, second = bench.engine.listeners.join("g", one), bench.engine.listeners.join("h", other)
     bench.prepare(one, {})
     bench.prepare(other, {})
     execute = bench.engine.shard.execute
@@ -148,7 +148,7 @@ def test_asking_reads_no_clock():
 def test_a_recheck_is_asked_about_at_once():
     bench = Bench(check_max=1)
     session = bench.session()
-    member = bench.engine.members.join("g", session)
+    member = bench.engine.listeners.join("g", session)
     (row,) = bench.prepare(session, {})
     bench.pass_time(6)
     (check,) = asked(member)

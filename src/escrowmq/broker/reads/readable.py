@@ -27,7 +27,7 @@ class HoldsLedger(Protocol):
 class Connected(Protocol):
     """Which producers are connected."""
 
-    def members(self, group: str) -> int:
+    def count(self, group: str) -> int:
         """How many of a producer group."""
         ...
 
@@ -42,7 +42,7 @@ class Readable(Protocol):
     def shard(self) -> HoldsLedger: ...
 
     @property
-    def members(self) -> Connected: ...
+    def listeners(self) -> Connected: ...
 
     @property
     def settings(self) -> BrokerSettings: ...

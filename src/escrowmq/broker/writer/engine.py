@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.broker.writer.checkback import Directory, Member, Questions
+from escrowmq.broker.writer.checkback import Listener, Listeners, Questions
 from escrowmq.broker.writer.committer import Committer
 from escrowmq.broker.writer.rounds import Look, Request, WaitingLook, WaitingReceive
 from escrowmq.broker.writer.shard import Shard, microseconds
@@ -49,11 +49,11 @@ class Engine:
         self.clock = clock
         self.settings = settings
         self.shard = Shard(log, clock, settings)
-        self.shard.listeners.append(self._on_event)
-        self.members = Directory(
+        self.shard.observers.append(self._on_event)
+        self.listeners = Listeners(
             settings.checks_in_flight, microseconds(settings.check_interval), log.read, log.shard, self.poke
         )
-        self.upkeep = Upkeep(self.shard, self.poke, self.members.sessions)
+        self.upkeep = Upkeep(self.shard, self.poke, self.listeners.sessions)
         self._committer = Committer()
         self._pause_us = 0
         self._running: list[Request] = []  # this round's requests, for the case that it dies
@@ -104,7 +104,7 @@ class Engine:
             self._poked = True
             self._changed.notify()
 
-    def join(self, session: int) -> Member:
+    def join(self, session: int) -> Listener:
         """Make a producer session a member to ask. Rejected(UNKNOWN_SESSION), Fenced."""
 
         def group_of() -> str:
@@ -115,7 +115,7 @@ class Engine:
                 raise error(code if code != Code.OK else Code.UNKNOWN_SESSION)
             return sessions.groups[int(sessions.groups_of(epochs)[0])]
 
-        return self.members.join(self.look(group_of).result(), session)
+        return self.listeners.join(self.look(group_of).result(), session)
 
     @property
     def status(self) -> str:
@@ -130,7 +130,7 @@ class Engine:
             return len(self._queue), self._queued_bytes
 
     @property
-    def parked(self) -> int:
+    def waiting_receives(self) -> int:
         """Receives that wait for messages."""
         return len(self._receives)
 
@@ -144,11 +144,11 @@ class Engine:
         receives = [r for r in requests if isinstance(r, WaitingReceive)]
         looks = [r for r in requests if isinstance(r, WaitingLook)]
         pairs = shard.run([r for r in requests if not isinstance(r, WaitingReceive | WaitingLook)])
-        asks: list[tuple[Member, Questions]] = []
+        asks: list[tuple[Listener, Questions]] = []
         if shard.failure is None:
             if due := now >= self._clock_us():
                 self._own(self._tick)
-                self._own(lambda: asks.extend(self.members.ask(shard, now)))
+                self._own(lambda: asks.extend(self.listeners.ask(shard, now)))
                 self._own(self.upkeep.within_round)
             pairs += self._receives.serve(receives, now, due)
             pairs += self._looks.serve(looks, now, shard.attempt)
@@ -162,14 +162,14 @@ class Engine:
         if shard.failure is not None:
             self._fail_waiting()
 
-    def _commit(self, finish: Callable[[], bool], asks: list[tuple[Member, Questions]]) -> None:
+    def _commit(self, finish: Callable[[], bool], asks: list[tuple[Listener, Questions]]) -> None:
         """Sync and answer: here when nobody waits, else beside the next round."""
         beside = bool(self._queue) and self._thread is not None
 
         def commit() -> None:
             if finish():
-                for member, questions in asks:
-                    member.put(questions)
+                for listener, questions in asks:
+                    listener.put(questions)
             elif beside:
                 self.poke()  # the writer has receives to fail
 
@@ -208,7 +208,7 @@ class Engine:
     def _on_event(self, kind: Kind, batch: pa.RecordBatch) -> None:
         self._receives.on_event(kind)
         self._looks.on_event(kind)
-        self.members.on_event(kind, batch)
+        self.listeners.on_event(kind, batch)
 
     def _fail_waiting(self) -> None:
         failure = self.shard.failure
@@ -226,7 +226,7 @@ class Engine:
 
     def _clock_us(self) -> int:
         """The engine has nothing of its own to do before this."""
-        wake_us = min(self.shard.ledger.wake_us, self.members.wake_us, self.upkeep.wake_us)
+        wake_us = min(self.shard.ledger.wake_us, self.listeners.wake_us, self.upkeep.wake_us)
         return max(wake_us, self._pause_us)
 
     def start(self) -> None:
@@ -275,7 +275,7 @@ class Engine:
                 return
             self._stopping = True
             self._changed.notify_all()
-        self.members.close()
+        self.listeners.close()
         if self._thread is not None:
             self._thread.join()
             self._thread = None

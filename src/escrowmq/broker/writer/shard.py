@@ -74,7 +74,7 @@ class Shard:
         self.settings = settings
         self.failure: EscrowError | None = None
         self.full = False
-        self.listeners: list[Callable[[Kind, pa.RecordBatch], None]] = []
+        self.observers: list[Callable[[Kind, pa.RecordBatch], None]] = []
         """Called with every event when it is applied (not during recovery), before it is durable."""
         self._clock = clock
         self._dirty = False
@@ -149,8 +149,8 @@ class Shard:
             if position != self.ledger.next_position:
                 raise error(Code.DAMAGED, f"log at position {position}, ledger at {self.ledger.next_position}")
             self.ledger.apply(kind, batch, position, self.time_us)
-            for listener in self.listeners:
-                listener(kind, batch)
+            for observe in self.observers:
+                observe(kind, batch)
         except Exception as problem:
             raise self.stop(problem) from problem
 
