@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.broker.writer.checkback import Member
+from escrowmq.broker.writer.checkback import Listener
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.errors import Code
 from escrowmq.ledger.commands import Command, End, OpenSession, Prepare, Receive, Send, Settle, Subscribe, Subscription
@@ -95,7 +95,7 @@ def settle(group: str, leased: Any, act: Act = Act.ACK) -> Settle:
     return Settle(group, pa.RecordBatch.from_pylist(rows, schema=SETTLING))
 
 
-def asked(member: Member) -> list[dict[str, Any]]:
+def asked(member: Listener) -> list[dict[str, Any]]:
     """The questions that a member has got since the last time, as rows of CHECKS."""
     rows: list[dict[str, Any]] = []
     while member.waiting:

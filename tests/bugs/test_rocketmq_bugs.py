@@ -117,7 +117,7 @@ def test_decided_transactions_were_asked_again_because_the_done_note_sat_in_memo
     assert driver.ask().transactions.tolist() == []
     shard = BugShard()
     session = shard.session()
-    member = shard.engine.members.join("g", session)
+    member = shard.engine.listeners.join("g", session)
     [answer] = shard.prepare(session, {})
     shard.pass_time(6)
     assert member.waiting == 1
@@ -153,7 +153,7 @@ def test_checks_were_counted_when_nobody_was_connected():
 def test_one_exception_in_a_check_round_left_its_offsets_in_place_the_same_batch_for_ever(monkeypatch):
     shard = BugShard()
     session = shard.session()
-    member = shard.engine.members.join("g", session)
+    member = shard.engine.listeners.join("g", session)
     answers = shard.prepare(session, *({"body": bytes([n])} for n in range(5)))
     bad, read = answers[1]["position"], shard.engine.log.read
 
@@ -174,7 +174,7 @@ def test_a_full_executor_rewrote_half_messages_until_the_disk_was_full():
     """A producer that never answers: its questions are written as numbers, at most check_max times, and then no more."""
     shard = BugShard(check_max=5, checks_in_flight=10)
     session = shard.session()
-    shard.engine.members.join("g", session)
+    shard.engine.listeners.join("g", session)
     shard.prepare(session, *[{"body": b"x" * 2000}] * 50)
     before = shard.engine.log.bytes_written
     for _ in range(300):

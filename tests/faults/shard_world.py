@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.broker.writer.checkback import Member, Questions
+from escrowmq.broker.writer.checkback import Listener, Questions
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.errors import Code, EscrowError
 from escrowmq.ledger.commands import Command, End, Leased, Prepare, Receive, Send, Settle
@@ -104,7 +104,7 @@ class World:
         self.engine.upkeep.finish()
         self.engine.upkeep._thread = InlineExecutor()
         self.ledger = self.engine.shard.ledger
-        self.members: dict[int, Member] = {}
+        self.members: dict[int, Listener] = {}
         self._broken: list[Violation] = []  # found in callbacks of futures, which swallow what is raised in them
 
     # Talking
@@ -269,7 +269,7 @@ class World:
     def listen(self, group: str, session: int) -> None:
         """Be a member to ask, as long as this broker lives."""
         if session not in self.members:
-            member = self.members[session] = self.engine.members.join(group, session)
+            member = self.members[session] = self.engine.listeners.join(group, session)
             member.put = self._asked  # type: ignore[method-assign]
 
     def _asked(self, questions: Questions) -> None:

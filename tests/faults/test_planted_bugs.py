@@ -16,10 +16,11 @@ from shard_world import Memory, Violation, World
 from test_shard_crashes import rotten
 
 from escrowmq.errors import Corrupt, EscrowError
-from escrowmq.ledger.commands import Decision
+from escrowmq.ledger.events import Decision
 from escrowmq.ledger.ledger import Ledger
-from escrowmq.ledger.transactions import transactions
-from escrowmq.ledger.transactions.transactions import Transactions
+from escrowmq.ledger.transactions import ending
+from escrowmq.ledger.transactions.checkback import CheckBack
+from escrowmq.ledger.transactions.ending import Ending
 from escrowmq.log import active, frames, recovery
 from escrowmq.log.recovery import Cut
 from escrowmq.schemas import Kind
@@ -112,19 +113,20 @@ def test_cut_at_the_first_bad_record_anywhere(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_count_checks_in_memory_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Transactions.decide_ask
+    real = CheckBack.decide_ask
 
-    def forgetful(self: Transactions, command: Any, now_us: int) -> Decision:
+    def forgetful(self: CheckBack, command: Any, now_us: int) -> Decision:
         decision = real(self, command, now_us)
         if len(decision.answer.transactions):
-            rows = self.find(decision.answer.transactions) - self.rows.first
-            self.rows["checks"][rows] += 1
-            self.rows["due_us"][rows] = now_us + 2_000_000
-            ordinals = rows + self.rows.first
-            self._schedule(ordinals, self.rows["due_us"][rows])
+            table = self._table
+            ordinals = table.find(decision.answer.transactions)
+            rows = ordinals - table.rows.first
+            table.rows["checks"][rows] += 1
+            table.rows["due_us"][rows] = now_us + 2_000_000
+            self._schedule(ordinals, table.rows["due_us"][rows])
         return dataclasses.replace(decision, events=())
 
-    monkeypatch.setattr(Transactions, "decide_ask", forgetful)
+    monkeypatch.setattr(CheckBack, "decide_ask", forgetful)
     with pytest.raises(Violation, match="I11"):
         sweep()
 
@@ -145,20 +147,21 @@ def test_apply_a_commit_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_accept_the_opposite_decision(monkeypatch: pytest.MonkeyPatch) -> None:
-    careless = transactions.ANSWER.copy()
+    careless = ending.ANSWER.copy()
     careless[:, :] = 0
-    monkeypatch.setattr(transactions, "ANSWER", careless)
-    real: Callable[..., Decision] = Transactions.decide_end
+    monkeypatch.setattr(ending, "ANSWER", careless)
+    real: Callable[..., Decision] = Ending.decide_end
 
-    def overwrite(self: Transactions, command: Any, rules: Any) -> Decision:
-        before = self.rows["state"].copy()
-        self.rows["state"][:] = 0
+    def overwrite(self: Ending, command: Any, rules: Any) -> Decision:
+        states = self._table.rows["state"]
+        before = states.copy()
+        states[:] = 0
         try:
             return real(self, command, rules)
         finally:
-            self.rows["state"][:] = before
+            states[:] = before
 
-    monkeypatch.setattr(Transactions, "decide_end", overwrite)
+    monkeypatch.setattr(Ending, "decide_end", overwrite)
     with pytest.raises((Violation, EscrowError)):
         sweep(shard_script.whole)
 

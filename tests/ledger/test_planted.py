@@ -26,19 +26,23 @@ from test_groups_rules import TestExpiry as expiry
 
 from escrowmq.errors import Code
 from escrowmq.ledger.columns.growing import Columns
-from escrowmq.ledger.commands import Decision
-from escrowmq.ledger.groups import groups, members, settling
+from escrowmq.ledger.events import Decision
+from escrowmq.ledger.groups import consuming, members, settling
+from escrowmq.ledger.groups.consuming import Consuming
+from escrowmq.ledger.groups.group import Member
 from escrowmq.ledger.groups.groups import Groups
-from escrowmq.ledger.groups.members import Member
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.ledger.messages import producing as messages
 from escrowmq.ledger.messages.dedup import Dedup
 from escrowmq.ledger.queues.delays import Delays
 from escrowmq.ledger.queues.queues import QueueIndex
-from escrowmq.ledger.transactions import forgetting, transactions
+from escrowmq.ledger.transactions import ending, forgetting
+from escrowmq.ledger.transactions.checkback import CheckBack
 from escrowmq.ledger.transactions.decisions import COMMITTED, OPEN, PARKED, ROLLED_BACK
+from escrowmq.ledger.transactions.ending import Ending
+from escrowmq.ledger.transactions.forgetting import Forgetting
 from escrowmq.ledger.transactions.sessions import Sessions
-from escrowmq.ledger.transactions.transactions import Transactions
+from escrowmq.ledger.transactions.table import TransactionTable
 from escrowmq.model import COMMIT, DecidedBy, Outcome, TransactionId
 from escrowmq.schemas import TRANSACTION_ID_DTYPE, Kind
 from escrowmq.testing.ledgers import LedgerDriver
@@ -93,21 +97,21 @@ def apply_a_commit_twice(monkeypatch):
 
 
 def answers(monkeypatch, state: int, outcome: Outcome, code: Code) -> None:
-    changed = transactions.ANSWER.copy()
+    changed = ending.ANSWER.copy()
     changed[state, outcome] = code
-    monkeypatch.setattr(transactions, "ANSWER", changed)
+    monkeypatch.setattr(ending, "ANSWER", changed)
 
 
 @planted(walked)
 def accept_the_opposite_decision(monkeypatch):
     def careless(self, command, rules):
         outcomes = command.batch.column("outcome").to_numpy()
-        ordinals, _ = self.find_ids(command.batch.column("transaction"))
-        state = self.rows["state"]
+        ordinals, _ = self._table.find_ids(command.batch.column("transaction"))
+        state, first = self._table.rows["state"], self._table.rows.first
         turned = [
-            o - self.rows.first
+            o - first
             for o, outcome in zip(ordinals.tolist(), outcomes.tolist(), strict=True)
-            if o >= 0 and outcome and state[o - self.rows.first] in (COMMITTED, ROLLED_BACK)
+            if o >= 0 and outcome and state[o - first] in (COMMITTED, ROLLED_BACK)
         ]
         before = state[turned].copy()
         state[turned] = OPEN
@@ -116,8 +120,8 @@ def accept_the_opposite_decision(monkeypatch):
         finally:
             state[turned] = before
 
-    real = Transactions.decide_end
-    monkeypatch.setattr(Transactions, "decide_end", careless)
+    real = Ending.decide_end
+    monkeypatch.setattr(Ending, "decide_end", careless)
 
 
 @planted(walked)
@@ -128,13 +132,13 @@ def say_ok_to_the_opposite_decision(monkeypatch):
 @planted(walked)
 def refuse_a_late_decision_of_what_is_parked(monkeypatch):
     def decide_end(self, command, rules):
-        ordinals, _ = self.find_ids(command.batch.column("transaction"))
-        if (ordinals >= 0).all() and (self.column("state", ordinals) == PARKED).all():
+        ordinals, _ = self._table.find_ids(command.batch.column("transaction"))
+        if (ordinals >= 0).all() and (self._table.column("state", ordinals) == PARKED).all():
             return Decision((), pa.RecordBatch.from_pydict({"code": np.full(len(ordinals), Code.EXPIRED, np.uint8)}))
         return real(self, command, rules)
 
-    real = Transactions.decide_end
-    monkeypatch.setattr(Transactions, "decide_end", decide_end)
+    real = Ending.decide_end
+    monkeypatch.setattr(Ending, "decide_end", decide_end)
 
 
 @planted(walked)
@@ -146,8 +150,8 @@ def ignore_the_epoch_in_an_id(monkeypatch):
         codes[by_position >= 0] = Code.OK
         return by_position, codes
 
-    real = Transactions.find_ids
-    monkeypatch.setattr(Transactions, "find_ids", find_ids)
+    real = TransactionTable.find_ids
+    monkeypatch.setattr(TransactionTable, "find_ids", find_ids)
     monkeypatch.setitem(test_interleavings.ACTS, "another epoch", _commit_of_another_epoch)
 
 
@@ -161,7 +165,7 @@ def _commit_of_another_epoch(world) -> None:
 
 @planted(walked)
 def let_any_group_decide(monkeypatch):
-    monkeypatch.setattr(Transactions, "_owned", lambda self, rows, ordinals, sessions, codes: rows)
+    monkeypatch.setattr(Ending, "_owned", lambda self, rows, ordinals, sessions, codes: rows)
 
 
 @planted(walked)
@@ -190,10 +194,10 @@ def make_half_messages_visible(monkeypatch):
 def publish_what_is_rolled_back(monkeypatch):
     def apply_decided(self, batch):
         real(self, batch)
-        return self.messages_of(self.find(batch.column("transaction").to_numpy()))
+        return self._table.messages_of(self._table.find(batch.column("transaction").to_numpy()))
 
-    real = Transactions.apply_decided
-    monkeypatch.setattr(Transactions, "apply_decided", apply_decided)
+    real = Ending.apply_decided
+    monkeypatch.setattr(Ending, "apply_decided", apply_decided)
 
 
 @planted(searched)
@@ -202,7 +206,7 @@ def publish_only_the_first_message_of_a_transaction(monkeypatch):
         names = ("first", "queue_id", "tag")
         return (np.arange(len(ordinals)), *(self.column(name, ordinals) for name in names))
 
-    monkeypatch.setattr(Transactions, "messages_of", messages_of)
+    monkeypatch.setattr(TransactionTable, "messages_of", messages_of)
 
 
 @planted(searched)
@@ -210,11 +214,12 @@ def decide_and_change_at_once(monkeypatch):
     def decide_recheck(self, ids):
         decision = real(self, ids)
         for event in decision.events:
-            self.rows["checks"][self.find(event.batch.column("transaction").to_numpy()) - self.rows.first] = 0
+            table = self._table
+            table.rows["checks"][table.find(event.batch.column("transaction").to_numpy()) - table.rows.first] = 0
         return Decision((), decision.answer)
 
-    real = Transactions.decide_recheck
-    monkeypatch.setattr(Transactions, "decide_recheck", decide_recheck)
+    real = CheckBack.decide_recheck
+    monkeypatch.setattr(CheckBack, "decide_recheck", decide_recheck)
 
 
 # Check-back
@@ -225,41 +230,40 @@ def count_checks_in_memory_only(monkeypatch):
     def decide_ask(self, command, now_us):
         decision = real(self, command, now_us)
         for event in decision.events:
-            self.apply_checked(event.batch, now_us, test_interleavings.RULES)
+            self.apply_checked(event.batch, now_us)
         return Decision((), decision.answer)
 
-    real = Transactions.decide_ask
-    monkeypatch.setattr(Transactions, "decide_ask", decide_ask)
+    real = CheckBack.decide_ask
+    monkeypatch.setattr(CheckBack, "decide_ask", decide_ask)
 
 
 @planted(walked)
 def do_not_count_checks(monkeypatch):
-    def apply_checked(self, batch, time_us, rules):
-        real(self, batch, time_us, rules)
-        self.rows["checks"][self.find(batch.column("transaction").to_numpy()) - self.rows.first] -= 1
+    def apply_checked(self, batch, time_us):
+        real(self, batch, time_us)
+        table = self._table
+        table.rows["checks"][table.find(batch.column("transaction").to_numpy()) - table.rows.first] -= 1
 
-    real = Transactions.apply_checked
-    monkeypatch.setattr(Transactions, "apply_checked", apply_checked)
+    real = CheckBack.apply_checked
+    monkeypatch.setattr(CheckBack, "apply_checked", apply_checked)
 
 
 @planted(walked)
 def ask_the_decided(monkeypatch):
     def alive(self, ordinals, due_us, *, last=False):
-        rows = ordinals - self.rows.first
-        return (self.rows["due_us"][rows] == due_us) & ((self.rows["checks"][rows] >= self._check_max) == last)
+        columns, rows = self._table.rows, ordinals - self._table.rows.first
+        return (columns["due_us"][rows] == due_us) & ((columns["checks"][rows] >= self._rules.check_max) == last)
 
-    monkeypatch.setattr(Transactions, "_alive", alive)
+    monkeypatch.setattr(CheckBack, "_alive", alive)
 
 
 @planted(walked)
 def ask_once_too_often(monkeypatch):
-    def more(real):
-        return lambda self, *arguments: real(
-            self, *arguments[:-1], dataclasses.replace(arguments[-1], check_max=arguments[-1].check_max + 1)
-        )
+    def apply_rules(self, rules):
+        real(self, dataclasses.replace(rules, check_max=rules.check_max + 1))
 
-    monkeypatch.setattr(Transactions, "apply_rules", more(Transactions.apply_rules))
-    monkeypatch.setattr(Transactions, "apply_checked", more(Transactions.apply_checked))
+    real = CheckBack.apply_rules
+    monkeypatch.setattr(CheckBack, "apply_rules", apply_rules)
 
 
 @planted(lambda: test_checkback.test_i36_ages_do_not_look_at_the_clients_clock(LedgerDriver()))
@@ -313,25 +317,25 @@ def forget_ids_in_a_crash(monkeypatch):
 
 @planted(searched)
 def forget_a_session_with_something_undecided(monkeypatch):
-    monkeypatch.setattr(Transactions, "undecided_epochs", lambda self: np.empty(0, np.int64))
+    monkeypatch.setattr(TransactionTable, "undecided_epochs", lambda self: np.empty(0, np.int64))
 
 
 @planted(lambda: test_forgetting.test_i9_message_ids_are_remembered_without_their_session(True))
 def forget_a_session_that_a_repeat_needs(monkeypatch):
     """What is decided and belongs to nobody is taken for another group's."""
     foreign = lambda self, ordinals, groups: self.groups_of(ordinals) != groups  # noqa: E731
-    monkeypatch.setattr(Transactions, "foreign", foreign)
+    monkeypatch.setattr(TransactionTable, "foreign", foreign)
 
 
 @planted(searched)
 def forget_the_connected(monkeypatch):
     real = Sessions.idle
 
-    def careless(ledger, command):
-        epochs = np.setdiff1d(real(ledger.sessions, command.before_us), ledger.transactions.undecided_epochs())
+    def careless(self, command):
+        epochs = np.setdiff1d(real(self._sessions, command.before_us), self._table.undecided_epochs())
         return Decision(forgetting._events(epochs[: command.limit]), len(epochs[: command.limit]))
 
-    monkeypatch.setattr("escrowmq.ledger.ledger.decide_forget", careless)
+    monkeypatch.setattr(Forgetting, "decide_forget", careless)
 
 
 @planted(searched)
@@ -390,7 +394,7 @@ def reuse_offsets_after_retention(monkeypatch):
 
 @planted(searched)
 def drop_what_is_undecided_and_young(monkeypatch):
-    monkeypatch.setattr(Transactions, "expire", lambda self, visible_us, limit: (limit, []))
+    monkeypatch.setattr(Ending, "decide_expire", lambda self, visible_us, limit: (limit, []))
 
 
 @planted(lambda: test_delays.test_i21_not_before_its_time_and_then_at_the_next_tick(LedgerDriver()))
@@ -401,7 +405,7 @@ def release_delayed_messages_early(monkeypatch):
 
 @planted(lambda: test_delays.test_delay_and_transaction_commit_first(LedgerDriver()))
 def forget_the_delay_at_the_commit(monkeypatch):
-    monkeypatch.setattr(Transactions, "visible_us", lambda self, positions: np.zeros(len(positions), np.int64))
+    monkeypatch.setattr(TransactionTable, "visible_us", lambda self, positions: np.zeros(len(positions), np.int64))
 
 
 @planted(searched)
@@ -411,8 +415,8 @@ def let_something_stand_between_two_messages_of_a_transaction(monkeypatch):
         order = np.argsort(positions)[::-1]
         return index[order], positions[order], queue_ids[order], tags[order]
 
-    real = Transactions.messages_of
-    monkeypatch.setattr(Transactions, "messages_of", messages_of)
+    real = TransactionTable.messages_of
+    monkeypatch.setattr(TransactionTable, "messages_of", messages_of)
 
 
 # Consumers
@@ -435,8 +439,8 @@ def deliver_for_ever(monkeypatch):
         made.max_attempts += 1
         return made
 
-    real = Groups._settling
-    monkeypatch.setattr(Groups, "_settling", settler)
+    real = Consuming._settling
+    monkeypatch.setattr(Consuming, "_settling", settler)
 
 
 # Members whose in-doubt work stays
@@ -454,7 +458,7 @@ def leave_what_an_old_process_had_in_its_hands(monkeypatch):
 
 @planted(held)
 def end_held_leases_by_time(monkeypatch):
-    monkeypatch.setattr(groups, "NEVER_US", 1_000_020)
+    monkeypatch.setattr(consuming, "NEVER_US", 1_000_020)
 
 
 @planted(held)

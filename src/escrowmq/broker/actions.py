@@ -110,10 +110,10 @@ def _stats(engine: Engine, _: Nothing) -> dict[str, float]:
     requests, size = engine.waiting
     return {
         **numbers,
-        "checks_unanswered": engine.members.unanswered,
+        "checks_unanswered": engine.listeners.unanswered,
         "waiting_requests": requests,
         "waiting_bytes": size,
-        "parked_receives": engine.parked,
+        "parked_receives": engine.waiting_receives,
         "rounds_total": engine.rounds,
         "log_bytes_total": engine.log.bytes_written,
         "log_position": engine.log.next_position,
@@ -170,7 +170,7 @@ def _open_session(engine: Engine, request: producers.OpenSession) -> producers.O
 @_answers(producers.LIST)
 def _list_producers(engine: Readable, _: Nothing) -> producers.Producers:
     listed: list[Any] = engine.look(lambda: producers_list(engine.shard.ledger)).result()
-    return {"producers": [group | {"members": engine.members.members(group["group"])} for group in listed]}
+    return {"producers": [group | {"members": engine.listeners.count(group["group"])} for group in listed]}
 
 
 # Consumer groups
@@ -307,7 +307,7 @@ def _list_writers(engine: Readable, request: writers.List) -> writers.Page:
     start = message_id(after) if after else b""
     found: list[Any] = engine.look(lambda: writers_list(engine.shard.ledger, start, limit)).result()
     page: writers.Page = {
-        "writers": [writer | {"members": engine.members.members(writer["group"])} for writer in found]
+        "writers": [writer | {"members": engine.listeners.count(writer["group"])} for writer in found]
     }
     if len(found) == limit:
         page["next"] = found[-1]["writer"]

@@ -14,7 +14,7 @@ from escrowmq.broker.failures import broker_failed
 from escrowmq.broker.reads.deliveries import Deliveries
 from escrowmq.broker.reads.views import open_view
 from escrowmq.broker.requests import check_batch, checked
-from escrowmq.broker.writer.checkback import ANSWERED, Member
+from escrowmq.broker.writer.checkback import ANSWERED, Listener
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.broker.writer.shard import microseconds
 from escrowmq.errors import Code, EscrowError, error
@@ -82,7 +82,7 @@ class Calls:
             return
         answered = ANSWERED[done.result().column("code").to_numpy()]
         positions = records(batch.column("transaction"))["position"].astype(np.int64)
-        self.engine.members.settled(positions[answered])
+        self.engine.listeners.settled(positions[answered])
         self.engine.poke()
 
     def _settle(self, batch: pa.RecordBatch, options: SettleOptions) -> Future[pa.RecordBatch]:
@@ -117,13 +117,13 @@ class Calls:
         """Browse a topic or a system view."""
         return _guarded(lambda: open_view(self.engine, request))
 
-    def watch(self, session: object) -> Member:
+    def watch(self, session: object) -> Listener:
         """Make a session a member to ask; its carrier takes ``batches()`` and says when it leaves."""
         return self.engine.join(checked(Opened, {"session": session})["session"])
 
-    def leave(self, member: Member) -> None:
+    def leave(self, member: Listener) -> None:
         """A member's carrier is gone."""
-        self.engine.members.leave(member)
+        self.engine.listeners.leave(member)
 
     def close(self) -> None:
         """Finish reads that have begun."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from escrowmq.broker.calls import Calls
-from escrowmq.broker.writer.checkback import Member
+from escrowmq.broker.writer.checkback import Listener
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.errors import Code, Misuse, error
 from escrowmq.log.commit_log import open_log
@@ -93,7 +93,7 @@ def lent_link(folder: Path, calls: Calls) -> EmbeddedLink:
 class _Watch:
     """A check-back subscription on a thread of its own."""
 
-    def __init__(self, calls: Calls, member: Member, on_checks: Callable[[pa.RecordBatch], None]) -> None:
+    def __init__(self, calls: Calls, member: Listener, on_checks: Callable[[pa.RecordBatch], None]) -> None:
         self._calls = calls
         self._member = member
         self._closed = False

@@ -33,7 +33,7 @@ READ_ONLY = [action.name for action in ACTIONS.values() if action.reads_only]
 class _NoConnections:
     """The producers that are connected to a folder: none."""
 
-    def members(self, group: str) -> int:
+    def count(self, group: str) -> int:
         """None of any producer group."""
         return 0
 
@@ -50,7 +50,7 @@ class OfflineShard:
         self.settings = BrokerSettings()
         self.clock = SystemClock()
         self.shard = self
-        self.members = _NoConnections()
+        self.listeners = _NoConnections()
         self.time_us = log.last_time_us
         self.ledger, _ = fold(log)
         self._lock = threading.Lock()

@@ -4,36 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.model import DecidedBy
-from escrowmq.schemas import Kind
 
 Int64s = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One frame to be: rows of schema ``STORED[kind]``. Its position and time are given by the log when it is appended."""
-
-    kind: Kind
-    batch: pa.RecordBatch
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What ``decide`` returns: events to append and apply *in this order*, and the answer to give once they are durable.
-
-    An event's rows that hold positions of their own frame (a new transaction's id, a lease's id) assume that the
-    events are appended next, the first at the ledger's ``next_position``; nothing may come between.
-    """
-
-    events: tuple[Event, ...] = ()
-    answer: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,36 @@
-"""Events of a few rows of numbers, made and read as fast as Arrow allows: most of them have a single row."""
+"""Events: what ``decide`` asks the log to append, made from columns and read back as fast as Arrow allows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from escrowmq.ledger.columns.sparse import Int64s
-from escrowmq.ledger.commands import Event
 from escrowmq.schemas import STORED, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One frame to be: rows of schema ``STORED[kind]``. Its position and time are given by the log when it is appended."""
+
+    kind: Kind
+    batch: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What ``decide`` returns: events to append and apply *in this order*, and the answer to give once they are durable.
+
+    An event's rows that hold positions of their own frame (a new transaction's id, a lease's id) assume that the
+    events are appended next, the first at the ledger's ``next_position``; nothing may come between.
+    """
+
+    events: tuple[Event, ...] = ()
+    answer: Any = None
 
 
 def _plan(schema: pa.Schema) -> list[tuple[pa.DataType, Any]]:
@@ -21,8 +41,8 @@ _COLUMNS = {kind: _plan(schema) for kind, schema in STORED.items()}
 """The types of each kind's columns, and their NumPy types if they are numbers; asking Arrow each time is slow."""
 
 
-def event_of(kind: Kind, *columns: Sequence[Any] | Int64s) -> Event:
-    """An event with these columns, whole numbers or texts."""
+def event_of(kind: Kind, *columns: Sequence[Any] | np.ndarray[Any, Any]) -> Event:
+    """An event with these columns: sequences or arrays of one length, in the order of the schema."""
     arrays = [_array(column, *types) for column, types in zip(columns, _COLUMNS[kind], strict=True)]
     return Event(kind, pa.RecordBatch.from_arrays(arrays, schema=STORED[kind]))
 

@@ -24,9 +24,7 @@ from escrowmq.ledger.commands import (
     CommitBatch,
     Configure,
     CreateTopic,
-    Decision,
     End,
-    Event,
     Fence,
     Forget,
     ForgetWriter,
@@ -43,19 +41,23 @@ from escrowmq.ledger.commands import (
     Subscribe,
     Tick,
 )
+from escrowmq.ledger.events import Decision, event_of
+from escrowmq.ledger.groups.consuming import Consuming
 from escrowmq.ledger.groups.groups import Groups
 from escrowmq.ledger.messages.admission import group_by_queue
 from escrowmq.ledger.messages.dedup import Dedup
-from escrowmq.ledger.messages.producing import decide_produce
+from escrowmq.ledger.messages.producing import Producing
 from escrowmq.ledger.queues.delays import Delays
 from escrowmq.ledger.queues.queues import QueueIndex
 from escrowmq.ledger.queues.topics import Topics
+from escrowmq.ledger.transactions.checkback import CheckBack
 from escrowmq.ledger.transactions.decisions import COMMITTED, EXPIRED, NONE, ROLLED_BACK
-from escrowmq.ledger.transactions.forgetting import apply_forgotten, decide_forget, decide_forget_writer
+from escrowmq.ledger.transactions.ending import Ending
+from escrowmq.ledger.transactions.forgetting import Forgetting
 from escrowmq.ledger.transactions.sessions import Sessions
-from escrowmq.ledger.transactions.transactions import Transactions
+from escrowmq.ledger.transactions.table import TransactionTable
 from escrowmq.ledger.transactions.writers import Writers
-from escrowmq.schemas import STORED, Kind
+from escrowmq.schemas import Kind
 
 FORMAT = 2
 """Of snapshots; 1 had every session that ever was. A newer one is not read: the frames are, or, where they left with
@@ -64,21 +66,6 @@ retention, the log is refused."""
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 
-_GROUP_KINDS = frozenset(
-    {
-        Kind.GROUP,
-        Kind.LEASED,
-        Kind.ACKED,
-        Kind.RETRIED,
-        Kind.DEAD,
-        Kind.DEAD_SETTLED,
-        Kind.EXTENDED,
-        Kind.JOINED,
-        Kind.KEPT,
-        Kind.HANDED,
-        Kind.FENCED,
-    }
-)
 _COUNTERS = (
     "messages_total",
     "half_messages_total",
@@ -104,9 +91,14 @@ class Ledger:
         self.sessions = Sessions()
         self.dedup = Dedup()
         self.delays = Delays()
-        self.transactions = Transactions(shard, self.sessions)
+        self.transactions = TransactionTable(shard, self.sessions)
+        self.checkback = CheckBack(self.transactions, self.sessions)
         self.writers = Writers(self.sessions, self.transactions)
         self.groups = Groups()
+        self._consuming = Consuming(self.groups, self.topics)
+        self._producing = Producing(self.topics, self.sessions, self.dedup, self.delays, self.transactions)
+        self._ending = Ending(self.transactions, self.sessions)
+        self._forgetting = Forgetting(self.sessions, self.transactions, self.checkback, self.writers)
 
     # Deciding
 
@@ -114,39 +106,39 @@ class Ledger:
         """What follows from ``command`` at ``now_us``. Raises EscrowError when the command as a whole is refused."""
         match command:
             case Send() | Prepare():
-                return decide_produce(self, command, now_us)
+                return self._producing.decide(command, self.rules, now_us, self.next_position, self.trimmed_position)
             case End():
-                return self.transactions.decide_end(command, self.rules)
+                return self._ending.decide_end(command, self.rules)
             case Receive():
-                return self.groups.decide_receive(command, self.topics, self.rules, now_us, self.next_position)
+                return self._consuming.decide_receive(command, self.rules, now_us, self.next_position)
             case Join():
-                return self.groups.decide_join(command, self.rules, self.next_position)
+                return self._consuming.decide_join(command, self.rules, self.next_position)
             case Fence():
-                return self.groups.decide_fence(command, self.rules, now_us, self.next_position)
+                return self._consuming.decide_fence(command, self.rules, now_us, self.next_position)
             case Settle():
-                return self.groups.decide_settle(command, self.topics, self.rules, now_us, self.next_position)
+                return self._consuming.decide_settle(command, self.rules, now_us)
             case AskChecks():
-                return self.transactions.decide_ask(command, now_us)
+                return self.checkback.decide_ask(command, now_us)
             case Tick():
                 return self._decide_tick(now_us, command.limit)
             case OpenSession():
                 return self.sessions.decide_open(command, self.rules)
             case Subscribe():
-                return self._decide_subscribe(command, now_us)
+                return self._decide_subscribe(command)
             case CreateTopic():
                 return self.topics.decide_create(command, self.rules)
             case CommitBatch():
                 return self.writers.decide_commit(command, self.rules)
             case Recheck():
-                return self.transactions.decide_recheck(command.transactions)
+                return self.checkback.decide_recheck(command.transactions)
             case SettleDead():
-                return self.groups.decide_settle_dead(command, self.topics, self.rules, now_us)
+                return self._consuming.decide_settle_dead(command)
             case Retain():
                 return self._decide_retain(command)
             case Forget():
-                return decide_forget(self, command)
+                return self._forgetting.decide_forget(command)
             case ForgetWriter():
-                return decide_forget_writer(self, command)
+                return self._forgetting.decide_forget_writer(command)
             case Configure():
                 return self._decide_configure(command)
 
@@ -154,25 +146,24 @@ class Ledger:
         if command.rules == self.rules:
             return Decision()
         text = json.dumps(dataclasses.asdict(command.rules), sort_keys=True)
-        batch = pa.RecordBatch.from_arrays([pa.array([text], pa.utf8())], schema=STORED[Kind.RULES])
-        return Decision((Event(Kind.RULES, batch),))
+        return Decision((event_of(Kind.RULES, [text]),))
 
     def _decide_tick(self, now_us: int, limit: int) -> Decision:
         events = self.delays.decide_release(now_us, limit)
-        events += self.transactions.decide_tick(now_us, limit, self.rules)
-        events += self.groups.decide_tick(self.topics, self.rules, now_us, limit)
+        events += self.checkback.decide_tick(now_us, limit)
+        events += self._consuming.decide_tick(self.rules, now_us, limit)
         return Decision(tuple(events))
 
-    def _decide_subscribe(self, command: Subscribe, now_us: int) -> Decision:
+    def _decide_subscribe(self, command: Subscribe) -> Decision:
         """A subscription makes topics that are missing, if the rules say so, and begins at their first message."""
         missing = [name for name in command.subscription.topics if not self.topics.has(name)]
         if not missing or not self.rules.auto_create_topics:
-            return self.groups.decide_subscribe(command, self.topics, self.rules, now_us)
+            return self._consuming.decide_subscribe(command, self.topics, self.rules)
         made = [self.topics.decide_create(CreateTopic(name), self.rules) for name in dict.fromkeys(missing)]
         if len(self.topics.by_name) + len(made) > self.rules.max_topics:
             raise error(Code.TOO_MANY, f"there are {len(self.topics.by_name)} topics", "max_topics")
         creation = self.topics.creation([(d.answer["name"], d.answer["queues"]) for d in made])
-        decision = self.groups.decide_subscribe(command, self.topics.with_created(creation), self.rules, now_us)
+        decision = self._consuming.decide_subscribe(command, self.topics.with_created(creation), self.rules)
         return Decision((creation, *decision.events), decision.answer)
 
     def _decide_retain(self, command: Retain) -> Decision:
@@ -182,12 +173,10 @@ class Ledger:
         waiting = self.delays.lowest_position()
         stops = [q.lowest_position(q.offset_at(command.visible_us)) for q in self.topics.queues]
         limit = min([limit, *(s for s in (waiting, *stops) if s is not None)])
-        limit, events = self.transactions.expire(command.visible_us, limit)
+        limit, events = self._ending.decide_expire(command.visible_us, limit)
         if limit <= self.trimmed_position:
             return Decision((), self.trimmed_position)
-        columns = [pa.array([limit], pa.int64()), pa.array([command.visible_us], pa.int64())]
-        trimmed = pa.RecordBatch.from_arrays(columns, schema=STORED[Kind.TRIMMED])
-        return Decision((*events, Event(Kind.TRIMMED, trimmed)), limit)
+        return Decision((*events, event_of(Kind.TRIMMED, [limit], [command.visible_us])), limit)
 
     # Applying
 
@@ -195,8 +184,8 @@ class Ledger:
         """Take one event of the log in. ``position`` is that of its first row, ``time_us`` the broker's time of it."""
         self.next_position = position + batch.num_rows
         self.last_time_us = time_us
-        if kind in _GROUP_KINDS:
-            self.groups.apply(kind, batch, position, time_us, self.topics, self.rules)
+        if kind in Groups.KINDS:
+            self.groups.apply(kind, batch, time_us, self.topics, self.rules)
         elif (act := self._acts.get(kind)) is not None:
             act(self, batch, position, time_us)
 
@@ -210,7 +199,8 @@ class Ledger:
     def _apply_half(self, batch: pa.RecordBatch, position: int, time_us: int) -> None:
         tags = self._enter(batch, position, time_us)
         self.counters["half_messages_total"] += batch.num_rows
-        self.transactions.apply_half(batch, tags, position, time_us)
+        begun = self.transactions.enter(batch, tags, position, time_us)
+        self.checkback.begin(begun, time_us)
 
     def _enter(self, batch: pa.RecordBatch, position: int, time_us: int) -> Int32s:
         """What all messages do on their way in: be remembered by id, take a turn, show who is alive. Their tag numbers."""
@@ -232,7 +222,7 @@ class Ledger:
 
     def _apply_decided(self, batch: pa.RecordBatch, _position: int, time_us: int) -> None:
         self.sessions.note(batch.column("epoch").to_numpy(), time_us)
-        _, positions, queue_ids, tags = self.transactions.apply_decided(batch)
+        _, positions, queue_ids, tags = self._ending.apply_decided(batch)
         self._place(positions, queue_ids, tags, self.transactions.visible_us(positions), time_us)
         for state, size in enumerate(np.bincount(batch.column("state").to_numpy()).tolist()):
             if size:
@@ -252,23 +242,23 @@ class Ledger:
 
     def _apply_checked(self, batch: pa.RecordBatch, _position: int, time_us: int) -> None:
         self.counters["checks_asked_total"] += batch.num_rows
-        self.transactions.apply_checked(batch, time_us, self.rules)
+        self.checkback.apply_checked(batch, time_us)
 
     def _apply_parked(self, batch: pa.RecordBatch, _position: int, _time_us: int) -> None:
         self.counters["parked_total"] += batch.num_rows
-        self.transactions.apply_parked(batch)
+        self.checkback.apply_parked(batch)
 
     def _apply_trimmed(self, batch: pa.RecordBatch, _position: int, _time_us: int) -> None:
         position = batch.column("position")[0].as_py()
         self.trimmed_position = position
         for queue in self.topics.queues:
             queue.trim_below(position)
-        self.transactions.apply_trim(position)
+        self.transactions.trim(position)
         self.groups.apply_trim(self.topics)
 
     def _apply_rules(self, batch: pa.RecordBatch, _position: int, _time_us: int) -> None:
         self.rules = _read_rules(batch.column("rules")[0].as_py())
-        self.transactions.apply_rules(self.rules)
+        self.checkback.apply_rules(self.rules)
 
     _acts: ClassVar[dict[Kind, Callable[[Ledger, pa.RecordBatch, int, int], None]]] = {
         Kind.PLAIN: _apply_plain,
@@ -277,11 +267,11 @@ class Ledger:
         Kind.BATCH_DECIDED: _apply_batch_decided,
         Kind.CHECKED: _apply_checked,
         Kind.PARKED: _apply_parked,
-        Kind.REOPENED: lambda self, batch, _, time_us: self.transactions.apply_reopened(batch, time_us),
+        Kind.REOPENED: lambda self, batch, _, time_us: self.checkback.apply_reopened(batch, time_us),
         Kind.RELEASED: _apply_released,
         Kind.TOPIC: lambda self, batch, _, __: self.topics.apply_topic(batch),
         Kind.SESSION: lambda self, batch, _, time_us: self.sessions.apply_session(batch, time_us),
-        Kind.FORGOTTEN: lambda self, batch, _, __: apply_forgotten(self, batch),
+        Kind.FORGOTTEN: lambda self, batch, _, __: self._forgetting.apply(batch),
         Kind.RULES: _apply_rules,
         Kind.TRIMMED: _apply_trimmed,
     }
@@ -321,53 +311,17 @@ class Ledger:
         for part in (ledger.topics, ledger.dedup, ledger.delays, ledger.groups):
             part.restore(tables)
         ledger.sessions.restore(tables, ledger.last_time_us)
-        ledger.transactions.restore(tables, ledger.rules)
+        ledger.transactions.restore(tables)
+        ledger.checkback.restore(ledger.rules)
         ledger.writers.restore(tables, ledger.last_time_us)
         return ledger
 
     # Looking
 
-    def next_due_us(self) -> int | None:
-        """When :class:`Tick` next has something to do; None when nothing waits."""
-        now = self.last_time_us
-        times = (
-            self.delays.next_due_us(now),
-            self.transactions.next_due_us(now, self.rules),
-            self.groups.next_due_us(),
-        )
-        return min((t for t in times if t is not None), default=None)
-
-    def may_tick(self, now_us: int) -> bool:
-        """Whether :class:`Tick` can have something to do now: a quick look, for every round."""
-        times = (
-            self.delays.earliest_us(),
-            self.transactions.earliest_us(self.rules),
-            self.groups.next_due_us(),
-        )
-        return any(t is not None and t <= now_us for t in times)
-
-    def may_ask(self, group: str, now_us: int) -> bool:
-        """Whether a producer group can have something to be asked now: a quick look, for every round."""
-        ordinal = self.sessions.ordinal(group)
-        earliest = None if ordinal is None else self.transactions.earliest_check_us(ordinal)
-        return earliest is not None and earliest <= now_us
-
-    def check_due_us(self, group: str) -> int | None:
-        """When a producer group's next transaction is to be asked about."""
-        ordinal = self.sessions.ordinal(group)
-        return None if ordinal is None else self.transactions.check_due_us(ordinal, self.last_time_us)
-
-    def groups_with_checks(self) -> list[str]:
-        """Producer groups that have undecided transactions."""
-        return [self.sessions.groups[g] for g, count in self.transactions.open.items() if count]
-
-    def has_work(self, group: str, now_us: int) -> bool:
-        """Whether a consumer group would be given something now."""
-        return self.groups.has_work(group, self.topics, now_us)
-
-    def next_retry_us(self, group: str) -> int | None:
-        """When a consumer group's next retry is due."""
-        return self.groups.next_retry_us(group)
+    @property
+    def wake_us(self) -> int:
+        """:class:`Tick` has nothing to do before this; ``NEVER_US``: nothing waits for a time. A Tick that finds nothing moves it."""
+        return min(self.delays.wake_us, self.checkback.wake_us, self.groups.wake_us)
 
     def queue_id(self, topic: str, queue: int) -> int:
         """The id of a queue; Rejected(UNKNOWN_TOPIC or BAD_QUEUE)."""

@@ -60,6 +60,18 @@ def tables_equal(one: dict[str, pa.Table], other: dict[str, pa.Table]) -> bool:
     return one.keys() == other.keys() and all(one[name].equals(other[name], check_metadata=True) for name in one)
 
 
+def wake_us(ledger: Ledger, now_us: int) -> int:
+    """When a Tick next has something to do, for whoever has looked at ``now_us``: a look that finds nothing moves the bound."""
+    ledger.decide(Tick(), now_us)
+    return ledger.wake_us
+
+
+def ask_us(ledger: Ledger, now_us: int, group: str = "g") -> int:
+    """When a producer group next has something to be asked about, for whoever has looked at ``now_us``."""
+    ledger.decide(AskChecks(group, 1), now_us)
+    return ledger.checkback.ask_us(group)
+
+
 class LedgerDriver:
     """A ledger with a log that is a list. ``strict`` checks after every decide that it changed nothing."""
 

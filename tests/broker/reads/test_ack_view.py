@@ -171,7 +171,7 @@ class World:
 
 
 def _nothing():
-    from escrowmq.broker.writer.engine import nothing_leased
+    from escrowmq.broker.writer.waiting import nothing_leased
 
     return nothing_leased()
 

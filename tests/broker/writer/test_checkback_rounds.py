@@ -20,7 +20,7 @@ def _transactions(bench: Bench):
 def test_the_session_that_sent_is_asked():
     bench = Bench()
     one, other = bench.session(instance="1"), bench.session(instance="2")
-    first, second = bench.engine.members.join("g", one), bench.engine.members.join("g", other)
+    first, second = bench.engine.listeners.join("g", one), bench.engine.listeners.join("g", other)
     (row,) = bench.prepare(other, {"body": b"whose?", "key": "k", "properties": [("p", "v")]})
     bench.pass_time(5.9)
     assert first.waiting == second.waiting == 0
@@ -34,10 +34,10 @@ def test_the_session_that_sent_is_asked():
 def test_the_sender_is_gone_so_another_of_its_group_is_asked():
     bench = Bench()
     one, other = bench.session(instance="1"), bench.session(instance="2")
-    sender, second = bench.engine.members.join("g", one), bench.engine.members.join("g", other)
-    stranger = bench.engine.members.join("h", bench.session("h"))
+    sender, second = bench.engine.listeners.join("g", one), bench.engine.listeners.join("g", other)
+    stranger = bench.engine.listeners.join("h", bench.session("h"))
     (row,) = bench.prepare(one, {"body": b"x"})
-    bench.engine.members.leave(sender)
+    bench.engine.listeners.leave(sender)
     bench.pass_time(6)
     assert [c["transaction"] for c in asked(second)] == [row["transaction"]]
     assert stranger.waiting == 0
@@ -52,7 +52,7 @@ def test_nobody_there_costs_no_attempt():
     for _ in range(50):
         bench.pass_time(60)
     assert checks_of(bench) == [0]
-    member = bench.engine.members.join("g", session)
+    member = bench.engine.listeners.join("g", session)
     bench.engine.step()
     assert [c["attempt"] for c in asked(member)] == [1]
 
@@ -62,7 +62,7 @@ def test_immunity_is_waited_for_and_spends_no_check(immunity):
     """RocketMQ: immunity longer than 7.5 min spent all 15 checks without one being sent."""
     bench = Bench()
     session = bench.session()
-    member = bench.engine.members.join("g", session)
+    member = bench.engine.listeners.join("g", session)
     bench.prepare(session, {"immunity_us": immunity * 1_000_000})
     for _ in range(immunity // 30 - 1):
         bench.pass_time(30)
@@ -78,7 +78,7 @@ def test_after_the_last_check_it_is_parked_or_rolled_back(then, state):
     """I12"""
     bench = Bench(check_max=3, checks_exhausted=then)
     session = bench.session()
-    member = bench.engine.members.join("g", session)
+    member = bench.engine.listeners.join("g", session)
     (row,) = bench.prepare(session, {})
     attempts = []
     for _ in range(20):
@@ -97,7 +97,7 @@ def test_a_decided_transaction_is_never_asked():
     """I10"""
     bench = Bench()
     session = bench.session()
-    member = bench.engine.members.join("g", session)
+    member = bench.engine.listeners.join("g", session)
     rows = bench.prepare(session, {}, {}, {})
     bench.end(session, COMMIT, rows[0]["transaction"])
     bench.end(session, ROLLBACK, rows[1]["transaction"])
@@ -108,7 +108,7 @@ def test_a_decided_transaction_is_never_asked():
 def test_a_question_that_is_overtaken_by_its_decision_is_not_put():
     bench = Bench()
     session = bench.session()
-    member = bench.engine.members.join("g", session)
+    member = bench.engine.listeners.join("g", session)
     rows = bench.prepare(session, {}, {})
     bench.pass_time(6)
     assert member.waiting == 2
@@ -119,14 +119,14 @@ def test_a_question_that_is_overtaken_by_its_decision_is_not_put():
 def test_check_counts_survive_a_crash():
     bench = Bench()
     session = bench.session()
-    member = bench.engine.members.join("g", session)
+    member = bench.engine.listeners.join("g", session)
     bench.prepare(session, {})
     bench.pass_time(6)
     bench.pass_time(30)
     assert [c["attempt"] for c in asked(member)] == [1, 2]
     bench.restart(clean=False)
     assert checks_of(bench) == [2]
-    member = bench.engine.members.join("g", session)
+    member = bench.engine.listeners.join("g", session)
     bench.pass_time(30)
     assert [c["attempt"] for c in asked(member)] == [3]
 
@@ -134,7 +134,7 @@ def test_check_counts_survive_a_crash():
 def test_the_count_is_durable_before_the_question_leaves():
     bench = Bench()
     session = bench.session()
-    member = bench.engine.members.join("g", session)
+    member = bench.engine.listeners.join("g", session)
     bench.prepare(session, {})
     bench.disk.fail_next_sync = True
     bench.pass_time(6)
@@ -145,7 +145,7 @@ def test_the_count_is_durable_before_the_question_leaves():
 def test_a_window_bounds_the_open_questions_and_answers_free_it():
     bench = Bench(checks_in_flight=3)
     session = bench.session()
-    member = bench.engine.members.join("g", session)
+    member = bench.engine.listeners.join("g", session)
     bench.prepare(session, *[{} for _ in range(8)])
     bench.pass_time(6)
     first = asked(member)
@@ -160,11 +160,11 @@ def test_a_window_bounds_the_open_questions_and_answers_free_it():
 def test_an_unanswered_question_gives_its_place_back_after_the_interval():
     bench = Bench(checks_in_flight=2)
     session = bench.session()
-    member = bench.engine.members.join("g", session)
+    member = bench.engine.listeners.join("g", session)
     bench.prepare(session, {}, {}, {})
     bench.pass_time(6)
     silent = {c["transaction"] for c in asked(member)}
-    assert bench.engine.next_wake_us() <= bench.clock.now_us() + 30_000_000
+    assert bench.engine.wake_us <= bench.clock.now_us() + 30_000_000
     bench.pass_time(30)
     again = [c["transaction"] for c in asked(member)]
     assert len(silent) == 2
@@ -176,8 +176,8 @@ def test_a_slow_member_delays_nobody():
     """I13"""
     bench = Bench(checks_in_flight=2)
     slow, quick = bench.session(instance="slow"), bench.session(instance="quick")
-    bench.engine.members.join("g", slow)  # takes questions, never answers
-    member = bench.engine.members.join("g", quick)
+    bench.engine.listeners.join("g", slow)  # takes questions, never answers
+    member = bench.engine.listeners.join("g", quick)
     bench.prepare(slow, *[{} for _ in range(6)])
     answered = 0
     bench.pass_time(6)
@@ -195,7 +195,7 @@ def test_one_bad_record_never_stops_the_round(monkeypatch):
 
     bench = Bench()
     session = bench.session()
-    member = bench.engine.members.join("g", session)
+    member = bench.engine.listeners.join("g", session)
     rows = bench.prepare(session, *[{"body": bytes([n])} for n in range(5)])
     bad, read = rows[2]["position"], bench.engine.log.read
 
@@ -212,7 +212,7 @@ def test_one_bad_record_never_stops_the_round(monkeypatch):
 def test_all_messages_of_a_transaction_come_with_its_question_side_by_side():
     bench = Bench()
     session = bench.session()
-    member = bench.engine.members.join("g", session)
+    member = bench.engine.listeners.join("g", session)
     one, other = bench.prepare(session, {"body": b"a1"}, {"body": b"b1"})
     bench.prepare(session, {"body": b"a2", "topic": "points", "transaction": one["transaction"]})
     bench.pass_time(6)
@@ -227,7 +227,7 @@ def test_a_question_writes_few_bytes():
     """I13, design section 11: at most 64 bytes a check of a waiting half message."""
     bench = Bench()
     session = bench.session()
-    member = bench.engine.members.join("g", session)
+    member = bench.engine.listeners.join("g", session)
     bench.prepare(session, *[{"body": bytes(1000)} for _ in range(500)])
     before = bench.engine.log.bytes_written
     bench.pass_time(6)
@@ -239,7 +239,7 @@ def test_the_clock_of_the_producer_has_no_say():
     """RocketMQ: age = broker clock - producer clock: skew made checks early or never."""
     bench = Bench()
     session = bench.session()
-    member = bench.engine.members.join("g", session)
+    member = bench.engine.listeners.join("g", session)
     bench.prepare(session, {"born_us": 0}, {"born_us": 1 << 60})
     bench.pass_time(5.9)
     assert member.waiting == 0
@@ -259,7 +259,7 @@ def test_an_answer_of_another_group_decides_nothing():
 def test_requests_of_many_callers_are_asked_together():
     bench = Bench()
     session = bench.session()
-    member = bench.engine.members.join("g", session)
+    member = bench.engine.listeners.join("g", session)
     for _ in range(20):
         bench.engine.submit(prepare(session, {}))
     bench.engine.step()

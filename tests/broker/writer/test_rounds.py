@@ -89,10 +89,10 @@ def test_a_cancelled_receive_gets_no_lease():
     bench.subscribe()
     waiting = bench.engine.receive(Receive("c", 1, 10, 1_000_000), 60_000_000)
     bench.engine.step()
-    assert bench.engine.parked == 1
+    assert bench.engine.waiting_receives == 1
     assert waiting.cancel()
     bench.do(send(0, {}))
-    assert bench.engine.parked == 0
+    assert bench.engine.waiting_receives == 0
     assert len(bench.receive(member=2)) == 1
 
 
@@ -101,7 +101,7 @@ def test_a_receive_ends_empty_when_its_time_is_over():
     bench.subscribe()
     waiting = bench.engine.receive(Receive("c", 1, 10, 1_000_000), 500_000)
     bench.engine.step()
-    wake = bench.engine.next_wake_us()
+    wake = bench.engine.wake_us
     assert wake == bench.clock.now_us() + 500_000
     bench.pass_time(0.5)
     assert len(waiting.result(timeout=0).leases) == 0
@@ -185,7 +185,7 @@ def test_a_full_disk_is_looked_at_again_without_anybody_writing():
     bench.pass_time(1)
     assert bench.engine.status == "full"
     bench.disk.budget = 30 << 20
-    assert bench.engine.next_wake_us() <= bench.clock.now_us() + 1_000_000
+    assert bench.engine.wake_us <= bench.clock.now_us() + 1_000_000
     bench.pass_time(1)
     assert bench.engine.status == "ok"
 

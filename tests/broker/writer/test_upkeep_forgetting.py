@@ -25,7 +25,7 @@ def sessions(bench):
 def live(bench, seconds):
     """Let time pass, the broker waking when it wants to."""
     end = bench.clock.now_us() + round(seconds * 1e6)
-    while (wake := bench.engine.next_wake_us()) < end:
+    while (wake := bench.engine.wake_us) < end:
         bench.pass_time(max(wake - bench.clock.now_us(), 0) / 1e6)
         if (saving := bench.engine.upkeep.saving) is not None:
             saving.result(timeout=10)
@@ -46,17 +46,17 @@ def test_idle_producers_go_by_themselves():
 def test_who_listens_for_questions_is_spared_also_right_after_a_restart():
     bench = Bench(producer_expiration=100.0)
     session = bench.session()
-    member = bench.engine.members.join("g", session)
+    member = bench.engine.listeners.join("g", session)
     live(bench, 500)
     assert sessions(bench) == [session]
     bench.restart()
     live(bench, 50)
     assert sessions(bench) == [session], "its process may not be back yet"
-    again = bench.engine.members.join("g", session)
+    again = bench.engine.listeners.join("g", session)
     live(bench, 500)
     assert sessions(bench) == [session]
     for one in (member, again):
-        bench.engine.members.leave(one)
+        bench.engine.listeners.leave(one)
     live(bench, 70)
     assert sessions(bench) == []
 
@@ -82,7 +82,7 @@ def test_what_a_member_prepared_is_asked_after_its_session_would_have_been_forgo
     [prepared] = bench.prepare(session, {})
     live(bench, 1000)
     peer = bench.session(instance="peer")
-    member = bench.engine.members.join("g", peer)
+    member = bench.engine.listeners.join("g", peer)
     live(bench, 1001)
     [question] = asked(member)
     assert question["transaction"] == prepared["transaction"]

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from escrowmq.ledger.columns.schedule import DueIndex
+from escrowmq.ledger.columns.schedule import NEVER_US, DueIndex
 
 times = st.integers(0, 20)
 
@@ -18,7 +18,11 @@ class DueIndexMachine(RuleBasedStateMachine):
         self.now = 0
         self.next_entry = 0
         self.waits: dict[int, int] = {}
-        self.index = DueIndex(lambda entries, due: np.array([self.waits.get(e) == due for e in entries.tolist()], bool))
+        self.index = DueIndex(self.alive)
+
+    def alive(self, entries, due) -> np.ndarray:
+        times = np.broadcast_to(due, len(entries)).tolist()
+        return np.array([self.waits.get(e) == at for e, at in zip(entries.tolist(), times, strict=True)], bool)
 
     @rule(due=st.lists(times, max_size=6))
     def put_new(self, due) -> None:
@@ -52,8 +56,14 @@ class DueIndexMachine(RuleBasedStateMachine):
         self.now += pause
 
     @rule()
-    def sweep(self) -> None:
-        self.index.sweep(self.now, len(self.waits))
+    def drop_dead(self) -> None:
+        if self.index._size:
+            self.index._drop_dead()
+        assert self.index._size == len(self.waits)
+
+    @rule()
+    def done(self) -> None:
+        self.index.done()
 
     @rule(limit=st.integers(0, 4))
     def take(self, limit) -> None:
@@ -70,7 +80,9 @@ class DueIndexMachine(RuleBasedStateMachine):
 
     @invariant()
     def next_is_the_least(self) -> None:
-        assert self.index.next_due_us(self.now) == min(self.waits.values(), default=None)
+        assert self.index.wake_us <= min(self.waits.values(), default=NEVER_US), "a lower bound before one has looked"
+        self.index.due(self.now, 1)
+        assert self.index.wake_us == min(self.waits.values(), default=NEVER_US)
 
 
 TestDueIndex = DueIndexMachine.TestCase
@@ -81,7 +93,8 @@ TestDueIndex.settings = settings(max_examples=max(40, settings.default.max_examp
 def test_nothing_is_kept_of_the_dead(due):
     index = DueIndex(lambda entries, _: np.zeros(len(entries), bool))
     index.put(np.arange(len(due)), np.array(due, np.int64))
-    assert index.next_due_us(2) is None
+    assert not len(index.due(2, 1))
+    assert index.wake_us == NEVER_US
     assert (index._heap, index._buckets, index._overdue) == ([], {}, [])
 
 
@@ -91,3 +104,33 @@ def test_large_batches_go_in_and_come_out_whole():
     assert index.due(7, 1 << 30).tolist() == list(range(50_000))
     assert index.due(7, 20_000).tolist() == list(range(20_000))
     assert len(index.due(6, 10)) == 50_000 - 50_000 + 10, "looked at once, an entry stays overdue"
+
+
+def test_a_look_that_finds_nothing_moves_the_bound_and_does_a_bounded_amount_of_work():
+    looked = 0
+
+    def dead(entries, _):
+        nonlocal looked
+        looked += 1
+        return np.zeros(len(entries), bool)
+
+    index = DueIndex(dead)
+    index.put(np.arange(1000), np.arange(1000))
+    bounds = []
+    while index.wake_us < NEVER_US:
+        looked = 0
+        assert not len(index.due(index.wake_us, 1))
+        bounds.append(index.wake_us)
+        assert looked <= 65
+    assert bounds == sorted(set(bounds))
+    assert len(bounds) <= 1 + 1000 // 64
+
+
+def test_the_dead_that_nobody_looks_for_are_dropped_when_they_are_far_more_than_the_living():
+    alive = {0}
+    index = DueIndex(lambda entries, _: np.isin(entries, list(alive)))
+    for entry in range(30_000):
+        index.put(np.array([entry]), 5 + entry, len(alive))
+        assert index._size <= 8192 + 2 * len(alive) + 1
+    assert index.due(5, 10).tolist() == [0]
+    assert index.wake_us == 5

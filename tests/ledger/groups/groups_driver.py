@@ -8,8 +8,6 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.ledger.commands import (
-    Decision,
-    Event,
     Fence,
     Join,
     Leased,
@@ -20,6 +18,8 @@ from escrowmq.ledger.commands import (
     Subscribe,
     Subscription,
 )
+from escrowmq.ledger.events import Decision, Event
+from escrowmq.ledger.groups.consuming import Consuming
 from escrowmq.ledger.groups.groups import Groups
 from escrowmq.ledger.queues.queues import Place, QueueIndex
 from escrowmq.model import Act
@@ -59,10 +59,13 @@ class Driver:
     def __init__(self, topics: FakeTopics, **rules: Any) -> None:
         self.topics = topics
         self.rules = Rules(**rules)
-        self.groups = Groups()
+        self.use(Groups())
         self.position = 1000
         self.now = 1_000_000
         self.log: list[tuple[Event, int, int]] = []
+
+    def use(self, groups: Groups) -> None:
+        self.groups, self.consuming = groups, Consuming(groups, self.topics)
 
     def put(self, queue_id: int, *tags: str | None) -> None:
         """Messages at the end of a queue, one a tag."""
@@ -86,22 +89,22 @@ class Driver:
             assert event.batch.num_rows
             event.batch.validate(full=True)
             self.log.append((event, self.position, self.now))
-            self.groups.apply(event.kind, event.batch, self.position, self.now, self.topics, self.rules)
+            self.groups.apply(event.kind, event.batch, self.now, self.topics, self.rules)
             self.position += event.batch.num_rows
         self.events = list(events)
         return decision.answer if isinstance(decision, Decision) else None
 
     def subscribe(self, group: str, *topics: str, **options: Any) -> Any:
         command = Subscribe(group, Subscription(topics=topics or ("t",), **options))
-        return self.do(lambda: self.groups.decide_subscribe(command, self.topics, self.rules, self.now))
+        return self.do(lambda: self.consuming.decide_subscribe(command, self.topics, self.rules))
 
     def join(self, name: str, process: int = 1, *, resume: bool = False, keep: Any = (), group: str = "g") -> Any:
         command = Join(group, name, process, resume, keep)
-        return self.do(lambda: self.groups.decide_join(command, self.rules, self.position))
+        return self.do(lambda: self.consuming.decide_join(command, self.rules, self.position))
 
     def fence(self, name: str, group: str = "g") -> Any:
         command = Fence(group, name)
-        return self.do(lambda: self.groups.decide_fence(command, self.rules, self.now, self.position))
+        return self.do(lambda: self.consuming.decide_fence(command, self.rules, self.now, self.position))
 
     def receive(
         self,
@@ -113,13 +116,13 @@ class Driver:
         epoch: int | None = None,
     ) -> Leased:
         command = Receive(group, member, most, lease, queues, epoch)
-        return self.do(lambda: self.groups.decide_receive(command, self.topics, self.rules, self.now, self.position))
+        return self.do(lambda: self.consuming.decide_receive(command, self.rules, self.now, self.position))
 
     def settle(self, *rows: tuple[int, int, int, Act, int, str | None], group: str = "g") -> list[int]:
         columns = list(zip(*rows, strict=True))
         arrays = [pa.array(column, field.type) for column, field in zip(columns, SETTLING, strict=True)]
         command = Settle(group, pa.RecordBatch.from_arrays(arrays, schema=SETTLING))
-        answer = self.do(lambda: self.groups.decide_settle(command, self.topics, self.rules, self.now, self.position))
+        answer = self.do(lambda: self.consuming.decide_settle(command, self.rules, self.now))
         return answer.column("code").to_pylist()
 
     def ack(self, lease: int, start: int, count: int = 1) -> int:
@@ -134,15 +137,15 @@ class Driver:
     def settle_dead(self, *places: tuple[int, int], retry: bool, group: str = "g") -> list[int]:
         ids, offsets = np.array([p[0] for p in places]), np.array([p[1] for p in places])
         command = SettleDead(group, ids, offsets, retry)
-        return self.do(lambda: self.groups.decide_settle_dead(command, self.topics, self.rules, self.now)).tolist()
+        return self.do(lambda: self.consuming.decide_settle_dead(command)).tolist()
 
     def tick(self, limit: int = 1000) -> None:
-        self.do(lambda: self.groups.decide_tick(self.topics, self.rules, self.now, limit))
+        self.do(lambda: self.consuming.decide_tick(self.rules, self.now, limit))
 
     def reopen(self) -> None:
         """Go on with groups restored from a snapshot, which must be equal."""
         tables = self.groups.snapshot()
-        self.groups = Groups()
+        self.use(Groups())
         self.groups.restore(tables)
         assert self.groups.snapshot() == tables
 

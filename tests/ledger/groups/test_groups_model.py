@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from escrowmq.errors import Code, Fenced, Rejected
-from escrowmq.ledger.groups.leases import NEVER_US
+from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.model import Act, member_id
 from escrowmq.schemas import Kind
 
@@ -384,8 +384,7 @@ class GroupsMachine(RuleBasedStateMachine):
     def tick(self, limit: int) -> None:
         model, now = self.model, self.driver.now
         over = sorted((x.deadline, id) for id, x in model.leases.items() if model.pending(id) and x.deadline <= now)
-        due = self.driver.groups.next_due_us()
-        assert not over or (due is not None and due <= now)
+        assert not over or self.driver.groups.wake_us <= now
         assert not (over and self.hold), "what is held does not end by time"
         for _, id in over[:limit]:
             pending = model.pending(id)
@@ -451,7 +450,8 @@ class GroupsMachine(RuleBasedStateMachine):
             if retrying and not (self.model.ordered and self.model.has_lease(q)):
                 due = [self.model.queues[q][o].due for o in retrying]
                 dues.append(due[0] if self.model.ordered else min(due))
-        assert groups.next_retry_us("g") == min(dues, default=None)
+        assert groups.wake_us <= min((due for due in dues if due > now), default=NEVER_US)
+        assert all(due > now for due in dues) or groups.has_work("g", topics, now)
         if any(self.model.deliverable(q, now) for q in range(3)):
             assert groups.has_work("g", topics, now)
         live = sum(bool(self.model.pending(id)) for id in self.model.leases)

@@ -8,6 +8,7 @@ import pytest
 from groups_driver import Driver, FakeTopics, pairs
 
 from escrowmq.errors import Code, EscrowError
+from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.groups.groups import Groups
 from escrowmq.ledger.groups.retries import backoff_us
 from escrowmq.model import Act
@@ -93,7 +94,6 @@ class TestSubscribing:
             with refused(Code.UNKNOWN_GROUP):
                 act()
         assert not driver.groups.has_work("nobody", driver.topics, 0)
-        assert driver.groups.next_retry_us("nobody") is None
 
 
 class TestReceiving:
@@ -292,22 +292,22 @@ class TestSettling:
             leased = driver.receive()
             assert pairs(leased) == [(0, 0, attempt)]
             driver.nack(int(leased.leases[0]), 0)
-            assert driver.groups.next_retry_us("g") == driver.now + wait
-            assert driver.groups.next_due_us() == driver.now + wait
+            assert driver.groups.wake_us == driver.now + wait
             driver.now += wait - 1
             assert pairs(driver.receive()) == []
             assert not driver.groups.has_work("g", driver.topics, driver.now)
             driver.now += 1
+            driver.tick()  # as the writer does when a time has come
             assert driver.groups.has_work("g", driver.topics, driver.now)
 
     def test_a_due_retry_does_not_make_the_timer_spin(self):
         driver = one_queue(1)
         driver.subscribe("g")
         driver.nack(int(driver.receive().leases[0]), 0, delay=10)
-        assert driver.groups.next_due_us() == driver.now + 10
+        assert driver.groups.wake_us == driver.now + 10
         driver.now += 10
         driver.tick()
-        assert driver.groups.next_due_us() is None
+        assert driver.groups.wake_us == NEVER_US
         assert driver.groups.has_work("g", driver.topics, driver.now)
 
     def test_nack_with_a_delay(self):
@@ -330,7 +330,7 @@ class TestSettling:
         driver = one_queue(2)
         driver.subscribe("g")
         lease = int(driver.receive(lease=100).leases[0])
-        assert driver.groups.next_due_us() == driver.now + 100
+        assert driver.groups.wake_us == driver.now + 100
         assert driver.extend(lease, 0, 0) == Code.BAD_DELAY
         assert driver.extend(lease, 0, 500) == Code.OK
         driver.now += 499
@@ -376,7 +376,7 @@ class TestExpiry:
         ]
         assert letters[0]["position"] == 1000
         assert (letters[0]["topic"], letters[0]["queue"], letters[0]["dead_us"]) == ("t", 0, driver.now - 100)
-        assert driver.groups.next_due_us() is None
+        assert driver.groups.wake_us == NEVER_US
 
     def test_at_most_limit_leases_a_tick_earliest_first(self):
         driver = one_queue(3)
@@ -475,7 +475,7 @@ class TestOrdered:
         assert driver.ack(lease, 2) == Code.LEASE_LOST
         assert driver.account() == {"acked": [0], "retrying": [1, 2, 3], "waiting": [4, 5]}
         assert pairs(driver.receive()) == []  # nothing overtakes it, though 2 and 3 have no back-off of their own
-        assert driver.groups.next_retry_us("g") == driver.now + 100
+        assert driver.groups.wake_us == driver.now + 100
         driver.now += 100
         again = driver.receive()
         assert pairs(again) == [(0, 1, 2), (0, 2, 2), (0, 3, 2)]
@@ -537,7 +537,7 @@ class TestRetention:
         lease = int(driver.receive(most=2).leases[0])
         driver.trim(0, 2)
         assert driver.ack(lease, 0, 2) == Code.LEASE_LOST
-        assert driver.groups.next_due_us() is None
+        assert driver.groups.wake_us == NEVER_US
         assert pairs(driver.receive(most=1)) == [(0, 2, 1)]
 
     def test_retries_below_are_let_go(self):
@@ -584,8 +584,8 @@ def test_replaying_the_events_gives_the_same_state():
         driver.now += 20
         driver.tick()
     twin = Groups()
-    for event, position, time_us in driver.log:
-        twin.apply(event.kind, event.batch, position, time_us, driver.topics, driver.rules)
+    for event, _, time_us in driver.log:
+        twin.apply(event.kind, event.batch, time_us, driver.topics, driver.rules)
     assert twin.snapshot() == driver.groups.snapshot()
 
 
@@ -655,14 +655,22 @@ def test_a_run_ends_where_the_next_retry_is_not_due_or_far_away():
     again = driver.receive(most=4)
     assert pairs(again) == [(0, 0, 2), (0, 2, 2), (0, 600, 2)]
     assert len(set(again.leases.tolist())) == 3
-    assert driver.groups.next_retry_us("g") == driver.now + 50
+    assert driver.groups.wake_us == driver.now + 50
 
 
-def test_an_ordered_retry_is_not_announced_while_its_queue_is_leased():
+@pytest.mark.parametrize("early", [True, False])
+def test_an_ordered_retry_is_no_work_while_its_queue_is_leased(early):
     driver = one_queue(3)
     driver.subscribe("g", ordered=True)
     lease = int(driver.receive().leases[0])
     driver.nack(lease, 2, delay=5)
-    assert driver.groups.next_retry_us("g") is None
+    if early:
+        driver.ack(lease, 0, 2)
+        assert driver.groups.wake_us == driver.now + 5
+        assert not driver.groups.has_work("g", driver.topics, driver.now)
+    driver.now += 5
+    driver.tick()
+    assert driver.groups.wake_us == (NEVER_US if early else driver.now + 995), "its time has come, the lease's has not"
+    assert driver.groups.has_work("g", driver.topics, driver.now) == early
     driver.ack(lease, 0, 2)
-    assert driver.groups.next_retry_us("g") == driver.now + 5
+    assert driver.groups.has_work("g", driver.topics, driver.now)

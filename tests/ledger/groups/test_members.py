@@ -4,6 +4,7 @@ import pytest
 from groups_driver import Driver, FakeTopics, pairs
 
 from escrowmq.errors import Code, Fenced, Rejected
+from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.commands import Subscription
 from escrowmq.ledger.groups import subscriptions
 from escrowmq.model import Act, member_id
@@ -28,7 +29,7 @@ def test_no_time_ends_a_lease_and_nobody_else_gets_it():
     driver = held_group()
     a, b = driver.join("a")["epoch"], driver.join("b")["epoch"]
     got = receive(driver, "a", a, 4)
-    assert driver.groups.next_due_us() is None
+    assert driver.groups.wake_us == NEVER_US
     driver.now += 10**12
     driver.tick()
     driver.reopen()

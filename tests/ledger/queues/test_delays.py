@@ -3,10 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.commands import Tick
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.model import COMMIT, ROLLBACK
-from escrowmq.testing.ledgers import LedgerDriver
+from escrowmq.testing.ledgers import LedgerDriver, wake_us
 
 SECOND = 1_000_000
 
@@ -17,11 +18,11 @@ def test_i21_not_before_its_time_and_then_at_the_next_tick(driver):
     driver.now_us += 5 * SECOND - 1
     driver.tick()
     assert driver.visible() == []
-    assert driver.ledger.next_due_us() == driver.now_us + 1
+    assert wake_us(driver.ledger, driver.now_us) == driver.now_us + 1
     driver.now_us += 1
     driver.tick()
     assert driver.visible() == [r["position"]]
-    assert driver.ledger.next_due_us() is None
+    assert wake_us(driver.ledger, driver.now_us) == NEVER_US
 
 
 def test_a_microsecond_is_a_delay_too(driver):
@@ -69,7 +70,7 @@ def test_delay_and_rollback(driver):
     driver.advance(10)
     driver.tick()
     assert driver.visible() == []
-    assert driver.ledger.next_due_us() is None
+    assert wake_us(driver.ledger, driver.now_us) == NEVER_US
 
 
 def test_a_transaction_of_messages_with_different_delays(driver):
@@ -115,4 +116,4 @@ def test_i21_against_a_list(steps, data):
         waiting = [entry for entry in waiting if entry[0] > driver.now_us]
         assert driver.queue() == queue
         assert driver.ledger.delays.waiting == len(waiting)
-        assert driver.ledger.next_due_us() == min((due for due, _ in waiting), default=None)
+        assert wake_us(driver.ledger, driver.now_us) == min((due for due, _ in waiting), default=NEVER_US)

@@ -5,11 +5,12 @@ import pytest
 
 from escrowmq.errors import Code
 from escrowmq.ledger import listings
+from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.commands import Configure, Recheck, Retain, Rules
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.model import COMMIT, ROLLBACK, UNKNOWN, DecidedBy, TransactionId
 from escrowmq.schemas import Kind
-from escrowmq.testing.ledgers import LedgerDriver
+from escrowmq.testing.ledgers import LedgerDriver, ask_us, wake_us
 
 SECOND = 1_000_000
 HOUR = 3600.0
@@ -33,7 +34,7 @@ def test_first_question_after_six_seconds_not_before(driver):
     [r] = driver.prepare(driver.session(), {})
     driver.now_us += 6 * SECOND - 1
     assert asked(driver) == []
-    assert driver.ledger.check_due_us("g") == driver.now_us + 1
+    assert ask_us(driver.ledger, driver.now_us) == driver.now_us + 1
     driver.now_us += 1
     assert asked(driver) == [(position(r), 1)]
 
@@ -66,7 +67,7 @@ def test_i11_check_max_questions_then_an_interval_then_parked(driver):
     driver.now_us -= 1
     driver.tick()
     assert (asked(driver), state(driver, r)) == ([], "open")
-    assert driver.ledger.next_due_us() == driver.now_us + 1
+    assert wake_us(driver.ledger, driver.now_us) == driver.now_us + 1
     driver.now_us += 1
     assert asked(driver) == []
     driver.tick()
@@ -75,7 +76,7 @@ def test_i11_check_max_questions_then_an_interval_then_parked(driver):
     driver.advance(HOUR)
     driver.tick()
     assert asked(driver) == []
-    assert driver.ledger.next_due_us() is None
+    assert wake_us(driver.ledger, driver.now_us) == NEVER_US
 
 
 def test_i12_parked_is_listed_kept_and_open_to_a_late_decision():
@@ -148,8 +149,8 @@ def test_i10_a_decided_transaction_is_never_asked(driver, outcome):
     driver.end(session, (two["transaction"], outcome))
     driver.advance(HOUR)
     assert asked(driver) == []
-    assert driver.ledger.check_due_us("g") is None
-    assert driver.ledger.groups_with_checks() == []
+    assert ask_us(driver.ledger, driver.now_us) == NEVER_US
+    assert driver.ledger.transactions.open == {0: 0}
 
 
 @pytest.mark.parametrize("immunity", [8 * 60.0, HOUR])
@@ -226,7 +227,7 @@ def test_1_12_counts_survive_replay_and_snapshots(driver):
     for ledger in (driver.replay(), Ledger.restore(driver.ledger.shard, driver.ledger.snapshot())):
         driver.ledger = ledger
         assert listings.transactions(ledger)[0]["checks"] == 7
-        assert ledger.check_due_us("g") == driver.now_us
+        assert ask_us(ledger, driver.now_us) == driver.now_us
     assert asked(driver) == [(position(r), 8)]
 
 
@@ -241,7 +242,7 @@ def test_1_8_half_retention_ends_the_waiting_asked_or_not(exhausted_rollback):
     driver.now_us += 30 * SECOND - 1
     driver.tick()
     assert state(driver, r) == "open"
-    assert driver.ledger.next_due_us() == driver.now_us + 1
+    assert wake_us(driver.ledger, driver.now_us) == driver.now_us + 1
     driver.now_us += 1
     driver.tick()
     assert state(driver, r) == ("rolled_back" if exhausted_rollback else "parked")
@@ -275,7 +276,7 @@ def test_recheck_past_half_retention_asks_before_it_parks_again():
     driver.do(Recheck(pa.array([r["transaction"]], pa.binary(16))))
     driver.tick()
     assert state(driver, r) == "open"
-    assert driver.ledger.next_due_us() is None, "nothing for a tick to do: waiting for a member to ask"
+    assert wake_us(driver.ledger, driver.now_us) == NEVER_US, "nothing for a tick to do: waiting for a member to ask"
     assert asked(driver) == [(position(r), 1)]
     driver.ledger = Ledger.restore(driver.ledger.shard, driver.ledger.snapshot())
     driver.tick()

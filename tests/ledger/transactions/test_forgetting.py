@@ -10,7 +10,7 @@ from escrowmq.errors import Code, EscrowError
 from escrowmq.ledger import listings
 from escrowmq.ledger.commands import CommitBatch, Forget, ForgetWriter, OpenSession, Recheck, Retain, Rules, Send
 from escrowmq.ledger.ledger import Ledger
-from escrowmq.ledger.transactions.transactions import Transactions
+from escrowmq.ledger.transactions.table import TransactionTable
 from escrowmq.model import COMMIT, ROLLBACK, DecidedBy, message_id
 from escrowmq.schemas import ID, Kind
 from escrowmq.testing.ledgers import LedgerDriver, outgoing, tables_equal
@@ -431,7 +431,7 @@ def test_a_writer_counts_each_batch_once_unless_it_was_silent_for_too_long(histo
 
 
 def test_planted_a_writer_with_something_undecided_is_forgotten(monkeypatch):
-    monkeypatch.setattr(Transactions, "undecided_epochs", lambda self: NOBODY)
+    monkeypatch.setattr(TransactionTable, "undecided_epochs", lambda self: NOBODY)
     history = [("batch", "a", 0, True), ("batch", "a", 1, False), ("silence", 31), ("batch", "a", 0, True)]
     with pytest.raises((AssertionError, KeyError)):
         assert by_the_ledger(history) == by_the_rule(history)

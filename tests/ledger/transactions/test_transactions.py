@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from escrowmq.errors import Code
 from escrowmq.ledger.commands import Recheck, Retain, Rules
-from escrowmq.ledger.transactions.decisions import decided_batch
+from escrowmq.ledger.transactions.decisions import decided
 from escrowmq.model import COMMIT, ROLLBACK, UNKNOWN, DecidedBy, Outcome, TransactionId, TransactionState
 from escrowmq.schemas import Kind
 from escrowmq.testing.ledgers import LedgerDriver, tables_equal
@@ -55,8 +55,8 @@ def bring_to(driver: LedgerDriver, session: int, state: TransactionState) -> byt
     elif state == T.EXPIRED:
         # Expired, but with an older stop in the log, so that it has not left.
         driver.events.clear()
-        batch = decided_batch(np.array([TransactionId.from_bytes(raw).position]), T.EXPIRED, DecidedBy.RETENTION, 0)
-        driver.ledger.apply(Kind.DECIDED, batch, driver.ledger.next_position, driver.now_us)
+        event = decided(np.array([TransactionId.from_bytes(raw).position]), T.EXPIRED, DecidedBy.RETENTION, 0)
+        driver.ledger.apply(event.kind, event.batch, driver.ledger.next_position, driver.now_us)
     assert state_of(driver, raw) == state
     return raw
 

@@ -34,7 +34,7 @@ class HoldsLedger(Protocol):
 class Connected(Protocol):
     """Which producers are connected."""
 
-    def members(self, group: str) -> int:
+    def count(self, group: str) -> int:
         """How many of a producer group."""
         ...
 
@@ -49,7 +49,7 @@ class Readable(Protocol):
     def shard(self) -> HoldsLedger: ...
 
     @property
-    def members(self) -> Connected: ...
+    def listeners(self) -> Connected: ...
 
     @property
     def status(self) -> str: ...

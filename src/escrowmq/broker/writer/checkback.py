@@ -5,10 +5,10 @@ Rules:
 1. The ledger says *what* is due and counts the question durably; this file says *whom* to ask. Nobody connected, or no
    window with room: the ledger is not asked to take anything, so no attempt is spent (I11).
 2. The session that sent a half message is asked first; if it is gone or has no room, the others of its group by turns.
-3. A member has at most ``window`` questions open. One is closed by any answer about its transaction, by its decision from
+3. A listener has at most ``window`` questions open. One is closed by any answer about its transaction, by its decision from
    whatever side, or after ``interval_us``, when the ledger may ask again.
-4. A question waits for its member as two numbers; bodies are read when it leaves, on the member's own thread. So a slow
-   member costs no memory and delays nobody, and one that is decided meanwhile is not asked any more (I10).
+4. A question waits for its listener as two numbers; bodies are read when it leaves, on the listener's own thread. So a slow
+   listener costs no memory and delays nobody, and one that is decided meanwhile is not asked any more (I10).
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from escrowmq.broker.writer.shard import Shard
 from escrowmq.errors import DONE, EscrowError, flags
-from escrowmq.ledger.commands import Asked
+from escrowmq.ledger.columns.schedule import NEVER_US
+from escrowmq.ledger.commands import AskChecks, Asked
+from escrowmq.ledger.listings import messages_of
 from escrowmq.message.ids import transaction_ids
-from escrowmq.schemas import CHECKS
+from escrowmq.schemas import CHECKS, Kind
 
 Int64s = npt.NDArray[np.int64]
 
@@ -63,7 +66,7 @@ class Questions:
         )
 
 
-class Member:
+class Listener:
     """One connected producer session. :meth:`batches` belongs to one thread of its carrier."""
 
     def __init__(self, group: str, session: int, read: Callable[[Int64s], pa.RecordBatch], shard: int) -> None:
@@ -119,12 +122,12 @@ class Member:
     # The carrier's side
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Batches of schema CHECKS as they come, about 2 MiB each at most; ends when the member is closed."""
+        """Batches of schema CHECKS as they come, about 2 MiB each at most; ends when the listener is closed."""
         while (questions := self.take()) is not None:
             yield from self.batches_of(questions)
 
     def take(self) -> Questions | None:
-        """The next questions, waited for; None when the member is closed."""
+        """The next questions, waited for; None when the listener is closed."""
         with self._changed:
             while not self._waiting and not self._closed:
                 self._changed.wait()
@@ -167,8 +170,8 @@ def checks_batch(shard: int, questions: Questions, stored: pa.RecordBatch) -> pa
     return pa.RecordBatch.from_arrays(arrays, schema=CHECKS)
 
 
-class Directory:
-    """All members, by producer group. Joining and leaving come from carriers' threads, the rest from the writer."""
+class Listeners:
+    """All listeners, by producer group. Joining and leaving come from carriers' threads, the rest from the writer."""
 
     def __init__(
         self,
@@ -184,99 +187,139 @@ class Directory:
         self._shard = shard
         self._poke = poke
         self._lock = threading.Lock()
-        self._members: dict[str, list[Member]] = {}
+        self._listeners: dict[str, list[Listener]] = {}
         self._turns: dict[str, int] = {}
+        self._news = False  # somebody came or left, or has room again
+        self._wake_us = NEVER_US
 
-    def join(self, group: str, session: int) -> Member:
-        """A new member to ask."""
-        member = Member(group, session, self._read, self._shard)
+    @property
+    def wake_us(self) -> int:
+        """:meth:`ask` has nothing to do before this."""
+        return 0 if self._news else self._wake_us
+
+    def join(self, group: str, session: int) -> Listener:
+        """A new listener to ask."""
+        listener = Listener(group, session, self._read, self._shard)
         with self._lock:
-            self._members.setdefault(group, []).append(member)
+            self._listeners.setdefault(group, []).append(listener)
+            self._news = True
         self._poke()
-        return member
+        return listener
 
-    def leave(self, member: Member) -> None:
+    def leave(self, listener: Listener) -> None:
         """Ask it no more; what it has not answered comes due again by itself."""
-        member.close()
+        listener.close()
         with self._lock:
-            members = self._members.get(member.group, [])
-            if member in members:
-                members.remove(member)
-            if not members:
-                self._members.pop(member.group, None)
-                self._turns.pop(member.group, None)
+            listeners = self._listeners.get(listener.group, [])
+            if listener in listeners:
+                listeners.remove(listener)
+            if not listeners:
+                self._listeners.pop(listener.group, None)
+                self._turns.pop(listener.group, None)
+            self._news = True
         self._poke()
 
     def close(self) -> None:
         """Let everybody go."""
         with self._lock:
-            members = [m for group in self._members.values() for m in group]
-        for member in members:
-            self.leave(member)
+            listeners = [m for group in self._listeners.values() for m in group]
+        for listener in listeners:
+            self.leave(listener)
 
     def groups(self) -> list[str]:
-        """Groups with at least one member."""
+        """Groups with at least one listener."""
         with self._lock:
-            return list(self._members)
+            return list(self._listeners)
 
-    def members(self, group: str) -> int:
+    def count(self, group: str) -> int:
         """How many of a group are connected."""
         with self._lock:
-            return len(self._members.get(group, ()))
+            return len(self._listeners.get(group, ()))
 
     def sessions(self) -> Int64s:
-        """The sessions of all members."""
+        """The sessions of all listeners."""
         with self._lock:
-            return np.array([m.session for group in self._members.values() for m in group], np.int64)
+            return np.array([m.session for group in self._listeners.values() for m in group], np.int64)
 
     @property
     def unanswered(self) -> int:
-        """Questions asked and not answered, over all members."""
+        """Questions asked and not answered, over all listeners."""
         with self._lock:
-            return sum(len(m.open) for group in self._members.values() for m in group)
+            return sum(len(m.open) for group in self._listeners.values() for m in group)
 
     def room(self, group: str, now_us: int) -> int:
-        """Questions that the members of a group may be asked now."""
+        """Questions that the listeners of a group may be asked now."""
         with self._lock:
             room = 0
-            for member in self._members.get(group, ()):
-                member.expire(now_us - self._interval_us)
-                room += self._window - len(member.open)
+            for listener in self._listeners.get(group, ()):
+                listener.expire(now_us - self._interval_us)
+                room += self._window - len(listener.open)
             return room
 
-    def next_room_us(self, group: str) -> int | None:
-        """When the oldest open question of a group is given up."""
-        with self._lock:
-            oldest = [o for m in self._members.get(group, ()) if (o := m.oldest_us()) is not None]
-        return min(oldest) + self._interval_us if oldest else None
+    def on_event(self, kind: Kind, batch: pa.RecordBatch) -> None:
+        """An event was applied: it may close questions, or make new ones due."""
+        if kind in (Kind.DECIDED, Kind.BATCH_DECIDED, Kind.PARKED):
+            self.settled(batch.column("transaction").to_numpy())
+        elif kind == Kind.HALF and self._listeners:
+            self._wake_us = min(self._wake_us, int(batch.column("due_us").to_numpy().min()))
+        elif kind in (Kind.REOPENED, Kind.RULES):
+            self._news = True
 
     def settled(self, transactions: Int64s) -> None:
         """Close the questions about these transactions."""
         with self._lock:
-            busy = [m for group in self._members.values() for m in group if m.open]
+            busy = [m for group in self._listeners.values() for m in group if m.open]
             if busy:
                 positions = transactions.tolist()
-                for member in busy:
-                    member.open.difference_update(positions)
+                for listener in busy:
+                    before = len(listener.open)
+                    listener.open.difference_update(positions)
+                    self._news = self._news or len(listener.open) < before
 
-    def assign(self, group: str, asked: Asked, now_us: int) -> list[tuple[Member, Int64s]]:
-        """Whom to ask about what: members with row numbers into ``asked``, within their windows."""
+    def ask(self, shard: Shard, now_us: int) -> Iterator[tuple[Listener, Questions]]:
+        """Take due transactions of every group that has somebody to ask; to be put to them once durable."""
+        if now_us < self.wake_us:
+            return
+        self._news = False
+        self._wake_us = 0  # until this is done: it may be refused
+        ledger, wake_us = shard.ledger, NEVER_US
+        for group in self.groups():
+            if ledger.checkback.ask_us(group) <= now_us and (room := min(self.room(group, now_us), ASK_ROWS)) > 0:
+                asked: Asked = shard.execute(AskChecks(group, room))
+                if len(asked.transactions):
+                    positions, owners = messages_of(ledger, asked.transactions)
+                    questions = Questions(asked.transactions, asked.epochs, asked.attempts, positions, owners)
+                    for listener, rows in self.assign(group, asked, now_us):
+                        yield listener, questions.take(rows)
+            wake_us = min(wake_us, max(ledger.checkback.ask_us(group), self._next_room_us(group)))
+        self._wake_us = wake_us
+
+    def _next_room_us(self, group: str) -> int:
+        """Nobody of a group may be asked before this: 0, or when its oldest open question is given up."""
         with self._lock:
-            members = list(self._members.get(group, ()))
-            if not members:
+            listeners = self._listeners.get(group, ())
+            if any(len(m.open) < self._window for m in listeners):
+                return 0
+            return min((o for m in listeners if (o := m.oldest_us()) is not None), default=NEVER_US) + self._interval_us
+
+    def assign(self, group: str, asked: Asked, now_us: int) -> list[tuple[Listener, Int64s]]:
+        """Whom to ask about what: listeners with row numbers into ``asked``, within their windows."""
+        with self._lock:
+            listeners = list(self._listeners.get(group, ()))
+            if not listeners:
                 return []
-            free = np.array([self._window - len(m.open) for m in members])
-            shares = _share(members, free, asked.epochs, self._turns.get(group, 0))
+            free = np.array([self._window - len(m.open) for m in listeners])
+            shares = _share(listeners, free, asked.epochs, self._turns.get(group, 0))
             self._turns[group] = self._turns.get(group, 0) + 1
-            given = [(m, np.sort(rows)) for m, rows in zip(members, shares, strict=True) if len(rows)]
-            for member, rows in given:
-                member.reserve(asked.transactions[rows], now_us)
+            given = [(m, np.sort(rows)) for m, rows in zip(listeners, shares, strict=True) if len(rows)]
+            for listener, rows in given:
+                listener.reserve(asked.transactions[rows], now_us)
             return given
 
 
-def _share(members: list[Member], free: Int64s, epochs: Int64s, turn: int) -> list[Int64s]:
-    """Rows for each member: its own session's first, what is left by turns, never more than it has room for."""
-    shares: list[list[Int64s]] = [[] for _ in members]
+def _share(listeners: list[Listener], free: Int64s, epochs: Int64s, turn: int) -> list[Int64s]:
+    """Rows for each listener: its own session's first, what is left by turns, never more than it has room for."""
+    shares: list[list[Int64s]] = [[] for _ in listeners]
     left = np.ones(len(epochs), bool)
 
     def give(to: int, rows: Int64s) -> int:
@@ -287,11 +330,11 @@ def _share(members: list[Member], free: Int64s, epochs: Int64s, turn: int) -> li
             left[taken] = False
         return len(taken)
 
-    sessions = {m.session for m in members}
+    sessions = {m.session for m in listeners}
     for session in sessions & set(np.unique(epochs).tolist()):
         rows = np.flatnonzero(epochs == session)
-        for to, member in enumerate(members):
-            if member.session == session:
+        for to, listener in enumerate(listeners):
+            if listener.session == session:
                 rows = rows[give(to, rows) :]
     rest = np.flatnonzero(left)
     while len(rest) and (free > 0).any():

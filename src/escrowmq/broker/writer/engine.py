@@ -19,16 +19,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.broker.columns import releasing
-from escrowmq.broker.writer.checkback import ASK_ROWS, Directory, Member, Questions
+from escrowmq.broker.writer.checkback import Listener, Listeners, Questions
 from escrowmq.broker.writer.committer import Committer
-from escrowmq.broker.writer.rounds import Look, Request, Waiting, Watch
+from escrowmq.broker.writer.rounds import Look, Request, WaitingLook, WaitingReceive
 from escrowmq.broker.writer.shard import Shard, microseconds
 from escrowmq.broker.writer.upkeep import Upkeep
-from escrowmq.broker.writer.watching import Watchers
+from escrowmq.broker.writer.waiting import WaitingLooks, WaitingReceives, nothing_leased
 from escrowmq.errors import Code, EscrowError, error
-from escrowmq.ledger.commands import AskChecks, Asked, Command, Leased, Receive, Settle, Tick
-from escrowmq.ledger.listings import messages_of
+from escrowmq.ledger.commands import Command, Receive, Tick
 from escrowmq.log.seam import CommitLog
 from escrowmq.platform.clock import Clock
 from escrowmq.schemas import Kind
@@ -42,14 +40,6 @@ LONGEST_SLEEP = 60.0
 
 logger = logging.getLogger(__name__)
 
-Pairs = list[tuple[Request, Any]]
-
-
-def nothing_leased() -> Leased:
-    """The answer of a receive that found nothing."""
-    none = np.empty(0, np.int64)
-    return Leased(none, none, none, none, none)
-
 
 class Engine:
     """One shard at work. ``submit`` and ``look`` from any thread; answers are durable when they come."""
@@ -59,11 +49,11 @@ class Engine:
         self.clock = clock
         self.settings = settings
         self.shard = Shard(log, clock, settings)
-        self.shard.listeners.append(self._on_event)
-        self.members = Directory(
+        self.shard.observers.append(self._on_event)
+        self.listeners = Listeners(
             settings.checks_in_flight, microseconds(settings.check_interval), log.read, log.shard, self.poke
         )
-        self.upkeep = Upkeep(self.shard, self.poke, self.members.sessions)
+        self.upkeep = Upkeep(self.shard, self.poke, self.listeners.sessions)
         self._committer = Committer()
         self._pause_us = 0
         self._running: list[Request] = []  # this round's requests, for the case that it dies
@@ -73,8 +63,8 @@ class Engine:
         self._poked = True
         self._stopping = False
         self._thread: threading.Thread | None = None
-        self._parked: dict[str, deque[Waiting]] = {}
-        self._watchers = Watchers()
+        self._receives = WaitingReceives(self.shard)
+        self._looks = WaitingLooks()
         self.rounds = 0
 
     # Asking
@@ -85,7 +75,7 @@ class Engine:
 
     def receive(self, command: Receive, wait_us: int) -> Future[Any]:
         """Lease messages, waiting up to ``wait_us`` for the first. Cancelling the future withdraws it, no lease given."""
-        return self._enter(Waiting(command, until_us=self.clock.now_us() + wait_us))
+        return self._enter(WaitingReceive(command, wait_us=wait_us))
 
     def look(self, look: Callable[[], Any]) -> Future[Any]:
         """Run ``look`` on the writer, where the ledger may be read; its answer comes when what it saw is durable."""
@@ -93,7 +83,7 @@ class Engine:
 
     def wait_for(self, look: Callable[[], Any], wait_us: int) -> Future[Any]:
         """As :meth:`look`, again whenever messages became visible, until it gives something; None after ``wait_us``."""
-        return self._enter(Watch(look=look, until_us=self.clock.now_us() + wait_us))
+        return self._enter(WaitingLook(look=look, wait_us=wait_us))
 
     def _enter(self, request: Request) -> Future[Any]:
         size = request.size
@@ -114,7 +104,7 @@ class Engine:
             self._poked = True
             self._changed.notify()
 
-    def join(self, session: int) -> Member:
+    def join(self, session: int) -> Listener:
         """Make a producer session a member to ask. Rejected(UNKNOWN_SESSION), Fenced."""
 
         def group_of() -> str:
@@ -125,7 +115,7 @@ class Engine:
                 raise error(code if code != Code.OK else Code.UNKNOWN_SESSION)
             return sessions.groups[int(sessions.groups_of(epochs)[0])]
 
-        return self.members.join(self.look(group_of).result(), session)
+        return self.listeners.join(self.look(group_of).result(), session)
 
     @property
     def status(self) -> str:
@@ -140,9 +130,9 @@ class Engine:
             return len(self._queue), self._queued_bytes
 
     @property
-    def parked(self) -> int:
+    def waiting_receives(self) -> int:
         """Receives that wait for messages."""
-        return sum(len(line) for line in list(self._parked.values()))
+        return len(self._receives)
 
     # One round
 
@@ -151,35 +141,35 @@ class Engine:
         requests = self._running = self._drain()
         shard, now = self.shard, self.shard.begin()
         self.rounds += 1
-        receives = [r for r in requests if isinstance(r, Waiting)]
-        watches = [r for r in requests if isinstance(r, Watch)]
-        pairs = shard.run([r for r in requests if not isinstance(r, Waiting | Watch)])
-        asks: list[tuple[Member, Questions]] = []
+        receives = [r for r in requests if isinstance(r, WaitingReceive)]
+        looks = [r for r in requests if isinstance(r, WaitingLook)]
+        pairs = shard.run([r for r in requests if not isinstance(r, WaitingReceive | WaitingLook)])
+        asks: list[tuple[Listener, Questions]] = []
         if shard.failure is None:
-            if now >= self._pause_us:
+            if due := now >= self._clock_us():
                 self._own(self._tick)
-                self._own(lambda: asks.extend(self._ask(now)))
+                self._own(lambda: asks.extend(self.listeners.ask(shard, now)))
                 self._own(self.upkeep.within_round)
-            pairs += self._serve(receives, now)
-            pairs += self._watchers.serve(watches, now, shard.attempt)
+            pairs += self._receives.serve(receives, now, due)
+            pairs += self._looks.serve(looks, now, shard.attempt)
             self._running = requests + [request for request, _ in pairs]
         else:
-            pairs += [(r, shard.stop(shard.failure)) for r in [*receives, *watches]]
+            pairs += [(r, shard.stop(shard.failure)) for r in [*receives, *looks]]
         self._commit(shard.finishing(pairs), asks)
         if self.upkeep.wants_snapshot:
             self._committer.drain()
             self.upkeep.after_round()
         if shard.failure is not None:
-            self._fail_parked()
+            self._fail_waiting()
 
-    def _commit(self, finish: Callable[[], bool], asks: list[tuple[Member, Questions]]) -> None:
+    def _commit(self, finish: Callable[[], bool], asks: list[tuple[Listener, Questions]]) -> None:
         """Sync and answer: here when nobody waits, else beside the next round."""
         beside = bool(self._queue) and self._thread is not None
 
         def commit() -> None:
             if finish():
-                for member, questions in asks:
-                    member.put(questions)
+                for listener, questions in asks:
+                    listener.put(questions)
             elif beside:
                 self.poke()  # the writer has receives to fail
 
@@ -212,116 +202,32 @@ class Engine:
                 self._pause_us = self.shard.time_us + PAUSE_US
 
     def _tick(self) -> None:
-        if not self.shard.ledger.may_tick(self.shard.time_us):
-            return
-        due = self.shard.ledger.next_due_us()
-        if due is not None and due <= self.shard.time_us:
+        if self.shard.ledger.wake_us <= self.shard.time_us:
             self.shard.execute(Tick(TICK_ROWS))
 
-    # Check-back
-
-    def _ask(self, now: int) -> list[tuple[Member, Questions]]:
-        """Take due transactions of every group that has somebody to ask; to be put to them once durable."""
-        ledger, asks = self.shard.ledger, []
-        for group in self.members.groups():
-            if not ledger.may_ask(group, now):
-                continue
-            due = ledger.check_due_us(group)
-            if due is None or due > now:
-                continue
-            room = min(self.members.room(group, now), ASK_ROWS)
-            if room <= 0:
-                continue
-            asked: Asked = self.shard.execute(AskChecks(group, room))
-            if not len(asked.transactions):
-                continue
-            positions, owners = messages_of(ledger, asked.transactions)
-            questions = Questions(asked.transactions, asked.epochs, asked.attempts, positions, owners)
-            for member, rows in self.members.assign(group, asked, now):
-                asks.append((member, questions.take(rows)))
-        return asks
-
     def _on_event(self, kind: Kind, batch: pa.RecordBatch) -> None:
-        self._watchers.on_event(kind)
-        if kind in (Kind.DECIDED, Kind.BATCH_DECIDED, Kind.PARKED):
-            self.members.settled(batch.column("transaction").to_numpy())
+        self._receives.on_event(kind)
+        self._looks.on_event(kind)
+        self.listeners.on_event(kind, batch)
 
-    # Receives
-
-    def _serve(self, receives: list[Waiting], now: int) -> Pairs:
-        """Give receives what there is, the longest waiting first, so that a member with several under way gets its
-        messages in the order in which it asked (I20); park or end the others."""
-        pairs: Pairs = []
-        fresh = set(map(id, receives))  # these are tried in any case: they may ask for what does not exist
-        for receive in receives:
-            self._parked.setdefault(receive.group, deque()).append(receive)
-        for group, line in list(self._parked.items()):
-            kept: deque[Waiting] = deque()
-            ready = self.shard.ledger.has_work(group, now)
-            for receive in line:
-                if receive.future.cancelled():
-                    continue
-                if ready or id(receive) in fresh:
-                    answer = self._lease(receive)
-                    if isinstance(answer, EscrowError) or len(answer.leases):
-                        if not receive.future.set_running_or_notify_cancel():
-                            self._release(receive, answer)  # withdrawn at the very moment
-                            continue
-                        pairs.append((receive, answer))
-                        ready = self.shard.failure is None and self.shard.ledger.has_work(group, now)
-                        continue
-                if receive.until_us <= now:
-                    pairs.append((receive, nothing_leased()))
-                else:
-                    kept.append(receive)
-            if kept:
-                self._parked[group] = kept
-            else:
-                del self._parked[group]
-        return pairs
-
-    def _lease(self, receive: Waiting) -> Any:
-        try:
-            return self.shard.execute(receive.command)
-        except EscrowError as problem:
-            return problem
-
-    def _release(self, receive: Waiting, leased: Any) -> None:
-        """Give back what was leased for somebody who is gone."""
-        if not isinstance(leased, EscrowError):
-            self._own(lambda: self.shard.execute(Settle(receive.group, releasing(leased))))
-
-    def _fail_parked(self) -> None:
+    def _fail_waiting(self) -> None:
         failure = self.shard.failure
         assert failure is not None
-        self._watchers.end(lambda: self.shard.stop(failure))
-        for line in self._parked.values():
-            for receive in line:
-                receive.answer(self.shard.stop(failure))
-        self._parked.clear()
+        self._receives.end(lambda: self.shard.stop(failure))
+        self._looks.end(lambda: self.shard.stop(failure))
 
     # Time
 
-    def next_wake_us(self) -> int:
-        """When the next round is due if nobody asks for one."""
-        ledger = self.shard.ledger
-        times = [self.upkeep.next_us()]
-        if (due := ledger.next_due_us()) is not None:
-            times.append(due)
-        for group in self.members.groups():
-            if (check := ledger.check_due_us(group)) is None:
-                continue
-            if self.members.room(group, self.shard.time_us) <= 0:
-                free = self.members.next_room_us(group)
-                check = check if free is None else max(check, free)
-            times.append(check)
-        if (watch := self._watchers.next_us()) is not None:
-            times.append(watch)
-        for group, line in self._parked.items():
-            times.append(min(r.until_us for r in line))
-            if (retry := ledger.next_retry_us(group)) is not None and retry > self.shard.time_us:
-                times.append(retry)
-        return max(min(times), self._pause_us)
+    @property
+    def wake_us(self) -> int:
+        """The broker time before which no round is due, if nobody asks for one. A lower bound: a round that finds nothing to
+        do moves it."""
+        return min(self._clock_us(), self._receives.wake_us, self._looks.wake_us)
+
+    def _clock_us(self) -> int:
+        """The engine has nothing of its own to do before this."""
+        wake_us = min(self.shard.ledger.wake_us, self.listeners.wake_us, self.upkeep.wake_us)
+        return max(wake_us, self._pause_us)
 
     def start(self) -> None:
         """Begin to work on a thread of its own."""
@@ -342,12 +248,12 @@ class Engine:
         with self._changed:
             if self._queue or self._poked:
                 return True
-        wake = self.next_wake_us() if self.shard.failure is None else None
+        wake = self.wake_us if self.shard.failure is None else None
         with self._changed:
             while not self._queue and not self._poked:
                 if self._stopping:
                     return False
-                seconds = LONGEST_SLEEP if wake is None else (wake - self.clock.now_us()) / 1e6
+                seconds = LONGEST_SLEEP if wake is None else (wake - self.shard.now_us()) / 1e6
                 if seconds <= 0:
                     break
                 self._changed.wait(min(seconds, LONGEST_SLEEP))
@@ -360,7 +266,7 @@ class Engine:
             left, self._queue = list(self._queue), deque()
         for request in [*self._running, *left]:
             request.answer(error(Code.SHARD_STOPPED))
-        self._fail_parked()
+        self._fail_waiting()
 
     def stop(self) -> None:
         """Refuse new requests, finish those that wait, save a snapshot, close the log. May be called again."""
@@ -369,18 +275,15 @@ class Engine:
                 return
             self._stopping = True
             self._changed.notify_all()
-        self.members.close()
+        self.listeners.close()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         elif self._queue:
             self.step()
         self._committer.close()
-        for line in self._parked.values():
-            for receive in line:
-                receive.answer(nothing_leased())
-        self._parked.clear()
-        self._watchers.end(lambda: None)
+        self._receives.end(nothing_leased)
+        self._looks.end(lambda: None)
         self.upkeep.finish()
         clean = self.shard.failure is None
         if clean:

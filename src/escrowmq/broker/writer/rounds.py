@@ -61,17 +61,21 @@ class Look(Request):
 
 
 @dataclass(slots=True, eq=False)
-class Watch(Look):
-    """A question that waits for an answer other than None, ``until_us`` at most; asked when messages became visible."""
+class WaitingLook(Look):
+    """A look that waits for an answer other than None, ``wait_us`` at most; run again when messages became visible."""
 
+    wait_us: int = 0
     until_us: int = 0
+    """By broker time; set by the round that takes it."""
 
 
 @dataclass(slots=True, eq=False)
-class Waiting(Request):
-    """A receive that may wait: parked until there is something, ``until_us`` passes or the caller is gone."""
+class WaitingReceive(Request):
+    """A receive that may wait until there is something, ``wait_us`` have passed or the caller is gone."""
 
+    wait_us: int = 0
     until_us: int = 0
+    """By broker time; set by the round that takes it."""
 
     @property
     def group(self) -> str:

@@ -26,7 +26,8 @@ from escrowmq.broker.failures import broker_failed
 from escrowmq.broker.writer.recovery import fold
 from escrowmq.broker.writer.rounds import Look, Request, Work, arrange
 from escrowmq.errors import Code, EscrowError, Overloaded, error
-from escrowmq.ledger.commands import Command, Configure, Decision, Prepare, Retain, Rules, Send
+from escrowmq.ledger.commands import Command, Configure, Prepare, Retain, Rules, Send
+from escrowmq.ledger.events import Decision
 from escrowmq.log.frames import size_bound
 from escrowmq.log.seam import CommitLog, Snapshot
 from escrowmq.platform.clock import Clock
@@ -74,13 +75,14 @@ class Shard:
         self.settings = settings
         self.failure: EscrowError | None = None
         self.full = False
-        self.listeners: list[Callable[[Kind, pa.RecordBatch], None]] = []
+        self.observers: list[Callable[[Kind, pa.RecordBatch], None]] = []
         """Called with every event when it is applied (not during recovery), before it is durable."""
         self._clock = clock
         self._dirty = False
         self._headroom = min(HEADROOM, settings.segment_bytes // 16)
         self.ledger, snapshot = fold(log)
         self._floor_us = max(log.last_time_us, snapshot.time_us if snapshot else 0)
+        self._ahead_us = max(self._floor_us - clock.now_us(), 0)
         self._snapshot_bytes = _size(snapshot.tables) if snapshot else 0
         self._snapshot_sequence = snapshot.sequence if snapshot else 0
         self.time_us = 0
@@ -90,9 +92,13 @@ class Shard:
 
     # One round
 
+    def now_us(self) -> int:
+        """Broker time, microseconds; where the clock is behind the log's last frame, it goes on from that."""
+        return self._clock.now_us() + self._ahead_us
+
     def begin(self) -> int:
         """Take the round's time, microseconds."""
-        self.time_us = self._floor_us = max(self._floor_us, self._clock.now_us())
+        self.time_us = self._floor_us = max(self._floor_us, self.now_us())
         return self.time_us
 
     def execute(self, command: Command) -> Any:
@@ -143,8 +149,8 @@ class Shard:
             if position != self.ledger.next_position:
                 raise error(Code.DAMAGED, f"log at position {position}, ledger at {self.ledger.next_position}")
             self.ledger.apply(kind, batch, position, self.time_us)
-            for listener in self.listeners:
-                listener(kind, batch)
+            for observe in self.observers:
+                observe(kind, batch)
         except Exception as problem:
             raise self.stop(problem) from problem
 

@@ -122,10 +122,13 @@ class Upkeep:
         self.saving = None
         self._poke()
 
-    def next_us(self) -> int:
-        """When there is something to do by the clock."""
-        next_us = min(self._retain_us, self._forget_us)
-        return min(next_us, self._probe_us) if self._shard.full else next_us
+    @property
+    def wake_us(self) -> int:
+        """:meth:`within_round` has nothing to do before this."""
+        if self._droppable is not None:
+            return 0
+        wake_us = min(self._retain_us, self._forget_us)
+        return min(wake_us, self._probe_us) if self._shard.full else wake_us
 
     def finish(self) -> None:
         """Wait for what is being saved; no more after that."""

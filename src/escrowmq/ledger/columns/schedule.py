@@ -1,44 +1,63 @@
 """Due times without a scan: entries wait in buckets of equal time and are looked at once, when the time has come.
 
-Putting a batch of equal times in costs one bucket, whatever its size. Nothing is ever taken out when it is decided:
-an entry counts only while its owner says that it still stands for that very time (*alive*), and the dead are swept when
-they are met. So the index is derived: it can be rebuilt from its owner's columns at any moment, and meeting it changes
-no state.
+Rules:
+
+1. Putting a batch of equal times in costs one bucket, whatever its size.
+2. Nothing is taken out when it is decided: an entry counts only while its owner says that it still stands for that very
+   time (*alive*). The dead are dropped when they are met, and by ``put`` when they are far more than can be alive. So the index
+   is derived: it can be rebuilt from its owner's columns at any moment, and looking at it changes no state.
+3. ``wake_us`` is a lower bound: nothing is due before it. The entry of that time may be dead, but a look (:meth:`DueIndex.due`)
+   that finds nothing moves the bound, so whoever sleeps until it and looks never turns in a circle.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 Int64s = npt.NDArray[np.int64]
-Alive = Callable[[Int64s, int], npt.NDArray[np.bool_]]
-"""``alive(entries, due_us)`` → which entries still wait for that time."""
+Alive = Callable[[Int64s, Int64s | int], npt.NDArray[np.bool_]]
+"""``alive(entries, due_us)`` → which entries still wait for that time (one for all, or one each)."""
+
+NEVER_US: Final = 1 << 62
+"""The time of what has no time: later than any other."""
 
 _CHUNK = 8192
+_SKIPPED = 64
+"""Buckets of dead entries that one look may drop ahead of their time; bounds its work."""
 
 
 class DueIndex:
     """Entries (ordinals of some table) by due time in microseconds."""
 
-    __slots__ = ("_alive", "_buckets", "_heap", "_overdue", "_overdue_size")
+    __slots__ = ("_alive", "_buckets", "_heap", "_overdue", "_size")
 
     def __init__(self, alive: Alive) -> None:
         self._alive = alive
         self._heap: list[int] = []
         self._buckets: dict[int, list[Int64s]] = {}
         self._overdue: list[tuple[int, Int64s]] = []
-        self._overdue_size = 0
+        self._size = 0
 
-    def put(self, entries: Int64s, due_us: Int64s | int) -> None:
-        """Add entries with their times (one for all, or one each)."""
+    @property
+    def wake_us(self) -> int:
+        """No living entry is due before this; ``NEVER_US``: there is none."""
+        if self._overdue:
+            return self._overdue[0][0]
+        return self._heap[0] if self._heap else NEVER_US
+
+    def put(self, entries: Int64s, due_us: Int64s | int, alive: int = NEVER_US) -> None:
+        """Add entries with their times (one for all, or one each). ``alive``: how many can be alive, these included."""
+        if self._size > 2 * alive + _CHUNK:
+            self._drop_dead()
+        if not len(entries):
+            return
         if isinstance(due_us, int):
             self._put(entries, due_us)
-            return
-        if not len(entries):
             return
         if due_us[0] == due_us[-1] and (due_us == due_us[0]).all():
             self._put(entries, int(due_us[0]))
@@ -55,61 +74,62 @@ class DueIndex:
             bucket = self._buckets[due_us] = []
             heapq.heappush(self._heap, due_us)
         bucket.extend(entries[at : at + _CHUNK] for at in range(0, len(entries), _CHUNK))
+        self._size += len(entries)
 
     def due(self, now_us: int, limit: int) -> Int64s:
-        """Up to ``limit`` entries alive and due at ``now_us``, the longest overdue first. Takes nothing out."""
-        self.sweep(now_us)
+        """Up to ``limit`` entries alive and due at ``now_us``, the longest overdue first. They stay until they are dead."""
+        while self._heap and self._heap[0] <= now_us:
+            due_us = heapq.heappop(self._heap)
+            self._overdue.extend((due_us, chunk) for chunk in self._buckets.pop(due_us))
         found: list[Int64s] = []
-        count = 0
+        count = dead = 0
         for number, (due_us, chunk) in enumerate(self._overdue):
             if count >= limit:
                 break
-            live = chunk[self._alive(chunk, due_us)]
-            self._overdue_size += len(live) - len(chunk)
+            live = self._living(chunk, due_us)
             self._overdue[number] = (due_us, live)
+            dead += not len(live)
             found.append(live[: limit - count])
             count += len(found[-1])
-        self._overdue = [item for item in self._overdue if len(item[1])]
+        if dead:
+            self._overdue = [item for item in self._overdue if len(item[1])]
+        if not self._overdue:
+            self._skip_dead()
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
-    def earliest_us(self) -> int | None:
-        """No living entry is due before this (the entry of that time may be dead): :meth:`next_due_us` for next to nothing."""
-        if self._overdue:
-            return self._overdue[0][0]
-        return self._heap[0] if self._heap else None
+    def done(self) -> None:
+        """The owner has dealt with what was due: move ``wake_us`` past it."""
+        while self._overdue:
+            due_us, chunk = self._overdue[0]
+            if len(live := self._living(chunk, due_us)):
+                self._overdue[0] = (due_us, live)
+                return
+            del self._overdue[0]
 
-    def next_due_us(self, now_us: int) -> int | None:
-        """When the next living entry is due (in the past if it is overdue); None when there is none."""
-        if len(self.due(now_us, 1)):
-            return self._overdue[0][0]
-        for due_us in self._live_buckets():
-            return due_us
-        return None
+    def _living(self, chunk: Int64s, due_us: int) -> Int64s:
+        live = chunk[self._alive(chunk, due_us)]
+        self._size -= len(chunk) - len(live)
+        return live
 
-    def sweep(self, now_us: int, expected: int | None = None) -> None:
-        """Move what is due out of its buckets, the dead dropped; ``expected``: how many can be alive at all, so that
-        a list of mostly dead ones is swept too."""
-        while self._heap and self._heap[0] <= now_us:
-            due_us = heapq.heappop(self._heap)
-            for chunk in self._buckets.pop(due_us):
-                live = chunk[self._alive(chunk, due_us)]
-                if len(live):
-                    self._overdue.append((due_us, live))
-                    self._overdue_size += len(live)
-        if expected is not None and self._overdue_size > 2 * expected + _CHUNK:
-            self._overdue = [
-                (due_us, live) for due_us, chunk in self._overdue if len(live := chunk[self._alive(chunk, due_us)])
-            ]
-            self._overdue_size = sum(len(chunk) for _, chunk in self._overdue)
-
-    def _live_buckets(self) -> Iterator[int]:
-        while self._heap:
-            due_us = self._heap[0]
-            bucket = self._buckets[due_us]
+    def _skip_dead(self) -> None:
+        for _ in range(_SKIPPED):
+            if not self._heap:
+                return
+            bucket = self._buckets[self._heap[0]]
             while bucket:
-                if self._alive(bucket[0], due_us).any():
-                    yield due_us
+                if len(live := self._living(bucket[0], self._heap[0])):
+                    bucket[0] = live
                     return
-                bucket.pop(0)
-            heapq.heappop(self._heap)
-            del self._buckets[due_us]
+                del bucket[0]
+            del self._buckets[heapq.heappop(self._heap)]
+
+    def _drop_dead(self) -> None:
+        chunks = [
+            *self._overdue,
+            *((due_us, chunk) for due_us in sorted(self._heap) for chunk in self._buckets[due_us]),
+        ]
+        entries = np.concatenate([chunk for _, chunk in chunks])
+        due = np.repeat([due_us for due_us, _ in chunks], [len(chunk) for _, chunk in chunks])
+        living = self._alive(entries, due)
+        self._heap, self._buckets, self._overdue, self._size = [], {}, [], 0
+        self.put(entries[living], due[living])

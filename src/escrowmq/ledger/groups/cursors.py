@@ -1,11 +1,11 @@
-"""Cursors: a consumer group's way through one queue, one byte a message.
+"""Cursors: a consumer group's way through one queue, one byte per message; and leases, the part of it that one member holds.
 
 Every offset of the queue is in exactly one state (I26), and its place says where that is written:
 
 | offsets | where |
 | --- | --- |
 | 0 .. base | runs of equal state (what has left the log, or lay before the group's start); all of them final |
-| base .. next | ``states``, a byte each |
+| base .. next | ``states``, one byte each |
 | next .. end | nowhere: all of them wait |
 
 Rules:
@@ -13,28 +13,33 @@ Rules:
 1. ``next`` only rises. A final state (from ACKED on) never changes, except that the runs of a long history merge to GONE.
 2. LEASED offsets are pending in exactly one lease of ``leases``; RETRYING ones are in ``retries``, DEAD ones in ``dead``.
 3. ``counts`` are always those of the states, the merged history's included.
+4. A lease is one small object, however many messages it holds: a range of the queue, until a deadline. Its id is the log position
+   of the row that made it; ids are never used again, so an id is also the proof of ownership (I27).
+5. Pending offsets of a lease from ``doubt`` on are in doubt: the process that they were handed to may be gone, and can settle
+   them no more. They wait for the member's next process, or for its fencing (``members.py``).
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from escrowmq.ledger.columns.growing import Columns
 from escrowmq.ledger.columns.sparse import Int64s
-from escrowmq.ledger.commands import Subscription
 from escrowmq.ledger.groups.dead_letters import DeadLetters
 from escrowmq.ledger.groups.retries import Retries
 
-if TYPE_CHECKING:
-    from escrowmq.ledger.groups.leases import Lease
-    from escrowmq.ledger.groups.members import Member
-
 MAX_HISTORY_RUNS = 4096
 """Runs remembered of what has left the log; beyond, the oldest become GONE and only their counts remain."""
+
+
+NOT_LEASED = 0
+PENDING = 1
+ACKED = 2
+TAKEN = 3
+"""Given back, dead, released or expired: no longer this lease's."""
 
 
 class State(IntEnum):
@@ -178,35 +183,100 @@ class Cursor:
         return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
 
 
+class Lease:
+    """Offsets ``start`` .. ``end``-1 as far as ``mask`` says so (one byte per offset; None: all pending, or all acked at the end)."""
+
+    __slots__ = (
+        "attempt",
+        "cursor",
+        "deadline_us",
+        "doubt",
+        "end",
+        "group",
+        "id",
+        "mask",
+        "member",
+        "pending",
+        "start",
+    )
+
+    def __init__(
+        self,
+        id: int,
+        group: int,
+        cursor: Cursor,
+        start: int,
+        end: int,
+        attempt: int,
+        member: int,
+        deadline_us: int,
+        mask: bytearray | None = None,
+    ) -> None:
+        self.id = id
+        self.group = group
+        self.cursor = cursor
+        self.start = start
+        self.end = end
+        self.attempt = attempt
+        self.member = member
+        self.deadline_us = deadline_us
+        self.doubt = end
+        """The first offset in doubt; ``end``: none is."""
+        self.mask = mask
+        self.pending = end - start if mask is None else mask.count(PENDING)
+
+    def copy_mask(self) -> bytearray:
+        """The mask as bytes of the caller's own."""
+        if self.mask is not None:
+            return bytearray(self.mask)
+        return bytearray((PENDING if self.pending else ACKED,)) * (self.end - self.start)
+
+    def pending_from(self, offset: int) -> int:
+        """How many offsets from ``offset`` on are pending."""
+        if self.mask is None:
+            return max(self.end - offset, 0) if self.pending else 0
+        return self.mask.count(PENDING, max(offset - self.start, 0))
+
+    def take(self, start: int, end: int, to: int) -> Int64s | None:
+        """Pending offsets of ``start`` .. ``end``-1 become ``to``; they are returned, None standing for all of the range."""
+        if self.mask is None:
+            if to == ACKED and start == self.start and end == self.end:
+                self.pending = 0
+                return None
+            self.mask = self.copy_mask()
+        a, b = start - self.start, end - self.start
+        count = self.mask.count(PENDING, a, b)
+        self.pending -= count
+        if count == b - a:
+            self.mask[a:b] = bytes((to,)) * count
+            return None
+        part = np.frombuffer(self.mask, np.uint8)[a:b]
+        offsets = np.flatnonzero(part == PENDING)
+        part[offsets] = to
+        return offsets + start
+
+
+def pending_runs(mask: bytearray, a: int, b: int) -> list[tuple[int, int]]:
+    """Index ranges within ``a`` .. ``b`` that hold every pending byte and none that was settled before.
+
+    What was never leased may lie inside a range: it is passed over, and a filtered lease stays one run.
+    """
+    if mask.count(PENDING, a, b) == b - a:
+        return [(a, b)]
+    part = np.frombuffer(mask, np.uint8)[a:b]
+    settled = part > PENDING
+    pending = np.flatnonzero(part == PENDING)
+    if not len(pending):
+        return []
+    # Two neighbours belong to one run if nothing settled lies between them.
+    barriers = np.cumsum(settled)[pending]
+    firsts = np.flatnonzero(np.concatenate([[True], barriers[1:] != barriers[:-1]]))
+    lasts = np.append(firsts[1:], len(pending)) - 1
+    pairs = zip(pending[firsts].tolist(), pending[lasts].tolist(), strict=True)
+    return [(a + first, a + last + 1) for first, last in pairs]
+
+
 def _runs(states: npt.NDArray[np.uint8]) -> tuple[Int64s, npt.NDArray[np.uint8]]:
     """Where runs of equal bytes begin, and the byte of each; ``states`` is not empty."""
     starts = np.concatenate([np.zeros(1, np.int64), np.flatnonzero(states[1:] != states[:-1]) + 1])
     return starts, states[starts]
-
-
-class Group:
-    """One consumer group."""
-
-    __slots__ = ("cursors", "leases", "members", "name", "ordinal", "subscription", "turn")
-
-    def __init__(self, ordinal: int, name: str, subscription: Subscription) -> None:
-        self.ordinal = ordinal
-        self.name = name
-        self.subscription = subscription
-        self.cursors: dict[int, Cursor] = {}
-        self.members: dict[int, Member] = {}
-        """The named members of a group that holds what is in doubt."""
-        self.leases = 0
-        """How many of its leases live."""
-        self.turn = -1
-        """The queue id that was served last."""
-
-    def cursor(self, queue_id: int) -> Cursor:
-        """The cursor of a queue, or a new one for a queue that the group has not met: it is not kept."""
-        return self.cursors.get(queue_id) or Cursor(queue_id, 0)
-
-    def meet(self, queue_id: int) -> Cursor:
-        """The cursor of a queue, made and kept if the group has not met it."""
-        if (cursor := self.cursors.get(queue_id)) is None:
-            cursor = self.cursors[queue_id] = Cursor(queue_id, 0)
-        return cursor

@@ -1,4 +1,4 @@
-"""Groups that hold what is in doubt: who their members are, what each holds, and how it goes on.
+"""Named members (``in_doubt="hold"``): epochs, in-doubt leases, and handing them to the next process.
 
 Theory of operation:
 
@@ -23,45 +23,17 @@ from typing import Any
 import numpy as np
 
 from escrowmq.errors import Code, EscrowError, error
+from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.columns.sparse import Int64s
-from escrowmq.ledger.commands import Event, Join, Leased, Receive, Rules
-from escrowmq.ledger.events import event_of, event_of_rows
-from escrowmq.ledger.groups.cursors import Group
-from escrowmq.ledger.groups.leases import NEVER_US, PENDING, Lease, pending_runs
+from escrowmq.ledger.commands import Join, Leased, Receive, Rules
+from escrowmq.ledger.events import Event, event_of, event_of_rows
+from escrowmq.ledger.groups.cursors import PENDING, Lease, pending_runs
+from escrowmq.ledger.groups.group import Group, Member
 from escrowmq.ledger.groups.receiving import Plan
 from escrowmq.ledger.groups.subscriptions import TopicsView, holds
 from escrowmq.message.names import is_name
 from escrowmq.model import member_id
 from escrowmq.schemas import Kind
-
-
-class Member:
-    """A named member of one group."""
-
-    __slots__ = ("doubted", "epoch", "fenced", "id", "joined_us", "name", "process")
-
-    def __init__(self, id: int, name: str, epoch: int, process: int, joined_us: int, *, fenced: bool = False) -> None:
-        self.id = id
-        self.name = name
-        self.epoch = epoch
-        self.process = process
-        self.joined_us = joined_us
-        self.fenced = fenced
-        self.doubted: dict[int, Lease] = {}
-        """Leases with something in doubt, by id."""
-
-    def note(self, lease: Lease) -> None:
-        """Keep ``doubted`` true after a change of ``lease``."""
-        if lease.pending and lease.pending_from(lease.doubt):
-            self.doubted[lease.id] = lease
-        else:
-            self.doubted.pop(lease.id, None)
-
-
-def leases_of(group: Group, member: int) -> list[Lease]:
-    """The live leases of a member, oldest first."""
-    found = [x for cursor in group.cursors.values() for x in cursor.leases.values() if x.member == member]
-    return sorted(found, key=lambda lease: lease.id)
 
 
 def decide_join(group: Group, cmd: Join, rules: Rules, position: int) -> tuple[tuple[Event, ...], dict[str, int]]:
@@ -82,7 +54,7 @@ def decide_join(group: Group, cmd: Join, rules: Rules, position: int) -> tuple[t
         raise _fenced(group, cmd.instance, fenced=known is not None and known.fenced)
     joined = event_of(Kind.JOINED, [position], [group.ordinal], [id], [cmd.process], [cmd.instance])
     reached = dict(cmd.keep)
-    ends = ((x, min(reached.get(x.id, 0), x.doubt)) for x in leases_of(group, id))
+    ends = ((x, min(reached.get(x.id, 0), x.doubt)) for x in group.leases_of(id))
     kept = [(lease.id, end) for lease, end in ends if end > lease.start]
     events = (joined, event_of_rows(Kind.KEPT, kept)) if kept else (joined,)
     return events, {"member": id, "epoch": position}

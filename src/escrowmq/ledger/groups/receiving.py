@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from escrowmq.ledger.columns.sparse import Int64s
-from escrowmq.ledger.commands import Event, Leased
-from escrowmq.ledger.events import event_of
+from escrowmq.ledger.commands import Leased
+from escrowmq.ledger.events import Event, event_of
 from escrowmq.ledger.groups.cursors import Cursor
 from escrowmq.ledger.groups.subscriptions import TopicsView
 from escrowmq.ledger.queues.queues import QueueIndex

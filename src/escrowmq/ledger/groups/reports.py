@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from escrowmq.ledger.groups import subscriptions
-from escrowmq.ledger.groups.cursors import Cursor, Group, State
+from escrowmq.ledger.groups.cursors import Cursor, State
+from escrowmq.ledger.groups.group import Group
 from escrowmq.ledger.groups.subscriptions import TopicsView
 
 
 def describe(group: Group, topics: TopicsView) -> dict[str, Any]:
     """``group`` (its ordinal), ``name, topics, tags, ordered, in_doubt, leases, dead_letters, queues``.
 
-    ``queues`` has one dict a queue: ``queue_id, topic, queue, head, end, floor`` (everything below is done), ``next``
-    (everything from there on waits), then counts of messages: ``waiting`` and one a state, in lower case.
+    ``queues`` has one dict per queue: ``queue_id, topic, queue, head, end, floor`` (everything below is done), ``next``
+    (everything from there on waits), then counts of messages: ``waiting`` and one per state, in lower case.
     """
     ids = subscriptions.queue_ids(group.subscription.topics, topics)
     queues = [_describe_queue(group.cursor(queue_id), topics) for queue_id in ids]

@@ -11,7 +11,7 @@ Rules:
    charged: their attempt is only raised to 2, so that a repeat is always told from a first delivery (I23). The same
    holds when such a lease expires: its first pending message is the one that failed.
 5. A RELEASE gives back what nobody was handed: it comes again at once under the same attempt number.
-6. What is in doubt in a lease (see ``leases.py``) is out of reach of its rows: LEASE_LOST. A lease that does not end by
+6. What is in doubt in a lease (see ``cursors.py``) is out of reach of its rows: LEASE_LOST. A lease that does not end by
    time needs no extension: it is OK, and no event.
 """
 
@@ -20,10 +20,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from escrowmq.errors import Code
-from escrowmq.ledger.commands import Event
-from escrowmq.ledger.events import event_of_rows
+from escrowmq.ledger.columns.schedule import NEVER_US
+from escrowmq.ledger.events import Event, event_of_rows
+from escrowmq.ledger.groups.cursors import ACKED, NOT_LEASED, PENDING, TAKEN, Lease, pending_runs
 from escrowmq.ledger.groups.dead_letters import MAX_CAUSE
-from escrowmq.ledger.groups.leases import ACKED, NEVER_US, NOT_LEASED, PENDING, TAKEN, Lease, pending_runs
 from escrowmq.ledger.groups.retries import backoff_us
 from escrowmq.model import Act
 from escrowmq.schemas import Kind

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from escrowmq.ledger.groups import subscriptions
-from escrowmq.ledger.groups.cursors import Cursor, Group
-from escrowmq.ledger.groups.leases import Lease
-from escrowmq.ledger.groups.members import Member
-
-if TYPE_CHECKING:
-    from escrowmq.ledger.groups.groups import Groups
+from escrowmq.ledger.groups.cursors import Cursor, Lease
+from escrowmq.ledger.groups.group import Group, Member
+from escrowmq.ledger.groups.leases import Leases
 
 _LIST = pa.schema(
     [
@@ -58,13 +56,21 @@ _MEMBERS = pa.schema(
 )
 
 
-def dump(groups: Groups) -> dict[str, pa.Table]:
-    """All state of ``groups``; the tables share no memory with it."""
-    listed = [
-        (g.name, subscriptions.dump(g.subscription), g.turn, groups.delivered, groups.acked) for g in groups.groups
-    ]
-    cursors = [(g, c) for g in groups.groups for _, c in sorted(g.cursors.items())]
-    leases = [*groups.leases.live.values(), *groups.leases.ended.values()]
+class Stored(NamedTuple):
+    """What a snapshot holds of consumer groups."""
+
+    groups: list[Group]
+    leases: Leases
+    delivered: int = 0
+    acked: int = 0
+
+
+def dump(stored: Stored) -> dict[str, pa.Table]:
+    """The tables of a snapshot; they share no memory with the state."""
+    groups = stored.groups
+    listed = [(g.name, subscriptions.dump(g.subscription), g.served, stored.delivered, stored.acked) for g in groups]
+    cursors = [(g, c) for g in groups for _, c in sorted(g.cursors.items())]
+    leases = [*stored.leases.live.values(), *stored.leases.ended.values()]
     return {
         "groups_list": _table(_LIST, listed),
         "groups_cursors": _table(_CURSORS, [(g.ordinal, c.queue_id, c.base, c.next, c.counts) for g, c in cursors]),
@@ -99,7 +105,7 @@ def dump(groups: Groups) -> dict[str, pa.Table]:
             _MEMBERS,
             [
                 (g.ordinal, m.id, m.name, m.epoch, m.process, m.joined_us, m.fenced)
-                for g in groups.groups
+                for g in groups
                 for m in g.members.values()
             ],
         ),
@@ -127,12 +133,14 @@ def _stack(schema: pa.Schema, parts: list[tuple[Group, Cursor, list[Any]]]) -> p
     return pa.table(arrays, schema=schema)
 
 
-def load(groups: Groups, tables: dict[str, pa.Table]) -> None:
-    """Give a new ``groups`` the state that :func:`dump` wrote."""
+def load(tables: dict[str, pa.Table]) -> Stored:
+    """The state that :func:`dump` wrote."""
+    groups: list[Group] = []
+    delivered = acked = 0
     for row in tables["groups_list"].to_pylist():
-        group = Group(len(groups.groups), row["name"], subscriptions.load(row["subscription"]))
-        group.turn, groups.delivered, groups.acked = row["turn"], row["delivered"], row["acked"]
-        groups.groups.append(group)
+        group = Group(len(groups), row["name"], subscriptions.load(row["subscription"]))
+        group.served, delivered, acked = row["turn"], row["delivered"], row["acked"]
+        groups.append(group)
     runs, retries, dead = (_Slices(tables[f"groups_{name}"]) for name in ("runs", "retries", "dead"))
     for row in tables["groups_cursors"].to_pylist():
         place = (row["group"], row["queue_id"])
@@ -143,38 +151,39 @@ def load(groups: Groups, tables: dict[str, pa.Table]) -> None:
         cursor.retries.put(offsets, attempt=attempts, due_us=due)
         offsets, attempts, times, causes = dead.of(*place)
         cursor.dead.put(offsets, attempts=attempts, dead_us=times, cause=causes)
-        groups.groups[row["group"]].cursors[row["queue_id"]] = cursor
+        groups[row["group"]].cursors[row["queue_id"]] = cursor
     for row in tables["groups_members"].to_pylist() if "groups_members" in tables else ():
-        members = groups.groups[row["group"]].members
-        members[row["member"]] = Member(
+        groups[row["group"]].members[row["member"]] = Member(
             row["member"], row["instance"], row["epoch"], row["process"], row["joined_us"], fenced=row["fenced"]
         )
-    for row in tables["groups_leases"].to_pylist():
-        _load_lease(groups, row)
+    return Stored(groups, _load_leases(groups, tables["groups_leases"].to_pylist()), delivered, acked)
 
 
-def _load_lease(groups: Groups, row: dict[str, Any]) -> None:
-    group = groups.groups[row["group"]]
-    lease = Lease(
-        row["lease"],
-        row["group"],
-        group.cursors[row["queue_id"]],
-        row["start"],
-        row["end"],
-        row["attempt"],
-        row["member"],
-        row["deadline_us"],
-        None if row["mask"] is None else bytearray(row["mask"]),
-    )
-    lease.doubt = row.get("doubt", lease.end)
-    if row["live"]:
-        groups.leases.add(lease)
-        group.leases += 1
-        if (member := group.members.get(lease.member)) is not None:
-            member.note(lease)
-    else:
-        lease.pending = 0
-        groups.leases.remember(lease)
+def _load_leases(groups: Sequence[Group], rows: Sequence[dict[str, Any]]) -> Leases:
+    leases = Leases()
+    for row in rows:
+        group = groups[row["group"]]
+        lease = Lease(
+            row["lease"],
+            row["group"],
+            group.cursors[row["queue_id"]],
+            row["start"],
+            row["end"],
+            row["attempt"],
+            row["member"],
+            row["deadline_us"],
+            None if row["mask"] is None else bytearray(row["mask"]),
+        )
+        lease.doubt = row.get("doubt", lease.end)
+        if row["live"]:
+            leases.add(lease)
+            group.leases += 1
+            if (member := group.members.get(lease.member)) is not None:
+                member.note(lease)
+        else:
+            lease.pending = 0
+            leases.remember(lease)
+    return leases
 
 
 class _Slices:

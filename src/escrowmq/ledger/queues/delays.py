@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from escrowmq.ledger.columns.growing import Columns
 from escrowmq.ledger.columns.schedule import DueIndex
-from escrowmq.ledger.commands import Event
-from escrowmq.schemas import STORED, Kind
+from escrowmq.ledger.events import Event, event_of
+from escrowmq.schemas import Kind
 
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
@@ -25,7 +25,7 @@ class Delays:
         self._due = DueIndex(self._alive)
         self.waiting = 0
 
-    def _alive(self, ordinals: Int64s, _due_us: int) -> npt.NDArray[np.bool_]:
+    def _alive(self, ordinals: Int64s, _due_us: Int64s | int) -> npt.NDArray[np.bool_]:
         rows = ordinals - self._rows.first
         alive = rows >= 0
         alive[alive] = self._rows["waiting"][rows[alive]]
@@ -44,8 +44,7 @@ class Delays:
         ordinals = self._due.due(now_us, limit)
         if not len(ordinals):
             return []
-        columns = [pa.array(self._rows["position"][ordinals - self._rows.first]), pa.array(ordinals)]
-        return [Event(Kind.RELEASED, pa.RecordBatch.from_arrays(columns, schema=STORED[Kind.RELEASED]))]
+        return [event_of(Kind.RELEASED, self._rows["position"][ordinals - self._rows.first], ordinals)]
 
     def take(self, ordinals: Int64s) -> tuple[Int64s, Int32s, Int32s]:
         """Let released messages go; their positions, queue ids and tags."""
@@ -55,11 +54,13 @@ class Delays:
         self.waiting -= len(ordinals)
         still = np.flatnonzero(self._rows["waiting"])
         self._rows.trim(self._rows.first + (int(still[0]) if len(still) else len(self._rows)))
+        self._due.done()
         return positions, queue_ids, tags
 
-    def next_due_us(self, now_us: int) -> int | None:
-        """When the next release is due."""
-        return self._due.next_due_us(now_us) if self.waiting else None
+    @property
+    def wake_us(self) -> int:
+        """No release is due before this; ``NEVER_US``: nothing waits."""
+        return self._due.wake_us
 
     def queue_ids_of(self, positions: Int64s) -> Int64s:
         """Which queue each log position waits for; -1 for those that do not wait. For repeats: it scans."""
@@ -70,10 +71,6 @@ class Delays:
             return np.full(len(positions), -1, np.int64)
         index = order[np.minimum(np.searchsorted(held[order], positions), len(held) - 1)]
         return np.where(held[index] == positions, self._rows["queue_id"][waiting[index]], -1)
-
-    def earliest_us(self) -> int | None:
-        """No release is due before this."""
-        return self._due.earliest_us() if self.waiting else None
 
     def lowest_position(self) -> int | None:
         """The lowest position that still waits."""

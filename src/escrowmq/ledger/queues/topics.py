@@ -14,10 +14,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.errors import Code, error
-from escrowmq.ledger.commands import CreateTopic, Decision, Event, Rules
+from escrowmq.ledger.commands import CreateTopic, Rules
+from escrowmq.ledger.events import Decision, Event, event_of_rows
 from escrowmq.ledger.queues.queues import NO_TAG, Place, QueueIndex
 from escrowmq.message.names import is_name
-from escrowmq.schemas import STORED, Kind
+from escrowmq.schemas import Kind
 
 Int64s = npt.NDArray[np.int64]
 
@@ -118,14 +119,12 @@ class Topics:
 
     def creation(self, wanted: list[tuple[str, int]]) -> Event:
         """The event that makes topics, or grows them, to these numbers of queues."""
-        first_ids, next_id = [], len(self.queues)
+        rows, next_id = [], len(self.queues)
         for name, queues in wanted:
-            first_ids.append(next_id)
+            rows.append((name, queues, next_id))
             present = self.by_name.get(name)
             next_id += queues - (len(present.queue_ids) if present else 0)
-        columns = [pa.array([w[0] for w in wanted], pa.utf8()), pa.array([w[1] for w in wanted], pa.int32())]
-        batch = pa.RecordBatch.from_arrays([*columns, pa.array(first_ids, pa.int32())], schema=STORED[Kind.TOPIC])
-        return Event(Kind.TOPIC, batch)
+        return event_of_rows(Kind.TOPIC, rows)
 
     def with_created(self, creation: Event) -> Topics:
         """A directory as it will be after :meth:`creation`; the queues that exist are shared, not copied."""

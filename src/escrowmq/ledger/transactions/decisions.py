@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from escrowmq.errors import Code
+from escrowmq.ledger.events import Event, event_of
 from escrowmq.model import DecidedBy, Outcome, TransactionState
-from escrowmq.schemas import STORED, Kind
+from escrowmq.schemas import Kind
 
 Int64s = npt.NDArray[np.int64]
 UInt8s = npt.NDArray[np.uint8]
@@ -51,16 +51,11 @@ DECIDES = np.array([Code.NOTED, Code.COMMITTED, Code.ROLLED_BACK], np.uint8)  # 
 BECOMES = np.array([OPEN, COMMITTED, ROLLED_BACK], np.uint8)  # [outcome]
 
 
-def decided_batch(first: Int64s, state: UInt8s | int, by: DecidedBy, epochs: Int64s | int) -> pa.RecordBatch:
-    """Rows of Kind.DECIDED."""
+def decided(first: Int64s, state: UInt8s | int, by: DecidedBy, epochs: Int64s | int) -> Event:
+    """The decisions of the transactions that begin at the positions ``first``."""
     size = len(first)
-    columns = [
-        pa.array(first),
-        pa.array(np.broadcast_to(np.asarray(state, np.uint8), size)),
-        pa.array(np.full(size, int(by), np.uint8)),
-        pa.array(np.broadcast_to(np.asarray(epochs, np.uint32), size)),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=STORED[Kind.DECIDED])
+    columns = (np.broadcast_to(np.asarray(column), size) for column in (state, int(by), epochs))
+    return event_of(Kind.DECIDED, first, *columns)
 
 
 def first_deciders(rows: Int64s, deciding: Int64s, ordinals: Int64s, outcomes: UInt8s, codes: UInt8s) -> Int64s:

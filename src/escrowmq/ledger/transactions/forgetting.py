@@ -1,4 +1,4 @@
-"""What nobody uses any more is forgotten: producer sessions, their groups, and the writers of those.
+"""Expires idle producer sessions, their groups and writers.
 
 Theory of operation. Every process that ever produced left a session, every Spark query and every batch write under a name a
 group and a writer. They are small, and there is no end of them. So a session that has done nothing for long is forgotten by an
@@ -17,54 +17,59 @@ Rules:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.errors import Code, error
-from escrowmq.ledger.commands import Decision, Event, Forget, ForgetWriter
-from escrowmq.schemas import STORED, Kind
-
-if TYPE_CHECKING:
-    from escrowmq.ledger.ledger import Ledger
+from escrowmq.ledger.commands import Forget, ForgetWriter
+from escrowmq.ledger.events import Decision, Event, event_of
+from escrowmq.ledger.transactions.checkback import CheckBack
+from escrowmq.ledger.transactions.sessions import Sessions
+from escrowmq.ledger.transactions.table import TransactionTable
+from escrowmq.ledger.transactions.writers import Writers
+from escrowmq.schemas import Kind
 
 Int64s = npt.NDArray[np.int64]
 
 
-def decide_forget(ledger: Ledger, command: Forget) -> Decision:
-    """Forget what is idle, the oldest sessions first."""
-    idle = ledger.sessions.idle(command.before_us)
-    if not len(idle):
-        return Decision((), 0)
-    needed = np.concatenate((command.connected, ledger.transactions.undecided_epochs()))
-    idle = np.setdiff1d(idle, needed, assume_unique=False)[: command.limit]
-    return Decision(_events(idle), len(idle))
+class Forgetting:
+    """Which sessions and writers may go, and everything that goes with them."""
 
+    def __init__(self, sessions: Sessions, table: TransactionTable, checkback: CheckBack, writers: Writers) -> None:
+        self._sessions = sessions
+        self._table = table
+        self._checkback = checkback
+        self._writers = writers
 
-def decide_forget_writer(ledger: Ledger, command: ForgetWriter) -> Decision:
-    """Forget one writer. Raises NOT_FOUND, CONFLICT while something is undecided."""
-    group = ledger.writers.group(command.writer)
-    if group is None:
-        raise error(Code.NOT_FOUND, "no such writer on this broker")
-    undecided = ledger.transactions.open.get(group, 0) + ledger.transactions.parked.get(group, 0)
-    if undecided:
-        sentence = f"the writer's group {ledger.sessions.groups[group]!r} has {undecided} undecided transactions"
-        raise error(Code.CONFLICT, sentence, "decide them first: escrowmq transactions list --state undecided")
-    epochs = ledger.sessions.of_group(group)
-    return Decision(_events(epochs), {"group": ledger.sessions.groups[group], "sessions": len(epochs)})
+    def decide_forget(self, command: Forget) -> Decision:
+        """Forget what is idle, the oldest sessions first."""
+        idle = self._sessions.idle(command.before_us)
+        if not len(idle):
+            return Decision((), 0)
+        needed = np.concatenate((command.connected, self._table.undecided_epochs()))
+        idle = np.setdiff1d(idle, needed, assume_unique=False)[: command.limit]
+        return Decision(_events(idle), len(idle))
+
+    def decide_forget_writer(self, command: ForgetWriter) -> Decision:
+        """Forget one writer. Raises NOT_FOUND, CONFLICT while something is undecided."""
+        group = self._writers.group(command.writer)
+        if group is None:
+            raise error(Code.NOT_FOUND, "no such writer on this broker")
+        name = self._sessions.groups[group]
+        undecided = self._table.open.get(group, 0) + self._table.parked.get(group, 0)
+        if undecided:
+            sentence = f"the writer's group {name!r} has {undecided} undecided transactions"
+            raise error(Code.CONFLICT, sentence, "decide them first: escrowmq transactions list --state undecided")
+        epochs = self._sessions.of_group(group)
+        return Decision(_events(epochs), {"group": name, "sessions": len(epochs)})
+
+    def apply(self, batch: pa.RecordBatch) -> None:
+        """Kind.FORGOTTEN."""
+        for group in self._sessions.forget(batch.column("epoch").to_numpy().astype(np.int64)):
+            for part in (self._table, self._checkback, self._writers):
+                part.forget_group(group)
 
 
 def _events(epochs: Int64s) -> tuple[Event, ...]:
-    if not len(epochs):
-        return ()
-    batch = pa.RecordBatch.from_arrays([pa.array(epochs.astype(np.uint32))], schema=STORED[Kind.FORGOTTEN])
-    return (Event(Kind.FORGOTTEN, batch),)
-
-
-def apply_forgotten(ledger: Ledger, batch: pa.RecordBatch) -> None:
-    """Kind.FORGOTTEN."""
-    for group in ledger.sessions.forget(batch.column("epoch").to_numpy().astype(np.int64)):
-        ledger.transactions.forget_group(group)
-        ledger.writers.forget_group(group)
+    return (event_of(Kind.FORGOTTEN, epochs),) if len(epochs) else ()

@@ -21,9 +21,10 @@ import pyarrow as pa
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns import codes as code
 from escrowmq.ledger.columns.growing import Columns, all_equal
-from escrowmq.ledger.commands import Decision, Event, OpenSession, Rules
+from escrowmq.ledger.commands import OpenSession, Rules
+from escrowmq.ledger.events import Decision, event_of_rows
 from escrowmq.message.names import is_name, is_text
-from escrowmq.schemas import STORED, Kind
+from escrowmq.schemas import Kind
 
 Int64s = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.uint8]
@@ -162,14 +163,8 @@ class Sessions:
         newest = self._instances.get((self._ordinals.get(command.group, NOBODY), command.instance), OPERATOR)
         if command.resume is not None and newest > command.resume:
             raise error(Code.FENCED)
-        row = {
-            "epoch": self.next_epoch,
-            "group": command.group,
-            "instance": command.instance,
-            "transactional": command.transactional,
-        }
-        batch = pa.RecordBatch.from_pylist([row], schema=STORED[Kind.SESSION])
-        return Decision((Event(Kind.SESSION, batch),), self.next_epoch)
+        row = (self.next_epoch, command.group, command.instance, command.transactional)
+        return Decision((event_of_rows(Kind.SESSION, [row]),), self.next_epoch)
 
     def apply_session(self, batch: pa.RecordBatch, time_us: int) -> None:
         """Kind.SESSION."""

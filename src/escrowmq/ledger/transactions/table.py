@@ -1,8 +1,8 @@
-"""The transaction table: columns, and how a transaction or a half message is found in them.
+"""The transaction table: the columns, how a transaction or a half message is found in them, and the one way to change a state.
 
 A transaction is one row: the position of its first half message, the session that prepared it, its state. Further half
 messages of it are rows of a second table that hang on it as a chain. Positions rise, so a transaction is found from its
-id by binary search; nothing is kept per message but these columns.
+id by binary search; nothing is kept per message but these columns. What may become of a row is ruled in ``ending.py`` and ``checkback.py``.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.ledger.columns import codes as code
-from escrowmq.ledger.columns.growing import Columns
-from escrowmq.ledger.transactions.decisions import NONE
+from escrowmq.ledger.columns.growing import Columns, all_equal
+from escrowmq.ledger.transactions.decisions import BY_OPERATOR, NONE, OPEN, PARKED
 from escrowmq.ledger.transactions.sessions import NOBODY, Sessions
 from escrowmq.message.ids import records
 
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 UInt8s = npt.NDArray[np.uint8]
+Bools = npt.NDArray[np.bool_]
 
 
 class TransactionTable:
-    """All transactions of a shard and their half messages. Rows are numbered by ordinal (see ``columns.py``)."""
+    """All transactions of a shard and their half messages. Rows are numbered by ordinal (see ``growing.py``)."""
 
     def __init__(self, shard: int, sessions: Sessions) -> None:
         self.shard = shard
@@ -48,7 +49,156 @@ class TransactionTable:
             {"position": np.int64, "owner": np.int64, "before": np.int64, "queue_id": np.int32, "tag": np.int32}
         )
         self._delayed = Columns({"position": np.int64, "visible_us": np.int64})  # half messages with a delay
-        self._times = Columns({"position": np.int64, "time_us": np.int64})  # when positions were prepared
+        self.times = Columns({"position": np.int64, "time_us": np.int64})  # when positions were prepared
+        self.open: dict[int, int] = {}
+        """OPEN transactions of each producer group, as ``parked`` has those that are PARKED."""
+        self.parked: dict[int, int] = {}
+        self._floor = 0  # no OPEN transaction below this ordinal
+
+    # Entering
+
+    def enter(self, batch: pa.RecordBatch, tags: Int32s, position: int, time_us: int) -> Int64s:
+        """Store half messages (rows of Kind.HALF); the ordinals of the transactions that they begin."""
+        own = np.arange(position, position + batch.num_rows)
+        owner = batch.column("transaction").to_numpy()
+        visible = batch.column("visible_us").to_numpy()
+        if not len(self.times) or self.times["time_us"][-1] < time_us:
+            self.times.extend(1, position=position, time_us=time_us)
+        late = np.flatnonzero(visible > 0)
+        if len(late):
+            self._delayed.extend(len(late), position=own[late], visible_us=visible[late])
+        begins = owner == own
+        if begins.all():
+            return self._begin(batch, tags, own, slice(None))
+        begun = self._begin(batch, tags, own, np.flatnonzero(begins))
+        self._join(batch, tags, own, owner, np.flatnonzero(~begins))
+        return begun
+
+    def _begin(self, batch: pa.RecordBatch, tags: Int32s, own: Int64s, at: slice | Int64s) -> Int64s:
+        first = own[at]
+        ordinal = self.rows.extend(
+            len(first),
+            first=first,
+            epoch=batch.column("epoch").to_numpy()[at],
+            state=OPEN,
+            by=0,
+            checks=0,
+            messages=1,
+            due_us=batch.column("due_us").to_numpy()[at],
+            queue_id=batch.column("queue_id").to_numpy()[at],
+            tag=tags[at],
+            last=NONE,
+        )
+        ordinals = np.arange(ordinal, ordinal + len(first))
+        self._count(self.open, ordinals, 1)
+        return ordinals
+
+    def _join(self, batch: pa.RecordBatch, tags: Int32s, own: Int64s, owner: Int64s, at: Int64s) -> None:
+        owners = self.find(owner[at])
+        order = np.argsort(owners, kind="stable")
+        at, owners = at[order], owners[order]
+        rows = owners - self.rows.first
+        begins = np.concatenate(([True], owners[1:] != owners[:-1]))
+        by_position = np.argsort(own[at], kind="stable")
+        ordinals = np.empty(len(at), np.int64)
+        ordinals[by_position] = np.arange(self.joined.end, self.joined.end + len(at))
+        before = np.where(begins, self.rows["last"][rows], np.concatenate(([NONE], ordinals[:-1])))
+        self.joined.extend(
+            len(at),
+            position=own[at][by_position],
+            owner=owners[by_position],
+            before=before[by_position],
+            queue_id=batch.column("queue_id").to_numpy()[at][by_position],
+            tag=tags[at][by_position],
+        )
+        ends = np.append(begins[1:], True)
+        self.rows["last"][rows[ends]] = ordinals[ends]
+        np.add.at(self.rows["messages"], rows, 1)
+
+    # States
+
+    def decide(self, ordinals: Int64s, states: UInt8s, by: UInt8s) -> None:
+        """Undecided transactions get their final states."""
+        self._change(ordinals, states)
+        self.rows["by"][ordinals - self.rows.first] = by
+
+    def park(self, ordinals: Int64s) -> None:
+        """OPEN transactions become PARKED."""
+        self._change(ordinals, PARKED)
+        self._count(self.parked, ordinals, 1)
+
+    def reopen(self, ordinals: Int64s) -> None:
+        """Undecided transactions become OPEN."""
+        self._change(ordinals, OPEN)
+        self._count(self.open, ordinals, 1)
+        self._floor = min(self._floor, int(ordinals.min()))
+
+    def _change(self, ordinals: Int64s, states: UInt8s | int) -> None:
+        rows = ordinals - self.rows.first
+        was_parked = self.rows["state"][rows] == PARKED
+        self._count(self.parked, ordinals[was_parked], -1)
+        self._count(self.open, ordinals[~was_parked], -1)
+        self.rows["state"][rows] = states
+
+    def _count(self, counts: dict[int, int], ordinals: Int64s, sign: int) -> None:
+        if not len(ordinals):
+            return
+        epochs = self.column("epoch", ordinals)
+        if all_equal(epochs):
+            group = int(self._sessions.groups_of(epochs[:1].astype(np.int64))[0])
+            counts[group] = counts.get(group, 0) + sign * len(ordinals)
+            return
+        groups, sizes = np.unique(self.groups_of(ordinals), return_counts=True)
+        for group, size in zip(groups.tolist(), sizes.tolist(), strict=True):
+            counts[group] = counts.get(group, 0) + sign * size
+
+    def forget_group(self, group: int) -> None:
+        """A producer group is gone; nothing of it is undecided."""
+        self.open.pop(group, None)
+        self.parked.pop(group, None)
+
+    # What is undecided
+
+    def oldest_open(self) -> int:
+        """The lowest ordinal that is OPEN; ``rows.end`` when none is."""
+        self._floor = self.first_open(self._floor, reopened=True)
+        return self._floor
+
+    def first_open(self, ordinal: int, *, reopened: bool) -> int:
+        """The lowest ordinal from ``ordinal`` on that is OPEN; ``rows.end`` when none is. ``reopened``: as of :meth:`open_rows`."""
+        ordinal = max(ordinal, self.rows.first)
+        while ordinal < self.rows.end:
+            start = ordinal - self.rows.first
+            chunk = self.open_rows(start, start + 65_536, reopened=reopened)
+            if chunk.any():
+                return ordinal + int(chunk.argmax())
+            ordinal += len(chunk)
+        return ordinal
+
+    def open_rows(self, start: int, end: int, *, reopened: bool) -> Bools:
+        """Which rows of a range are OPEN; ``reopened``: whether those count that a person opened anew."""
+        found: Bools = self.rows["state"][start:end] == OPEN
+        return found if reopened else found & (self.rows["by"][start:end] != BY_OPERATOR)
+
+    def undecided(self) -> Int64s:
+        """Row numbers of all OPEN and PARKED transactions, rising."""
+        states = self.rows["state"]
+        return np.flatnonzero((states == OPEN) | (states == PARKED))
+
+    def undecided_of(self, group: int) -> Int64s:
+        """Ordinals of a producer group's OPEN and PARKED transactions, rising."""
+        if not self.open.get(group) and not self.parked.get(group):
+            return np.empty(0, np.int64)
+        low = 0 if self.parked.get(group) else max(self._floor - self.rows.first, 0)
+        states = self.rows["state"][low:]
+        ordinals = np.flatnonzero((states == OPEN) | (states == PARKED)) + low + self.rows.first
+        own: Int64s = ordinals[self.groups_of(ordinals) == group]
+        return own
+
+    def undecided_epochs(self) -> Int64s:
+        """Sessions that began what is OPEN or PARKED, each once."""
+        epochs: Int64s = np.unique(self.rows["epoch"][self.undecided()]).astype(np.int64)
+        return epochs
 
     # Finding
 
@@ -62,7 +212,7 @@ class TransactionTable:
         return ordinals
 
     def find_ids(self, ids: pa.Array) -> tuple[Int64s, UInt8s]:
-        """Ordinals of transaction ids, and a code a row: OK, WRONG_SHARD or UNKNOWN_TRANSACTION."""
+        """Ordinals of transaction ids, and one code per row: OK, WRONG_SHARD or UNKNOWN_TRANSACTION."""
         raw = records(ids)
         codes = np.zeros(len(ids), np.uint8)
         ordinals = self.find(raw["position"].astype(np.int64))
@@ -88,10 +238,10 @@ class TransactionTable:
         """Producer groups of transactions; ``NOBODY`` of those decided whose group is forgotten."""
         return self._sessions.groups_of(self.column("epoch", ordinals).astype(np.int64))
 
-    def foreign(self, ordinals: Int64s, groups: Int64s | int) -> npt.NDArray[np.bool_]:
+    def foreign(self, ordinals: Int64s, groups: Int64s | int) -> Bools:
         """Which transactions belong to another group than ``groups``. Those of nobody are decided, and anyone may hear how."""
         owners = self.groups_of(ordinals)
-        others: npt.NDArray[np.bool_] = (owners != groups) & (owners != NOBODY)
+        others: Bools = (owners != groups) & (owners != NOBODY)
         return others
 
     def column(self, name: str, ordinals: Int64s) -> npt.NDArray[Any]:
@@ -100,7 +250,7 @@ class TransactionTable:
 
     def prepared_us(self, positions: Int64s) -> Int64s:
         """When half messages became durable."""
-        times = self._times
+        times = self.times
         index = np.searchsorted(times["position"], positions, side="right") - 1
         return times["time_us"][np.maximum(index, 0)]
 
@@ -138,14 +288,14 @@ class TransactionTable:
 
     # Storage
 
-    def _trim(self, position: int) -> None:
-        """Let go of everything below ``position``."""
+    def trim(self, position: int) -> None:
+        """Let go of everything below ``position``; all of it is decided."""
         gone = int(np.searchsorted(self.rows["first"], position))
         self.rows.trim(self.rows.first + gone)
         for table in (self.joined, self._delayed):
             table.trim(table.first + int(np.searchsorted(table["position"], position)))
-        keep = max(int(np.searchsorted(self._times["position"], position, side="right")) - 1, 0)
-        self._times.trim(self._times.first + keep)
+        keep = max(int(np.searchsorted(self.times["position"], position, side="right")) - 1, 0)
+        self.times.trim(self.times.first + keep)
 
     def snapshot(self) -> dict[str, pa.Table]:
         """The state as tables."""
@@ -153,12 +303,15 @@ class TransactionTable:
             "transactions": self.rows.to_table(),
             "joined": self.joined.to_table(),
             "delayed_halves": self._delayed.to_table(),
-            "prepare_times": self._times.to_table(),
+            "prepare_times": self.times.to_table(),
         }
 
-    def _load(self, tables: dict[str, pa.Table]) -> None:
-        """Take the columns back from a snapshot."""
+    def restore(self, tables: dict[str, pa.Table]) -> None:
+        """Become what :meth:`snapshot` gave; the counts are rebuilt from the rows."""
         self.rows.load(tables["transactions"])
         self.joined.load(tables["joined"])
         self._delayed.load(tables["delayed_halves"])
-        self._times.load(tables["prepare_times"])
+        self.times.load(tables["prepare_times"])
+        self._floor = self.rows.first
+        for counts, state in ((self.parked, PARKED), (self.open, OPEN)):
+            self._count(counts, np.flatnonzero(self.rows["state"] == state) + self.rows.first, 1)

@@ -27,12 +27,13 @@ import pyarrow as pa
 
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns import codes as code
-from escrowmq.ledger.commands import CommitBatch, Decision, Event, Rules
+from escrowmq.ledger.commands import CommitBatch, Rules
+from escrowmq.ledger.events import Decision, Event, event_of
 from escrowmq.ledger.transactions.decisions import COMMITTED, NONE, ROLLED_BACK
 from escrowmq.ledger.transactions.sessions import Sessions
-from escrowmq.ledger.transactions.transactions import Transactions
+from escrowmq.ledger.transactions.table import TransactionTable
 from escrowmq.model import DecidedBy
-from escrowmq.schemas import ID, STORED, Kind
+from escrowmq.schemas import ID, Kind
 
 Int64s = npt.NDArray[np.int64]
 
@@ -40,9 +41,9 @@ Int64s = npt.NDArray[np.int64]
 class Writers:
     """The last decided batch of each writer, by its 16 bytes."""
 
-    def __init__(self, sessions: Sessions, transactions: Transactions) -> None:
+    def __init__(self, sessions: Sessions, table: TransactionTable) -> None:
         self._sessions = sessions
-        self._transactions = transactions
+        self._table = table
         self._last: dict[bytes, tuple[int, int, int]] = {}  # writer: (producer group, batch, when it was decided)
         self._writers: dict[int, bytes] = {}  # by producer group
 
@@ -74,7 +75,7 @@ class Writers:
             raise error(Code.WRONG_GROUP, "a writer has a producer group of its own")
         repeated = known is not None and known[1] >= command.number
         ordinals = self._owned(command, group, skip_unknown=repeated)
-        undecided = self._transactions.undecided_of(group)
+        undecided = self._table.undecided_of(group)
         if not repeated:
             missing = len(ordinals) - int(np.isin(ordinals, undecided, assume_unique=True).sum())
             if missing:
@@ -96,31 +97,24 @@ class Writers:
 
     def _owned(self, command: CommitBatch, group: int, *, skip_unknown: bool) -> Int64s:
         """Ordinals of the batch's transactions, each once. Of a repeat, some may have left with retention."""
-        ordinals, codes = self._transactions.find_ids(command.transactions)
+        ordinals, codes = self._table.find_ids(command.transactions)
         wrong = np.flatnonzero(codes != code.OK)
         if len(wrong) and not (skip_unknown and (codes[wrong] == code.UNKNOWN_TRANSACTION).all()):
             raise error(Code(int(codes[wrong[0]])), f"{len(wrong)} transactions of the batch are not known here")
         ordinals = np.unique(ordinals[ordinals != NONE])
-        if self._transactions.foreign(ordinals, group).any():
+        if self._table.foreign(ordinals, group).any():
             raise error(Code.WRONG_GROUP)
         return ordinals
 
     def _event(self, command: CommitBatch, winners: Int64s, losers: Int64s) -> Event:
-        """One row a transaction; a batch of none is one row without a transaction, so that it is remembered too."""
-        first = self._transactions.column("first", np.concatenate((winners, losers))).astype(np.int64)
+        """One row per transaction; a batch of none is one row without a transaction, so that it is remembered too."""
+        first = self._table.column("first", np.concatenate((winners, losers))).astype(np.int64)
         states = np.repeat(np.array([COMMITTED, ROLLED_BACK], np.uint8), (len(winners), len(losers)))
         if not len(first):
             first, states = np.array([NONE], np.int64), np.array([COMMITTED], np.uint8)
         size = len(first)
-        columns = [
-            pa.array(first),
-            pa.array(states),
-            pa.array(np.full(size, int(DecidedBy.PRODUCER), np.uint8)),
-            pa.array(np.full(size, command.session, np.uint32)),
-            pa.array([command.writer] * size, ID),
-            pa.array(np.full(size, command.number, np.int64)),
-        ]
-        return Event(Kind.BATCH_DECIDED, pa.RecordBatch.from_arrays(columns, schema=STORED[Kind.BATCH_DECIDED]))
+        by, epochs, numbers = (np.full(size, n) for n in (int(DecidedBy.PRODUCER), command.session, command.number))
+        return event_of(Kind.BATCH_DECIDED, first, states, by, epochs, [command.writer] * size, numbers)
 
     def apply_decided(self, batch: pa.RecordBatch, time_us: int) -> None:
         """Kind.BATCH_DECIDED, the writer's part of it."""

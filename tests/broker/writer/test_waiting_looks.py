@@ -36,7 +36,7 @@ def test_it_is_answered_at_once_or_at_its_time():
     there, late = ask(bench, 0), ask(bench, 5, 1_000_000)
     bench.engine.step()
     assert there.result(timeout=0)
-    assert bench.engine.next_wake_us() <= bench.clock.now_us() + 1_000_000
+    assert bench.engine.wake_us <= bench.clock.now_us() + 1_000_000
     bench.clock.advance(1.0)
     bench.engine.step()
     assert late.result(timeout=0) is None

@@ -1,0 +1,188 @@
+"""What waits for messages: receives that found nothing, and looks that have no answer yet.
+
+Rules:
+
+1. How long one waits is counted by broker time, from the round that took it.
+2. Those that wait are served again when something changed that can bring them a message, and receives also when a time has
+   come (of a retry); else they cost a round nothing. ``wake_us`` is a lower bound of the time when the first must be answered
+   in any case.
+3. Receives of a group are served in the order in which they were asked, so that a member with several under way gets its
+   messages in that order (I20).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from escrowmq.broker.columns import releasing
+from escrowmq.broker.writer.rounds import Request, WaitingLook, WaitingReceive
+from escrowmq.broker.writer.shard import Shard
+from escrowmq.errors import EscrowError
+from escrowmq.ledger.columns.schedule import NEVER_US
+from escrowmq.ledger.commands import Leased, Settle
+from escrowmq.schemas import Kind
+
+_MAKES_VISIBLE = frozenset({Kind.PLAIN, Kind.DECIDED, Kind.BATCH_DECIDED, Kind.RELEASED, Kind.TOPIC})
+_BRINGS_NOTHING = frozenset(
+    {
+        Kind.HALF,
+        Kind.CHECKED,
+        Kind.PARKED,
+        Kind.REOPENED,
+        Kind.SESSION,
+        Kind.FORGOTTEN,
+        Kind.TOPIC,
+        Kind.GROUP,
+        Kind.LEASED,
+        Kind.HANDED,
+        Kind.EXTENDED,
+    }
+)
+"""Events after which no consumer group can be given more than before."""
+
+logger = logging.getLogger(__name__)
+
+Pairs = list[tuple[Request, Any]]
+
+
+def nothing_leased() -> Leased:
+    """The answer of a receive that found nothing."""
+    none = np.empty(0, np.int64)
+    return Leased(none, none, none, none, none)
+
+
+class WaitingReceives:
+    """The receives of one shard that wait, by consumer group. Runs on the writer, ``len`` on any thread."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self._lines: dict[str, deque[WaitingReceive]] = {}
+        self._changed = False
+        self._until_us = NEVER_US
+
+    def __len__(self) -> int:
+        return sum(not receive.future.cancelled() for line in list(self._lines.values()) for receive in line.copy())
+
+    @property
+    def wake_us(self) -> int:
+        """Nothing is to be served before this, unless something changes."""
+        return 0 if self._changed else self._until_us
+
+    def on_event(self, kind: Kind) -> None:
+        """An event was applied."""
+        if self._lines and kind not in _BRINGS_NOTHING:
+            self._changed = True
+
+    def serve(self, fresh: Sequence[WaitingReceive], now_us: int, due: bool) -> Pairs:
+        """Give receives what there is: new ones in any case (they may ask for what does not exist), those that wait when
+        something changed or (``due``) a time has come. Those that are neither served nor over wait on."""
+        for receive in fresh:
+            receive.until_us = now_us + receive.wait_us
+            self._lines.setdefault(receive.group, deque()).append(receive)
+        every = due or self._changed or now_us >= self._until_us
+        if not (every or fresh):
+            return []
+        groups: Iterable[str] = self._lines if every else {receive.group for receive in fresh}
+        if every:
+            self._changed, self._until_us = False, NEVER_US
+        new = set(map(id, fresh))
+        return [pair for group in list(groups) for pair in self._serve_line(group, new, now_us)]
+
+    def _serve_line(self, group: str, new: set[int], now_us: int) -> Pairs:
+        pairs: Pairs = []
+        kept: deque[WaitingReceive] = deque()
+        ready = self._has_work(group, now_us)
+        for receive in self._lines.pop(group):
+            if receive.future.cancelled():
+                continue
+            if ready or id(receive) in new:
+                answer = self._lease(receive)
+                if isinstance(answer, EscrowError) or len(answer.leases):
+                    if receive.future.set_running_or_notify_cancel():
+                        pairs.append((receive, answer))
+                    else:
+                        self._release(receive, answer)  # withdrawn at the very moment
+                    ready = self._has_work(group, now_us)
+                    continue
+            if receive.until_us <= now_us:
+                pairs.append((receive, nothing_leased()))
+            else:
+                kept.append(receive)
+                self._until_us = min(self._until_us, receive.until_us)
+        if kept:
+            self._lines[group] = kept
+        return pairs
+
+    def _has_work(self, group: str, now_us: int) -> bool:
+        ledger = self._shard.ledger
+        return self._shard.failure is None and ledger.groups.has_work(group, ledger.topics, now_us)
+
+    def _lease(self, receive: WaitingReceive) -> Any:
+        before = self._shard.ledger.next_position
+        answer = self._shard.attempt(lambda: self._shard.execute(receive.command))
+        if not isinstance(answer, EscrowError) and not len(answer.leases):
+            # Messages that the group's tags exclude were passed over, as many as one receive may: go on behind them.
+            self._changed = self._changed or self._shard.ledger.next_position != before
+        return answer
+
+    def _release(self, receive: WaitingReceive, leased: Any) -> None:
+        """Give back what was leased for a caller who is gone."""
+        if isinstance(leased, EscrowError):
+            return
+        try:
+            self._shard.execute(Settle(receive.group, releasing(leased)))
+        except EscrowError as problem:
+            logger.warning("a lease that nobody wants ends by its time: %s", problem)
+
+    def end(self, answer: Callable[[], Any]) -> None:
+        """Answer all of them, each with an answer of its own: the engine ends."""
+        for line in self._lines.values():
+            for receive in line:
+                receive.answer(answer())
+        self._lines.clear()
+
+
+class WaitingLooks:
+    """The looks of one shard that wait: a reader without a group learns of a message as soon as it is durable, without
+    asking over and over. Runs on the writer."""
+
+    def __init__(self) -> None:
+        self._waiting: list[WaitingLook] = []
+        self._changed = False
+        self.wake_us = NEVER_US
+
+    def on_event(self, kind: Kind) -> None:
+        """An event was applied."""
+        self._changed = self._changed or kind in _MAKES_VISIBLE
+
+    def serve(self, fresh: Sequence[WaitingLook], now_us: int, attempt: Callable[[Callable[[], Any]], Any]) -> Pairs:
+        """Answers to new looks and, if anything became visible, to those that wait; ``attempt`` runs one."""
+        changed, self._changed = self._changed, False
+        if not fresh and now_us < self.wake_us and not (changed and self._waiting):
+            return []
+        for look in fresh:
+            look.until_us = now_us + look.wait_us
+        pairs: Pairs = []
+        kept: list[WaitingLook] = []
+        for number, look in enumerate([*self._waiting, *fresh]):
+            if look.future.cancelled():
+                continue
+            answer = attempt(look.look) if changed or number >= len(self._waiting) else None
+            if answer is not None or look.until_us <= now_us:
+                pairs.append((look, answer))
+            else:
+                kept.append(look)
+        self._waiting = kept
+        self.wake_us = min((look.until_us for look in kept), default=NEVER_US)
+        return pairs
+
+    def end(self, answer: Callable[[], Any]) -> None:
+        """Answer all of them, each with an answer of its own: the engine ends."""
+        for look in self._waiting:
+            look.answer(answer())
+        self._waiting = []

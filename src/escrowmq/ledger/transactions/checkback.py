@@ -1,0 +1,196 @@
+"""Check-back scheduling: which transaction is asked about when, and what follows when no answer comes.
+
+Theory of operation. Each OPEN transaction waits for one thing: its next question, or, after the last one, the end of
+waiting. Both are due times, kept in indexes that are derived from the table's columns. Beside them stands
+``half_retention``, an age. Who is connected, and so can be asked at all, is the broker's affair
+(``broker/writer/checkback.py``).
+
+Rules:
+
+1. Only OPEN transactions past their time are asked about (I10), at most ``check_max`` times, each question an event before it
+   is an act (I11). The caller asks for a group only when somebody is there, so an absent producer costs no attempt.
+2. After the last question an interval passes; then the transaction is parked or rolled back, as the rules say (I12). The
+   same at ``half_retention``, asked or not; but one that a person opened anew is past that age on purpose, and is
+   asked about again in full instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from escrowmq.ledger.columns import codes as code
+from escrowmq.ledger.columns.growing import all_equal, unique_in_order
+from escrowmq.ledger.columns.schedule import NEVER_US, DueIndex
+from escrowmq.ledger.commands import AskChecks, Asked, Rules
+from escrowmq.ledger.events import Decision, Event, event_of
+from escrowmq.ledger.transactions.decisions import BY_OPERATOR, OPEN, PARKED, ROLLED_BACK, decided
+from escrowmq.ledger.transactions.sessions import OPERATOR, Sessions
+from escrowmq.ledger.transactions.table import TransactionTable
+from escrowmq.model import DecidedBy
+from escrowmq.schemas import Kind
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+class CheckBack:
+    """The due times of undecided transactions."""
+
+    def __init__(self, table: TransactionTable, sessions: Sessions) -> None:
+        self._table = table
+        self._sessions = sessions
+        self._rules = Rules()
+        self._due: dict[int, DueIndex] = {}  # who waits for a question, by producer group
+        self._last_waits = DueIndex(self._alive_last)  # the last question is out
+        self._young = 0  # none that half_retention concerns below this ordinal
+        self._aged_us = NEVER_US  # none comes to half_retention before this time
+
+    # When there is something to do
+
+    @property
+    def wake_us(self) -> int:
+        """:meth:`decide_tick` has nothing to do before this; ``NEVER_US``: nothing waits for it."""
+        return min(self._last_waits.wake_us, self._aged_us)
+
+    def ask_us(self, group: str) -> int:
+        """A producer group has nothing to be asked about before this; ``NEVER_US``: nothing of it is open."""
+        ordinal = self._sessions.ordinal(group)
+        if ordinal is None or not self._table.open.get(ordinal) or ordinal not in self._due:
+            return NEVER_US
+        return self._due[ordinal].wake_us
+
+    # Questions
+
+    def begin(self, ordinals: Int64s, time_us: int) -> None:
+        """Transactions begin at ``time_us``, each with a first due time."""
+        self._schedule(ordinals, self._table.column("due_us", ordinals))
+        self._aged_us = min(self._aged_us, time_us + self._rules.half_retention_us)
+
+    def decide_ask(self, command: AskChecks, now_us: int) -> Decision:
+        """Which transactions of a group to ask about now; CHECKED goes to the log before the question to the producer."""
+        group = self._sessions.ordinal(command.group)
+        index = None if group is None else self._due.get(group)
+        due = np.empty(0, np.int64) if index is None else unique_in_order(index.due(now_us, command.limit))
+        if not len(due):
+            return Decision((), Asked(due, due, due))
+        first, epochs, checks = (
+            self._table.column(name, due).astype(np.int64) for name in ("first", "epoch", "checks")
+        )
+        return Decision((event_of(Kind.CHECKED, first),), Asked(first, epochs, checks + 1))
+
+    def apply_checked(self, batch: pa.RecordBatch, time_us: int) -> None:
+        """Kind.CHECKED."""
+        table, due_us = self._table, time_us + self._rules.check_interval_us
+        ordinals = table.find(batch.column("transaction").to_numpy())
+        rows = ordinals - table.rows.first
+        table.rows["checks"][rows] += 1
+        table.rows["due_us"][rows] = due_us
+        last = table.rows["checks"][rows] >= self._rules.check_max
+        self._last_waits.put(ordinals[last], due_us)
+        self._schedule(ordinals[~last], np.full(int((~last).sum()), due_us))
+        for group, _ in self._by_group(ordinals):
+            self._due[group].done()
+
+    def decide_recheck(self, ids: pa.Array) -> Decision:
+        """Open parked or undecided transactions anew. Answer: one code per row."""
+        ordinals, codes = self._table.find_ids(ids)
+        rows = np.flatnonzero(codes == code.OK)
+        undecided = np.isin(self._table.column("state", ordinals[rows]), (OPEN, PARKED))
+        codes[rows[~undecided]] = code.TRANSACTION_DECIDED
+        chosen = np.unique(ordinals[rows[undecided]])
+        if not len(chosen):
+            return Decision((), codes)
+        return Decision((event_of(Kind.REOPENED, self._table.column("first", chosen)),), codes)
+
+    def apply_reopened(self, batch: pa.RecordBatch, time_us: int) -> None:
+        """Kind.REOPENED."""
+        table, ordinals = self._table, self._table.find(batch.column("transaction").to_numpy())
+        rows = ordinals - table.rows.first
+        table.reopen(ordinals)
+        table.rows["by"][rows] = BY_OPERATOR  # so far only that: half_retention no longer counts
+        table.rows["checks"][rows] = 0
+        table.rows["due_us"][rows] = time_us
+        self._schedule(ordinals, np.full(len(ordinals), time_us))
+
+    # The end of waiting
+
+    def decide_tick(self, now_us: int, limit: int) -> list[Event]:
+        """Park, or roll back, what was asked about for the last time an interval ago or has come to half_retention."""
+        asked_out = self._last_waits.due(now_us, limit)
+        ordinals = np.unique(np.concatenate((asked_out, self._aged(now_us, limit))))
+        if not len(ordinals):
+            return []
+        first = self._table.column("first", ordinals)
+        if self._rules.exhausted_rollback:
+            return [decided(first, ROLLED_BACK, DecidedBy.EXHAUSTED, OPERATOR)]
+        return [event_of(Kind.PARKED, first)]
+
+    def _aged(self, now_us: int, limit: int) -> Int64s:
+        """OPEN transactions that have come to half_retention, but for those that a person opened anew."""
+        table, age_us = self._table, self._rules.half_retention_us
+        self._young = table.first_open(self._young, reopened=False)
+        low = self._young - table.rows.first
+        oldest = table.prepared_us(table.rows["first"][low : low + 1])
+        self._aged_us = int(oldest[0]) + age_us if len(oldest) else NEVER_US
+        if now_us < self._aged_us:
+            return np.empty(0, np.int64)
+        index = int(np.searchsorted(table.times["time_us"], now_us - age_us, side="right"))
+        whole = index == len(table.times)
+        high = len(table.rows) if whole else int(np.searchsorted(table.rows["first"], table.times["position"][index]))
+        return np.flatnonzero(table.open_rows(low, high, reopened=False))[:limit] + self._young
+
+    def apply_parked(self, batch: pa.RecordBatch) -> None:
+        """Kind.PARKED."""
+        self._table.park(self._table.find(batch.column("transaction").to_numpy()))
+        self._last_waits.done()
+
+    # Keeping the indexes
+
+    def _alive(self, ordinals: Int64s, due_us: Int64s | int, *, last: bool = False) -> Bools:
+        table, rows = self._table, ordinals - self._table.rows.first
+        alive: Bools = rows >= 0
+        if not alive.all():
+            due_us = due_us if isinstance(due_us, int) else due_us[alive]
+            rows = rows[alive]
+        spent = table.rows["checks"][rows] >= self._rules.check_max
+        alive[alive] = (table.rows["state"][rows] == OPEN) & (table.rows["due_us"][rows] == due_us) & (spent == last)
+        return alive
+
+    def _alive_last(self, ordinals: Int64s, due_us: Int64s | int) -> Bools:
+        return self._alive(ordinals, due_us, last=True)
+
+    def _schedule(self, ordinals: Int64s, due_us: Int64s) -> None:
+        for group, mine in self._by_group(ordinals):
+            index = self._due.setdefault(group, DueIndex(self._alive))
+            index.put(ordinals[mine], due_us[mine], self._table.open.get(group, 0))
+
+    def _by_group(self, ordinals: Int64s) -> Iterator[tuple[int, slice | Bools]]:
+        """The producer groups of transactions, and which of ``ordinals`` belong to each."""
+        groups = self._table.groups_of(ordinals)
+        if len(groups) and all_equal(groups):
+            yield int(groups[0]), slice(None)
+        else:
+            yield from ((group, groups == group) for group in np.unique(groups).tolist())
+
+    def forget_group(self, group: int) -> None:
+        """A producer group is gone; nothing of it is undecided."""
+        self._due.pop(group, None)
+
+    def restore(self, rules: Rules) -> None:
+        """Begin with the transactions of a restored table."""
+        self._young = self._table.rows.first
+        self.apply_rules(rules)
+
+    def apply_rules(self, rules: Rules) -> None:
+        """Who waits for a question and who for the end of waiting depends on how many questions there are."""
+        self._rules = rules
+        self._aged_us = 0  # look at once: half_retention may be another
+        self._due, self._last_waits = {}, DueIndex(self._alive_last)
+        waiting = np.flatnonzero(self._table.rows["state"] == OPEN)
+        last = self._table.rows["checks"][waiting] >= rules.check_max
+        for rows, put in ((waiting[last], self._last_waits.put), (waiting[~last], self._schedule)):
+            put(rows + self._table.rows.first, self._table.rows["due_us"][rows])

@@ -1,0 +1,102 @@
+"""Ending transactions: the one decision of each, whoever it comes from.
+
+Rules:
+
+1. States and what may follow them stand in ``decisions.py``, as a table.
+2. The first decision in the log is final (I5). A decision names position *and* epoch, so it can hit no other
+   transaction (I6), and comes from a session of the group that prepared it (I15).
+3. Who is asked when no decision comes, and what follows the last question, is ruled in ``checkback.py``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from escrowmq.ledger.columns import codes as code
+from escrowmq.ledger.commands import End, Rules
+from escrowmq.ledger.events import Decision, Event
+from escrowmq.ledger.transactions.decisions import (
+    ANSWER,
+    BECOMES,
+    COMMITTED,
+    DECIDES,
+    EXPIRED,
+    OPEN,
+    PARKED,
+    ROLLBACK,
+    UNKNOWN,
+    decided,
+    first_deciders,
+)
+from escrowmq.ledger.transactions.sessions import OPERATOR, Sessions
+from escrowmq.ledger.transactions.table import TransactionTable
+from escrowmq.model import DecidedBy
+from escrowmq.schemas import ENDED
+
+Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+UInt8s = npt.NDArray[np.uint8]
+
+
+class Ending:
+    """Decides END and expiry, over the transaction table. It has no state of its own."""
+
+    def __init__(self, table: TransactionTable, sessions: Sessions) -> None:
+        self._table = table
+        self._sessions = sessions
+
+    def decide_end(self, command: End, rules: Rules) -> Decision:
+        """Answer each row by the state table; the rows that decide become one event."""
+        outcomes = command.batch.column("outcome").to_numpy()
+        ordinals, codes = self._table.find_ids(command.batch.column("transaction"))
+        sessions = self._sessions.check(command.sessions, transactional=None, rules=rules)
+        codes = np.where(sessions != code.OK, sessions, codes)
+        codes[outcomes > ROLLBACK] = code.BAD_REQUEST
+        rows = np.flatnonzero(codes == code.OK)
+        if command.by != DecidedBy.OPERATOR:
+            rows = self._owned(rows, ordinals, command.sessions, codes)
+        elif (command.sessions != OPERATOR).any():
+            codes[rows], rows = code.BAD_REQUEST, rows[:0]
+        states = self._table.column("state", ordinals[rows])
+        codes[rows] = ANSWER[states, outcomes[rows]]
+        rows = rows[(states == OPEN) | (states == PARKED)]
+        codes[rows] = DECIDES[outcomes[rows]]
+        winners = rows[outcomes[rows] != UNKNOWN]
+        if len(winners) and not (np.diff(ordinals[rows]) > 0).all():
+            winners = first_deciders(rows, winners, ordinals, outcomes, codes)
+        answer = pa.RecordBatch.from_arrays([pa.array(codes)], schema=ENDED)
+        if not len(winners):
+            return Decision((), answer)
+        first = self._table.column("first", ordinals[winners])
+        event = decided(first, BECOMES[outcomes[winners]], command.by, command.sessions[winners])
+        return Decision((event,), answer)
+
+    def _owned(self, rows: Int64s, ordinals: Int64s, sessions: Int64s, codes: UInt8s) -> Int64s:
+        """The rows whose session is of the transaction's group; the others get their code."""
+        anonymous = sessions[rows] == OPERATOR
+        codes[rows[anonymous]] = code.UNKNOWN_SESSION
+        rows = rows[~anonymous]
+        foreign = self._table.foreign(ordinals[rows], self._sessions.groups_of(sessions[rows]))
+        codes[rows[foreign]] = code.WRONG_GROUP
+        owned: Int64s = rows[~foreign]
+        return owned
+
+    def apply_decided(self, batch: pa.RecordBatch) -> tuple[Int64s, Int64s, Int32s, Int32s]:
+        """Kind.DECIDED. What became visible by it, as of :meth:`TransactionTable.messages_of`."""
+        ordinals = self._table.find(batch.column("transaction").to_numpy())
+        states = batch.column("state").to_numpy()
+        self._table.decide(ordinals, states, batch.column("decided_by").to_numpy())
+        committed = states == COMMITTED
+        return self._table.messages_of(ordinals if committed.all() else ordinals[committed])
+
+    def decide_expire(self, visible_us: int, limit_position: int) -> tuple[int, list[Event]]:
+        """How far retention may go for undecided transactions, and the EXPIRED decisions that it needs for that: those
+        prepared before ``visible_us`` are expired, a younger one is a stop."""
+        first = self._table.rows["first"][self._table.undecided()]
+        old = self._table.prepared_us(first) < visible_us if len(first) else np.empty(0, np.bool_)
+        stops = first[~old]
+        limit = min(limit_position, int(stops[0])) if len(stops) else limit_position
+        gone = first[old & (first < limit)]
+        return limit, [decided(gone, EXPIRED, DecidedBy.RETENTION, OPERATOR)] if len(gone) else []
