@@ -1,4 +1,4 @@
-"""What the benchmarks share: a broker to measure, the machine, medians and spread, a table or JSON."""
+"""What the benchmarks share: options, a broker to measure, the machine, medians and spread as a table or JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--embedded", action="store_true", help="the broker inside this process")
     parser.add_argument("--folder", type=Path, help="where the data folder is made (default: the temporary folder)")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of one measurement")
-    parser.add_argument("--repeats", type=int, default=5, help="measurements a figure")
+    parser.add_argument("--repeats", type=int, default=5, help="measurements per figure")
     parser.add_argument("--body", type=int, default=1024, help="bytes of one body")
     parser.add_argument("--only", help="only figures whose name contains this")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
@@ -43,19 +43,31 @@ def broker(options: argparse.Namespace) -> Iterator[str]:
         if options.embedded:
             yield f"file:{folder}/data"
             return
-        command = [sys.executable, "-m", "escrowmq", "serve", "-d", f"{folder}/data", "-l", "127.0.0.1:0", "--json"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        try:
-            yield json.loads(process.stdout.readline())["url"]
-        finally:
-            process.terminate()
-            process.wait()
-            process.stdout.close()
+        with served(Path(folder) / "data") as url:
+            yield url
+
+
+def serve(folder: Path, *flags: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+    """Start ``escrowmq serve`` on a folder; the process, and what it says when it is ready."""
+    command = [sys.executable, "-m", "escrowmq", "serve", "-d", str(folder), "-l", "127.0.0.1:0", "--json", *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, json.loads(process.stdout.readline())
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The URL of a broker on a folder, in a process of its own, stopped at the end."""
+    process, ready = serve(folder)
+    try:
+        yield ready["url"]
+    finally:
+        process.terminate()
+        process.communicate()
 
 
 def machine() -> dict[str, Any]:
-    """What it ran on."""
+    """The machine that it ran on."""
     model = platform.processor()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -80,7 +92,7 @@ class Report:
 
     @property
     def repeats(self) -> int:
-        """Measurements a figure."""
+        """Measurements per figure."""
         return int(self._options.repeats)
 
     def wants(self, name: str) -> bool:

@@ -45,8 +45,8 @@ def database(options: argparse.Namespace) -> Iterator[sa.Engine]:
             outbox.migrate(engine)
             yield engine
             return
-        with postgres.running(Path(folder), durable=True) as url:
-            engine = sa.create_engine(url, pool_size=10)
+        with postgres.serving(Path(folder), durable=True) as server:
+            engine = sa.create_engine(server.url, pool_size=10)
             outbox.migrate(engine)
             yield engine
             engine.dispose()

@@ -7,10 +7,7 @@ becomes a member to ask and answers UNKNOWN in batches, as fast as the questions
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from _harness import Report, arguments
+from _harness import Report, arguments, serve
 
 from escrowmq.connecting import links
 from escrowmq.model import DecidedBy, Outcome
@@ -35,23 +32,8 @@ class Served:
     """``escrowmq serve`` on a folder, and how long it took to answer."""
 
     def __init__(self, folder: Path, due: float) -> None:
-        settings = ["--transaction-timeout", f"{due}", "--check-interval", "1h"]
-        command = [
-            sys.executable,
-            "-m",
-            "escrowmq",
-            "serve",
-            "-d",
-            str(folder),
-            "-l",
-            "127.0.0.1:0",
-            "--json",
-            *settings,
-        ]
         start = time.perf_counter()
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        self.ready = json.loads(self.process.stdout.readline())
+        self.process, self.ready = serve(folder, "--transaction-timeout", f"{due}", "--check-interval", "1h")
         (self.link,) = links(self.ready["url"], {})
         self.link.action("hello", {}, PATIENCE)
         self.seconds = time.perf_counter() - start

@@ -6,12 +6,10 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from _harness import Report, arguments
+from _harness import Report, arguments, served
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -251,20 +249,6 @@ def _reconcile() -> Callable[[DataFrame, DataFrame], None] | None:
         assert (told.missing, told.unexpected, told.differing) == (1, 1, 1), told
 
     return act
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """A broker on the folder that was filled."""
-    command = [sys.executable, "-m", "escrowmq", "serve", "-d", str(folder), "-l", "127.0.0.1:0", "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        yield json.loads(process.stdout.readline())["url"]
-    finally:
-        process.terminate()
-        process.wait()
-        process.stdout.close()
 
 
 def main() -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,60 +61,33 @@ def needed() -> Iterator[None]:
         pytest.skip(str(absent))
 
 
-@contextlib.contextmanager
-def served(name: str, factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server of :mod:`escrowmq.testing.servers`."""
-    module = importlib.import_module(f"escrowmq.testing.servers.{name}")
-    with needed(), module.serving(factory.mktemp(name)) as server:
-        yield server
+def server_fixture(name: str) -> Any:
+    """A fixture for one server per session. A test that pauses or kills it lets it run again: other tests use it, too."""
+
+    @pytest.fixture(scope="session", name=f"{name}_server")
+    def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+        module = importlib.import_module(f"escrowmq.testing.servers.{name}")
+        with needed(), module.serving(tmp_path_factory.mktemp(name)) as made:
+            yield made
+
+    return server
 
 
-@pytest.fixture(scope="session")
-def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with served("postgres", tmp_path_factory) as server:
-        yield server.url
+def url_fixture(name: str) -> Any:
+    """A fixture for the URL of that server."""
+
+    @pytest.fixture(scope="session", name=f"{name}_url")
+    def url(request: pytest.FixtureRequest) -> str:
+        return str(request.getfixturevalue(f"{name}_server").url)
+
+    return url
 
 
-@pytest.fixture(scope="session")
-def mariadb_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with served("mariadb", tmp_path_factory) as server:
-        yield server.url
-
-
-@pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Who pauses or kills it, lets it run again: other tests use it, too."""
-    with served("redis", tmp_path_factory) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def redis_url(redis_server: Server) -> str:
-    return redis_server.url
-
-
-@pytest.fixture(scope="session")
-def rabbitmq_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """See :func:`redis_server`."""
-    with served("rabbitmq", tmp_path_factory) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def rabbitmq_url(rabbitmq_server: Server) -> str:
-    return rabbitmq_server.url
-
-
-@pytest.fixture(scope="session")
-def kafka_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """See :func:`redis_server`."""
-    with served("kafka", tmp_path_factory) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def kafka_url(kafka_server: Server) -> str:
-    return kafka_server.url
+postgres_server, postgres_url = server_fixture("postgres"), url_fixture("postgres")
+mariadb_server, mariadb_url = server_fixture("mariadb"), url_fixture("mariadb")
+redis_server, redis_url = server_fixture("redis"), url_fixture("redis")
+rabbitmq_server, rabbitmq_url = server_fixture("rabbitmq"), url_fixture("rabbitmq")
+kafka_server, kafka_url = server_fixture("kafka"), url_fixture("kafka")
 
 
 @pytest.fixture(scope="module")
@@ -166,3 +140,29 @@ def engine(database_url: str) -> Iterator[Any]:
     made = sa.create_engine(database_url)
     yield made
     made.dispose()
+
+
+@pytest.fixture
+def t() -> str:
+    """A topic that no other test uses."""
+    return f"t-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def g() -> str:
+    """A group that no other test uses."""
+    return f"g-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def eventually() -> Callable[..., Any]:
+    """Poll a condition and return what it gave: for states that have no signal of their own."""
+
+    def wait(condition: Callable[[], Any], timeout: float = 30.0) -> Any:
+        deadline = time.monotonic() + timeout
+        while not (found := condition()):
+            assert time.monotonic() < deadline, "it did not come to pass"
+            time.sleep(0.005)
+        return found
+
+    return wait

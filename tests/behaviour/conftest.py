@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -152,36 +151,10 @@ def own(make_broker: Callable[..., Broker], kind: str) -> Callable[..., Broker]:
 
 
 @pytest.fixture
-def t() -> str:
-    """A topic that no other test uses."""
-    return f"t-{uuid.uuid4().hex[:12]}"
-
-
-@pytest.fixture
-def g() -> str:
-    """A producer group that no other test uses."""
-    return f"g-{uuid.uuid4().hex[:12]}"
-
-
-@pytest.fixture
 def bus(broker: Broker) -> Iterator[mq.Bus]:
     """A bus to it."""
     with broker.connect() as bus:
         yield bus
-
-
-@pytest.fixture
-def eventually() -> Callable[..., Any]:
-    """Poll a condition and return what it gave: for states that have no signal of their own."""
-
-    def wait(condition: Callable[[], Any], timeout: float = 30.0) -> Any:
-        deadline = time.monotonic() + timeout
-        while not (found := condition()):
-            assert time.monotonic() < deadline, "it did not come to pass"
-            time.sleep(0.005)
-        return found
-
-    return wait
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -100,29 +98,3 @@ def receiver() -> Iterator[Receiver]:
     made = Receiver()
     yield made
     made.close()
-
-
-@pytest.fixture
-def t() -> str:
-    """A topic that no other test uses."""
-    return f"t-{uuid.uuid4().hex[:12]}"
-
-
-@pytest.fixture
-def g() -> str:
-    """A group that no other test uses."""
-    return f"g-{uuid.uuid4().hex[:12]}"
-
-
-@pytest.fixture
-def eventually() -> Callable[..., Any]:
-    """Poll a condition and return what it gave: for states that have no signal of their own."""
-
-    def wait(condition: Callable[[], Any], timeout: float = 30.0) -> Any:
-        deadline = time.monotonic() + timeout
-        while not (found := condition()):
-            assert time.monotonic() < deadline, "it did not come to pass"
-            time.sleep(0.005)
-        return found
-
-    return wait

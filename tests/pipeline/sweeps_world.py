@@ -10,8 +10,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from escrowmq.outbox.locking import open_locking
 from escrowmq.outbox.tables import trans_message
-from escrowmq.pipeline.sweeps import Act, Books, Databases, open_locking, release_orphan, settle_order
+from escrowmq.pipeline.sweeps import Act, Books, Databases, release_orphan, settle_order
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "shop"))
 

@@ -34,7 +34,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield f"file:{tmp_path / 'data'}"
         return
     with ExitStack() as stack:
-        there = [stack.enter_context(escrow.running(tmp_path / name)) for name in "ab"]
+        there = [stack.enter_context(escrow.serving(tmp_path / name)).url for name in "ab"]
         yield ",".join([there[0], *(url.removeprefix("escrow://") for url in there[1:])])
 
 

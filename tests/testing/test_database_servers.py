@@ -50,7 +50,7 @@ def test_what_is_not_installed_is_named_with_its_package(
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     monkeypatch.setattr(Path, "glob", lambda *_: iter(()))
-    with pytest.raises(Absent, match="apt-get install"), module.running(tmp_path):  # type: ignore[attr-defined]
+    with pytest.raises(Absent, match="apt-get install"), module.serving(tmp_path):  # type: ignore[attr-defined]
         pass
 
 

@@ -21,9 +21,9 @@ def test_it_survives_a_kill(tmp_path: Path, redis_url: str) -> None:
 
 
 def test_two_run_side_by_side(tmp_path: Path, redis_url: str) -> None:
-    with redis_server.running(tmp_path) as other:
-        assert other != redis_url
-        with redis.Redis.from_url(other) as there, redis.Redis.from_url(redis_url) as here:
+    with redis_server.serving(tmp_path) as other:
+        assert other.url != redis_url
+        with redis.Redis.from_url(other.url) as there, redis.Redis.from_url(redis_url) as here:
             assert (here.ping(), there.ping()) == (True, True)
 
 
@@ -34,5 +34,5 @@ def test_what_is_not_installed_is_named_with_its_package(
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     monkeypatch.setattr(Path, "glob", lambda *_: iter(()))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(Absent, match="apt-get install"), module.running(tmp_path):  # type: ignore[attr-defined]
+    with pytest.raises(Absent, match="apt-get install"), module.serving(tmp_path):  # type: ignore[attr-defined]
         pass

@@ -14,6 +14,9 @@ answer is never a guess: after *rolled back* a late local transaction fails on t
 from __future__ import annotations
 
 import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +52,41 @@ CART_COLUMNS = ("customer_id", "units", "amount_cents")
 POINTS_COLUMNS = ("customer_id", "points")
 
 
-def open_database(path: Path, schema: str) -> sqlite3.Connection:
-    """The database, made if need be; its commits are durable when they return (WAL, synchronous FULL)."""
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.executescript(schema)
-    return connection
+class Database:
+    """One SQLite database, made if it is not there; commits are durable when they return (WAL, synchronous FULL).
+
+    One connection under a lock: SQLite has one writer anyway, and waiting for a lock is fairer than retrying.
+    """
+
+    def __init__(self, path: Path, schema: str) -> None:
+        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = FULL")
+        self._connection.executescript(schema)
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def using(self) -> Iterator[sqlite3.Connection]:
+        """The connection, for one thread at a time; each statement commits by itself."""
+        with self._lock:
+            yield self._connection
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """The connection in a transaction, which is rolled back if the block raises."""
+        with self.using() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
+            connection.execute("COMMIT")
+
+    def close(self) -> None:
+        """Close the connection, once no thread uses it."""
+        with self.using() as connection:
+            connection.close()
 
 
 def manifest(log: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
+import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from escrowmq.demo.databases import CART_COLUMNS, CART_DB, POINTS_COLUMNS, POINTS_DB, RECEIVE_LOG, open_database
+from escrowmq.demo.databases import CART_COLUMNS, CART_DB, POINTS_COLUMNS, POINTS_DB, RECEIVE_LOG, Database
 from escrowmq.demo.shop import ORDERS_TOPIC, POINTS_TOPIC
 from escrowmq.errors import EscrowError
 
@@ -20,7 +20,7 @@ AFTER_DATABASE_COMMIT = "between its database commit and its ack"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A service by what it listens to and what it writes."""
+    """A service: the topic that it consumes, and the table that it writes."""
 
     name: str
     topic: str
@@ -40,32 +40,24 @@ class Service:
 
     def __init__(self, kind: Kind, folder: Path) -> None:
         self._kind = kind
-        self._connection = open_database(folder / kind.database, kind.schema + RECEIVE_LOG)
-        self._lock = threading.Lock()
+        self._database = Database(folder / kind.database, kind.schema + RECEIVE_LOG)
+        self.close = self._database.close
 
     def applied(self) -> int:
-        """How many effects the database holds."""
-        with self._lock:
-            return int(self._connection.execute(f"SELECT count(*) FROM {self._kind.table}").fetchone()[0])
+        """The number of effects in the database."""
+        with self._database.using() as connection:
+            return int(connection.execute(f"SELECT count(*) FROM {self._kind.table}").fetchone()[0])
 
     def apply(self, batch: pa.RecordBatch) -> int:
-        """Apply what was not applied before; how many that were. Durable when it returns."""
+        """Apply the messages that were not applied before; their number. Durable when it returns."""
         ids = [raw.hex() for raw in batch.column("message_id").to_pylist()]
         keys, bodies = batch.column("key").to_pylist(), batch.column("body").to_pylist()
-        fresh = 0
-        with self._lock:
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                for message_id, key, body in zip(ids, keys, bodies, strict=True):
-                    fresh += self._apply_one(message_id, key, json.loads(body))
-            except BaseException:
-                self._connection.execute("ROLLBACK")
-                raise
-            self._connection.execute("COMMIT")
-        return fresh
+        with self._database.transaction() as connection:
+            rows = zip(ids, keys, bodies, strict=True)
+            return sum(self._apply_one(connection, message_id, key, json.loads(body)) for message_id, key, body in rows)
 
     def run(self, batches: Any, tell: Callable[..., None], stop_after: int | None) -> None:
-        """Consume until the batches end. Once ``stop_after`` messages were applied, the event "at failpoint" is told."""
+        """Consume until the batches end. Once ``stop_after`` messages were applied, ``tell`` gets the event "at failpoint"."""
         total, done = self.applied(), 0
         for batch in batches:
             fresh = self.apply(batch.arrow)
@@ -78,13 +70,11 @@ class Service:
                 tell("retry", code=problem.code.name)
             tell("progress", number=total, repeats=len(batch.arrow) - fresh)
 
-    def close(self) -> None:
-        with self._lock:
-            self._connection.close()
-
-    def _apply_one(self, message_id: str, order_id: str, content: dict[str, Any]) -> int:
+    def _apply_one(
+        self, connection: sqlite3.Connection, message_id: str, order_id: str, content: dict[str, Any]
+    ) -> int:
         kind = self._kind
-        mark = self._connection.execute(
+        mark = connection.execute(
             "INSERT OR IGNORE INTO trans_recv_log (consumer_group, message_id, order_id) VALUES (?, ?, ?)",
             (kind.name, message_id, order_id),
         )
@@ -92,5 +82,5 @@ class Service:
             return 0
         marks = ", ".join("?" * (len(kind.columns) + 2))
         values = (order_id, *(content[name] for name in kind.columns), message_id)
-        self._connection.execute(f"INSERT INTO {kind.table} VALUES ({marks})", values)
+        connection.execute(f"INSERT INTO {kind.table} VALUES ({marks})", values)
         return 1

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from escrowmq.client.producing.producer import Producer
-from escrowmq.demo.databases import COMMITTED, ORDER_COLUMNS, ORDERS_DB, ROLLED_BACK, open_database
+from escrowmq.demo.databases import COMMITTED, ORDER_COLUMNS, ORDERS_DB, ROLLED_BACK, Database
 from escrowmq.errors import EscrowError
 from escrowmq.model import COMMIT, ROLLBACK, UNKNOWN, Check, Outcome
 
 GROUP = "shop"
 ORDERS_TOPIC, POINTS_TOPIC = "orders", "points"
 AFTER_DATABASE_COMMIT = "between the database commit and the COMMIT"
+
+_OUTCOME = "INTO trans_barrier (transaction_id, order_id, outcome) VALUES (?, ?, ?)"
 
 Order = dict[str, Any]
 
@@ -30,56 +32,38 @@ class OrderCancelled(Exception):
 
 
 class OrdersDatabase:
-    """``orders.db``. One connection under a lock: SQLite has one writer anyway, and waiting for a lock is fairer than
-    retrying. Still one transaction an order."""
+    """``orders.db``: orders, and the outcome of each transaction; one database transaction per order."""
 
     def __init__(self, path: Path) -> None:
-        self._connection = open_database(path, ORDERS_DB)
-        self._lock = threading.Lock()
+        self._database = Database(path, ORDERS_DB)
+        self.close = self._database.close
 
     def placed(self) -> set[str]:
-        """Ids of all orders."""
-        with self._lock:
-            return {row[0] for row in self._connection.execute("SELECT order_id FROM orders")}
+        """The ids of all orders."""
+        with self._database.using() as connection:
+            return {row[0] for row in connection.execute("SELECT order_id FROM orders")}
 
     def place(self, order: Order, transaction_id: str) -> None:
         """The local transaction. Raises OrderCancelled, or IntegrityError if a check has settled it before."""
-        with self._lock:
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                marks = ", ".join("?" * (len(ORDER_COLUMNS) + 2))
-                values = (order["order_id"], *(order[name] for name in ORDER_COLUMNS), transaction_id)
-                self._connection.execute(f"INSERT INTO orders VALUES ({marks})", values)
-                self._insert_outcome("", transaction_id, order["order_id"], COMMITTED)
-                if order["cancelled"]:
-                    raise OrderCancelled(order["order_id"])
-            except BaseException:
-                self._connection.execute("ROLLBACK")
-                raise
-            self._connection.execute("COMMIT")
+        with self._database.transaction() as connection:
+            marks = ", ".join("?" * (len(ORDER_COLUMNS) + 2))
+            values = (order["order_id"], *(order[name] for name in ORDER_COLUMNS), transaction_id)
+            connection.execute(f"INSERT INTO orders VALUES ({marks})", values)
+            connection.execute(f"INSERT {_OUTCOME}", (transaction_id, order["order_id"], COMMITTED))
+            if order["cancelled"]:
+                raise OrderCancelled(order["order_id"])
 
     def outcome(self, transaction_id: str, order_id: str | None) -> Outcome:
-        """What became of a transaction; settles it as rolled back if it has left no trace."""
-        with self._lock:
-            self._insert_outcome("OR IGNORE", transaction_id, order_id, ROLLED_BACK)
-            row = self._connection.execute(
-                "SELECT outcome FROM trans_barrier WHERE transaction_id = ?", (transaction_id,)
-            ).fetchone()
+        """The outcome of a transaction; one that has left no trace is settled as rolled back."""
+        with self._database.using() as connection:
+            connection.execute(f"INSERT OR IGNORE {_OUTCOME}", (transaction_id, order_id, ROLLED_BACK))
+            look = "SELECT outcome FROM trans_barrier WHERE transaction_id = ?"
+            row = connection.execute(look, (transaction_id,)).fetchone()
         return COMMIT if row[0] == COMMITTED else ROLLBACK
-
-    def close(self) -> None:
-        with self._lock:
-            self._connection.close()
-
-    def _insert_outcome(self, otherwise: str, transaction_id: str, order_id: str | None, outcome: str) -> None:
-        self._connection.execute(
-            f"INSERT {otherwise} INTO trans_barrier (transaction_id, order_id, outcome) VALUES (?, ?, ?)",
-            (transaction_id, order_id, outcome),
-        )
 
 
 class Shop:
-    """Places orders with several tills. ``tell`` hears of every event; it may end the process, or wait to be ended."""
+    """Places orders with several tills. ``tell`` gets every event; it may end the process, or wait to be ended."""
 
     def __init__(self, producer: Producer, database: OrdersDatabase, tell: Callable[..., None]) -> None:
         self._producer = producer
@@ -90,7 +74,7 @@ class Shop:
         producer.checker(self.answer)
 
     def stop(self) -> None:
-        """Let the tills finish the order in their hands, and no more."""
+        """Let each till finish its order, and stop."""
         self._stop.set()
 
     def answer(self, check: Check) -> Outcome:
@@ -102,7 +86,7 @@ class Shop:
         return outcome
 
     def serve(self, orders: Iterable[Order], tills: int, stop_at: set[str]) -> None:
-        """Place all orders, ``tills`` at a time; at those in ``stop_at`` the event "at failpoint" is told."""
+        """Place all orders, ``tills`` at a time; at those in ``stop_at`` ``tell`` gets the event "at failpoint"."""
         queue = iter(list(orders))
         lock = threading.Lock()
 
@@ -137,8 +121,8 @@ class Shop:
     def place(self, order: Order, stop_there: bool = False) -> bool:
         """One order, once: True if it is in the database, False if it was cancelled.
 
-        Raises EscrowError while it is in neither. Once it is in the database, a COMMIT without an answer is no concern
-        of the shop's any more: the broker will ask, and :meth:`answer` knows.
+        Raises EscrowError while it is in neither. Once it is in the database, the shop need not care about
+        a COMMIT without an answer: the broker will ask, and :meth:`answer` knows.
         """
         body = _body(order, ORDER_COLUMNS)
         points = _body(order, ("customer_id", "points"))

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.outbox import engines
+from escrowmq.outbox.locking import open_locking
 
 _SERVERS = ("postgresql", "mysql", "mariadb")
 
@@ -50,34 +51,21 @@ def databases(
 
 
 def open_engine(url: str, **options: Any) -> sa.Engine:
-    """An engine on which a transaction that reads a row under lock can go on to write it.
+    """An engine of :func:`escrowmq.outbox.locking.open_locking`; commits of SQLite are durable when they return (WAL, synchronous FULL)."""
+    engine = open_locking(url, **options)
+    if engine.dialect.name == "sqlite":
 
-    PostgreSQL and MariaDB: READ COMMITTED, so that a read after a wait for a lock sees what the lock's holder
-    committed. SQLite has one lock a file, taken when the transaction begins (BEGIN IMMEDIATE): a deferred one would fail
-    between its read and its write.
-    """
-    if not url.startswith("sqlite"):
-        return sa.create_engine(url, isolation_level="READ COMMITTED", **options)
-    engine = sa.create_engine(url, connect_args={"timeout": 30.0, **options.pop("connect_args", {})}, **options)
-
-    @sa.event.listens_for(engine, "connect")
-    def on_connect(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None  # the driver begins nothing by itself
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-
-    @sa.event.listens_for(engine, "begin")
-    def on_begin(connection: sa.Connection) -> None:
-        options = connection.get_execution_options()
-        if options.get("isolation_level") != "AUTOCOMMIT":
-            connection.exec_driver_sql(options.get("begin", "BEGIN IMMEDIATE"))
+        @sa.event.listens_for(engine, "connect")
+        def on_connect(connection: Any, _record: Any) -> None:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
 
     return engine
 
 
 @contextlib.contextmanager
 def snapshot(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """A connection on which all reads see the database as it is at one moment; it waits for nobody and holds nobody up."""
+    """A connection on which all reads see the database as it is at one moment; it neither waits for locks nor holds any."""
     if engine.dialect.name == "sqlite":
         engine = engine.execution_options(begin="BEGIN")
     else:
@@ -98,8 +86,8 @@ def _create(admin: sa.Engine, name: str) -> None:
                 text += " CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
             connection.exec_driver_sql(text)
     except sa.exc.OperationalError as problem:
-        told = f"cannot use the database server: {str(problem.orig).splitlines()[0]}"
-        raise Misuse(Code.BAD_URL, told, "is it running, and may this user create databases?") from problem
+        what = f"cannot use the database server: {str(problem.orig).splitlines()[0]}"
+        raise Misuse(Code.BAD_URL, what, "is it running, and may this user create databases?") from problem
 
 
 def _existing(connection: sa.Connection) -> set[str]:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -43,23 +40,3 @@ def patient_bus(tmp_path: Path) -> Iterator[mq.Bus]:
     """An embedded broker that does not ask within a test."""
     with mq.connect(f"file:{tmp_path / 'broker'}", transaction_timeout=3600) as bus:
         yield bus
-
-
-@pytest.fixture
-def t() -> str:
-    """A topic's name."""
-    return f"t-{uuid.uuid4().hex[:8]}"
-
-
-@pytest.fixture
-def eventually() -> Callable[..., Any]:
-    """Poll a condition and return what it gave: for states that have no signal of their own."""
-
-    def wait(condition: Callable[[], Any], timeout: float = 30.0) -> Any:
-        deadline = time.monotonic() + timeout
-        while not (found := condition()):
-            assert time.monotonic() < deadline, "it did not come to pass"
-            time.sleep(0.005)
-        return found
-
-    return wait

@@ -2,7 +2,7 @@
 
 from escrowmq.pipeline.sweeps.acts import Act, Inconsistent, release, release_orphan, settle_order
 from escrowmq.pipeline.sweeps.books import Books
-from escrowmq.pipeline.sweeps.databases import Databases, open_locking
+from escrowmq.pipeline.sweeps.databases import Databases
 from escrowmq.pipeline.sweeps.run import Swept, sweep_freezes, sweep_orders
 
 __all__ = [
@@ -11,7 +11,6 @@ __all__ = [
     "Databases",
     "Inconsistent",
     "Swept",
-    "open_locking",
     "release",
     "release_orphan",
     "settle_order",

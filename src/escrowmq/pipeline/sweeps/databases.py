@@ -1,20 +1,16 @@
-"""The databases of a sweep, and engines on which a transaction that reads a row under lock can go on to write it."""
+"""The databases of a sweep, and the connections of one task."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import sqlalchemy as sa
 
 from escrowmq.errors import Code, Misuse
-from escrowmq.outbox import engines
+from escrowmq.outbox.locking import open_locking
 from escrowmq.pipeline.sql.tables import absolute, check_there, safe_url
-
-_SQLITE_PATIENCE = 30.0
-"""Seconds that a transaction waits for a SQLite file's one lock."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -34,28 +30,6 @@ class Databases:
 
     def __repr__(self) -> str:
         return f"Databases({', '.join(map(safe_url, self.orders))}; {safe_url(self.products)})"
-
-
-def open_locking(url: str, **options: Any) -> sa.Engine:
-    """An engine for the acts. Raises as :func:`escrowmq.outbox.engines.open_engine`.
-
-    PostgreSQL and MariaDB: READ COMMITTED, so that a read that waited for a lock sees what its holder committed. SQLite has
-    one lock a file, taken when the transaction begins (BEGIN IMMEDIATE): a deferred one would fail between read and write.
-    """
-    if not url.startswith("sqlite"):
-        return engines.open_engine(url, isolation_level="READ COMMITTED", **options)
-    patience = {"timeout": _SQLITE_PATIENCE, **options.pop("connect_args", {})}
-    engine = engines.open_engine(url, connect_args=patience, **options)
-
-    @sa.event.listens_for(engine, "connect")
-    def on_connect(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None  # the driver begins nothing by itself
-
-    @sa.event.listens_for(engine, "begin")
-    def on_begin(connection: sa.Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-    return engine
 
 
 class Connections:

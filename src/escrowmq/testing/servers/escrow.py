@@ -11,15 +11,8 @@ from escrowmq.testing.servers.process import Server, accepts, free_port, started
 
 
 @contextlib.contextmanager
-def running(folder: Path, *options: str) -> Iterator[str]:
-    """A broker with its data in ``folder``; yields its URL. ``options`` are flags of ``escrowmq serve``."""
-    with serving(folder, *options) as server:
-        yield server.url
-
-
-@contextlib.contextmanager
 def serving(folder: Path, *options: str) -> Iterator[Server]:
-    """Like :func:`running`, but yields the :class:`Server`, which can be paused, killed and restarted."""
+    """A broker with its data in ``folder``; ``options`` are flags of ``escrowmq serve``."""
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
     address = f"127.0.0.1:{port}"

@@ -31,18 +31,11 @@ ANY = bytes(range(256))
 
 
 @contextlib.contextmanager
-def running(folder: Path, *, durable: bool = False) -> Iterator[str]:
-    """A server with its data in ``folder``; yields ``kafka://HOST:PORT``.
+def serving(folder: Path, *, durable: bool = False) -> Iterator[Server]:
+    """A server with its data in ``folder``; ``url`` is ``kafka://HOST:PORT``.
 
     ``durable`` syncs the log after every batch (Kafka's own default leaves that to replicas). Raises :class:`Absent`.
     """
-    with serving(folder, durable=durable) as server:
-        yield server.url
-
-
-@contextlib.contextmanager
-def serving(folder: Path, *, durable: bool = False) -> Iterator[Server]:
-    """Like :func:`running`, but yields the :class:`Server`, which can be paused, killed and restarted."""
     try:
         java = str(find_java().program)
     except Misuse:

@@ -17,18 +17,11 @@ GREETING = b"\x0a"
 
 
 @contextlib.contextmanager
-def running(folder: Path, *, durable: bool = False) -> Iterator[str]:
-    """A server with its data in ``folder``; yields a SQLAlchemy URL (PyMySQL) of a user with all rights.
+def serving(folder: Path, *, durable: bool = False) -> Iterator[Server]:
+    """A server with its data in ``folder``; ``url`` is a SQLAlchemy URL (PyMySQL) of a user with all rights.
 
     ``durable`` syncs every commit (benchmarks). Raises :class:`Absent`.
     """
-    with serving(folder, durable=durable) as server:
-        yield server.url
-
-
-@contextlib.contextmanager
-def serving(folder: Path, *, durable: bool = False) -> Iterator[Server]:
-    """Like :func:`running`, but yields the :class:`Server`, which can be paused, killed and restarted."""
     daemon = _find("mariadbd", "mysqld")
     installer = _find("mariadb-install-db", "mysql_install_db")
     folder.mkdir(parents=True, exist_ok=True)

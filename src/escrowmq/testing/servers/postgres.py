@@ -20,18 +20,11 @@ FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 
 @contextlib.contextmanager
-def running(folder: Path, *, durable: bool = False) -> Iterator[str]:
-    """A server with its data in ``folder``; yields a SQLAlchemy URL (psycopg 3) of its superuser.
+def serving(folder: Path, *, durable: bool = False) -> Iterator[Server]:
+    """A server with its data in ``folder``; ``url`` is a SQLAlchemy URL (psycopg 3) of its superuser.
 
     ``durable`` keeps fsync on (benchmarks). Raises :class:`Absent`.
     """
-    with serving(folder, durable=durable) as server:
-        yield server.url
-
-
-@contextlib.contextmanager
-def serving(folder: Path, *, durable: bool = False) -> Iterator[Server]:
-    """Like :func:`running`, but yields the :class:`Server`, which can be paused, killed and restarted."""
     binaries = find_binaries()
     user = unprivileged()
     password = secrets.token_hex(8)

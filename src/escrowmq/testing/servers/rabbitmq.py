@@ -20,15 +20,8 @@ ANY = bytes(range(256))
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[str]:
-    """A server with its data in ``folder``; yields its URL. Raises :class:`Absent`."""
-    with serving(folder) as server:
-        yield server.url
-
-
-@contextlib.contextmanager
 def serving(folder: Path) -> Iterator[Server]:
-    """Like :func:`running`, but yields the :class:`Server`, which can be paused, killed and restarted."""
+    """A server with its data in ``folder``. Raises :class:`Absent`."""
     program, epmd = _find_program(), shutil.which("epmd")
     if program is None or epmd is None:
         raise Absent("RabbitMQ is not installed; on Debian: apt-get install rabbitmq-server")

@@ -14,19 +14,12 @@ from escrowmq.testing.servers.seam import Absent
 
 
 @contextlib.contextmanager
-def running(folder: Path, *, durable: bool = True) -> Iterator[str]:
-    """A server with its data in ``folder``; yields its URL.
+def serving(folder: Path, *, durable: bool = True) -> Iterator[Server]:
+    """A server with its data in ``folder``.
 
     ``durable`` (the default, and what the relay's target asks for) keeps an append-only file and syncs it before each
     answer; without, nothing is written to disk. Raises :class:`Absent`.
     """
-    with serving(folder, durable=durable) as server:
-        yield server.url
-
-
-@contextlib.contextmanager
-def serving(folder: Path, *, durable: bool = True) -> Iterator[Server]:
-    """Like :func:`running`, but yields the :class:`Server`, which can be paused, killed and restarted."""
     program = shutil.which("redis-server") or shutil.which("valkey-server")
     if program is None:
         raise Absent("Redis is not installed; on Debian: apt-get install redis-server")

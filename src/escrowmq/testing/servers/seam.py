@@ -1,8 +1,8 @@
 """What all servers share.
 
-Each module has one context manager, ``running(folder: Path) -> Iterator[URL]``: it starts the server on a free loopback port
-with its data under ``folder``, waits until it answers, yields the URL that clients take, and stops it (also when the tests fail).
-:class:`Absent` says that this machine does not have it.
+Each module has one context manager, ``serving(folder: Path) -> Iterator[Server]``: it starts the server on a free loopback port
+with its data under ``folder``, waits until it answers, and stops it at the end, also when the tests fail. The server's ``url`` is what
+clients take; its process can be paused, killed and restarted. :class:`Absent` says that this machine does not have it.
 """
 
 from __future__ import annotations

@@ -48,15 +48,8 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[str]:
-    """A cluster of two workers; yields its URL. Raises :class:`Absent`."""
-    with cluster(folder) as made:
-        yield made.url
-
-
-@contextlib.contextmanager
 def cluster(folder: Path, workers: int = 2, memory: str = "1g") -> Iterator[Cluster]:
-    """A cluster with its logs and work folders in ``folder``; ``memory`` is each worker's."""
+    """A cluster with its logs and work folders in ``folder``; ``memory`` is each worker's. Raises :class:`Absent`."""
     home, environment = _spark(folder)
     port, shown = free_port(), free_port()
     url = f"spark://127.0.0.1:{port}"
