@@ -20,7 +20,7 @@ from escrowmq.ledger.commands import (
     Subscription,
 )
 from escrowmq.ledger.ledger import Ledger
-from escrowmq.model import COMMIT, ROLLBACK, Act
+from escrowmq.model import COMMIT, ROLLBACK, Act, TransactionId
 from escrowmq.schemas import SETTLING
 from escrowmq.testing.ledgers import LedgerDriver, ask_us, tables_equal, wake_us
 
