@@ -18,7 +18,7 @@ import version_writer
 
 import escrowmq as mq
 from escrowmq.connecting import links
-from escrowmq.testing.servers.escrow import running
+from escrowmq.testing.servers.escrow import serving
 from escrowmq.wire import Exchange, Link
 
 GOLDEN = Path(__file__).parent / "golden" / "0.1.0"
@@ -93,8 +93,8 @@ def link(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Link]:
         link.close()
         return
     options = [word for name, value in SETTINGS.items() for word in ("--" + name.replace("_", "-"), str(value))]
-    with running(tmp_path, *options) as url:
-        link = links(url, {})[0]
+    with serving(tmp_path, *options) as server:
+        link = links(server.url, {})[0]
         yield link
         link.close()
 
