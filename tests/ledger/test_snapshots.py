@@ -20,7 +20,7 @@ from escrowmq.ledger.commands import (
     Subscription,
 )
 from escrowmq.ledger.ledger import Ledger
-from escrowmq.model import COMMIT, ROLLBACK, Act
+from escrowmq.model import COMMIT, ROLLBACK, Act, TransactionId
 from escrowmq.schemas import SETTLING
 from escrowmq.testing.ledgers import LedgerDriver, tables_equal
 
@@ -169,7 +169,8 @@ def _do(driver: LedgerDriver, act: str, n: int):
     raw = bytes(16)
     if len(first):
         epochs = driver.ledger.transactions.rows["epoch"]
-        raw = driver.ledger.transactions.ids(first[n % len(first)][None], epochs[n % len(first)][None])[0].as_py()
+        row = n % len(first)
+        raw = bytes(TransactionId(driver.ledger.shard, int(epochs[row]), int(first[row])))
     match act:
         case "s":
             return driver.send({"message_id": f"s{n}", "key": str(n)}, session=2)
