@@ -67,9 +67,9 @@ class Limits:
     half_retention_us: int = 40 * 86_400_000_000
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Limits:
-        """The limits among settings by their names, times in seconds; what is missing or unknown here is left out."""
-        given = {name: value for name, value in told.items() if value is not None}
+    def of(cls, settings: Mapping[str, Any]) -> Limits:
+        """The limits among settings by their names, times in seconds; what is missing has its default."""
+        given = {name: value for name, value in settings.items() if value is not None}
         given |= {f"{name}_us": round(given[name] * 1e6) for name in ("max_delay", "half_retention") if name in given}
         return cls(**{name: given[name] for name in cls.__slots__ if name in given})
 
