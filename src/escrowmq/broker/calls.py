@@ -120,11 +120,11 @@ class Calls:
         return _guarded(lambda: open_view(self.engine, request))
 
     def watch(self, session: object) -> Member:
-        """Make a session a member to ask; its carrier takes ``batches()`` and says when it leaves."""
+        """Subscribe a session to check-backs; its carrier takes ``batches()`` and calls :meth:`leave` at the end."""
         return self.engine.join(checked(Opened, {"session": session})["session"])
 
     def leave(self, member: Member) -> None:
-        """A member's carrier is gone."""
+        """The carrier of a check-back subscription is gone."""
         self.engine.members.leave(member)
 
     def close(self) -> None:

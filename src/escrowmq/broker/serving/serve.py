@@ -25,7 +25,7 @@ from escrowmq.wire import Link
 logger = logging.getLogger(__name__)
 
 Beside = Callable[[Link], AbstractContextManager[dict[str, Any]]]
-"""Something that runs beside a served broker, over a link inside this process; it says what ``announce`` shall tell of it."""
+"""Something that runs beside a served broker, over a link inside this process; it gives what ``announce`` is to say of it."""
 
 WAKE_SECONDS = 0.2
 
@@ -81,8 +81,8 @@ def serve(
                     **more,
                 }
             )
-            # Never for ever: the system may hand a signal to a thread of Flight's, and Python then runs the handler only when
-            # this thread wakes by itself.
+            # Not without a time limit: the system may hand a signal to a thread of Flight's, and Python then runs the handler
+            # only when this thread wakes.
             while not stopping.wait(WAKE_SECONDS):
                 pass
         finally:

@@ -14,7 +14,7 @@ from pyarrow import flight
 
 from escrowmq.broker.calls import Calls
 from escrowmq.broker.requests import checked
-from escrowmq.broker.serving.hangup import hang_up
+from escrowmq.broker.serving.connections import close_connections
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.platform.listening import check_address
 from escrowmq.schemas import CHECKS
@@ -41,11 +41,11 @@ _Answers = queue.SimpleQueue[tuple[int, "Future[pa.RecordBatch]"] | None]
 
 def flight_error(problem: EscrowError) -> flight.FlightError:
     """A Flight error that carries ``problem``."""
-    return flight.FlightServerError(str(problem), extra_info=json.dumps(pack_error(_told(problem))).encode())
+    return flight.FlightServerError(str(problem), extra_info=json.dumps(pack_error(_for_client(problem))).encode())
 
 
-def _told(problem: EscrowError) -> EscrowError:
-    """What a client is told: that something here was closed under its request means that the broker is stopping."""
+def _for_client(problem: EscrowError) -> EscrowError:
+    """The error as a client sees it. CLOSED means here that the broker stopped while it worked on the request."""
     if problem.code is not Code.CLOSED:
         return problem
     return error(Code.SHARD_STOPPED, f"the broker is stopping: {problem.message}")
@@ -61,7 +61,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         super().__init__(f"grpc+tcp://{shown}:{port}")
 
     def stop(self, grace: float = 0.25) -> None:
-        """Take no more calls, let answers go out for ``grace`` seconds, then hang up on clients that are still there.
+        """Take no more calls, let answers go out for ``grace`` seconds, then close the connections that are left.
 
         Stop the engine first: then every call is answered.
         """
@@ -69,7 +69,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         ending.start()
         ending.join(grace)
         while ending.is_alive():
-            hang_up(self.port)
+            close_connections(self.port)
             ending.join(0.1)
 
     def do_exchange(
@@ -161,7 +161,7 @@ class _BatchExchange:
         answer.add_done_callback(lambda done: self._answers.put((request_id, done)))
 
     def _withdraw(self) -> None:
-        """Nobody will take a message any more: no leases for the dead. Other answers are waited for."""
+        """Withdraw waiting receives, so that nothing is leased to a client that has left. Wait for the other answers."""
         with self._lock:
             begun = list(self._begun)
         for answer in begun:
@@ -189,8 +189,8 @@ class _BatchExchange:
         if problem is None:
             self._writer.write_with_metadata(answer.result(), pack_metadata(request_id))
         else:
-            told = problem if isinstance(problem, EscrowError) else error(Code.BAD_REQUEST, repr(problem))
-            self._writer.write_metadata(pack_metadata(request_id, {"error": pack_error(_told(told))}))
+            reason = problem if isinstance(problem, EscrowError) else error(Code.BAD_REQUEST, repr(problem))
+            self._writer.write_metadata(pack_metadata(request_id, {"error": pack_error(_for_client(reason))}))
 
 
 class _ChecksExchange:
