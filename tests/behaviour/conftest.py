@@ -14,8 +14,8 @@ import pytest
 
 import escrowmq as mq
 from escrowmq.broker import actions, calls
-from escrowmq.testing.wire_conformance import check
 from escrowmq.wire.actions.table import ACTIONS
+from wire_conformance import check
 
 QUICK = {"transaction_timeout": 0.2, "check_interval": 0.2, "retry_backoff": 0.05, "lease_seconds": 30.0}
 """Settings under which check-back and redelivery come to pass within a test."""

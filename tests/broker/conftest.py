@@ -3,8 +3,8 @@
 import pytest
 
 from escrowmq.broker import actions, calls
-from escrowmq.testing.wire_conformance import check
 from escrowmq.wire.actions.table import ACTIONS
+from wire_conformance import check
 
 
 @pytest.fixture(autouse=True)

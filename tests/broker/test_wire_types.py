@@ -16,11 +16,11 @@ from escrowmq.client.async_admin import AsyncAdmin
 from escrowmq.client.bus import Bus
 from escrowmq.errors import Code, Rejected
 from escrowmq.settings import BrokerSettings
-from escrowmq.testing.wire_conformance import check
 from escrowmq.wire import OPTIONS, Exchange, ReadRequest
 from escrowmq.wire.actions.action import Nothing
 from escrowmq.wire.actions.table import ACTIONS
 from escrowmq.wire.fields import fields_of
+from wire_conformance import check
 
 SETTINGS = BrokerSettings(default_queues=1, transaction_timeout=0.05, check_interval=0.05, check_max=1)
 
@@ -203,6 +203,7 @@ def test_a_handler_sees_no_field_that_its_type_does_not_name():
             {"group": "g", "topics": ["t"], "in_doubt": "x"},
             "must be one of redeliver, hold, not 'x'",
         ),
+        ("groups.subscribe", {"group": "g", "topics": ["t"], "tags": ["\ud800"]}, r"'tags\[0\]' is not valid Unicode"),
         ("transactions.list", {"older_than": "1"}, "'older_than' must be a number of seconds"),
         ("dead_letters.settle", {"group": "g", "act": "retry", "items": [{"topic": "t"}]}, "'queue' is missing"),
         ("dead_letters.settle", {"group": "g", "act": "retry", "items": ["x"]}, r"'items\[0\]' must be an object"),

@@ -296,7 +296,7 @@ def _commit_batch(engine: Engine, request: writers.Commit) -> writers.Committed:
 
 
 @_answers(writers.SHOW)
-def _show_writer(engine: Readable, request: writers.Show) -> writers.Shown:
+def _show_writer(engine: Readable, request: writers.OfWriter) -> writers.Shown:
     writer = message_id(request["writer"])
     return {"batch": engine.look(lambda: engine.shard.ledger.writers.last(writer)).result()}
 
@@ -315,7 +315,7 @@ def _list_writers(engine: Readable, request: writers.List) -> writers.Page:
 
 
 @_answers(writers.FORGET)
-def _forget_writer(engine: Engine, request: writers.Forget) -> writers.Forgotten:
+def _forget_writer(engine: Engine, request: writers.OfWriter) -> writers.Forgotten:
     answer: writers.Forgotten = engine.submit(ForgetWriter(message_id(request["writer"]))).result()
     return answer
 

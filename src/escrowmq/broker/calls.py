@@ -118,12 +118,12 @@ class Calls:
         return _guarded(lambda: open_view(self.engine, request))
 
     def watch(self, session: object) -> Listener:
-        """Make a session a member to ask; its carrier takes ``batches()`` and says when it leaves."""
+        """Subscribe a session to check-backs; its carrier takes ``batches()`` and calls :meth:`leave` at the end."""
         return self.engine.join(checked(Opened, {"session": session})["session"])
 
-    def leave(self, member: Listener) -> None:
-        """A member's carrier is gone."""
-        self.engine.listeners.leave(member)
+    def leave(self, listener: Listener) -> None:
+        """The carrier of a check-back subscription is gone."""
+        self.engine.listeners.leave(listener)
 
     def close(self) -> None:
         """Finish reads that have begun."""

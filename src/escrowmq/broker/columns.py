@@ -1,4 +1,4 @@
-"""Columns that the broker makes of stored ones: owners, deliveries; and those that give leases back."""
+"""Makes columns: deliveries from stored columns, and acknowledgements that give leases back."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def delivery(
 
 
 def releasing(leased: Leased) -> pa.RecordBatch:
-    """Acknowledgements that give everything leased back unseen: a row a lease, which a receive holds as one stretch."""
+    """Acknowledgements that give everything leased back unseen: one row per lease, which a receive holds as one run of offsets."""
     _, firsts, counts = np.unique(leased.leases, return_index=True, return_counts=True)
     lasts = firsts + counts - 1
     starts, size = leased.offsets[firsts], len(firsts)

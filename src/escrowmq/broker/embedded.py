@@ -1,4 +1,4 @@
-"""A broker inside this process: the same calls without a carrier. One engine a folder, shared by all who open it."""
+"""A broker inside this process: the same calls as plain function calls. One engine per folder, shared by all who open it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from escrowmq.wire import Exchange, ExchangeOptions, Json, ReadRequest
 
 
 class _Shared:
-    """A running engine and how many links use it. ``ours``: the last link's ``close`` stops it."""
+    """A running engine and how many links use it. ``ours``: closing the last link stops it."""
 
     def __init__(self, engine: Engine, calls: Calls, *, ours: bool) -> None:
         self.settings = engine.settings
@@ -31,12 +31,12 @@ class _Shared:
         self.calls = calls
         self._ours = ours
 
-    def leave(self, place: Path) -> None:
+    def leave(self, folder: Path) -> None:
         """One link less."""
         with _opening:
             self.users -= 1
             if self._ours and not self.users:
-                del _open[place]
+                del _open[folder]
                 self.engine.stop()
                 self.calls.close()
 
@@ -67,20 +67,19 @@ def open_embedded(folder: Path, settings: BrokerSettings) -> EmbeddedLink:
 
     Misuse(BAD_SETTING) if it is open with other settings; else as :func:`open_engine`.
     """
-    place = Path(folder).absolute()
-    place = place.resolve()
+    folder = Path(folder).resolve()
     with _opening:
-        shared = _open.get(place)
+        shared = _open.get(folder)
         if shared is None:
-            engine = open_engine(place, settings)
+            engine = open_engine(folder, settings)
             engine.start()
-            shared = _open[place] = _Shared(engine, Calls(engine), ours=True)
+            shared = _open[folder] = _Shared(engine, Calls(engine), ours=True)
         elif shared.settings != settings:
             raise Misuse(
-                Code.BAD_SETTING, f"{place} is open in this process with other settings", "open it with the same ones"
+                Code.BAD_SETTING, f"{folder} is open in this process with other settings", "open it with the same ones"
             )
         shared.users += 1
-        return EmbeddedLink(place, shared)
+        return EmbeddedLink(folder, shared)
 
 
 def lent_link(folder: Path, calls: Calls) -> EmbeddedLink:
@@ -128,8 +127,8 @@ class _Watch:
 class EmbeddedLink:
     """One user of an engine in this process; a :class:`escrowmq.wire.Link`."""
 
-    def __init__(self, place: Path, shared: _Shared) -> None:
-        self._place = place
+    def __init__(self, folder: Path, shared: _Shared) -> None:
+        self._folder = folder
         self._shared: _Shared | None = shared
         self._calls = shared.calls
         self._lock = threading.Lock()
@@ -139,7 +138,7 @@ class EmbeddedLink:
     @property
     def address(self) -> str:
         """``file:FOLDER``."""
-        return f"file:{self._place}"
+        return f"file:{self._folder}"
 
     def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: ExchangeOptions) -> Future[pa.RecordBatch]:
         """See :meth:`escrowmq.wire.Link.exchange`."""
@@ -191,4 +190,4 @@ class EmbeddedLink:
             receive.cancel()
         for watch in watches:
             watch.close()
-        shared.leave(self._place)
+        shared.leave(self._folder)

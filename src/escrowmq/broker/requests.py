@@ -27,12 +27,15 @@ MAX_TEXT = 1 << 16
 """Characters of one string."""
 
 
+def check_schema(kind: Exchange, given: Any) -> None:
+    """Rejected(BAD_BATCH) unless ``given`` is the schema of the kind's requests."""
+    if not isinstance(given, pa.Schema) or not given.equals(REQUEST[kind]):
+        raise error(Code.BAD_BATCH, f"{kind} wants {_words(REQUEST[kind])}; given {_words(given)}")
+
+
 def check_batch(kind: Exchange, batch: pa.RecordBatch, settings: BrokerSettings) -> None:
     """Rejected(BAD_BATCH or BATCH_TOO_LARGE) unless the batch is sound, of the kind's schema, and within limits."""
-    schema = REQUEST[kind]
-    if not isinstance(batch, pa.RecordBatch) or not batch.schema.equals(schema):
-        given = batch.schema if isinstance(batch, pa.RecordBatch) else type(batch).__name__
-        raise error(Code.BAD_BATCH, f"{kind} wants {_words(schema)}; given {_words(given)}")
+    check_schema(kind, batch.schema if isinstance(batch, pa.RecordBatch) else type(batch).__name__)
     if batch.num_rows > settings.max_batch_rows:
         raise error(Code.BATCH_TOO_LARGE, f"{batch.num_rows} rows; the limit is {settings.max_batch_rows}")
     try:
@@ -41,7 +44,7 @@ def check_batch(kind: Exchange, batch: pa.RecordBatch, settings: BrokerSettings)
         raise error(Code.BAD_BATCH, f"the batch is damaged: {problem}") from None
     if batch.nbytes > settings.max_batch_bytes:
         raise error(Code.BATCH_TOO_LARGE, f"{batch.nbytes} bytes; the limit is {settings.max_batch_bytes}")
-    for field, column in zip(schema, batch.columns, strict=True):
+    for field, column in zip(batch.schema, batch.columns, strict=True):
         if not field.nullable and column.null_count:
             raise error(Code.BAD_BATCH, f"column {field.name!r} has nulls")
         if pa.types.is_map(field.type) and has_null_texts(column):
@@ -50,7 +53,7 @@ def check_batch(kind: Exchange, batch: pa.RecordBatch, settings: BrokerSettings)
 
 def _words(schema: Any) -> str:
     text = ", ".join(f"{f.name}: {f.type}" for f in schema) if isinstance(schema, pa.Schema) else str(schema)
-    return text if len(text) <= 600 else text[:600] + "..."
+    return (text if len(text) <= 600 else text[:600] + "...") or "no columns"
 
 
 def checked(shape: type[T], content: Mapping[str, Any]) -> T:

@@ -123,7 +123,7 @@ class Admin:
         Brokers that do not have the topic are left out; UNKNOWN_TOPIC if none has it.
         """
         call = topics.OFFSETS(_given(topics.AskOffsets, topic=topic, queue=queue, time_us=_microseconds(time)))
-        found = self._where_known(call, {Code.UNKNOWN_TOPIC})
+        found = self._each(call, Code.UNKNOWN_TOPIC)
         return [{**line, "shard": answer["shard"], **at} for at, answer in found for line in answer["queues"]]
 
     def groups(self) -> list[Group]:
@@ -132,7 +132,7 @@ class Admin:
 
     def members(self, group: str) -> list[Member]:
         """Which member of a consumer group holds what, in doubt or not. Raises UNKNOWN_GROUP."""
-        found = self._where_known(groups.MEMBERS({"group": group}), {Code.UNKNOWN_GROUP})
+        found = self._each(groups.MEMBERS({"group": group}), Code.UNKNOWN_GROUP)
         return [{**member, **at} for at, answer in found for member in answer["members"]]
 
     def fence(self, group: str, instance: str) -> int:
@@ -141,8 +141,8 @@ class Admin:
         Do it when the process is surely dead, or cannot harm any more: what it did is not undone, and its messages are
         delivered to others. Raises UNKNOWN_GROUP, NOT_FOUND without such a member.
         """
-        unknown = {Code.UNKNOWN_GROUP, Code.NOT_FOUND}
-        found = self._where_known(groups.FENCE({"group": group, "instance": instance}), unknown)
+        call = groups.FENCE({"group": group, "instance": instance})
+        found = self._each(call, Code.UNKNOWN_GROUP, Code.NOT_FOUND)
         return sum(answer["messages"] for _, answer in found)
 
     def producers(self) -> list[Producer]:
@@ -159,7 +159,7 @@ class Admin:
 
         Raises NOT_FOUND, CONFLICT while it has undecided transactions.
         """
-        found = self._where_known(writers.FORGET({"writer": writer}), {Code.NOT_FOUND})
+        found = self._each(writers.FORGET({"writer": writer}), Code.NOT_FOUND)
         return [{**answer, **at} for at, answer in found]
 
     # Transactions
@@ -299,13 +299,8 @@ class Admin:
     def _ask(self, link: Link, call: Call[Answer]) -> Answer:
         return patient_action(link, call, time.monotonic() + self._timeout)
 
-    def _each(self, call: Call[Answer]) -> Iterator[tuple[AtBroker, Answer]]:
-        """The answer of every broker."""
-        for link in self._router.links:
-            yield {"broker": link.address}, self._ask(link, call)
-
-    def _where_known(self, call: Call[Answer], unknown: set[Code]) -> list[tuple[AtBroker, Answer]]:
-        """The answers of the brokers that know what is asked about; an error if none does."""
+    def _each(self, call: Call[Answer], *unknown: Code) -> list[tuple[AtBroker, Answer]]:
+        """The answers of all brokers, without those that refuse with a code of ``unknown``; an error if all of them do."""
         found: list[tuple[AtBroker, Answer]] = []
         missing: Rejected | None = None
         for link in self._router.links:

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from escrowmq import schemas
 from escrowmq.model import DecidedBy
-from escrowmq.wire.values import MAX_SESSION, Bounds, ConsumerGroup
+from escrowmq.wire.values import Bounds, ConsumerGroup, Session
 
 PROTOCOL_VERSION = 1
 
@@ -50,7 +50,7 @@ class Begin(TypedDict):
     exchange: Literal["send", "prepare", "end", "settle", "receive", "checks"]
 
 
-Sender = Annotated[int, Bounds(0, MAX_SESSION), "number of the producer session; 0 or none: without one"]
+Sender = Annotated[Session, "0 or none: without one"]
 Member = Annotated[int, "random number by which a consumer calls itself"]
 
 
@@ -70,9 +70,7 @@ class PrepareOptions(TypedDict):
 class EndOptions(TypedDict):
     """Options of ``end``."""
 
-    session: NotRequired[
-        Annotated[int, Bounds(0, MAX_SESSION), "number of the producer session; UNKNOWN_SESSION without one"]
-    ]
+    session: NotRequired[Annotated[Session, "UNKNOWN_SESSION without one"]]
     by: NotRequired[Annotated[int, Bounds(0, DecidedBy.CHECK), "0: the producer, 1: an answer to a check"]]
 
 
@@ -90,11 +88,7 @@ class ReceiveOptions(TypedDict):
     max_messages: NotRequired[Annotated[int, Bounds(1), "messages, at most; 1,000 unless given"]]
     max_bytes: NotRequired[Annotated[int, Bounds(1), "bytes, at most, of several messages"]]
     wait_ms: NotRequired[Annotated[int, "milliseconds to wait for the first message; 0 unless given"]]
-    lease_ms: NotRequired[
-        Annotated[
-            int | None, Bounds(1, 1 << 40), "milliseconds until what is not settled comes back; none: the broker's"
-        ]
-    ]
+    lease_ms: NotRequired[Annotated[int | None, Bounds(1, 1 << 40), "length of the lease; the broker's unless given"]]
     epoch: NotRequired[Annotated[int | None, "of `groups.join`, in groups that hold what is in doubt"]]
 
 

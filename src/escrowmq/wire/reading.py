@@ -29,9 +29,7 @@ class ReadRequest(TypedDict):
 
     source: Annotated[str, "a topic, a system view (`%half`, `%op`, `%acks`), or `%dead-letters.GROUP`"]
     queue: NotRequired[Annotated[QueueNumber, "0 unless given"]]
-    start: NotRequired[
-        Annotated[int | None, "first offset (of a view: log position); none, or 0 without `end`: the first stored"]
-    ]
+    start: NotRequired[Annotated[int | None, "offset (of a view: log position); none, or 0 without `end`: the first"]]
     end: NotRequired[Annotated[int | None, "offset or position to stop before; none: what is durable now"]]
     max_rows: NotRequired[Annotated[int | None, "rows, at most"]]
     columns: NotRequired[Annotated[list[str] | None, "columns to send, in this order; none: all"]]

@@ -26,10 +26,12 @@ MAX_PAGE = 10_000
 
 TimeUs = Annotated[int, "microseconds since 1970"]
 Seconds = Annotated[float, "seconds"]
+Pair = tuple[int, int]
 Offset = Annotated[int, "offset in a queue"]
 Position = Annotated[int, "position in the broker's log"]
 QueueNumber = Annotated[int, Bounds(0, MAX_QUEUE), "number of a queue within its topic, from 0"]
-SessionNumber = Annotated[int, Bounds(1, MAX_SESSION), "number of a producer session"]
+Session = Annotated[int, Bounds(0, MAX_SESSION), "number of a producer session"]
+SessionNumber = Annotated[Session, Bounds(1, MAX_SESSION)]
 ProducerGroup = Annotated[str, "name of a producer group"]
 ConsumerGroup = Annotated[str, "name of a consumer group"]
 TopicName = Annotated[str, "name of a topic"]

@@ -1,4 +1,4 @@
-"""The view ``%acks``: what consumers acknowledged, one row a run of offsets, as the log has it.
+"""The view ``%acks``: what consumers acknowledged, one row per run of offsets, as the log has it.
 
 Rules:
 
@@ -31,7 +31,7 @@ Int64s = npt.NDArray[np.int64]
 
 NONE = -1
 GAP = 256
-"""Positions between two leases that are walked over: to find a place in the log anew costs as much as some frames."""
+"""Positions between two leases that are read over: seeking in the log costs as much as reading some frames."""
 
 _LEASE_ROW = ("group", "queue_id", "attempt", "old")
 _SAYS = {
@@ -45,11 +45,11 @@ def read_acks(engine: Readable, request: ReadRequest, wanted: Filter, schema: pa
     """The rows of ``%acks`` (columns of ACK_VIEW) from ``start`` to before ``end``, filtered by time and group."""
     if wanted.columns:
         raise error(Code.BAD_REQUEST, f"{ACK_VIEW_NAME} has neither tags nor keys")
-    found = scan(engine, [Kind.ACKED], STORED[Kind.ACKED].names, request)
+    chunks = scan(engine, [Kind.ACKED], STORED[Kind.ACKED].names, request)
     looked_up = wanted.group is not None or not _OF_LEASES.isdisjoint(schema.names)
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for positions, acked, times in found:
+        for positions, acked, times in chunks:
             if wanted.timed:
                 mask = wanted.times(times)
                 positions, acked, times = positions[mask], acked.filter(pa.array(mask)), times[mask]
@@ -72,14 +72,14 @@ def _lease_columns(engine: Readable, leases: Int64s) -> dict[str, pa.Array]:
     def names() -> tuple[list[str | None], list[tuple[str, int] | tuple[None, None]]]:
         ledger = engine.shard.ledger
         known = ledger.groups.names()
-        places = [ledger.topics.queues[id].place if id >= 0 else None for id in unique_ids.tolist()]
+        partitions = [ledger.topics.queues[id].place if id >= 0 else None for id in unique_ids.tolist()]
         return (
             [known[id] if id >= 0 else None for id in group_ids.tolist()],
-            [(place.topic, place.queue) if place else (None, None) for place in places],
+            [(place.topic, place.queue) if place else (None, None) for place in partitions],
         )
 
-    group_names, places = engine.look(names).result()
-    topics, queues = zip(*places, strict=True) if places else ((), ())
+    group_names, partitions = engine.look(names).result()
+    topics, queues = zip(*partitions, strict=True) if partitions else ((), ())
     made = {
         "group": pa.array(group_names, pa.utf8()).take(pa.array(group_index)),
         "topic": pa.array(topics, pa.utf8()).take(pa.array(queue_index)),
@@ -113,7 +113,7 @@ def _rows(log: StoredLog, leases: Int64s) -> npt.NDArray[np.int64]:
 
 
 def _fill(log: StoredLog, ids: Int64s, found: npt.NDArray[np.int64]) -> None:
-    """Write the rows at the rising positions ``ids`` into ``found``, neighbours in one walk."""
+    """Write the rows at the rising positions ``ids`` into ``found``, neighbours in one scan."""
     edges = np.flatnonzero(np.diff(ids) > GAP) + 1
     for near in np.split(ids, edges) if len(ids) else ():
         first, last = int(near[0]), int(near[-1])

@@ -1,15 +1,15 @@
-"""From leases to batches: reading what was leased, on threads that are not the writer's, within a bound of bytes.
+"""Deliveries: reads leased messages from the log into batches, on threads of its own, within a bound of bytes.
 
 Each member has a *line*: its receives in the order in which they were asked, and what was leased for it and not yet read.
 
 1. A lease counts messages, because the ledger knows no sizes. What of it does not fit into ``max_bytes`` is not given back:
    it goes to the next receive of the line, before anything that was leased later. So a member sees its messages in the
-   order in which they were leased (I20), and nobody waits for messages while some lie ready.
+   order in which they were leased (I20), and no receive waits while messages lie ready.
 2. What lies ready is kept as long as half of its lease is left; leases that do not end by time keep it until the member's
-   next epoch. It lies in memory: members of an epoch from before the broker's start are told DISCONNECTED, so that they
-   join again and say what reached them.
-3. A line waits for at most as many leases as it has unanswered receives. What is leased for nobody, because its receive was
-   withdrawn meanwhile, is released: it comes again at once, its attempt not counted.
+   next epoch. It lies in memory: receives with an epoch from before the broker's start get DISCONNECTED, so that the
+   member joins again and says what reached it.
+3. A line waits for at most as many leases as it has unanswered receives. What was leased for a receive that
+   was withdrawn meanwhile is released: it comes again at once, its attempt not counted.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,8 @@ from escrowmq.broker.failures import broker_failed
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.ledger.commands import Leased, Receive, Settle
+from escrowmq.log.seam import StoredLog
+from escrowmq.platform.clock import Clock
 from escrowmq.schemas import DELIVERY, empty
 
 Int64s = npt.NDArray[np.int64]
@@ -37,6 +40,24 @@ NEVER_US = 1 << 62
 SWEEP_LINES = 256
 """Lines after which those of members that are gone are looked for."""
 _FIRST_GUESS = 64 << 10  # bytes of one message, before any was seen
+
+
+class Leasing(Protocol):
+    """What deliveries need of an engine."""
+
+    @property
+    def log(self) -> StoredLog: ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    def receive(self, command: Receive, wait_us: int) -> Future[Leased]:
+        """Lease messages, waiting up to ``wait_us`` for the first."""
+        ...
+
+    def submit(self, command: Settle) -> Future[pa.RecordBatch]:
+        """Settle leases."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +89,7 @@ class _Line:
 class Deliveries:
     """Receives of one engine, as batches of schema DELIVERY."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Leasing) -> None:
         self._engine = engine
         self._readers = ThreadPoolExecutor(2, "escrowmq-reader")
         self._lock = threading.RLock()
@@ -99,7 +120,7 @@ class Deliveries:
         self._readers.shutdown(wait=True)
 
     def _advance(self, key: tuple[str, int], line: _Line) -> None:
-        """Read what lies ready for whoever asked first, and lease for the others. With the lock held."""
+        """Read what lies ready for the receive that came first, and lease for the others. With the lock held."""
         self._drop_late(line)
         if line.asks and line.ready and not line.reading:
             ask = line.asks.popleft()

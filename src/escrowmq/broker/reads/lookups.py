@@ -1,4 +1,4 @@
-"""Looking single things up: the timeline of a transaction, messages by id or key. Rare, so they may scan the log."""
+"""Look-ups: the timeline of a transaction, messages by id or key. They are rare, so they may scan the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reads, listings and look-ups need of a shard: an engine is one, and so is a folder without a broker."""
+"""What reads, listings and look-ups need: a :class:`Readable`, which is an engine or a data folder without a broker."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Connected(Protocol):
 
 
 class Readable(Protocol):
-    """A shard that can be looked at."""
+    """A shard whose ledger and log can be read."""
 
     @property
     def log(self) -> StoredLog: ...

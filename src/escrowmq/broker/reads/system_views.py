@@ -28,10 +28,10 @@ Read = Callable[[Readable, ReadRequest, Filter, pa.Schema], Iterator[pa.RecordBa
 def _halves(engine: Readable, request: ReadRequest, wanted: Filter, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     used = {"transaction", "epoch", *schema.names, *wanted.columns}
     columns = [name for name in STORED[Kind.HALF].names if name in used]
-    found = scan(engine, [Kind.HALF], columns, request)
+    chunks = scan(engine, [Kind.HALF], columns, request)
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for positions, stored, times in found:
+        for positions, stored, times in chunks:
             if wanted.active:
                 mask = wanted.times(times) & wanted.content(stored)
                 positions, stored, times = positions[mask], stored.filter(pa.array(mask)), times[mask]
@@ -63,10 +63,10 @@ def _decisions(engine: Readable, request: ReadRequest, wanted: Filter, schema: p
     if wanted.columns:
         raise error(Code.BAD_REQUEST, f"{OP_VIEW_NAME} has neither tags nor keys")
     columns = STORED[Kind.DECIDED].names  # a batch's decisions have more, which tell of the batch
-    found = scan(engine, [Kind.DECIDED, Kind.BATCH_DECIDED], columns, request)
+    chunks = scan(engine, [Kind.DECIDED, Kind.BATCH_DECIDED], columns, request)
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for positions, decided, times in found:
+        for positions, decided, times in chunks:
             # A batch of no transactions is a row without one.
             mask = (decided.column("transaction").to_numpy() >= 0) & wanted.times(times)
             if not mask.all():

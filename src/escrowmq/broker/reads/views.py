@@ -81,12 +81,12 @@ class _Rows:
         start = 0
         while start < len(positions):
             part = slice(start, min(start + self._page, int(ends[np.searchsorted(ends, start, side="right")])))
-            found, places = positions[part], offsets[part]
+            at, numbers = positions[part], offsets[part]
             if looked_at:
-                mask = self._wanted.content(self._engine.log.read(found, self._wanted.columns))
-                found, places = found[mask], places[mask]
-            stored = self._engine.log.read(found, self._columns)
-            yield self._delivered(stored, found, places)
+                mask = self._wanted.content(self._engine.log.read(at, self._wanted.columns))
+                at, numbers = at[mask], numbers[mask]
+            stored = self._engine.log.read(at, self._columns)
+            yield self._delivered(stored, at, numbers)
             start = part.stop
             row_bytes = max(stored.nbytes // max(stored.num_rows, 1), 1)
             self._page = int(np.clip(BYTES // row_bytes, 1, min(8 * self._page, ROWS)))
@@ -134,7 +134,7 @@ def _queue_rows(engine: Readable, queue_id: int, start: int, end: int, rows: _Ro
     while start < end:
         stop = min(start + SPAN, end)
 
-        def places(start: int = start, stop: int = stop) -> tuple[Int64s, Int64s]:
+        def stored(start: int = start, stop: int = stop) -> tuple[Int64s, Int64s]:
             if start < queue.head:
                 raise _purged(start, queue.head)
             positions, offsets = queue.positions(start, stop), np.arange(start, stop)
@@ -143,7 +143,7 @@ def _queue_rows(engine: Readable, queue_id: int, start: int, end: int, rows: _Ro
             mask = matching(queue, start, stop, tags)
             return positions[mask], offsets[mask]
 
-        yield from rows.read(*engine.look(places).result(), tagged=True)
+        yield from rows.read(*engine.look(stored).result(), tagged=True)
         start = stop
 
 

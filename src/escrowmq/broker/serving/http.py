@@ -29,7 +29,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = 10  # a silent client holds a thread no longer, seconds
+    timeout = 10  # seconds after which a silent client is given up, and its thread with it
 
     def log_message(self, format: str, *args: Any) -> None:
         logger.debug(format, *args)

@@ -1,4 +1,4 @@
-"""Metrics: one typed list with a meaning each, from the numbers of the ``stats`` action, in Prometheus' format."""
+"""Metrics in Prometheus' format: one table with the meaning of each, from the numbers of the ``stats`` action."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from escrowmq.wire import Link
 logger = logging.getLogger(__name__)
 
 Beside = Callable[[Link], AbstractContextManager[dict[str, Any]]]
-"""Something that runs beside a served broker, over a link inside this process; it says what ``announce`` shall tell of it."""
+"""Something that runs beside a served broker, over a link inside this process; it gives what ``announce`` is to say of it."""
 
 WAKE_SECONDS = 0.2
 
@@ -67,9 +67,12 @@ def serve(
         stack = ExitStack()
         try:
             engine.start()
-            service = _listen(calls, host, port, insecure)
+            with _listening(host, port):
+                service = Service(calls, host, port, insecure=insecure)
             if http_address is not None:
-                http = _listen_http(calls, *http_address)
+                numbers = registry(lambda: calls.action("stats", {}))
+                with _listening(*http_address):
+                    http = HttpServer(*http_address, numbers, lambda: calls.action("health", {}))
             more = stack.enter_context(beside(lent_link(Path(folder), calls))) if beside is not None else {}
             announce(
                 {
@@ -81,8 +84,8 @@ def serve(
                     **more,
                 }
             )
-            # Never for ever: the system may hand a signal to a thread of Flight's, and Python then runs the handler only when
-            # this thread wakes by itself.
+            # Not without a time limit: the system may hand a signal to a thread of Flight's, and Python then runs the handler
+            # only when this thread wakes.
             while not stopping.wait(WAKE_SECONDS):
                 pass
         finally:
@@ -99,16 +102,10 @@ def serve(
     return STOPPED_BY_FAULT if engine.shard.failure is not None else 0
 
 
-def _listen(calls: Calls, host: str, port: int, insecure: bool) -> Service:
+@contextmanager
+def _listening(host: str, port: int) -> Iterator[None]:
+    """Around what listens: raises Misuse(BAD_URL) if the port cannot be had."""
     try:
-        return Service(calls, host, port, insecure=insecure)
+        yield
     except (pa.ArrowException, OSError) as problem:
-        raise Misuse(Code.BAD_URL, f"cannot listen on {shown(host)}:{port}: {problem}", "is the port in use?") from None
-
-
-def _listen_http(calls: Calls, host: str, port: int) -> HttpServer:
-    numbers = registry(lambda: calls.action("stats", {}))
-    try:
-        return HttpServer(host, port, numbers, lambda: calls.action("health", {}))
-    except OSError as problem:
         raise Misuse(Code.BAD_URL, f"cannot listen on {shown(host)}:{port}: {problem}", "is the port in use?") from None

@@ -8,6 +8,7 @@ import queue
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 
 import pyarrow as pa
 from pyarrow import flight
@@ -16,13 +17,14 @@ from escrowmq.broker.calls import Calls
 from escrowmq.broker.failures import broker_failed
 from escrowmq.broker.requests import checked
 from escrowmq.broker.serving.hangup import hang_up
+from escrowmq.broker.requests import check_schema, checked
+from escrowmq.broker.serving.connections import close_connections
 from escrowmq.errors import Code, EscrowError, error
-from escrowmq.platform.listening import check_address
+from escrowmq.platform.listening import check_address, shown
 from escrowmq.schemas import CHECKS
 from escrowmq.wire import (
     ANSWER,
     PROTOCOL_VERSION,
-    REQUEST,
     Exchange,
     Json,
     pack_error,
@@ -40,13 +42,18 @@ logger = logging.getLogger(__name__)
 _Answers = queue.SimpleQueue[tuple[int, "Future[pa.RecordBatch]"] | None]
 
 
-def flight_error(problem: EscrowError) -> flight.FlightError:
-    """A Flight error that carries ``problem``."""
-    return flight.FlightServerError(str(problem), extra_info=json.dumps(pack_error(_told(problem))).encode())
+@contextmanager
+def _flight_errors() -> Iterator[None]:
+    """Around a call: turns an EscrowError into a Flight error that carries it."""
+    try:
+        yield
+    except EscrowError as problem:
+        content = json.dumps(pack_error(_for_client(problem))).encode()
+        raise flight.FlightServerError(str(problem), extra_info=content) from None
 
 
-def _told(problem: EscrowError) -> EscrowError:
-    """What a client is told: that something here was closed under its request means that the broker is stopping."""
+def _for_client(problem: EscrowError) -> EscrowError:
+    """The error as a client sees it. CLOSED means here that the broker stopped while it worked on the request."""
     if problem.code is not Code.CLOSED:
         return problem
     return error(Code.SHARD_STOPPED, f"the broker is stopping: {problem.message}")
@@ -58,11 +65,10 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
     def __init__(self, calls: Calls, host: str, port: int, *, insecure: bool = False) -> None:
         check_address(host, insecure)
         self._calls = calls
-        shown = f"[{host}]" if ":" in host else host
-        super().__init__(f"grpc+tcp://{shown}:{port}")
+        super().__init__(f"grpc+tcp://{shown(host)}:{port}")
 
     def stop(self, grace: float = 0.25) -> None:
-        """Take no more calls, let answers go out for ``grace`` seconds, then hang up on clients that are still there.
+        """Take no more calls, let answers go out for ``grace`` seconds, then close the connections that are left.
 
         Stop the engine first: then every call is answered.
         """
@@ -70,7 +76,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         ending.start()
         ending.join(grace)
         while ending.is_alive():
-            hang_up(self.port)
+            close_connections(self.port)
             ending.join(0.1)
 
     def do_exchange(
@@ -81,31 +87,25 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:
         """One exchange, from its begin to its end; runs on a thread of Flight's."""
-        try:
+        with _flight_errors():
             options = unpack_json(descriptor.command or b"")
             kind = _kind(options)
             if kind == CHECKS_EXCHANGE:
                 _ChecksExchange(self._calls, writer, options).serve(reader)
             else:
                 _BatchExchange(self._calls, Exchange(kind), options, writer).serve(reader)
-        except EscrowError as problem:
-            raise flight_error(problem) from None
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[flight.Result]:
         """One action."""
-        try:
+        with _flight_errors():
             body = action.body.to_pybytes() if action.body is not None else b""
             answer = self._calls.action(action.type, unpack_json(body) if body else {})
-        except EscrowError as problem:
-            raise flight_error(problem) from None
         return [flight.Result(pa.py_buffer(json.dumps(answer).encode()))]
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
         """One read."""
-        try:
+        with _flight_errors():
             reader = self._calls.read(unpack_json(ticket.ticket))
-        except EscrowError as problem:
-            raise flight_error(problem) from None
         return flight.GeneratorStream(reader.schema, _batches(reader))
 
 
@@ -117,10 +117,8 @@ def _kind(options: Json) -> str:
 
 
 def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-    try:
+    with _flight_errors():
         yield from reader
-    except EscrowError as problem:
-        raise flight_error(problem) from None
 
 
 class _BatchExchange:
@@ -139,9 +137,7 @@ class _BatchExchange:
 
     def serve(self, reader: flight.MetadataRecordBatchReader) -> None:
         """Until the client is done or gone. Raises EscrowError for what cannot be read."""
-        schema = _schema(reader)
-        if not schema.equals(REQUEST[self._kind]):
-            raise error(Code.BAD_BATCH, f"{self._kind} wants {_line(REQUEST[self._kind])}; given {_line(schema)}")
+        check_schema(self._kind, _schema(reader))
         self._writer.begin(ANSWER[self._kind])
         sender = threading.Thread(target=self._send, name=f"escrowmq-{self._kind}", daemon=True)
         sender.start()
@@ -162,7 +158,7 @@ class _BatchExchange:
         answer.add_done_callback(lambda done: self._answers.put((request_id, done)))
 
     def _withdraw(self) -> None:
-        """Nobody will take a message any more: no leases for the dead. Other answers are waited for."""
+        """Withdraw waiting receives, so that nothing is leased to a client that has left. Wait for the other answers."""
         with self._lock:
             begun = list(self._begun)
         for answer in begun:
@@ -190,8 +186,8 @@ class _BatchExchange:
         if problem is None:
             self._writer.write_with_metadata(answer.result(), pack_metadata(request_id))
         else:
-            told = problem if isinstance(problem, EscrowError) else broker_failed("answering", problem)
-            self._writer.write_metadata(pack_metadata(request_id, {"error": pack_error(_told(told))}))
+            reason = problem if isinstance(problem, EscrowError) else broker_failed("answering", problem)
+            self._writer.write_metadata(pack_metadata(request_id, {"error": pack_error(_for_client(reason))}))
 
 
 class _ChecksExchange:
@@ -245,10 +241,6 @@ def _chunk(reader: flight.MetadataRecordBatchReader) -> tuple[pa.RecordBatch | N
     except (pa.ArrowException, OSError, ValueError) as problem:
         raise error(Code.BAD_BATCH, f"a chunk cannot be read: {problem}") from None
     return chunk.data, chunk.app_metadata.to_pybytes() if chunk.app_metadata is not None else b""
-
-
-def _line(schema: pa.Schema) -> str:
-    return ", ".join(f"{f.name}: {f.type}" for f in schema)[:600] or "no columns"
 
 
 def _wait(answer: Future[pa.RecordBatch]) -> None:

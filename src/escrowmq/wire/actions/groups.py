@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Literal, NotRequired, TypedDict
 
 from escrowmq.wire.actions.action import Action, Nothing
-from escrowmq.wire.values import Bounds, ConsumerGroup, Instance, Offset, QueueNumber, Seconds, TimeUs, TopicName
+from escrowmq.wire.values import Bounds, ConsumerGroup, Instance, Offset, Pair, QueueNumber, Seconds, TimeUs, TopicName
+
+InDoubt = Annotated[
+    Literal["redeliver", "hold"], "`redeliver`: when their lease ends; `hold`: until it comes back or is fenced"
+]
 
 
 class Subscribe(TypedDict):
@@ -15,18 +19,12 @@ class Subscribe(TypedDict):
     topics: Annotated[list[str], "names of topics"]
     tags: NotRequired[Annotated[list[str], "messages with one of these tags; all unless given"]]
     ordered: NotRequired[Annotated[bool, "messages of one key one after another"]]
-    start: NotRequired[
-        Annotated[str, "`earliest` (unless given), `latest`, or microseconds since 1970; for queues new to the group"]
-    ]
+    start: NotRequired[Annotated[str, "in queues new to it: `earliest` (default), `latest`, microseconds since 1970"]]
     max_attempts: NotRequired[Annotated[int, Bounds(1, 1 << 30), "deliveries until a message is a dead letter"]]
     retry_backoff: NotRequired[Annotated[Seconds, "before the second delivery; doubled each time"]]
     retry_backoff_max: NotRequired[Annotated[Seconds, "before a delivery, at most"]]
     in_doubt: NotRequired[
-        Annotated[
-            Literal["redeliver", "hold"],
-            "what becomes of the messages of a silent member: `redeliver` (unless given) when their lease ends, "
-            "or `hold` until it comes back or is fenced",
-        ]
+        Annotated[InDoubt, "what becomes of the messages of a silent member; `redeliver` unless given"]
     ]
 
 
@@ -44,11 +42,7 @@ class Join(TypedDict):
     instance: Instance
     process: Annotated[int, "random number of the process"]
     resume: NotRequired[Annotated[bool, "it is the member already, and lost an answer"]]
-    keep: NotRequired[
-        Annotated[
-            list[tuple[int, int]], "pairs [lease, offset behind the last of its messages that reached the process]"
-        ]
-    ]
+    keep: NotRequired[Annotated[list[Pair], "[lease, offset behind the last of its messages that reached the process]"]]
 
 
 class Joined(TypedDict):
@@ -141,7 +135,7 @@ class Group(TypedDict):
     topics: list[str]
     tags: Annotated[list[str], "empty: all"]
     ordered: bool
-    in_doubt: Literal["redeliver", "hold"]
+    in_doubt: InDoubt
     leases: Annotated[int, "unsettled ones"]
     dead_letters: int
     queues: list[GroupQueue]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, NotRequired, TypedDict
 
 from escrowmq.wire.actions.action import Action, Nothing
-from escrowmq.wire.values import MAX_SESSION, Bounds, Instance, ProducerGroup, SessionNumber, TimeUs
+from escrowmq.wire.values import Instance, ProducerGroup, Session, SessionNumber, TimeUs
 
 
 class OpenSession(TypedDict):
@@ -14,13 +14,7 @@ class OpenSession(TypedDict):
     group: ProducerGroup
     instance: Instance
     transactional: NotRequired[Annotated[bool, "it will prepare half messages"]]
-    resume: NotRequired[
-        Annotated[
-            int,
-            Bounds(0, MAX_SESSION),
-            "a session of this process that the broker has forgotten; Fenced if a newer process has its name",
-        ]
-    ]
+    resume: NotRequired[Annotated[Session, "one of this process that is forgotten; Fenced if a newer has its name"]]
 
 
 class Opened(TypedDict):
@@ -35,19 +29,14 @@ class Producers(TypedDict):
     producers: list[Producer]
 
 
-class ProducerEntry(TypedDict):
-    """One producer group, as its ledger knows it."""
+class Producer(TypedDict):
+    """One producer group."""
 
     group: ProducerGroup
     transactional: Annotated[bool, "it prepares half messages"]
     open: Annotated[int, "undecided transactions that will be asked about"]
     parked: Annotated[int, "undecided transactions that wait for a person"]
     oldest_us: Annotated[TimeUs | None, "when the oldest open one was prepared"]
-
-
-class Producer(ProducerEntry):
-    """One producer group."""
-
     members: Annotated[int, "sessions that are connected"]
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Annotated, NotRequired, TypedDict
 
 from escrowmq.wire.actions.action import Action, Nothing
-from escrowmq.wire.values import MAX_QUEUE, Bounds, Offset, QueueNumber, TimeUs, TopicName
+from escrowmq.wire.values import MAX_QUEUE, Bounds, Offset, Pair, QueueNumber, TimeUs, TopicName
 
 
 class QueueRange(TypedDict):
     """Which offsets of a queue are stored."""
 
     queue: QueueNumber
-    head: Annotated[Offset, "the first that is stored"]
-    end: Annotated[Offset, "the one that the next message gets"]
+    head: Annotated[Offset, Pair, "the first that is stored"]
+    end: Annotated[Offset, Pair, "the one that the next message gets"]
 
 
 class NumberedQueue(QueueRange):
@@ -47,7 +47,7 @@ class QueueOffsets(QueueRange):
     """Which offsets of a queue are stored, and where a time is among them."""
 
     offset_at: NotRequired[
-        Annotated[Offset, "with `time_us`: the first that became visible then or later, `end` without one"]
+        Annotated[Offset, Pair, "with `time_us`: the first visible then or later, `end` without one"]
     ]
 
 
@@ -62,12 +62,8 @@ class Wait(TypedDict):
     """What is waited for."""
 
     topic: TopicName
-    after: NotRequired[
-        Annotated[list[tuple[int, int]], "pairs [queue, offset]: a message at that offset or later is waited for"]
-    ]
-    every: NotRequired[
-        Annotated[bool, "also wait on queues that are not named, from offset 0 on; the topic may not exist yet"]
-    ]
+    after: NotRequired[Annotated[list[Pair], "[queue, offset]: wait for a message at that offset or later"]]
+    every: NotRequired[Annotated[bool, "wait on queues not named, too, from offset 0; the topic may be yet to come"]]
     wait_ms: NotRequired[Annotated[int, "milliseconds, at most 60,000; 0 unless given"]]
 
 

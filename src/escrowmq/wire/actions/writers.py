@@ -8,6 +8,7 @@ from escrowmq.wire.actions.action import Action
 from escrowmq.wire.values import PageLimit, ProducerGroup, SessionNumber, TimeUs
 
 Writer = Annotated[str, "any text, such as a query's id; or 32 hex digits as listed"]
+Status = Literal["COMMITTED", "ALREADY_COMMITTED"]
 Batch = Annotated[int, "number of a batch"]
 
 
@@ -23,14 +24,12 @@ class Commit(TypedDict):
 class Committed(TypedDict):
     """What became of the batch."""
 
-    status: Annotated[
-        Literal["COMMITTED", "ALREADY_COMMITTED"], "ALREADY_COMMITTED: this batch, or a later one, was decided before"
-    ]
+    status: Annotated[Status, "ALREADY_COMMITTED: this batch, or a later one, was decided before"]
     last: Annotated[Batch, "the last one that is decided now"]
     rolled_back: Annotated[int, "transactions of this attempt that lost"]
 
 
-class Show(TypedDict):
+class OfWriter(TypedDict):
     """Which writer."""
 
     writer: Writer
@@ -49,8 +48,8 @@ class List(TypedDict):
     after: NotRequired[Annotated[str, "`next` of the page before"]]
 
 
-class WriterEntry(TypedDict):
-    """One writer, as its ledger knows it."""
+class WriterListed(TypedDict):
+    """One writer."""
 
     writer: Annotated[str, "32 hex digits"]
     group: ProducerGroup
@@ -59,11 +58,6 @@ class WriterEntry(TypedDict):
     used_us: Annotated[TimeUs, "when anything was done under its producer group"]
     open: Annotated[int, "undecided transactions that will be asked about"]
     parked: Annotated[int, "undecided transactions that wait for a person"]
-
-
-class WriterListed(WriterEntry):
-    """One writer."""
-
     members: Annotated[int, "sessions that are connected"]
 
 
@@ -74,12 +68,6 @@ class Page(TypedDict):
     next: NotRequired[Annotated[str, "`after` of the next page, if this one is full"]]
 
 
-class Forget(TypedDict):
-    """Which writer."""
-
-    writer: Writer
-
-
 class Forgotten(TypedDict):
     """What was forgotten."""
 
@@ -88,11 +76,11 @@ class Forgotten(TypedDict):
 
 
 COMMIT = Action("writers.commit", Commit, Committed, "Commit the transactions of one batch of a writer, once.")
-SHOW = Action("writers.show", Show, Shown, "The last decided batch of a writer.", reads_only=True)
+SHOW = Action("writers.show", OfWriter, Shown, "The last decided batch of a writer.", reads_only=True)
 LIST = Action("writers.list", List, Page, "Writers with their last batch, by pages.", reads_only=True)
 FORGET = Action(
     "writers.forget",
-    Forget,
+    OfWriter,
     Forgotten,
     "Forget a writer with its producer group; CONFLICT while it has undecided transactions.",
 )

@@ -1,4 +1,4 @@
-"""Ending connections from the server's side, which Flight cannot do: its shutdown waits for every client to leave."""
+"""Closes client connections from the server's side. Flight cannot: its shutdown waits until every client has left."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 import socket
 
 
-def hang_up(port: int) -> int:
-    """Shut down every connection that this process accepted on ``port``; how many. Data already handed over still goes."""
+def close_connections(port: int) -> int:
+    """Shut down every connection that this process accepted on ``port``; returns how many. Data already written is still sent."""
     ended = 0
     for name in os.listdir("/dev/fd"):
         try:
@@ -28,7 +28,7 @@ def _shut(connection: socket.socket, port: int) -> bool:
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return False
     try:
-        connection.getpeername()  # not connected: a listening socket, or somebody else's
+        connection.getpeername()  # raises for a socket that is not connected, such as the listening one
         if connection.getsockname()[1] != port:
             return False
         connection.shutdown(socket.SHUT_RDWR)

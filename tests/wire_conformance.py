@@ -1,4 +1,4 @@
-"""Does a JSON value have the type that the wire says? For tests of whatever answers actions."""
+"""Compares JSON values with the types of the wire."""
 
 from __future__ import annotations
 
