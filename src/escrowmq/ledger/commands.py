@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.model import DecidedBy
-
-Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +157,12 @@ class Leased:
     offsets: Int64s
     attempts: Int64s
     positions: Int64s
+
+
+def nothing_leased() -> Leased:
+    """The answer of a receive that found nothing."""
+    none = np.empty(0, np.int64)
+    return Leased(none, none, none, none, none)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from escrowmq.errors import Code, error
+from escrowmq.ledger.columns.arrays import Int32s, Int64s, UInt8s
 from escrowmq.ledger.commands import (
     AskChecks,
     Command,
@@ -63,8 +63,6 @@ FORMAT = 2
 """Of snapshots; 1 had every session that ever was. A newer one is not read: the frames are, or, where they left with
 retention, the log is refused."""
 
-Int64s = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
 
 _COUNTERS = (
     "messages_total",
@@ -331,7 +329,7 @@ class Ledger:
         """One consume queue."""
         return self.topics.queues[queue_id]
 
-    def half_states(self, positions: Int64s) -> tuple[npt.NDArray[np.uint8], Int32s, Int64s, Int64s, Int64s]:
+    def half_states(self, positions: Int64s) -> tuple[UInt8s, Int32s, Int64s, Int64s, Int64s]:
         """For half messages: state, checks, due_us, first position and epoch of their transactions.
 
         Those that left with retention come as EXPIRED with position -1 (nothing undecided ever leaves).

@@ -20,18 +20,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.broker.columns import transaction_ids
 from escrowmq.broker.writer.shard import Shard
 from escrowmq.errors import Code, EscrowError
+from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.commands import AskChecks, Asked
 from escrowmq.ledger.listings import messages_of
 from escrowmq.schemas import CHECKS, Kind
-
-Int64s = npt.NDArray[np.int64]
 
 BATCH_BYTES = 2 << 20
 ASK_ROWS = 10_000

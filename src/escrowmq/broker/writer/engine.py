@@ -24,9 +24,9 @@ from escrowmq.broker.writer.committer import Committer
 from escrowmq.broker.writer.rounds import Look, Request, WaitingLook, WaitingReceive
 from escrowmq.broker.writer.shard import Shard, microseconds
 from escrowmq.broker.writer.upkeep import Upkeep
-from escrowmq.broker.writer.waiting import WaitingLooks, WaitingReceives, nothing_leased
+from escrowmq.broker.writer.waiting import WaitingLooks, WaitingReceives
 from escrowmq.errors import Code, EscrowError, error
-from escrowmq.ledger.commands import Command, Receive, Tick
+from escrowmq.ledger.commands import Command, Receive, Tick, nothing_leased
 from escrowmq.log.seam import CommitLog
 from escrowmq.platform.clock import Clock
 from escrowmq.schemas import Kind

@@ -45,25 +45,18 @@ def microseconds(seconds: float) -> int:
 
 
 def rules_of(settings: BrokerSettings) -> Rules:
-    """The rules that the settings ask for."""
-    return Rules(
-        transaction_timeout_us=microseconds(settings.transaction_timeout),
-        check_interval_us=microseconds(settings.check_interval),
-        half_retention_us=microseconds(settings.half_retention),
-        exhausted_rollback=settings.checks_exhausted == "rollback",
-        retry_backoff_us=microseconds(settings.retry_backoff),
-        retry_backoff_max_us=microseconds(settings.retry_backoff_max),
-        dedup_window_us=microseconds(settings.dedup_window),
-        max_delay_us=microseconds(settings.max_delay),
-        **{name: getattr(settings, name) for name in _SAME_NAMES},
-    )
+    """The rules that the settings ask for: those of the same name, and times, whose names end in ``_us``."""
+    values: dict[str, Any] = {"exhausted_rollback": settings.checks_exhausted == "rollback"}
+    for name in (f.name for f in dataclasses.fields(Rules)):
+        if hasattr(settings, name):
+            values[name] = getattr(settings, name)
+        elif name.endswith("_us"):
+            values[name] = microseconds(getattr(settings, name.removesuffix("_us")))
+    return Rules(**values)
 
 
 def _size(tables: dict[str, pa.Table]) -> int:
     return sum(table.nbytes for table in tables.values())
-
-
-_SAME_NAMES = sorted({f.name for f in dataclasses.fields(Rules)} & {f.name for f in dataclasses.fields(BrokerSettings)})
 
 
 class Shard:
@@ -227,10 +220,6 @@ class Shard:
             logger.exception("a look at the ledger failed")
             return error(Code.BAD_REQUEST, f"the broker failed on this request: {problem!r}")
 
-    def finish(self, pairs: Sequence[tuple[Request, Any]]) -> bool:
-        """Sync once, then answer; every answer is an error when the sync fails. Whether it did not."""
-        return self.finishing(pairs)()
-
     def finishing(self, pairs: Sequence[tuple[Request, Any]]) -> Callable[[], bool]:
         """The round is complete; the function returned syncs and answers, and may do so on another thread while the next
         round is decided. It answers nothing unless every round before it is durable too."""
@@ -255,17 +244,6 @@ class Shard:
             return True
 
         return finish
-
-    def round(self, requests: Sequence[Request]) -> None:
-        """One whole round."""
-        self.begin()
-        self.finish(self.run(requests))
-
-    def do(self, command: Command) -> Any:
-        """One command as a round of its own; its answer, or its error raised."""
-        request = Request(command)
-        self.round([request])
-        return request.future.result(timeout=0)
 
     # Upkeep
 

@@ -17,11 +17,9 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import numpy as np
-import numpy.typing as npt
-
 from escrowmq.broker.writer.shard import Shard, microseconds
 from escrowmq.errors import EscrowError
+from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.commands import Forget
 
 RETENTION_US = 60_000_000
@@ -44,7 +42,7 @@ class Upkeep:
     """The upkeep of one shard. All but the saving itself runs on the writer; ``poke`` wakes it when a save has ended;
     ``connected`` are the producer sessions that listen for questions now."""
 
-    def __init__(self, shard: Shard, poke: Callable[[], None], connected: Callable[[], npt.NDArray[np.int64]]) -> None:
+    def __init__(self, shard: Shard, poke: Callable[[], None], connected: Callable[[], Int64s]) -> None:
         self._shard = shard
         self._poke = poke
         self._connected = connected

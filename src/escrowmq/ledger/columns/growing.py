@@ -8,13 +8,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from escrowmq.ledger.columns.arrays import Int64s
+
 
 def all_equal(values: npt.NDArray[Any]) -> bool:
     """Whether every element is the first one (true of none)."""
     return not len(values) or bool(values[0] == values[-1] and (values == values[0]).all())
 
 
-def unique_in_order(ordinals: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def unique_in_order(ordinals: Int64s) -> Int64s:
     """Without repeats, in order of first appearance."""
     _, index = np.unique(ordinals, return_index=True)
     return ordinals[np.sort(index)] if len(index) < len(ordinals) else ordinals

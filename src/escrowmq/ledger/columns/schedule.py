@@ -17,10 +17,10 @@ from collections.abc import Callable
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-Int64s = npt.NDArray[np.int64]
-Alive = Callable[[Int64s, Int64s | int], npt.NDArray[np.bool_]]
+from escrowmq.ledger.columns.arrays import Bools, Int64s
+
+Alive = Callable[[Int64s, Int64s | int], Bools]
 """``alive(entries, due_us)`` → which entries still wait for that time (one for all, or one each)."""
 
 NEVER_US: Final = 1 << 62

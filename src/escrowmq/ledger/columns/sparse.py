@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Int64s = npt.NDArray[np.int64]
+from escrowmq.ledger.columns.arrays import Bools, Int64s
 
 
 class SparseOffsets:
@@ -60,7 +60,7 @@ class SparseOffsets:
             self._columns[name] = _without(column, first, last)
         return taken
 
-    def holds(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
+    def holds(self, offsets: Int64s) -> Bools:
         """For each of ``offsets`` whether it is here."""
         if not len(self):
             return np.zeros(len(offsets), bool)

@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 
 from escrowmq.errors import Code, EscrowError, error
+from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.columns.schedule import NEVER_US
-from escrowmq.ledger.columns.sparse import Int64s
-from escrowmq.ledger.commands import Join, Leased, Receive, Rules
+from escrowmq.ledger.commands import Join, Receive, Rules
 from escrowmq.ledger.events import Event, event_of, event_of_rows
 from escrowmq.ledger.groups.cursors import PENDING, Lease, pending_runs
 from escrowmq.ledger.groups.group import Group, Member
-from escrowmq.ledger.groups.receiving import Plan
+from escrowmq.ledger.groups.receiving import Piece, Plan
 from escrowmq.ledger.groups.subscriptions import TopicsView, holds
 from escrowmq.model import member_id
 from escrowmq.schemas import Kind
@@ -96,19 +96,13 @@ class Handing:
             events.append(event_of(Kind.HANDED, ids, olds, starts, counts, attempts))
         return events
 
-    def answer(self, position: int, more: Leased) -> Leased:
-        """The messages of the rows, then ``more``."""
-        if not self.rows:
-            return more
-        sizes = [len(offsets) for _, offsets, _ in self.held]
+    def pieces(self, position: int) -> list[Piece]:
+        """What the rows hold, the first event's first row standing at ``position``."""
         first = position + len(self.dead)
-        return Leased(
-            leases=np.concatenate([np.repeat(np.arange(first, first + len(sizes)), sizes), more.leases]),
-            queue_ids=np.concatenate([np.repeat([queue_id for queue_id, _, _ in self.held], sizes), more.queue_ids]),
-            offsets=np.concatenate([*(offsets for _, offsets, _ in self.held), more.offsets]),
-            attempts=np.concatenate([np.repeat([row[3] for row in self.rows], sizes), more.attempts]),
-            positions=np.concatenate([*(positions for _, _, positions in self.held), more.positions]),
-        )
+        return [
+            Piece(first + number, queue_id, row[3], offsets, positions)
+            for number, (row, (queue_id, offsets, positions)) in enumerate(zip(self.rows, self.held, strict=True))
+        ]
 
 
 def hand_over(plan: Plan, group: Group, member: Member, topics: TopicsView, max_attempts: int) -> Handing:

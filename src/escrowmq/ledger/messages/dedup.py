@@ -13,11 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.columns.growing import Columns
 from escrowmq.ledger.commands import Rules
 from escrowmq.schemas import MESSAGE_ID_DTYPE
-
-Int64s = npt.NDArray[np.int64]
 
 _SLICES = 16  # a run is extended for at most this part of the window, so that it can leave as a whole
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.ledger.columns import codes as code
+from escrowmq.ledger.columns.arrays import Bools, Int32s, Int64s, UInt8s
 from escrowmq.ledger.commands import Prepare, Rules, Send
 from escrowmq.ledger.events import Decision, Event
 from escrowmq.ledger.messages.admission import Placement, check_limits, group_by_queue, place
@@ -24,10 +24,6 @@ from escrowmq.ledger.transactions.sessions import Sessions
 from escrowmq.ledger.transactions.table import TransactionTable
 from escrowmq.schemas import PRODUCED, STORED, Kind
 
-Int64s = npt.NDArray[np.int64]
-UInt8s = npt.NDArray[np.uint8]
-Bools = npt.NDArray[np.bool_]
-
 
 @dataclass(slots=True)
 class _Answers:
@@ -35,7 +31,7 @@ class _Answers:
 
     codes: UInt8s
     positions: Int64s
-    queues: npt.NDArray[np.int32]
+    queues: Int32s
     offsets: Int64s
     transactions: Int64s  # position of the transaction's first half message
     epochs: Int64s
@@ -184,9 +180,8 @@ class Producing:
     def _produced(self, answers: _Answers, half: bool) -> pa.RecordBatch:
         size = len(answers.codes)
         refused = answers.codes != code.OK
-        answers.positions[refused] = NONE
-        answers.offsets[refused] = NONE
-        answers.queues[refused] = NONE
+        for column in (answers.positions, answers.offsets, answers.queues):
+            column[refused] = NONE
         if half:
             ids = self._transactions.ids(answers.transactions, answers.epochs)
             if refused.any():
@@ -194,14 +189,8 @@ class Producing:
                 ids = pa.Array.from_buffers(ids.type, size, [valid, ids.buffers()[1]])
         else:
             ids = pa.nulls(size, PRODUCED.field("transaction").type)
-        columns = [
-            pa.array(answers.codes),
-            pa.array(answers.positions),
-            pa.array(answers.queues),
-            pa.array(answers.offsets),
-            ids,
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=PRODUCED)
+        columns = map(pa.array, (answers.codes, answers.positions, answers.queues, answers.offsets))
+        return pa.RecordBatch.from_arrays([*columns, ids], schema=PRODUCED)
 
 
 def _leaders(repeats: Int64s, codes: UInt8s) -> Int64s:
@@ -217,14 +206,7 @@ def _leaders(repeats: Int64s, codes: UInt8s) -> Int64s:
 
 def _repeat_leaders(answers: _Answers, rows: Int64s, leaders: Int64s) -> None:
     """Rows that repeat an id of an earlier row of the same batch get that row's receipt."""
-    for column in (
-        answers.codes,
-        answers.positions,
-        answers.queues,
-        answers.offsets,
-        answers.transactions,
-        answers.epochs,
-    ):
+    for column in (getattr(answers, name) for name in _Answers.__slots__):
         column[rows] = column[leaders[rows]]
 
 
@@ -246,9 +228,7 @@ def _stored(
     immunity = kept.column("immunity_us").to_numpy()
     due = np.where(half, now_us + np.where(immunity > 0, immunity, rules.transaction_timeout_us), 0)
     columns = {
-        name: kept.column(name) for name in ("topic", "key", "tag", "properties", "body", "message_id", "born_us")
-    }
-    columns |= {
+        **{name: kept.column(name) for name in ("topic", "key", "tag", "properties", "body", "message_id", "born_us")},
         "queue": pa.array(placement.queues[fresh]),
         "queue_id": pa.array(placement.queue_ids[fresh]),
         "visible_us": pa.array(visible),

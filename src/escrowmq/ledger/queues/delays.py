@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from escrowmq.ledger.columns.arrays import Bools, Int32s, Int64s
 from escrowmq.ledger.columns.growing import Columns
 from escrowmq.ledger.columns.schedule import DueIndex
 from escrowmq.ledger.events import Event, event_of
 from escrowmq.schemas import Kind
-
-Int64s = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
 
 
 class Delays:
@@ -25,7 +22,7 @@ class Delays:
         self._due = DueIndex(self._alive)
         self.waiting = 0
 
-    def _alive(self, ordinals: Int64s, _due_us: Int64s | int) -> npt.NDArray[np.bool_]:
+    def _alive(self, ordinals: Int64s, _due_us: Int64s | int) -> Bools:
         rows = ordinals - self._rows.first
         alive = rows >= 0
         alive[alive] = self._rows["waiting"][rows[alive]]

@@ -18,10 +18,10 @@ Rules:
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.errors import Code, error
+from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.commands import Forget, ForgetWriter
 from escrowmq.ledger.events import Decision, Event, event_of
 from escrowmq.ledger.transactions.checkback import CheckBack
@@ -29,8 +29,6 @@ from escrowmq.ledger.transactions.sessions import Sessions
 from escrowmq.ledger.transactions.table import TransactionTable
 from escrowmq.ledger.transactions.writers import Writers
 from escrowmq.schemas import Kind
-
-Int64s = npt.NDArray[np.int64]
 
 
 class Forgetting:

@@ -20,14 +20,12 @@ import pyarrow as pa
 
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns import codes as code
+from escrowmq.ledger.columns.arrays import Int64s, UInt8s
 from escrowmq.ledger.columns.growing import Columns, all_equal
 from escrowmq.ledger.commands import OpenSession, Rules
 from escrowmq.ledger.events import Decision, event_of_rows
 from escrowmq.ledger.queues.topics import is_name, is_text
 from escrowmq.schemas import Kind
-
-Int64s = npt.NDArray[np.int64]
-Codes = npt.NDArray[np.uint8]
 
 OPERATOR = 0  # the "epoch" of what no producer session does
 NOBODY = -1  # the group of an epoch that is not known (any more)
@@ -122,7 +120,7 @@ class Sessions:
 
     # What they may do
 
-    def check(self, epochs: Int64s, *, transactional: bool | None, rules: Rules) -> Codes:
+    def check(self, epochs: Int64s, *, transactional: bool | None, rules: Rules) -> UInt8s:
         """What each row's session may do: OK, UNKNOWN_SESSION, FENCED or GROUP_KIND. Epoch 0 stands for no session.
 
         ``transactional``: the kind of message that is sent, None when none is.

@@ -14,15 +14,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.ledger.columns import codes as code
+from escrowmq.ledger.columns.arrays import Bools, Int32s, Int64s, UInt8s
 from escrowmq.ledger.columns.growing import Columns, all_equal
 from escrowmq.ledger.transactions.decisions import BY_OPERATOR, NONE, OPEN, PARKED
 from escrowmq.ledger.transactions.sessions import NOBODY, Sessions
 from escrowmq.schemas import TRANSACTION_ID_DTYPE
-
-Int64s = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
-UInt8s = npt.NDArray[np.uint8]
-Bools = npt.NDArray[np.bool_]
 
 
 class TransactionTable:

@@ -22,11 +22,11 @@ from __future__ import annotations
 import heapq
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns import codes as code
+from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.commands import CommitBatch, Rules
 from escrowmq.ledger.events import Decision, Event, event_of
 from escrowmq.ledger.transactions.decisions import COMMITTED, NONE, ROLLED_BACK
@@ -34,8 +34,6 @@ from escrowmq.ledger.transactions.sessions import Sessions
 from escrowmq.ledger.transactions.table import TransactionTable
 from escrowmq.model import DecidedBy
 from escrowmq.schemas import ID, Kind
-
-Int64s = npt.NDArray[np.int64]
 
 
 class Writers:
