@@ -201,7 +201,8 @@ class Ledger:
         self.checkback.begin(begun, time_us)
 
     def _enter(self, batch: pa.RecordBatch, position: int, time_us: int) -> Int32s:
-        """What all messages do on their way in: be remembered by id, take a turn, show who is alive. Their tag numbers."""
+        """What every message changes on entering: remembered ids, the rotation of its topic, when its session was used last. The
+        tag number of each row."""
         self.sessions.note(batch.column("epoch").to_numpy(), time_us)
         self.dedup.add(batch.column("message_id"), position, time_us, self.rules)
         queue_ids = np.flatnonzero(np.bincount(batch.column("queue_id").to_numpy()))
@@ -348,7 +349,7 @@ class Ledger:
         return states, checks, due, first, column("epoch", owners).astype(np.int64)
 
     def stats(self, now_us: int) -> dict[str, float]:
-        """One number a metric."""
+        """One number per metric."""
         oldest = self.transactions.oldest_open()
         age = 0.0
         if oldest < self.transactions.rows.end:

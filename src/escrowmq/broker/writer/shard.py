@@ -126,7 +126,7 @@ class Shard:
             self.full = False
 
     def probe(self) -> None:
-        """When the disk was full: see whether there is space again, so that nobody has to send a message to find out."""
+        """When the disk was full: see whether there is space again, so that no caller has to send a message to find out."""
         try:
             self.log.reserve(2 * self._headroom)
             self.full = False
@@ -178,7 +178,7 @@ class Shard:
         return self._refusal()
 
     def _refusal(self) -> EscrowError:
-        """A fresh error object a caller: a shared one would collect tracebacks."""
+        """A fresh error object for each caller: a shared one would collect tracebacks."""
         assert self.failure is not None  # only asked of a stopped shard
         return error(Code.SHARD_STOPPED, self.failure.message)
 
@@ -199,7 +199,7 @@ class Shard:
     def _run_work(self, work: Work) -> list[tuple[Request, Any]]:
         answer = self.attempt(lambda: self.execute(work.command))
         if isinstance(answer, EscrowError) and len(work.requests) > 1 and self.failure is None:
-            # Refused as a whole: whoever is to blame, the others must not suffer.
+            # Refused as a whole: each request runs alone, so that only those at fault are refused.
             return [pair for request in work.requests for pair in self._run_work(Work(request.command, [request]))]
         if isinstance(answer, EscrowError):
             return [(request, answer) for request in work.requests]

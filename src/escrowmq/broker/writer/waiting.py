@@ -129,7 +129,7 @@ class WaitingReceives:
         try:
             self._shard.execute(Settle(receive.group, releasing(leased)))
         except EscrowError as problem:
-            logger.warning("a lease that nobody wants ends by its time: %s", problem)
+            logger.warning("a lease whose caller is gone ends by its time: %s", problem)
 
     def end(self, answer: Callable[[], Any]) -> None:
         """Answer all of them, each with an answer of its own: the engine ends."""

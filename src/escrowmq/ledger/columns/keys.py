@@ -20,7 +20,7 @@ _FINISH_2 = np.uint64(0x94D049BB133111EB)
 
 
 def hash_keys(keys: pa.Array) -> UInt64s:
-    """One uint64 a row of a utf8 array; rows without a key get the hash of the empty key."""
+    """One uint64 per row of a utf8 array; rows without a key get the hash of the empty key."""
     data, starts, lengths = _bytes_of(keys)
     hashes = lengths.astype(np.uint64) * _MULTIPLIER
     for word in range(int((lengths.max(initial=0) + 7) // 8)):

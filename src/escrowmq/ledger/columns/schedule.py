@@ -7,7 +7,7 @@ Rules:
    time (*alive*). The dead are dropped when they are met, and by ``put`` when they are far more than can be alive. So the index
    is derived: it can be rebuilt from its owner's columns at any moment, and looking at it changes no state.
 3. ``wake_us`` is a lower bound: nothing is due before it. The entry of that time may be dead, but a look (:meth:`DueIndex.due`)
-   that finds nothing moves the bound, so whoever sleeps until it and looks never turns in a circle.
+   that finds nothing moves the bound, so a caller that sleeps until it and then looks always gets on.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from escrowmq.ledger.columns.arrays import Bools, Int64s
 
 
 class SparseOffsets:
-    """Distinct offsets in rising order with one array a column; ``table["name"]`` is a view until the next change."""
+    """Distinct offsets in rising order with one array per column; ``table["name"]`` is a view until the next change."""
 
     __slots__ = ("_columns", "offsets")
 
@@ -30,7 +30,7 @@ class SparseOffsets:
         return self._columns[name]
 
     def put(self, offsets: Int64s, **values: npt.NDArray[Any]) -> None:
-        """Add ``offsets`` (none of them here yet, any order) with one array of the same length a column."""
+        """Add ``offsets`` (none of them here yet, any order) with one array of the same length per column."""
         if len(offsets) > 1 and not bool(np.all(offsets[1:] > offsets[:-1])):
             order = np.argsort(offsets)
             offsets = offsets[order]

@@ -286,7 +286,7 @@ class Groups:
         return [reports.describe(group, topics) for group in self.groups]
 
     def members(self, group: str, topics: TopicsView) -> list[dict[str, Any]]:
-        """Who holds what: see :func:`escrowmq.ledger.groups.members.describe`; UNKNOWN_GROUP."""
+        """What each member holds: see :func:`escrowmq.ledger.groups.members.describe`; UNKNOWN_GROUP."""
         return members.describe(self.group(group), topics)
 
     def dead_letters(

@@ -2,13 +2,13 @@
 
 Theory of operation:
 
-1. Leases of such a group do not end by time. What a silent member was handed is given to nobody else: its effect may be
+1. Leases of such a group do not end by time. What a silent member was handed is given to no other member: its effect may be
    done, or about to be.
 2. Members have names. JOINED begins a new *epoch* of a member (its position is the epoch); an older one may receive no
    more (FENCED). All that the member held is then *in doubt*: its old process can settle it no more (LEASE_LOST), and
    it is handed to the new one first, as HANDED: a new lease, one attempt later; after the last attempt it is a dead letter.
 3. A process that merely lost answers (its broker restarted, the connection broke) joins again and names the leases that
-   reached it, with how far: KEPT, they are not in doubt. So nothing that was lost on the way stays leased to nobody.
+   reached it, with how far: KEPT, they are not in doubt. So nothing that was lost on the way stays leased to a process that does not have it.
 4. FENCED gives everything a member holds back to the group at once, each as a failed attempt, and ends its epoch.
 
 In an ordered group what is in doubt in a queue is handed out when the member has settled what it got of it before, and all
@@ -139,7 +139,7 @@ def _hand(handing: Handing, plan: Plan, lease: Lease, chosen: Int64s, attempt: i
 
 
 def _is_busy(lease: Lease) -> bool:
-    """Whether something of the lease's queue is in the works, so that in order nothing may follow yet."""
+    """Whether a message of the lease's queue is being worked on, so that in order nothing may follow yet."""
     working = (x.pending - x.pending_from(x.doubt) for x in lease.cursor.leases.values())
     return any(working)
 
@@ -151,7 +151,7 @@ def _dead(lease: Lease, start: int, end: int, max_attempts: int) -> list[tuple[i
 
 
 def describe(group: Group, topics: TopicsView) -> list[dict[str, Any]]:
-    """Who holds what: ``member, leases, messages, in_doubt`` (messages), ``held`` (a dict a lease, oldest first: ``lease,
+    """What each member holds: ``member, leases, messages, in_doubt`` (messages), ``held`` (one dict per lease, oldest first: ``lease,
     topic, queue, first, last`` offset, ``messages, in_doubt, attempt``, ``deadline_us`` or None); of named members also
     ``instance, epoch, fenced, joined_us``."""
     found: dict[int, list[Lease]] = {member: [] for member in group.members}

@@ -1,4 +1,4 @@
-"""Consume queues: for each queue, which log row stands at which offset. 12 bytes a message, in arrays.
+"""Consume queues: for each queue, which log row stands at which offset. 12 bytes per message, in arrays.
 
 Rules:
 
@@ -23,7 +23,7 @@ NO_TAG = 0
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which queue a queue id stands for."""
+    """The topic and the number of a queue."""
 
     topic: str
     queue: int

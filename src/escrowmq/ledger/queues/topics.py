@@ -2,7 +2,7 @@
 
 Which queue a message goes to (Kafka's custom, which RocketMQ users share): the one it names; else the one its key
 hashes to, so that equal keys keep their order; else, without a key, all such rows of a batch stay together and batches
-take the queues by turns.
+take the queues in rotation.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def is_text(value: str) -> bool:
 
 @dataclass(slots=True)
 class Topic:
-    """A topic: its queue ids by queue number, and whose turn it is among them."""
+    """A topic: its queue ids by queue number, and how many batches came (``turn``): those without keys take its queues in rotation."""
 
     name: str
     queue_ids: list[int] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Ending transactions: the one decision of each, whoever it comes from.
+"""Ending transactions: commits, rollbacks and expiry; the first decision of each is final.
 
 Rules:
 

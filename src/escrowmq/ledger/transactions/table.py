@@ -17,7 +17,7 @@ from escrowmq.ledger.columns import codes as code
 from escrowmq.ledger.columns.arrays import Bools, Int32s, Int64s, UInt8s
 from escrowmq.ledger.columns.growing import Columns, all_equal
 from escrowmq.ledger.transactions.decisions import BY_OPERATOR, NONE, OPEN, PARKED
-from escrowmq.ledger.transactions.sessions import NOBODY, Sessions
+from escrowmq.ledger.transactions.sessions import NO_GROUP, Sessions
 from escrowmq.schemas import TRANSACTION_ID_DTYPE
 
 
@@ -237,13 +237,14 @@ class TransactionTable:
         return owners
 
     def groups_of(self, ordinals: Int64s) -> Int64s:
-        """Producer groups of transactions; ``NOBODY`` of those decided whose group is forgotten."""
+        """Producer groups of transactions; ``NO_GROUP`` of those decided whose group is forgotten."""
         return self._sessions.groups_of(self.column("epoch", ordinals).astype(np.int64))
 
     def foreign(self, ordinals: Int64s, groups: Int64s | int) -> Bools:
-        """Which transactions belong to another group than ``groups``. Those of nobody are decided, and anyone may hear how."""
+        """Which transactions belong to another group than ``groups``. Those whose group is forgotten belong to no other:
+        they are decided, and any group may learn how."""
         owners = self.groups_of(ordinals)
-        others: Bools = (owners != groups) & (owners != NOBODY)
+        others: Bools = (owners != groups) & (owners != NO_GROUP)
         return others
 
     def column(self, name: str, ordinals: Int64s) -> npt.NDArray[Any]:
