@@ -10,9 +10,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -336,17 +337,18 @@ class Ledger:
         Those that left with retention come as EXPIRED with position -1 (nothing undecided ever leaves).
         """
         owners = self.transactions.owner_of(positions)
-        gone = owners == NONE
-        owners[gone] = self.transactions.rows.first
-        if not len(self.transactions.rows):
-            size = len(positions)
-            none, zero = np.full(size, NONE, np.int64), np.zeros(size, np.int64)
-            return np.full(size, EXPIRED, np.uint8), zero.astype(np.int32), zero, none, zero
-        column = self.transactions.column
-        states, checks = column("state", owners).astype(np.uint8), column("checks", owners).astype(np.int32)
-        due, first = column("due_us", owners).astype(np.int64), column("first", owners).astype(np.int64)
-        states[gone], first[gone] = EXPIRED, NONE
-        return states, checks, due, first, column("epoch", owners).astype(np.int64)
+        known = owners != NONE
+
+        def column(name: str, gone: int, dtype: type[np.integer[Any]]) -> npt.NDArray[Any]:
+            values = np.full(len(positions), gone, dtype)
+            values[known] = self.transactions.column(name, owners[known])
+            return values
+
+        states, checks = column("state", EXPIRED, np.uint8), column("checks", 0, np.int32)
+        due, first, epochs = (
+            column(name, gone, np.int64) for name, gone in (("due_us", 0), ("first", NONE), ("epoch", 0))
+        )
+        return states, checks, due, first, epochs
 
     def stats(self, now_us: int) -> dict[str, float]:
         """One number per metric."""

@@ -80,7 +80,7 @@ class Shard:
         self.time_us = 0
         self.begin()
         self.execute(Configure(rules_of(settings)))
-        self.flush()
+        self._flushing()()
 
     # One round
 
@@ -94,7 +94,7 @@ class Shard:
         return self.time_us
 
     def execute(self, command: Command) -> Any:
-        """Decide, reserve, append, apply; the answer, to be given after :meth:`flush`.
+        """Decide, reserve, append, apply; the answer, to be given once it is durable.
 
         Raises EscrowError: a refusal of the whole command (nothing changed), Overloaded(DISK_FULL), or, once the shard
         has stopped, Unknown(SHARD_STOPPED).
@@ -147,10 +147,6 @@ class Shard:
         except Exception as problem:
             raise self.stop(problem) from problem
 
-    def flush(self) -> None:
-        """Make the round durable. Raises Unknown(SHARD_STOPPED) if that fails: nothing of the round may be answered."""
-        self._flushing()()
-
     def _flushing(self) -> Callable[[], None]:
         """Take what the round appended out for writing; the function returned makes it durable, on any thread."""
         self._running()
@@ -187,7 +183,7 @@ class Shard:
             raise self._refusal()
 
     def run(self, requests: Sequence[Request]) -> list[tuple[Request, Any]]:
-        """Execute requests; pairs of request and answer (or EscrowError), to be given after :meth:`flush`."""
+        """Execute requests; pairs of request and answer (or EscrowError), to be given once they are durable."""
         pairs: list[tuple[Request, Any]] = []
         looks = [r for r in requests if isinstance(r, Look)]
         for work in arrange([r for r in requests if not isinstance(r, Look)]):

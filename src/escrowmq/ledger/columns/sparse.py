@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from escrowmq.ledger.columns.arrays import Bools, Int64s
+from escrowmq.ledger.columns.arrays import Bools, Int64s, locate
 
 
 class SparseOffsets:
@@ -62,10 +62,7 @@ class SparseOffsets:
 
     def holds(self, offsets: Int64s) -> Bools:
         """For each of ``offsets`` whether it is here."""
-        if not len(self):
-            return np.zeros(len(offsets), bool)
-        places = np.minimum(np.searchsorted(self.offsets, offsets), len(self) - 1)
-        return np.asarray(self.offsets[places] == offsets, bool)
+        return locate(self.offsets, offsets) >= 0
 
     def remove(self, offsets: Int64s) -> None:
         """Take out ``offsets``, each of them here, each once."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.ledger.columns.arrays import Int32s, Int64s
+from escrowmq.ledger.columns.arrays import Int32s, Int64s, locate
 from escrowmq.ledger.columns.growing import Columns
 
 NO_TAG = 0
@@ -83,11 +83,8 @@ class QueueIndex:
         entries = self._entries["position"]
         at = np.flatnonzero(np.isin(entries, positions))
         at = at[np.argsort(entries[at])]
-        offsets = np.full(len(positions), -1, np.int64)
-        if len(at):
-            index = np.minimum(np.searchsorted(entries[at], positions), len(at) - 1)
-            offsets = np.where(entries[at[index]] == positions, at[index] + self.head, offsets)
-        return offsets
+        index = locate(entries[at], positions)
+        return np.where(index >= 0, np.append(at, 0)[index] + self.head, -1)
 
     def lowest_position(self, start: int) -> int | None:
         """The lowest log position among offsets from ``start`` on; None when there is none."""

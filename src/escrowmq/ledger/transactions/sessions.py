@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns import codes as code
-from escrowmq.ledger.columns.arrays import Int64s, UInt8s
+from escrowmq.ledger.columns.arrays import Int64s, UInt8s, locate
 from escrowmq.ledger.columns.growing import Columns, all_equal
 from escrowmq.ledger.commands import OpenSession, Rules
 from escrowmq.ledger.events import Decision, event_of_rows
@@ -107,16 +107,7 @@ class Sessions:
         return row if row < len(epochs) and epochs[row] == epoch else -1
 
     def _rows_of(self, epochs: Int64s) -> Int64s:
-        own = self._rows["epoch"]
-        if not len(own):
-            return np.full(len(epochs), -1, np.int64)
-        if own[-1] - own[0] + 1 == len(own):
-            rows = epochs - own[0]
-            known = (rows >= 0) & (rows < len(own))
-        else:
-            rows = own.searchsorted(epochs)
-            known = own[np.minimum(rows, len(own) - 1)] == epochs
-        return np.where(known, rows, -1)
+        return locate(self._rows["epoch"], epochs)
 
     # What they may do
 
