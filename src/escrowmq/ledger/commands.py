@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.model import DecidedBy
-
-Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,7 @@ class OpenSession:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Plain messages: ``batch`` of schema OUTGOING, ``sessions`` an epoch a row (0: none). Answer: PRODUCED."""
+    """Plain messages: ``batch`` of schema OUTGOING, ``sessions`` one epoch per row (0: none). Answer: PRODUCED."""
 
     batch: pa.RecordBatch
     sessions: Int64s
@@ -59,7 +57,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Decisions: ``batch`` of schema ENDING, ``sessions`` an epoch a row (0: an operator's). Answer: ENDED."""
+    """Decisions: ``batch`` of schema ENDING, ``sessions`` one epoch per row (0: an operator's). Answer: ENDED."""
 
     batch: pa.RecordBatch
     sessions: Int64s
@@ -85,8 +83,8 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Whatever is due by the clock, questions apart: delayed messages released, leases ended, transactions parked or
-    rolled back whose checks are exhausted or whose half_retention is over. At most ``limit`` rows a kind. Answer: None."""
+    """Do what is due by the clock, except questions: delayed messages released, leases ended, transactions parked or
+    rolled back whose checks are exhausted or whose half_retention is over. At most ``limit`` rows per kind. Answer: None."""
 
     limit: int = 100_000
 
@@ -132,7 +130,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Give what a named member holds back to its group. Answer: {"member", "returned", "dead"} (messages)."""
+    """Give what a named member holds back to its group. Answer: {"member", "messages"}, how many it held."""
 
     group: str
     instance: str
@@ -159,6 +157,12 @@ class Leased:
     offsets: Int64s
     attempts: Int64s
     positions: Int64s
+
+
+def nothing_leased() -> Leased:
+    """The answer of a receive that found nothing."""
+    none = np.empty(0, np.int64)
+    return Leased(none, none, none, none, none)
 
 
 @dataclass(frozen=True, slots=True)

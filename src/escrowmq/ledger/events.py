@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.ledger.columns.sparse import Int64s
+from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.schemas import STORED, Kind
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from escrowmq.errors import Code, error
+from escrowmq.ledger.columns.arrays import Int32s, Int64s, UInt8s
 from escrowmq.ledger.commands import (
     AskChecks,
     Command,
@@ -63,8 +64,6 @@ FORMAT = 2
 """Of snapshots; 1 had every session that ever was. A newer one is not read: the frames are, or, where they left with
 retention, the log is refused."""
 
-Int64s = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
 
 _COUNTERS = (
     "messages_total",
@@ -203,7 +202,8 @@ class Ledger:
         self.checkback.begin(begun, time_us)
 
     def _enter(self, batch: pa.RecordBatch, position: int, time_us: int) -> Int32s:
-        """What all messages do on their way in: be remembered by id, take a turn, show who is alive. Their tag numbers."""
+        """What every message changes on entering: remembered ids, the rotation of its topic, when its session was used last. The
+        tag number of each row."""
         self.sessions.note(batch.column("epoch").to_numpy(), time_us)
         self.dedup.add(batch.column("message_id"), position, time_us, self.rules)
         queue_ids = np.flatnonzero(np.bincount(batch.column("queue_id").to_numpy()))
@@ -331,26 +331,27 @@ class Ledger:
         """One consume queue."""
         return self.topics.queues[queue_id]
 
-    def half_states(self, positions: Int64s) -> tuple[npt.NDArray[np.uint8], Int32s, Int64s, Int64s, Int64s]:
+    def half_states(self, positions: Int64s) -> tuple[UInt8s, Int32s, Int64s, Int64s, Int64s]:
         """For half messages: state, checks, due_us, first position and epoch of their transactions.
 
         Those that left with retention come as EXPIRED with position -1 (nothing undecided ever leaves).
         """
         owners = self.transactions.owner_of(positions)
-        gone = owners == NONE
-        owners[gone] = self.transactions.rows.first
-        if not len(self.transactions.rows):
-            size = len(positions)
-            none, zero = np.full(size, NONE, np.int64), np.zeros(size, np.int64)
-            return np.full(size, EXPIRED, np.uint8), zero.astype(np.int32), zero, none, zero
-        column = self.transactions.column
-        states, checks = column("state", owners).astype(np.uint8), column("checks", owners).astype(np.int32)
-        due, first = column("due_us", owners).astype(np.int64), column("first", owners).astype(np.int64)
-        states[gone], first[gone] = EXPIRED, NONE
-        return states, checks, due, first, column("epoch", owners).astype(np.int64)
+        known = owners != NONE
+
+        def column(name: str, gone: int, dtype: type[np.integer[Any]]) -> npt.NDArray[Any]:
+            values = np.full(len(positions), gone, dtype)
+            values[known] = self.transactions.column(name, owners[known])
+            return values
+
+        states, checks = column("state", EXPIRED, np.uint8), column("checks", 0, np.int32)
+        due, first, epochs = (
+            column(name, gone, np.int64) for name, gone in (("due_us", 0), ("first", NONE), ("epoch", 0))
+        )
+        return states, checks, due, first, epochs
 
     def stats(self, now_us: int) -> dict[str, float]:
-        """One number a metric."""
+        """One number per metric."""
         oldest = self.transactions.oldest_open()
         age = 0.0
         if oldest < self.transactions.rows.end:

@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from escrowmq.errors import Code, error
+from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.ledger.transactions.decisions import NONE, OPEN, PARKED
 from escrowmq.model import DecidedBy, TransactionId, TransactionState
-
-Int64s = npt.NDArray[np.int64]
 
 
 def topics_list(ledger: Ledger) -> list[dict[str, Any]]:

@@ -61,13 +61,13 @@ def tables_equal(one: dict[str, pa.Table], other: dict[str, pa.Table]) -> bool:
 
 
 def wake_us(ledger: Ledger, now_us: int) -> int:
-    """When a Tick next has something to do, for whoever has looked at ``now_us``: a look that finds nothing moves the bound."""
+    """When a Tick next has something to do, for a caller that has looked at ``now_us``: a look that finds nothing moves the bound."""
     ledger.decide(Tick(), now_us)
     return ledger.wake_us
 
 
 def ask_us(ledger: Ledger, now_us: int, group: str = "g") -> int:
-    """When a producer group next has something to be asked about, for whoever has looked at ``now_us``."""
+    """When a producer group next has something to be asked about, for a caller that has looked at ``now_us``."""
     ledger.decide(AskChecks(group, 1), now_us)
     return ledger.checkback.ask_us(group)
 
@@ -129,7 +129,7 @@ class LedgerDriver:
         return listed
 
     def end(self, session: int, *pairs: tuple[bytes, Outcome], by: DecidedBy = DecidedBy.PRODUCER) -> list[int]:
-        """Decisions; a code a row."""
+        """Decisions; one code per row."""
         batch = pa.RecordBatch.from_arrays(
             [pa.array([p[0] for p in pairs], pa.binary(16)), pa.array([int(p[1]) for p in pairs], pa.uint8())],
             schema=ENDING,

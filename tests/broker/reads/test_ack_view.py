@@ -17,7 +17,7 @@ from escrowmq.broker.offline import OfflineShard
 from escrowmq.broker.reads import acks, chunks
 from escrowmq.broker.reads.views import open_view
 from escrowmq.errors import Code, Rejected
-from escrowmq.ledger.commands import CreateTopic, Fence, Join, Receive, SettleDead
+from escrowmq.ledger.commands import CreateTopic, Fence, Join, Receive, SettleDead, nothing_leased
 from escrowmq.log.offline import open_offline
 from escrowmq.model import Act
 from escrowmq.schemas import ACK_VIEW, SETTLING
@@ -171,7 +171,6 @@ class World:
 
 
 def _nothing():
-    from escrowmq.broker.writer.waiting import nothing_leased
 
     return nothing_leased()
 

@@ -27,7 +27,6 @@ import pyarrow as pa
 
 from escrowmq.broker.columns import delivery, owners_of, releasing
 from escrowmq.broker.failures import broker_failed
-from escrowmq.broker.writer.engine import Engine
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.ledger.commands import Leased, Receive, Settle
 from escrowmq.log.seam import StoredLog

@@ -15,8 +15,6 @@ from pyarrow import flight
 
 from escrowmq.broker.calls import Calls
 from escrowmq.broker.failures import broker_failed
-from escrowmq.broker.requests import checked
-from escrowmq.broker.serving.hangup import hang_up
 from escrowmq.broker.requests import check_schema, checked
 from escrowmq.broker.serving.connections import close_connections
 from escrowmq.errors import Code, EscrowError, error

@@ -1,14 +1,14 @@
-"""Check-back: who is connected, who is asked, and how many questions each may have open.
+"""Check-back: which producers are connected, which of them is asked, and how many questions each may have open.
 
 Rules:
 
-1. The ledger says *what* is due and counts the question durably; this file says *whom* to ask. Nobody connected, or no
-   window with room: the ledger is not asked to take anything, so no attempt is spent (I11).
-2. The session that sent a half message is asked first; if it is gone or has no room, the others of its group by turns.
+1. The ledger says *what* is due and counts the question durably; this file says *whom* to ask: a *listener*, a connected producer session. No listener, or none
+   with room in its window: the ledger is not asked to take anything, so no attempt is spent (I11).
+2. The session that sent a half message is asked first; if it is gone or has no room, the others of its group in rotation.
 3. A listener has at most ``window`` questions open. One is closed by any answer about its transaction, by its decision from
    whatever side, or after ``interval_us``, when the ledger may ask again.
 4. A question waits for its listener as two numbers; bodies are read when it leaves, on the listener's own thread. So a slow
-   listener costs no memory and delays nobody, and one that is decided meanwhile is not asked any more (I10).
+   listener costs no memory and delays no other, and a transaction that is decided meanwhile is not asked any more (I10).
 """
 
 from __future__ import annotations
@@ -20,18 +20,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.broker.writer.shard import Shard
 from escrowmq.errors import DONE, EscrowError, flags
+from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.commands import AskChecks, Asked
 from escrowmq.ledger.listings import messages_of
 from escrowmq.message.ids import transaction_ids
 from escrowmq.schemas import CHECKS, Kind
-
-Int64s = npt.NDArray[np.int64]
 
 BATCH_BYTES = 2 << 20
 ASK_ROWS = 10_000
@@ -189,7 +187,7 @@ class Listeners:
         self._lock = threading.Lock()
         self._listeners: dict[str, list[Listener]] = {}
         self._turns: dict[str, int] = {}
-        self._news = False  # somebody came or left, or has room again
+        self._news = False  # a listener came or left, or has room again
         self._wake_us = NEVER_US
 
     @property
@@ -198,7 +196,7 @@ class Listeners:
         return 0 if self._news else self._wake_us
 
     def join(self, group: str, session: int) -> Listener:
-        """A new listener to ask."""
+        """A new listener."""
         listener = Listener(group, session, self._read, self._shard)
         with self._lock:
             self._listeners.setdefault(group, []).append(listener)
@@ -220,7 +218,7 @@ class Listeners:
         self._poke()
 
     def close(self) -> None:
-        """Let everybody go."""
+        """Disconnect all listeners."""
         with self._lock:
             listeners = [m for group in self._listeners.values() for m in group]
         for listener in listeners:
@@ -232,7 +230,7 @@ class Listeners:
             return list(self._listeners)
 
     def count(self, group: str) -> int:
-        """How many of a group are connected."""
+        """How many listeners a group has."""
         with self._lock:
             return len(self._listeners.get(group, ()))
 
@@ -277,7 +275,7 @@ class Listeners:
                     self._news = self._news or len(listener.open) < before
 
     def ask(self, shard: Shard, now_us: int) -> Iterator[tuple[Listener, Questions]]:
-        """Take due transactions of every group that has somebody to ask; to be put to them once durable."""
+        """Take due transactions of every group that has a listener with room; to be put to it once durable."""
         if now_us < self.wake_us:
             return
         self._news = False
@@ -295,7 +293,7 @@ class Listeners:
         self._wake_us = wake_us
 
     def _next_room_us(self, group: str) -> int:
-        """Nobody of a group may be asked before this: 0, or when its oldest open question is given up."""
+        """No listener of a group has room before this: 0, or when its oldest open question is given up."""
         with self._lock:
             listeners = self._listeners.get(group, ())
             if any(len(m.open) < self._window for m in listeners):
@@ -318,7 +316,7 @@ class Listeners:
 
 
 def _share(listeners: list[Listener], free: Int64s, epochs: Int64s, turn: int) -> list[Int64s]:
-    """Rows for each listener: its own session's first, what is left by turns, never more than it has room for."""
+    """Rows for each listener: its own session's first, what is left in rotation, never more than it has room for."""
     shares: list[list[Int64s]] = [[] for _ in listeners]
     left = np.ones(len(epochs), bool)
 

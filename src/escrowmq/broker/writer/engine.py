@@ -1,9 +1,9 @@
 """The engine: the one writer of a shard, its queue of waiting requests, and everything that happens by the clock.
 
-Each :meth:`Engine.step` is one round: what waits, what is due by broker time, questions to producers, parked receives,
+Each :meth:`Engine.step` is one round: what waits, what is due by broker time, questions to producers, waiting receives,
 one sync, then the answers. Without :meth:`start` there is no thread, and a test calls ``step`` itself.
 
-Bounds: requests wait up to ``max_waiting_bytes``, then QUEUE_FULL; parked receives are bounded by their callers'
+Bounds: requests wait up to ``max_waiting_bytes``, then QUEUE_FULL; waiting receives are bounded by their callers'
 connections and their waiting time; questions by windows (see ``checkback.py``).
 """
 
@@ -16,7 +16,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from escrowmq.broker.writer.checkback import Listener, Listeners, Questions
@@ -24,9 +23,9 @@ from escrowmq.broker.writer.committer import Committer
 from escrowmq.broker.writer.rounds import Look, Request, WaitingLook, WaitingReceive
 from escrowmq.broker.writer.shard import Shard, microseconds
 from escrowmq.broker.writer.upkeep import Upkeep
-from escrowmq.broker.writer.waiting import WaitingLooks, WaitingReceives, nothing_leased
+from escrowmq.broker.writer.waiting import WaitingLooks, WaitingReceives
 from escrowmq.errors import Code, EscrowError, error
-from escrowmq.ledger.commands import Command, Receive, Tick
+from escrowmq.ledger.commands import Command, Receive, Tick, nothing_leased
 from escrowmq.log.seam import CommitLog
 from escrowmq.platform.clock import Clock
 from escrowmq.schemas import Kind
@@ -99,21 +98,17 @@ class Engine:
         return request.future
 
     def poke(self) -> None:
-        """Make the writer look around: somebody came or left."""
+        """Make the writer run a round: a listener came or left, or a snapshot was saved."""
         with self._changed:
             self._poked = True
             self._changed.notify()
 
     def join(self, session: int) -> Listener:
-        """Make a producer session a member to ask. Rejected(UNKNOWN_SESSION), Fenced."""
+        """Make a producer session a listener, to be asked about its group's transactions. Rejected(UNKNOWN_SESSION), Fenced."""
 
         def group_of() -> str:
-            sessions = self.shard.ledger.sessions
-            epochs = np.array([session], np.int64)
-            code = Code(int(sessions.check(epochs, transactional=None, rules=self.shard.ledger.rules)[0]))
-            if code != Code.OK or session == 0:
-                raise error(code if code != Code.OK else Code.UNKNOWN_SESSION)
-            return sessions.groups[int(sessions.groups_of(epochs)[0])]
+            ledger = self.shard.ledger
+            return ledger.sessions.groups[ledger.sessions.group_of(session, ledger.rules)]
 
         return self.listeners.join(self.look(group_of).result(), session)
 
@@ -163,7 +158,7 @@ class Engine:
             self._fail_waiting()
 
     def _commit(self, finish: Callable[[], bool], asks: list[tuple[Listener, Questions]]) -> None:
-        """Sync and answer: here when nobody waits, else beside the next round."""
+        """Sync and answer: here when no request waits, else beside the next round."""
         beside = bool(self._queue) and self._thread is not None
 
         def commit() -> None:
@@ -180,7 +175,7 @@ class Engine:
             commit()
 
     def _drain(self) -> list[Request]:
-        """What waits, up to a bound a round."""
+        """What waits, up to a bound per round."""
         requests: list[Request] = []
         taken = 0
         with self._changed:
@@ -220,7 +215,7 @@ class Engine:
 
     @property
     def wake_us(self) -> int:
-        """The broker time before which no round is due, if nobody asks for one. A lower bound: a round that finds nothing to
+        """The broker time before which no round is due, unless a request comes. A lower bound: a round that finds nothing to
         do moves it."""
         return min(self._clock_us(), self._receives.wake_us, self._looks.wake_us)
 
@@ -260,7 +255,7 @@ class Engine:
             return True
 
     def _abandon(self) -> None:
-        """Answer everybody who waits: there is no writer any more."""
+        """Answer all requests that wait: there is no writer any more."""
         with self._changed:
             self._stopping = True
             left, self._queue = list(self._queue), deque()

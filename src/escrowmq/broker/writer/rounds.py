@@ -42,14 +42,14 @@ class Request:
         self.size = SMALLEST_REQUEST if batch is None else SMALLEST_REQUEST + int(batch.nbytes)
 
     def answer(self, value: Any) -> None:
-        """Give the caller its answer, or an error if ``value`` is one; a caller who left is no problem."""
+        """Give the caller its answer, or an error if ``value`` is one; a caller who is gone is no problem."""
         try:
             if isinstance(value, EscrowError):
                 self.future.set_exception(value)
             else:
                 self.future.set_result(value)
         except InvalidStateError:
-            pass  # cancelled: nobody listens any more
+            pass  # cancelled: the caller is gone
 
 
 @dataclass(slots=True, eq=False)

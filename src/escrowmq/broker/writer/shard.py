@@ -46,25 +46,18 @@ def microseconds(seconds: float) -> int:
 
 
 def rules_of(settings: BrokerSettings) -> Rules:
-    """The rules that the settings ask for."""
-    return Rules(
-        transaction_timeout_us=microseconds(settings.transaction_timeout),
-        check_interval_us=microseconds(settings.check_interval),
-        half_retention_us=microseconds(settings.half_retention),
-        exhausted_rollback=settings.checks_exhausted == "rollback",
-        retry_backoff_us=microseconds(settings.retry_backoff),
-        retry_backoff_max_us=microseconds(settings.retry_backoff_max),
-        dedup_window_us=microseconds(settings.dedup_window),
-        max_delay_us=microseconds(settings.max_delay),
-        **{name: getattr(settings, name) for name in _SAME_NAMES},
-    )
+    """The rules that the settings ask for: those of the same name, and times, whose names end in ``_us``."""
+    values: dict[str, Any] = {"exhausted_rollback": settings.checks_exhausted == "rollback"}
+    for name in (f.name for f in dataclasses.fields(Rules)):
+        if hasattr(settings, name):
+            values[name] = getattr(settings, name)
+        elif name.endswith("_us"):
+            values[name] = microseconds(getattr(settings, name.removesuffix("_us")))
+    return Rules(**values)
 
 
 def _size(tables: dict[str, pa.Table]) -> int:
     return sum(table.nbytes for table in tables.values())
-
-
-_SAME_NAMES = sorted({f.name for f in dataclasses.fields(Rules)} & {f.name for f in dataclasses.fields(BrokerSettings)})
 
 
 class Shard:
@@ -88,7 +81,7 @@ class Shard:
         self.time_us = 0
         self.begin()
         self.execute(Configure(rules_of(settings)))
-        self.flush()
+        self._flushing()()
 
     # One round
 
@@ -102,7 +95,7 @@ class Shard:
         return self.time_us
 
     def execute(self, command: Command) -> Any:
-        """Decide, reserve, append, apply; the answer, to be given after :meth:`flush`.
+        """Decide, reserve, append, apply; the answer, to be given once it is durable.
 
         Raises EscrowError: a refusal of the whole command (nothing changed), Overloaded(DISK_FULL), or, once the shard
         has stopped, Unknown(SHARD_STOPPED).
@@ -133,7 +126,7 @@ class Shard:
             self.full = False
 
     def probe(self) -> None:
-        """When the disk was full: see whether there is space again, so that nobody has to send a message to find out."""
+        """When the disk was full: see whether there is space again, so that no caller has to send a message to find out."""
         try:
             self.log.reserve(2 * self._headroom)
             self.full = False
@@ -153,10 +146,6 @@ class Shard:
                 observe(kind, batch)
         except Exception as problem:
             raise self.stop(problem) from problem
-
-    def flush(self) -> None:
-        """Make the round durable. Raises Unknown(SHARD_STOPPED) if that fails: nothing of the round may be answered."""
-        self._flushing()()
 
     def _flushing(self) -> Callable[[], None]:
         """Take what the round appended out for writing; the function returned makes it durable, on any thread."""
@@ -185,7 +174,7 @@ class Shard:
         return self._refusal()
 
     def _refusal(self) -> EscrowError:
-        """A fresh error object a caller: a shared one would collect tracebacks."""
+        """A fresh error object for each caller: a shared one would collect tracebacks."""
         assert self.failure is not None  # only asked of a stopped shard
         return error(Code.SHARD_STOPPED, self.failure.message)
 
@@ -194,7 +183,7 @@ class Shard:
             raise self._refusal()
 
     def run(self, requests: Sequence[Request]) -> list[tuple[Request, Any]]:
-        """Execute requests; pairs of request and answer (or EscrowError), to be given after :meth:`flush`."""
+        """Execute requests; pairs of request and answer (or EscrowError), to be given once they are durable."""
         pairs: list[tuple[Request, Any]] = []
         looks = [r for r in requests if isinstance(r, Look)]
         for work in arrange([r for r in requests if not isinstance(r, Look)]):
@@ -206,7 +195,7 @@ class Shard:
     def _run_work(self, work: Work) -> list[tuple[Request, Any]]:
         answer = self.attempt(lambda: self.execute(work.command))
         if isinstance(answer, EscrowError) and len(work.requests) > 1 and self.failure is None:
-            # Refused as a whole: whoever is to blame, the others must not suffer.
+            # Refused as a whole: each request runs alone, so that only those at fault are refused.
             return [pair for request in work.requests for pair in self._run_work(Work(request.command, [request]))]
         if isinstance(answer, EscrowError):
             return [(request, answer) for request in work.requests]
@@ -225,10 +214,6 @@ class Shard:
             return problem
         except Exception as problem:
             return broker_failed("looking at the ledger", problem)
-
-    def finish(self, pairs: Sequence[tuple[Request, Any]]) -> bool:
-        """Sync once, then answer; every answer is an error when the sync fails. Whether it did not."""
-        return self.finishing(pairs)()
 
     def finishing(self, pairs: Sequence[tuple[Request, Any]]) -> Callable[[], bool]:
         """The round is complete; the function returned syncs and answers, and may do so on another thread while the next
@@ -254,17 +239,6 @@ class Shard:
             return True
 
         return finish
-
-    def round(self, requests: Sequence[Request]) -> None:
-        """One whole round."""
-        self.begin()
-        self.finish(self.run(requests))
-
-    def do(self, command: Command) -> Any:
-        """One command as a round of its own; its answer, or its error raised."""
-        request = Request(command)
-        self.round([request])
-        return request.future.result(timeout=0)
 
     # Upkeep
 

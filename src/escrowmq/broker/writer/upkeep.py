@@ -1,14 +1,14 @@
-"""What a shard needs now and then: snapshots, retention, forgetting, a look at a full disk. Part of the writer's rounds.
+"""Upkeep of a shard: snapshots, retention, expiry of idle producers, probing a full disk. Part of the writer's rounds.
 
 Rules:
 
 1. Snapshots are taken between rounds, after a sync, and saved on another thread.
 2. Retention goes mark, save, drop: the ledger lets go by an event; then a snapshot is saved that no longer needs the old
    segments; only then are they dropped.
-3. Producers that nobody used for ``producer_expiration`` are forgotten, a bounded number at a time. When they were used is in the
-   log, so it does not matter how often a broker is restarted; but for the first minute after a start nobody is forgotten, because
+3. Producers that were not used for ``producer_expiration`` are forgotten, a bounded number at a time. When they were used is in the
+   log, so it does not matter how often a broker is restarted; but for the first minute after a start none is forgotten, because
    those that listen for questions may not be back yet.
-4. What fails here stops nobody: it is tried again later.
+4. What fails here stops no request: it is tried again later.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import numpy as np
-import numpy.typing as npt
-
 from escrowmq.broker.writer.shard import Shard, microseconds
 from escrowmq.errors import EscrowError
+from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.commands import Forget
 
 RETENTION_US = 60_000_000
@@ -29,7 +27,7 @@ RETENTION_US = 60_000_000
 FIRST_US = 1_000_000
 """From the start to the first retention pass."""
 FORGET_US = 60_000_000
-"""Between two looks for producers that nobody uses, and from the start to the first."""
+"""Between two looks for idle producers, and from the start to the first."""
 FORGET_ROWS = 10_000
 """Sessions forgotten at a time; while there are more, the next look is ``PAUSE_US`` away."""
 PAUSE_US = 1_000_000
@@ -44,7 +42,7 @@ class Upkeep:
     """The upkeep of one shard. All but the saving itself runs on the writer; ``poke`` wakes it when a save has ended;
     ``connected`` are the producer sessions that listen for questions now."""
 
-    def __init__(self, shard: Shard, poke: Callable[[], None], connected: Callable[[], npt.NDArray[np.int64]]) -> None:
+    def __init__(self, shard: Shard, poke: Callable[[], None], connected: Callable[[], Int64s]) -> None:
         self._shard = shard
         self._poke = poke
         self._connected = connected
@@ -76,7 +74,7 @@ class Upkeep:
         before_us = now - microseconds(self._shard.settings.producer_expiration)
         count = self._shard.execute(Forget(before_us, self._connected(), FORGET_ROWS))
         if count:
-            logger.info("forgot %d producer sessions that nobody uses", count)
+            logger.info("forgot %d idle producer sessions", count)
         if count == FORGET_ROWS:
             self._forget_us = now + PAUSE_US
 

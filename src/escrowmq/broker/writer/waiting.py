@@ -17,14 +17,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 from escrowmq.broker.columns import releasing
 from escrowmq.broker.writer.rounds import Request, WaitingLook, WaitingReceive
 from escrowmq.broker.writer.shard import Shard
 from escrowmq.errors import EscrowError
 from escrowmq.ledger.columns.schedule import NEVER_US
-from escrowmq.ledger.commands import Leased, Settle
+from escrowmq.ledger.commands import Settle, nothing_leased
 from escrowmq.schemas import Kind
 
 _MAKES_VISIBLE = frozenset({Kind.PLAIN, Kind.DECIDED, Kind.BATCH_DECIDED, Kind.RELEASED, Kind.TOPIC})
@@ -48,12 +46,6 @@ _BRINGS_NOTHING = frozenset(
 logger = logging.getLogger(__name__)
 
 Pairs = list[tuple[Request, Any]]
-
-
-def nothing_leased() -> Leased:
-    """The answer of a receive that found nothing."""
-    none = np.empty(0, np.int64)
-    return Leased(none, none, none, none, none)
 
 
 class WaitingReceives:
@@ -137,7 +129,7 @@ class WaitingReceives:
         try:
             self._shard.execute(Settle(receive.group, releasing(leased)))
         except EscrowError as problem:
-            logger.warning("a lease that nobody wants ends by its time: %s", problem)
+            logger.warning("a lease whose caller is gone ends by its time: %s", problem)
 
     def end(self, answer: Callable[[], Any]) -> None:
         """Answer all of them, each with an answer of its own: the engine ends."""

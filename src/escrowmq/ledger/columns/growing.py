@@ -8,20 +8,22 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from escrowmq.ledger.columns.arrays import Int64s
+
 
 def all_equal(values: npt.NDArray[Any]) -> bool:
     """Whether every element is the first one (true of none)."""
     return not len(values) or bool(values[0] == values[-1] and (values == values[0]).all())
 
 
-def unique_in_order(ordinals: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def unique_in_order(ordinals: Int64s) -> Int64s:
     """Without repeats, in order of first appearance."""
     _, index = np.unique(ordinals, return_index=True)
     return ordinals[np.sort(index)] if len(index) < len(ordinals) else ordinals
 
 
 class Columns:
-    """Rows numbered by ordinal ``first`` .. ``end``-1, one array a column, amortised growth at the end, trim at the head.
+    """Rows numbered by ordinal ``first`` .. ``end``-1, one array per column, amortised growth at the end, trim at the head.
 
     Ordinals never change. ``columns["name"]`` is the live part as an array (index 0 is ordinal ``first``); it is a view,
     valid until the next append or trim.
@@ -69,7 +71,7 @@ class Columns:
             self._move(max(2 * self._size, 64))
 
     def to_table(self) -> pa.Table:
-        """The live rows as a copy; the first ordinal rides in the schema's metadata."""
+        """The live rows as a copy; the first ordinal stands in the schema's metadata."""
         names = list(self._arrays)
         table = pa.table([pa.array(self[name].copy()) for name in names], names=names)
         return table.replace_schema_metadata({"first": str(self.first)})

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from escrowmq.ledger.columns.arrays import Int64s, UInt8s
+
 UInt64s = npt.NDArray[np.uint64]
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -18,7 +20,7 @@ _FINISH_2 = np.uint64(0x94D049BB133111EB)
 
 
 def hash_keys(keys: pa.Array) -> UInt64s:
-    """One uint64 a row of a utf8 array; rows without a key get the hash of the empty key."""
+    """One uint64 per row of a utf8 array; rows without a key get the hash of the empty key."""
     data, starts, lengths = _bytes_of(keys)
     hashes = lengths.astype(np.uint64) * _MULTIPLIER
     for word in range(int((lengths.max(initial=0) + 7) // 8)):
@@ -34,7 +36,7 @@ def hash_keys(keys: pa.Array) -> UInt64s:
     return hashes ^ (hashes >> np.uint64(31))
 
 
-def _bytes_of(keys: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _bytes_of(keys: pa.Array) -> tuple[UInt8s, Int64s, Int64s]:
     """The bytes of a utf8 array (eight zeros added), each row's start in them and its length."""
     _, offsets_buffer, data_buffer = keys.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int32, len(keys) + 1, 4 * keys.offset).astype(np.int64)

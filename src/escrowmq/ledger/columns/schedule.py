@@ -7,7 +7,7 @@ Rules:
    time (*alive*). The dead are dropped when they are met, and by ``put`` when they are far more than can be alive. So the index
    is derived: it can be rebuilt from its owner's columns at any moment, and looking at it changes no state.
 3. ``wake_us`` is a lower bound: nothing is due before it. The entry of that time may be dead, but a look (:meth:`DueIndex.due`)
-   that finds nothing moves the bound, so whoever sleeps until it and looks never turns in a circle.
+   that finds nothing moves the bound, so a caller that sleeps until it and then looks always gets on.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections.abc import Callable
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-Int64s = npt.NDArray[np.int64]
-Alive = Callable[[Int64s, Int64s | int], npt.NDArray[np.bool_]]
+from escrowmq.ledger.columns.arrays import Bools, Int64s
+
+Alive = Callable[[Int64s, Int64s | int], Bools]
 """``alive(entries, due_us)`` → which entries still wait for that time (one for all, or one each)."""
 
 NEVER_US: Final = 1 << 62

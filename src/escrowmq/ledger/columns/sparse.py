@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Int64s = npt.NDArray[np.int64]
+from escrowmq.ledger.columns.arrays import Bools, Int64s, locate
 
 
 class SparseOffsets:
-    """Distinct offsets in rising order with one array a column; ``table["name"]`` is a view until the next change."""
+    """Distinct offsets in rising order with one array per column; ``table["name"]`` is a view until the next change."""
 
     __slots__ = ("_columns", "offsets")
 
@@ -30,7 +30,7 @@ class SparseOffsets:
         return self._columns[name]
 
     def put(self, offsets: Int64s, **values: npt.NDArray[Any]) -> None:
-        """Add ``offsets`` (none of them here yet, any order) with one array of the same length a column."""
+        """Add ``offsets`` (none of them here yet, any order) with one array of the same length per column."""
         if len(offsets) > 1 and not bool(np.all(offsets[1:] > offsets[:-1])):
             order = np.argsort(offsets)
             offsets = offsets[order]
@@ -60,12 +60,9 @@ class SparseOffsets:
             self._columns[name] = _without(column, first, last)
         return taken
 
-    def holds(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
+    def holds(self, offsets: Int64s) -> Bools:
         """For each of ``offsets`` whether it is here."""
-        if not len(self):
-            return np.zeros(len(offsets), bool)
-        places = np.minimum(np.searchsorted(self.offsets, offsets), len(self) - 1)
-        return np.asarray(self.offsets[places] == offsets, bool)
+        return locate(self.offsets, offsets) >= 0
 
     def remove(self, offsets: Int64s) -> None:
         """Take out ``offsets``, each of them here, each once."""

@@ -67,7 +67,8 @@ class Consuming:
         position = next_position + sum(event.batch.num_rows for event in events)
         if (event := plan.event(group.ordinal, cmd.member, deadline_us, position)) is not None:
             events.append(event)
-        return Decision(tuple(events), handing.answer(next_position, plan.answer(position)))
+        pieces = [*handing.pieces(next_position), *plan.pieces(position)]
+        return Decision(tuple(events), receiving.leased(pieces))
 
     def decide_join(self, cmd: Join, rules: Rules, next_position: int) -> Decision:
         """See :func:`escrowmq.ledger.groups.members.decide_join`; UNKNOWN_GROUP."""

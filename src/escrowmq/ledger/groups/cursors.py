@@ -24,10 +24,9 @@ from __future__ import annotations
 from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 
+from escrowmq.ledger.columns.arrays import Int64s, UInt8s
 from escrowmq.ledger.columns.growing import Columns
-from escrowmq.ledger.columns.sparse import Int64s
 from escrowmq.ledger.groups.dead_letters import DeadLetters
 from escrowmq.ledger.groups.retries import Retries
 
@@ -142,7 +141,7 @@ class Cursor:
         self.retries.trim(head)
         self.dead.trim(head)
 
-    def _remember(self, starts: Int64s, states: npt.NDArray[np.uint8]) -> None:
+    def _remember(self, starts: Int64s, states: UInt8s) -> None:
         history = self._history
         if len(history) and history["state"][-1] == states[0]:
             starts, states = starts[1:], states[1:]
@@ -152,7 +151,7 @@ class Cursor:
             history["start"][0] = 0
             history["state"][0] = State.GONE
 
-    def runs(self) -> tuple[Int64s, npt.NDArray[np.uint8]]:
+    def runs(self) -> tuple[Int64s, UInt8s]:
         """All offsets below ``next`` as runs: where each begins, and its state. Copies."""
         starts, states = self._history["start"].copy(), self._history["state"].copy()
         if self.next > self.base:
@@ -163,7 +162,7 @@ class Cursor:
             states = np.concatenate([states, more_states])
         return starts, states
 
-    def restore(self, base: int, end: int, starts: Int64s, states: npt.NDArray[np.uint8], counts: list[int]) -> None:
+    def restore(self, base: int, end: int, starts: Int64s, states: UInt8s, counts: list[int]) -> None:
         """Become the cursor whose ``base``, ``next``, ``runs()`` and ``counts`` these are (this one being new)."""
         ends = np.append(starts[1:], end)
         old = starts < base
@@ -276,7 +275,7 @@ def pending_runs(mask: bytearray, a: int, b: int) -> list[tuple[int, int]]:
     return [(a + first, a + last + 1) for first, last in pairs]
 
 
-def _runs(states: npt.NDArray[np.uint8]) -> tuple[Int64s, npt.NDArray[np.uint8]]:
+def _runs(states: UInt8s) -> tuple[Int64s, UInt8s]:
     """Where runs of equal bytes begin, and the byte of each; ``states`` is not empty."""
     starts = np.concatenate([np.zeros(1, np.int64), np.flatnonzero(states[1:] != states[:-1]) + 1])
     return starts, states[starts]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from escrowmq.ledger.columns.sparse import Int64s, SparseOffsets
+from escrowmq.ledger.columns.arrays import Int64s
+from escrowmq.ledger.columns.sparse import SparseOffsets
 
 MAX_CAUSE = 1024
 """Characters of a cause that are kept: enough for an exception's line, not for a client's core dump."""

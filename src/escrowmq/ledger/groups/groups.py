@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.errors import Code, error
+from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.columns.schedule import NEVER_US
-from escrowmq.ledger.columns.sparse import Int64s
 from escrowmq.ledger.commands import Rules, Subscription
 from escrowmq.ledger.events import rows_of
 from escrowmq.ledger.groups import members, receiving, reports, snapshots, subscriptions
@@ -286,7 +286,7 @@ class Groups:
         return [reports.describe(group, topics) for group in self.groups]
 
     def members(self, group: str, topics: TopicsView) -> list[dict[str, Any]]:
-        """Who holds what: see :func:`escrowmq.ledger.groups.members.describe`; UNKNOWN_GROUP."""
+        """What each member holds: see :func:`escrowmq.ledger.groups.members.describe`; UNKNOWN_GROUP."""
         return members.describe(self.group(group), topics)
 
     def dead_letters(

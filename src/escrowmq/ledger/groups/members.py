@@ -2,13 +2,13 @@
 
 Theory of operation:
 
-1. Leases of such a group do not end by time. What a silent member was handed is given to nobody else: its effect may be
+1. Leases of such a group do not end by time. What a silent member was handed is given to no other member: its effect may be
    done, or about to be.
 2. Members have names. JOINED begins a new *epoch* of a member (its position is the epoch); an older one may receive no
    more (FENCED). All that the member held is then *in doubt*: its old process can settle it no more (LEASE_LOST), and
    it is handed to the new one first, as HANDED: a new lease, one attempt later; after the last attempt it is a dead letter.
 3. A process that merely lost answers (its broker restarted, the connection broke) joins again and names the leases that
-   reached it, with how far: KEPT, they are not in doubt. So nothing that was lost on the way stays leased to nobody.
+   reached it, with how far: KEPT, they are not in doubt. So nothing that was lost on the way stays leased to a process that does not have it.
 4. FENCED gives everything a member holds back to the group at once, each as a failed attempt, and ends its epoch.
 
 In an ordered group what is in doubt in a queue is handed out when the member has settled what it got of it before, and all
@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 
 from escrowmq.errors import Code, EscrowError, error
+from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.columns.schedule import NEVER_US
-from escrowmq.ledger.columns.sparse import Int64s
-from escrowmq.ledger.commands import Join, Leased, Receive, Rules
+from escrowmq.ledger.commands import Join, Receive, Rules
 from escrowmq.ledger.events import Event, event_of, event_of_rows
 from escrowmq.ledger.groups.cursors import PENDING, Lease, pending_runs
 from escrowmq.ledger.groups.group import Group, Member
-from escrowmq.ledger.groups.receiving import Plan
+from escrowmq.ledger.groups.receiving import Piece, Plan
 from escrowmq.ledger.groups.subscriptions import TopicsView, holds
 from escrowmq.message.names import is_name
 from escrowmq.model import member_id
@@ -94,19 +94,13 @@ class Handing:
             events.append(event_of(Kind.HANDED, ids, olds, starts, counts, attempts))
         return events
 
-    def answer(self, position: int, more: Leased) -> Leased:
-        """The messages of the rows, then ``more``."""
-        if not self.rows:
-            return more
-        sizes = [len(offsets) for _, offsets, _ in self.held]
+    def pieces(self, position: int) -> list[Piece]:
+        """What the rows hold, the first event's first row standing at ``position``."""
         first = position + len(self.dead)
-        return Leased(
-            leases=np.concatenate([np.repeat(np.arange(first, first + len(sizes)), sizes), more.leases]),
-            queue_ids=np.concatenate([np.repeat([queue_id for queue_id, _, _ in self.held], sizes), more.queue_ids]),
-            offsets=np.concatenate([*(offsets for _, offsets, _ in self.held), more.offsets]),
-            attempts=np.concatenate([np.repeat([row[3] for row in self.rows], sizes), more.attempts]),
-            positions=np.concatenate([*(positions for _, _, positions in self.held), more.positions]),
-        )
+        return [
+            Piece(first + number, queue_id, row[3], offsets, positions)
+            for number, (row, (queue_id, offsets, positions)) in enumerate(zip(self.rows, self.held, strict=True))
+        ]
 
 
 def hand_over(plan: Plan, group: Group, member: Member, topics: TopicsView, max_attempts: int) -> Handing:
@@ -143,7 +137,7 @@ def _hand(handing: Handing, plan: Plan, lease: Lease, chosen: Int64s, attempt: i
 
 
 def _is_busy(lease: Lease) -> bool:
-    """Whether something of the lease's queue is in the works, so that in order nothing may follow yet."""
+    """Whether a message of the lease's queue is being worked on, so that in order nothing may follow yet."""
     working = (x.pending - x.pending_from(x.doubt) for x in lease.cursor.leases.values())
     return any(working)
 
@@ -155,7 +149,7 @@ def _dead(lease: Lease, start: int, end: int, max_attempts: int) -> list[tuple[i
 
 
 def describe(group: Group, topics: TopicsView) -> list[dict[str, Any]]:
-    """Who holds what: ``member, leases, messages, in_doubt`` (messages), ``held`` (a dict a lease, oldest first: ``lease,
+    """What each member holds: ``member, leases, messages, in_doubt`` (messages), ``held`` (one dict per lease, oldest first: ``lease,
     topic, queue, first, last`` offset, ``messages, in_doubt, attempt``, ``deadline_us`` or None); of named members also
     ``instance, epoch, fenced, joined_us``."""
     found: dict[int, list[Lease]] = {member: [] for member in group.members}

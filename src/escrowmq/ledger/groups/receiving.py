@@ -15,12 +15,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from escrowmq.ledger.columns.sparse import Int64s
-from escrowmq.ledger.commands import Leased
+from escrowmq.ledger.columns.arrays import Bools, Int64s
+from escrowmq.ledger.commands import Leased, nothing_leased
 from escrowmq.ledger.events import Event, event_of
 from escrowmq.ledger.groups.cursors import Cursor
 from escrowmq.ledger.groups.subscriptions import TopicsView
@@ -73,19 +73,32 @@ class Plan:
         same = ([group] * size, [member] * size, [deadline_us] * size)
         return event_of(Kind.LEASED, ids, same[0], queue_ids, starts, counts, attempts, *same[1:])
 
-    def answer(self, position: int) -> Leased:
-        """The messages, in the order in which they are to be delivered."""
-        if not self.held:
-            none = np.empty(0, np.int64)
-            return Leased(none, none, none, none, none)
-        sizes = [len(offsets) for _, _, offsets, _ in self.held]
-        return Leased(
-            leases=np.repeat([position + row for row, _, _, _ in self.held], sizes),
-            queue_ids=np.repeat([queue_id for _, queue_id, _, _ in self.held], sizes),
-            offsets=np.concatenate([offsets for _, _, offsets, _ in self.held]),
-            attempts=np.repeat([self.rows[row][3] for row, _, _, _ in self.held], sizes),
-            positions=np.concatenate([positions for _, _, _, positions in self.held]),
-        )
+    def pieces(self, position: int) -> list[Piece]:
+        """What the leases hold, the event's first row standing at ``position``."""
+        return [
+            Piece(position + row, queue_id, self.rows[row][3], offsets, positions)
+            for row, queue_id, offsets, positions in self.held
+        ]
+
+
+class Piece(NamedTuple):
+    """The messages of one lease."""
+
+    lease: int
+    queue_id: int
+    attempt: int
+    offsets: Int64s
+    positions: Int64s
+
+
+def leased(pieces: Sequence[Piece]) -> Leased:
+    """The messages of all pieces, in the order in which they are to be delivered."""
+    if not pieces:
+        return nothing_leased()
+    leases, queue_ids, attempts, offsets, positions = zip(*pieces, strict=True)
+    sizes = [len(piece.offsets) for piece in pieces]
+    by_message = [np.repeat(column, sizes) for column in (leases, queue_ids, attempts)]
+    return Leased(by_message[0], by_message[1], np.concatenate(offsets), by_message[2], np.concatenate(positions))
 
 
 def rotated(queue_ids: Sequence[int], last: int) -> list[int]:
@@ -164,7 +177,7 @@ def tag_numbers(tags: Sequence[str], topics: TopicsView) -> list[int] | None:
     return [number for tag in tags if (number := topics.tag_number(tag)) is not None]
 
 
-def matching(queue: QueueIndex, start: int, end: int, tags: list[int]) -> npt.NDArray[np.bool_]:
+def matching(queue: QueueIndex, start: int, end: int, tags: list[int]) -> Bools:
     """Which of the offsets ``start`` .. ``end``-1 have one of the tags."""
     found = queue.tags(start, end)
     if len(tags) == 1:

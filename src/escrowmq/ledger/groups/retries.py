@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from escrowmq.ledger.columns.sparse import Int64s, SparseOffsets
+from escrowmq.ledger.columns.arrays import Int64s
+from escrowmq.ledger.columns.sparse import SparseOffsets
 
 MAX_GAP = 256
 """Neighbours further apart than this are leased apart, so that a lease's mask stays in proportion to its messages."""

@@ -10,7 +10,7 @@ Rules:
 4. In an ordered lease the later pending messages are let go together with a message that is given back or dead. They are not
    charged: their attempt is only raised to 2, so that a repeat is always told from a first delivery (I23). The same
    holds when such a lease expires: its first pending message is the one that failed.
-5. A RELEASE gives back what nobody was handed: it comes again at once under the same attempt number.
+5. A RELEASE gives back messages that no consumer was handed: they come again at once under the same attempt number.
 6. What is in doubt in a lease (see ``cursors.py``) is out of reach of its rows: LEASE_LOST. A lease that does not end by
    time needs no extension: it is OK, and no event.
 """
@@ -31,7 +31,7 @@ from escrowmq.schemas import Kind
 RELEASED = -1
 """The ``due_us`` of a RETRIED row whose messages did not fail: let go at once, not charged."""
 UNSEEN = -2
-"""The ``due_us`` of a RETRIED row whose messages nobody was handed: let go at once, their attempt is still to come."""
+"""The ``due_us`` of a RETRIED row whose messages no consumer was handed: let go at once, their attempt is still to come."""
 
 
 @dataclass(slots=True)
@@ -132,8 +132,8 @@ class Settling:
         lease = draft.lease
         failed = pending_runs(draft.mask, a, b)
         if lease.attempt >= self.max_attempts:
-            told = f"{cause[:MAX_CAUSE]}, attempt {lease.attempt} of {self.max_attempts}"
-            self.dead.extend((lease.id, lease.start + first, last - first, told) for first, last in failed)
+            reason = f"{cause[:MAX_CAUSE]}, attempt {lease.attempt} of {self.max_attempts}"
+            self.dead.extend((lease.id, lease.start + first, last - first, reason) for first, last in failed)
         else:
             if delay_us is None:
                 delay_us = backoff_us(lease.attempt, self.backoff_us, self.backoff_max_us)
@@ -186,7 +186,7 @@ def _mark(draft: Draft, a: int, b: int, pending: int, to: int) -> None:
 
 
 def _nothing_pending(mask: bytearray, a: int, b: int, if_acked: Code) -> Code:
-    """Why a row found nothing to do: already done by this lease, never in it, or lost."""
+    """The code of a row that has nothing to do: already done by this lease, never in it, or lost."""
     if mask.count(ACKED, a, b):
         return if_acked
     return Code.BAD_REQUEST if mask.count(NOT_LEASED, a, b) == b - a else Code.LEASE_LOST

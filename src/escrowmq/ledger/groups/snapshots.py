@@ -82,25 +82,7 @@ def dump(stored: Stored) -> dict[str, pa.Table]:
             _DEAD,
             [(g, c, [c.dead.offsets, c.dead["attempts"], c.dead["dead_us"], c.dead["cause"]]) for g, c in cursors],
         ),
-        "groups_leases": _table(
-            _LEASES,
-            [
-                (
-                    x.group,
-                    x.cursor.queue_id,
-                    x.id,
-                    x.start,
-                    x.end,
-                    x.attempt,
-                    x.member,
-                    x.deadline_us,
-                    x.pending > 0,
-                    _mask(x),
-                    x.doubt,
-                )
-                for x in leases
-            ],
-        ),
+        "groups_leases": _table(_LEASES, [_lease_row(lease) for lease in leases]),
         "groups_members": _table(
             _MEMBERS,
             [
@@ -112,8 +94,10 @@ def dump(stored: Stored) -> dict[str, pa.Table]:
     }
 
 
-def _mask(lease: Lease) -> bytes | None:
-    return None if lease.mask is None else bytes(lease.mask)
+def _lease_row(x: Lease) -> tuple[Any, ...]:
+    mask = None if x.mask is None else bytes(x.mask)
+    place = (x.group, x.cursor.queue_id, x.id, x.start, x.end)
+    return (*place, x.attempt, x.member, x.deadline_us, x.pending > 0, mask, x.doubt)
 
 
 def _table(schema: pa.Schema, rows: list[tuple[Any, ...]]) -> pa.Table:
@@ -163,17 +147,10 @@ def _load_leases(groups: Sequence[Group], rows: Sequence[dict[str, Any]]) -> Lea
     leases = Leases()
     for row in rows:
         group = groups[row["group"]]
-        lease = Lease(
-            row["lease"],
-            row["group"],
-            group.cursors[row["queue_id"]],
-            row["start"],
-            row["end"],
-            row["attempt"],
-            row["member"],
-            row["deadline_us"],
-            None if row["mask"] is None else bytearray(row["mask"]),
-        )
+        mask = None if row["mask"] is None else bytearray(row["mask"])
+        start, end, attempt = row["start"], row["end"], row["attempt"]
+        place = (row["lease"], row["group"], group.cursors[row["queue_id"]])
+        lease = Lease(*place, start, end, attempt, row["member"], row["deadline_us"], mask)
         lease.doubt = row.get("doubt", lease.end)
         if row["live"]:
             leases.add(lease)

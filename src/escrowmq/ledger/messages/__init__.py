@@ -1,1 +1,1 @@
-"""Messages on their way in: what is admitted, what is a repeat, which row gets which place and transaction."""
+"""Messages on their way in: what is admitted, what is a repeat, which queue and transaction each row gets."""

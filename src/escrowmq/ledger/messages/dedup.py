@@ -1,4 +1,4 @@
-"""De-duplication by message id (I9): the same id within the window gets the place of its first message.
+"""De-duplication by message id (I9): a repeated id within the window gets the position of its first message.
 
 An id is (instance, sequence). Clients count the sequence up, so what is remembered is *runs* of consecutive ids at
 consecutive positions: one run for a whole batch, however long, and steady clients extend their last run. Ids that a
@@ -13,12 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.columns.growing import Columns
 from escrowmq.ledger.commands import Rules
 from escrowmq.message.ids import records
 from escrowmq.schemas import MESSAGE_ID_DTYPE
-
-Int64s = npt.NDArray[np.int64]
 
 _SLICES = 16  # a run is extended for at most this part of the window, so that it can leave as a whole
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.ledger.columns import codes as code
+from escrowmq.ledger.columns.arrays import Bools, Int32s, Int64s, UInt8s
 from escrowmq.ledger.commands import Prepare, Rules, Send
 from escrowmq.ledger.events import Decision, Event
 from escrowmq.ledger.messages.admission import Placement, check_limits, group_by_queue, place
@@ -25,10 +25,6 @@ from escrowmq.ledger.transactions.table import TransactionTable
 from escrowmq.message.ids import transaction_ids
 from escrowmq.schemas import PRODUCED, STORED, Kind
 
-Int64s = npt.NDArray[np.int64]
-UInt8s = npt.NDArray[np.uint8]
-Bools = npt.NDArray[np.bool_]
-
 
 @dataclass(slots=True)
 class _Answers:
@@ -36,7 +32,7 @@ class _Answers:
 
     codes: UInt8s
     positions: Int64s
-    queues: npt.NDArray[np.int32]
+    queues: Int32s
     offsets: Int64s
     transactions: Int64s  # position of the transaction's first half message
     epochs: Int64s
@@ -185,21 +181,14 @@ class Producing:
     def _produced(self, answers: _Answers, half: bool) -> pa.RecordBatch:
         size = len(answers.codes)
         refused = answers.codes != code.OK
-        answers.positions[refused] = NONE
-        answers.offsets[refused] = NONE
-        answers.queues[refused] = NONE
+        for column in (answers.positions, answers.offsets, answers.queues):
+            column[refused] = NONE
         if half:
             ids = transaction_ids(self._transactions.shard, answers.epochs, answers.transactions, ~refused)
         else:
             ids = pa.nulls(size, PRODUCED.field("transaction").type)
-        columns = [
-            pa.array(answers.codes),
-            pa.array(answers.positions),
-            pa.array(answers.queues),
-            pa.array(answers.offsets),
-            ids,
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=PRODUCED)
+        columns = map(pa.array, (answers.codes, answers.positions, answers.queues, answers.offsets))
+        return pa.RecordBatch.from_arrays([*columns, ids], schema=PRODUCED)
 
 
 def _leaders(repeats: Int64s, codes: UInt8s) -> Int64s:
@@ -215,14 +204,7 @@ def _leaders(repeats: Int64s, codes: UInt8s) -> Int64s:
 
 def _repeat_leaders(answers: _Answers, rows: Int64s, leaders: Int64s) -> None:
     """Rows that repeat an id of an earlier row of the same batch get that row's receipt."""
-    for column in (
-        answers.codes,
-        answers.positions,
-        answers.queues,
-        answers.offsets,
-        answers.transactions,
-        answers.epochs,
-    ):
+    for column in (getattr(answers, name) for name in _Answers.__slots__):
         column[rows] = column[leaders[rows]]
 
 
@@ -244,9 +226,7 @@ def _stored(
     immunity = kept.column("immunity_us").to_numpy()
     due = np.where(half, now_us + np.where(immunity > 0, immunity, rules.transaction_timeout_us), 0)
     columns = {
-        name: kept.column(name) for name in ("topic", "key", "tag", "properties", "body", "message_id", "born_us")
-    }
-    columns |= {
+        **{name: kept.column(name) for name in ("topic", "key", "tag", "properties", "body", "message_id", "born_us")},
         "queue": pa.array(placement.queues[fresh]),
         "queue_id": pa.array(placement.queue_ids[fresh]),
         "visible_us": pa.array(visible),

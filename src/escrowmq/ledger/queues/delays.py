@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from escrowmq.ledger.columns.arrays import Bools, Int32s, Int64s, locate
 from escrowmq.ledger.columns.growing import Columns
 from escrowmq.ledger.columns.schedule import DueIndex
 from escrowmq.ledger.events import Event, event_of
 from escrowmq.schemas import Kind
-
-Int64s = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
 
 
 class Delays:
@@ -25,7 +22,7 @@ class Delays:
         self._due = DueIndex(self._alive)
         self.waiting = 0
 
-    def _alive(self, ordinals: Int64s, _due_us: Int64s | int) -> npt.NDArray[np.bool_]:
+    def _alive(self, ordinals: Int64s, _due_us: Int64s | int) -> Bools:
         rows = ordinals - self._rows.first
         alive = rows >= 0
         alive[alive] = self._rows["waiting"][rows[alive]]
@@ -65,12 +62,9 @@ class Delays:
     def queue_ids_of(self, positions: Int64s) -> Int64s:
         """Which queue each log position waits for; -1 for those that do not wait. For repeats: it scans."""
         waiting = np.flatnonzero(self._rows["waiting"])
-        held = self._rows["position"][waiting]
-        order = np.argsort(held)
-        if not len(held):
-            return np.full(len(positions), -1, np.int64)
-        index = order[np.minimum(np.searchsorted(held[order], positions), len(held) - 1)]
-        return np.where(held[index] == positions, self._rows["queue_id"][waiting[index]], -1)
+        waiting = waiting[np.argsort(self._rows["position"][waiting])]
+        index = locate(self._rows["position"][waiting], positions)
+        return np.where(index >= 0, np.append(self._rows["queue_id"][waiting], 0)[index], -1)
 
     def lowest_position(self) -> int | None:
         """The lowest position that still waits."""

@@ -1,4 +1,4 @@
-"""Consume queues: for each queue, which log row stands at which offset. 12 bytes a message, in arrays.
+"""Consume queues: for each queue, which log row stands at which offset. 12 bytes per message, in arrays.
 
 Rules:
 
@@ -13,20 +13,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from escrowmq.ledger.columns.arrays import Int32s, Int64s, locate
 from escrowmq.ledger.columns.growing import Columns
-
-Int64s = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
 
 NO_TAG = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which queue a queue id stands for."""
+    """The topic and the number of a queue."""
 
     topic: str
     queue: int
@@ -86,11 +83,8 @@ class QueueIndex:
         entries = self._entries["position"]
         at = np.flatnonzero(np.isin(entries, positions))
         at = at[np.argsort(entries[at])]
-        offsets = np.full(len(positions), -1, np.int64)
-        if len(at):
-            index = np.minimum(np.searchsorted(entries[at], positions), len(at) - 1)
-            offsets = np.where(entries[at[index]] == positions, at[index] + self.head, offsets)
-        return offsets
+        index = locate(entries[at], positions)
+        return np.where(index >= 0, np.append(at, 0)[index] + self.head, -1)
 
     def lowest_position(self, start: int) -> int | None:
         """The lowest log position among offsets from ``start`` on; None when there is none."""

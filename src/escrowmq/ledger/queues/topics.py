@@ -2,30 +2,29 @@
 
 Which queue a message goes to (Kafka's custom, which RocketMQ users share): the one it names; else the one its key
 hashes to, so that equal keys keep their order; else, without a key, all such rows of a batch stay together and batches
-take the queues by turns.
+take the queues in rotation.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.errors import Code, error
+from escrowmq.ledger.columns.arrays import Int32s, Int64s
 from escrowmq.ledger.commands import CreateTopic, Rules
 from escrowmq.ledger.events import Decision, Event, event_of_rows
 from escrowmq.ledger.queues.queues import NO_TAG, Place, QueueIndex
 from escrowmq.message.names import is_name
 from escrowmq.schemas import Kind
 
-Int64s = npt.NDArray[np.int64]
-
 
 @dataclass(slots=True)
 class Topic:
-    """A topic: its queue ids by queue number, and whose turn it is among them."""
+    """A topic: its queue ids by queue number, and how many batches came (``turn``): those without keys take its queues in rotation."""
 
     name: str
     queue_ids: list[int] = field(default_factory=list)
@@ -83,14 +82,14 @@ class Topics:
         """How many distinct tags there are."""
         return len(self._tags)
 
-    def number_tags(self, tags: pa.Array) -> npt.NDArray[np.int32]:
+    def number_tags(self, tags: pa.Array) -> Int32s:
         """The number of each row's tag, new tags numbered in order of appearance (only ``apply`` calls this)."""
         if tags.null_count == len(tags):
             return np.full(len(tags), NO_TAG, np.int32)
         encoded = tags.dictionary_encode()
         numbers = [self._tags.setdefault(tag, len(self._tags) + 1) for tag in encoded.dictionary.to_pylist()]
         codes: Int64s = encoded.indices.fill_null(len(numbers)).to_numpy(zero_copy_only=False)
-        by_code: npt.NDArray[np.int32] = np.array([*numbers, NO_TAG], np.int32)
+        by_code: Int32s = np.array([*numbers, NO_TAG], np.int32)
         return by_code[codes]
 
     # Making topics
@@ -147,28 +146,18 @@ class Topics:
 
     def snapshot(self) -> dict[str, pa.Table]:
         """The state as tables."""
-        names = list(self.by_name)
         entries, times, heads = [], [], []
         for queue in self.queues:
             entry, time = queue.to_tables()
             entries.append(entry.replace_schema_metadata())
             times.append(time.replace_schema_metadata())
             heads.append((queue.place.topic, queue.head, entry.num_rows, time.num_rows))
+        topics = [(topic.name, topic.turn) for topic in self.by_name.values()]
         tables = {
-            "topics": pa.table(
-                {
-                    "name": pa.array(names, pa.utf8()),
-                    "turn": pa.array([self.by_name[n].turn for n in names], pa.int64()),
-                }
-            ),
-            "tags": pa.table({"tag": pa.array(list(self._tags), pa.utf8())}),
-            "queues": pa.table(
-                {
-                    "topic": pa.array([h[0] for h in heads], pa.utf8()),
-                    "head": pa.array([h[1] for h in heads], pa.int64()),
-                    "entries": pa.array([h[2] for h in heads], pa.int64()),
-                    "times": pa.array([h[3] for h in heads], pa.int64()),
-                }
+            "topics": _table({"name": pa.utf8(), "turn": pa.int64()}, topics),
+            "tags": _table({"tag": pa.utf8()}, [(tag,) for tag in self._tags]),
+            "queues": _table(
+                {"topic": pa.utf8(), "head": pa.int64(), "entries": pa.int64(), "times": pa.int64()}, heads
             ),
         }
         if self.queues:
@@ -193,3 +182,8 @@ class Topics:
             entry_at, time_at = entry_at + row["entries"], time_at + row["times"]
             topic.queue_ids.append(len(self.queues))
             self.queues.append(queue)
+
+
+def _table(types: dict[str, pa.DataType], rows: list[tuple[Any, ...]]) -> pa.Table:
+    columns = zip(*rows, strict=True) if rows else ((),) * len(types)
+    return pa.table({name: pa.array(column, types[name]) for name, column in zip(types, columns, strict=True)})

@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.ledger.columns import codes as code
+from escrowmq.ledger.columns.arrays import Bools, Int64s
 from escrowmq.ledger.columns.growing import all_equal, unique_in_order
 from escrowmq.ledger.columns.schedule import NEVER_US, DueIndex
 from escrowmq.ledger.commands import AskChecks, Asked, Rules
@@ -32,9 +32,6 @@ from escrowmq.ledger.transactions.sessions import OPERATOR, Sessions
 from escrowmq.ledger.transactions.table import TransactionTable
 from escrowmq.model import DecidedBy
 from escrowmq.schemas import Kind
-
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 class CheckBack:

@@ -16,15 +16,12 @@ The first decision in the log is final (I5); "checks exhausted" is the last ask 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from escrowmq.errors import Code
+from escrowmq.ledger.columns.arrays import Int64s, UInt8s
 from escrowmq.ledger.events import Event, event_of
 from escrowmq.model import DecidedBy, Outcome, TransactionState
 from escrowmq.schemas import Kind
-
-Int64s = npt.NDArray[np.int64]
-UInt8s = npt.NDArray[np.uint8]
 
 OPEN, COMMITTED, ROLLED_BACK, PARKED, EXPIRED = (int(s) for s in TransactionState)
 UNKNOWN, COMMIT, ROLLBACK = (int(o) for o in Outcome)

@@ -1,4 +1,4 @@
-"""Ending transactions: the one decision of each, whoever it comes from.
+"""Ending transactions: commits, rollbacks and expiry; the first decision of each is final.
 
 Rules:
 
@@ -11,10 +11,10 @@ Rules:
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.ledger.columns import codes as code
+from escrowmq.ledger.columns.arrays import Int32s, Int64s, UInt8s
 from escrowmq.ledger.commands import End, Rules
 from escrowmq.ledger.events import Decision, Event
 from escrowmq.ledger.transactions.decisions import (
@@ -34,10 +34,6 @@ from escrowmq.ledger.transactions.sessions import OPERATOR, Sessions
 from escrowmq.ledger.transactions.table import TransactionTable
 from escrowmq.model import DecidedBy
 from escrowmq.schemas import ENDED
-
-Int64s = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
-UInt8s = npt.NDArray[np.uint8]
 
 
 class Ending:

@@ -10,18 +10,18 @@ Rules:
    fold, and a restart neither forgets it nor begins anew.
 2. A session that prepared something undecided stays: its transaction's group is asked, and decides. So does one whose process
    listens for questions now.
-3. What is decided needs no session. A transaction whose group is forgotten answers late decisions by its state, whoever asks:
-   the first decision stands (I5), and nobody can change anything. Message ids are remembered without sessions (I9).
+3. What is decided needs no session. A transaction whose group is forgotten answers late decisions of any group by its state:
+   the first decision stands (I5), and nothing can change it. Message ids are remembered without sessions (I9).
 4. By hand a writer is forgotten at once, with all sessions of its group; not while anything is undecided there.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.errors import Code, error
+from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.commands import Forget, ForgetWriter
 from escrowmq.ledger.events import Decision, Event, event_of
 from escrowmq.ledger.transactions.checkback import CheckBack
@@ -29,8 +29,6 @@ from escrowmq.ledger.transactions.sessions import Sessions
 from escrowmq.ledger.transactions.table import TransactionTable
 from escrowmq.ledger.transactions.writers import Writers
 from escrowmq.schemas import Kind
-
-Int64s = npt.NDArray[np.int64]
 
 
 class Forgetting:

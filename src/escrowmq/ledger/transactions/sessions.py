@@ -20,17 +20,15 @@ import pyarrow as pa
 
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns import codes as code
+from escrowmq.ledger.columns.arrays import Int64s, UInt8s, locate
 from escrowmq.ledger.columns.growing import Columns, all_equal
 from escrowmq.ledger.commands import OpenSession, Rules
 from escrowmq.ledger.events import Decision, event_of_rows
 from escrowmq.message.names import is_name, is_text
 from escrowmq.schemas import Kind
 
-Int64s = npt.NDArray[np.int64]
-Codes = npt.NDArray[np.uint8]
-
 OPERATOR = 0  # the "epoch" of what no producer session does
-NOBODY = -1  # the group of an epoch that is not known (any more)
+NO_GROUP = -1  # of an epoch that is not known (any more)
 
 
 def _no_rows() -> Columns:
@@ -71,13 +69,13 @@ class Sessions:
         return self._names.get(epoch)
 
     def groups_of(self, epochs: Int64s) -> Int64s:
-        """The group number of each epoch; ``NOBODY`` where it is not known."""
+        """The group number of each epoch; ``NO_GROUP`` where it is not known."""
         if len(epochs) and all_equal(epochs):
             row = self._row(int(epochs[0]))
-            return np.full(len(epochs), NOBODY if row < 0 else self._rows["group"][row], np.int64)
+            return np.full(len(epochs), NO_GROUP if row < 0 else self._rows["group"][row], np.int64)
         rows = self._rows_of(epochs)
         known = rows >= 0
-        groups = np.full(len(epochs), NOBODY, np.int64)
+        groups = np.full(len(epochs), NO_GROUP, np.int64)
         groups[known] = self._rows["group"][rows[known]]
         return groups
 
@@ -109,20 +107,11 @@ class Sessions:
         return row if row < len(epochs) and epochs[row] == epoch else -1
 
     def _rows_of(self, epochs: Int64s) -> Int64s:
-        own = self._rows["epoch"]
-        if not len(own):
-            return np.full(len(epochs), -1, np.int64)
-        if own[-1] - own[0] + 1 == len(own):
-            rows = epochs - own[0]
-            known = (rows >= 0) & (rows < len(own))
-        else:
-            rows = own.searchsorted(epochs)
-            known = own[np.minimum(rows, len(own) - 1)] == epochs
-        return np.where(known, rows, -1)
+        return locate(self._rows["epoch"], epochs)
 
     # What they may do
 
-    def check(self, epochs: Int64s, *, transactional: bool | None, rules: Rules) -> Codes:
+    def check(self, epochs: Int64s, *, transactional: bool | None, rules: Rules) -> UInt8s:
         """What each row's session may do: OK, UNKNOWN_SESSION, FENCED or GROUP_KIND. Epoch 0 stands for no session.
 
         ``transactional``: the kind of message that is sent, None when none is.
@@ -132,6 +121,13 @@ class Sessions:
         unique, inverse = np.unique(epochs, return_inverse=True)
         codes = [self._check_one(int(epoch), transactional, rules) for epoch in unique]
         return np.array(codes, np.uint8)[inverse]
+
+    def group_of(self, epoch: int, rules: Rules, *, transactional: bool | None = None) -> int:
+        """The group number of one session that may act. Raises UNKNOWN_SESSION, FENCED, GROUP_KIND."""
+        status = code.UNKNOWN_SESSION if epoch == OPERATOR else self._check_one(epoch, transactional, rules)
+        if status != code.OK:
+            raise error(Code(status))
+        return int(self._rows["group"][self._row(epoch)])
 
     def _check_one(self, epoch: int, transactional: bool | None, rules: Rules) -> int:
         if epoch == OPERATOR:
@@ -160,7 +156,7 @@ class Sessions:
             raise error(Code.TOO_MANY, f"there are {len(self.groups)} producer groups", "max_groups")
         if command.transactional and rules.reject_transactional:
             raise error(Code.NO_PERMISSION)
-        newest = self._instances.get((self._ordinals.get(command.group, NOBODY), command.instance), OPERATOR)
+        newest = self._instances.get((self._ordinals.get(command.group, NO_GROUP), command.instance), OPERATOR)
         if command.resume is not None and newest > command.resume:
             raise error(Code.FENCED)
         row = (self.next_epoch, command.group, command.instance, command.transactional)

@@ -14,15 +14,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.ledger.columns import codes as code
+from escrowmq.ledger.columns.arrays import Bools, Int32s, Int64s, UInt8s, locate
 from escrowmq.ledger.columns.growing import Columns, all_equal
 from escrowmq.ledger.transactions.decisions import BY_OPERATOR, NONE, OPEN, PARKED
-from escrowmq.ledger.transactions.sessions import NOBODY, Sessions
+from escrowmq.ledger.transactions.sessions import NO_GROUP, Sessions
 from escrowmq.message.ids import records
-
-Int64s = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
-UInt8s = npt.NDArray[np.uint8]
-Bools = npt.NDArray[np.bool_]
 
 
 class TransactionTable:
@@ -204,12 +200,8 @@ class TransactionTable:
 
     def find(self, positions: Int64s) -> Int64s:
         """Ordinals of transactions by the position of their first half message; -1 where there is none."""
-        first = self.rows["first"]
-        index = np.searchsorted(first, positions)
-        found = index < len(first)
-        found[found] = first[index[found]] == positions[found]
-        ordinals: Int64s = np.where(found, index + self.rows.first, NONE)
-        return ordinals
+        index = locate(self.rows["first"], positions)
+        return np.where(index >= 0, index + self.rows.first, NONE)
 
     def find_ids(self, ids: pa.Array) -> tuple[Int64s, UInt8s]:
         """Ordinals of transaction ids, and one code per row: OK, WRONG_SHARD or UNKNOWN_TRANSACTION."""
@@ -227,21 +219,21 @@ class TransactionTable:
     def owner_of(self, positions: Int64s) -> Int64s:
         """Ordinals of the transactions that half messages belong to; -1 where there is none (any more)."""
         owners = self.find(positions)
-        index = np.searchsorted(self.joined["position"], positions)
-        hit = (owners == NONE) & (index < len(self.joined))
-        hit[hit] = self.joined["position"][index[hit]] == positions[hit]
-        owners[hit] = self.joined["owner"][index[hit]]
+        joined = locate(self.joined["position"], positions)
+        hit = (owners == NONE) & (joined >= 0)
+        owners[hit] = self.joined["owner"][joined[hit]]
         owners[owners < self.rows.first] = NONE
         return owners
 
     def groups_of(self, ordinals: Int64s) -> Int64s:
-        """Producer groups of transactions; ``NOBODY`` of those decided whose group is forgotten."""
+        """Producer groups of transactions; ``NO_GROUP`` of those decided whose group is forgotten."""
         return self._sessions.groups_of(self.column("epoch", ordinals).astype(np.int64))
 
     def foreign(self, ordinals: Int64s, groups: Int64s | int) -> Bools:
-        """Which transactions belong to another group than ``groups``. Those of nobody are decided, and anyone may hear how."""
+        """Which transactions belong to another group than ``groups``. Those whose group is forgotten belong to no other:
+        they are decided, and any group may learn how."""
         owners = self.groups_of(ordinals)
-        others: Bools = (owners != groups) & (owners != NOBODY)
+        others: Bools = (owners != groups) & (owners != NO_GROUP)
         return others
 
     def column(self, name: str, ordinals: Int64s) -> npt.NDArray[Any]:
@@ -282,9 +274,8 @@ class TransactionTable:
         """Until when half messages are to be held back; 0: not at all."""
         if not len(self._delayed):
             return np.zeros(len(positions), np.int64)
-        index = np.minimum(np.searchsorted(self._delayed["position"], positions), len(self._delayed) - 1)
-        visible: Int64s = np.where(self._delayed["position"][index] == positions, self._delayed["visible_us"][index], 0)
-        return visible
+        index = locate(self._delayed["position"], positions)
+        return np.where(index >= 0, self._delayed["visible_us"][index], 0)
 
     # Storage
 

@@ -14,7 +14,7 @@ Rules:
    driver that died before it noted its success. All that is undecided in the group is rolled back.
 4. A commit that names anything that cannot be committed (another group's, unknown, rolled back, expired) is refused as a whole.
 5. Batches of a writer rise; gaps are allowed.
-6. A writer is forgotten with its producer group, which is when nobody has used it for long (``forgetting.py``).
+6. A writer is forgotten with its producer group, which is when it was not used for long (``forgetting.py``).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from __future__ import annotations
 import heapq
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns import codes as code
+from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.commands import CommitBatch, Rules
 from escrowmq.ledger.events import Decision, Event, event_of
 from escrowmq.ledger.transactions.decisions import COMMITTED, NONE, ROLLED_BACK
@@ -34,8 +34,6 @@ from escrowmq.ledger.transactions.sessions import Sessions
 from escrowmq.ledger.transactions.table import TransactionTable
 from escrowmq.model import DecidedBy
 from escrowmq.schemas import ID, Kind
-
-Int64s = npt.NDArray[np.int64]
 
 
 class Writers:
@@ -67,7 +65,7 @@ class Writers:
 
     def decide_commit(self, command: CommitBatch, rules: Rules) -> Decision:
         """Commit a batch, or roll the repeat of one back. Raises UNKNOWN_SESSION, FENCED, WRONG_GROUP, CONFLICT, ..."""
-        group = self._group(command, rules)
+        group = self._sessions.group_of(command.session, rules, transactional=True)
         known = self._last.get(command.writer)
         if known is None and len(self._last) >= rules.max_writers:
             raise error(Code.TOO_MANY, f"there are {len(self._last)} writers", "max_writers")
@@ -87,13 +85,6 @@ class Writers:
         if repeated and not len(lost):
             return Decision((), answer)
         return Decision((self._event(command, ordinals[:0] if repeated else ordinals, lost),), answer)
-
-    def _group(self, command: CommitBatch, rules: Rules) -> int:
-        epochs = np.array([command.session], np.int64)
-        status = Code(int(self._sessions.check(epochs, transactional=True, rules=rules)[0]))
-        if status is not Code.OK:
-            raise error(status)
-        return int(self._sessions.groups_of(epochs)[0])
 
     def _owned(self, command: CommitBatch, group: int, *, skip_unknown: bool) -> Int64s:
         """Ordinals of the batch's transactions, each once. Of a repeat, some may have left with retention."""
