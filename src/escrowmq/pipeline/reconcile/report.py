@@ -1,4 +1,4 @@
-"""The batch: compare, count, name the first, write all. No more than the first few findings come to the driver."""
+"""Reconcile as a batch: compare, count, write all findings. Only the first few come to the driver."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark import StorageLevel
 from pyspark.sql import functions as f
 
-from escrowmq.pipeline.failures import told_plainly
+from escrowmq.pipeline.failures import unwrap_errors
 from escrowmq.pipeline.reconcile.frames import KINDS, by_id, findings, together
 
 if TYPE_CHECKING:
@@ -54,11 +54,11 @@ class Report:
         return not (self.missing or self.unexpected or self.differing or self.nameless)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, the verdict's word first."""
+        """The result in JSON's values."""
         return {"verdict": "agree" if self.agrees else "disagree", **asdict(self)}
 
 
-@told_plainly()
+@unwrap_errors()
 def reconcile(
     half: DataFrame, commits: DataFrame, *, settled_before: datetime, out: str | None = None, most: int = MOST_NAMED
 ) -> Report:
