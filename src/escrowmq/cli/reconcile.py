@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -95,10 +95,8 @@ def _absolute(folder: str | None) -> str | None:
 
 
 def _before(text: str | None, grace_seconds: float) -> datetime:
-    from escrowmq.pipeline.reconcile.report import grace_before
-
     if text is None:
-        return grace_before(datetime.now(UTC), grace_seconds)
+        return datetime.now(UTC) - timedelta(seconds=grace_seconds)
     try:
         found = datetime.fromisoformat(text)
     except ValueError:

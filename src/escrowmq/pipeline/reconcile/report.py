@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from pyspark import StorageLevel
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 MOST_NAMED = 100
 """Findings that are named in the report; all are counted, and written where asked for."""
 _TOTALS = "totals"
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +92,6 @@ def reconcile(
         return report
     finally:
         found.unpersist()
-
-
-def grace_before(now: datetime, grace_seconds: float) -> datetime:
-    """The time before which everything should have settled."""
-    return now - timedelta(seconds=grace_seconds)
 
 
 def _never_empty(sightings: DataFrame) -> DataFrame:
