@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from escrowmq.cli import submit
 from escrowmq.errors import Code, EscrowError, Misuse, Unknown
 from escrowmq.pipeline.cluster import check_master, is_here
-from escrowmq.pipeline.failures import told_plainly
+from escrowmq.pipeline.failures import unwrap_errors
 from escrowmq.pipeline.session import local_session
 from escrowmq.pipeline.sql.source import SqlRange, SqlReader
 from escrowmq.pipeline.sql.tables import SqlRead, check, readonly_url
@@ -91,14 +91,14 @@ def test_another_master_than_that_of_the_session_is_refused(spark: SparkSession)
     ],
 )
 def test_a_python_that_lacks_something_is_told_by_what_it_lacks(text: str, told: str) -> None:
-    with pytest.raises(Misuse, match=told) as problem, told_plainly():
+    with pytest.raises(Misuse, match=told) as problem, unwrap_errors():
         raise PySparkException(text)
     assert problem.value.code is Code.MISSING_PACKAGE
     assert "PYSPARK_PYTHON" in problem.value.hint
 
 
 def test_other_failures_of_spark_stay_what_they_are() -> None:
-    with pytest.raises(PySparkException, match="disk is full"), told_plainly():
+    with pytest.raises(PySparkException, match="disk is full"), unwrap_errors():
         raise PySparkException("the disk is full")
 
 

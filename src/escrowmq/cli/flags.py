@@ -63,10 +63,10 @@ def lines() -> Iterator[Line]:
 
 
 def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give ``command`` one flag a setting; it gets those that were named as its argument ``overrides`` (a dict).
+    """Give ``command`` one flag per setting; the values that were given are its argument ``overrides`` (a dict).
 
     Flags are read as text, in the same way as the environment and TOML, so that ``--check-interval 500ms`` works and
-    one place says what is wrong with a value.
+    a wrong value gives the same error.
     """
     table = list(lines())
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "overrides"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,7 +56,7 @@ def reconcile(
 
     Exit code 1 if there is a difference.
     """
-    from escrowmq.pipeline.failures import told_plainly
+    from escrowmq.pipeline.failures import unwrap_errors
     from escrowmq.pipeline.reconcile import read_side
     from escrowmq.pipeline.reconcile import reconcile as compare
     from escrowmq.pipeline.session import local_session
@@ -72,7 +72,7 @@ def reconcile(
     checkpoint, out = _absolute(checkpoint), _absolute(out)
     grace_seconds, lateness_seconds = seconds(grace, "--grace") or 0.0, seconds(lateness, "--lateness") or 0.0
     before = _before(settled_before, grace_seconds)
-    with local_session("escrowmq reconcile", master=master) as spark, told_plainly():
+    with local_session("escrowmq reconcile", master=master) as spark, unwrap_errors():
         sides = [
             read_side(spark, url, topic, kind, content=content, stream=stream)
             for topic, kind in ((half, half_id or id), (commits, id))
@@ -95,10 +95,8 @@ def _absolute(folder: str | None) -> str | None:
 
 
 def _before(text: str | None, grace_seconds: float) -> datetime:
-    from escrowmq.pipeline.reconcile.report import grace_before
-
     if text is None:
-        return grace_before(datetime.now(UTC), grace_seconds)
+        return datetime.now(UTC) - timedelta(seconds=grace_seconds)
     try:
         found = datetime.fromisoformat(text)
     except ValueError:

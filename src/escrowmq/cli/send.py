@@ -143,5 +143,5 @@ def _show(receipt: Receipt, json: bool) -> None:
             }
         )
     else:
-        place = "delayed" if receipt.offset is None else f"queue {receipt.queue} offset {receipt.offset}"
-        notice(f"{receipt.message_id.hex()}  {receipt.topic} {place}")
+        where = "delayed" if receipt.offset is None else f"queue {receipt.queue} offset {receipt.offset}"
+        notice(f"{receipt.message_id.hex()}  {receipt.topic} {where}")

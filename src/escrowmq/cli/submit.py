@@ -17,7 +17,7 @@ def main() -> None:
     if len(sys.argv) == 1:
         print(here)
         return
-    # Python looks first in the folder of the program that it runs; our modules there are nobody's top-level modules
+    # Python looks first in the folder of the program that it runs; our modules there must not be found as top-level ones
     sys.path[:] = [folder for folder in sys.path if Path(folder or ".").resolve() != here.parent]
     from escrowmq.cli.main import main as command
 

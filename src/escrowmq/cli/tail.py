@@ -28,7 +28,7 @@ Row = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Place:
+class QueueReader:
     """One queue of one broker (a view counts as a queue), read up to before ``next``."""
 
     admin: Admin
@@ -42,7 +42,7 @@ class Place:
         return "offset" if _is_topic(self.source) else "position"
 
     def read(self, most: int | None = None) -> Iterator[Row]:
-        """What is there from ``next`` on, which moves along."""
+        """The rows from ``next`` on; moves ``next`` behind them."""
         for batch in self.admin.read(self.source, queue=self.queue, start=self.next, max_rows=most):
             for row in batch.to_pylist():
                 self.next = row[self.numbered_by] + 1
@@ -84,15 +84,15 @@ def tail(
     if follow and source.startswith(DEAD_LETTER_PREFIX):
         raise error(Code.BAD_ARGUMENT, "dead letters come and go; they cannot be followed", "leave --follow out")
     with bus_at(url) as bus:
-        places = _places(bus, source, queue, None if from_start else limit or LAST)
-        for place in places:
-            for row in place.read(limit) if from_start else deque(place.read(), limit or LAST):
-                place.show(row, json)
+        readers = _readers(bus, source, queue, None if from_start else limit or LAST)
+        for reader in readers:
+            for row in reader.read(limit) if from_start else deque(reader.read(), limit or LAST):
+                reader.show(row, json)
         if follow:
-            _follow(places, json)
+            _follow(readers, json)
 
 
-def _follow(places: list[Place], json: bool) -> None:
+def _follow(readers: list[QueueReader], json: bool) -> None:
     """Until Ctrl-C. What a signal raises is lost when it comes while a library tidies up, so the signal is noted, too."""
     stop = threading.Event()
 
@@ -102,7 +102,7 @@ def _follow(places: list[Place], json: bool) -> None:
 
     with stop_signals(interrupt):
         while not stop.is_set():
-            if not sum([_show_new(place, json) for place in places]):
+            if not sum([_show_new(reader, json) for reader in readers]):
                 stop.wait(LOOK_AGAIN_SECONDS)
     raise KeyboardInterrupt
 
@@ -111,31 +111,33 @@ def _is_topic(source: str) -> bool:
     return source not in VIEWS
 
 
-def _places(bus: Bus, source: str, queue: int | None, last: int | None) -> list[Place]:
-    """Where to read, each from where; ``last``: only so many from the end of each."""
+def _readers(bus: Bus, source: str, queue: int | None, last: int | None) -> list[QueueReader]:
+    """One reader per queue of the source; ``last``: only so many messages from the end of each."""
     from escrowmq.client.admin import Admin
     from escrowmq.client.links.router import Router
 
     admins = [Admin(Router([link]), PATIENCE) for link in bus.router.links]
     if source.startswith("%"):
-        return [Place(admin, source, 0, 0) for admin in admins]
-    places = [
-        Place(admin, source, each["queue"], each["head"] if last is None else max(each["head"], each["end"] - last))
+        return [QueueReader(admin, source, 0, 0) for admin in admins]
+    readers = [
+        QueueReader(
+            admin, source, each["queue"], each["head"] if last is None else max(each["head"], each["end"] - last)
+        )
         for admin in admins
         for topic in admin.topics()
         if topic["name"] == source
         for each in topic["queues"]
         if queue in (None, each["queue"])
     ]
-    if not places:
+    if not readers:
         what = f"no topic {source!r}" if queue is None else f"no queue {queue} of a topic {source!r}"
         raise error(Code.UNKNOWN_TOPIC, what, "see `escrowmq topics list`")
-    return places
+    return readers
 
 
-def _show_new(place: Place, json: bool) -> int:
+def _show_new(reader: QueueReader, json: bool) -> int:
     shown = 0
-    for row in place.read():
-        place.show(row, json)
+    for row in reader.read():
+        reader.show(row, json)
         shown += 1
     return shown

@@ -5,7 +5,7 @@ unique constraint: exactly-once is the work of ``trans_barrier`` and ``trans_rec
 row doubled by hand can be shown to be found.
 
 ``trans_barrier`` holds the outcome of each transaction as the orders database knows it. The local transaction inserts
-*committed* beside its order; whoever answers a check inserts *rolled back* and reads which of the two stands. So the
+*committed* beside its order; the answer to a check inserts *rolled back* and reads which of the two stands. So the
 answer is never a guess: after *rolled back* a late local transaction fails on the row.
 
 ``trans_recv_log`` holds the id of each message whose effect is in the database; both are written in one transaction.

@@ -1,7 +1,7 @@
 """The director of the demo: starts the processes, kills some, starts them again, and has the result audited.
 
-It acts on what it hears, never on a guess of how long something takes: a process tells when it is ready and when it has
-come to a failpoint; the run is over when every order has been dealt with, nothing is left undecided, and the consumers
+It acts on events of its processes, never on a guess of how long something takes: a process says when it is ready and when it
+has come to a failpoint; the run is over when every order has been dealt with, nothing is left undecided, and the consumers
 have applied all that was committed.
 """
 
@@ -20,7 +20,7 @@ from escrowmq.connecting import connect
 from escrowmq.demo.databases import manifest
 from escrowmq.demo.options import DemoOptions
 from escrowmq.demo.orders import generate_orders, read_orders
-from escrowmq.demo.processes import Child, Diary, Heard
+from escrowmq.demo.processes import Child, ChildEvent, Diary
 from escrowmq.demo.screen import Screen
 from escrowmq.demo.services import CART, KINDS, POINTS
 from escrowmq.errors import Code, EscrowError, Unknown
@@ -85,7 +85,7 @@ class Director:
         self._folder = folder
         self._screen = screen
         self._diary = Diary(folder / "events.jsonl")
-        self._ears: SimpleQueue[Heard] = SimpleQueue()
+        self._events: SimpleQueue[ChildEvent] = SimpleQueue()
         self._children: dict[str, Child] = {}
         self._port = 0
         self._ids = orders["order_id"].to_pylist()
@@ -123,7 +123,7 @@ class Director:
 
     def _start(self, name: str) -> None:
         role = name if name in ("broker", "shop") else "service"
-        self._children[name] = Child(name, role, self._config(name), self._folder, self._ears)
+        self._children[name] = Child(name, role, self._config(name), self._folder, self._events)
         self._diary.note("started", name)
 
     def _config(self, name: str) -> dict[str, Any]:
@@ -155,41 +155,41 @@ class Director:
         self._start(name)
 
     def _until(self, holds: Any) -> None:
-        """Act on what is heard until ``holds()``; Unknown(TIMED_OUT) when there is nothing to hear for long."""
+        """Handle events until ``holds()``. Raises Unknown(TIMED_OUT) when no event comes for PATIENCE_SECONDS."""
         while not holds():
             try:
-                heard = self._ears.get(timeout=PATIENCE_SECONDS)
+                event = self._events.get(timeout=PATIENCE_SECONDS)
             except Empty:
                 raise Unknown(
                     Code.TIMED_OUT, "the demo came to a halt", f"see the logs in {self._folder / 'nodes'}"
                 ) from None
-            self._hear(heard)
+            self._handle(event)
 
-    def _hear(self, heard: Heard) -> None:
-        name = heard.child.name
-        if heard.event in ("at failpoint", "ended") and self._children.get(name) is not heard.child:
+    def _handle(self, event: ChildEvent) -> None:
+        name = event.child.name
+        if event.kind in ("at failpoint", "ended") and self._children.get(name) is not event.child:
             return  # of a process that is no more
-        match heard.event:
+        match event.kind:
             case "ready":
-                self._ready(name, heard.details)
+                self._ready(name, event.details)
             case "placed":
-                self._placed.add(heard.details["order"])
+                self._placed.add(event.details["order"])
             case "cancelled":
-                self._cancelled.add(heard.details["order"])
+                self._cancelled.add(event.details["order"])
             case "done":
                 self._shop_done = True
             case "asked":
-                self._diary.note("asked", name, heard.at_us, **heard.details)
+                self._diary.note("asked", name, event.at_us, **event.details)
                 self._screen.asked()
             case "progress":
-                self._progress(name, heard)
+                self._progress(name, event)
             case "at failpoint":
-                self._at_failpoint(name, heard.details)
+                self._at_failpoint(name, event.details)
             case "ended":
-                code = heard.details["code"]
+                code = event.details["code"]
                 log = self._folder / "nodes" / f"{name}.log"
                 raise Unknown(Code.DISCONNECTED, f"the {name} process ended by itself with code {code}", f"see {log}")
-        if heard.event in ("placed", "cancelled"):
+        if event.kind in ("placed", "cancelled"):
             self._screen.update("shop", len(self._placed) + len(self._cancelled))
             if self._broker_kills and len(self._placed) + len(self._cancelled) >= self._broker_kills[0]:
                 self._broker_kills.pop(0)
@@ -203,13 +203,13 @@ class Director:
         else:
             self._applied[name] = max(self._applied[name], details["number"])
 
-    def _progress(self, name: str, heard: Heard) -> None:
-        self._applied[name] = max(self._applied[name], heard.details["number"])
+    def _progress(self, name: str, event: ChildEvent) -> None:
+        self._applied[name] = max(self._applied[name], event.details["number"])
         self._screen.update(name, self._applied[name])
         now = time.monotonic()
         if now - self._noted[name] > LOOK_SECONDS:
             self._noted[name] = now
-            self._diary.note("progress", name, heard.at_us, **heard.details)
+            self._diary.note("progress", name, event.at_us, **event.details)
 
     def _at_failpoint(self, name: str, details: dict[str, Any]) -> None:
         if name == "shop":
@@ -234,14 +234,14 @@ class Director:
                 state = (standing, dict(self._applied))
                 if state != before:
                     before, patience = state, time.monotonic() + PATIENCE_SECONDS
-                self._hear_for(LOOK_SECONDS)
+                self._handle_for(LOOK_SECONDS)
         self._screen.say(f"[red]nothing has moved for {PATIENCE_SECONDS:.0f} s: {before}; auditing what there is[/]")
 
-    def _hear_for(self, seconds: float) -> None:
+    def _handle_for(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             try:
-                self._hear(self._ears.get(timeout=left))
+                self._handle(self._events.get(timeout=left))
             except Empty:
                 return
 

@@ -25,7 +25,7 @@ Tell = Callable[..., None]
 
 
 def tell(event: str, **details: Any) -> None:
-    """Say one thing to the director. At a failpoint nothing comes after it: whoever told it waits for its end."""
+    """Send one event to the director. At a failpoint nothing comes after it: the thread waits for the process to be killed."""
     line = json.dumps({"event": event, **details})
     with _VOICE:
         sys.stdout.write(line + "\n")
@@ -37,22 +37,22 @@ def tell(event: str, **details: Any) -> None:
 _VOICE = threading.Lock()
 
 
-def broker(config: dict[str, Any], when_told: Callable[[Callable[[], None]], None]) -> None:
+def broker(config: dict[str, Any], when_asked_to_end: Callable[[Callable[[], None]], None]) -> None:
     """The broker, as ``escrowmq serve`` runs it, on a loopback port (0: a free one)."""
     from escrowmq.broker.serving.serve import serve  # only this process needs it, and a restart should be quick
 
     stopped = threading.Event()
-    when_told(stopped.set)
+    when_asked_to_end(stopped.set)
     serve(
         Path(config["folder"]),
         listen=f"127.0.0.1:{config['port']}",
         settings=BrokerSettings.of(config["settings"]),
-        announce=lambda told: tell("ready", url=told["url"]),
+        announce=lambda ready: tell("ready", url=ready["url"]),
         stop=stopped,
     )
 
 
-def shop(config: dict[str, Any], when_told: Callable[[Callable[[], None]], None]) -> None:
+def shop(config: dict[str, Any], when_asked_to_end: Callable[[Callable[[], None]], None]) -> None:
     """The shop: places what is not yet placed, then stays to answer checks."""
     database = OrdersDatabase(Path(config["folder"]) / "orders.db")
     placed = database.placed()
@@ -61,8 +61,8 @@ def shop(config: dict[str, Any], when_told: Callable[[Callable[[], None]], None]
     stopped = threading.Event()
     with connect(config["url"]) as bus, bus.producer(GROUP, instance="shop-1") as producer:
         open_shop = Shop(producer, database, tell)
-        when_told(open_shop.stop)
-        when_told(stopped.set)
+        when_asked_to_end(open_shop.stop)
+        when_asked_to_end(stopped.set)
         tell("ready", placed=sorted(placed))
         open_shop.serve(orders, config["tills"], set(config["stop_at"]))
         tell("done")
@@ -70,12 +70,12 @@ def shop(config: dict[str, Any], when_told: Callable[[Callable[[], None]], None]
     database.close()
 
 
-def service(config: dict[str, Any], when_told: Callable[[Callable[[], None]], None]) -> None:
+def service(config: dict[str, Any], when_asked_to_end: Callable[[Callable[[], None]], None]) -> None:
     """The cart or the points service."""
     kind = KINDS[config["kind"]]
     effects = Service(kind, Path(config["folder"]))
     with connect(config["url"]) as bus, bus.consumer(kind.name, [kind.topic]) as consumer:
-        when_told(consumer.close)
+        when_asked_to_end(consumer.close)
         tell("ready", number=effects.applied())
         effects.run(consumer.batches(max_messages=500), tell, config["stop_after"])
     effects.close()
@@ -90,7 +90,7 @@ def main(role: str, config: str) -> None:
     calls: list[Callable[[], None]] = []
     ended = threading.Event()
 
-    def when_told(call: Callable[[], None]) -> None:
+    def when_asked_to_end(call: Callable[[], None]) -> None:
         calls.append(call)
         if ended.is_set():
             call()
@@ -102,7 +102,7 @@ def main(role: str, config: str) -> None:
             call()
 
     threading.Thread(target=listen, name="director", daemon=True).start()
-    ROLES[role](json.loads(Path(config).read_text()), when_told)
+    ROLES[role](json.loads(Path(config).read_text()), when_asked_to_end)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a demonstration can be told."""
+"""The options of a demonstration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orders: invoice lines from a file (or made up) → one row an order. All in Arrow columns.
+"""Orders: invoice lines from a file (or made up) → one row per order. All in Arrow columns.
 
 An order is what the rest of the demo works on (schema ``ORDERS``); its columns are text and whole numbers only, so that
 two databases and a JSON message can be compared exactly.

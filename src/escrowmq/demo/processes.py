@@ -1,4 +1,4 @@
-"""The director's hold on its processes: start them, hear them, end them. Only those that were started here."""
+"""The processes of the demo: starts them, reads their events, ends them. Only those that were started here."""
 
 from __future__ import annotations
 
@@ -22,21 +22,23 @@ def now_us() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """Something that a process said; its last word is the event "ended" with its exit ``code``."""
+class ChildEvent:
+    """One event of a process; the last one is of the kind "ended", with the exit ``code``."""
 
     child: Child
     at_us: int
-    event: str
+    kind: str
     details: dict[str, Any]
 
 
 class Child:
-    """One process. What it says goes into ``ears``; what it logs into ``logs/NAME.log`` of the run folder."""
+    """One process. Its events go into the queue ``events``, its log into ``nodes/NAME.log`` of the run folder."""
 
-    def __init__(self, name: str, role: str, config: dict[str, Any], folder: Path, ears: SimpleQueue[Heard]) -> None:
+    def __init__(
+        self, name: str, role: str, config: dict[str, Any], folder: Path, events: SimpleQueue[ChildEvent]
+    ) -> None:
         self.name = name
-        self._ears = ears
+        self._events = events
         path = folder / "nodes" / f"{name}.json"
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(config))
@@ -48,7 +50,7 @@ class Child:
                 stderr=log,
                 text=True,
             )
-        self._listener = threading.Thread(target=self._listen, name=f"ears-{name}", daemon=True)
+        self._listener = threading.Thread(target=self._listen, name=f"events-{name}", daemon=True)
         self._listener.start()
 
     def kill(self) -> None:
@@ -85,8 +87,8 @@ class Child:
                     details = json.loads(line)
                 except ValueError:  # the last line of a killed process can be half a line
                     continue
-                self._ears.put(Heard(self, now_us(), details.pop("event"), details))
-        self._ears.put(Heard(self, now_us(), "ended", {"code": self._process.wait()}))
+                self._events.put(ChildEvent(self, now_us(), details.pop("event"), details))
+        self._events.put(ChildEvent(self, now_us(), "ended", {"code": self._process.wait()}))
 
 
 class Diary:

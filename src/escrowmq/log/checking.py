@@ -1,4 +1,4 @@
-"""Looking at a folder without opening it: every segment walked, every finding told, nothing changed, no lock taken.
+"""Checks a folder without opening it: walks every segment and reports every finding; changes nothing, takes no lock.
 
 A folder in use may be looked at too. Its last segment is read rather than mapped, for its writer may cut it meanwhile.
 """
@@ -43,7 +43,7 @@ _PATIENCE = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class FrameRun:
     """Frames of one segment that follow each other, and the damage behind them, if any. ``data`` is the whole file."""
 
     header: SegmentHeader
@@ -67,7 +67,7 @@ def check(disk: Disk) -> Iterator[Damage]:
     yield from _check_closed(disk, listing)
 
 
-def stretches(disk: Disk, listing: Listing, sequence: int) -> Iterator[Stretch]:
+def frame_runs(disk: Disk, listing: Listing, sequence: int) -> Iterator[FrameRun]:
     """Walk one segment, past whatever damage is in it, to its end. Corrupt if its header is damaged."""
     header = read_segment_header(disk, sequence)
     is_last = sequence == listing.segments[-1]
@@ -76,7 +76,7 @@ def stretches(disk: Disk, listing: Listing, sequence: int) -> Iterator[Stretch]:
     while True:
         data, found = _walk(disk, name, header, found, is_last)
         damage = _damage(disk, listing, name, data, header, found, is_last)
-        yield Stretch(header, name, data, found, damage)
+        yield FrameRun(header, name, data, found, damage)
         resumed = next(later_frames(data, found.end, header.salt, found.sequence), None) if damage else None
         if resumed is None:
             return
@@ -116,14 +116,14 @@ def _damage(
 
 
 def _check_segments(disk: Disk, listing: Listing) -> Iterator[Damage]:
-    previous: Stretch | None = None
+    previous: FrameRun | None = None
     for sequence in listing.segments:
         name = segment_name(sequence)
         try:
-            last: Stretch | None = None
+            last: FrameRun | None = None
             sound = True
-            for last in stretches(disk, listing, sequence):
-                yield from _check_stretch(last)
+            for last in frame_runs(disk, listing, sequence):
+                yield from _check_run(last)
                 if last.damage is not None:
                     sound = False
                     yield last.damage
@@ -141,19 +141,19 @@ def _check_segments(disk: Disk, listing: Listing) -> Iterator[Damage]:
                 yield Damage(name, 0, sequence, "the segment is missing")
 
 
-def _check_stretch(stretch: Stretch) -> Iterator[Damage]:
+def _check_run(run: FrameRun) -> Iterator[Damage]:
     """Frames whose checksum is right and whose content still cannot be read."""
-    view = memoryview(stretch.data)
-    for offset in stretch.found.offsets:
+    view = memoryview(run.data)
+    for offset in run.found.offsets:
         try:
-            codec.decode(stretch.data, offset, codec.read_header(view, offset), stretch.name)
+            codec.decode(run.data, offset, codec.read_header(view, offset), run.name)
         except DamagedLog as damaged:
             yield damaged.damage
 
 
-def _check_index(disk: Disk, stretch: Stretch) -> Iterator[Damage]:
+def _check_index(disk: Disk, run: FrameRun) -> Iterator[Damage]:
     """A side file that does not say what the segment says. It is derived, so the next opening mends it."""
-    segment = segment_of(stretch.name, stretch.header, stretch.found)
+    segment = segment_of(run.name, run.header, run.found)
     name = index_name(segment.name)
     try:
         file = disk.open(name)

@@ -1,4 +1,4 @@
-"""What ``escrowmq log dump`` prints: one entry a frame, in order, damage in its place. Takes no lock and changes nothing."""
+"""The entries that ``escrowmq log dump`` prints: one per frame, in order, damage where it lies. Takes no lock and changes nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.log import frames as codec
-from escrowmq.log.checking import Stretch, check, stretches
+from escrowmq.log.checking import FrameRun, check, frame_runs
 from escrowmq.log.frames import Encoding
 from escrowmq.log.recovery import list_folder
 from escrowmq.log.report import Damage, DamagedLog
@@ -37,8 +37,8 @@ def dump(
         if sequence in skipped or (end is not None and sequence >= end):
             continue
         try:
-            for stretch in stretches(disk, listing, sequence):
-                yield from _entries(stretch, start, end, kinds, rows)
+            for run in frame_runs(disk, listing, sequence):
+                yield from _entries(run, start, end, kinds, rows)
         except DamagedLog as damaged:
             yield damage_entry(damaged.damage)
         except FileNotFoundError:
@@ -82,11 +82,9 @@ def printable(value: Any) -> Any:
     return dict(value) if isinstance(value, list) else value
 
 
-def _entries(
-    stretch: Stretch, start: int, end: int | None, kinds: Sequence[Kind] | None, rows: bool
-) -> Iterator[Entry]:
-    view = memoryview(stretch.data)
-    for offset in stretch.found.offsets:
+def _entries(run: FrameRun, start: int, end: int | None, kinds: Sequence[Kind] | None, rows: bool) -> Iterator[Entry]:
+    view = memoryview(run.data)
+    for offset in run.found.offsets:
         header = codec.read_header(view, offset)
         if header.sequence < start or (end is not None and header.sequence >= end):
             continue
@@ -102,12 +100,12 @@ def _entries(
             "encoding": Encoding(header.encoding).name.lower(),
             "bytes": header.frame_bytes,
             "synced": header.synced,
-            "segment": stretch.name,
+            "segment": run.name,
             "offset": offset,
         }
         if rows:
-            batch = codec.decode(stretch.data, offset, header, stretch.name)
+            batch = codec.decode(run.data, offset, header, run.name)
             entry["data"] = [{k: printable(v) for k, v in row.items()} for row in batch.to_pylist()]
         yield entry
-    if stretch.damage is not None:
-        yield damage_entry(stretch.damage)
+    if run.damage is not None:
+        yield damage_entry(run.damage)

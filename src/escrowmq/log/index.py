@@ -24,7 +24,7 @@ _DTYPES: tuple[Any, ...] = ("<i8", "<i8", "<i8", "u1")
 
 
 class FrameIndex:
-    """Columns ``positions``, ``times``, ``offsets`` (int64) and ``kinds`` (uint8), one entry a frame, in order.
+    """Columns ``positions``, ``times``, ``offsets`` (int64) and ``kinds`` (uint8), one entry per frame, in order.
 
     One thread appends. Views taken before stay valid and unchanged, for growing replaces the arrays.
     """

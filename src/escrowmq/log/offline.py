@@ -1,7 +1,7 @@
 """A log as it lies in a folder: read, and never changed. No lock is taken, no frame appended, nothing cut or repaired.
 
 A folder that a broker is using may be read too, up to what its own frames say is durable: what comes behind may still be lost in
-a crash, and must not be shown. Of a folder that nobody uses everything counts that the next opening would keep. All files
+a crash, and must not be shown. Of a folder that is not in use everything counts that the next opening would keep. All files
 are mapped when the folder is opened, so a reader has one view of the log, whatever retention deletes meanwhile.
 """
 
@@ -63,7 +63,7 @@ def _last(disk: Disk, header: SegmentHeader, floor: int, in_use: bool) -> Segmen
     name = segment_name(header.sequence)
     file = disk.open(name)
     try:
-        # Read, not mapped: whoever writes to it may cut its reserved tail at any time.
+        # Read, not mapped: its writer may cut its reserved tail at any time.
         data = pa.py_buffer(file.read_at(0, file.size()))
     finally:
         file.close()

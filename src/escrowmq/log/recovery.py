@@ -5,7 +5,7 @@ Rules:
 1. A segment that is not the last was synced before the next one got its name: any bad frame in it is damage.
 2. In the last segment, what follows the last good frame is *reserved space* if it is all zeros; *damage* if anything shows
    that a frame had been durable there (a later frame's synced mark, a snapshot's or the file ``closed``'s sequence); else a
-   *torn tail*: writes that nobody was told of, dropped, torn or reordered by the crash. Only a torn tail is cut.
+   *torn tail*: writes that were never acknowledged, dropped, torn or reordered by the crash. Only a torn tail is cut.
 3. Damage raises Corrupt with its place, and nothing in the folder is changed.
 4. What was recovered is made durable before anything is appended. The frames that may never have reached the disk are written
    again first: after a failed sync, the system may take them for clean.
@@ -220,7 +220,7 @@ def read_segment_header(disk: Disk, sequence: int) -> SegmentHeader:
 
 
 def sealed_segment(disk: Disk, header: SegmentHeader) -> tuple[Segment, bool]:
-    """A segment that is not the last, and whether its side file told: if that does not fit, the segment is walked."""
+    """A segment that is not the last, and whether its side file was used: if that does not fit, the segment is walked."""
     name = segment_name(header.sequence)
     file = disk.open(name)
     try:

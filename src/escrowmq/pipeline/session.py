@@ -74,16 +74,16 @@ def local_session(
     ``PYSPARK_PYTHON`` names (unset: the path of this one). ``settings`` come on top of ours.
 
     ``cores`` None: all. ``rows`` says how much work it will be, about: a cold Java spends its first half minute compiling,
-    so for less than millions of rows it is told to compile less (see SLOW_COMPILER_ROWS). A session that this
+    so for less than millions of rows it compiles less (see SLOW_COMPILER_ROWS). A session that this
     process already has, or that spark-submit began, is used as it is, and left running. Raises Misuse(BAD_SETTING) when PySpark
     or a Java 17+ is missing; Misuse(BAD_URL) for what is no master, Misuse(BAD_ARGUMENT) for another than
     the session that runs already has, Unknown(DISCONNECTED) for one that does not answer.
     """
     if (running := _running(name)) is not None:
         if master not in (None, running.sparkContext.master):
-            told = f"master {master}, but this process has a session on {running.sparkContext.master}"
+            what = f"master {master}, but this process has a session on {running.sparkContext.master}"
             raise Misuse(
-                Code.BAD_ARGUMENT, told, "name the cluster to whoever starts the session: spark-submit --master"
+                Code.BAD_ARGUMENT, what, "name the cluster where the session is started: spark-submit --master"
             )
         yield running
         return

@@ -3,7 +3,7 @@
 *Streams*, exactly once (the mark is in the broker: the last batch of each query). Tasks prepare under the producer group of
 the query; the driver's commit names the transactions of the tasks that Spark counts, as (query, batch). The broker takes the first
 commit of a batch, drops its repeats, and rolls back whatever else is undecided in the group: attempts that failed, or that ran
-twice. So whoever is killed between any two steps, the topic ends as if every batch had run once.
+twice. So whichever process is killed between any two steps, the topic ends as if every batch had run once.
 
 *Batches*: all or nothing at each broker; with option ``write_id`` a repeat of the write is recognised too.
 """

@@ -1,4 +1,4 @@
-"""Disks in memory. :class:`MemoryDisk` keeps everything; :class:`FaultDisk` forgets, tears, fills up and fails as real ones do.
+"""Disks in memory: :class:`MemoryDisk` keeps everything; :class:`FaultDisk` loses, tears, fills up and fails as real disks do.
 
 What a crash leaves of a :class:`FaultDisk` is decided by :meth:`FaultDisk.survivors`: everything that was synced, and of the rest
 
@@ -52,7 +52,7 @@ class _Change:
             content[self.offset : self.offset + len(self.data)] = self.data
 
     def sectors(self) -> list[_Change]:
-        """The change in pieces that can survive by themselves."""
+        """The change cut at the borders of sectors, which survive one by one."""
         if self.data is None:
             return [self]
         cuts = [0, *range(SECTOR - self.offset % SECTOR, len(self.data), SECTOR)]
@@ -194,7 +194,7 @@ class MemoryDisk:
 
 
 class FaultDisk(MemoryDisk):
-    """A disk that counts its operations and misbehaves as it is told. Operations that change or sync are counted, from 1.
+    """A disk that counts its operations and misbehaves as a test asks. Operations that change or sync are counted, from 1.
 
     ``crash_at``: at this operation everything stops (SimulatedCrash), and at every one after. ``budget``: bytes that all
     files together may have; beyond, OSError(ENOSPC). ``failures``: errno by operation; a failed write leaves half of itself,
@@ -342,7 +342,7 @@ def _surviving_content(node: _Node, mode: Mode, chance: random.Random) -> bytes:
     content = bytearray(node.durable)
     changes: list[_Change] = list(node.changes)
     if mode == "reordered":
-        changes = [piece for change in changes for piece in change.sectors()]
+        changes = [part for change in changes for part in change.sectors()]
     kept = _surviving(changes, mode, chance)
     if mode == "torn" and kept and kept[-1].data is not None:
         last = kept.pop()

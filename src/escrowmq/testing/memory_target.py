@@ -1,4 +1,4 @@
-"""A relay's target in memory: keeps the contract of ``outbox/targets/seam.py``, and does what a test tells it to do wrong."""
+"""A relay's target in memory: keeps the contract of ``outbox/targets/seam.py``, and fails in the ways that a test asks for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from escrowmq.outbox.targets.seam import Codes, Promise
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """One message that the target took, as it came."""
+    """One message that the target took."""
 
     message_id: bytes
     topic: str
@@ -28,7 +28,7 @@ class Taken:
 
 
 class MemoryTarget:
-    """Takes everything, unless told otherwise. Thread-safe, so several relays can share one.
+    """Takes everything, unless a test sets ``answer``. Thread-safe, so several relays can share one.
 
     ``answer(taken)`` gives the code of a row (OK by default). ``before()`` and ``after()`` are called around each batch, on the
     sender's thread; what they raise goes to the sender. ``deduplicates`` as in :class:`Promise`.
@@ -47,7 +47,7 @@ class MemoryTarget:
 
     @property
     def promise(self) -> Promise:
-        """What an OK means."""
+        """See :class:`escrowmq.outbox.targets.seam.Promise`."""
         return Promise("memory", "as long as this process lives", self._deduplicates, True, True, None)
 
     @property
@@ -67,7 +67,7 @@ class MemoryTarget:
         return np.array(codes, np.uint8)
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """Nothing to close."""
 
     def _take(self, taken: Taken, stuck: set[str]) -> Code:
         if taken.key in stuck:

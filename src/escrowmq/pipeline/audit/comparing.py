@@ -1,4 +1,4 @@
-"""Comparisons at volume: windows first, then the rows of those windows that are not proven equal."""
+"""Compares large sides: windows first, then row by row those windows that are not proven equal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from escrowmq.settings import nearest
 
 @dataclass(frozen=True, slots=True)
 class Tallied:
-    """What a pass over all sides came to.
+    """The result of a pass over all sides.
 
     ``proven``: for each comparison, rows (and ids) of its equal windows. ``tallies``: those of all other ids, see
     :func:`escrowmq.pipeline.audit.frames.tally`.
@@ -31,7 +31,7 @@ class Tallied:
 
 @contextmanager
 def tallied(every: Sequence[Rows], count: int = WINDOWS, tied: Sequence[int] = ()) -> Iterator[Tallied]:
-    """Lay all sides beside each other. ``count``: number of windows; 0 compares row by row at once, which costs a small run less.
+    """Compare all sides. ``count``: number of windows; 0 compares row by row at once, which costs a small run less.
     ``tied``: comparisons that are looked at together, a window that is suspected in one is so in all of them.
 
     The tallies are kept (in memory, or on disk) as long as the block runs.
@@ -52,7 +52,7 @@ def tallied(every: Sequence[Rows], count: int = WINDOWS, tied: Sequence[int] = (
 def _prove(every: Sequence[Rows], count: int, tied: Sequence[int]) -> tuple[dict[int, int], dict[int, set[int]]]:
     """Rows that are proven equal, and windows that are not: of each comparison."""
     numbers = {role.comparison for rows in every for speaker in rows.speakers for role in speaker.roles}
-    lines = windows.balances(every, count).collect()  # one a window and comparison
+    lines = windows.balances(every, count).collect()  # one per window and comparison
     unequal = {
         number: {row["window"] for row in lines if row["comparison"] == number and not row["equal"]}
         for number in numbers
@@ -73,8 +73,8 @@ def _suspected(rows: Rows, suspects: Mapping[int, set[int]], count: int) -> Data
     some = set().union(*[suspects[number] for number in numbers])
     if not some:
         return frames.witnesses(rows.opened(rows.frame.limit(0)), rows.id, rows.each(frames.say))
-    place = windows.window(rows.known_id, count)
-    few = rows.opened(rows.frame.where(windows.among(place, some, count))).withColumn("_window", place)
+    number = windows.window(rows.known_id, count)
+    few = rows.opened(rows.frame.where(windows.among(number, some, count))).withColumn("_window", number)
 
     def say(role: Role, cell: Cell) -> Column:
         said = frames.say(role, cell)
@@ -86,7 +86,7 @@ def _suspected(rows: Rows, suspects: Mapping[int, set[int]], count: int) -> Data
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compared:
-    """Two sides, compared. ``findings``: ``kind, id, expected, found`` (rows of the id on either side), one row a finding; kept in
+    """Two sides, compared. ``findings``: ``kind, id, expected, found`` (rows of the id on either side), one row per finding; kept in
     memory, or on disk, until :meth:`close`.
 
     ``ids`` are distinct ids of both sides together; ``wrong_ids`` those with a finding. ``kinds`` counts distinct ids by kind.
@@ -105,7 +105,7 @@ class Compared:
         return not self.wrong_ids
 
     def close(self) -> None:
-        """Let go of the findings."""
+        """Free the findings."""
         self.findings.unpersist()
 
 

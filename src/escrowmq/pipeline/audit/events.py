@@ -1,15 +1,15 @@
-"""``events.jsonl``: what happened during a run, one JSON object a line, written by whoever drove it.
+"""``events.jsonl``: what happened during a run, one JSON object per line, written by the program that drove it.
 
 Every event has ``at_us`` (microseconds since 1970) and ``event``:
 
 ========  ================================================================
 killed    ``who`` was ended with SIGKILL; ``where`` says at which point
 started   ``who`` was started (again)
-asked     the broker asked ``who`` about a transaction; ``answer`` is what it said
+asked     the broker asked ``who`` about a transaction; ``answer`` is its answer
 progress  ``who`` has done ``number`` of its units so far
 ========  ================================================================
 
-Others may be there and are passed over.
+Other events are passed over.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Events:
         return cls(tuple(sorted(events, key=lambda event: int(event["at_us"]))))
 
     def of(self, name: str) -> list[dict[str, Any]]:
-        """Those with this ``event``."""
+        """The events of this name."""
         return [event for event in self.every if event["event"] == name]
 
     @property
     def kills(self) -> list[dict[str, Any]]:
-        """Every ``kill -9``."""
+        """The events of processes that were killed."""
         return self.of("killed")

@@ -32,7 +32,7 @@ UNDECIDED = ("open", "parked")
 
 
 def say(role: Role, cell: Cell = f.col) -> Column:
-    """What a row says in a role: ``comparison`` int, ``expected`` bigint, ``digest`` bigint. ``cell`` finds a column of it."""
+    """The witness of a row in a role: ``comparison`` int, ``expected`` bigint, ``digest`` bigint. ``cell`` finds a column of it."""
     return f.struct(
         f.lit(role.comparison).alias("comparison"),
         f.lit(int(role.expected)).cast("bigint").alias("expected"),
@@ -41,7 +41,7 @@ def say(role: Role, cell: Cell = f.col) -> Column:
 
 
 def witnesses(side: DataFrame, id: Column, said: Column) -> DataFrame:
-    """Rows of a side and what they say (an array of :func:`say`) → ``comparison, id, expected, digest``; one row a role."""
+    """Rows of a side and what they say (an array of :func:`say`) → ``comparison, id, expected, digest``; one row per role."""
     rows = side.select(f.coalesce(id, f.lit(NO_ID)).alias("id"), f.explode(said).alias("said"))
     return rows.select("said.comparison", "id", "said.expected", "said.digest")
 
@@ -62,7 +62,7 @@ def tally(frames: Sequence[DataFrame]) -> DataFrame:
 
 
 def findings(tallies: DataFrame, judges: Sequence[Sequence[str]]) -> DataFrame:
-    """Tallies → one row a finding: ``kind, id, comparison, expected, found``; ``judges[c]``: kinds that comparison c reports."""
+    """Tallies → one row per finding: ``kind, id, comparison, expected, found``; ``judges[c]``: kinds that comparison c reports."""
     expected, found = f.col("expected"), f.col("found")
     wrong = {
         "lost": (expected > 0) & (found == 0),
@@ -97,7 +97,7 @@ def undecided(half: DataFrame) -> DataFrame:
 
 
 def ids_by_kind(found: DataFrame) -> DataFrame:
-    """Findings → ``kind, ids``: distinct ids of each kind; one id found wrong in several places counts once."""
+    """Findings → ``kind, ids``: distinct ids of each kind; one id with several findings counts once."""
     return found.groupBy("kind").agg(f.countDistinct("id").alias("ids"))
 
 
@@ -107,7 +107,7 @@ def ids_by_comparison(found: DataFrame) -> DataFrame:
 
 
 def sides(tallies: DataFrame) -> DataFrame:
-    """Tallies → one row a comparison: ``comparison, ids, expected, found`` (ids and rows of either side)."""
+    """Tallies → one row per comparison: ``comparison, ids, expected, found`` (ids and rows of either side)."""
     return tallies.groupBy("comparison").agg(
         f.count("*").alias("ids"), f.sum("expected").alias("expected"), f.sum("found").alias("found")
     )
@@ -116,4 +116,4 @@ def sides(tallies: DataFrame) -> DataFrame:
 def found_in_all(tallies: DataFrame, comparisons: Sequence[int]) -> DataFrame:
     """Tallies → the ids that were found in every one of these comparisons (``id``)."""
     found = tallies.where(f.col("comparison").isin(*comparisons) & (f.col("found") > 0))
-    return found.groupBy("id").agg(f.count("*").alias("places")).where(f.col("places") == len(comparisons)).select("id")
+    return found.groupBy("id").agg(f.count("*").alias("sides")).where(f.col("sides") == len(comparisons)).select("id")

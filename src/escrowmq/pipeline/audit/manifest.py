@@ -1,4 +1,4 @@
-"""What a run folder holds and what has to agree: ``manifest.json``, written by whoever made the run, read by the audit.
+"""What a run folder holds and what has to agree: ``manifest.json``, written by the program that made the run, read by the audit.
 
 Everything is named relative to the run folder, so that a folder can be moved or copied as a whole::
 
@@ -37,7 +37,7 @@ MESSAGE_COLUMNS = ("message_id", "transaction_id", "tag", "properties", "body")
 @dataclass(frozen=True, slots=True)
 class Table:
     """A table of one of the SQLite databases; ``where`` keeps the rows whose columns equal these texts. ``unique``: no id is in
-    two of them, which saves looking for it; nobody has to believe it, the database's own index is asked."""
+    two of them, which saves looking for it; it is believed only if an index of the database says so."""
 
     database: str
     table: str
@@ -48,7 +48,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A Parquet file: what was asked for, before any database knew of it."""
+    """A Parquet file: the expected rows, from before any database had them."""
 
     path: str
     id: str
@@ -68,7 +68,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A run folder as the audit sees it."""
+    """The description of a run folder."""
 
     folder: Path
     log: str
@@ -117,7 +117,7 @@ class Manifest:
         return self.log if "://" in self.log else f"file:{(self.folder / self.log).resolve()}"
 
     def label(self, side: str) -> str:
-        """A side as people call it: ``cart.db carts``, ``topic orders``, ``orders.parquet``."""
+        """The name of a side for people: ``cart.db carts``, ``topic orders``, ``orders.parquet``."""
         kind, _, name = side.partition(":")
         if kind == "table":
             return f"{self.tables[name].database} {self.tables[name].table}"

@@ -1,4 +1,4 @@
-"""``report.html``: the verdict and its pictures on one page that needs nothing else, not even a network."""
+"""``report.html``: the result of an audit and its charts, on one page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows that the comparisons work on: every side as an id and cells of text, whatever it is stored in."""
+"""The rows that are compared: every side as an id and cells of text, whatever it is stored in."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _needed(roles: Mapping[str, tuple[Role, ...]]) -> set[str]:
 
 
 def _made(roles: Mapping[str, tuple[Role, ...]]) -> dict[str, Column]:
-    """What the cells of these roles are made of, once a row."""
+    """What the cells of these roles are made of, once per row."""
     used = _used(roles)
     made = {f"_{name}": _OWN[name]() for name in used if name in _OWN}
     if fields := sorted(used - _OWN.keys()):

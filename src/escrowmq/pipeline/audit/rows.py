@@ -1,4 +1,4 @@
-"""Who says what in which comparison: the sides of all comparisons, laid out so that every source is read once a pass."""
+"""The sides of all comparisons, laid out so that every source is read once per pass."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Role:
 @dataclass(frozen=True, slots=True, eq=False)
 class Speaker:
     """One side and its roles. ``where``: the rows of the frame that are of this side (None: all). ``unique``: no id is twice
-    in it, which somebody has made sure of."""
+    in it, which the caller has checked."""
 
     roles: tuple[Role, ...]
     cell: Cell = f.col
@@ -38,7 +38,7 @@ class Speaker:
 class Rows:
     """A frame that is read once for all the sides that are in it; ``id`` is the id of a row, as text.
 
-    ``made``: columns that cells are made of and that cost something, such as parsed JSON; they are computed once a row, and only for
+    ``made``: columns that cells are made of and that cost something, such as parsed JSON; they are computed once per row, and only for
     rows that are looked at. ``slim``: the same rows with nothing but what ``id`` and the speakers' ``where`` need.
     """
 
@@ -65,12 +65,12 @@ class Rows:
     def of(self, values: Sequence[Sequence[Column]]) -> Column:
         """An array of the values of a row's own speaker."""
         pairs = zip(self.speakers, values, strict=True)
-        told = [
+        arrays = [
             f.array(*its) if speaker.where is None else f.when(speaker.where, f.array(*its))
             for speaker, its in pairs
             if its
         ]
-        return f.coalesce(*told)
+        return f.coalesce(*arrays)
 
 
 def digest(cells: Sequence[Column], *before: Column) -> Column:

@@ -1,4 +1,4 @@
-"""The thin command around the comparison: read a run folder, compare, write the verdict and its page."""
+"""Audits a run folder: reads the manifest, compares all sides, writes the verdict and its page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from escrowmq.pipeline.audit.pictures import Pictures
 from escrowmq.pipeline.audit.readings import Readings
 from escrowmq.pipeline.audit.verdict import Finding, Side, Verdict
 from escrowmq.pipeline.audit.windows import WINDOWS
-from escrowmq.pipeline.failures import told_plainly
+from escrowmq.pipeline.failures import unwrap_errors
 from escrowmq.pipeline.log import BrokerLog, log_rows
 from escrowmq.pipeline.session import local_session
 
@@ -43,12 +43,12 @@ def run(
 
     The log is read from the broker that the manifest names, or from its data folder without one, in use or not. ``spark`` None starts
     a session for the time of the audit: on this machine, or on the cluster ``master`` (``spark://HOST:PORT``), whose workers must
-    see the run folder under the same path. ``progress`` hears what is being done. Raises Misuse when the folder, one of its
+    see the run folder under the same path. ``progress`` is called with what is being done. Raises Misuse when the folder, one of its
     databases or Java is missing; a disagreement is a verdict, not an error.
     """
     tell = progress or (lambda _: None)
     manifest = Manifest.read(folder)
-    with told_plainly(), ExitStack() as stack:
+    with unwrap_errors(), ExitStack() as stack:
         tell("looking at the broker's log")
         rows = log_rows(manifest.log_url, manifest.topics)
         if spark is None:
@@ -70,11 +70,11 @@ def audit(
 ) -> tuple[Verdict, Pictures]:
     """Compare all sides and measure the run. Only frames of a bounded size are collected. ``windows``: see
     :func:`escrowmq.pipeline.audit.comparing.tallied`; whatever it is, the verdict is the same."""
-    together = _in_all_places(manifest)
+    together = _in_all_tables(manifest)
     judges = [c.judges for c in (*manifest.comparisons, *together)]
     sides = readings.rows([*manifest.comparisons, *together])
     with ExitStack() as stack:
-        stack.enter_context(_kept_plainly(readings.spark))
+        stack.enter_context(_uncompressed(readings.spark))
         half = stack.enter_context(_kept(readings.half()))
         packed = stack.enter_context(_kept(timeline.packed(half, timeline.decisions(readings.log))))
         done = stack.enter_context(tallied(sides, windows, tied=_numbers(manifest)))
@@ -93,8 +93,8 @@ def _kept(frame: DataFrame) -> Iterator[DataFrame]:
 
 
 @contextmanager
-def _kept_plainly(spark: SparkSession) -> Iterator[None]:
-    """What is kept is not compressed meanwhile: it is hashes and times, which no dictionary makes smaller, and trying costs more
+def _uncompressed(spark: SparkSession) -> Iterator[None]:
+    """Cached frames are not compressed meanwhile: it is hashes and times, which no dictionary makes smaller, and trying costs more
     than all the rest of keeping it."""
     name = "spark.sql.inMemoryColumnarStorage.compressed"
     before = spark.conf.get(name)
@@ -111,7 +111,7 @@ def _verdict(
     kinds = {row["kind"]: row["ids"] for row in frames.ids_by_kind(wrong).collect()}
     sides = _sides(manifest, done, wrong)
     total = timeline.totals(transactions).collect()[0]
-    places = [_place(manifest, table) for table in manifest.consumers.values()]
+    numbers = [_number_of(manifest, table) for table in manifest.consumers.values()]
     verdict = Verdict(
         orders=half.select("hashed").distinct().count(),
         transactions=total["transactions"],
@@ -125,7 +125,7 @@ def _verdict(
         orphaned=kinds.get("orphaned", 0),
         kills=len(events.kills),
         checks=total["asked"],
-        consumers={name: sides[place].found_rows for name, place in zip(manifest.consumers, places, strict=True)},
+        consumers={name: sides[number].found_rows for name, number in zip(manifest.consumers, numbers, strict=True)},
         comparisons=sides,
         findings=_named(manifest, wrong),
         findings_in_all=wrong.count(),
@@ -133,7 +133,7 @@ def _verdict(
     return verdict, Pictures.of(transactions, total["first_us"], total["last_us"])
 
 
-def _in_all_places(manifest: Manifest) -> list[Comparison]:
+def _in_all_tables(manifest: Manifest) -> list[Comparison]:
     """More comparisons, by id alone, that judge nothing: what is in every consumer's table is consumed."""
     first, *others = [f"table:{table}" for table in manifest.consumers.values()] or [""]
     return [Comparison(first, other, (), ()) for other in others or [first]] if first else []
@@ -148,12 +148,12 @@ def _consumed(manifest: Manifest, done: Tallied) -> int:
 
 
 def _numbers(manifest: Manifest) -> list[int]:
-    """Those of :func:`_in_all_places`: behind the manifest's own."""
+    """Those of :func:`_in_all_tables`: behind the manifest's own."""
     first = len(manifest.comparisons)
-    return [first + n for n in range(len(_in_all_places(manifest)))]
+    return [first + n for n in range(len(_in_all_tables(manifest)))]
 
 
-def _place(manifest: Manifest, table: str) -> int:
+def _number_of(manifest: Manifest, table: str) -> int:
     """The number of the comparison that looks for effects in ``table``."""
     return next(n for n, c in enumerate(manifest.comparisons) if c.found == f"table:{table}")
 

@@ -1,4 +1,4 @@
-"""What the audit says, and its JSON form ``verdict.json``."""
+"""The result of the audit, and its JSON form ``verdict.json``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One comparison in numbers: what was laid beside what, ``ids`` in all, rows on either side."""
+    """One comparison in numbers: the names of both sides, ``ids`` in all, rows on either side."""
 
     expected: str
     found: str
@@ -35,7 +35,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The audit's verdict. ``lost`` … ``orphaned`` count distinct ids; ``findings`` names them, at most some hundred."""
+    """The result of an audit. ``lost`` … ``orphaned`` count distinct ids; ``findings`` names them, at most some hundred."""
 
     orders: int  # distinct ids among the half messages
     transactions: int
@@ -65,7 +65,7 @@ class Verdict:
         return self.agrees and not self.orphaned
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, the verdict's word first."""
+        """The result in JSON's values."""
         return {"verdict": "agree" if self.agrees else "disagree", **asdict(self)}
 
     def write(self, folder: Path) -> Path:

@@ -1,8 +1,8 @@
-"""Windows of ids that are proven equal without laying row beside row: what is left over is compared row by row.
+"""Proves windows of ids equal without comparing their rows; the windows that are left are compared row by row.
 
 A *window* is all ids with the same hash modulo some number, so an id is in one window on every side. Of each window and side
 the rows are counted and the hashes of (id, content) summed: sums do not care for order, and are made where the rows
-are, so that only one line a window is sent around. Two windows are *equal* when the counts and both sums (of the upper and the
+are, so that only one line per window is sent around. Two windows are *equal* when the counts and both sums (of the upper and the
 lower half of the hash) are: they hold the same rows, as often.
 
 The same rows as often is not yet right: an id may be twice on both sides. So one side of each comparison must be
@@ -56,7 +56,7 @@ def balances(every: Sequence[Rows], count: int) -> DataFrame:
 def _summed(rows: Rows, count: int) -> DataFrame:
     """``window, comparison, expected, rows, sum0, sum1``: one line for every role and window.
 
-    A row becomes one digest a role, null where it plays none, and is summed at once: it never becomes several rows.
+    A row becomes one digest per role, null where it has none, and is summed at once: it never becomes several rows.
     """
     roles = [(speaker, role) for speaker in rows.speakers for role in speaker.roles]
     hashed = rows.opened(rows.frame).withColumn("_hashed", f.xxhash64(rows.known_id))
@@ -161,8 +161,8 @@ def _comparisons(speaker: Speaker) -> set[int]:
     return {role.comparison for role in speaker.roles}
 
 
-def among(place: Column, windows: Iterable[int], count: int) -> Column:
+def among(number: Column, windows: Iterable[int], count: int) -> Column:
     """Whether a window is one of these: one byte of a constant is looked at, however many there are."""
     chosen = set(windows)
     flags = bytes(number in chosen for number in range(count))
-    return f.substring(f.lit(flags), place + 1, f.lit(1)) == f.lit(b"\x01")
+    return f.substring(f.lit(flags), number + 1, f.lit(1)) == f.lit(b"\x01")

@@ -28,7 +28,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A moment worth a vertical line; ``group`` is its name in the legend."""
+    """A moment that is marked by a vertical line; ``group`` is its name in the legend."""
 
     at: float
     label: str
@@ -38,7 +38,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A chart's plotting area: data ranges and the way from data to pixels."""
+    """A chart's plotting area: its data ranges, and the pixels of a value."""
 
     x_range: tuple[float, float]
     y_top: float
@@ -77,16 +77,14 @@ def lines(
     y_label: str = "",
     height: int = HEIGHT,
 ) -> str:
-    """Lines over a common x axis in seconds from 0 (``x_ticks``: or whatever these say), with marks as dashed verticals."""
+    """Lines over a common x axis, in seconds from 0 unless ``x_ticks`` are given, with marks as dashed verticals."""
     ticks = nice_ticks(max((max(s.values, default=0) for s in series), default=0))
     span = max(x[-1] if x else 1.0, max((mark.at for mark in marks), default=0.0))
     frame = Frame((0.0, span or 1.0), ticks[-1], height)
     x_ticks = x_ticks if x_ticks is not None else [(t, f"{t:g} s") for t in nice_ticks(span, 8) if t <= span]
     parts = [_axes(frame, ticks, x_ticks, x_label, y_label)]
     parts += [_line(frame, s.x if s.x is not None else x, s) for s in series]
-    parts += [_mark(frame, mark) for mark in marks]
-    legend = [(s.name, s.color) for s in series] + sorted({(mark.group, mark.color) for mark in marks})
-    return _chart(title, height, [*parts, _legend(legend)])
+    return _chart(title, frame, parts, series, marks)
 
 
 def bars(
@@ -101,7 +99,7 @@ def bars(
     height: int = HEIGHT,
     scale: Callable[[float], float] = float,
 ) -> str:
-    """Bars stacked series on series; bar i lies between ``edges[i]`` and ``edges[i+1]``. ``scale`` shapes the y axis
+    """Bars, series stacked on series; bar i lies between ``edges[i]`` and ``edges[i+1]``. ``scale`` shapes the y axis
     (for example :func:`math.sqrt`, so that a bar of one is seen beside a bar of thousands)."""
     count = len(edges) - 1
     stacked = [sum(s.values[i] for s in series) for i in range(count)]
@@ -120,9 +118,7 @@ def bars(
                     f"<title>{escape(s.name)}: {value:,}</title></rect>"
                 )
                 below += value
-    parts += [_mark(frame, mark) for mark in marks]
-    legend = [(s.name, s.color) for s in series] + sorted({(mark.group, mark.color) for mark in marks})
-    return _chart(title, height, [*parts, _legend(legend)])
+    return _chart(title, frame, parts, series, marks)
 
 
 def _scaled_ticks(top: float, scale: Callable[[float], float]) -> list[float]:
@@ -140,10 +136,12 @@ def _scaled_ticks(top: float, scale: Callable[[float], float]) -> list[float]:
     ]
 
 
-def _chart(title: str, height: int, parts: Sequence[str]) -> str:
+def _chart(title: str, frame: Frame, parts: Sequence[str], series: Sequence[Series], marks: Sequence[Mark]) -> str:
+    legend = [(s.name, s.color) for s in series] + sorted({(mark.group, mark.color) for mark in marks})
+    inside = "".join([*parts, *(_mark(frame, mark) for mark in marks), _legend(legend)])
     return (
-        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title, quote=True)}" '
-        f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
+        f'<svg viewBox="0 0 {WIDTH} {frame.height}" role="img" aria-label="{escape(title, quote=True)}" '
+        f'xmlns="http://www.w3.org/2000/svg">{inside}</svg>'
     )
 
 

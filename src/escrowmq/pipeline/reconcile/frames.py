@@ -1,6 +1,6 @@
-"""The comparison, as functions DataFrame → DataFrame: one row an id, whatever its order, repeats and place.
+"""The comparison, as functions DataFrame → DataFrame: one row per id, in whatever order and however often it was seen.
 
-A *side* has one row a sighting: ``id`` string, ``at`` timestamp, and, where content is compared, ``digest`` (any type that
+A *side* has one row per sighting: ``id`` string, ``at`` timestamp, and, where content is compared, ``digest`` (any type that
 can be compared; null: not known). *half* is what was announced, *commits* what became visible. Both become one frame and
 are grouped once, so that all four kinds cost one shuffle:
 
@@ -59,8 +59,8 @@ def together(half: DataFrame, commits: DataFrame) -> DataFrame:
 def _side(name: str, side: DataFrame, half: int) -> DataFrame:
     types = {field.name: field.dataType.simpleString() for field in side.schema.fields}
     if lacking := [column for column in ("id", "at") if column not in types]:
-        told = f"the {name} side has no column {' and no '.join(lacking)}"
-        raise Misuse(Code.BAD_ARGUMENT, told, f"id string, at timestamp, perhaps digest; it has {', '.join(types)}")
+        what = f"the {name} side has no column {' and no '.join(lacking)}"
+        raise Misuse(Code.BAD_ARGUMENT, what, f"id string, at timestamp, perhaps digest; it has {', '.join(types)}")
     if types["at"] != "timestamp":
         raise Misuse(Code.BAD_ARGUMENT, f"the {name} side's column at is {types['at']}", "make it a timestamp")
     digest = f.col("digest") if "digest" in types else f.lit(None).cast("bigint")
@@ -69,7 +69,7 @@ def _side(name: str, side: DataFrame, half: int) -> DataFrame:
 
 
 def tally(half: DataFrame, commits: DataFrame) -> DataFrame:
-    """One row an id: ``id, halves, commits, first_seen, last_seen, unlike`` (bool, null if no content is known)."""
+    """One row per id: ``id, halves, commits, first_seen, last_seen, unlike`` (bool, null if no content is known)."""
     return by_id(together(half, commits))
 
 
@@ -79,7 +79,7 @@ def by_id(sightings: DataFrame) -> DataFrame:
 
 
 def aggregates() -> list[Column]:
-    """What all sightings of one id come to."""
+    """The aggregates over all sightings of one id."""
     return [
         f.sum("half").alias("halves"),
         f.sum(1 - f.col("half")).alias("commits"),

@@ -1,4 +1,4 @@
-"""Sides from topics: format "escrow" read with only the columns that a comparison needs."""
+"""Reads a topic as one side of a comparison, with only the columns that it needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Side = DataFrame
-"""``id`` string, ``at`` timestamp, perhaps ``digest``: one row a sighting."""
+"""``id`` string, ``at`` timestamp, perhaps ``digest``: one row per sighting."""
 IDS = ("key", "body", "message_id")
 """Where a message's id is. ``message_id`` and bodies that are not UTF-8 become lower-case hex."""
 HALF_VIEW = "%half"
@@ -27,7 +27,7 @@ def read_side(
 ) -> DataFrame:
     """A topic as one side: ``id``, ``at`` (when the broker stored it), with ``content`` also ``digest`` of the body.
 
-    Of the view ``%half`` what was rolled back or expired is left out: nobody expects its commit. Raises Misuse(BAD_ARGUMENT)
+    Of the view ``%half`` what was rolled back or expired is left out: its commit is not expected. Raises Misuse(BAD_ARGUMENT)
     for an unknown kind of id, and on use what the source raises: Rejected(UNKNOWN_TOPIC), Unknown, ...
     """
     if id not in IDS:

@@ -1,16 +1,16 @@
-"""The batch: compare, count, name the first, write all. No more than the first few findings come to the driver."""
+"""Reconcile as a batch: compare, count, write all findings. Only the first few come to the driver."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from pyspark import StorageLevel
 from pyspark.sql import functions as f
 
-from escrowmq.pipeline.failures import told_plainly
+from escrowmq.pipeline.failures import unwrap_errors
 from escrowmq.pipeline.reconcile.frames import KINDS, by_id, findings, together
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 MOST_NAMED = 100
 """Findings that are named in the report; all are counted, and written where asked for."""
 _TOTALS = "totals"
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +53,11 @@ class Report:
         return not (self.missing or self.unexpected or self.differing or self.nameless)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, the verdict's word first."""
+        """The result in JSON's values."""
         return {"verdict": "agree" if self.agrees else "disagree", **asdict(self)}
 
 
-@told_plainly()
+@unwrap_errors()
 def reconcile(
     half: DataFrame, commits: DataFrame, *, settled_before: datetime, out: str | None = None, most: int = MOST_NAMED
 ) -> Report:
@@ -93,11 +92,6 @@ def reconcile(
         return report
     finally:
         found.unpersist()
-
-
-def grace_before(now: datetime, grace_seconds: float) -> datetime:
-    """The time before which everything should have settled."""
-    return now - timedelta(seconds=grace_seconds)
 
 
 def _never_empty(sightings: DataFrame) -> DataFrame:

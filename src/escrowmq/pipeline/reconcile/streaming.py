@@ -1,4 +1,4 @@
-"""The same as a stream: sessions of an id, closed by a watermark, in Spark's own state. No Python runs for a row.
+"""Reconcile as a stream: sessions of an id, closed by a watermark, in Spark's own state. No Python runs per row.
 
 All sightings of an id that lie less than the grace time apart are one *session*, whichever side they come from and in whatever
 order and batch they arrive. When the watermark (the latest time seen on either side, less ``lateness``) has passed its end, which is
@@ -6,12 +6,12 @@ its last sighting plus the grace time, the session is judged once and forgotten:
 
 ===========  =============================================================================
 missing      a session without a commit
-alone        a session without an announcement. If the id was told as missing (before or after), it is *settled late*:
+alone        a session without an announcement. If the id was also reported as missing (before or after), it is *settled late*:
              its commit came more than the grace time away from its half. If not, it is unexpected
 differing    a session with both, and content that is not the same everywhere
 ===========  =============================================================================
 
-``settled`` nets what was told: late commits take their ids off the list. State holds the ids of about the last ``grace`` +
+``settled`` sums up what was reported: late commits take their ids off the list. State holds the ids of about the last ``grace`` +
 ``lateness``. A sighting that arrives when the watermark has passed its own time by the grace time is dropped by Spark (counted in
 the query's progress as ``numRowsDroppedByWatermark``): the time at which a broker stored a message is as good as never so late.
 """
@@ -64,8 +64,8 @@ def start(
 ) -> StreamingQuery:
     """Run a stream of findings: exactly once into ``topic`` at ``url`` (key: the id; body: JSON, see BODY), or into ``each``.
 
-    ``each(findings, batch)`` is called once a batch, and after a crash perhaps again with the same number and rows: who writes
-    should remember the number. ``once``: until what is there now has been read. Raises Misuse(BAD_ARGUMENT) unless just one goal is given.
+    ``each(findings, batch)`` is called once per batch, and after a crash perhaps again with the same number and rows: a function that
+    writes should remember the number. ``once``: until what is there now has been read. Raises Misuse(BAD_ARGUMENT) unless just one goal is given.
     """
     if (topic is None) == (each is None) or (topic is not None and url is None):
         raise Misuse(Code.BAD_ARGUMENT, "findings go either to a topic at a URL or to a function")
@@ -92,14 +92,14 @@ def as_messages(found: DataFrame) -> DataFrame:
 
 
 def from_messages(messages: DataFrame) -> DataFrame:
-    """Messages of an output topic (``body``) → what :func:`stream_findings` told."""
-    told = messages.select(f.from_json(f.col("body").cast("string"), BODY).alias("told")).select("told.*")
+    """Messages of an output topic (``body``) → findings, as :func:`stream_findings` made them."""
+    found = messages.select(f.from_json(f.col("body").cast("string"), BODY).alias("finding")).select("finding.*")
     times = [f.timestamp_micros(f"{name}_us").alias(name) for name in ("first_seen", "last_seen")]
-    return told.select("kind", "id", "halves", "commits", *times)
+    return found.select("kind", "id", "halves", "commits", *times)
 
 
-def settled(told: DataFrame) -> DataFrame:
-    """All that a stream told → how each id stands now: ``id``, ``kind`` (missing, settled late, unexpected, differing, nameless),
+def settled(found: DataFrame) -> DataFrame:
+    """All findings of a stream → how each id stands now: ``id``, ``kind`` (missing, settled late, unexpected, differing, nameless),
     ``halves``, ``commits``, ``first_seen``, ``last_seen``."""
     kinds = [f.max((f.col("kind") == kind).cast("int")) == 1 for kind in ("missing", "alone", "differing")]
     was_missing, was_alone, was_differing = kinds
@@ -112,7 +112,7 @@ def settled(told: DataFrame) -> DataFrame:
     )
     sums = [f.sum(name).alias(name) for name in ("halves", "commits")]
     times = [f.min("first_seen").alias("first_seen"), f.max("last_seen").alias("last_seen")]
-    return told.groupBy("id").agg(kind.alias("kind"), *sums, *times)
+    return found.groupBy("id").agg(kind.alias("kind"), *sums, *times)
 
 
 def _interval(seconds: float) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from escrowmq.connecting import connect
 from escrowmq.pipeline import timeline
-from escrowmq.pipeline.failures import told_plainly
+from escrowmq.pipeline.failures import unwrap_errors
 from escrowmq.pipeline.log import BrokerLog, Log
 from escrowmq.pipeline.report import measures
 from escrowmq.pipeline.report.numbers import BUCKETS, Report, Rows
@@ -35,7 +35,7 @@ def report(
     """
     tell = progress or (lambda _: None)
     folder = url.startswith("file:")
-    with told_plainly(), ExitStack() as stack:
+    with unwrap_errors(), ExitStack() as stack:
         bus = stack.enter_context(connect(url, read_only=True) if folder else connect(url))
         tell("asking what there is")
         names = sorted({topic["name"] for topic in bus.admin.topics()})

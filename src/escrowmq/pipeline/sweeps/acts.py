@@ -1,10 +1,10 @@
-"""What a sweep does to one order or one freeze, under lock: plain functions over connections, no Spark.
+"""The acts of a sweep on one order or one freeze, under lock: plain functions over connections, no Spark.
 
 Each may be killed anywhere and run again, and run by several at once: stock and orders end as after one clean run. Connections must
-have no transaction open, and come from engines of :func:`~escrowmq.outbox.locking.open_locking`. What found a candidate is
-only a hint; an act looks again, under lock.
+have no transaction open, and come from engines of :func:`~escrowmq.outbox.locking.open_locking`. A candidate is
+only a hint: an act looks again, under lock.
 
-Locks are always taken in this order: an order, then its freezes, then products by id. So nobody waits in a circle.
+Locks are always taken in this order: an order, then its freezes, then products by id. So no two acts wait for each other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from escrowmq.platform.failpoints import reach
 
 
 class Act(StrEnum):
-    """What was done."""
+    """The result of one act."""
 
     SOLD = "released as sold"
     TIMED_OUT = "timed out, stock given back"
@@ -42,7 +42,7 @@ def settle_order(
 ) -> Act:
     """Sweep 1: an order that is unpaid and was to be paid by ``over_ticks`` or before → timed out, stock back; one that is paid → sold.
 
-    The order row is locked from the first look to the end, so nobody pays meanwhile. The freeze is released first: whoever dies in
+    The order row is locked from the first look to the end, so no payment comes in between. The freeze is released first: a process that dies in
     between leaves an unpaid order without a freeze, which no payment accepts and the next run finishes. Raises
     Inconsistent, and SQLAlchemy's errors; nothing was changed then, or the next run finishes it.
     """

@@ -1,14 +1,14 @@
-"""The tables that the sweeps work on: what they must have, and what it is called. The one place that knows names.
+"""The tables that the sweeps work on: which columns they must have, and the names of tables, columns and states.
 
 Databases of orders (the *shards*) have two tables, the database of products two::
 
     orders       trans_id (key), state, pay_by_us, settled     unpaid → paid | timed out; settled: its freeze was released
-    order_marks  trans_id (key), mark                          placed | never: the first word stands, whoever says it
+    order_marks  trans_id (key), mark                          placed | never: the first mark stands
     products     product_id (key), stock
     freezes      trans_id, product_id (key), amount, state, frozen_us     frozen → released sold | released unsold
 
-Whoever places an order must insert the mark ``placed`` in the order's own transaction: that it fails on the mark ``never`` is what keeps
-an order from coming after its stock was given back. Whoever marks an order as paid must hold its row and look, under lock, that
+The program that places an order must insert the mark ``placed`` in the order's own transaction: that it fails on the mark ``never`` is what keeps
+an order from coming after its stock was given back. The program that marks an order as paid must hold its row and look, under lock, that
 its freeze is still frozen. ``examples/shop`` does both.
 """
 
@@ -61,7 +61,7 @@ class Books:
 
     ticks_per_second: int = 1_000_000  # times are whole numbers of these since 1970
     shard_by: str | None = None  # column of freezes: its order can only be in shard crc32(text) modulo number of shards
-    events: str | None = None  # outbox topic that hears of orders that timed out
+    events: str | None = None  # outbox topic that gets an event for each order that timed out
     event_columns: tuple[str, ...] = ()  # columns of orders that its body has besides
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The sweeps on Spark: look through all shards at once, join across databases by trans_id, act row by row from the executors.
+"""The sweeps on Spark: find candidates in all shards at once, join by trans_id, and act on each from the executors.
 
 What finds a candidate reads without locks, each range at its own moment: what it misses the next run finds, and what it finds
 too much the act leaves alone. A task that Spark runs twice does nothing the second time.
@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from pyspark.sql import functions as f
 
 from escrowmq.errors import Code, EscrowError, Misuse
-from escrowmq.pipeline.failures import told_plainly
+from escrowmq.pipeline.failures import unwrap_errors
 from escrowmq.pipeline.sql.source import SOURCE, read_sql
 from escrowmq.pipeline.sql.tables import SqlRead
 from escrowmq.pipeline.sweeps.acts import Act, Inconsistent, release_orphan, settle_order
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MOST_ALERTS = 20
-"""Failures that a task names; all are counted."""
+"""Failures that a task reports by name; all are counted."""
 ORPHAN_SECONDS = 600.0
 
 _log = logging.getLogger(__name__)
 
 Row = tuple[str, int | None, bool]
 """A candidate: trans_id, the shard of its order (None: not known), whether an order was seen."""
-Told = tuple[str, int, list[tuple[str, str]]]
-"""What a task did: an act, how often, and some of what failed."""
+Done = tuple[str, int, list[tuple[str, str]]]
+"""The result of a task: an act, how often, and some of what failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What a sweep did: how often which :class:`Act`, and what failed (trans_id, error; some, sorted), to be tried again."""
+    """The result of a sweep: how often which :class:`Act`, and what failed (trans_id, error; some, sorted), to be tried again."""
 
     acts: dict[str, int]
     alerts: tuple[tuple[str, str], ...]
@@ -57,7 +57,7 @@ class Swept:
         return {"acts": self.acts, "failed": self.failed, "alerts": alerts}
 
 
-@told_plainly()
+@unwrap_errors()
 def sweep_orders(
     spark: SparkSession,
     databases: Databases,
@@ -94,7 +94,7 @@ def sweep_orders(
     return _swept(found, databases, act)
 
 
-@told_plainly()
+@unwrap_errors()
 def sweep_freezes(
     spark: SparkSession,
     databases: Databases,
@@ -122,8 +122,8 @@ def sweep_freezes(
     found = frozen.join(orders, "trans_id", "left").persist()
     try:
         if (stray := found.where(f.col("seen") != f.col("shard")).first()) is not None:
-            told = f"order {stray['trans_id']} is in database {stray['seen']}, not {stray['shard']}"
-            raise Misuse(Code.BAD_ARGUMENT, told, f"orders are not sharded by crc32 of {books.shard_by}: leave it out")
+            what = f"order {stray['trans_id']} is in database {stray['seen']}, not {stray['shard']}"
+            raise Misuse(Code.BAD_ARGUMENT, what, f"orders are not sharded by crc32 of {books.shard_by}: leave it out")
         return _swept(
             found.select("trans_id", "shard", f.col("seen").isNotNull()),
             databases,
@@ -138,22 +138,22 @@ def sweep_freezes(
 def _swept(found: DataFrame, databases: Databases, act: Callable[[Connections, Row], Act]) -> Swept:
     """Act on every candidate, spread over all cores; the sums."""
 
-    def task(rows: Iterable[Row]) -> list[Told]:
+    def task(rows: Iterable[Row]) -> list[Done]:
         return _each(rows, databases, act)
 
     spread = found.repartition(found.sparkSession.sparkContext.defaultParallelism, found.columns[0])
-    told = spread.rdd.mapPartitions(task).collect()
+    results = spread.rdd.mapPartitions(task).collect()
     acts: Counter[str] = Counter()
-    for name, count, _ in told:
+    for name, count, _ in results:
         acts[name] += count
-    alerts = sorted(alert for _, _, some in told for alert in some)
+    alerts = sorted(alert for _, _, some in results for alert in some)
     for trans_id, error in alerts:
         _log.error("ALERT: %s was not settled, the next sweep tries again: %s", trans_id, error)
     return Swept({name: acts[name] for name in Act if acts[name]}, tuple(alerts))
 
 
-def _each(rows: Iterable[Row], databases: Databases, act: Callable[[Connections, Row], Act]) -> list[Told]:
-    """A task: its candidates, one after the other; what fails is told and left for the next run."""
+def _each(rows: Iterable[Row], databases: Databases, act: Callable[[Connections, Row], Act]) -> list[Done]:
+    """A task: its candidates, one after the other; what fails is reported and left for the next run."""
     done: Counter[Act] = Counter()
     alerts: list[tuple[str, str]] = []
     with connections(databases) as opened:

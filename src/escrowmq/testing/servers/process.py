@@ -1,4 +1,4 @@
-"""One server process of ours: started under a user that it accepts, waited for, paused, killed, restarted, always stopped."""
+"""One server process for tests: starts it under a user that it accepts, waits for it, pauses, kills, restarts and always stops it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STOP_SECONDS = 30.0
 
 
 def free_port() -> int:
-    """A loopback port that nobody listened on a moment ago."""
+    """A loopback port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -115,7 +115,7 @@ class Server:
             self._killed = True
 
     def pause(self) -> None:
-        """Stop its clock: connections stay open and nobody answers (SIGSTOP)."""
+        """Stop its clock: connections stay open without an answer (SIGSTOP)."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -124,7 +124,7 @@ class Server:
 
 
 def dying_with_us(command: Sequence[str], stop_signal: int) -> list[str]:
-    """``command``, told by the kernel to stop when this process dies in a way that runs no cleanup (Linux)."""
+    """``command``, stopped by the kernel when this process dies in a way that runs no cleanup (Linux)."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", signal.Signals(stop_signal).name[3:], *command] if setpriv else list(command)
 

@@ -125,7 +125,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _is_executor(pid: int) -> bool:
-    """Dead processes that nobody has waited for yet, and those that are only about to become an executor, have other words."""
+    """Dead processes that were not waited for yet, and those that are only about to become an executor, have other words."""
     with contextlib.suppress(OSError):
         return b"ExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
