@@ -48,8 +48,9 @@ class ConsumerBase(Generic[MessageT, BatchT]):
         self._consumption = consumption
         self._message = message
         self._batch = batch
-        self._iterating = threading.Lock()  # guards the two below; held for moments only
-        self._current: tuple[Rows, int] | None = None  # the batch that messages are taken from, and its next row
+        self._iterating = threading.Lock()  # guards what follows, and closing; held for moments only
+        self._rows: Rows | None = None  # from which messages are taken, and the next row of it
+        self._row = 0
 
     @property
     def group(self) -> str:
@@ -65,10 +66,9 @@ class ConsumerBase(Generic[MessageT, BatchT]):
         consumption = self._consumption
         with self._iterating:
             first, consumption.closed = not consumption.closed, True
-            current, self._current = self._current, None
-        if current is not None:
-            rows, row = current
-            consumption.give_back(rows.number, rows.batch.slice(row))
+            rows, self._rows = self._rows, None
+        if rows is not None:
+            consumption.give_back(rows.number, rows.batch.slice(self._row))
         if first:
             consumption.arrival.set()
             await consumption.waiting.away(consumption.close)
@@ -80,8 +80,8 @@ class ConsumerBase(Generic[MessageT, BatchT]):
             return False
         with self._iterating:
             closed = self._consumption.closed
-            if not closed and self._current is None:
-                self._current = (rows, 0)
+            if not closed and self._rows is None:
+                self._rows, self._row = rows, 0
                 return True
         if closed:
             self._consumption.give_back(rows.number, rows.batch)
@@ -147,10 +147,12 @@ class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
         consumption, message = self._consumption, self._message
         while True:
             with self._iterating:
-                if (current := self._current) is not None:
-                    rows, row = current
-                    self._current = None if row + 1 >= rows.count else (rows, row + 1)
-            if current is not None:
+                if (rows := self._rows) is not None:
+                    row = self._row
+                    self._row = row + 1
+                    if row + 1 == rows.count:
+                        self._rows = None
+            if rows is not None:
                 yield message(rows, row, consumption)
             elif not await self._next_batch(idle_timeout):
                 return

@@ -26,8 +26,7 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> C
             coroutine.send(None)
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
-        coroutine.close()
-        raise _suspended(method)
+        raise _suspended(coroutine)
 
     return call
 
@@ -50,20 +49,22 @@ def iterating(
                 except StopAsyncIteration:
                     return
                 else:
-                    raise _suspended(method)
+                    raise _suspended(iterator)
                 yield value
         finally:
-            _finish(iterator.aclose())
+            finished(iterator.aclose())
 
     return call
 
 
-def _suspended(method: Callable[..., Any]) -> RuntimeError:
-    return RuntimeError(f"{method.__qualname__} waits for an event loop, and there is none on the blocking face")
-
-
-def _finish(coroutine: Coroutine[Any, Any, None]) -> None:
+def finished(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that never suspends; raises RuntimeError if it does."""
     try:
         coroutine.send(None)
-    except StopIteration:
-        pass
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    raise _suspended(coroutine)
+
+
+def _suspended(coroutine: Any) -> RuntimeError:
+    return RuntimeError(f"{coroutine.__qualname__} waits for an event loop, and there is none on the blocking face")

@@ -43,7 +43,11 @@ FIRST_BACKOFF, LAST_BACKOFF = 0.02, 2.0
 
 
 class Lane(ABC):
-    """One coalescing lane. Thread-safe. ``timeout`` is seconds from the sealing of a request to Unknown(TIMED_OUT)."""
+    """One coalescing lane. Thread-safe.
+
+    ``waiter()`` makes what a caller awaits for its result. ``timeout`` is seconds from the sealing of a request to
+    Unknown(TIMED_OUT).
+    """
 
     def __init__(
         self,
@@ -53,6 +57,7 @@ class Lane(ABC):
         options: Callable[[], dict[str, Any]],
         timer: Timer,
         *,
+        waiter: Callable[[], Any],
         timeout: float,
         max_rows: int = 4096,
         max_bytes: int = 16 << 20,
@@ -64,6 +69,7 @@ class Lane(ABC):
         self._codec = codec
         self._options = options
         self._timer = timer
+        self.waiter = waiter
         self._timeout = timeout
         self._max_rows = max_rows
         self._max_bytes = max_bytes
@@ -176,10 +182,6 @@ class Lane(ABC):
             self._deliver(request.waiters, copies(Unknown(Code.CLOSED), request))
 
     # How callers wait
-
-    @abstractmethod
-    def waiter(self) -> Any:
-        """What a caller awaits for its result, and gives to :meth:`add`."""
 
     def _start_pump(self) -> None:
         self._pump()

@@ -25,8 +25,6 @@ from escrowmq.client.producing.deciding import AnyChecker
 from escrowmq.client.producing.production import (
     AnyTransactionId,
     Production,
-    half_message_options,
-    message_options,
     require,
 )
 from escrowmq.client.producing.results import EndResults, Receipts
@@ -118,7 +116,9 @@ class AsyncProducer(ProducerBase[AsyncTransaction]):
         Raises Misuse or Rejected before anything leaves if it is unusable or over a limit; Rejected, Overloaded or
         Denied if the broker refused it; Unknown if there was no answer in time.
         """
-        return await self._production.produce(Exchange.SEND, topic, body, message_options(**options), None)
+        if "check_immunity" in options:
+            raise TypeError("send() got an unexpected keyword argument 'check_immunity'")
+        return await self._production.produce(Exchange.SEND, topic, body, **options)
 
     async def send_batch(self, messages: Any, *, shard: int | None = None) -> Receipts:
         """Send many at once: an iterable of :class:`Message`, a record batch or a table with columns of OUTGOING.
@@ -152,7 +152,7 @@ class AsyncProducer(ProducerBase[AsyncTransaction]):
         """
         production = self._production
         production.need_checker()
-        receipt = await production.produce(Exchange.PREPARE, message, None, message_options(), None)
+        receipt = await production.produce(Exchange.PREPARE, message)
         assert receipt.transaction_id is not None  # a half message's receipt always has one
         outcome, problem = Outcome.UNKNOWN, None
         try:
@@ -179,8 +179,7 @@ class AsyncProducer(ProducerBase[AsyncTransaction]):
         The other options as for :meth:`send`, and ``check_immunity``, seconds before the first check-back.
         """
         self._production.need_checker()
-        given = half_message_options(**options)
-        return await self._production.produce(Exchange.PREPARE, topic, body, given, transaction_id)
+        return await self._production.produce(Exchange.PREPARE, topic, body, transaction_id, **options)
 
     async def prepare_batch(self, messages: Any, *, shard: int | None = None) -> Receipts:
         """Half messages, one transaction each, columns in; ``receipts.transactions`` goes into :meth:`end_batch`.
