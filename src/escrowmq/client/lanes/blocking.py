@@ -51,8 +51,9 @@ def iterating(
                 else:
                     raise _suspended(iterator)
                 yield value
-        finally:
+        except GeneratorExit:  # the caller leaves early
             finished(iterator.aclose())
+            raise
 
     return call
 
