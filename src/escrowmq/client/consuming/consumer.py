@@ -31,7 +31,7 @@ from escrowmq.client.consuming.received import (
     ReceivedBatch,
     ReceivedBatchBase,
 )
-from escrowmq.client.lanes.blocking import blocking, iterating
+from escrowmq.client.lanes.blocking import AsyncCloses, Closes, blocking, iterating
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.model import Act
 
@@ -196,7 +196,7 @@ class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
         await self._close()
 
 
-class AsyncConsumer(ConsumerCalls[AsyncReceived, AsyncReceivedBatch]):
+class AsyncConsumer(ConsumerCalls[AsyncReceived, AsyncReceivedBatch], AsyncCloses):
     """As :class:`Consumer`, to await: ``async for message in consumer``, ``async for batch in consumer.batches()``.
 
     Several tasks may iterate one consumer.
@@ -208,14 +208,8 @@ class AsyncConsumer(ConsumerCalls[AsyncReceived, AsyncReceivedBatch]):
     def __aiter__(self) -> AsyncIterator[AsyncReceived]:
         return self.messages()
 
-    async def __aenter__(self) -> AsyncConsumer:
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self._close()
-
-
-class Consumer(ConsumerBase[Received, ReceivedBatch]):
+class Consumer(ConsumerBase[Received, ReceivedBatch], Closes):
     """Receives the messages of a consumer group. Made by :meth:`Bus.consumer`. Iterate it, or its :meth:`batches`.
 
     Thread-safe: several threads may iterate one consumer and share its messages.
@@ -229,10 +223,6 @@ class Consumer(ConsumerBase[Received, ReceivedBatch]):
     receive = blocking(ConsumerCalls[Received, ReceivedBatch].receive)
     flush = blocking(ConsumerCalls[Received, ReceivedBatch].flush)
     close = blocking(ConsumerCalls[Received, ReceivedBatch].close)
-    __exit__ = blocking(AsyncConsumer.__aexit__)
 
     def __iter__(self) -> Iterator[Received]:
         return self.messages()
-
-    def __enter__(self) -> Consumer:
-        return self

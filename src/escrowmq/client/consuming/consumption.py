@@ -141,7 +141,7 @@ class Consumption:
             self._membership.came(number, done.result())
 
     def give_back(self, number: int, batch: pa.RecordBatch) -> None:
-        """Return messages that nobody was handed: they are delivered again at once, and their attempt is not counted."""
+        """Return messages that were not handed out: they are delivered again at once, and their attempt is not counted."""
         if batch.num_rows:
             try:
                 self.lanes[number].add_batch(self._settling(number, batch, Act.RELEASE, 0, None), None)

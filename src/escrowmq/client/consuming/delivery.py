@@ -47,7 +47,7 @@ class Rows:
 
 
 class Content:
-    """What every received message shows, whoever received it."""
+    """What every message shows that was received or read."""
 
     __slots__ = ("_row", "_rows")
 

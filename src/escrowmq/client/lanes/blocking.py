@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -69,3 +69,25 @@ def finished(coroutine: Coroutine[Any, Any, T]) -> T:
 
 def _suspended(coroutine: Any) -> RuntimeError:
     return RuntimeError(f"{coroutine.__qualname__} waits for an event loop, and there is none on the blocking face")
+
+
+class AsyncCloses:
+    """``async with`` for a face to await: leaving the block closes it."""
+
+    async def _close(self) -> None:
+        """What closing means; the base of both faces says it."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._close()
+
+
+class Closes:
+    """``with`` for a blocking face: leaving the block closes it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    __exit__ = blocking(AsyncCloses.__aexit__)

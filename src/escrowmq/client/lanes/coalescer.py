@@ -2,8 +2,8 @@
 
 Theory of operation. A lane carries rows of one kind of exchange over one link.
 
-1. A row is added to the open request. If nothing is in flight the request leaves at once; otherwise it waits, and whoever
-   arrives meanwhile rides along. A second, third and fourth request may leave before the first is answered, but only
+1. A row is added to the open request. If nothing is in flight the request leaves at once; otherwise it waits, and rows
+   that arrive meanwhile are sent with it. A second, third and fourth request may leave before the first is answered, but only
    with ``WORTH_OVERLAPPING`` rows or more, and with at least as many as are in flight: a request costs about as much as
    some hundred rows, so small requests wait and grow, big ones overlap.
 2. Requests leave in the order in which they were filled; one thread at a time sends (``_pumping``).

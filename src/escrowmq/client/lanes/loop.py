@@ -64,14 +64,14 @@ class LoopLane(Lane):
                 self._loop.call_soon(self._sender.put, self._pump)
             else:
                 self._loop.call_soon_threadsafe(self._loop.call_soon, self._sender.put, self._pump)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        except RuntimeError:  # the loop is closed: no task waits any more
             self._sender.put(self._pump)
 
     def _deliver(self, waiters: list[Any], results: list[Any]) -> None:
         try:
             self._loop.call_soon_threadsafe(_resolve, waiters, results)
         except RuntimeError:
-            pass  # the loop is closed: nobody waits any more
+            pass  # the loop is closed: no task waits any more
 
 
 def _resolve(waiters: list[asyncio.Future[Any] | None], results: list[Any]) -> None:
@@ -96,7 +96,7 @@ class LoopSignal:
         try:
             self._loop.call_soon_threadsafe(self._event.set)
         except RuntimeError:
-            pass  # the loop is closed: nobody waits any more
+            pass  # the loop is closed: no task waits any more
 
     async def wait(self, ready: Callable[[], bool], timeout: float | None) -> bool:
         """Wait until ``ready()``; False if it is not within ``timeout`` seconds."""

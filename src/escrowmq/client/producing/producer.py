@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from escrowmq.client.lanes.blocking import blocking
+from escrowmq.client.lanes.blocking import AsyncCloses, Closes, blocking
 from escrowmq.client.producing.deciding import AnyChecker
 from escrowmq.client.producing.production import (
     AnyTransactionId,
@@ -100,7 +100,7 @@ class ProducerBase(Generic[TransactionT]):
         await self._production.close()
 
 
-class AsyncProducer(ProducerBase[AsyncTransaction]):
+class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
     """As :class:`Producer`, to await."""
 
     def __init__(self, production: Production) -> None:
@@ -234,14 +234,8 @@ class AsyncProducer(ProducerBase[AsyncTransaction]):
         """Stop answering checks, let what is on its way finish, refuse what comes."""
         await self._close()
 
-    async def __aenter__(self) -> AsyncProducer:
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self._close()
-
-
-class Producer(ProducerBase[Transaction]):
+class Producer(ProducerBase[Transaction], Closes):
     """Sends messages of one producer group. Thread-safe: callers in many threads share batches.
 
     Made by :meth:`Bus.producer`. ``timeout`` is seconds until a call gives up with Unknown(TIMED_OUT).
@@ -265,7 +259,3 @@ class Producer(ProducerBase[Transaction]):
     last_batch = blocking(AsyncProducer.last_batch)
     flush = blocking(AsyncProducer.flush)
     close = blocking(AsyncProducer.close)
-    __exit__ = blocking(AsyncProducer.__aexit__)
-
-    def __enter__(self) -> Producer:
-        return self

@@ -205,7 +205,7 @@ class Production:
             return broker_of(key, len(self.sessions))
         if isinstance(identity, str | bytes | uuid.UUID):
             return broker_of(message_bytes(identity).hex(), len(self.sessions))
-        return self.router.next_turn(lambda number: not self._broken(kind, number))
+        return self.router.next_in_rotation(lambda number: not self._broken(kind, number))
 
     def _broken(self, kind: Exchange, number: int) -> bool:
         """Whether a broker is known to be away."""
@@ -233,7 +233,7 @@ class Production:
             return lane
 
     def place(self, keys: pa.Array) -> npt.NDArray[np.uint32]:
-        """The shard that each row would go to. Blocks until the brokers have told theirs."""
+        """The shard that each row would go to. Blocks until every broker among them has named its shard."""
         numbers = self.router.spread(keys, lambda: self._number(Exchange.SEND, None))
         shards = np.zeros(len(self.router), np.uint32)
         for number in np.unique(numbers).tolist():

@@ -40,8 +40,8 @@ class Session:
         with self._lock:
             if self.number is None or (transactional and not self.transactional):
                 deadline = time.monotonic() + self._timeout
-                told = patient_action(self.link, "hello", {}, deadline)
-                self.checker = Checker(Limits.of(told.get("limits", {})))
+                hello = patient_action(self.link, "hello", {}, deadline)
+                self.checker = Checker(Limits.of(hello.get("limits", {})))
                 self.number = self._opened(transactional, None, deadline)
                 self.transactional = transactional
             return self.number
@@ -54,7 +54,7 @@ class Session:
         """
         with self._lock:
             if self.number == forgotten:
-                resume = forgotten if self._named else None  # a name of our own making has nobody else
+                resume = forgotten if self._named else None  # no other process has a name of our own making
                 self.number = self._opened(self.transactional, resume, time.monotonic() + self._timeout)
 
     def _opened(self, transactional: bool, resume: int | None, deadline: float) -> int:
