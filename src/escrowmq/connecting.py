@@ -43,7 +43,7 @@ async def aconnect(url: str, **options: Any) -> AsyncBus:
 
 
 def links(url: str, options: dict[str, Any]) -> Sequence[Link]:
-    """One link a broker that ``url`` names."""
+    """One link per broker that ``url`` names."""
     if not isinstance(url, str):
         raise Misuse(Code.BAD_URL, f"{type(url).__name__} is not a URL")
     scheme, colon, rest = url.partition(":")

@@ -16,6 +16,7 @@ from escrowmq.client.consuming.consumer import AsyncConsumer, ConsumerBase
 from escrowmq.client.consuming.consumption import Consumption
 from escrowmq.client.consuming.options import ConsumerOptions
 from escrowmq.client.consuming.received import AsyncReceived, ReceivedBase
+from escrowmq.client.lanes.blocking import AsyncCloses
 from escrowmq.client.lanes.coalescer import Lane
 from escrowmq.client.lanes.loop import Loop
 from escrowmq.client.lanes.request import Codec
@@ -148,15 +149,9 @@ class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, Consum
         await self._close()
 
 
-class AsyncBus(BusCalls[AsyncProducer, AsyncConsumer, AsyncReader, AsyncReceived]):
+class AsyncBus(BusCalls[AsyncProducer, AsyncConsumer, AsyncReader, AsyncReceived], AsyncCloses):
     """Made by :func:`escrowmq.aconnect`, on the event loop to which it belongs from then on. ``async with`` closes it."""
 
     def __init__(self, links: Sequence[Link]) -> None:
         super().__init__(links, Loop(links), AsyncProducer, AsyncConsumer, AsyncReader)
         self.admin = AsyncAdmin(Admin(self.router))
-
-    async def __aenter__(self) -> AsyncBus:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._close()

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from escrowmq.client.admin import Admin
-from escrowmq.client.aio import AsyncBus, BusBase, BusCalls
+from escrowmq.client.aio import BusBase, BusCalls
 from escrowmq.client.consuming.consumer import Consumer
 from escrowmq.client.consuming.received import Received
-from escrowmq.client.lanes.blocking import blocking
+from escrowmq.client.lanes.blocking import Closes, blocking
 from escrowmq.client.lanes.threads import Threads
 from escrowmq.client.producing.producer import Producer
 from escrowmq.client.reading.reader import Reader
 from escrowmq.wire import Link
 
 
-class Bus(BusBase[Producer, Consumer, Reader]):
+class Bus(BusBase[Producer, Consumer, Reader], Closes):
     """Made by :func:`escrowmq.connect`. A context manager; closing it closes all that came from it. Thread-safe."""
 
     def __init__(self, links: Sequence[Link]) -> None:
@@ -25,7 +25,3 @@ class Bus(BusBase[Producer, Consumer, Reader]):
     consumer = blocking(BusCalls[Producer, Consumer, Reader, Received].consumer)
     reader = blocking(BusCalls[Producer, Consumer, Reader, Received].reader)
     close = blocking(BusCalls[Producer, Consumer, Reader, Received].close)
-    __exit__ = blocking(AsyncBus.__aexit__)
-
-    def __enter__(self) -> Bus:
-        return self

@@ -31,7 +31,7 @@ from escrowmq.client.consuming.received import (
     ReceivedBatch,
     ReceivedBatchBase,
 )
-from escrowmq.client.lanes.blocking import blocking, iterating
+from escrowmq.client.lanes.blocking import AsyncCloses, Closes, blocking, iterating
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.model import Act
 
@@ -48,8 +48,9 @@ class ConsumerBase(Generic[MessageT, BatchT]):
         self._consumption = consumption
         self._message = message
         self._batch = batch
-        self._iterating = threading.Lock()  # guards the two below; held for moments only
-        self._current: tuple[Rows, int] | None = None  # the batch that messages are taken from, and its next row
+        self._iterating = threading.Lock()  # guards what follows, and closing; held for moments only
+        self._rows: Rows | None = None  # from which messages are taken, and the next row of it
+        self._row = 0
 
     @property
     def group(self) -> str:
@@ -65,10 +66,9 @@ class ConsumerBase(Generic[MessageT, BatchT]):
         consumption = self._consumption
         with self._iterating:
             first, consumption.closed = not consumption.closed, True
-            current, self._current = self._current, None
-        if current is not None:
-            rows, row = current
-            consumption.give_back(rows.number, rows.batch.slice(row))
+            rows, self._rows = self._rows, None
+        if rows is not None:
+            consumption.give_back(rows.number, rows.batch.slice(self._row))
         if first:
             consumption.arrival.set()
             await consumption.waiting.away(consumption.close)
@@ -80,8 +80,8 @@ class ConsumerBase(Generic[MessageT, BatchT]):
             return False
         with self._iterating:
             closed = self._consumption.closed
-            if not closed and self._current is None:
-                self._current = (rows, 0)
+            if not closed and self._rows is None:
+                self._rows, self._row = rows, 0
                 return True
         if closed:
             self._consumption.give_back(rows.number, rows.batch)
@@ -147,10 +147,12 @@ class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
         consumption, message = self._consumption, self._message
         while True:
             with self._iterating:
-                if (current := self._current) is not None:
-                    rows, row = current
-                    self._current = None if row + 1 >= rows.count else (rows, row + 1)
-            if current is not None:
+                if (rows := self._rows) is not None:
+                    row = self._row
+                    self._row = row + 1
+                    if row + 1 == rows.count:
+                        self._rows = None
+            if rows is not None:
                 yield message(rows, row, consumption)
             elif not await self._next_batch(idle_timeout):
                 return
@@ -194,7 +196,7 @@ class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
         await self._close()
 
 
-class AsyncConsumer(ConsumerCalls[AsyncReceived, AsyncReceivedBatch]):
+class AsyncConsumer(ConsumerCalls[AsyncReceived, AsyncReceivedBatch], AsyncCloses):
     """As :class:`Consumer`, to await: ``async for message in consumer``, ``async for batch in consumer.batches()``.
 
     Several tasks may iterate one consumer.
@@ -206,14 +208,8 @@ class AsyncConsumer(ConsumerCalls[AsyncReceived, AsyncReceivedBatch]):
     def __aiter__(self) -> AsyncIterator[AsyncReceived]:
         return self.messages()
 
-    async def __aenter__(self) -> AsyncConsumer:
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self._close()
-
-
-class Consumer(ConsumerBase[Received, ReceivedBatch]):
+class Consumer(ConsumerBase[Received, ReceivedBatch], Closes):
     """Receives the messages of a consumer group. Made by :meth:`Bus.consumer`. Iterate it, or its :meth:`batches`.
 
     Thread-safe: several threads may iterate one consumer and share its messages.
@@ -227,10 +223,6 @@ class Consumer(ConsumerBase[Received, ReceivedBatch]):
     receive = blocking(ConsumerCalls[Received, ReceivedBatch].receive)
     flush = blocking(ConsumerCalls[Received, ReceivedBatch].flush)
     close = blocking(ConsumerCalls[Received, ReceivedBatch].close)
-    __exit__ = blocking(AsyncConsumer.__aexit__)
 
     def __iter__(self) -> Iterator[Received]:
         return self.messages()
-
-    def __enter__(self) -> Consumer:
-        return self

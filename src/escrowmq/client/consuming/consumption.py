@@ -96,11 +96,10 @@ class Consumption:
 
     def act(self, rows: Rows, row: int, act: Act, delay_us: int, cause: str | None, waiter: Any = None) -> None:
         """Settle one message, coalesced with others; ``waiter`` gets its answer."""
-        leases, offsets = rows.list("lease"), rows.list("offset")
+        handle = rows.handle(row)
         if self._membership is not None and act != Act.EXTEND:
-            self._membership.acted(rows.number, leases[row])
-        entry = (leases[row], offsets[row], rows.before(row), act, delay_us, cause)
-        self.lanes[rows.number].add(entry, waiter, 64)
+            self._membership.acted(rows.number, handle[0])
+        self.lanes[rows.number].add((*handle, act, delay_us, cause), waiter, 64)
 
     async def extend(self, rows: Rows, row: int, delay_us: int) -> None:
         """Keep the lease of one message; waits for the broker."""
@@ -145,7 +144,7 @@ class Consumption:
             self._membership.came(number, done.result())
 
     def give_back(self, number: int, batch: pa.RecordBatch) -> None:
-        """Return messages that nobody was handed: they are delivered again at once, and their attempt is not counted."""
+        """Return messages that were not handed out: they are delivered again at once, and their attempt is not counted."""
         if batch.num_rows:
             try:
                 self.lanes[number].add_batch(self._settling(number, batch, Act.RELEASE, 0, None), None)

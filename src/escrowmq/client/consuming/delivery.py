@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from escrowmq.model import TransactionId
@@ -15,13 +16,14 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class Rows:
     """A DELIVERY batch whose columns become Python lists when they are first looked at."""
 
-    __slots__ = ("_lists", "batch", "count", "number")
+    __slots__ = ("_handles", "_lists", "batch", "count", "number")
 
     def __init__(self, number: int, batch: pa.RecordBatch) -> None:
         self.number = number  # of the broker
         self.batch = batch
         self.count: int = batch.num_rows
         self._lists: dict[str, list[Any]] = {}
+        self._handles: list[tuple[int, int, int]] | None = None
 
     def list(self, name: str) -> list[Any]:
         """One column."""
@@ -32,16 +34,20 @@ class Rows:
             values = self._lists[name] = column.to_numpy().tolist() if numeric else column.to_pylist()
         return values
 
-    def before(self, row: int) -> int:
-        """The offset of the row before, if it is of the same lease; -2 otherwise."""
-        leases = self.list("lease")
-        same = row > 0 and leases[row - 1] == leases[row]
-        offsets = self.list("offset")
-        return offsets[row - 1] if same and offsets[row - 1] < offsets[row] else -2
+    def handle(self, row: int) -> tuple[int, int, int]:
+        """What an acknowledgement names: lease, offset, and the offset of the row before if that is an earlier one of the
+        same lease, else -2."""
+        if self._handles is None:
+            leases, offsets = (self.batch.column(name).to_numpy() for name in ("lease", "offset"))
+            before = np.full(self.count, -2, np.int64)
+            follows = (leases[1:] == leases[:-1]) & (offsets[1:] > offsets[:-1])
+            before[1:][follows] = offsets[:-1][follows]
+            self._handles = list(zip(leases.tolist(), offsets.tolist(), before.tolist(), strict=True))
+        return self._handles[row]
 
 
 class Content:
-    """What every received message shows, whoever received it."""
+    """What every message shows that was received or read."""
 
     __slots__ = ("_row", "_rows")
 

@@ -1,6 +1,6 @@
 """A named member of a group that holds what is in doubt: its epoch at each broker, and what reached this process.
 
-When an answer to a receive was lost, so that nobody here knows what was leased, the process joins again and names the
+When an answer to a receive was lost, so that it is not known here what was leased, the process joins again and names the
 leases that it has; what never came is then handed to it once more (``ledger/groups/members.py`` has the rules).
 """
 
@@ -54,7 +54,7 @@ class Membership:
         self._brokers = [_Reached() for _ in links]
 
     def join(self) -> None:
-        """Become the member at every broker; a process that was it before is told Fenced. Unknown(TIMED_OUT)."""
+        """Become the member at every broker; a process that was it before gets Fenced. Unknown(TIMED_OUT)."""
         for number in range(len(self._links)):
             self._join(number, resume=False)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,8 +26,7 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> C
             coroutine.send(None)
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
-        coroutine.close()
-        raise _suspended(method)
+        raise _suspended(coroutine)
 
     return call
 
@@ -50,20 +49,45 @@ def iterating(
                 except StopAsyncIteration:
                     return
                 else:
-                    raise _suspended(method)
+                    raise _suspended(iterator)
                 yield value
-        finally:
-            _finish(iterator.aclose())
+        except GeneratorExit:  # the caller leaves early
+            finished(iterator.aclose())
+            raise
 
     return call
 
 
-def _suspended(method: Callable[..., Any]) -> RuntimeError:
-    return RuntimeError(f"{method.__qualname__} waits for an event loop, and there is none on the blocking face")
-
-
-def _finish(coroutine: Coroutine[Any, Any, None]) -> None:
+def finished(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that never suspends; raises RuntimeError if it does."""
     try:
         coroutine.send(None)
-    except StopIteration:
-        pass
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    raise _suspended(coroutine)
+
+
+def _suspended(coroutine: Any) -> RuntimeError:
+    return RuntimeError(f"{coroutine.__qualname__} waits for an event loop, and there is none on the blocking face")
+
+
+class AsyncCloses:
+    """``async with`` for a face to await: leaving the block closes it."""
+
+    async def _close(self) -> None:
+        """What closing means; the base of both faces says it."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._close()
+
+
+class Closes:
+    """``with`` for a blocking face: leaving the block closes it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    __exit__ = blocking(AsyncCloses.__aexit__)

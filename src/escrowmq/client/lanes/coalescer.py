@@ -2,8 +2,8 @@
 
 Theory of operation. A lane carries rows of one kind of exchange over one link.
 
-1. A row is added to the open request. If nothing is in flight the request leaves at once; otherwise it waits, and whoever
-   arrives meanwhile rides along. A second, third and fourth request may leave before the first is answered, but only
+1. A row is added to the open request. If nothing is in flight the request leaves at once; otherwise it waits, and rows
+   that arrive meanwhile are sent with it. A second, third and fourth request may leave before the first is answered, but only
    with ``WORTH_OVERLAPPING`` rows or more, and with at least as many as are in flight: a request costs about as much as
    some hundred rows, so small requests wait and grow, big ones overlap.
 2. Requests leave in the order in which they were filled; one thread at a time sends (``_pumping``).
@@ -43,7 +43,11 @@ FIRST_BACKOFF, LAST_BACKOFF = 0.02, 2.0
 
 
 class Lane(ABC):
-    """One coalescing lane. Thread-safe. ``timeout`` is seconds from the sealing of a request to Unknown(TIMED_OUT)."""
+    """One coalescing lane. Thread-safe.
+
+    ``waiter()`` makes what a caller awaits for its result. ``timeout`` is seconds from the sealing of a request to
+    Unknown(TIMED_OUT).
+    """
 
     def __init__(
         self,
@@ -53,6 +57,7 @@ class Lane(ABC):
         options: Callable[[], ExchangeOptions],
         timer: Timer,
         *,
+        waiter: Callable[[], Any],
         timeout: float,
         max_rows: int = 4096,
         max_bytes: int = 16 << 20,
@@ -64,6 +69,7 @@ class Lane(ABC):
         self._codec = codec
         self._options = options
         self._timer = timer
+        self.waiter = waiter
         self._timeout = timeout
         self._max_rows = max_rows
         self._max_bytes = max_bytes
@@ -176,10 +182,6 @@ class Lane(ABC):
             self._deliver(request.waiters, copies(Unknown(Code.CLOSED), request))
 
     # How callers wait
-
-    @abstractmethod
-    def waiter(self) -> Any:
-        """What a caller awaits for its result, and gives to :meth:`add`."""
 
     def _start_pump(self) -> None:
         self._pump()

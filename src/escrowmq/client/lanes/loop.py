@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from escrowmq.client.lanes.coalescer import Lane
@@ -50,14 +51,10 @@ class LoopLane(Lane):
     def __init__(
         self, *args: Any, loop: asyncio.AbstractEventLoop, loop_thread: int, sender: Sender, **options: Any
     ) -> None:
-        super().__init__(*args, **options)
+        super().__init__(*args, waiter=partial(asyncio.Future, loop=loop), **options)
         self._loop = loop
         self._loop_thread = loop_thread
         self._sender = sender
-
-    def waiter(self) -> asyncio.Future[Any]:
-        """See :meth:`Lane.waiter`. Call on the loop's thread."""
-        return self._loop.create_future()
 
     def _start_pump(self) -> None:
         # After the callbacks that the loop has ready, and after the tasks that an answer just woke: those that are about
@@ -67,14 +64,14 @@ class LoopLane(Lane):
                 self._loop.call_soon(self._sender.put, self._pump)
             else:
                 self._loop.call_soon_threadsafe(self._loop.call_soon, self._sender.put, self._pump)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        except RuntimeError:  # the loop is closed: no task waits any more
             self._sender.put(self._pump)
 
     def _deliver(self, waiters: list[Any], results: list[Any]) -> None:
         try:
             self._loop.call_soon_threadsafe(_resolve, waiters, results)
         except RuntimeError:
-            pass  # the loop is closed: nobody waits any more
+            pass  # the loop is closed: no task waits any more
 
 
 def _resolve(waiters: list[asyncio.Future[Any] | None], results: list[Any]) -> None:
@@ -88,7 +85,7 @@ def _resolve(waiters: list[asyncio.Future[Any] | None], results: list[Any]) -> N
 
 
 class LoopSignal:
-    """A :class:`~escrowmq.client.lanes.waiting.Signal` to the tasks of an event loop."""
+    """Wakes tasks that wait for a condition to become true."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -99,7 +96,7 @@ class LoopSignal:
         try:
             self._loop.call_soon_threadsafe(self._event.set)
         except RuntimeError:
-            pass  # the loop is closed: nobody waits any more
+            pass  # the loop is closed: no task waits any more
 
     async def wait(self, ready: Callable[[], bool], timeout: float | None) -> bool:
         """Wait until ``ready()``; False if it is not within ``timeout`` seconds."""
@@ -115,7 +112,7 @@ class LoopSignal:
 
 
 class Loop:
-    """See :class:`~escrowmq.client.lanes.waiting.Waiting`: for the running event loop, to which all that it makes belongs."""
+    """See :mod:`escrowmq.client.lanes.waiting`: for the running event loop, to which all that it makes belongs."""
 
     def __init__(self, links: Iterable[Link]) -> None:
         self.loop = asyncio.get_running_loop()

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from escrowmq.client.lanes.coalescer import Lane
@@ -43,9 +44,8 @@ class Waiter:
 class ThreadLane(Lane):
     """A lane whose callers are threads: each waiter is a :class:`Waiter` (or None)."""
 
-    def waiter(self) -> Waiter:
-        """See :meth:`Lane.waiter`."""
-        return Waiter(self._timeout)
+    def __init__(self, *args: Any, timeout: float, **more: Any) -> None:
+        super().__init__(*args, waiter=partial(Waiter, timeout), timeout=timeout, **more)
 
     def _deliver(self, waiters: list[Any], results: list[Any]) -> None:
         for waiter, value in zip(waiters, results, strict=True):
@@ -55,7 +55,7 @@ class ThreadLane(Lane):
 
 
 class ThreadSignal:
-    """A :class:`~escrowmq.client.lanes.waiting.Signal` between threads."""
+    """Wakes threads that wait for a condition to become true."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -72,7 +72,7 @@ class ThreadSignal:
 
 
 class Threads:
-    """See :class:`~escrowmq.client.lanes.waiting.Waiting`: everything is done on the caller's own thread."""
+    """See :mod:`escrowmq.client.lanes.waiting`: everything is done on the caller's own thread."""
 
     loop = None
 

@@ -1,4 +1,4 @@
-"""One thread that calls functions later, so that nobody blocks for a back-off or a deadline."""
+"""One thread that calls functions later, so that no caller blocks for a back-off or a deadline."""
 
 from __future__ import annotations
 

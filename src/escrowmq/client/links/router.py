@@ -1,12 +1,13 @@
 """Several brokers side by side: which message goes to which.
 
-A key always goes to the same broker; messages without a key go by turns, a batch whole. A transaction stays on the
+A key always goes to the same broker; messages without a key go to the brokers in rotation, a batch whole. A transaction stays on the
 broker that took its first message (the shard in its id says which), and nothing is ever sent again to another broker.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from escrowmq.client.links.patience import patient_action
 from escrowmq.errors import Code, EscrowError, Rejected
 from escrowmq.wire import Link, ask
 from escrowmq.wire.actions.brokers import HELLO
@@ -31,21 +33,21 @@ class Router:
 
     def __init__(self, links: Sequence[Link]) -> None:
         self.links = tuple(links)
-        self._turn = 0
+        self._last = 0
         self._shards: dict[int, int] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self.links)
 
-    def next_turn(self, usable: Callable[[int], bool]) -> int:
-        """The number of the next broker by turns; those not ``usable`` are passed over while there are others."""
+    def next_in_rotation(self, usable: Callable[[int], bool]) -> int:
+        """The number of the next broker; those not ``usable`` are passed over while there are others."""
         with self._lock:
             for _ in self.links:
-                self._turn = (self._turn + 1) % len(self.links)
-                if usable(self._turn):
+                self._last = (self._last + 1) % len(self.links)
+                if usable(self._last):
                     break
-            return self._turn
+            return self._last
 
     def known_shard(self, shard: int) -> int | None:
         """The number of the broker that holds ``shard``, if that is known yet."""
@@ -63,9 +65,9 @@ class Router:
         if (known := self._shards.get(shard)) is not None:
             return known
         unreachable: EscrowError | None = None
-        for number, link in enumerate(self.links):
+        for number in range(len(self.links)):
             try:
-                self._shards[ask(link, HELLO({}), timeout)["shard"]] = number
+                self._ask_shard(number, timeout, False)
             except EscrowError as problem:
                 unreachable = problem
         if (known := self._shards.get(shard)) is not None:
@@ -75,24 +77,30 @@ class Router:
         addresses = ", ".join(link.address for link in self.links)
         raise Rejected(Code.WRONG_SHARD, f"shard {shard:08x} is at none of {addresses}")
 
-    def shard_of(self, number: int, timeout: float) -> int:
-        """The shard at broker ``number``; asks it once. Raises Unknown if it is away."""
+    def shard_of(self, number: int, timeout: float, *, patient: bool = False) -> int:
+        """The shard at broker ``number``; asks it once. Raises Unknown if it is away; if ``patient``, after ``timeout``."""
         for shard, known in list(self._shards.items()):
             if known == number:
                 return shard
-        shard = ask(self.links[number], HELLO({}), timeout)["shard"]
+        return self._ask_shard(number, timeout, patient)
+
+    def _ask_shard(self, number: int, timeout: float, patient: bool) -> int:
+        link = self.links[number]
+        deadline = time.monotonic() + timeout
+        hello = patient_action(link, HELLO({}), deadline) if patient else ask(link, HELLO({}), timeout)
+        shard = hello["shard"]
         self._shards[shard] = number
         return shard
 
-    def spread(self, keys: pa.Array, turn: Callable[[], int]) -> npt.NDArray[np.int64]:
-        """The broker of each row of a batch: by key; all rows without one go to the broker that ``turn`` names."""
+    def spread(self, keys: pa.Array, keyless: Callable[[], int]) -> npt.NDArray[np.int64]:
+        """The broker of each row of a batch: by key; all rows without one go to the broker that ``keyless`` names."""
         if len(self.links) == 1:
             return np.zeros(len(keys), np.int64)
         encoded = pc.dictionary_encode(keys)
         if isinstance(encoded, pa.ChunkedArray):
             encoded = encoded.combine_chunks()
         table = [broker_of(key, len(self.links)) for key in encoded.dictionary.to_pylist()]
-        without = turn() if encoded.null_count else 0
+        without = keyless() if encoded.null_count else 0
         codes = pc.fill_null(encoded.indices, len(table)).to_numpy(zero_copy_only=False)
         return np.asarray(np.array([*table, without], np.int64)[codes])
 

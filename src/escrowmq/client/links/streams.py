@@ -25,10 +25,10 @@ def escrow_error(problem: BaseException) -> EscrowError:
     """The error that a Flight exception stands for: the broker's own if it carries one, else Unknown."""
     if isinstance(problem, EscrowError):
         return _perhaps_healing(problem)
-    told = getattr(problem, "extra_info", None)
-    if told:
+    packed = getattr(problem, "extra_info", None)
+    if packed:
         try:
-            return _perhaps_healing(wire.unpack_error(wire.unpack_json(bytes(told))))
+            return _perhaps_healing(wire.unpack_error(wire.unpack_json(bytes(packed))))
         except EscrowError:
             pass
     reason = str(problem).split(". Detail:")[0].split(". gRPC client debug")[0]
@@ -162,7 +162,7 @@ class Stream:
 
 
 def _perhaps_healing(problem: EscrowError) -> EscrowError:
-    """A served shard that stopped comes back with its restart: for whoever asks again, that is a connection that broke."""
+    """A served shard that stopped comes back with its restart: to the client that is a connection that broke."""
     return Unknown(Code.DISCONNECTED, problem.message, problem.hint) if problem.code is Code.SHARD_STOPPED else problem
 
 
@@ -171,7 +171,7 @@ def _end(writer: flight.FlightStreamWriter) -> None:
     try:
         writer.close()
     except (pa.ArrowException, OSError):
-        pass  # the reader has told why
+        pass  # the reader has the reason
 
 
 class Checks:

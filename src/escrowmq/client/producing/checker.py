@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from escrowmq.client.lanes.blocking import finished
 from escrowmq.client.lanes.coalescer import Lane
 from escrowmq.client.producing.deciding import AnyChecker, Decide, Whole, checks_of, takes_batches
 from escrowmq.client.producing.session import Session
@@ -26,7 +27,7 @@ WATCH_SECONDS = 0.2
 class CheckLoop:
     """Answers the questions of one broker with one checker, until closed.
 
-    A function is called once a question, a batch checker once a batch (and its answers leave as one request); on ``pool``,
+    A function is called once per question, a batch checker once per batch (and its answers leave as one request); on ``pool``,
     or as a task of ``loop`` if it is a coroutine function. An exception, or anything that is not an Outcome, is UNKNOWN:
     the broker asks again. Answers go into ``answers``, a lane of END by CHECK.
     """
@@ -55,7 +56,7 @@ class CheckLoop:
         self._thread.start()
 
     def attend(self, present: bool) -> None:
-        """Leave the list of those to ask for a while, or come back to it: who is away spends no attempt."""
+        """Leave the list of producers to ask for a while, or come back to it: without one no attempt is counted."""
         (self._present.set if present else self._present.clear)()
 
     def close(self) -> None:
@@ -65,7 +66,7 @@ class CheckLoop:
             self._thread.join(5.0)
 
     def _run(self) -> None:
-        told: Code | None = None  # a broker that is away is worth one line, not one a try
+        logged: Code | None = None  # a broker that is away is worth one line, not one per try
         while not self._closing.is_set():
             if not self._present.wait(WATCH_SECONDS):
                 continue
@@ -76,13 +77,13 @@ class CheckLoop:
             except EscrowError as problem:
                 if self._closing.is_set() or problem.code is Code.CLOSED:
                     return
-                if problem.code is not told:
+                if problem.code is not logged:
                     _log.warning("cannot listen for checks at %s: %s", self._session.link.address, problem)
-                    told = problem.code
+                    logged = problem.code
                 self._renew_if_forgotten(number, problem)
                 self._closing.wait(WATCH_SECONDS)
                 continue
-            told = None
+            logged = None
             self.listening.set()
             while self._present.is_set() and not stream.broken and not self._closing.wait(WATCH_SECONDS):
                 pass
@@ -102,40 +103,34 @@ class CheckLoop:
     def _asked(self, batch: pa.RecordBatch) -> None:
         try:
             if self._whole is not None:
-                if self._loop is not None:
-                    self._loop.call_soon_threadsafe(self._start_whole, self._whole, batch)
-                else:
-                    self._pool.submit(self._answer_whole, self._whole, batch)
-            elif self._loop is not None:
-                self._loop.call_soon_threadsafe(self._start_tasks, list(checks_of(batch)))
+                self._begin(self._answer_whole, batch)
             else:
                 for check in checks_of(batch):
-                    self._pool.submit(self._answer, check)
+                    self._begin(self._answer, check)
         except RuntimeError:
             pass  # closing: another member will be asked
 
-    # A whole batch
+    def _begin(self, answer: Callable[[Any], Coroutine[Any, Any, None]], question: Any) -> None:
+        """Answer on the event loop, or on a thread of the pool, where nothing suspends."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._start_task, answer, question)
+        else:
+            self._pool.submit(lambda: finished(answer(question)))
 
-    def _answer_whole(self, whole: Whole, batch: pa.RecordBatch) -> None:
+    def _start_task(self, answer: Callable[[Any], Coroutine[Any, Any, None]], question: Any) -> None:
+        assert self._loop is not None
+        task = self._loop.create_task(answer(question))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer_whole(self, batch: pa.RecordBatch) -> None:
+        assert self._whole is not None
         try:
-            answers = whole.answers(batch, whole.ask(batch))
+            given = self._whole.ask(batch)
+            answers = self._whole.answers(batch, given if self._loop is None else await given)
         except Exception:
             _log.exception("the checker failed for a batch of questions")
-            answers = whole.unknown(batch)
-        self._reply_whole(answers)
-
-    def _start_whole(self, whole: Whole, batch: pa.RecordBatch) -> None:
-        self._start_task(self._answer_whole_async(whole, batch))
-
-    async def _answer_whole_async(self, whole: Whole, batch: pa.RecordBatch) -> None:
-        try:
-            answers = whole.answers(batch, await whole.ask(batch))
-        except Exception:
-            _log.exception("the checker failed for a batch of questions")
-            answers = whole.unknown(batch)
-        self._reply_whole(answers)
-
-    def _reply_whole(self, answers: pa.RecordBatch) -> None:
+            answers = self._whole.unknown(batch)
         step = self._session.checker.limits.max_batch_rows
         try:
             for start in range(0, answers.num_rows, step):
@@ -143,35 +138,15 @@ class CheckLoop:
         except EscrowError:
             pass  # closing: another member will be asked
 
-    # One by one
-
-    def _answer(self, check: Check) -> None:
+    async def _answer(self, check: Check) -> None:
+        outcome: Any = None
         try:
-            outcome: Any = self._decide(check)
+            outcome = self._decide(check)
+            if self._loop is not None:
+                outcome = await outcome
         except Exception:
             _log.exception("the checker failed for %s", check.transaction_id)
             outcome = None
-        self._reply(check, outcome)
-
-    def _start_tasks(self, checks: list[Check]) -> None:
-        for check in checks:
-            self._start_task(self._answer_async(check))
-
-    def _start_task(self, answering: Coroutine[Any, Any, None]) -> None:
-        assert self._loop is not None
-        task = self._loop.create_task(answering)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _answer_async(self, check: Check) -> None:
-        outcome: Any = None
-        try:
-            outcome = await self._decide(check)  # type: ignore[misc]  # a coroutine function, as seen in __init__
-        except Exception:
-            _log.exception("the checker failed for %s", check.transaction_id)
-        self._reply(check, outcome)
-
-    def _reply(self, check: Check, outcome: Any) -> None:
         if not isinstance(outcome, Outcome):
             outcome = Outcome.UNKNOWN
         try:

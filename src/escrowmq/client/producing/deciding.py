@@ -62,12 +62,12 @@ class Whole:
         assert self._by_batch is not None  # see takes_batches
         return self._by_batch(list(checks_of(batch)))
 
-    def answers(self, batch: pa.RecordBatch, told: Any) -> pa.RecordBatch:
-        """The answers to a batch as decisions. Raises Misuse(BAD_ARGUMENT) if ``told`` is not an outcome a question."""
+    def answers(self, batch: pa.RecordBatch, given: Any) -> pa.RecordBatch:
+        """The answers to a batch as decisions. Raises Misuse(BAD_ARGUMENT) if ``given`` is not one outcome per question."""
         ids = distinct_ids(batch)
-        if not isinstance(told, np.ndarray | pa.Array | pa.ChunkedArray):
-            told = [one if isinstance(one, Outcome) else Outcome.UNKNOWN for one in told]
-        return _decisions(ids, outcome_column(told, len(ids)))
+        if not isinstance(given, np.ndarray | pa.Array | pa.ChunkedArray):
+            given = [one if isinstance(one, Outcome) else Outcome.UNKNOWN for one in given]
+        return _decisions(ids, outcome_column(given, len(ids)))
 
     def unknown(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """UNKNOWN to every question of a batch: the broker asks again."""

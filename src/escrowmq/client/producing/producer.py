@@ -20,13 +20,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from escrowmq.client.lanes.blocking import blocking
+from escrowmq.client.lanes.blocking import AsyncCloses, Closes, blocking
 from escrowmq.client.producing.deciding import AnyChecker
 from escrowmq.client.producing.production import (
     AnyTransactionId,
     Production,
-    half_message_options,
-    message_options,
     require,
 )
 from escrowmq.client.producing.results import EndResults, Receipts
@@ -102,7 +100,7 @@ class ProducerBase(Generic[TransactionT]):
         await self._production.close()
 
 
-class AsyncProducer(ProducerBase[AsyncTransaction]):
+class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
     """As :class:`Producer`, to await."""
 
     def __init__(self, production: Production) -> None:
@@ -118,7 +116,9 @@ class AsyncProducer(ProducerBase[AsyncTransaction]):
         Raises Misuse or Rejected before anything leaves if it is unusable or over a limit; Rejected, Overloaded or
         Denied if the broker refused it; Unknown if there was no answer in time.
         """
-        return await self._production.produce(Exchange.SEND, topic, body, message_options(**options), None)
+        if "check_immunity" in options:
+            raise TypeError("send() got an unexpected keyword argument 'check_immunity'")
+        return await self._production.produce(Exchange.SEND, topic, body, **options)
 
     async def send_batch(self, messages: Any, *, shard: int | None = None) -> Receipts:
         """Send many at once: an iterable of :class:`Message`, a record batch or a table with columns of OUTGOING.
@@ -152,7 +152,7 @@ class AsyncProducer(ProducerBase[AsyncTransaction]):
         """
         production = self._production
         production.need_checker()
-        receipt = await production.produce(Exchange.PREPARE, message, None, message_options(), None)
+        receipt = await production.produce(Exchange.PREPARE, message)
         assert receipt.transaction_id is not None  # a half message's receipt always has one
         outcome, problem = Outcome.UNKNOWN, None
         try:
@@ -179,8 +179,7 @@ class AsyncProducer(ProducerBase[AsyncTransaction]):
         The other options as for :meth:`send`, and ``check_immunity``, seconds before the first check-back.
         """
         self._production.need_checker()
-        given = half_message_options(**options)
-        return await self._production.produce(Exchange.PREPARE, topic, body, given, transaction_id)
+        return await self._production.produce(Exchange.PREPARE, topic, body, transaction_id, **options)
 
     async def prepare_batch(self, messages: Any, *, shard: int | None = None) -> Receipts:
         """Half messages, one transaction each, columns in; ``receipts.transactions`` goes into :meth:`end_batch`.
@@ -235,14 +234,8 @@ class AsyncProducer(ProducerBase[AsyncTransaction]):
         """Stop answering checks, let what is on its way finish, refuse what comes."""
         await self._close()
 
-    async def __aenter__(self) -> AsyncProducer:
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self._close()
-
-
-class Producer(ProducerBase[Transaction]):
+class Producer(ProducerBase[Transaction], Closes):
     """Sends messages of one producer group. Thread-safe: callers in many threads share batches.
 
     Made by :meth:`Bus.producer`. ``timeout`` is seconds until a call gives up with Unknown(TIMED_OUT).
@@ -266,7 +259,3 @@ class Producer(ProducerBase[Transaction]):
     last_batch = blocking(AsyncProducer.last_batch)
     flush = blocking(AsyncProducer.flush)
     close = blocking(AsyncProducer.close)
-    __exit__ = blocking(AsyncProducer.__aexit__)
-
-    def __enter__(self) -> Producer:
-        return self

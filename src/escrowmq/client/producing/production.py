@@ -31,6 +31,9 @@ from escrowmq.message.names import check_name
 from escrowmq.message.row import ROW_OVERHEAD
 from escrowmq.model import DecidedBy, Message, Outcome, Receipt, TransactionId, message_id
 from escrowmq.wire import Exchange, ExchangeOptions
+from escrowmq.model import DecidedBy, Message, Outcome, Receipt, TransactionId
+from escrowmq.model import message_id as message_bytes
+from escrowmq.wire import Exchange
 
 CHECKER_THREADS = 4
 QOS_0_WAITING = 100_000
@@ -39,8 +42,6 @@ QOS_0_WAITING = 100_000
 AnyTransactionId = TransactionId | str | bytes
 Part = tuple[int, npt.NDArray[np.int64], pa.RecordBatch]
 """A broker's number, the rows of the whole that go there, and they."""
-Given = tuple[Any, Any, Any, Any, Any, Any, Any]
-"""Key, tag, properties, delay, queue, message id and check immunity of a message, in the order in which its row is made."""
 
 
 class ProducerOptions(TypedDict, total=False):
@@ -83,7 +84,8 @@ class Production:
         self.sessions = [Session(link, group, self.instance, self.timeout, named=named) for link in router.links]
         self.dropped = 0
         self._unasked = unasked
-        # by the broker's number; attributes and lists, because hashing an Exchange for every message would show
+        # by the broker's number, each made once the session is open; attributes and lists, because hashing an Exchange for
+        # every message would show
         self._sending: list[Lane | None] = [None] * len(router)
         self._preparing: list[Lane | None] = [None] * len(router)
         self._ending: list[Lane | None] = [None] * len(router)
@@ -102,23 +104,46 @@ class Production:
     # Single messages and decisions
 
     async def produce(
-        self, kind: Exchange, topic: str | Message, body: bytes | None, given: Given, joined: TransactionId | None
+        self,
+        kind: Exchange,
+        topic: str | Message,
+        body: bytes | None = None,
+        joined: TransactionId | None = None,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        delay: float = 0.0,
+        queue: int | None = None,
+        message_id: str | bytes | uuid.UUID | None = None,
+        check_immunity: float | None = None,
     ) -> Receipt:
-        """Send a message, or prepare a half message: of a new transaction, or of the one that is ``joined``."""
+        """Send a message, or prepare a half message: of a new transaction, or of the one that is ``joined``.
+
+        The options are those of :class:`~escrowmq.model.HalfMessageOptions`; here are their defaults.
+        """
         if isinstance(topic, Message):
             if body is not None:
                 raise Misuse(Code.BAD_ARGUMENT, "a Message has its own body")
             m = topic
-            topic, body = m.topic, m.body
-            given = (m.key, m.tag, m.properties, m.delay, m.queue, m.message_id, m.check_immunity)
+            topic, body, key, tag, properties, delay = m.topic, m.body, m.key, m.tag, m.properties, m.delay
+            queue, message_id, check_immunity = m.queue, m.message_id, m.check_immunity
         half = kind is Exchange.PREPARE
-        number = self._number(kind, given[0], given[5]) if joined is None else await self.broker(joined.shard)
-        session = self.sessions[number]
-        if not session.ready(half):
-            await self._open(number, half or self.has_checker)
-        row = session.checker.row(topic, body, *given, None if joined is None else bytes(joined))  # type: ignore[arg-type]
+        number = self._number(kind, key, message_id) if joined is None else await self.broker(joined.shard)
+        lane = (self._preparing if half else self._sending)[number] or await self._open(kind, number)
+        row = self.sessions[number].checker.row(
+            topic,
+            body,  # type: ignore[arg-type]  # None is refused
+            key,
+            tag,
+            properties,
+            delay,
+            queue,
+            message_id,
+            check_immunity,
+            None if joined is None else bytes(joined),
+        )
         size = len(row[1]) + ROW_OVERHEAD
-        lane = (self._preparing if half else self._sending)[number] or self.lane(kind, number)
         if self.qos == 0 and not half:
             try:
                 lane.add(row, None, size)
@@ -136,9 +161,7 @@ class Production:
         if not isinstance(outcome, Outcome):
             raise Misuse(Code.BAD_ARGUMENT, f"{outcome!r} is not COMMIT, ROLLBACK or UNKNOWN")
         number = await self.broker(int.from_bytes(raw[:4], "big"))
-        if not self.sessions[number].ready(True):
-            await self._open(number, True)
-        lane = self._ending[number] or self.lane(Exchange.END, number)
+        lane = self._ending[number] or await self._open(Exchange.END, number)
         return await lane.call((raw, int(outcome)), 32)  # type: ignore[no-any-return]
 
     async def broker(self, shard: int) -> int:
@@ -146,22 +169,23 @@ class Production:
         known = self.router.known_shard(shard)
         return await self.waiting.away(self.router.of_shard, shard, self.timeout) if known is None else known
 
-    async def _open(self, number: int, transactional: bool) -> None:
-        """Open a session; calls that wait for it go on in the order in which they came."""
+    async def _open(self, kind: Exchange, number: int) -> Lane:
+        """The lane of one kind to one broker, once the session is open; calls that wait for it go on in the order in which
+        they came."""
         async with self._opening[number]:
-            session = self.sessions[number]
+            session, transactional = self.sessions[number], kind is not Exchange.SEND
             if not session.ready(transactional):
-                await self.waiting.away(session.open, transactional)
+                await self.waiting.away(session.open, transactional or self.has_checker)
+        return self.lane(kind, number)
 
     # Whole batches
 
     async def produce_batch(self, kind: Exchange, messages: Any, shard: int | None) -> Receipts:
         """Send or prepare many; to the broker of ``shard`` if that is given."""
         only = None if shard is None else await self.broker(shard)
-        half = kind is Exchange.PREPARE
         for number in range(len(self.sessions)) if only is None else [only]:
-            if not self.sessions[number].ready(half):
-                await self._open(number, half or self.has_checker)
+            if self._by_kind[kind][number] is None:
+                await self._open(kind, number)
         batch, parts = await self.waiting.away(self._parts, kind, messages, only)
         waits = [self.lane(kind, number).call_batch(piece) for number, _, piece in parts]
         answers = await self.waiting.gather(waits)
@@ -185,8 +209,8 @@ class Production:
         if isinstance(key, str):
             return broker_of(key, len(self.sessions))
         if isinstance(identity, str | bytes | uuid.UUID):
-            return broker_of(message_id(identity).hex(), len(self.sessions))
-        return self.router.next_turn(lambda number: not self._broken(kind, number))
+            return broker_of(message_bytes(identity).hex(), len(self.sessions))
+        return self.router.next_in_rotation(lambda number: not self._broken(kind, number))
 
     def _broken(self, kind: Exchange, number: int) -> bool:
         """Whether a broker is known to be away."""
@@ -215,7 +239,7 @@ class Production:
             return lane
 
     def place(self, keys: pa.Array) -> npt.NDArray[np.uint32]:
-        """The shard that each row would go to. Blocks until the brokers have told theirs."""
+        """The shard that each row would go to. Blocks until every broker among them has named its shard."""
         numbers = self.router.spread(keys, lambda: self._number(Exchange.SEND, None))
         shards = np.zeros(len(self.router), np.uint32)
         for number in np.unique(numbers).tolist():
@@ -228,7 +252,6 @@ class Production:
         Sessions must be open (the limits come from the broker). ``only``: the broker that all of it goes to.
         """
         number = self._number(kind, None) if only is None else only
-        self.lane(kind, number)
         checker, codec = self.sessions[number].checker, self._codecs[kind, number]
         batch = as_batch(data, checker, codec)
         limits = checker.limits
@@ -340,24 +363,6 @@ class Production:
     def _all_lanes(self) -> list[Lane]:
         made = [lane for lanes in self._by_kind.values() for lane in lanes if lane is not None]
         return [*made, *self._answers.values()]
-
-
-def message_options(
-    *,
-    key: str | None = None,
-    tag: str | None = None,
-    properties: Mapping[str, str] | None = None,
-    delay: float = 0.0,
-    queue: int | None = None,
-    message_id: str | bytes | uuid.UUID | None = None,
-) -> Given:
-    """:class:`~escrowmq.model.MessageOptions` with their defaults; raises TypeError for any other."""
-    return key, tag, properties, delay, queue, message_id, None
-
-
-def half_message_options(*, check_immunity: float | None = None, **options: Any) -> Given:
-    """:class:`~escrowmq.model.HalfMessageOptions` with their defaults; raises TypeError for any other."""
-    return *message_options(**options)[:-1], check_immunity
 
 
 def require(outcome: Outcome, code: Code) -> Code:

@@ -43,8 +43,8 @@ class Session:
         with self._lock:
             if self.number is None or (transactional and not self.transactional):
                 deadline = time.monotonic() + self._timeout
-                told = patient_action(self.link, HELLO({}), deadline)
-                self.checker = Checker(Limits.of(told["limits"]))
+                hello = patient_action(self.link, HELLO({}), deadline)
+                self.checker = Checker(Limits.of(hello["limits"]))
                 self.number = self._opened(transactional, None, deadline)
                 self.transactional = transactional
             return self.number
@@ -57,7 +57,7 @@ class Session:
         """
         with self._lock:
             if self.number == forgotten:
-                resume = forgotten if self._named else None  # a name of our own making has nobody else
+                resume = forgotten if self._named else None  # no other process has a name of our own making
                 self.number = self._opened(self.transactional, resume, time.monotonic() + self._timeout)
 
     def _opened(self, transactional: bool, resume: int | None, deadline: float) -> int:

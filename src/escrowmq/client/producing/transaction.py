@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Unpack
 
 from escrowmq.client.lanes.blocking import blocking
-from escrowmq.client.producing.production import Production, half_message_options, require
+from escrowmq.client.producing.production import Production, require
 from escrowmq.errors import Code, EscrowError, Misuse, Rejected, Unknown
 from escrowmq.model import COMMIT, ROLLBACK, UNKNOWN, HalfMessageOptions, Message, Outcome, Receipt, TransactionId
 from escrowmq.platform import failpoints
@@ -98,9 +98,7 @@ class AsyncTransaction(TransactionBase):
         """Put a message into escrow; durable there when this returns. Raises as :meth:`Producer.send` does."""
         if self._phase is not Phase.ACTIVE:
             self._need_active()
-        receipt = await self._production.produce(
-            Exchange.PREPARE, topic, body, half_message_options(**options), self.id
-        )
+        receipt = await self._production.produce(Exchange.PREPARE, topic, body, self.id, **options)
         if self.id is None:
             self.id = receipt.transaction_id
         return receipt

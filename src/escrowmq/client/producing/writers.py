@@ -1,8 +1,8 @@
 """Batches of a numbered writer (a Spark query): committed once at every broker, however often they are tried.
 
-Every broker is told, those too that took nothing of the batch, so that each remembers it. When a driver dies between two
+Every broker gets the commit, those too that took nothing of the batch, so that each remembers it. When a driver dies between two
 brokers, the batch is tried again, and the first broker drops what the second still takes: that is right if a row goes to the
-same broker each time. So rows are spread by key, or, without one, by their content, never by turns.
+same broker each time. So rows are spread by key, or, without one, by their content, never in rotation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class BatchCommit:
 def commit_batch(production: Production, writer: str, batch: int, ids: Sequence[TransactionId]) -> BatchCommit:
     """Have every broker decide its part of the batch; see :meth:`Producer.commit_batch`."""
     by_broker: dict[int, list[str]] = {number: [] for number in range(len(production.sessions))}
-    _learn(production, {identity.shard for identity in ids})
+    if any(production.router.known_shard(identity.shard) is None for identity in ids):
+        for number in by_broker:  # with as much patience for a broker that is away as for the commit itself
+            production.router.shard_of(number, production.timeout, patient=True)
     for identity in ids:
         by_broker[production.router.of_shard(identity.shard, production.timeout)].append(str(identity))
     answers = []
@@ -59,15 +61,6 @@ def _commit(session: Session, writer: str, batch: int, ids: list[str], timeout: 
             raise
     session.renew(number)
     return attempt(session.open(True))
-
-
-def _learn(production: Production, shards: set[int]) -> None:
-    """Find out who holds these shards, with as much patience for a broker that is away as for the commit itself."""
-    if all(production.router.known_shard(shard) is not None for shard in shards):
-        return
-    deadline = time.monotonic() + production.timeout
-    for number, session in enumerate(production.sessions):
-        production.router.learn_shard(patient_action(session.link, HELLO({}), deadline)["shard"], number)
 
 
 def last_batch(production: Production, writer: str) -> int | None:

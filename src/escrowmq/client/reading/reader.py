@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from escrowmq.client.consuming.delivery import Content, Rows
 from escrowmq.client.consuming.options import DEFAULT_BATCH
-from escrowmq.client.lanes.blocking import blocking, iterating
+from escrowmq.client.lanes.blocking import AsyncCloses, Closes, blocking, iterating
 from escrowmq.client.reading.reading import WAIT_SECONDS, Partition, Reading, Start
 
 
@@ -84,7 +84,7 @@ class ReaderBase:
         self._reading.close()
 
 
-class AsyncReader(ReaderBase):
+class AsyncReader(ReaderBase, AsyncCloses):
     """As :class:`Reader`, to await: ``async for batch in reader.batches()``."""
 
     async def batches(
@@ -114,26 +114,16 @@ class AsyncReader(ReaderBase):
     def __aiter__(self) -> AsyncIterator[ReadBatch]:
         return self.batches()
 
-    async def __aenter__(self) -> AsyncReader:
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self._close()
-
-
-class Reader(ReaderBase):
+class Reader(ReaderBase, Closes):
     """Made by :meth:`Bus.reader`. Iterate :meth:`batches`; one thread at a time, except for :meth:`close`."""
 
     batches = iterating(AsyncReader.batches)
     seek = blocking(AsyncReader.seek)
     close = blocking(AsyncReader.close)
-    __exit__ = blocking(AsyncReader.__aexit__)
 
     def __iter__(self) -> Iterator[ReadBatch]:
         return self.batches()
-
-    def __enter__(self) -> Reader:
-        return self
 
 
 def _patience(idle_timeout: float | None, begun: float) -> float:

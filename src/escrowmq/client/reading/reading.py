@@ -135,15 +135,10 @@ class Reading:
         request: topics.AskOffsets = {"topic": self.topic}
         if isinstance(start, datetime):
             request["time_us"] = round(start.timestamp() * 1e6)
+        self._numbers[self.router.shard_of(number, self.timeout, patient=True)] = number
         deadline = time.monotonic() + self.timeout
-        if number not in self._numbers.values():
-            self._learn(number, patient_action(self.router.links[number], HELLO({}), deadline)["shard"])
         answer = patient_action(self.router.links[number], topics.OFFSETS(request), deadline)
         return {(answer["shard"], line["queue"]): line for line in answer["queues"]}
-
-    def _learn(self, number: int, shard: int) -> None:
-        self._numbers[shard] = number
-        self.router.learn_shard(shard, number)
 
     def _chosen(self, partitions: list[Partition]) -> list[Partition]:
         if self._queues is None:
@@ -175,17 +170,17 @@ class Reading:
             given = {self.partition(partition): offset for partition, offset in start.items()}
             for partition, offset in given.items():
                 _check_offset(partition, offset, found)
-            others = {p: self.positions[p] if unnamed is None else told[unnamed] for p, told in found.items()}
+            others = {p: self.positions[p] if unnamed is None else bounds[unnamed] for p, bounds in found.items()}
             fresh = {**others, **given}
         elif isinstance(start, datetime) or start in ("earliest", "latest"):
             name = "offset_at" if isinstance(start, datetime) else {"earliest": "head", "latest": "end"}[start]
-            fresh = {partition: told[name] for partition, told in found.items()}
+            fresh = {partition: bounds[name] for partition, bounds in found.items()}
         else:
             hint = '"earliest", "latest", a datetime, or {(shard or number of the broker, queue): offset}'
             raise Misuse(Code.BAD_ARGUMENT, f"start = {start!r}", hint)
         self._stream = None
         self.positions.update(fresh)
-        self._ready = deque((p, told["end"]) for p, told in found.items() if told["end"] > fresh[p])
+        self._ready = deque((p, bounds["end"]) for p, bounds in found.items() if bounds["end"] > fresh[p])
 
     # What comes next
 
@@ -251,13 +246,13 @@ class Reading:
             start = self.positions[partition]
             if start >= end:
                 continue
-            turn = min(end, start + ROTATION_ROWS)
-            if turn < end:
+            stop = min(end, start + ROTATION_ROWS)
+            if stop < end:
                 self._ready.append((partition, end))
             number = self._numbers[partition[0]]
-            request: ReadRequest = {**self._request, "queue": partition[1], "start": start, "end": turn}
+            request: ReadRequest = {**self._request, "queue": partition[1], "start": start, "end": stop}
             try:
-                self._stream = _Stream(partition, turn, iter(self.router.links[number].read(request)))
+                self._stream = _Stream(partition, stop, iter(self.router.links[number].read(request)))
             except EscrowError as problem:
                 self._rest_or_raise(number, problem)
                 continue
