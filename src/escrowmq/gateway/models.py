@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
@@ -27,7 +28,14 @@ class _In(BaseModel):
 
 
 class _Out(BaseModel):
+    """A part of an answer."""
+
     model_config = ConfigDict(extra="forbid")
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any], **other: Any) -> Self:
+        """From a row that has its fields under their names, and may have more; ``other`` fields are given."""
+        return cls(**{name: row[name] for name in cls.model_fields if name in row and name not in other}, **other)
 
 
 # Requests

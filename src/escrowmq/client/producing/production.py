@@ -29,11 +29,9 @@ from escrowmq.errors import Code, Misuse, Overloaded, error
 from escrowmq.message.ids import id_bytes, id_column, shards
 from escrowmq.message.names import check_name
 from escrowmq.message.row import ROW_OVERHEAD
-from escrowmq.model import DecidedBy, Message, Outcome, Receipt, TransactionId, message_id
-from escrowmq.wire import Exchange, ExchangeOptions
 from escrowmq.model import DecidedBy, Message, Outcome, Receipt, TransactionId
 from escrowmq.model import message_id as message_bytes
-from escrowmq.wire import Exchange
+from escrowmq.wire import Exchange, ExchangeOptions
 
 CHECKER_THREADS = 4
 QOS_0_WAITING = 100_000

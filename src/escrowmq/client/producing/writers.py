@@ -17,7 +17,6 @@ from escrowmq.client.producing.session import Session
 from escrowmq.errors import Code, Rejected
 from escrowmq.model import TransactionId
 from escrowmq.wire import Link
-from escrowmq.wire.actions.brokers import HELLO
 from escrowmq.wire.actions.writers import COMMIT, SHOW, Committed
 
 

@@ -30,7 +30,6 @@ from escrowmq.message.names import check_name
 from escrowmq.platform.backoff import Backoff
 from escrowmq.wire import Link, ReadRequest, ask
 from escrowmq.wire.actions import topics
-from escrowmq.wire.actions.brokers import HELLO
 
 Partition = tuple[int, int]
 Start = str | datetime | Mapping[Partition, int]

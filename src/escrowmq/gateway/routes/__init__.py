@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import Request
+from fastapi import Request, Response
 
 from escrowmq.errors import Code, Rejected
 from escrowmq.gateway.core import Gateway
+from escrowmq.gateway.problems import SOME_REFUSED
 
 
 def gateway_of(request: Request) -> Gateway:
@@ -24,6 +25,13 @@ def check_count(request: Request, items: Sequence[Any]) -> None:
     most = gateway_of(request).settings.max_messages
     if len(items) > most:
         raise Rejected(Code.BATCH_TOO_LARGE, f"{len(items)} at a time; the limit is {most}", "ask for fewer at a time")
+
+
+def some_refused(response: Response, results: Sequence[Any]) -> int:
+    """How many of these results are problems; the response's status is 207 if any is."""
+    refused = sum(result.problem is not None for result in results)
+    response.status_code = SOME_REFUSED if refused else 200
+    return refused
 
 
 @asynccontextmanager

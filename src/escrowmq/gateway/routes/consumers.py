@@ -21,8 +21,8 @@ from escrowmq.gateway.models import (
     SettleResult,
     SettleResults,
 )
-from escrowmq.gateway.problems import SOME_REFUSED, described
-from escrowmq.gateway.routes import check_count, gateway_of, leaving
+from escrowmq.gateway.problems import described
+from escrowmq.gateway.routes import check_count, gateway_of, leaving, some_refused
 from escrowmq.gateway.settling import LeaseHandle
 from escrowmq.message.names import check_name
 from escrowmq.model import Act, TransactionId
@@ -85,11 +85,9 @@ async def _settle(
         SettleResult(handle=text, problem=described(outcome) if isinstance(outcome, EscrowError) else None)
         for text, outcome in zip(body.handles, outcomes, strict=True)
     ]
-    refused = sum(result.problem is not None for result in results)
-    if refused and len(outcomes) == 1 and isinstance(outcomes[0], EscrowError):
+    if len(outcomes) == 1 and isinstance(outcomes[0], EscrowError):
         raise outcomes[0]
-    response.status_code = SOME_REFUSED if refused else 200
-    return SettleResults(results=results, refused=refused)
+    return SettleResults(results=results, refused=some_refused(response, results))
 
 
 def _subscription(group: str, body: ReceiveIn) -> Subscribe:
@@ -108,27 +106,20 @@ def _subscription(group: str, body: ReceiveIn) -> Subscribe:
 
 def _delivered(rows: Rows, shard: int, as_text: bool) -> list[Delivered]:
     columns = {name: rows.list(name) for name in rows.batch.schema.names}
-    return [_one(columns, row, shard, as_text) for row in range(rows.batch.num_rows)]
+    each = zip(*columns.values(), strict=True)
+    return [_one(dict(zip(columns, row, strict=True)), shard, as_text) for row in each]
 
 
-def _one(columns: dict[str, list[Any]], row: int, shard: int, as_text: bool) -> Delivered:
-    raw: bytes = columns["body"][row]
-    text = _text(raw) if as_text else None
-    transaction = columns["transaction"][row]
-    return Delivered(
-        handle=str(LeaseHandle(shard, columns["lease"][row], columns["offset"][row])),
-        topic=columns["topic"][row],
-        queue=columns["queue"][row],
-        offset=columns["offset"][row],
-        message_id=columns["message_id"][row].hex(),
-        key=columns["key"][row],
-        tag=columns["tag"][row],
-        properties=dict(columns["properties"][row] or ()),
-        body=None if text is not None else base64.b64encode(raw).decode(),
+def _one(row: dict[str, Any], shard: int, as_text: bool) -> Delivered:
+    text = _text(row["body"]) if as_text else None
+    transaction = row["transaction"]
+    return Delivered.of_row(
+        row,
+        handle=str(LeaseHandle(shard, row["lease"], row["offset"])),
+        message_id=row["message_id"].hex(),
+        properties=dict(row["properties"] or ()),
+        body=None if text is not None else base64.b64encode(row["body"]).decode(),
         text=text,
-        attempt=columns["attempt"][row],
-        born_us=columns["born_us"][row],
-        stored_us=columns["stored_us"][row],
         transaction_id=None if transaction is None else str(TransactionId.from_bytes(transaction)),
     )
 

@@ -39,16 +39,8 @@ async def topics(request: Request) -> Topics:
     """All topics, with the offsets that are stored."""
     gateway = gateway_of(request)
     rows = await gateway.on_thread(gateway.admin.topics)
-    return Topics(
-        topics=[
-            Topic(
-                name=row["name"],
-                broker=row["broker"],
-                queues=[Queue(queue=one["queue"], head=one["head"], end=one["end"]) for one in row["queues"]],
-            )
-            for row in rows
-        ]
-    )
+    queues = [[Queue.of_row(queue) for queue in row["queues"]] for row in rows]
+    return Topics(topics=[Topic.of_row(row, queues=each) for row, each in zip(rows, queues, strict=True)])
 
 
 @health_router.get("/healthz")
@@ -57,24 +49,8 @@ async def healthz(request: Request, response: Response) -> Health:
     rows = await gateway_of(request).health()
     well = all(row["status"] == "ok" for row in rows)
     response.status_code = 200 if well else 503
-    brokers = [BrokerHealth(broker=row["broker"], status=row["status"], reason=row["reason"]) for row in rows]
-    return Health(status="ok" if well else "not ok", brokers=brokers)
+    return Health(status="ok" if well else "not ok", brokers=[BrokerHealth.of_row(row) for row in rows])
 
 
 def _found(row: Mapping[str, Any]) -> Found:
-    return Found(
-        topic=row["topic"],
-        queue=row["queue"],
-        offset=row["offset"],
-        position=row["position"],
-        message_id=row["message_id"],
-        key=row["key"],
-        tag=row["tag"],
-        properties=row["properties"],
-        body=base64.b64encode(row["body"]).decode(),
-        state=row["state"],
-        visible=row["visible"],
-        transaction_id=row["transaction"],
-        born_us=row["born_us"],
-        stored_us=row["stored_us"],
-    )
+    return Found.of_row(row, body=base64.b64encode(row["body"]).decode(), transaction_id=row["transaction"])

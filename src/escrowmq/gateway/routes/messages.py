@@ -9,8 +9,8 @@ from fastapi import APIRouter, Header, Query, Request, Response
 
 from escrowmq.errors import Code, EscrowError, Rejected
 from escrowmq.gateway.models import MessageIn, MessagesIn, ReceiptOut, SendResult, SendResults
-from escrowmq.gateway.problems import SOME_REFUSED, described
-from escrowmq.gateway.routes import check_count, gateway_of
+from escrowmq.gateway.problems import described
+from escrowmq.gateway.routes import check_count, gateway_of, some_refused
 from escrowmq.model import Message, Receipt
 
 router = APIRouter(tags=["messages"])
@@ -87,9 +87,8 @@ async def send(
     check_count(request, body.messages)
     messages = [message(topic, one, scoped(idempotency_key, request, at)) for at, one in enumerate(body.messages)]
     outcomes = await gateway.producers.send(group, messages)
-    refused = sum(isinstance(outcome, EscrowError) for outcome in outcomes)
-    response.status_code = SOME_REFUSED if refused else 200
-    return SendResults(results=[_result(outcome) for outcome in outcomes], refused=refused)
+    results = [_result(outcome) for outcome in outcomes]
+    return SendResults(results=results, refused=some_refused(response, results))
 
 
 async def send_raw(

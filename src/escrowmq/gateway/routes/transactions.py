@@ -22,8 +22,8 @@ from escrowmq.gateway.models import (
     TransactionsIn,
     TransactionState,
 )
-from escrowmq.gateway.problems import SOME_REFUSED, described
-from escrowmq.gateway.routes import check_count, gateway_of
+from escrowmq.gateway.problems import described
+from escrowmq.gateway.routes import check_count, gateway_of, some_refused
 from escrowmq.gateway.routes.messages import IdempotencyKey, message, scoped
 from escrowmq.model import COMMIT, ROLLBACK, Outcome, TransactionId
 
@@ -62,9 +62,7 @@ async def prepare_many(
         else TransactionResult(transaction=outcome)
         for outcome in outcomes
     ]
-    refused = sum(result.problem is not None for result in results)
-    response.status_code = SOME_REFUSED if refused else 200
-    return TransactionResults(results=results, refused=refused)
+    return TransactionResults(results=results, refused=some_refused(response, results))
 
 
 @router.post("/end")
@@ -83,9 +81,7 @@ async def end_many(group: str, body: DecisionsIn, request: Request, response: Re
         else DecisionResult(transaction_id=one.transaction_id, code=outcome.code)
         for one, outcome in zip(body.decisions, outcomes, strict=True)
     ]
-    refused = sum(result.problem is not None for result in results)
-    response.status_code = SOME_REFUSED if refused else 200
-    return DecisionResults(results=results, refused=refused)
+    return DecisionResults(results=results, refused=some_refused(response, results))
 
 
 @router.post("/{transaction_id}/commit")
@@ -106,16 +102,7 @@ async def show(group: str, transaction_id: str, request: Request) -> Transaction
     row = await gateway_of(request).transaction(TransactionId.parse(transaction_id))
     if row["group"] not in (group, None):  # None: decided long ago, and its group is forgotten
         raise Rejected(Code.WRONG_GROUP)
-    return TransactionState(
-        transaction_id=row["id"],
-        group=group,
-        state=row["state"],
-        messages=row["messages"],
-        checks=row["checks"],
-        prepared_us=row["prepared_us"],
-        due_us=row.get("due_us"),
-        decided_by=row.get("decided_by"),
-    )
+    return TransactionState.of_row(row, transaction_id=row["id"], group=group)
 
 
 async def _prepare(group: str, body: TransactionIn, request: Request, key: str | None, first: int) -> TransactionOut:
