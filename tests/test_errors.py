@@ -22,9 +22,7 @@ from escrowmq.errors import (
     Meaning,
     Overloaded,
     error,
-    explain,
     flags,
-    meaning,
 )
 from escrowmq.gateway.problems import status_of
 from escrowmq.model import COMMIT, ROLLBACK
@@ -57,17 +55,17 @@ def test_every_failure_has_its_branch_and_says_what_happened(code: Code) -> None
     expected = errors.Rejected if code is Code.WRONG_SHARD else BRANCH_OF_BLOCK[code // 16]
     assert type(problem) is expected
     assert problem.code is code
-    assert problem.message == explain(code)[0] != code.name
+    assert problem.message == code.sentence != code.name
     assert str(problem).startswith(f"{code.name}: {problem.message}")
 
 
 @pytest.mark.parametrize("code", FAILURES)
 def test_sentences_are_sentences_of_their_own(code: Code) -> None:
-    message, hint = explain(code)
+    message, hint = code.sentence, code.hint
     assert message
     assert not message.endswith(".")
     assert message != hint
-    assert [c for c in FAILURES if explain(c)[0] == message] == [code]
+    assert [c for c in FAILURES if c.sentence == message] == [code]
 
 
 @pytest.mark.parametrize("code", sorted(DONE))
@@ -112,20 +110,20 @@ MEANING_OF_BRANCH = {
 
 
 def test_every_code_has_one_meaning() -> None:
-    sets = (DONE, REFUSED, NOT_APPLIED - REFUSED, {c for c in Code if meaning(c) is Meaning.UNKNOWN})
+    sets = (DONE, REFUSED, NOT_APPLIED - REFUSED, {c for c in Code if c.meaning is Meaning.UNKNOWN})
     assert sorted(code for each in sets for code in each) == sorted(Code)
     for code in FAILURES:
-        assert meaning(code) is MEANING_OF_BRANCH[type(error(code))] is error(code).meaning
-    assert {code: meaning(code) for code in DONE} == dict.fromkeys(DONE, Meaning.DONE)
-    assert {meaning(code) for code in AWAY} == {Meaning.UNKNOWN}
+        assert code.meaning is MEANING_OF_BRANCH[type(error(code))] is error(code).meaning
+    assert {code: code.meaning for code in DONE} == dict.fromkeys(DONE, Meaning.DONE)
+    assert {code.meaning for code in AWAY} == {Meaning.UNKNOWN}
     assert [code for code in range(256) if flags(DONE)[code]] == sorted(DONE)
 
 
 @pytest.mark.parametrize("code", Code)
 def test_a_code_means_the_same_everywhere(code: Code) -> None:
     """Each place that judges results, against the one table."""
-    done, refused = code in DONE, meaning(code) is Meaning.REFUSED
-    surely_not = meaning(code) in (Meaning.REFUSED, Meaning.NOT_NOW)
+    done, refused = code in DONE, code.meaning is Meaning.REFUSED
+    surely_not = code.meaning in (Meaning.REFUSED, Meaning.NOT_NOW)
     row = np.array([code], np.uint8)
 
     # every place on columns

@@ -61,12 +61,12 @@ def errors_page() -> str:
         "line, in logs and, as the number, on the wire. The class of the exception says what the caller can do next.\n\n"
         "## Results that are no error\n\n"
         + _table(
-            ("code", "number", "meaning"), [(f"`{c.name}`", str(int(c)), errors.explain(c)[0]) for c in sorted(DONE)]
+            ("code", "number", "meaning"), [(f"`{c.name}`", str(int(c)), c.sentence) for c in sorted(DONE)]
         )
     ]
     for branch in _BRANCHES:
         codes = [c for c in Code if c not in DONE and type(errors.error(c)) is branch]
-        rows = [(f"`{c.name}`", str(int(c)), *errors.explain(c)) for c in codes]
+        rows = [(f"`{c.name}`", str(int(c)), c.sentence, c.hint) for c in codes]
         doc = (branch.__doc__ or "").replace("``", "`")
         status = int(exit_code(errors.error(codes[0])))
         parts.append(

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from escrowmq.client.links.router import broker_of
 from escrowmq.client.producing.producer import Producer
-from escrowmq.errors import Code, Misuse, Rejected, error, explain
+from escrowmq.errors import Code, Misuse, Rejected, error
 from escrowmq.schemas import ID
 from escrowmq.settings import nearest
 
@@ -111,9 +111,9 @@ class Preparation:
             receipts = self._producer.prepare_batch(_joining(part, identity), shard=shard)
             if not receipts.ok:
                 row = int(np.flatnonzero(receipts.codes)[0])
-                sentence, hint = explain(code := Code(int(receipts.codes[row])))
+                code = Code(int(receipts.codes[row]))
                 columns = dict(zip(part.schema.names, part.columns, strict=True))
-                raise error(code, f"{sentence}: the {_which(columns, row)}", hint)
+                raise error(code, f"{code.sentence}: the {_which(columns, row)}")
             if identity is None:
                 identity = receipts.transactions[0].as_py()
                 self.ids.append(identity)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from escrowmq.errors import Code, explain
+from escrowmq.errors import Code
 from escrowmq.outbox.tables import State
 from escrowmq.outbox.targets.seam import REFUSED
 
@@ -119,8 +119,7 @@ def _judge_mixed(
 
 
 def _aside(row: Any, code: Code, counts: bool, rules: Rules, now_us: int) -> Aside:
-    sentence, hint = explain(code)
-    text = f"{code.name}: {sentence}" + (f" ({hint})" if hint else "")
+    text = f"{code.name}: {code.sentence}" + (f" ({code.hint})" if code.hint else "")
     if not counts:
         return Aside(row.seq, row.lane, State.RETRYING, row.attempts, now_us + rules.aside_us, text)
     attempts = row.attempts + 1
