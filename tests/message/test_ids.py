@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import escrowmq as mq
 from escrowmq import schemas
 from escrowmq.message.ids import column_of, id_column, records, shards, transaction_ids, transactions
-from escrowmq.message.numbering import MessageIds
+from escrowmq.message.row import MessageIds
 from escrowmq.message.values import make_receipt, make_transaction_id
 
 IDS = [mq.TransactionId(1, 2, 3), mq.TransactionId(0xFFFFFFFF, 0, 2**63)]
