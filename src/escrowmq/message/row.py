@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from escrowmq.errors import Code, Misuse, Rejected
 from escrowmq.message.limits import MAX_QUEUE, Limits
@@ -50,19 +51,19 @@ class MessageIds:
         self._instance = int.from_bytes(os.urandom(8), "big")
         self._next = 1
 
-    def take(self, count: int) -> bytes:
-        """``count`` consecutive ids, one after the other."""
+    def take(self, count: int) -> npt.NDArray[Any]:
+        """``count`` consecutive ids (dtype MESSAGE_ID_DTYPE)."""
         first, self._next = self._next, self._next + count
         ids = np.empty(count, MESSAGE_ID_DTYPE)
         ids["instance"] = self._instance
         ids["sequence"] = np.arange(first, first + count, dtype=np.uint64)
-        return ids.tobytes()
+        return ids
 
     def complete(self, given: Sequence[bytes | None]) -> bytes:
         """The ids given, one after the other, with new ones in the place of None."""
         if not any(given):
-            return self.take(len(given))
-        made = self.take(given.count(None))
+            return self.take(len(given)).tobytes()
+        made = self.take(given.count(None)).tobytes()
         ours = (made[at : at + 16] for at in itertools.count(0, 16))
         return b"".join(next(ours) if identity is None else identity for identity in given)
 

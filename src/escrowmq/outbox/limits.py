@@ -85,7 +85,7 @@ def columns(data: pa.RecordBatch | pa.Table, settings: BrokerSettings | None) ->
         batch.column(name).to_pylist()
         for name in ("topic", "body", "key", "tag", "properties", "message_id", "delay_us")
     )
-    return list(map(Content, topics, bodies, keys, tags, map(_json, pairs), ids, delays))
+    return list(map(Content._make, zip(topics, bodies, keys, tags, map(_json, pairs), ids, delays, strict=True)))
 
 
 def _check_limits(batch: pa.RecordBatch, limits: Limits) -> None:

@@ -82,16 +82,17 @@ class OutgoingCodec:
         defaults: dict[str, Any] = {"queue": -1, "born_us": now, "delay_us": 0, "immunity_us": 0}
         arrays = []
         for field in schemas.OUTGOING:
-            column = data.column(field.name) if field.name in data.schema.names else pa.nulls(n, field.type)
-            if field.name == "message_id":
-                arrays.append(self._id_column(column))
+            default = defaults.get(field.name)
+            if field.name in data.schema.names:
+                column = data.column(field.name)
+                arrays.append(self._id_column(column) if field.name == "message_id" else _cast(column, field, default))
+            elif field.name == "message_id":
+                arrays.append(column_of(self.ids.take(n)))
             else:
-                arrays.append(_cast(column, field, defaults.get(field.name)))
+                arrays.append(_filled(field, default, n))
         return pa.RecordBatch.from_arrays(arrays, schema=schemas.OUTGOING)
 
     def _id_column(self, column: pa.Array) -> pa.Array:
-        if column.null_count == len(column):
-            return column_of(self.ids.take(len(column)))
         if column.type == schemas.ID and not column.null_count:
             return column
         given = [None if value is None else message_id(value) for value in column.to_pylist()]
@@ -112,6 +113,10 @@ def _optional(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 def _numbers(values: Sequence[int]) -> pa.Array:
     return pa.array(values, pa.int64()) if any(values) or len(values) > 1 << 16 else _ZEROS[: len(values)]
+
+
+def _filled(field: pa.Field, default: int | None, rows: int) -> pa.Array:
+    return pa.nulls(rows, field.type) if default is None else pa.repeat(pa.scalar(default, field.type), rows)
 
 
 def _cast(column: pa.Array, field: pa.Field, default: int | None) -> pa.Array:
