@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 import threading
 from pathlib import Path
@@ -65,6 +66,15 @@ def test_splitting_keeps_all_rows_in_order_within_the_limits(sizes, rows, most):
     assert pa.Table.from_batches(pieces).equals(pa.Table.from_batches([batch]))
     assert all(piece.num_rows <= rows for piece in pieces)
     assert all(piece.num_rows == 1 or sum(map(len, piece.column("body").to_pylist())) <= most for piece in pieces)
+
+
+def test_a_table_that_is_too_large_for_one_batch_is_refused_whole():
+    """Combined, such a column stays in pieces; what is behind the first of them must not be left out."""
+    zeros = pa.py_buffer(mmap.mmap(-1, 1 << 30))
+    body = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(np.array([0, 1 << 30], np.int32)), zeros])
+    table = pa.table({"topic": ["a", "b"], "body": pa.chunked_array([body, body])})
+    with pytest.raises(mq.Rejected, match="BATCH_TOO_LARGE"):
+        as_batch(table, Checker(Limits()), OutgoingCodec())
 
 
 texts = st.text(st.characters(codec="utf-8"), max_size=5)

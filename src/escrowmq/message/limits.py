@@ -23,31 +23,20 @@ MAX_QUEUE = (1 << 31) - 1
 
 
 class RowLimits(Protocol):
-    """The limits of one message: what :class:`Limits` and the ledger's rules have in common. Times are microseconds."""
+    """The limits of one message: what :class:`Limits` and the ledger's rules have in common. Bytes, or microseconds."""
 
     @property
-    def max_body_bytes(self) -> int:
-        """Bytes of the body."""
-
+    def max_body_bytes(self) -> int: ...
     @property
-    def max_key_bytes(self) -> int:
-        """Bytes of the key, as UTF-8."""
-
+    def max_key_bytes(self) -> int: ...
     @property
-    def max_tag_bytes(self) -> int:
-        """Bytes of the tag, as UTF-8."""
-
+    def max_tag_bytes(self) -> int: ...
     @property
-    def max_properties_bytes(self) -> int:
-        """Bytes of all names and values of the properties, as UTF-8."""
-
+    def max_properties_bytes(self) -> int: ...
     @property
-    def max_delay_us(self) -> int:
-        """The longest delay."""
-
+    def max_delay_us(self) -> int: ...
     @property
-    def half_retention_us(self) -> int:
-        """The longest time before a first check-back."""
+    def half_retention_us(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from escrowmq.client.producing.outgoing import OutgoingCodec
+from escrowmq.client.producing.outgoing import OutgoingCodec, one_batch
 from escrowmq.errors import Code, Misuse, Rejected
 from escrowmq.message.limits import Limits, refusals
 from escrowmq.message.names import check_name
@@ -69,12 +69,10 @@ def columns(data: pa.RecordBatch | pa.Table, settings: BrokerSettings | None) ->
     Raises Rejected naming the first row that is over a limit, Rejected(BAD_BATCH) for wrong columns, or as
     :func:`contents`.
     """
-    if isinstance(data, pa.Table):
-        data = pa.RecordBatch.from_struct_array(pa.concat_arrays(data.to_struct_array().chunks)) if len(data) else None
-    if data is None or not data.num_rows:
+    if not data.num_rows:
         return []
     with _lock:
-        batch = _codec.columns(data)
+        batch = _codec.columns(one_batch(data) if isinstance(data, pa.Table) else data)
     for topic in pc.unique(batch.column("topic")).to_pylist():
         check_name(topic, Code.BAD_TOPIC_NAME)
     _check_limits(batch, checker(settings).limits)
@@ -87,7 +85,7 @@ def columns(data: pa.RecordBatch | pa.Table, settings: BrokerSettings | None) ->
         batch.column(name).to_pylist()
         for name in ("topic", "body", "key", "tag", "properties", "message_id", "delay_us")
     )
-    return list(map(Content, topics, bodies, keys, tags, map(_json, pairs), ids, delays))
+    return list(map(Content._make, zip(topics, bodies, keys, tags, map(_json, pairs), ids, delays, strict=True)))
 
 
 def _check_limits(batch: pa.RecordBatch, limits: Limits) -> None:

@@ -16,8 +16,7 @@ from escrowmq import schemas
 from escrowmq.errors import Code, EscrowError, Misuse, Rejected, error
 from escrowmq.message.ids import column_of, transactions
 from escrowmq.message.limits import Limits, byte_lengths, has_null_texts
-from escrowmq.message.numbering import MessageIds
-from escrowmq.message.row import ROW_OVERHEAD, Checker
+from escrowmq.message.row import ROW_OVERHEAD, Checker, MessageIds
 from escrowmq.message.values import make_receipt
 from escrowmq.model import Receipt, message_id
 
@@ -83,26 +82,21 @@ class OutgoingCodec:
         defaults: dict[str, Any] = {"queue": -1, "born_us": now, "delay_us": 0, "immunity_us": 0}
         arrays = []
         for field in schemas.OUTGOING:
-            column = data.column(field.name) if field.name in data.schema.names else None
-            if field.name == "message_id":
-                arrays.append(self._id_column(column, n))
-            elif column is None:
-                default = defaults.get(field.name)
-                arrays.append(
-                    pa.nulls(n, field.type) if default is None else pa.repeat(pa.scalar(default, field.type), n)
-                )
+            default = defaults.get(field.name)
+            if field.name in data.schema.names:
+                column = data.column(field.name)
+                arrays.append(self._id_column(column) if field.name == "message_id" else _cast(column, field, default))
+            elif field.name == "message_id":
+                arrays.append(column_of(self.ids.take(n)))
             else:
-                arrays.append(_cast(column, field, defaults.get(field.name)))
+                arrays.append(_filled(field, default, n))
         return pa.RecordBatch.from_arrays(arrays, schema=schemas.OUTGOING)
 
-    def _id_column(self, column: pa.Array | None, n: int) -> pa.Array:
-        if column is None:
-            return column_of(self.ids.take(n))
+    def _id_column(self, column: pa.Array) -> pa.Array:
         if column.type == schemas.ID and not column.null_count:
             return column
-        return column_of(
-            self.ids.complete([None if value is None else message_id(value) for value in column.to_pylist()])
-        )
+        given = [None if value is None else message_id(value) for value in column.to_pylist()]
+        return column_of(self.ids.complete(given))
 
 
 def row_error(code: int, identity: bytes | None = None) -> EscrowError:
@@ -121,9 +115,11 @@ def _numbers(values: Sequence[int]) -> pa.Array:
     return pa.array(values, pa.int64()) if any(values) or len(values) > 1 << 16 else _ZEROS[: len(values)]
 
 
+def _filled(field: pa.Field, default: int | None, rows: int) -> pa.Array:
+    return pa.nulls(rows, field.type) if default is None else pa.repeat(pa.scalar(default, field.type), rows)
+
+
 def _cast(column: pa.Array, field: pa.Field, default: int | None) -> pa.Array:
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
     try:
         column = column.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as problem:
@@ -137,11 +133,18 @@ def _cast(column: pa.Array, field: pa.Field, default: int | None) -> pa.Array:
     return column
 
 
+def one_batch(table: pa.Table) -> pa.RecordBatch:
+    """A table as one batch. Raises Rejected(BATCH_TOO_LARGE) if a column has 2 GiB or more: Arrow would keep it in pieces."""
+    if any(column.nbytes >= 1 << 31 for column in table.columns):
+        raise Rejected(Code.BATCH_TOO_LARGE, "a column of the table has 2 GiB or more")
+    chunks = table.combine_chunks().to_batches()
+    return chunks[0] if chunks else schemas.empty(table.schema)
+
+
 def as_batch(data: Any, checker: Checker, codec: OutgoingCodec) -> pa.RecordBatch:
     """One OUTGOING batch from messages, a record batch or a table. Raises Misuse or Rejected for what is unusable."""
     if isinstance(data, pa.Table):
-        chunks = data.combine_chunks().to_batches()
-        data = chunks[0] if chunks else schemas.empty(data.schema)
+        data = one_batch(data)
     if isinstance(data, pa.RecordBatch):
         return codec.columns(data)
     if isinstance(data, str | bytes) or not isinstance(data, Iterable):
