@@ -18,30 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from escrowmq.errors import Code, error
+from escrowmq.ledger import commands
 from escrowmq.ledger.columns.arrays import Int32s, Int64s, UInt8s
-from escrowmq.ledger.commands import (
-    AskChecks,
-    Command,
-    CommitBatch,
-    Configure,
-    CreateTopic,
-    End,
-    Fence,
-    Forget,
-    ForgetWriter,
-    Join,
-    OpenSession,
-    Prepare,
-    Receive,
-    Recheck,
-    Retain,
-    Rules,
-    Send,
-    Settle,
-    SettleDead,
-    Subscribe,
-    Tick,
-)
+from escrowmq.ledger.commands import Command, Rules
 from escrowmq.ledger.events import Decision, event_of
 from escrowmq.ledger.groups.consuming import Consuming
 from escrowmq.ledger.groups.groups import Groups
@@ -104,44 +83,44 @@ class Ledger:
     def decide(self, command: Command, now_us: int) -> Decision:
         """What follows from ``command`` at ``now_us``. Raises EscrowError when the command as a whole is refused."""
         match command:
-            case Send() | Prepare():
+            case commands.Send() | commands.Prepare():
                 return self._producing.decide(command, self.rules, now_us, self.next_position, self.trimmed_position)
-            case End():
+            case commands.End():
                 return self._ending.decide_end(command, self.rules)
-            case Receive():
+            case commands.Receive():
                 return self._consuming.decide_receive(command, self.rules, now_us, self.next_position)
-            case Join():
+            case commands.Join():
                 return self._consuming.decide_join(command, self.rules, self.next_position)
-            case Fence():
+            case commands.Fence():
                 return self._consuming.decide_fence(command, self.rules, now_us, self.next_position)
-            case Settle():
+            case commands.Settle():
                 return self._consuming.decide_settle(command, self.rules, now_us)
-            case AskChecks():
+            case commands.AskChecks():
                 return self.checkback.decide_ask(command, now_us)
-            case Tick():
+            case commands.Tick():
                 return self._decide_tick(now_us, command.limit)
-            case OpenSession():
+            case commands.OpenSession():
                 return self.sessions.decide_open(command, self.rules)
-            case Subscribe():
+            case commands.Subscribe():
                 return self._decide_subscribe(command)
-            case CreateTopic():
+            case commands.CreateTopic():
                 return self.topics.decide_create(command, self.rules)
-            case CommitBatch():
+            case commands.CommitBatch():
                 return self.writers.decide_commit(command, self.rules)
-            case Recheck():
+            case commands.Recheck():
                 return self.checkback.decide_recheck(command.transactions)
-            case SettleDead():
+            case commands.SettleDead():
                 return self._consuming.decide_settle_dead(command)
-            case Retain():
+            case commands.Retain():
                 return self._decide_retain(command)
-            case Forget():
+            case commands.Forget():
                 return self._forgetting.decide_forget(command)
-            case ForgetWriter():
+            case commands.ForgetWriter():
                 return self._forgetting.decide_forget_writer(command)
-            case Configure():
+            case commands.Configure():
                 return self._decide_configure(command)
 
-    def _decide_configure(self, command: Configure) -> Decision:
+    def _decide_configure(self, command: commands.Configure) -> Decision:
         if command.rules == self.rules:
             return Decision()
         text = json.dumps(dataclasses.asdict(command.rules), sort_keys=True)
@@ -153,19 +132,19 @@ class Ledger:
         events += self._consuming.decide_tick(self.rules, now_us, limit)
         return Decision(tuple(events))
 
-    def _decide_subscribe(self, command: Subscribe) -> Decision:
+    def _decide_subscribe(self, command: commands.Subscribe) -> Decision:
         """A subscription makes topics that are missing, if the rules say so, and begins at their first message."""
         missing = [name for name in command.subscription.topics if not self.topics.has(name)]
         if not missing or not self.rules.auto_create_topics:
             return self._consuming.decide_subscribe(command, self.topics, self.rules)
-        made = [self.topics.decide_create(CreateTopic(name), self.rules) for name in dict.fromkeys(missing)]
+        made = [self.topics.decide_create(commands.CreateTopic(name), self.rules) for name in dict.fromkeys(missing)]
         if len(self.topics.by_name) + len(made) > self.rules.max_topics:
             raise error(Code.TOO_MANY, f"there are {len(self.topics.by_name)} topics", "max_topics")
         creation = self.topics.creation([(d.answer["name"], d.answer["queues"]) for d in made])
         decision = self._consuming.decide_subscribe(command, self.topics.with_created(creation), self.rules)
         return Decision((creation, *decision.events), decision.answer)
 
-    def _decide_retain(self, command: Retain) -> Decision:
+    def _decide_retain(self, command: commands.Retain) -> Decision:
         """How far the log may be dropped: not past anything that is visible for less than the retention, waits for its
         time, or is undecided for less than the retention."""
         limit = command.limit_position
@@ -320,7 +299,7 @@ class Ledger:
 
     @property
     def wake_us(self) -> int:
-        """:class:`Tick` has nothing to do before this; ``NEVER_US``: nothing waits for a time. A Tick that finds nothing moves it."""
+        """:class:`~escrowmq.ledger.commands.Tick` has nothing to do before this; ``NEVER_US``: nothing waits for a time. A Tick that finds nothing moves it."""
         return min(self.delays.wake_us, self.checkback.wake_us, self.groups.wake_us)
 
     def queue_id(self, topic: str, queue: int) -> int:

@@ -1,4 +1,4 @@
-"""Questions that wait: answered in the very round that makes a message visible, at their time, or when the engine ends."""
+"""Looks that wait: answered in the very round that makes a message visible, at their time, or when the engine ends."""
 
 import errno
 

@@ -157,3 +157,16 @@ def test_a_recheck_is_asked_about_at_once():
     bench.do(Recheck(pa.array([row["transaction"]], pa.binary(16))))
     bench.engine.step()
     assert [check["attempt"] for check in asked(member)] == [1]
+
+
+def test_a_writer_that_dies_while_it_serves_leaves_no_receive_waiting(monkeypatch):
+    bench = Bench()
+    bench.subscribe()
+    waiting = bench.engine.receive(Receive("c", 1, 1, SECOND), 60 * SECOND)
+    bench.engine.step()
+    monkeypatch.setattr(bench.engine.shard.ledger.groups, "has_work", lambda *_: 1 / 0)
+    future = bench.engine.submit(send(0, {}))
+    bench.engine.start()
+    for left in (waiting, future):
+        assert left.exception(timeout=30).code == Code.SHARD_STOPPED
+    bench.engine.stop()

@@ -73,7 +73,7 @@ class TestSubscribing:
             driver.subscribe(start, start=start)
             assert driver.line(group=start)["next"] == first
             assert driver.account(group=start).get("skipped", []) == list(range(first))
-        assert driver.groups.subscription("1500000").starts == {"0": 2}
+        assert driver.groups.group("1500000").subscription.starts == {"0": 2}
 
     def test_a_queue_that_comes_later_is_consumed_from_its_beginning(self):
         driver = one_queue()

@@ -272,7 +272,8 @@ class Listeners:
                 for listener in busy:
                     before = len(listener.open)
                     listener.open.difference_update(positions)
-                    self._news = self._news or len(listener.open) < before
+                    if len(listener.open) < before:
+                        self._news = True
 
     def ask(self, shard: Shard, now_us: int) -> Iterator[tuple[Listener, Questions]]:
         """Take due transactions of every group that has a listener with room; to be put to it once durable."""

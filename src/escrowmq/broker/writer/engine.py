@@ -25,6 +25,7 @@ from escrowmq.broker.writer.shard import Shard, microseconds
 from escrowmq.broker.writer.upkeep import Upkeep
 from escrowmq.broker.writer.waiting import WaitingLooks, WaitingReceives
 from escrowmq.errors import Code, EscrowError, error
+from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.commands import Command, Receive, Tick, nothing_leased
 from escrowmq.log.seam import CommitLog
 from escrowmq.platform.clock import Clock
@@ -243,13 +244,12 @@ class Engine:
         with self._changed:
             if self._queue or self._poked:
                 return True
-        wake = self.wake_us if self.shard.failure is None else None
+        wake_us = self.wake_us if self.shard.failure is None else NEVER_US
         with self._changed:
             while not self._queue and not self._poked:
                 if self._stopping:
                     return False
-                seconds = LONGEST_SLEEP if wake is None else (wake - self.shard.now_us()) / 1e6
-                if seconds <= 0:
+                if (seconds := (wake_us - self.shard.now_us()) / 1e6) <= 0:
                     break
                 self._changed.wait(min(seconds, LONGEST_SLEEP))
             return True

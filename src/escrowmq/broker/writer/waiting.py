@@ -89,7 +89,7 @@ class WaitingReceives:
         pairs: Pairs = []
         kept: deque[WaitingReceive] = deque()
         ready = self._has_work(group, now_us)
-        for receive in self._lines.pop(group):
+        for receive in self._lines[group]:
             if receive.future.cancelled():
                 continue
             if ready or id(receive) in new:
@@ -108,6 +108,8 @@ class WaitingReceives:
                 self._until_us = min(self._until_us, receive.until_us)
         if kept:
             self._lines[group] = kept
+        else:
+            del self._lines[group]
         return pairs
 
     def _has_work(self, group: str, now_us: int) -> bool:

@@ -21,6 +21,7 @@ Rules:
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
@@ -182,47 +183,26 @@ class Cursor:
         return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
 
 
+@dataclass(slots=True, eq=False)
 class Lease:
     """Offsets ``start`` .. ``end``-1 as far as ``mask`` says so (one byte per offset; None: all pending, or all acked at the end)."""
 
-    __slots__ = (
-        "attempt",
-        "cursor",
-        "deadline_us",
-        "doubt",
-        "end",
-        "group",
-        "id",
-        "mask",
-        "member",
-        "pending",
-        "start",
-    )
+    id: int
+    group: int
+    cursor: Cursor
+    start: int
+    end: int
+    attempt: int
+    member: int
+    deadline_us: int
+    mask: bytearray | None = None
+    doubt: int = field(init=False)
+    """The first offset in doubt; ``end``: none is."""
+    pending: int = field(init=False)
 
-    def __init__(
-        self,
-        id: int,
-        group: int,
-        cursor: Cursor,
-        start: int,
-        end: int,
-        attempt: int,
-        member: int,
-        deadline_us: int,
-        mask: bytearray | None = None,
-    ) -> None:
-        self.id = id
-        self.group = group
-        self.cursor = cursor
-        self.start = start
-        self.end = end
-        self.attempt = attempt
-        self.member = member
-        self.deadline_us = deadline_us
-        self.doubt = end
-        """The first offset in doubt; ``end``: none is."""
-        self.mask = mask
-        self.pending = end - start if mask is None else mask.count(PENDING)
+    def __post_init__(self) -> None:
+        self.doubt = self.end
+        self.pending = self.end - self.start if self.mask is None else self.mask.count(PENDING)
 
     def copy_mask(self) -> bytearray:
         """The mask as bytes of the caller's own."""

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from escrowmq.ledger.commands import Subscription
 from escrowmq.ledger.groups.cursors import Cursor, Lease
 
 
+@dataclass(slots=True, eq=False)
 class Member:
     """A named member of one group."""
 
-    __slots__ = ("doubted", "epoch", "fenced", "id", "joined_us", "name", "process")
-
-    def __init__(self, id: int, name: str, epoch: int, process: int, joined_us: int, *, fenced: bool = False) -> None:
-        self.id = id
-        self.name = name
-        self.epoch = epoch
-        self.process = process
-        self.joined_us = joined_us
-        self.fenced = fenced
-        self.doubted: dict[int, Lease] = {}
-        """Leases with something in doubt, by id."""
+    id: int
+    name: str
+    epoch: int
+    process: int
+    joined_us: int
+    fenced: bool = False
+    doubted: dict[int, Lease] = field(default_factory=dict)
+    """Leases with something in doubt, by id."""
 
     def note(self, lease: Lease) -> None:
         """Keep ``doubted`` true after a change of ``lease``."""
@@ -29,22 +29,20 @@ class Member:
             self.doubted.pop(lease.id, None)
 
 
+@dataclass(slots=True, eq=False)
 class Group:
     """One consumer group."""
 
-    __slots__ = ("cursors", "leases", "members", "name", "ordinal", "served", "subscription")
-
-    def __init__(self, ordinal: int, name: str, subscription: Subscription) -> None:
-        self.ordinal = ordinal
-        self.name = name
-        self.subscription = subscription
-        self.cursors: dict[int, Cursor] = {}
-        self.members: dict[int, Member] = {}
-        """The named members of a group that holds what is in doubt."""
-        self.leases = 0
-        """How many of its leases live."""
-        self.served = -1
-        """The queue id that was served last."""
+    ordinal: int
+    name: str
+    subscription: Subscription
+    cursors: dict[int, Cursor] = field(default_factory=dict)
+    members: dict[int, Member] = field(default_factory=dict)
+    """The named members of a group that holds what is in doubt."""
+    leases: int = 0
+    """How many of its leases live."""
+    served: int = -1
+    """The queue id that was served last."""
 
     def cursor(self, queue_id: int) -> Cursor:
         """The cursor of a queue, or a new one for a queue that the group has not met: it is not kept."""

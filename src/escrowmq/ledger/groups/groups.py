@@ -23,7 +23,7 @@ import pyarrow as pa
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.columns.schedule import NEVER_US
-from escrowmq.ledger.commands import Rules, Subscription
+from escrowmq.ledger.commands import Rules
 from escrowmq.ledger.events import rows_of
 from escrowmq.ledger.groups import members, receiving, reports, snapshots, subscriptions
 from escrowmq.ledger.groups.cursors import ACKED, NOT_LEASED, PENDING, TAKEN, Cursor, Lease, State
@@ -276,10 +276,6 @@ class Groups:
     def names(self) -> list[str]:
         """All consumer groups, by ordinal."""
         return [group.name for group in self.groups]
-
-    def subscription(self, group: str) -> Subscription:
-        """What a group subscribes to, ``starts`` included; UNKNOWN_GROUP."""
-        return self.group(group).subscription
 
     def describe(self, topics: TopicsView, now_us: int) -> list[dict[str, Any]]:
         """All groups for people and JSON: see :func:`escrowmq.ledger.groups.reports.describe`."""
