@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -21,7 +21,7 @@ _JSON = "application/json"
 
 logger = logging.getLogger(__name__)
 
-Health = Callable[[], dict[str, Any]]
+Health = Callable[[], Mapping[str, str]]
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -36,7 +36,7 @@ class _Handler(WSGIRequestHandler):
 
 
 class HttpServer:
-    """The server on its own thread. Health is ``{"status", "reason"}`` of the ``health`` action."""
+    """The server, on a thread of its own. ``health`` gives the answer of the ``health`` action."""
 
     def __init__(self, host: str, port: int, registry: CollectorRegistry, health: Health) -> None:
         self._registry = registry

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -60,9 +59,9 @@ METRICS: tuple[MetricSpec, ...] = (
 
 
 class BrokerCollector(Collector):
-    """Asks for the numbers when it is scraped."""
+    """Asks the broker for its numbers whenever Prometheus asks for metrics."""
 
-    def __init__(self, stats: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, stats: Callable[[], Mapping[str, float]]) -> None:
         self._stats = stats
 
     def collect(self) -> Iterator[Metric]:
@@ -78,8 +77,8 @@ class BrokerCollector(Collector):
         return iter(())
 
 
-def registry(stats: Callable[[], dict[str, Any]]) -> CollectorRegistry:
-    """A registry of its own, so that an embedding program's metrics are left alone."""
+def registry(stats: Callable[[], Mapping[str, float]]) -> CollectorRegistry:
+    """A registry with these metrics alone: those of the program around an embedded broker are left out."""
     own = CollectorRegistry(auto_describe=False)
     own.register(BrokerCollector(stats))
     return own
