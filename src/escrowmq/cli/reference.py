@@ -60,9 +60,7 @@ def errors_page() -> str:
         + "One code tells what became of one row or one call. The same names appear in exceptions, in answers of the command\n"
         "line, in logs and, as the number, on the wire. The class of the exception says what the caller can do next.\n\n"
         "## Results that are no error\n\n"
-        + _table(
-            ("code", "number", "meaning"), [(f"`{c.name}`", str(int(c)), c.sentence) for c in sorted(DONE)]
-        )
+        + _table(("code", "number", "meaning"), [(f"`{c.name}`", str(int(c)), c.sentence) for c in sorted(DONE)])
     ]
     for branch in _BRANCHES:
         codes = [c for c in Code if c not in DONE and type(errors.error(c)) is branch]

@@ -6,6 +6,7 @@ import itertools
 import json
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -19,6 +20,8 @@ from escrowmq.wire import PROTOCOL_VERSION, REQUEST, Exchange, ExchangeOptions
 
 STALL_SECONDS = 15.0
 """A request unanswered this long (past its own waiting time) makes the link give its stream up and connect anew."""
+CLOSE_SECONDS = 2.0
+"""How long closing waits for the broker, and then once more after giving the stream up."""
 
 
 def escrow_error(problem: BaseException) -> EscrowError:
@@ -58,32 +61,103 @@ class _Poll(Future[pa.RecordBatch]):
         return False
 
 
-class Stream:
-    """One DoExchange and the thread that reads its answers. ``member``: whose receives it carries."""
+class Duplex(ABC):
+    """One DoExchange: the writer, which one thread at a time uses and none after its end, and the thread that reads.
+
+    gRPC aborts the process where two threads use one writer, or one uses it after its end.
+    """
+
+    def __init__(self, client: flight.FlightClient, command: dict[str, Any], schema: pa.Schema) -> None:
+        packed = json.dumps({"protocol": PROTOCOL_VERSION, **command}).encode()
+        self._writing = threading.Lock()
+        self._done = False  # writing
+        self._writer, self._reader = client.do_exchange(flight.FlightDescriptor.for_command(packed))
+        self._writer.begin(schema)
+        self._thread = threading.Thread(target=self._read, name=f"escrowmq-{command['exchange']}", daemon=True)
+        self._thread.start()
+
+    @abstractmethod
+    def _came(self, chunk: flight.FlightStreamChunk) -> None:
+        """Take in what the broker sent."""
+
+    @abstractmethod
+    def _ended(self, problem: EscrowError | None) -> None:
+        """Nothing more will come; called before the writer's end is noted."""
+
+    def _read(self) -> None:
+        problem: EscrowError | None = None
+        try:
+            while True:
+                self._came(self._reader.read_chunk())
+        except StopIteration:
+            pass
+        except Exception as raised:
+            problem = escrow_error(raised)
+        self._ended(problem)
+        with self._writing:
+            self._done = True
+            try:
+                self._writer.close()  # or Arrow prints the end of the stream on standard error when the writer goes
+            except (pa.ArrowException, OSError):
+                pass  # the reader has the reason
+
+    def cancel(self) -> None:
+        """Give it up."""
+        try:
+            self._reader.cancel()
+        except (pa.ArrowException, OSError):
+            pass  # it ended by itself
+
+    def withdraw(self) -> None:
+        """Write no more: the broker answers what it has begun, takes waiting receives back, and ends the stream."""
+        if self._writing.acquire(timeout=1.0):
+            try:
+                if not self._done:
+                    self._done = True
+                    self._writer.done_writing()
+            except (pa.ArrowException, OSError):
+                pass  # it is gone already
+            finally:
+                self._writing.release()
+
+    def close(self) -> None:
+        """Let the broker finish what it has begun, shortly, then end."""
+        self.withdraw()
+        if self._thread is not threading.current_thread():
+            self._thread.join(CLOSE_SECONDS)
+            if self._thread.is_alive():
+                self.cancel()
+                self._thread.join(CLOSE_SECONDS)
+
+
+class Stream(Duplex):
+    """A stream of one kind of exchange: requests, matched to answers by number. ``member``: whose receives it carries."""
 
     def __init__(
         self, client: flight.FlightClient, kind: Exchange, member: int | None, broken: Callable[[Stream], None]
     ) -> None:
         self.kind = kind
         self.member = member
-        self.withdrawn = False
         self._broken = broken
         self._pending: dict[int, tuple[Future[pa.RecordBatch], float]] = {}
         self._ids = itertools.count(1)
         self._lock = threading.Lock()  # pending and dead
-        self._writing = threading.Lock()  # the order of requests
         self._dead: EscrowError | None = None
-        command = json.dumps({"protocol": PROTOCOL_VERSION, "exchange": str(kind)}).encode()
-        self._writer, self._reader = client.do_exchange(flight.FlightDescriptor.for_command(command))
-        self._writer.begin(REQUEST[kind])
-        self._thread = threading.Thread(target=self._read, name=f"escrowmq-{kind}", daemon=True)
-        self._thread.start()
+        super().__init__(client, {"exchange": str(kind)}, REQUEST[kind])
+
+    @property
+    def withdrawn(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._done
 
     def request(self, batch: pa.RecordBatch, options: ExchangeOptions) -> Future[pa.RecordBatch]:
+        """Send one request; the future of its answer."""
         future = _Poll(self.withdraw) if self.kind is Exchange.RECEIVE else Future[pa.RecordBatch]()
         wait_ms: Any = options.get("wait_ms", 0)
         expiry = time.monotonic() + wait_ms / 1000 + STALL_SECONDS
         with self._writing:
+            if self._done and self._dead is None:
+                return failed_future(Unknown(Code.DISCONNECTED, "the stream takes no more requests"))
             number = next(self._ids)
             with self._lock:
                 if self._dead is not None:
@@ -99,66 +173,33 @@ class Stream:
                 self.cancel()  # the reader has the reason, and fails whatever is pending
         return future
 
-    def _read(self) -> None:
-        problem: EscrowError = Unknown(Code.DISCONNECTED, "the broker ended the exchange")
-        try:
-            while True:
-                chunk = self._reader.read_chunk()
-                number, content = wire.unpack_metadata(chunk.app_metadata.to_pybytes())
-                with self._lock:
-                    entry = self._pending.pop(number, None)
-                if entry is None:
-                    continue
-                if chunk.data is None:
-                    entry[0].set_exception(_perhaps_healing(wire.unpack_error(content.get("error", {}))))
-                else:
-                    entry[0].set_result(chunk.data)
-        except StopIteration:
-            pass
-        except Exception as raised:
-            problem = escrow_error(raised)
-            if problem.code is Code.TIMED_OUT:
-                problem = Unknown(Code.DISCONNECTED, problem.message)
+    def stalled(self, now: float) -> bool:
+        """Whether an answer is overdue."""
+        with self._lock:
+            return any(expiry < now for _, expiry in self._pending.values())
+
+    def _came(self, chunk: flight.FlightStreamChunk) -> None:
+        number, content = wire.unpack_metadata(chunk.app_metadata.to_pybytes())
+        with self._lock:
+            entry = self._pending.pop(number, None)
+        if entry is None:
+            return
+        if chunk.data is None:
+            entry[0].set_exception(_perhaps_healing(wire.unpack_error(content.get("error", {}))))
+        else:
+            entry[0].set_result(chunk.data)
+
+    def _ended(self, problem: EscrowError | None) -> None:
+        problem = problem or Unknown(Code.DISCONNECTED, "the broker ended the exchange")
+        if problem.code is Code.TIMED_OUT:
+            problem = Unknown(Code.DISCONNECTED, problem.message)
         with self._lock:
             self._dead = problem
             left = [future for future, _ in self._pending.values()]
             self._pending.clear()
         for future in left:
             future.set_exception(problem)
-        _end(self._writer)
         self._broken(self)
-
-    def stalled(self, now: float) -> bool:
-        """Whether an answer is overdue."""
-        with self._lock:
-            return any(expiry < now for _, expiry in self._pending.values())
-
-    def cancel(self) -> None:
-        """Give the stream up; its requests fail."""
-        try:
-            self._reader.cancel()
-        except (pa.ArrowException, OSError):
-            pass  # it ended by itself
-
-    def withdraw(self) -> None:
-        """Write no more: the broker answers what it has begun, takes waiting receives back, and ends the stream."""
-        if self._writing.acquire(timeout=1.0):
-            try:
-                if not self.withdrawn:
-                    self.withdrawn = True
-                    self._writer.done_writing()
-            except (pa.ArrowException, OSError):
-                pass  # it is gone already
-            finally:
-                self._writing.release()
-
-    def close(self) -> None:
-        """Let the broker finish what it has begun, shortly, then end."""
-        self.withdraw()
-        self._thread.join(2.0)
-        if self._thread.is_alive():
-            self.cancel()
-            self._thread.join(2.0)
 
 
 def _perhaps_healing(problem: EscrowError) -> EscrowError:
@@ -166,56 +207,30 @@ def _perhaps_healing(problem: EscrowError) -> EscrowError:
     return Unknown(Code.DISCONNECTED, problem.message, problem.hint) if problem.code is Code.SHARD_STOPPED else problem
 
 
-def _end(writer: flight.FlightStreamWriter) -> None:
-    """Take note of a stream's end, or Arrow prints it on standard error when the writer goes."""
-    try:
-        writer.close()
-    except (pa.ArrowException, OSError):
-        pass  # the reader has the reason
-
-
-class Checks:
+class Checks(Duplex):
     """A live check-back subscription: one exchange on which only the broker speaks."""
 
     def __init__(self, client: flight.FlightClient, session: int, on_checks: Callable[[pa.RecordBatch], None]) -> None:
-        command = json.dumps({"protocol": PROTOCOL_VERSION, "exchange": "checks", "session": session}).encode()
-        self._writer, self._reader = client.do_exchange(flight.FlightDescriptor.for_command(command))
-        self._writer.begin(pa.schema([]))
         self._on_checks = on_checks
-        self._ended = threading.Event()
+        self._over = threading.Event()
         self._closed = False
         self.problem: EscrowError | None = None
-        self._thread = threading.Thread(target=self._read, name="escrowmq-checks", daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        try:
-            while True:
-                chunk = self._reader.read_chunk()
-                if chunk.data is not None and chunk.data.num_rows:
-                    self._on_checks(chunk.data)
-        except StopIteration:
-            pass
-        except Exception as raised:
-            self.problem = escrow_error(raised)
-        finally:
-            _end(self._writer)
-            self._ended.set()
+        super().__init__(client, {"exchange": "checks", "session": session}, pa.schema([]))
 
     @property
     def broken(self) -> bool:
         """Whether the carrier lost it."""
-        return self._ended.is_set() and not self._closed
+        return self._over.is_set() and not self._closed
 
     def close(self) -> None:
         """Leave the list of those to ask."""
         self._closed = True
-        try:
-            self._writer.done_writing()
-        except (pa.ArrowException, OSError):
-            pass  # it is gone already
-        if self._thread is not threading.current_thread():
-            self._thread.join(1.0)
-            if self._thread.is_alive():
-                self._reader.cancel()
-                self._thread.join(1.0)
+        super().close()
+
+    def _came(self, chunk: flight.FlightStreamChunk) -> None:
+        if chunk.data is not None and chunk.data.num_rows:
+            self._on_checks(chunk.data)
+
+    def _ended(self, problem: EscrowError | None) -> None:
+        self.problem = problem
+        self._over.set()
