@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns.arrays import Int32s, Int64s
+from escrowmq.ledger.columns.tables import table_of
 from escrowmq.ledger.commands import CreateTopic, Rules
 from escrowmq.ledger.events import Decision, Event, event_of_rows
 from escrowmq.ledger.queues.queues import NO_TAG, Place, QueueIndex
@@ -32,6 +32,11 @@ def is_name(name: str) -> bool:
 def is_text(value: str) -> bool:
     """Whether ``value`` can be stored as UTF-8 (JSON can carry half a character)."""
     return not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+_TOPICS = pa.schema([("name", pa.utf8()), ("turn", pa.int64())])
+_TAGS = pa.schema([("tag", pa.utf8())])
+_QUEUES = pa.schema([("topic", pa.utf8()), *((name, pa.int64()) for name in ("head", "entries", "times"))])
 
 
 @dataclass(slots=True)
@@ -166,11 +171,9 @@ class Topics:
             heads.append((queue.place.topic, queue.head, entry.num_rows, time.num_rows))
         topics = [(topic.name, topic.turn) for topic in self.by_name.values()]
         tables = {
-            "topics": _table({"name": pa.utf8(), "turn": pa.int64()}, topics),
-            "tags": _table({"tag": pa.utf8()}, [(tag,) for tag in self._tags]),
-            "queues": _table(
-                {"topic": pa.utf8(), "head": pa.int64(), "entries": pa.int64(), "times": pa.int64()}, heads
-            ),
+            "topics": table_of(_TOPICS, topics),
+            "tags": table_of(_TAGS, [(tag,) for tag in self._tags]),
+            "queues": table_of(_QUEUES, heads),
         }
         if self.queues:
             tables["queue_entries"] = pa.concat_tables(entries)
@@ -194,8 +197,3 @@ class Topics:
             entry_at, time_at = entry_at + row["entries"], time_at + row["times"]
             topic.queue_ids.append(len(self.queues))
             self.queues.append(queue)
-
-
-def _table(types: dict[str, pa.DataType], rows: list[tuple[Any, ...]]) -> pa.Table:
-    columns = zip(*rows, strict=True) if rows else ((),) * len(types)
-    return pa.table({name: pa.array(column, types[name]) for name, column in zip(types, columns, strict=True)})
