@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from escrowmq.ledger.columns.tables import table_of
 from escrowmq.ledger.groups import subscriptions
 from escrowmq.ledger.groups.cursors import Cursor, Lease
 from escrowmq.ledger.groups.group import Group, Member
@@ -72,8 +73,8 @@ def dump(stored: Stored) -> dict[str, pa.Table]:
     cursors = [(g, c) for g in groups for _, c in sorted(g.cursors.items())]
     leases = [*stored.leases.live.values(), *stored.leases.ended.values()]
     return {
-        "groups_list": _table(_LIST, listed),
-        "groups_cursors": _table(_CURSORS, [(g.ordinal, c.queue_id, c.base, c.next, c.counts) for g, c in cursors]),
+        "groups_list": table_of(_LIST, listed),
+        "groups_cursors": table_of(_CURSORS, [(g.ordinal, c.queue_id, c.base, c.next, c.counts) for g, c in cursors]),
         "groups_runs": _stack(_RUNS, [(g, c, list(c.runs())) for g, c in cursors]),
         "groups_retries": _stack(
             _RETRIES, [(g, c, [c.retries.offsets, c.retries["attempt"], c.retries["due_us"]]) for g, c in cursors]
@@ -82,8 +83,8 @@ def dump(stored: Stored) -> dict[str, pa.Table]:
             _DEAD,
             [(g, c, [c.dead.offsets, c.dead["attempts"], c.dead["dead_us"], c.dead["cause"]]) for g, c in cursors],
         ),
-        "groups_leases": _table(_LEASES, [_lease_row(lease) for lease in leases]),
-        "groups_members": _table(
+        "groups_leases": table_of(_LEASES, [_lease_row(lease) for lease in leases]),
+        "groups_members": table_of(
             _MEMBERS,
             [
                 (g.ordinal, m.id, m.name, m.epoch, m.process, m.joined_us, m.fenced)
@@ -98,11 +99,6 @@ def _lease_row(x: Lease) -> tuple[Any, ...]:
     mask = None if x.mask is None else bytes(x.mask)
     place = (x.group, x.cursor.queue_id, x.id, x.start, x.end)
     return (*place, x.attempt, x.member, x.deadline_us, x.pending > 0, mask, x.doubt)
-
-
-def _table(schema: pa.Schema, rows: list[tuple[Any, ...]]) -> pa.Table:
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
-    return pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
 
 
 def _stack(schema: pa.Schema, parts: list[tuple[Group, Cursor, list[Any]]]) -> pa.Table:

@@ -8,18 +8,23 @@ take the queues in rotation.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns.arrays import Int32s, Int64s
+from escrowmq.ledger.columns.tables import table_of
 from escrowmq.ledger.commands import CreateTopic, Rules
 from escrowmq.ledger.events import Decision, Event, event_of_rows
 from escrowmq.ledger.queues.queues import NO_TAG, Place, QueueIndex
 from escrowmq.message.names import is_name
 from escrowmq.schemas import Kind
+
+
+_TOPICS = pa.schema([("name", pa.utf8()), ("turn", pa.int64())])
+_TAGS = pa.schema([("tag", pa.utf8())])
+_QUEUES = pa.schema([("topic", pa.utf8()), *((name, pa.int64()) for name in ("head", "entries", "times"))])
 
 
 @dataclass(slots=True)
@@ -154,11 +159,9 @@ class Topics:
             heads.append((queue.place.topic, queue.head, entry.num_rows, time.num_rows))
         topics = [(topic.name, topic.turn) for topic in self.by_name.values()]
         tables = {
-            "topics": _table({"name": pa.utf8(), "turn": pa.int64()}, topics),
-            "tags": _table({"tag": pa.utf8()}, [(tag,) for tag in self._tags]),
-            "queues": _table(
-                {"topic": pa.utf8(), "head": pa.int64(), "entries": pa.int64(), "times": pa.int64()}, heads
-            ),
+            "topics": table_of(_TOPICS, topics),
+            "tags": table_of(_TAGS, [(tag,) for tag in self._tags]),
+            "queues": table_of(_QUEUES, heads),
         }
         if self.queues:
             tables["queue_entries"] = pa.concat_tables(entries)
@@ -182,8 +185,3 @@ class Topics:
             entry_at, time_at = entry_at + row["entries"], time_at + row["times"]
             topic.queue_ids.append(len(self.queues))
             self.queues.append(queue)
-
-
-def _table(types: dict[str, pa.DataType], rows: list[tuple[Any, ...]]) -> pa.Table:
-    columns = zip(*rows, strict=True) if rows else ((),) * len(types)
-    return pa.table({name: pa.array(column, types[name]) for name, column in zip(types, columns, strict=True)})

@@ -27,6 +27,7 @@ import pyarrow as pa
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns import codes as code
 from escrowmq.ledger.columns.arrays import Int64s
+from escrowmq.ledger.columns.tables import table_of
 from escrowmq.ledger.commands import CommitBatch, Rules
 from escrowmq.ledger.events import Decision, Event, event_of
 from escrowmq.ledger.transactions.decisions import COMMITTED, NONE, ROLLED_BACK
@@ -34,6 +35,8 @@ from escrowmq.ledger.transactions.sessions import Sessions
 from escrowmq.ledger.transactions.table import TransactionTable
 from escrowmq.model import DecidedBy
 from escrowmq.schemas import ID, Kind
+
+_STORED = pa.schema([("writer", ID), *((name, pa.int64()) for name in ("group", "batch", "decided_us"))])
 
 
 class Writers:
@@ -123,14 +126,7 @@ class Writers:
 
     def snapshot(self) -> dict[str, pa.Table]:
         """The state as tables."""
-        groups, batches, times = zip(*self._last.values(), strict=True) if self._last else ((), (), ())
-        columns = {
-            "writer": pa.array(list(self._last), ID),
-            "group": pa.array(groups, pa.int64()),
-            "batch": pa.array(batches, pa.int64()),
-            "decided_us": pa.array(times, pa.int64()),
-        }
-        return {"writers": pa.table(columns)}
+        return {"writers": table_of(_STORED, [(writer, *last) for writer, last in self._last.items()])}
 
     def restore(self, tables: dict[str, pa.Table], time_us: int) -> None:
         """Become what :meth:`snapshot` gave. Snapshots of format 1 had no times (let it be ``time_us``), or no writers."""
