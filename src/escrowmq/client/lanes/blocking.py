@@ -21,12 +21,7 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> C
 
     @functools.wraps(method)
     def call(face: Any, /, *args: P.args, **given: P.kwargs) -> T:
-        coroutine = method(face, *args, **given)
-        try:
-            coroutine.send(None)
-        except StopIteration as done:
-            return done.value  # type: ignore[no-any-return]
-        raise _suspended(coroutine)
+        return finished(method(face, *args, **given))
 
     return call
 
