@@ -108,7 +108,7 @@ def refusals(batch: pa.RecordBatch, limits: RowLimits) -> UInt8s:
     codes = np.zeros(batch.num_rows, np.uint8)
 
     def refuse(rows: npt.NDArray[np.bool_], refusal: Code) -> None:
-        if rows.any():
+        if np.count_nonzero(rows):  # several times faster than any()
             codes[rows & (codes == 0)] = refusal
 
     refuse(byte_lengths(batch.column("body")) > limits.max_body_bytes, Code.BODY_TOO_LARGE)
