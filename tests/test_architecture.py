@@ -197,6 +197,29 @@ def test_every_room_is_in_the_architecture() -> None:
     assert not [room for room in rooms if f"`{room}/`" not in text]
 
 
+def test_every_function_of_a_round_is_where_the_page_says() -> None:
+    """docs/round.md names functions and files in turn; each function is defined in one of the files of its row."""
+    text = (ROOT / "docs" / "round.md").read_text()
+    named = 0
+    for piece in text.splitlines():
+        files = [ROOT / "src" / "escrowmq" / name for name in re.findall(r"`([a-z_/]+\.py)`", piece)]
+        for function in re.findall(r"`([A-Z]\w+\.\w+|blocking|arrange|checked|check_batch)`", piece):
+            assert any(defines(file, function) for file in files), f"{function} is in none of {files}"
+            named += 1
+    assert named > 30
+
+
+def defines(file: Path, name: str) -> bool:
+    """Whether a file defines a function, or a class with a function of that name."""
+    holder, _, function = name.rpartition(".")
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not holder and node.name == function:
+            return True
+        if isinstance(node, ast.ClassDef) and node.name == holder:
+            return any(isinstance(x, ast.FunctionDef | ast.AsyncFunctionDef) and x.name == function for x in node.body)
+    return False
+
+
 def test_the_command_runs_as_a_module() -> None:
     result = subprocess.run([sys.executable, "-m", "escrowmq", "--version"], capture_output=True, text=True)
     assert (result.returncode, result.stdout.strip()) == (0, "escrowmq 0.1.0")
