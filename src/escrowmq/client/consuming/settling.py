@@ -11,8 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq import schemas
-from escrowmq.client.producing.outgoing import row_error
-from escrowmq.errors import Code, EscrowError
+from escrowmq.errors import Code, EscrowError, error
 from escrowmq.model import Act
 
 
@@ -92,7 +91,7 @@ class SettlingCodec:
         if refused:
             with self._lock:
                 self.refused += refused
-        return [Code.OK if code == 0 else row_error(code) for code in codes]
+        return [Code.OK if code == 0 else error(Code(code)) for code in codes]
 
     @staticmethod
     def codes(answer: pa.RecordBatch, resent: bool) -> npt.NDArray[np.uint8]:

@@ -11,8 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq import schemas
-from escrowmq.client.producing.outgoing import row_error
-from escrowmq.errors import DONE, FIRST_ANSWER, Code, EscrowError, Misuse
+from escrowmq.errors import DONE, FIRST_ANSWER, Code, EscrowError, Misuse, error
 from escrowmq.model import Outcome
 
 _CODES = {int(code): code for code in Code}
@@ -40,7 +39,7 @@ class EndingCodec:
             codes = [FIRST_ANSWER.get(code, code) for code in codes]
         if DONE.issuperset(codes):
             return list(codes)
-        return [code if code in DONE else row_error(code) for code in codes]
+        return [code if code in DONE else error(code) for code in codes]
 
 
 def first_time(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

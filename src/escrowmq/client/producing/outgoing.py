@@ -64,7 +64,8 @@ class OutgoingCodec:
             )
         ]
         for at in np.flatnonzero(codes).tolist():
-            receipts[at] = row_error(int(codes[at]), ids[16 * at : 16 * at + 16])
+            receipts[at] = error(Code(int(codes[at])))
+            receipts[at].add_note(f"message id {ids[16 * at : 16 * at + 16].hex()}")
         return receipts
 
     def columns(self, data: pa.RecordBatch) -> pa.RecordBatch:
@@ -97,14 +98,6 @@ class OutgoingCodec:
             return column
         given = [None if value is None else message_id(value) for value in column.to_pylist()]
         return column_of(self.ids.complete(given))
-
-
-def row_error(code: int, identity: bytes | None = None) -> EscrowError:
-    """The error of one refused row."""
-    problem = error(Code(code))
-    if identity is not None:
-        problem.add_note(f"message id {identity.hex()}")
-    return problem
 
 
 def _optional(values: Sequence[Any], kind: pa.DataType) -> pa.Array:

@@ -21,7 +21,6 @@ from escrowmq.ledger.queues.queues import NO_TAG, Place, QueueIndex
 from escrowmq.message.names import is_name
 from escrowmq.schemas import Kind
 
-
 _TOPICS = pa.schema([("name", pa.utf8()), ("turn", pa.int64())])
 _TAGS = pa.schema([("tag", pa.utf8())])
 _QUEUES = pa.schema([("topic", pa.utf8()), *((name, pa.int64()) for name in ("head", "entries", "times"))])
