@@ -145,6 +145,7 @@ def bus():
         lambda bus: bus.producer("p").send("t", b"x", colour="red"),
         lambda bus: bus.producer("p").send("t", b"x", check_immunity=1.0),
         lambda bus: bus.producer("p").send("t", b"x", check_immunity=None),
+        lambda bus: bus.consumer("c", "t").batches(colour="red"),
         lambda bus: bus.producer("p", unasked=True).prepare("t", b"x", colour="red"),
         lambda bus: bus.producer("p", unasked=True).transaction().send("t", b"x", colour="red"),
     ],

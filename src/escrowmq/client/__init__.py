@@ -1,1 +1,1 @@
-"""The client: producers, consumers and admin over links to one or several brokers, sync and async over one core."""
+"""The client: producers, consumers and admin over links to one or several brokers, blocking and asyncio faces over one core."""

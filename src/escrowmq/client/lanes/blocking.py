@@ -33,22 +33,7 @@ def iterating(
 
     @functools.wraps(method)
     def call(face: Any, /, *args: P.args, **given: P.kwargs) -> Iterator[T]:
-        iterator: Any = method(face, *args, **given)
-        step = iterator.__anext__
-        try:
-            while True:
-                try:
-                    step().send(None)
-                except StopIteration as done:
-                    value = done.value
-                except StopAsyncIteration:
-                    return
-                else:
-                    raise _suspended(iterator)
-                yield value
-        except GeneratorExit:  # the caller leaves early
-            finished(iterator.aclose())
-            raise
+        return _steps(method(face, *args, **given))
 
     return call
 
@@ -60,6 +45,24 @@ def finished(coroutine: Coroutine[Any, Any, T]) -> T:
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
     raise _suspended(coroutine)
+
+
+def _steps(iterator: Any) -> Iterator[Any]:
+    step = iterator.__anext__
+    try:
+        while True:
+            try:
+                step().send(None)
+            except StopIteration as done:
+                value = done.value
+            except StopAsyncIteration:
+                return
+            else:
+                raise _suspended(iterator)
+            yield value
+    except GeneratorExit:  # the caller leaves early
+        finished(iterator.aclose())
+        raise
 
 
 def _suspended(coroutine: Any) -> RuntimeError:
