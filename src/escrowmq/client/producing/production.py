@@ -80,6 +80,7 @@ class Production:
         self.waiting = waiting
         named = instance is not None
         self.sessions = [Session(link, group, self.instance, self.timeout, named=named) for link in router.links]
+        self._several = len(router) > 1
         self.dropped = 0
         self._unasked = unasked
         # by the broker's number, each made once the session is open; attributes and lists, because hashing an Exchange for
@@ -127,7 +128,10 @@ class Production:
             topic, body, key, tag, properties, delay = m.topic, m.body, m.key, m.tag, m.properties, m.delay
             queue, message_id, check_immunity = m.queue, m.message_id, m.check_immunity
         half = kind is Exchange.PREPARE
-        number = self._number(kind, key, message_id) if joined is None else await self.broker(joined.shard)
+        if joined is not None:
+            number = await self.broker(joined.shard)
+        else:
+            number = self._number(kind, key, message_id) if self._several else 0
         lane = (self._preparing if half else self._sending)[number] or await self._open(kind, number)
         row = self.sessions[number].checker.row(
             topic,
@@ -149,7 +153,7 @@ class Production:
                 self.dropped += 1
             return Receipt(row[5] or b"", row[0], row[6], -1)
         receipt: Receipt = await lane.call(row, size)
-        if receipt.transaction_id is not None:
+        if half and receipt.transaction_id is not None:
             self.router.learn_shard(receipt.transaction_id.shard, number)
         return receipt
 
@@ -158,7 +162,9 @@ class Production:
         raw = id_bytes(transaction_id)
         if not isinstance(outcome, Outcome):
             raise Misuse(Code.BAD_ARGUMENT, f"{outcome!r} is not COMMIT, ROLLBACK or UNKNOWN")
-        number = await self.broker(int.from_bytes(raw[:4], "big"))
+        shard = int.from_bytes(raw[:4], "big")
+        if (number := self.router.known_shard(shard)) is None:
+            number = await self.broker(shard)
         lane = self._ending[number] or await self._open(Exchange.END, number)
         return await lane.call((raw, int(outcome)), 32)  # type: ignore[no-any-return]
 
@@ -202,7 +208,7 @@ class Production:
     def _number(self, kind: Exchange, key: str | None, identity: Any = None) -> int:
         """The broker that takes a message with this key, else with this id of the caller's: sent again, it must come to the
         broker that knows it."""
-        if len(self.sessions) == 1:
+        if not self._several:
             return 0
         if isinstance(key, str):
             return broker_of(key, len(self.sessions))
