@@ -5,7 +5,7 @@ import typer
 from typer.testing import CliRunner
 
 from escrowmq import errors
-from escrowmq.cli.failures import DONE, MEANINGS, Commands, Exit, exit_code, exit_code_of, show_error
+from escrowmq.cli.failures import DONE, Commands, Exit, exit_code, exit_code_of, show_error
 from escrowmq.errors import Code, EscrowError, error
 
 EXITS = {
@@ -25,7 +25,7 @@ def test_every_code_has_the_exit_code_of_its_branch(code: Code) -> None:
 
 
 def test_every_exit_code_has_a_meaning() -> None:
-    assert set(MEANINGS) == set(Exit)
+    assert all(code.meaning for code in Exit)
 
 
 def test_a_subclass_has_the_exit_code_of_its_branch() -> None:

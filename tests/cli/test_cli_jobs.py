@@ -8,7 +8,7 @@ import pytest
 from cli_runs import Run
 
 from escrowmq.cli.failures import Exit
-from escrowmq.demo.options import DemoOptions
+from escrowmq.demo.director import DemoOptions
 from escrowmq.pipeline.audit.verdict import Finding, Side, Verdict
 
 CLEAN = Verdict(

@@ -412,7 +412,7 @@ def test_the_documents_are_whole_and_load_nothing(client: Client) -> None:
 async def test_concurrent_requests_share_batches(kind: str, brokers: Callable[[str], Any], t: str, g: str) -> None:
     (link,) = brokers(kind)
     counted, settings = Counted(link), GatewaySettings()
-    gateway = Gateway.open(AsyncBus([counted]), settings, {})
+    gateway = Gateway(AsyncBus([counted]), settings, {})
     admission = Admission(build(gateway), settings, "127.0.0.1", False)
     server = make_server(admission, settings)
     with socket.create_server(("127.0.0.1", 0), backlog=200) as listening:

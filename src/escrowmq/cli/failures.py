@@ -17,55 +17,37 @@ from escrowmq.errors import DONE, Code, EscrowError
 
 
 class Exit(IntEnum):
-    """Exit codes of every command; docs/command-line.md is made from this table."""
+    """Exit codes of every command: the number, its meaning in docs/command-line.md, and the branch of errors that ends so."""
 
-    OK = 0
-    FINDING = 1
-    USAGE = 2
-    REJECTED = 3
-    UNKNOWN = 4
-    OVERLOADED = 5
-    CORRUPT = 6
-    DENIED = 7
-    FENCED = 8
-    INTERRUPTED = 130
+    meaning: str
+    branch: type[EscrowError] | None
 
+    def __new__(cls, number: int, meaning: str, branch: type[EscrowError] | None = None) -> Exit:
+        status = int.__new__(cls, number)
+        status._value_ = number
+        status.meaning, status.branch = meaning, branch
+        return status
 
-MEANINGS: dict[Exit, str] = {
-    Exit.OK: "done",
-    Exit.FINDING: "done, and the answer is bad news: a failed verdict, nothing found",
-    Exit.USAGE: "wrong use: an option, a URL, a setting, a folder (`Misuse`)",
-    Exit.REJECTED: "refused, surely not applied (`Rejected`)",
-    Exit.UNKNOWN: "no answer, may have been applied: ask again with the same id (`Unknown`)",
-    Exit.OVERLOADED: "not applied, try again later (`Overloaded`)",
-    Exit.CORRUPT: "stored data is damaged or unreadable (`Corrupt`)",
-    Exit.DENIED: "no right to do this (`Denied`)",
-    Exit.FENCED: "someone newer took over (`Fenced`)",
-    Exit.INTERRUPTED: "stopped by Ctrl-C",
-}
-
-_EXITS: dict[type[EscrowError], Exit] = {
-    errors.Misuse: Exit.USAGE,
-    errors.Rejected: Exit.REJECTED,
-    errors.Unknown: Exit.UNKNOWN,
-    errors.Overloaded: Exit.OVERLOADED,
-    errors.Corrupt: Exit.CORRUPT,
-    errors.Denied: Exit.DENIED,
-    errors.Fenced: Exit.FENCED,
-}
+    OK = 0, "done"
+    FINDING = 1, "done, and the answer is bad news: a failed verdict, nothing found"
+    USAGE = 2, "wrong use: an option, a URL, a setting, a folder (`Misuse`)", errors.Misuse
+    REJECTED = 3, "refused, surely not applied (`Rejected`)", errors.Rejected
+    UNKNOWN = 4, "no answer, may have been applied: ask again with the same id (`Unknown`)", errors.Unknown
+    OVERLOADED = 5, "not applied, try again later (`Overloaded`)", errors.Overloaded
+    CORRUPT = 6, "stored data is damaged or unreadable (`Corrupt`)", errors.Corrupt
+    DENIED = 7, "no right to do this (`Denied`)", errors.Denied
+    FENCED = 8, "someone newer took over (`Fenced`)", errors.Fenced
+    INTERRUPTED = 130, "stopped by Ctrl-C"
 
 
 def exit_code(problem: EscrowError) -> Exit:
     """The exit code of an error's branch."""
-    return next((code for branch, code in _EXITS.items() if isinstance(problem, branch)), Exit.FINDING)
+    return next((code for code in Exit if code.branch and isinstance(problem, code.branch)), Exit.FINDING)
 
 
 def exit_code_of(codes: Sequence[Code]) -> Exit:
     """The exit code of a call with one result per row: that of the first row that failed."""
-    for code in codes:
-        if code not in DONE:
-            return exit_code(errors.error(code))
-    return Exit.OK
+    return next((exit_code(errors.error(code)) for code in codes if code not in DONE), Exit.OK)
 
 
 def show_error(problem: EscrowError) -> None:

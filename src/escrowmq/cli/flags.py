@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -20,10 +20,10 @@ _METAVARS = {
     settings.FLAG: "on|off",
     settings.TEXT: "TEXT",
 }
+_TEXTS: dict[str, Callable[[Any], str]] = {settings.SECONDS: duration, settings.BYTES: size}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """One line of the settings table, ready to be shown."""
 
     name: str
@@ -34,32 +34,16 @@ class Line:
     choices: tuple[str, ...]
 
     @property
-    def flag(self) -> str:
-        """``check_max`` → ``--check-max``."""
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def variable(self) -> str:
-        """The environment variable that sets it."""
-        return f"ESCROWMQ_{self.name.upper()}"
-
-    @property
     def default_text(self) -> str:
         """The default with its unit, as a person says it; it can be typed back in."""
-        if self.unit == settings.SECONDS:
-            return duration(self.default)
-        if self.unit == settings.BYTES:
-            return size(self.default)
         if self.unit == settings.FLAG:
             return "on" if self.default else "off"
-        return str(self.default)
+        return _TEXTS.get(self.unit, str)(self.default)
 
 
-def lines() -> Iterator[Line]:
+def lines() -> list[Line]:
     """The settings table, in its order."""
-    for field in dataclasses.fields(BrokerSettings):
-        about = field.metadata
-        yield Line(field.name, about["unit"], about["reason"], field.default, about["least"], about["choices"])
+    return [Line(field.name, default=field.default, **field.metadata) for field in dataclasses.fields(BrokerSettings)]
 
 
 def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -68,7 +52,7 @@ def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
     Flags are read as text, in the same way as the environment and TOML, so that ``--check-interval 500ms`` works and
     a wrong value gives the same error.
     """
-    table = list(lines())
+    table = lines()
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "overrides"]
     flags = [
         inspect.Parameter(
@@ -78,7 +62,7 @@ def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
             annotation=Annotated[
                 str | None,
                 typer.Option(
-                    line.flag,
+                    "--" + line.name.replace("_", "-"),
                     help=f"{line.reason} \\[default: {line.default_text}]",
                     metavar="|".join(line.choices) or _METAVARS[line.unit],
                     rich_help_panel="Settings (also from the environment, ESCROWMQ_NAME, and from --config)",

@@ -8,21 +8,16 @@ from typing import Annotated
 import typer
 
 from escrowmq.cli import (
-    audit,
     bench,
     dead_letters,
-    demo,
-    gateway,
     groups,
+    jobs,
     log,
     lookup,
     outbox,
-    reconcile,
     relay,
-    report,
     send,
     serve,
-    sweep,
     tail,
     topics,
     transactions,
@@ -40,8 +35,8 @@ app = typer.Typer(
 )
 
 app.command("serve")(takes_settings(serve.serve))
-app.command("gateway")(gateway.gateway)
-app.command("demo")(demo.demo)
+app.command("gateway")(serve.gateway)
+app.command("demo")(jobs.demo)
 app.add_typer(topics.app, name="topics")
 app.command("send")(send.send)
 app.command("tail")(tail.tail)
@@ -52,10 +47,10 @@ app.add_typer(groups.app, name="groups")
 app.add_typer(writers.app, name="writers")
 outbox.app.command("relay")(relay.relay)
 app.add_typer(outbox.app, name="outbox")
-app.command("audit")(audit.audit)
-app.command("report")(report.report)
-app.command("reconcile")(reconcile.reconcile)
-app.command("sweep")(sweep.sweep)
+app.command("audit")(jobs.audit)
+app.command("report")(jobs.report)
+app.command("reconcile")(jobs.reconcile)
+app.command("sweep")(jobs.sweep)
 app.command("bench")(bench.bench)
 app.add_typer(log.app, name="log")
 

@@ -30,11 +30,6 @@ Url = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON on standard output, for scripts.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="One JSON object a line, for scripts.")]
-ReadyJson = Annotated[bool, typer.Option("--json", help="When ready, one JSON line with the addresses.")]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Listen beyond loopback without TLS and credentials.")]
-Master = Annotated[
-    str | None, typer.Option("--master", help="A Spark cluster (spark://HOST:PORT) instead of this machine.")
-]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this many.")]
 
 

@@ -8,36 +8,21 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_origin
 
-from escrowmq import errors, schemas, settings, wire
-from escrowmq.cli.failures import MEANINGS, exit_code
+from escrowmq import schemas, settings, wire
+from escrowmq.cli.failures import Exit
 from escrowmq.cli.flags import lines
-from escrowmq.errors import DONE, Code
+from escrowmq.errors import DONE, Code, EscrowError
 from escrowmq.wire.actions.table import ACTIONS
 from escrowmq.wire.fields import Value, fields_of
 from escrowmq.wire.values import LARGEST_NUMBER, Bounds
 
 _MADE = "<!-- Made by `make docs`; edit the code it is made from, not this page. -->\n\n"
 
-_BRANCHES: tuple[type[errors.EscrowError], ...] = (
-    errors.Rejected,
-    errors.Unknown,
-    errors.Fenced,
-    errors.Overloaded,
-    errors.Corrupt,
-    errors.Misuse,
-    errors.Denied,
-)
-
 
 def settings_page() -> str:
     """``docs/settings.md``: every setting of a broker."""
     rows = [
-        (
-            f"`{line.name}`",
-            f"`{line.default_text}`",
-            _range(line.unit, line.least, line.choices),
-            line.reason,
-        )
+        (f"`{line.name}`", f"`{line.default_text}`", _range(line.unit, line.least, line.choices), line.reason)
         for line in lines()
     ]
     return (
@@ -62,13 +47,13 @@ def errors_page() -> str:
         "## Results that are no error\n\n"
         + _table(("code", "number", "meaning"), [(f"`{c.name}`", str(int(c)), c.sentence) for c in sorted(DONE)])
     ]
-    for branch in _BRANCHES:
-        codes = [c for c in Code if c not in DONE and type(errors.error(c)) is branch]
+    for branch in EscrowError.__subclasses__():  # in the order of errors.py
+        codes = [c for c in Code if c.branch is branch]
         rows = [(f"`{c.name}`", str(int(c)), c.sentence, c.hint) for c in codes]
         doc = (branch.__doc__ or "").replace("``", "`")
-        status = int(exit_code(errors.error(codes[0])))
+        status = next(status for status in Exit if status.branch is branch)
         parts.append(
-            f"## `{branch.__name__}`\n\n{doc} Exit code of the command line: {status}.\n\n"
+            f"## `{branch.__name__}`\n\n{doc} Exit code of the command line: {status:d}.\n\n"
             + _table(("code", "number", "what happened", "what to do"), rows)
         )
     return "\n".join(parts)
@@ -86,7 +71,7 @@ def command_line_page() -> str:
         + "Every command that lists has `--json` with stable keys (times end in `_us`: microseconds since 1970). Commands that\n"
         "talk to a broker take `--url` or `ESCROWMQ_URL`: `escrow://HOST:PORT[,HOST:PORT...]`, or `file:FOLDER` for a data\n"
         "folder that no other process has open. Results go to standard output, everything else to standard error.\n\n"
-        "## Exit codes\n\n" + _table(("code", "meaning"), [(str(int(c)), text) for c, text in MEANINGS.items()])
+        "## Exit codes\n\n" + _table(("code", "meaning"), [(f"{c:d}", c.meaning) for c in Exit])
     ]
     for name, command in _commands(typer.main.get_command(app), "escrowmq"):
         parts.append(f"## `{name}`\n\n{_first_paragraph(command)}" + _parameters(command))
@@ -228,11 +213,10 @@ def _parameters(command: Any) -> str:
         if command.name == "serve" and parameter.name in named:
             continue
         argument = parameter.param_type_name == "argument"
-        if argument:
-            shown = f"`{parameter.name.upper()}`"
-        else:
-            shown = ", ".join(f"`{option}`" for option in [*parameter.opts, *parameter.secondary_opts])
-        rows.append((shown, " ".join((parameter.help or "").replace("\\[", "[").split())))
+        names = [parameter.name.upper()] if argument else [*parameter.opts, *parameter.secondary_opts]
+        rows.append(
+            (", ".join(f"`{name}`" for name in names), " ".join((parameter.help or "").replace("\\[", "[").split()))
+        )
     text = "\n" + _table(("argument or option", "meaning"), rows) if rows else ""
     return text + ("\nEvery line of [settings.md](settings.md) is a flag too.\n" if command.name == "serve" else "")
 

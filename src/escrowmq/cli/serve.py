@@ -1,17 +1,17 @@
-"""``escrowmq serve``: a broker on the network."""
+"""``escrowmq serve`` and ``escrowmq gateway``: a broker on the network, and HTTP over brokers, in its process or another."""
 
 from __future__ import annotations
 
 import os
 import sys
+import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from escrowmq.cli.failures import Exit
-from escrowmq.cli.gateway import Ask, beside
-from escrowmq.cli.options import Insecure, ReadyJson
+from escrowmq.cli.options import DEFAULT_URL, Url
 from escrowmq.cli.printing import notice, print_json_line
 from escrowmq.errors import Code, error
 from escrowmq.settings import BrokerSettings
@@ -19,14 +19,22 @@ from escrowmq.settings import BrokerSettings
 SWITCH_SECONDS = 0.001
 """How long a thread of the broker may keep the interpreter from another that has a request or an answer in hand."""
 
+Listen = Annotated[
+    str, typer.Option("--listen", "-l", metavar="HOST:PORT", help="Where to listen; port 0: any free one.")
+]
+Ask = Annotated[
+    list[str] | None,
+    typer.Option("--ask", metavar="GROUP=URL", help="Where check-backs of a producer group go; may be given again."),
+]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Listen beyond loopback without TLS and credentials.")]
+ReadyJson = Annotated[bool, typer.Option("--json", help="When ready, one JSON line with the addresses.")]
+
 
 def serve(
     folder: Annotated[Path, typer.Option("--folder", "-d", help="The data folder; made if it is not there.")] = Path(
         "escrow-data"
     ),
-    listen: Annotated[
-        str, typer.Option("--listen", "-l", metavar="HOST:PORT", help="Where to listen; port 0: any free one.")
-    ] = "127.0.0.1:7700",
+    listen: Listen = "127.0.0.1:7700",
     metrics: Annotated[
         str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics and health here.")
     ] = None,
@@ -63,6 +71,12 @@ def serve(
 
     if ask and http is None:
         raise error(Code.BAD_ARGUMENT, "--ask is for the HTTP gateway", "add --http HOST:PORT")
+    beside = None
+    if http is not None:
+        from escrowmq.gateway import beside as run_gateway
+
+        configured = _configured(config, ask)
+        beside = lambda link: run_gateway([link], listen=http, insecure=insecure, **configured)  # noqa: E731
     sys.setswitchinterval(SWITCH_SECONDS)
     status = run(
         folder,
@@ -71,7 +85,49 @@ def serve(
         settings=BrokerSettings.load(config, overrides),
         insecure=insecure,
         announce=announce,
-        beside=None if http is None else beside(http, ask, config, insecure),
+        beside=beside,
     )
     if status:
         raise typer.Exit(Exit.CORRUPT)
+
+
+def gateway(
+    url: Url = DEFAULT_URL,
+    listen: Listen = "127.0.0.1:7780",
+    ask: Ask = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="A TOML file with tables \\[gateway] and \\[check_back.GROUP].")
+    ] = None,
+    insecure: Insecure = False,
+    json: ReadyJson = False,
+) -> None:
+    """Serve HTTP over a broker, for those who cannot hold a connection, until SIGTERM or Ctrl-C; both stop it cleanly.
+
+    With --json one line is printed on standard output once requests are taken:
+    {"http": "http://127.0.0.1:7780", "asks": ["shop"], "url": "escrow://127.0.0.1:7700", "pid": 1}.
+    """
+    from escrowmq.gateway import serve as run
+
+    def announce(ready: dict[str, Any]) -> None:
+        if json:
+            print_json_line({**ready, "pid": os.getpid()})
+        else:
+            notice(f"serving {ready['http']} for {ready['url']}; see {ready['http']}/docs; Ctrl-C stops it")
+
+    run(url, listen=listen, insecure=insecure, announce=announce, **_configured(config, ask))
+
+
+def _configured(config: Path | None, ask: list[str] | None) -> dict[str, Any]:
+    """Addresses and limits from the file's tables and the flags."""
+    from escrowmq.gateway import GatewaySettings, read_addresses
+
+    tables: dict[str, Any] = {}
+    if config is not None:
+        try:
+            tables = tomllib.loads(config.read_text())
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+            raise error(Code.BAD_SETTING, f"cannot read {config}: {problem}") from problem
+    return {
+        "addresses": read_addresses(ask or (), tables.get("check_back")),
+        "settings": GatewaySettings.of(tables.get("gateway", {})),
+    }

@@ -89,6 +89,12 @@ class Database:
             connection.close()
 
 
+def insert(connection: sqlite3.Connection, table: str, *row: Any, repeat_ok: bool = False) -> bool:
+    """Insert one row; whether it is new. A row whose key is there raises IntegrityError, unless ``repeat_ok``."""
+    verb, marks = "INSERT OR IGNORE" if repeat_ok else "INSERT", ", ".join("?" * len(row))
+    return connection.execute(f"{verb} INTO {table} VALUES ({marks})", row).rowcount > 0
+
+
 def manifest(log: str) -> dict[str, Any]:
     """What the audit compares; ``log`` is the broker's data folder within the run folder."""
     barrier, orders, cart, points = "table:barrier", "table:orders", "table:carts", "table:points"

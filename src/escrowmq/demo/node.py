@@ -21,7 +21,8 @@ from escrowmq.demo.services import KINDS, Service
 from escrowmq.demo.shop import GROUP, OrdersDatabase, Shop
 from escrowmq.settings import BrokerSettings
 
-Tell = Callable[..., None]
+_VOICE = threading.Lock()
+_ASKED_TO_END = threading.Event()
 
 
 def tell(event: str, **details: Any) -> None:
@@ -34,43 +35,46 @@ def tell(event: str, **details: Any) -> None:
         threading.Event().wait()
 
 
-_VOICE = threading.Lock()
+def when_asked_to_end(call: Callable[[], None]) -> None:
+    """Have ``call`` made once the director asks the process to end."""
+
+    def wait() -> None:
+        _ASKED_TO_END.wait()
+        call()
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
-def broker(config: dict[str, Any], when_asked_to_end: Callable[[Callable[[], None]], None]) -> None:
+def broker(config: dict[str, Any]) -> None:
     """The broker, as ``escrowmq serve`` runs it, on a loopback port (0: a free one)."""
     from escrowmq.broker.serving.serve import serve  # only this process needs it, and a restart should be quick
 
-    stopped = threading.Event()
-    when_asked_to_end(stopped.set)
     serve(
         Path(config["folder"]),
         listen=f"127.0.0.1:{config['port']}",
         settings=BrokerSettings.of(config["settings"]),
         announce=lambda ready: tell("ready", url=ready["url"]),
-        stop=stopped,
+        stop=_ASKED_TO_END,
     )
 
 
-def shop(config: dict[str, Any], when_asked_to_end: Callable[[Callable[[], None]], None]) -> None:
+def shop(config: dict[str, Any]) -> None:
     """The shop: places what is not yet placed, then stays to answer checks."""
     database = OrdersDatabase(Path(config["folder"]) / "orders.db")
     placed = database.placed()
     done = placed | set(config["cancelled"])
     orders = [o for o in pq.read_table(config["orders"]).to_pylist() if o["order_id"] not in done]
-    stopped = threading.Event()
     with connect(config["url"]) as bus, bus.producer(GROUP, instance="shop-1") as producer:
         open_shop = Shop(producer, database, tell)
         when_asked_to_end(open_shop.stop)
-        when_asked_to_end(stopped.set)
         tell("ready", placed=sorted(placed))
         open_shop.serve(orders, config["tills"], set(config["stop_at"]))
         tell("done")
-        stopped.wait()
+        _ASKED_TO_END.wait()
     database.close()
 
 
-def service(config: dict[str, Any], when_asked_to_end: Callable[[Callable[[], None]], None]) -> None:
+def service(config: dict[str, Any]) -> None:
     """The cart or the points service."""
     kind = KINDS[config["kind"]]
     effects = Service(kind, Path(config["folder"]))
@@ -87,22 +91,13 @@ ROLES = {"broker": broker, "shop": shop, "service": service}
 def main(role: str, config: str) -> None:
     """Run a role until the standard input ends."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    calls: list[Callable[[], None]] = []
-    ended = threading.Event()
-
-    def when_asked_to_end(call: Callable[[], None]) -> None:
-        calls.append(call)
-        if ended.is_set():
-            call()
 
     def listen() -> None:
         sys.stdin.read()
-        ended.set()
-        for call in list(calls):
-            call()
+        _ASKED_TO_END.set()
 
     threading.Thread(target=listen, name="director", daemon=True).start()
-    ROLES[role](json.loads(Path(config).read_text()), when_asked_to_end)
+    ROLES[role](json.loads(Path(config).read_text()))
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ def _lines_of(path: Path) -> pa.Table:
     """The file's lines in schema LINES."""
     if not path.is_file():
         raise Misuse(Code.BAD_ARGUMENT, f"no orders file {path}")
-    readers = {".parquet": _read_parquet, ".csv": _read_csv}
+    readers = {".parquet": pq.read_table, ".csv": _read_csv}
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise Misuse(Code.BAD_ARGUMENT, f"{path.name}: orders come as .parquet or .csv")
@@ -141,10 +141,6 @@ def _lines_of(path: Path) -> pa.Table:
     if table.num_rows == 0:
         raise Misuse(Code.BAD_ARGUMENT, f"{path.name} has no rows")
     return pa.table([_cast(path, table[f.name], f) for f in LINES], schema=LINES)
-
-
-def _read_parquet(path: Path) -> pa.Table:
-    return pq.read_table(path)
 
 
 def _read_csv(path: Path) -> pa.Table:

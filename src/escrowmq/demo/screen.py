@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,11 +17,7 @@ if TYPE_CHECKING:
     from escrowmq.pipeline.audit import Verdict
 
 _MOST_FINDINGS = 20
-_ROWS = {
-    "shop": "orders dealt with",
-    "cart": "carts cleared",
-    "points": "points credited",
-}
+_ROWS = {"shop": "orders dealt with", "cart": "carts cleared", "points": "points credited"}
 
 
 class Screen:
@@ -94,13 +91,9 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
         figures.add_column()
     left = ("orders", "transactions", "committed", "rolled_back", "consumed")
     middle = ("lost", "repeated", "altered", "leaked", "orphaned")
-    right = ("kills", "checks")
-    for row in range(len(left)):
-        cells: list[str] = []
-        for names in (left, middle, right):
-            name = names[row] if row < len(names) else None
-            cells += _cells(verdict, name, judged=names is middle)
-        figures.add_row(*cells)
+    for plain, judged, counted in zip_longest(left, middle, ("kills", "checks")):
+        cells = (_cells(verdict, plain), _cells(verdict, judged, judged=True), _cells(verdict, counted))
+        figures.add_row(*chain(*cells))
     color, words = ("green", "all sides agree") if verdict.agrees else ("red", "the sides disagree")
     console.print(Panel(figures, title=f"[bold {color}]{words}[/]", border_style=color, expand=False, padding=(1, 3)))
     if verdict.findings:
@@ -114,7 +107,7 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
             console.print(f"… of {verdict.findings_in_all:,} findings; more are in verdict.json")
 
 
-def _cells(verdict: Verdict, name: str | None, *, judged: bool) -> list[str]:
+def _cells(verdict: Verdict, name: str | None, *, judged: bool = False) -> list[str]:
     if name is None:
         return ["", ""]
     value: int = getattr(verdict, name)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from escrowmq.demo.databases import CART_COLUMNS, CART_DB, POINTS_COLUMNS, POINTS_DB, RECEIVE_LOG, Database
+from escrowmq.demo.databases import CART_COLUMNS, CART_DB, POINTS_COLUMNS, POINTS_DB, RECEIVE_LOG, Database, insert
 from escrowmq.demo.shop import ORDERS_TOPIC, POINTS_TOPIC
 from escrowmq.errors import EscrowError
 
@@ -50,11 +50,12 @@ class Service:
 
     def apply(self, batch: pa.RecordBatch) -> int:
         """Apply the messages that were not applied before; their number. Durable when it returns."""
-        ids = [raw.hex() for raw in batch.column("message_id").to_pylist()]
-        keys, bodies = batch.column("key").to_pylist(), batch.column("body").to_pylist()
+        columns = (batch.column(name).to_pylist() for name in ("message_id", "key", "body"))
         with self._database.transaction() as connection:
-            rows = zip(ids, keys, bodies, strict=True)
-            return sum(self._apply_one(connection, message_id, key, json.loads(body)) for message_id, key, body in rows)
+            return sum(
+                self._apply_one(connection, message_id.hex(), key, json.loads(body))
+                for message_id, key, body in zip(*columns, strict=True)
+            )
 
     def run(self, batches: Any, tell: Callable[..., None], stop_after: int | None) -> None:
         """Consume until the batches end. Once ``stop_after`` messages were applied, ``tell`` gets the event "at failpoint"."""
@@ -72,15 +73,9 @@ class Service:
 
     def _apply_one(
         self, connection: sqlite3.Connection, message_id: str, order_id: str, content: dict[str, Any]
-    ) -> int:
+    ) -> bool:
         kind = self._kind
-        mark = connection.execute(
-            "INSERT OR IGNORE INTO trans_recv_log (consumer_group, message_id, order_id) VALUES (?, ?, ?)",
-            (kind.name, message_id, order_id),
-        )
-        if mark.rowcount == 0:
-            return 0
-        marks = ", ".join("?" * (len(kind.columns) + 2))
-        values = (order_id, *(content[name] for name in kind.columns), message_id)
-        connection.execute(f"INSERT INTO {kind.table} VALUES ({marks})", values)
-        return 1
+        fresh = insert(connection, "trans_recv_log", kind.name, message_id, order_id, repeat_ok=True)
+        if fresh:
+            insert(connection, kind.table, order_id, *(content[name] for name in kind.columns), message_id)
+        return fresh

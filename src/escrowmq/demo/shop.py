@@ -10,19 +10,18 @@ import json
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from escrowmq.client.producing.producer import Producer
-from escrowmq.demo.databases import COMMITTED, ORDER_COLUMNS, ORDERS_DB, ROLLED_BACK, Database
+from escrowmq.demo.databases import COMMITTED, ORDER_COLUMNS, ORDERS_DB, ROLLED_BACK, Database, insert
 from escrowmq.errors import EscrowError
 from escrowmq.model import COMMIT, ROLLBACK, UNKNOWN, Check, Outcome
 
 GROUP = "shop"
 ORDERS_TOPIC, POINTS_TOPIC = "orders", "points"
 AFTER_DATABASE_COMMIT = "between the database commit and the COMMIT"
-
-_OUTCOME = "INTO trans_barrier (transaction_id, order_id, outcome) VALUES (?, ?, ?)"
 
 Order = dict[str, Any]
 
@@ -46,17 +45,15 @@ class OrdersDatabase:
     def place(self, order: Order, transaction_id: str) -> None:
         """The local transaction. Raises OrderCancelled, or IntegrityError if a check has settled it before."""
         with self._database.transaction() as connection:
-            marks = ", ".join("?" * (len(ORDER_COLUMNS) + 2))
-            values = (order["order_id"], *(order[name] for name in ORDER_COLUMNS), transaction_id)
-            connection.execute(f"INSERT INTO orders VALUES ({marks})", values)
-            connection.execute(f"INSERT {_OUTCOME}", (transaction_id, order["order_id"], COMMITTED))
+            insert(connection, "orders", order["order_id"], *(order[name] for name in ORDER_COLUMNS), transaction_id)
+            insert(connection, "trans_barrier", transaction_id, order["order_id"], COMMITTED)
             if order["cancelled"]:
                 raise OrderCancelled(order["order_id"])
 
     def outcome(self, transaction_id: str, order_id: str | None) -> Outcome:
         """The outcome of a transaction; one that has left no trace is settled as rolled back."""
         with self._database.using() as connection:
-            connection.execute(f"INSERT OR IGNORE {_OUTCOME}", (transaction_id, order_id, ROLLED_BACK))
+            insert(connection, "trans_barrier", transaction_id, order_id, ROLLED_BACK, repeat_ok=True)
             look = "SELECT outcome FROM trans_barrier WHERE transaction_id = ?"
             row = connection.execute(look, (transaction_id,)).fetchone()
         return COMMIT if row[0] == COMMITTED else ROLLBACK
@@ -87,22 +84,9 @@ class Shop:
 
     def serve(self, orders: Iterable[Order], tills: int, stop_at: set[str]) -> None:
         """Place all orders, ``tills`` at a time; at those in ``stop_at`` ``tell`` gets the event "at failpoint"."""
-        queue = iter(list(orders))
-        lock = threading.Lock()
-
-        def till() -> None:
-            while not self._stop.is_set():
-                with lock:
-                    order = next(queue, None)
-                if order is None:
-                    return
-                self.place_surely(order, order["order_id"] in stop_at)
-
-        threads = [threading.Thread(target=till, name=f"till-{n}") for n in range(tills)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(tills, "till") as pool:
+            for done in [pool.submit(self.place_surely, order, order["order_id"] in stop_at) for order in orders]:
+                done.result()
 
     def place_surely(self, order: Order, stop_there: bool = False) -> None:
         """Place an order, again if the broker could not be reached before the database commit."""

@@ -18,15 +18,14 @@ if TYPE_CHECKING:
     from escrowmq.gateway.signing import ReplayGuard, sign, sign_answer, verify
 
 _LAZY = {
-    "verify": "signing",
-    "sign": "signing",
-    "sign_answer": "signing",
-    "ReplayGuard": "signing",
-    "Address": "addresses",
-    "read_addresses": "addresses",
-    "GatewaySettings": "limits",
-    "serve": "server",
-    "beside": "server",
+    name: module
+    for module, names in {
+        "signing": ("verify", "sign", "sign_answer", "ReplayGuard"),
+        "addresses": ("Address", "read_addresses"),
+        "limits": ("GatewaySettings",),
+        "server": ("serve", "beside"),
+    }.items()
+    for name in names
 }
 _PACKAGES = {"fastapi", "starlette", "pydantic", "uvicorn", "httpx"}
 

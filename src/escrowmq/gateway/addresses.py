@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -67,10 +67,7 @@ def read_addresses(
             raise Misuse(
                 Code.BAD_SETTING, f"{flag!r} is not GROUP=URL", "for example shop=http://127.0.0.1:8000/checks"
             )
-        before = found.get(group)
-        found[group] = (
-            Address(group, url, before.secret, before.timeout, before.ca_file) if before else Address(group, url)
-        )
+        found[group] = replace(found[group], url=url) if group in found else Address(group, url)
     return found
 
 

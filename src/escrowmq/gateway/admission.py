@@ -26,13 +26,21 @@ from escrowmq.platform.listening import is_loopback
 _CLOSE = {"Connection": "close"}
 """After a refusal whose body was not read, the connection is of no further use."""
 
-
-TAKEN = ("application/json", "application/octet-stream")
+RAW_TYPE = "application/octet-stream"
+TAKEN = ("application/json", RAW_TYPE)
 """Kinds of bodies. A browser's page of another site cannot send these without asking first, and that question is not answered."""
 
 
 class _Untaken(Rejected):
     """A body of a kind that is not taken."""
+
+    status = 415
+
+
+class _Slow(Rejected):
+    """A body that did not come in time."""
+
+    status = 408
 
 
 class _Gone(Exception):
@@ -55,25 +63,11 @@ class Admission:
         if scope["type"] != "http":
             return
         try:
-            headers = Headers(scope=scope)
-            self._check_origin(headers)
-            length = self._declared(headers)
-            if length != 0 and _kind(headers) not in TAKEN:
-                raise _Untaken(Code.BAD_REQUEST, f"{_kind(headers)!r:.100} is not taken", f"send {' or '.join(TAKEN)}")
-            if self.requests >= self._settings.max_requests:
-                raise Overloaded(Code.QUEUE_FULL, "too many requests are waiting at the gateway")
+            length = self._check(Headers(scope=scope))
         except EscrowError as problem:
-            await refusal(problem, 415 if isinstance(problem, _Untaken) else None, _CLOSE)(scope, receive, send)
-            return
+            return await _refuse(problem, scope, receive, send)
         self.requests += 1
         held = [0]
-        try:
-            await self._serve(scope, receive, send, length, held)
-        finally:
-            self.requests -= 1
-            self.bytes -= held[0]
-
-    async def _serve(self, scope: Scope, receive: Receive, send: Send, length: int | None, held: list[int]) -> None:
         try:
             if length is not None:
                 self._hold(length, held)
@@ -82,13 +76,25 @@ class Admission:
         except _Gone:
             return
         except TimeoutError:
-            slow = Rejected(Code.BAD_REQUEST, "the body did not come in time", "send it faster, or less at a time")
-            await refusal(slow, 408, _CLOSE)(scope, receive, send)
-            return
+            slow = _Slow(Code.BAD_REQUEST, "the body did not come in time", "send it faster, or less at a time")
+            await _refuse(slow, scope, receive, send)
         except EscrowError as problem:
-            await refusal(problem, headers=_CLOSE)(scope, receive, send)
-            return
-        await self._app(scope, _replayed(body, receive), send)
+            await _refuse(problem, scope, receive, send)
+        else:
+            await self._app(scope, _replayed(body, receive), send)
+        finally:
+            self.requests -= 1
+            self.bytes -= held[0]
+
+    def _check(self, headers: Headers) -> int | None:
+        """Refuse what is seen by its headers to be too much; the body's length, None if it comes in chunks."""
+        self._check_origin(headers)
+        length = self._declared(headers)
+        if length != 0 and (kind := kind_of(headers)) not in TAKEN:
+            raise _Untaken(Code.BAD_REQUEST, f"{kind!r:.100} is not taken", f"send {' or '.join(TAKEN)}")
+        if self.requests >= self._settings.max_requests:
+            raise Overloaded(Code.QUEUE_FULL, "too many requests are waiting at the gateway")
+        return length
 
     async def _read(self, receive: Receive, undeclared: bool, held: list[int]) -> bytes:
         """The whole body. One that declares its length cannot bring more: the server itself sees to that."""
@@ -144,8 +150,13 @@ def _name(address: str) -> str:
         return ""
 
 
-def _kind(headers: Mapping[str, str]) -> str:
+def kind_of(headers: Mapping[str, str]) -> str:
+    """The kind of a request's body, without parameters, in small letters."""
     return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def _refuse(problem: EscrowError, scope: Scope, receive: Receive, send: Send) -> None:
+    await refusal(problem, getattr(problem, "status", None), _CLOSE)(scope, receive, send)
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -8,15 +8,16 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
+from starlette.datastructures import Headers
 from starlette.routing import Match
 from starlette.types import Scope
 
 from escrowmq.gateway import page, problems
+from escrowmq.gateway.admission import RAW_TYPE, kind_of
 from escrowmq.gateway.core import Gateway
 from escrowmq.gateway.models import Problem, ReceiptOut
 from escrowmq.gateway.routes import consumers, looking, messages, transactions
 
-RAW_TYPE = b"application/octet-stream"
 _PROBLEM: dict[int | str, dict[str, Any]] = {
     "default": {"model": Problem, "description": "Refused: 400, 403, 404, 409, 410, 413, 429, 500, 503 or 504."}
 }
@@ -27,8 +28,7 @@ class _RawRoute(APIRoute):
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, found = super().matches(scope)
-        kind = dict(scope["headers"]).get(b"content-type", b"").partition(b";")[0].strip().lower()
-        return (match, found) if kind == RAW_TYPE else (Match.NONE, {})
+        return (match, found) if kind_of(Headers(scope=scope)) == RAW_TYPE else (Match.NONE, {})
 
 
 def build(gateway: Gateway) -> FastAPI:

@@ -22,7 +22,6 @@ import ssl
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -30,7 +29,7 @@ import httpx
 from escrowmq.errors import EscrowError
 from escrowmq.gateway.addresses import Address
 from escrowmq.gateway.signing import sign, verify_answer
-from escrowmq.model import Check, CheckedMessage, Outcome
+from escrowmq.model import Check, Outcome
 from escrowmq.platform.backoff import Backoff
 
 logger = logging.getLogger(__name__)
@@ -67,13 +66,10 @@ class Asker:
         self.attend: Callable[[bool], None] = lambda present: None
         parts = urlsplit(address.url)
         self._shown = f"{parts.scheme}://{parts.netloc}{parts.path}"
-        trusted: ssl.SSLContext | bool = True
-        if address.ca_file is not None:
-            trusted = ssl.create_default_context(cafile=address.ca_file)
         self._client = httpx.AsyncClient(
             follow_redirects=False,
             trust_env=False,
-            verify=trusted,
+            verify=True if address.ca_file is None else ssl.create_default_context(cafile=address.ca_file),
             timeout=address.timeout,
             limits=httpx.Limits(max_connections=AT_ONCE, max_keepalive_connections=1),
         )
@@ -176,14 +172,8 @@ class Asker:
         reason = f"{type(problem).__name__}: {problem}" if not isinstance(problem, _Refused) else str(problem)
         level = logging.DEBUG if self._troubled else logging.WARNING
         self._troubled = True
-        logger.log(
-            level,
-            "group %s: no answer from %s about %d transactions: %s",
-            self.address.group,
-            self._shown,
-            count,
-            reason,
-        )
+        text = "group %s: no answer from %s about %d transactions: %s"
+        logger.log(level, text, self.address.group, self._shown, count, reason)
 
 
 async def _read(response: httpx.Response, most: int) -> bytes:
@@ -205,23 +195,22 @@ def question(checks: Sequence[Check]) -> bytes:
         {
             "transaction_id": str(check.transaction_id),
             "attempt": check.attempt,
-            "messages": [_message(message) for message in check.messages],
+            "messages": [
+                {
+                    "topic": message.topic,
+                    "key": message.key,
+                    "tag": message.tag,
+                    "properties": dict(message.properties),
+                    "message_id": message.message_id.hex(),
+                    "born": message.born.isoformat(),
+                    "body": base64.b64encode(message.body).decode(),
+                }
+                for message in check.messages
+            ],
         }
         for check in checks
     ]
     return json.dumps({"transactions": asked}, separators=(",", ":")).encode()
-
-
-def _message(message: CheckedMessage) -> dict[str, Any]:
-    return {
-        "topic": message.topic,
-        "key": message.key,
-        "tag": message.tag,
-        "properties": dict(message.properties),
-        "message_id": message.message_id.hex(),
-        "born": message.born.isoformat(),
-        "body": base64.b64encode(message.body).decode(),
-    }
 
 
 def outcomes_of(answer: bytes, asked: set[str]) -> dict[str, Outcome]:

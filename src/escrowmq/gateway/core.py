@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -32,62 +31,46 @@ SUBSCRIBED_SECONDS = 30.0
 """How long a subscription is believed to be as it was."""
 
 
-@dataclass(frozen=True)
 class Gateway:
-    """Everything that routes use; made by :meth:`open` on the event loop that it belongs to from then on."""
+    """Everything that routes use, over ``bus``, which it closes; made on the event loop that it belongs to from then on.
 
-    settings: GatewaySettings
-    bus: AsyncBus
-    producers: Producers
-    settler: Settler
-    receiving: Receiving
-    askers: Mapping[str, Asker]
-    admin: Admin
-    threads: ThreadPoolExecutor
-    health_threads: ThreadPoolExecutor
-    subscribed: dict[str, tuple[groups.Subscribe, float]]
-    shards: dict[int, int]
+    Groups with an address are listened for at once.
+    """
 
-    @classmethod
-    def open(cls, bus: AsyncBus, settings: GatewaySettings, addresses: Mapping[str, Address]) -> Gateway:
-        """A gateway over ``bus``, which it closes. Groups with an address are listened for at once."""
-        askers = {group: Asker(address) for group, address in addresses.items()}
-        settler = Settler(bus, settings)
-        return cls(
-            settings,
-            bus,
-            Producers(bus, settings, askers),
-            settler,
-            Receiving(bus, settings, settler),
-            askers,
-            Admin(bus.router, settings.timeout),
-            ThreadPoolExecutor(THREADS, "escrowmq-gateway"),
-            ThreadPoolExecutor(1, "escrowmq-gateway-health"),
-            {},
-            {},
-        )
+    def __init__(self, bus: AsyncBus, settings: GatewaySettings, addresses: Mapping[str, Address]) -> None:
+        self.settings = settings
+        self.bus = bus
+        self._askers = {group: Asker(address) for group, address in addresses.items()}
+        self.producers = Producers(bus, settings, self._askers)
+        self.settler = Settler(bus, settings)
+        self.receiving = Receiving(bus, settings, self.settler)
+        self.admin = Admin(bus.router, settings.timeout)
+        self._threads = ThreadPoolExecutor(THREADS, "escrowmq-gateway")
+        self._health_threads = ThreadPoolExecutor(1, "escrowmq-gateway-health")
+        self._subscribed: dict[str, tuple[groups.Subscribe, float]] = {}
+        self._shards: dict[int, int] = {}
 
     async def close(self) -> None:
         """Let everything on its way finish, shortly, and leave."""
         await self.receiving.close()
         await self.settler.close()
         await self.bus.close()
-        for asker in self.askers.values():
+        for asker in self._askers.values():
             await asker.close()
-        self.threads.shutdown(wait=False, cancel_futures=True)
-        self.health_threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._health_threads.shutdown(wait=False, cancel_futures=True)
 
     async def on_thread(self, function: Callable[..., T], *args: Any, **given: Any) -> T:
         """Run what blocks, a few at a time."""
-        return await asyncio.get_running_loop().run_in_executor(self.threads, partial(function, *args, **given))
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *args, **given))
 
     async def subscribe(self, request: groups.Subscribe) -> None:
         """Make or join a consumer group, unless that was done a moment ago. Raises SUBSCRIPTION_MISMATCH and so on."""
         group = request["group"]
-        known = self.subscribed.get(group)
+        known = self._subscribed.get(group)
         if known is not None and known[0] == request and time.monotonic() < known[1]:
             return
-        if known is None and len(self.subscribed) >= self.settings.max_groups:
+        if known is None and len(self._subscribed) >= self.settings.max_groups:
             raise Rejected(Code.TOO_MANY, "the gateway speaks for too many consumer groups already")
 
         def ask() -> None:
@@ -95,17 +78,17 @@ class Gateway:
             self.bus.router.every(lambda link: patient_action(link, groups.SUBSCRIBE(request), deadline))
 
         await self.on_thread(ask)
-        self.subscribed[group] = (request, time.monotonic() + SUBSCRIBED_SECONDS)
+        self._subscribed[group] = (request, time.monotonic() + SUBSCRIBED_SECONDS)
 
     async def shard(self, number: int) -> int:
         """The shard of a broker, by the broker's number; asked once."""
-        if number not in self.shards:
-            link, router = self.bus.router.links[number], self.bus.router
+        if number not in self._shards:
+            router = self.bus.router
             deadline = time.monotonic() + self.settings.timeout
-            answer = await self.on_thread(patient_action, link, HELLO({}), deadline)
-            self.shards[number] = answer["shard"]
-            router.learn_shard(self.shards[number], number)
-        return self.shards[number]
+            answer = await self.on_thread(patient_action, router.links[number], HELLO({}), deadline)
+            self._shards[number] = answer["shard"]
+            router.learn_shard(self._shards[number], number)
+        return self._shards[number]
 
     async def transaction(self, identity: TransactionId) -> transactions.Transaction:
         """Where a transaction stands, without its bodies. Raises UNKNOWN_TRANSACTION, WRONG_SHARD."""
@@ -124,4 +107,4 @@ class Gateway:
     async def health(self) -> list[Health]:
         """What each broker says of itself, within a moment."""
         admin = Admin(self.bus.router, HEALTH_SECONDS)
-        return await asyncio.get_running_loop().run_in_executor(self.health_threads, admin.health)
+        return await asyncio.get_running_loop().run_in_executor(self._health_threads, admin.health)

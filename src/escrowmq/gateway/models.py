@@ -7,7 +7,7 @@ import binascii
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from escrowmq.message.limits import MAX_QUEUE
 from escrowmq.message.names import MAX_NAME
@@ -18,6 +18,8 @@ Identity = Annotated[str, Field(min_length=1, max_length=1024)]
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Time = Annotated[AwareDatetime, Field(strict=False)]
 Handle = Annotated[str, Field(min_length=5, max_length=64)]
+MessageId = Annotated[str, BeforeValidator(lambda raw: raw.hex() if isinstance(raw, bytes) else raw)]
+"""A message id as it travels: the bytes as 32 hexadecimal digits."""
 TransactionText = Annotated[str, Field(min_length=5, max_length=64, description="SHARD-EPOCH-POSITION, hexadecimal.")]
 
 
@@ -180,7 +182,7 @@ class Problem(_Out):
 class ReceiptOut(_Out):
     """The broker's durable answer to one message."""
 
-    message_id: str
+    message_id: MessageId
     topic: str
     queue: int
     position: int
@@ -189,13 +191,7 @@ class ReceiptOut(_Out):
     @classmethod
     def of(cls, receipt: Receipt) -> ReceiptOut:
         """From the client's receipt."""
-        return cls(
-            message_id=receipt.message_id.hex(),
-            topic=receipt.topic,
-            queue=receipt.queue,
-            position=receipt.position,
-            offset=receipt.offset,
-        )
+        return cls.model_validate(receipt, from_attributes=True)
 
 
 class SendResult(_Out):
@@ -275,7 +271,7 @@ class Delivered(_Out):
     topic: str
     queue: int
     offset: int
-    message_id: str
+    message_id: MessageId
     key: str | None
     tag: str | None
     properties: dict[str, str]

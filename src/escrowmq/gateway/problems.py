@@ -11,18 +11,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from escrowmq.errors import (
-    Code,
-    Corrupt,
-    Denied,
-    EscrowError,
-    Fenced,
-    Misuse,
-    Overloaded,
-    Rejected,
-    Unknown,
-    error,
-)
+from escrowmq import errors
+from escrowmq.errors import Code, EscrowError, Overloaded, Unknown, error
 from escrowmq.gateway.models import Problem
 
 logger = logging.getLogger(__name__)
@@ -32,52 +22,32 @@ SOME_REFUSED = 207
 """Of several, some were refused: each has its own result."""
 
 _BRANCHES: tuple[tuple[type[EscrowError], int], ...] = (
-    (Misuse, 400),
-    (Rejected, 400),
-    (Fenced, 409),
-    (Overloaded, 503),
-    (Unknown, 504),
-    (Denied, 403),
-    (Corrupt, 500),
+    (errors.Misuse, 400),
+    (errors.Rejected, 400),
+    (errors.Fenced, 409),
+    (errors.Overloaded, 503),
+    (errors.Unknown, 504),
+    (errors.Denied, 403),
+    (errors.Corrupt, 500),
 )
-_CODES: dict[Code, int] = {
-    **dict.fromkeys(
-        (
-            Code.UNKNOWN_TRANSACTION,
-            Code.UNKNOWN_TOPIC,
-            Code.UNKNOWN_GROUP,
-            Code.NOT_FOUND,
-            Code.WRONG_SHARD,
-        ),
-        404,
+_STATUSES: dict[int, tuple[Code, ...]] = {
+    403: (Code.NO_PERMISSION, Code.WRONG_GROUP),
+    404: (Code.UNKNOWN_TRANSACTION, Code.UNKNOWN_TOPIC, Code.UNKNOWN_GROUP, Code.NOT_FOUND, Code.WRONG_SHARD),
+    409: (
+        Code.CONFLICT,
+        Code.TRANSACTION_DECIDED,
+        Code.GROUP_KIND,
+        Code.MESSAGE_ID_TAKEN,
+        Code.LEASE_LOST,
+        Code.ALREADY_EXISTS,
+        Code.SUBSCRIPTION_MISMATCH,
+        Code.TOO_MANY,
     ),
-    **dict.fromkeys(
-        (
-            Code.CONFLICT,
-            Code.TRANSACTION_DECIDED,
-            Code.GROUP_KIND,
-            Code.MESSAGE_ID_TAKEN,
-            Code.LEASE_LOST,
-            Code.ALREADY_EXISTS,
-            Code.SUBSCRIPTION_MISMATCH,
-            Code.TOO_MANY,
-        ),
-        409,
-    ),
-    **dict.fromkeys((Code.EXPIRED, Code.RANGE_PURGED), 410),
-    **dict.fromkeys(
-        (
-            Code.BODY_TOO_LARGE,
-            Code.KEY_TOO_LARGE,
-            Code.TAG_TOO_LARGE,
-            Code.PROPERTIES_TOO_LARGE,
-            Code.BATCH_TOO_LARGE,
-        ),
-        413,
-    ),
-    **dict.fromkeys((Code.NO_PERMISSION, Code.WRONG_GROUP), 403),
-    Code.TOO_MANY_OPEN: 429,
+    410: (Code.EXPIRED, Code.RANGE_PURGED),
+    413: tuple(code for code in Code if code.name.endswith("_TOO_LARGE")),
+    429: (Code.TOO_MANY_OPEN,),
 }
+_CODES = {code: status for status, codes in _STATUSES.items() for code in codes}
 
 
 def status_of(problem: EscrowError) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from escrowmq.client.aio import AsyncBus
 from escrowmq.client.producing.producer import AsyncProducer
@@ -12,6 +13,8 @@ from escrowmq.gateway.asking import Asker
 from escrowmq.gateway.limits import GatewaySettings
 from escrowmq.model import Message, Outcome, Receipt, TransactionId
 from escrowmq.platform import failpoints
+
+T = TypeVar("T")
 
 
 class Producers:
@@ -42,10 +45,14 @@ class Producers:
                 asker.attend = producer.attend
         return producer
 
-    async def send(self, group: str, messages: Sequence[Message]) -> list[Receipt | EscrowError]:
+    async def send(self, group: str, message: Message) -> Receipt:
+        """Send one plain message. Raises what became of it otherwise."""
+        return await self.of(group).send(message)
+
+    async def send_several(self, group: str, messages: Sequence[Message]) -> list[Receipt | EscrowError]:
         """Send plain messages; a receipt or an error each."""
         producer = self.of(group)
-        return await _each([producer.send(message) for message in messages])
+        return await outcomes_of([producer.send(message) for message in messages])
 
     async def prepare(self, group: str, messages: Sequence[Message], join: TransactionId | None) -> list[Receipt]:
         """Prepare the half messages of one transaction, beginning it with the first unless ``join`` names it.
@@ -55,13 +62,13 @@ class Producers:
         """
         producer, receipts = self.of(group), list[Receipt | EscrowError]()
         if join is None:
-            receipts += await _each([producer.prepare(messages[0])])
+            receipts += await outcomes_of([producer.prepare(messages[0])])
             first = receipts[0]
             if isinstance(first, EscrowError):
                 raise _repeatable(first, receipts, len(messages), None)
             join = first.transaction_id
         rest = messages[len(receipts) :]
-        receipts += await _each([producer.prepare(message, transaction_id=join) for message in rest])
+        receipts += await outcomes_of([producer.prepare(message, transaction_id=join) for message in rest])
         for outcome in receipts:
             if isinstance(outcome, EscrowError):
                 raise _repeatable(outcome, receipts, len(messages), join)
@@ -74,13 +81,14 @@ class Producers:
         return await (producer.commit(transaction) if outcome is Outcome.COMMIT else producer.rollback(transaction))
 
 
-async def _each(calls: Sequence[object]) -> list[Receipt | EscrowError]:
-    """The results of calls that share a batch; an error that is not ours is raised."""
-    results = await asyncio.gather(*calls, return_exceptions=True)  # type: ignore[call-overload]
-    for result in results:
+async def outcomes_of(calls: Iterable[Awaitable[T]]) -> list[T | EscrowError]:
+    """The results of calls that go on together, each a value or an EscrowError; any other error is raised."""
+    results: list[T | EscrowError] = []
+    for result in await asyncio.gather(*calls, return_exceptions=True):
         if isinstance(result, BaseException) and not isinstance(result, EscrowError):
             raise result
-    return list(results)
+        results.append(result)
+    return results
 
 
 def _repeatable(

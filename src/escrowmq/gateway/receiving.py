@@ -109,13 +109,12 @@ class Receiving:
             done, _ = await asyncio.wait({client.result, gone}, timeout=longest, return_when=asyncio.FIRST_COMPLETED)
             if not done:
                 raise client.problem or Unknown(Code.TIMED_OUT, "no broker answered the receive")
-            if gone.done() and client.result.done() and not client.result.exception():
-                self._give_back(line, client.result.result())
+            if gone.done():
+                self._give_back(group, client)
                 return None
-            return client.result.result() if client.result.done() else None
+            return client.result.result()
         except asyncio.CancelledError:
-            if client.result.done() and not client.result.exception():
-                self._give_back(line, client.result.result())
+            self._give_back(group, client)
             raise
         finally:
             self._leave(line, client)
@@ -217,9 +216,13 @@ class Receiving:
     def _answered(self, line: _Line, poll: _Poll, done: Future[pa.RecordBatch]) -> None:
         problem = Unknown(Code.DISCONNECTED, "withdrawn") if done.cancelled() else done.exception()
         if problem is None and done.result().num_rows:
-            taker = poll.owner if poll.owner is not None and not poll.owner.result.done() else None
+            received = (poll.number, done.result())
             self._drop(line, poll)
-            self._hand_over(line, taker, (poll.number, done.result()))
+            for client in (poll.owner, *line.clients):
+                if client is not None and not client.result.done():
+                    client.result.set_result(received)
+                    return
+            self._settler.give_back(poll.number, line.key[0], done.result())
             return
         if self._ask_again(line, poll, problem):
             return
@@ -252,17 +255,10 @@ class Receiving:
         self._loop.call_later(pause, lambda: self._ask(line, poll, max(left - pause, 0.0)))
         return True
 
-    def _hand_over(self, line: _Line, taker: _Client | None, received: Received) -> None:
-        if taker is None:
-            taker = next((client for client in line.clients if not client.result.done()), None)
-        if taker is None:
-            self._give_back(line, received)
-        else:
-            _settle(taker, received)
-
-    def _give_back(self, line: _Line, received: Received | None) -> None:
-        if received is not None:
-            self._settler.give_back(received[0], line.key[0], received[1])
+    def _give_back(self, group: str, client: _Client) -> None:
+        """Give back what came for a client that has left."""
+        if client.result.done() and not client.result.exception() and (received := client.result.result()):
+            self._settler.give_back(received[0], group, received[1])
 
 
 def _settle(client: _Client, outcome: Received | EscrowError | None) -> None:

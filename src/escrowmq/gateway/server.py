@@ -8,8 +8,10 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -33,7 +35,6 @@ START_SECONDS = 30.0
 MAX_HEADER_BYTES = 64 << 10
 
 Announce = Callable[[dict[str, Any]], None]
-MakeBus = Callable[[], Awaitable[AsyncBus]]
 
 
 def serve(
@@ -56,8 +57,10 @@ def serve(
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopping.set)
-        ready = lambda facts: announce({**facts, "url": url})  # noqa: E731
-        await _run(lambda: aconnect(url), listening, host, addresses or {}, settings, insecure, ready, stopping)
+        bus = await aconnect(url)
+        await _run(
+            bus, listening, host, addresses, settings, insecure, lambda at: announce({**at, "url": url}), stopping
+        )
 
     host, listening = _listen(listen, insecure)
     with listening:
@@ -77,41 +80,31 @@ def beside(
 
     The links are closed at the end."""
     host, listening = _listen(listen, insecure)
-    ready: list[dict[str, Any]] = []
-    failed: list[BaseException] = []
-    started = threading.Event()
+    started: Future[dict[str, Any]] = Future()
     ends: list[Callable[[], object]] = []
-
-    async def make() -> AsyncBus:
-        return AsyncBus(links)
 
     async def main() -> None:
         stopping = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        ends.append(lambda: loop.call_soon_threadsafe(stopping.set))
-
-        def announce(facts: dict[str, Any]) -> None:
-            ready.append(facts)
-            started.set()
-
-        await _run(make, listening, host, addresses or {}, settings, insecure, announce, stopping)
+        ends.append(partial(asyncio.get_running_loop().call_soon_threadsafe, stopping.set))
+        await _run(AsyncBus(links), listening, host, addresses, settings, insecure, started.set_result, stopping)
 
     def work() -> None:
         try:
             asyncio.run(main())
         except BaseException as problem:
-            failed.append(problem)
             logger.error("the gateway stopped", exc_info=problem)
-        finally:
-            started.set()
+            if not started.done():
+                started.set_exception(problem)
 
     thread = threading.Thread(target=work, name="escrowmq-gateway", daemon=True)
     with listening:
         thread.start()
         try:
-            if not started.wait(START_SECONDS) or not ready:
-                raise failed[0] if failed else Unknown(Code.TIMED_OUT, "the gateway did not start")
-            yield ready[0]
+            try:
+                facts = started.result(START_SECONDS)
+            except TimeoutError:
+                raise Unknown(Code.TIMED_OUT, "the gateway did not start") from None
+            yield facts
         finally:
             for end in ends:
                 with contextlib.suppress(RuntimeError):  # it stopped by itself
@@ -128,18 +121,18 @@ class _Server(uvicorn.Server):
 
 
 async def _run(
-    make_bus: MakeBus,
+    bus: AsyncBus,
     listening: socket.socket,
     host: str,
-    addresses: Mapping[str, Address],
+    addresses: Mapping[str, Address] | None,
     settings: GatewaySettings | None,
     insecure: bool,
     announce: Announce,
     stopping: asyncio.Event,
 ) -> None:
     """Until ``stopping``: then receives that wait are told that nothing came, what is on its way finishes, and the bus closes."""
-    settings = settings or GatewaySettings()
-    gateway = Gateway.open(await make_bus(), settings, addresses)
+    settings, addresses = settings or GatewaySettings(), addresses or {}
+    gateway = Gateway(bus, settings, addresses)
     try:
         server = make_server(Admission(build(gateway), settings, host, insecure), settings)
         serving = asyncio.create_task(server.serve(sockets=[listening]))

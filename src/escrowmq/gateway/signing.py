@@ -72,8 +72,7 @@ def sign_answer(
 ) -> dict[str, str]:
     """The headers of an answer ``body`` to the question whose headers were ``question``."""
     identity = _header(question, ID)
-    headers = sign(secret, identity + _ANSWER, body, now)
-    return {**headers, ID: identity}
+    return {**sign(secret, identity + _ANSWER, body, now), ID: identity}
 
 
 class ReplayGuard:
@@ -118,14 +117,12 @@ def verify_answer(
     identity: str,
     headers: Mapping[str, str],
     body: bytes,
-    *,
-    tolerance: float = TOLERANCE,
     now: float | None = None,
 ) -> None:
     """Check that ``body`` is the answer of a holder of ``secret`` to the question ``identity``. Raises Denied."""
     if _header(headers, ID) != identity:
         raise Denied(Code.DENIED, "the answer is to another question", "")
-    _verified(secret, headers, body, _ANSWER, tolerance, now, None)
+    _verified(secret, headers, body, _ANSWER, TOLERANCE, now, None)
 
 
 def _verified(

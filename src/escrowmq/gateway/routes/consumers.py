@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from datetime import datetime
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -26,7 +25,6 @@ from escrowmq.gateway.routes import check_count, gateway_of, leaving, some_refus
 from escrowmq.gateway.settling import LeaseHandle
 from escrowmq.message.names import check_name
 from escrowmq.model import Act, TransactionId
-from escrowmq.wire.actions.groups import Subscribe
 
 router = APIRouter(prefix="/consumers/{group}", tags=["consumers"])
 
@@ -37,7 +35,18 @@ async def receive(group: str, body: ReceiveIn, request: Request) -> DeliveredMes
     gateway = gateway_of(request)
     check_name(group, Code.BAD_GROUP_NAME)
     if body.topics is not None:
-        await gateway.subscribe(_subscription(group, body))
+        await gateway.subscribe(
+            subscription(
+                group,
+                body.topics,
+                body.tags,
+                body.ordered,
+                body.start,
+                body.max_attempts,
+                body.retry_backoff,
+                body.retry_backoff_max,
+            )
+        )
     wanted = min(body.max_messages, gateway.settings.max_messages)
     lease_ms = None if body.lease is None else max(round(body.lease * 1000), 1)
     async with leaving(request) as gone:
@@ -90,24 +99,10 @@ async def _settle(
     return SettleResults(results=results, refused=some_refused(response, results))
 
 
-def _subscription(group: str, body: ReceiveIn) -> Subscribe:
-    start = body.start
-    return subscription(
-        group,
-        body.topics or [],
-        body.tags,
-        body.ordered,
-        start if isinstance(start, datetime) else str(start),
-        body.max_attempts,
-        body.retry_backoff,
-        body.retry_backoff_max,
-    )
-
-
 def _delivered(rows: Rows, shard: int, as_text: bool) -> list[Delivered]:
-    columns = {name: rows.list(name) for name in rows.batch.schema.names}
-    each = zip(*columns.values(), strict=True)
-    return [_one(dict(zip(columns, row, strict=True)), shard, as_text) for row in each]
+    names = rows.batch.schema.names
+    each = zip(*(rows.list(name) for name in names), strict=True)
+    return [_one(dict(zip(names, row, strict=True)), shard, as_text) for row in each]
 
 
 def _one(row: dict[str, Any], shard: int, as_text: bool) -> Delivered:
@@ -116,7 +111,6 @@ def _one(row: dict[str, Any], shard: int, as_text: bool) -> Delivered:
     return Delivered.of_row(
         row,
         handle=str(LeaseHandle(shard, row["lease"], row["offset"])),
-        message_id=row["message_id"].hex(),
         properties=dict(row["properties"] or ()),
         body=None if text is not None else base64.b64encode(row["body"]).decode(),
         text=text,

@@ -11,7 +11,7 @@ from escrowmq.errors import Code, EscrowError, Rejected
 from escrowmq.gateway.models import MessageIn, MessagesIn, ReceiptOut, SendResult, SendResults
 from escrowmq.gateway.problems import described
 from escrowmq.gateway.routes import check_count, gateway_of, some_refused
-from escrowmq.model import Message, Receipt
+from escrowmq.model import Message
 
 router = APIRouter(tags=["messages"])
 
@@ -83,19 +83,20 @@ async def send(
     gateway = gateway_of(request)
     if isinstance(body, MessageIn):
         single = message(topic, body, scoped(idempotency_key, request, 0))
-        return ReceiptOut.of(_or_raise((await gateway.producers.send(group, [single]))[0]))
+        return ReceiptOut.of(await gateway.producers.send(group, single))
     check_count(request, body.messages)
     messages = [message(topic, one, scoped(idempotency_key, request, at)) for at, one in enumerate(body.messages)]
-    outcomes = await gateway.producers.send(group, messages)
-    results = [_result(outcome) for outcome in outcomes]
+    results = [
+        SendResult(problem=described(outcome))
+        if isinstance(outcome, EscrowError)
+        else SendResult(receipt=ReceiptOut.of(outcome))
+        for outcome in await gateway.producers.send_several(group, messages)
+    ]
     return SendResults(results=results, refused=some_refused(response, results))
 
 
 async def send_raw(
-    topic: str,
-    request: Request,
-    group: Group = DEFAULT_GROUP,
-    idempotency_key: IdempotencyKey = None,
+    topic: str, request: Request, group: Group = DEFAULT_GROUP, idempotency_key: IdempotencyKey = None
 ) -> ReceiptOut:
     """Send the request's body as it is."""
     headers = request.headers
@@ -112,19 +113,7 @@ async def send_raw(
         queue=_number("Escrow-Queue", headers.get("escrow-queue"), int, None),
         message_id=headers.get("escrow-message-id") or scoped(idempotency_key, request, 0),
     )
-    return ReceiptOut.of(_or_raise((await gateway_of(request).producers.send(group, [single]))[0]))
-
-
-def _or_raise(outcome: Receipt | EscrowError) -> Receipt:
-    if isinstance(outcome, EscrowError):
-        raise outcome
-    return outcome
-
-
-def _result(outcome: Receipt | EscrowError) -> SendResult:
-    if isinstance(outcome, EscrowError):
-        return SendResult(problem=described(outcome))
-    return SendResult(receipt=ReceiptOut.of(outcome))
+    return ReceiptOut.of(await gateway_of(request).producers.send(group, single))
 
 
 def _text(value: str | None) -> Any:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable
-from typing import TypeVar
-
 from fastapi import APIRouter, Request, Response
 
 from escrowmq.errors import Code, EscrowError, Rejected
@@ -23,11 +19,10 @@ from escrowmq.gateway.models import (
     TransactionState,
 )
 from escrowmq.gateway.problems import described
+from escrowmq.gateway.producers import outcomes_of
 from escrowmq.gateway.routes import check_count, gateway_of, some_refused
 from escrowmq.gateway.routes.messages import IdempotencyKey, message, scoped
 from escrowmq.model import COMMIT, ROLLBACK, Outcome, TransactionId
-
-T = TypeVar("T")
 
 router = APIRouter(prefix="/groups/{group}/transactions", tags=["transactions"])
 
@@ -55,12 +50,11 @@ async def prepare_many(
     for one in body.transactions:
         calls.append(_prepare(group, one, request, idempotency_key, first))
         first += len(one.messages)
-    outcomes = await asyncio.gather(*(_caught(call) for call in calls))
     results = [
         TransactionResult(problem=described(outcome))
         if isinstance(outcome, EscrowError)
         else TransactionResult(transaction=outcome)
-        for outcome in outcomes
+        for outcome in await outcomes_of(calls)
     ]
     return TransactionResults(results=results, refused=some_refused(response, results))
 
@@ -69,11 +63,9 @@ async def prepare_many(
 async def end_many(group: str, body: DecisionsIn, request: Request, response: Response) -> DecisionResults:
     """End several transactions; each has its own result."""
     check_count(request, body.decisions)
-    outcomes = await asyncio.gather(
-        *(
-            _caught(_end(group, one.transaction_id, COMMIT if one.outcome == "commit" else ROLLBACK, request))
-            for one in body.decisions
-        )
+    outcomes = await outcomes_of(
+        _end(group, one.transaction_id, COMMIT if one.outcome == "commit" else ROLLBACK, request)
+        for one in body.decisions
     )
     results = [
         DecisionResult(transaction_id=one.transaction_id, problem=described(outcome))
@@ -118,10 +110,3 @@ async def _end(group: str, text: str, outcome: Outcome, request: Request) -> Dec
     identity = TransactionId.parse(text)
     code = await gateway_of(request).producers.end(group, identity, outcome)
     return Decided(transaction_id=str(identity), code=code.name)  # type: ignore[arg-type]  # one of the four
-
-
-async def _caught(call: Awaitable[T]) -> T | EscrowError:
-    try:
-        return await call
-    except EscrowError as problem:
-        return problem

@@ -1,0 +1,306 @@
+"""The jobs on Spark: ``escrowmq audit``, ``reconcile``, ``sweep`` and ``report``, and ``demo``, whose run is audited."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from escrowmq.cli.failures import Exit
+from escrowmq.cli.options import DEFAULT_URL, Json, Url, seconds
+from escrowmq.cli.printing import (
+    console,
+    moment,
+    notice,
+    print_facts,
+    print_json,
+    print_json_line,
+    print_table,
+)
+from escrowmq.errors import Code, error
+
+if TYPE_CHECKING:
+    from escrowmq.pipeline.reconcile import Report, Side
+
+Master = Annotated[
+    str | None, typer.Option("--master", help="A Spark cluster (spark://HOST:PORT) instead of this machine.")
+]
+
+
+def demo(
+    orders: Annotated[
+        Path | None, typer.Option(help="Real orders: a .parquet or .csv file of invoice lines; else made-up ones.")
+    ] = None,
+    folder: Annotated[Path | None, typer.Option(help="Keep the run here; else in a new folder demo-run.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="How many orders to make up.")] = 2000,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first so many orders.")] = None,
+    seed: Annotated[int, typer.Option(help="The same seed makes up the same orders.")] = 1,
+    shop_kills: Annotated[int, typer.Option(min=0, help="Kill the shop between its commit and the COMMIT.")] = 4,
+    broker_kills: Annotated[int, typer.Option(min=0, help="Kill the broker.")] = 2,
+    service_kills: Annotated[int, typer.Option(min=0, help="Kill each consumer between its commit and its ack.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Orders placed at the same time.")] = 24,
+    audit: Annotated[bool, typer.Option(help="Compare all sides with Spark at the end.")] = True,
+) -> None:
+    """Run a shop, a cart service and a points service on a broker, kill them all, and audit the result.
+
+    Exit code 1 when the audit finds anything lost, repeated, altered, leaked or undecided.
+    """
+    from escrowmq.demo.director import DemoOptions, run
+
+    verdict = run(
+        DemoOptions(
+            folder=folder,
+            orders=orders,
+            count=count,
+            limit=limit,
+            seed=seed,
+            shop_kills=shop_kills,
+            broker_kills=broker_kills,
+            service_kills=service_kills,
+            threads=threads,
+            audit=audit,
+        )
+    )
+    if verdict is not None and not verdict.settled:
+        raise typer.Exit(Exit.FINDING)
+
+
+def audit(
+    folder: Annotated[Path, typer.Argument(help="A run folder, as `escrowmq demo` leaves one.")],
+    json: Json = False,
+    page: Annotated[bool, typer.Option(help="Also draw report.html.")] = True,
+    master: Master = None,
+) -> None:
+    """Compare orders, broker log and consumers' databases of a run by id and content; name every difference.
+
+    Writes verdict.json and report.html into the folder. Exit code 1 when the sides do not agree.
+    """
+    from escrowmq.demo.screen import show_verdict
+    from escrowmq.pipeline.audit import run
+
+    with Console(stderr=True).status("audit") as status:
+        audited = run if master is None else partial(run, master=master)
+        verdict = audited(folder, progress=lambda text: status.update(f"audit: {text}"), page=page)
+    if json:
+        print_json(verdict.to_json())
+    else:
+        show_verdict(console(), verdict)
+        notice(f"{folder / 'verdict.json'}" + (f"  {folder / 'report.html'}" if page else ""))
+    if not verdict.agrees:
+        raise typer.Exit(Exit.FINDING)
+
+
+def report(
+    url: Url = DEFAULT_URL,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder for report.html and report.json.")] = Path(),
+    json: Json = False,
+    master: Master = None,
+) -> None:
+    """Volumes, decision latency, check-backs, what waits and trends, as report.html and report.json.
+
+    A data folder (--url file:FOLDER) is only read, and may be in use.
+    """
+    from escrowmq.pipeline.report import report as measured
+    from escrowmq.pipeline.report import write_report
+
+    with Console(stderr=True).status("report") as status:
+        found = measured(url, master=master, progress=lambda text: status.update(f"report: {text}"))
+        write_report(out, found)
+    if json:
+        print_json(found.to_json())
+    else:
+        notice(f"{out / 'report.html'}  {out / 'report.json'}")
+
+
+def sweep(
+    orders: Annotated[
+        list[str],
+        typer.Option("--orders", metavar="URL", help="A database of orders; once for every shard, in their order."),
+    ],
+    products: Annotated[str, typer.Option("--products", metavar="URL", help="The database of products and freezes.")],
+    unpaid_after: Annotated[
+        str, typer.Option("--unpaid-after", metavar="TIME", help="Unpaid orders are over so long after their pay_by.")
+    ] = "0s",
+    orphan_after: Annotated[
+        str, typer.Option("--orphan-after", metavar="TIME", help="A freeze so old should have its order.")
+    ] = "10min",
+    only: Annotated[str | None, typer.Option("--only", help="One of the sweeps: orders, freezes.")] = None,
+    tables: Annotated[
+        Path | None, typer.Option("--tables", metavar="FILE", help="JSON: names of tables and columns that differ.")
+    ] = None,
+    shard_by: Annotated[
+        str | None,
+        typer.Option(
+            "--shard-by",
+            metavar="COLUMN",
+            help="Of freezes: orders are in shard crc32(COLUMN) modulo shards. Without it all shards are asked.",
+        ),
+    ] = None,
+    events: Annotated[
+        str | None, typer.Option("--events", metavar="TOPIC", help="Tell of timed out orders by the outbox.")
+    ] = None,
+    master: Master = None,
+    json: Json = False,
+) -> None:
+    """Time unpaid orders out, release the freezes of paid ones as sold, give back stock that was frozen without an order.
+
+    To be run every some minutes; may be killed, and run twice at once. Exit code 1 if something could not be settled; the next run tries again.
+    """
+    from escrowmq.pipeline.session import local_session
+    from escrowmq.pipeline.sweeps import Books, Databases, Swept, sweep_freezes, sweep_orders
+
+    if only not in (None, "orders", "freezes"):
+        raise error(Code.BAD_ARGUMENT, f"--only {only}", "orders or freezes")
+    books = Books() if tables is None else Books.read(tables)
+    books = replace(books, shard_by=shard_by or books.shard_by, events=events or books.events)
+    databases = Databases(tuple(orders), products)
+    unpaid, orphan = seconds(unpaid_after, "--unpaid-after") or 0.0, seconds(orphan_after, "--orphan-after") or 0.0
+    books.check(databases.orders, databases.products)  # before Spark starts
+    done: dict[str, Swept] = {}
+    with local_session("escrowmq sweep", master=master, rows=1000) as spark:
+        if only != "freezes":
+            done["orders"] = sweep_orders(spark, databases, books=books, unpaid_seconds=unpaid)
+        if only != "orders":
+            done["freezes"] = sweep_freezes(spark, databases, books=books, orphan_seconds=orphan)
+    if json:
+        print_json({name: swept.to_json() for name, swept in done.items()})
+    else:
+        rows = [(name, act, count) for name, swept in done.items() for act, count in swept.acts.items()]
+        print_table(("sweep", "what", ">count"), rows, "nothing to do")
+        for swept in done.values():
+            for trans_id, problem in swept.alerts:
+                notice(f"{trans_id}: {problem}")
+    if any(swept.failed for swept in done.values()):
+        raise typer.Exit(Exit.FINDING)
+
+
+def reconcile(
+    url: Url,
+    half: Annotated[str, typer.Option("--half", help="The topic of the announced ids, or the view %half.")],
+    commits: Annotated[str, typer.Option("--commits", help="The topic of what was committed.")],
+    id: Annotated[str, typer.Option("--id", help="Where a message's id is: key, body, message_id.")] = "key",
+    half_id: Annotated[
+        str | None, typer.Option("--half-id", help="The same for --half, where it is another there.")
+    ] = None,
+    content: Annotated[bool, typer.Option("--content", help="Compare bodies, too.")] = False,
+    grace: Annotated[
+        str, typer.Option("--grace", metavar="TIME", help="So long after it was announced an id may be without commit.")
+    ] = "10min",
+    settled_before: Annotated[
+        str | None,
+        typer.Option("--settled-before", metavar="TIME", help="Instead of --grace: a time, 2026-01-31T12:00:00Z."),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Findings to name; --out has all.")] = 100,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="DIR", help="Write all findings (Parquet) and report.json there.")
+    ] = None,
+    stream: Annotated[bool, typer.Option("--stream", help="Go on, and tell what is found as it is.")] = False,
+    checkpoint: Annotated[
+        str | None, typer.Option("--checkpoint", metavar="DIR", help="With --stream: where it remembers how far it is.")
+    ] = None,
+    out_topic: Annotated[
+        str | None,
+        typer.Option("--out-topic", help="With --stream: the topic for findings, each once. Without it: printed."),
+    ] = None,
+    lateness: Annotated[
+        str, typer.Option("--lateness", metavar="TIME", help="With --stream: how far topics may be apart in reading.")
+    ] = "1min",
+    once: Annotated[bool, typer.Option("--once", help="With --stream: end with what is there now.")] = False,
+    master: Master = None,
+    json: Json = False,
+) -> None:
+    """Compare the ids of two topics: announced and never committed, committed and never announced, with other content.
+
+    Exit code 1 if there is a difference.
+    """
+    from escrowmq.pipeline.failures import unwrap_errors
+    from escrowmq.pipeline.reconcile import read_side
+    from escrowmq.pipeline.reconcile import reconcile as compare
+    from escrowmq.pipeline.session import local_session
+
+    if stream and checkpoint is None:
+        raise error(Code.BAD_ARGUMENT, "--stream needs --checkpoint", "a folder; the same one goes on where it stopped")
+    if misplaced := [
+        name
+        for name, given in (("--checkpoint", checkpoint), ("--out-topic", out_topic), ("--once", once))
+        if given and not stream
+    ]:
+        raise error(Code.BAD_ARGUMENT, f"{misplaced[0]} is of --stream")
+    checkpoint, out = _absolute(checkpoint), _absolute(out)
+    grace_seconds, lateness_seconds = seconds(grace, "--grace") or 0.0, seconds(lateness, "--lateness") or 0.0
+    before = _before(settled_before, grace_seconds)
+    with local_session("escrowmq reconcile", master=master) as spark, unwrap_errors():
+        sides = [
+            read_side(spark, url, topic, kind, content=content, stream=stream)
+            for topic, kind in ((half, half_id or id), (commits, id))
+        ]
+        if stream:
+            assert checkpoint is not None
+            return _stream(sides, grace_seconds, lateness_seconds, checkpoint, url, out_topic, once)
+        report = compare(*sides, settled_before=before, out=out, most=limit)
+    if json:
+        print_json(report.to_json())
+    else:
+        _show(report)
+    if not report.agrees:
+        raise typer.Exit(Exit.FINDING)
+
+
+def _absolute(folder: str | None) -> str | None:
+    """A folder of this machine by its full name (Java may run elsewhere); ``hdfs://...`` and the like as they are."""
+    return folder if folder is None or "://" in folder else str(Path(folder).absolute())
+
+
+def _before(text: str | None, grace_seconds: float) -> datetime:
+    if text is None:
+        return datetime.now(UTC) - timedelta(seconds=grace_seconds)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise error(Code.BAD_ARGUMENT, f"--settled-before: {text!r}", "such as 2026-01-31T12:00:00Z") from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _stream(
+    sides: list[Side],
+    grace_seconds: float,
+    lateness_seconds: float,
+    checkpoint: str,
+    url: str,
+    topic: str | None,
+    once: bool,
+) -> None:
+    from escrowmq.pipeline.reconcile import start, stream_findings
+    from escrowmq.pipeline.reconcile.streaming import as_rows
+
+    def tell(found: Side, _batch: int) -> None:
+        for row in as_rows(found).toLocalIterator():
+            print_json_line(row.asDict())
+
+    found = stream_findings(*sides, grace_seconds=grace_seconds, lateness_seconds=lateness_seconds)
+    each = tell if topic is None else None
+    query = start(found, checkpoint=checkpoint, url=url, topic=topic, each=each, once=once)
+    notice("reconciling; Ctrl-C ends it" if not once else "reconciling what is there")
+    try:
+        query.awaitTermination()
+    finally:
+        query.stop()
+
+
+def _show(report: Report) -> None:
+    rows = [
+        (one.kind, one.id, one.halves, one.commits, moment(one.first_seen_us), moment(one.last_seen_us))
+        for one in report.named
+    ]
+    if rows:
+        print_table(("kind", "id", ">half", ">commits", "first seen", "last seen"), rows, "")
+    counts = {kind: getattr(report, kind) for kind in ("missing", "unexpected", "differing", "nameless")}
+    rows_read = {"half rows": report.half_rows, "commit rows": report.commit_rows}
+    print_facts({"ids": report.ids, **rows_read, **counts, "settled before": report.settled_before})
+    if report.agrees:
+        console().print("[green]both sides agree[/green]")
