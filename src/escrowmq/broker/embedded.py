@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from escrowmq.broker.calls import Calls
+from escrowmq.broker.failures import answer
 from escrowmq.broker.writer.checkback import Listener
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.errors import Code, Misuse, error
@@ -143,19 +144,17 @@ class EmbeddedLink:
     def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: ExchangeOptions) -> Future[pa.RecordBatch]:
         """See :meth:`escrowmq.wire.Link.exchange`."""
         if self._shared is None:
-            failed: Future[pa.RecordBatch] = Future()
-            failed.set_exception(error(Code.CLOSED, "the connection is closed"))
-            return failed
-        answer = self._calls.exchange(kind, batch, options)
+            return answer(Future(), error(Code.CLOSED, "the connection is closed"))
+        begun = self._calls.exchange(kind, batch, options)
         if kind == Exchange.RECEIVE:
             with self._lock:
-                self._receives.add(answer)
-            answer.add_done_callback(self._received)
-        return answer
+                self._receives.add(begun)
+            begun.add_done_callback(self._received)
+        return begun
 
-    def _received(self, answer: Future[pa.RecordBatch]) -> None:
+    def _received(self, done: Future[pa.RecordBatch]) -> None:
         with self._lock:
-            self._receives.discard(answer)
+            self._receives.discard(done)
 
     def action(self, name: str, request: Mapping[str, object], timeout: float) -> Json:
         """See :meth:`escrowmq.wire.Link.action`; nothing can get lost on the way, so ``timeout`` is of no use here."""
