@@ -18,26 +18,11 @@ from escrowmq.wire.values import LARGEST_NUMBER, Bounds
 
 _MADE = "<!-- Made by `make docs`; edit the code it is made from, not this page. -->\n\n"
 
-_BRANCHES: tuple[type[errors.EscrowError], ...] = (
-    errors.Rejected,
-    errors.Unknown,
-    errors.Fenced,
-    errors.Overloaded,
-    errors.Corrupt,
-    errors.Misuse,
-    errors.Denied,
-)
-
 
 def settings_page() -> str:
     """``docs/settings.md``: every setting of a broker."""
     rows = [
-        (
-            f"`{line.name}`",
-            f"`{line.default_text}`",
-            _range(line.unit, line.least, line.choices),
-            line.reason,
-        )
+        (f"`{line.name}`", f"`{line.default_text}`", _range(line.unit, line.least, line.choices), line.reason)
         for line in lines()
     ]
     return (
@@ -62,7 +47,7 @@ def errors_page() -> str:
         "## Results that are no error\n\n"
         + _table(("code", "number", "meaning"), [(f"`{c.name}`", str(int(c)), c.sentence) for c in sorted(DONE)])
     ]
-    for branch in _BRANCHES:
+    for branch in errors.EscrowError.__subclasses__():
         codes = [c for c in Code if c not in DONE and type(errors.error(c)) is branch]
         rows = [(f"`{c.name}`", str(int(c)), c.sentence, c.hint) for c in codes]
         doc = (branch.__doc__ or "").replace("``", "`")
