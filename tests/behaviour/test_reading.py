@@ -205,7 +205,7 @@ def test_a_start_that_left_with_retention_is_told(own, kind, t, eventually):
     broker = own(retention=1, segment_bytes=1 << 12, snapshot_bytes=1 << 12)
     with broker.connect() as bus:
         fill(bus, t, 50)
-        engine = bus.router.links[0]._shared.engine
+        engine = bus.router.links[0]._calls.engine
 
         def purged() -> bool:
             engine.upkeep._retain_us = 0

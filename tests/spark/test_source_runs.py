@@ -205,7 +205,7 @@ def test_a_purged_range_raises(spark: SparkSession, tmp_path: Path) -> None:
     url = f"file:{tmp_path / 'data'}"
     with mq.connect(url, segment_bytes=1 << 12, snapshot_bytes=1 << 12, retention=1) as bus:
         bus.admin.create_topic("t", 1)
-        upkeep = bus.router.links[0]._shared.engine.upkeep  # type: ignore[attr-defined]
+        upkeep = bus.router.links[0]._calls.engine.upkeep  # type: ignore[attr-defined]
         deadline = time.monotonic() + 60
         while not bus.admin.offsets("t")[0]["head"]:
             upkeep._retain_us = 0  # its next pass is due now

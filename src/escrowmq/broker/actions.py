@@ -11,11 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.broker.reads.lookups import find_messages, show_transaction
-from escrowmq.broker.reads.readable import Readable
+from escrowmq.broker.reads.readable import HoldsLedger, Readable
 from escrowmq.broker.requests import MAX_IDS, checked, transaction_id
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.errors import Code, error
 from escrowmq.ledger.commands import (
+    Command,
     CommitBatch,
     CreateTopic,
     End,
@@ -28,16 +29,8 @@ from escrowmq.ledger.commands import (
     Subscribe,
     Subscription,
 )
-from escrowmq.ledger.listings import (
-    producers_list,
-    queue_offsets,
-    queues_beyond,
-    topics_list,
-    writers_list,
-)
-from escrowmq.ledger.listings import (
-    transactions as transactions_list,
-)
+from escrowmq.ledger.listings import producers_list, queue_offsets, queues_beyond, topics_list, writers_list
+from escrowmq.ledger.listings import transactions as transactions_list
 from escrowmq.model import DecidedBy, Outcome, message_id
 from escrowmq.schemas import ENDING, ID
 from escrowmq.settings import nearest
@@ -79,20 +72,45 @@ def _answers(
     return register
 
 
+def _submits(
+    action: Action[Request, Answer],
+    command: Callable[[Request], Command],
+    shown: Callable[[Any], Any] = lambda answer: answer,
+) -> None:
+    """Answer ``action`` by the result of the command that a request makes; ``shown`` brings it into its form for JSON."""
+
+    @_answers(action)
+    def _(engine: Engine, request: Request) -> Answer:
+        answer: Answer = shown(engine.submit(command(request)).result())
+        return answer
+
+
+def _looks(action: Action[Request, Answer], look: Callable[[HoldsLedger, Request], Any]) -> None:
+    """Answer ``action`` by what ``look`` sees in the ledger."""
+
+    @_answers(action)
+    def _(engine: Readable, request: Request) -> Answer:
+        answer: Answer = engine.look(lambda: look(engine.shard, request)).result()
+        return answer
+
+
+def _page(what: str, entries: list[Any], limit: int, after: Callable[[Any], object]) -> Any:
+    """One page of a listing of ``what``. A full one has ``next``: where its last entry is."""
+    return {what: entries, "next": after(entries[-1])} if len(entries) == limit else {what: entries}
+
+
 # The broker
 
 
 @_answers(brokers.HELLO)
 def _hello(engine: Readable, _: Nothing) -> brokers.Hello:
-    limits = {f.name: getattr(engine.settings, f.name) for f in dataclasses.fields(engine.settings)}
+    settings = dataclasses.asdict(engine.settings)
     return {
         "protocol": PROTOCOL_VERSION,
         "version": version("escrowmq"),
         "shard": engine.log.shard,
         "epoch": engine.log.epoch,
-        "limits": {
-            name: value for name, value in limits.items() if name.startswith("max_") or name == "half_retention"
-        },
+        "limits": {name: settings[name] for name in settings if name.startswith("max_") or name == "half_retention"},
     }
 
 
@@ -123,10 +141,10 @@ def _stats(engine: Engine, _: Nothing) -> dict[str, float]:
 # Topics
 
 
-@_answers(topics.LIST)
-def _list_topics(engine: Readable, _: Nothing) -> topics.Topics:
-    found: list[Any] = engine.look(lambda: topics_list(engine.shard.ledger)).result()
-    return {"topics": found}
+_looks(topics.LIST, lambda shard, _: {"topics": topics_list(shard.ledger)})
+_submits(
+    topics.CREATE, lambda request: CreateTopic(request["name"], request.get("queues"), request.get("may_exist", False))
+)
 
 
 @_answers(topics.OFFSETS)
@@ -150,21 +168,16 @@ def _wait_for_messages(engine: Readable, request: topics.Wait) -> topics.Ready:
     return {"queues": found}
 
 
-@_answers(topics.CREATE)
-def _create_topic(engine: Engine, request: topics.Create) -> topics.Created:
-    command = CreateTopic(request["name"], request.get("queues"), request.get("may_exist", False))
-    answer: topics.Created = engine.submit(command).result()
-    return answer
-
-
 # Producers and their sessions
 
 
-@_answers(producers.OPEN_SESSION)
-def _open_session(engine: Engine, request: producers.OpenSession) -> producers.Opened:
-    transactional = request.get("transactional", False)
-    command = OpenSession(request["group"], request["instance"], transactional, request.get("resume"))
-    return {"session": engine.submit(command).result()}
+_submits(
+    producers.OPEN_SESSION,
+    lambda request: OpenSession(
+        request["group"], request["instance"], request.get("transactional", False), request.get("resume")
+    ),
+    lambda session: {"session": session},
+)
 
 
 @_answers(producers.LIST)
@@ -176,62 +189,40 @@ def _list_producers(engine: Readable, _: Nothing) -> producers.Producers:
 # Consumer groups
 
 
-@_answers(groups.SUBSCRIBE)
-def _subscribe(engine: Engine, request: groups.Subscribe) -> groups.Subscribed:
+def _subscription(request: groups.Subscribe) -> Subscribe:
+    start = request.get("start", "earliest")
+    if start not in ("earliest", "latest") and not (start.isascii() and start.isdigit() and len(start) < 19):
+        raise error(Code.BAD_REQUEST, "'start' must be earliest, latest or microseconds since 1970")
     subscription = Subscription(
         topics=tuple(request["topics"]),
         tags=tuple(request.get("tags", ())),
         ordered=request.get("ordered", False),
-        start=_start(request.get("start", "earliest")),
+        start=start,
         max_attempts=request.get("max_attempts"),
         retry_backoff_us=_microseconds(request.get("retry_backoff")),
         retry_backoff_max_us=_microseconds(request.get("retry_backoff_max")),
         in_doubt=request.get("in_doubt", "redeliver"),
     )
-    answer: groups.Subscribed = engine.submit(Subscribe(request["group"], subscription)).result()
-    return answer
-
-
-def _start(start: str) -> str:
-    if start not in ("earliest", "latest") and not (start.isascii() and start.isdigit() and len(start) < 19):
-        raise error(Code.BAD_REQUEST, "'start' must be earliest, latest or microseconds since 1970")
-    return start
+    return Subscribe(request["group"], subscription)
 
 
 def _microseconds(seconds: float | None) -> int | None:
     return None if seconds is None else round(seconds * 1e6)
 
 
-@_answers(groups.JOIN)
-def _join_group(engine: Engine, request: groups.Join) -> groups.Joined:
-    resume, keep = request.get("resume", False), request.get("keep", [])
-    command = Join(request["group"], request["instance"], request["process"], resume, keep)
-    answer: groups.Joined = engine.submit(command).result()
-    return answer
-
-
-@_answers(groups.MEMBERS)
-def _list_members(engine: Readable, request: groups.OfGroup) -> groups.Members:
-    def look() -> list[Any]:
-        ledger = engine.shard.ledger
-        return ledger.groups.members(request["group"], ledger.topics)
-
-    return {"members": engine.look(look).result()}
-
-
-@_answers(groups.FENCE)
-def _fence_member(engine: Engine, request: groups.Fence) -> groups.Fenced:
-    answer: groups.Fenced = engine.submit(Fence(request["group"], request["instance"])).result()
-    return answer
-
-
-@_answers(groups.LIST)
-def _list_groups(engine: Readable, _: Nothing) -> groups.Groups:
-    def look() -> list[Any]:
-        ledger = engine.shard.ledger
-        return ledger.groups.describe(ledger.topics, engine.shard.time_us)
-
-    return {"groups": engine.look(look).result()}
+_submits(groups.SUBSCRIBE, _subscription)
+_submits(
+    groups.JOIN,
+    lambda request: Join(
+        request["group"], request["instance"], request["process"], request.get("resume", False), request.get("keep", [])
+    ),
+)
+_submits(groups.FENCE, lambda request: Fence(request["group"], request["instance"]))
+_looks(
+    groups.MEMBERS,
+    lambda shard, request: {"members": shard.ledger.groups.members(request["group"], shard.ledger.topics)},
+)
+_looks(groups.LIST, lambda shard, _: {"groups": shard.ledger.groups.describe(shard.ledger.topics, shard.time_us)})
 
 
 # Transactions
@@ -252,10 +243,7 @@ def _list_transactions(engine: Readable, request: transactions.List) -> transact
             after=request.get("after", -1),
         )
 
-    found = engine.look(look).result()
-    page: transactions.Page = {"transactions": found}
-    if len(found) == limit:
-        page["next"] = found[-1]["position"]
+    page: transactions.Page = _page("transactions", engine.look(look).result(), limit, lambda last: last["position"])
     return page
 
 
@@ -264,17 +252,10 @@ def _show_transaction(engine: Readable, request: transactions.Show) -> transacti
     return show_transaction(engine, transaction_id(request["id"]))
 
 
-@_answers(transactions.SETTLE)
-def _settle_transactions(engine: Engine, request: transactions.Settle) -> Results:
+def _by_operator(request: transactions.Settle) -> End:
     outcome, ids = Outcome[request["outcome"].upper()], _ids(request["ids"])
     batch = pa.RecordBatch.from_arrays([ids, pa.array(np.full(len(ids), outcome, np.uint8))], schema=ENDING)
-    answer = engine.submit(End(batch, np.zeros(len(ids), np.int64), DecidedBy.OPERATOR)).result()
-    return _results(answer.column("code").to_numpy())
-
-
-@_answers(transactions.RECHECK)
-def _recheck(engine: Engine, request: transactions.Recheck) -> Results:
-    return _results(engine.submit(Recheck(_ids(request["ids"]))).result())
+    return End(batch, np.zeros(len(ids), np.int64), DecidedBy.OPERATOR)
 
 
 def _ids(printed: list[str]) -> pa.Array:
@@ -285,20 +266,21 @@ def _results(codes: Any) -> Results:
     return {"codes": [Code(code).name for code in codes.tolist()]}
 
 
+_submits(transactions.SETTLE, _by_operator, lambda ended: _results(ended.column("code").to_numpy()))
+_submits(transactions.RECHECK, lambda request: Recheck(_ids(request["ids"])), _results)
+
+
 # Writers of numbered batches
 
 
-@_answers(writers.COMMIT)
-def _commit_batch(engine: Engine, request: writers.Commit) -> writers.Committed:
-    writer, ids = message_id(request["writer"]), _ids(request["transactions"])
-    answer: writers.Committed = engine.submit(CommitBatch(writer, request["batch"], ids, request["session"])).result()
-    return answer
-
-
-@_answers(writers.SHOW)
-def _show_writer(engine: Readable, request: writers.OfWriter) -> writers.Shown:
-    writer = message_id(request["writer"])
-    return {"batch": engine.look(lambda: engine.shard.ledger.writers.last(writer)).result()}
+_submits(
+    writers.COMMIT,
+    lambda request: CommitBatch(
+        message_id(request["writer"]), request["batch"], _ids(request["transactions"]), request["session"]
+    ),
+)
+_submits(writers.FORGET, lambda request: ForgetWriter(message_id(request["writer"])))
+_looks(writers.SHOW, lambda shard, request: {"batch": shard.ledger.writers.last(message_id(request["writer"]))})
 
 
 @_answers(writers.LIST)
@@ -306,18 +288,9 @@ def _list_writers(engine: Readable, request: writers.List) -> writers.Page:
     limit, after = request.get("limit", PAGE), request.get("after", "")
     start = message_id(after) if after else b""
     found: list[Any] = engine.look(lambda: writers_list(engine.shard.ledger, start, limit)).result()
-    page: writers.Page = {
-        "writers": [writer | {"members": engine.listeners.count(writer["group"])} for writer in found]
-    }
-    if len(found) == limit:
-        page["next"] = found[-1]["writer"]
+    listed = [writer | {"members": engine.listeners.count(writer["group"])} for writer in found]
+    page: writers.Page = _page("writers", listed, limit, lambda last: last["writer"])
     return page
-
-
-@_answers(writers.FORGET)
-def _forget_writer(engine: Engine, request: writers.OfWriter) -> writers.Forgotten:
-    answer: writers.Forgotten = engine.submit(ForgetWriter(message_id(request["writer"]))).result()
-    return answer
 
 
 # Dead letters
@@ -339,9 +312,7 @@ def _list_dead_letters(engine: Readable, request: dead_letters.List) -> dead_let
         columns = [stored.column(name).to_pylist() for name in ("key", "tag", "message_id")]
         for letter, key, tag, identity in zip(letters, *columns, strict=True):
             letter |= {"key": key, "tag": tag, "message_id": identity.hex()}
-    page: dead_letters.Page = {"dead_letters": letters}
-    if len(letters) == limit:
-        page["next"] = [letters[-1]["queue_id"], letters[-1]["offset"]]
+    page: dead_letters.Page = _page("dead_letters", letters, limit, lambda last: [last["queue_id"], last["offset"]])
     return page
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from escrowmq.broker.actions import LONGEST_WAIT_MS, act
-from escrowmq.broker.failures import broker_failed
+from escrowmq.broker.columns import batch_of
+from escrowmq.broker.failures import answer, broker_failed
 from escrowmq.broker.reads.deliveries import Deliveries
 from escrowmq.broker.reads.views import open_view
 from escrowmq.broker.requests import check_batch, checked
@@ -25,8 +27,6 @@ from escrowmq.schemas import PRODUCED, empty
 from escrowmq.wire import ANSWER, OPTIONS, Exchange, Json
 from escrowmq.wire.actions.producers import Opened
 from escrowmq.wire.exchanges import EndOptions, PrepareOptions, ReceiveOptions, SendOptions, SettleOptions
-
-T = TypeVar("T")
 
 MESSAGES = 1000
 """Messages that a receive gives unless it asks for another number."""
@@ -50,17 +50,15 @@ class Calls:
                 raise error(Code.BAD_BATCH, "a batch is missing")
             check_batch(kind, batch, self.engine.settings)
             if not batch.num_rows:
-                return _done(empty(ANSWER[kind]))
+                return answer(Future(), empty(ANSWER[kind]))
             return self._changes[kind](self, batch, checked(OPTIONS[kind], options))
         except Exception as problem:
-            failed: Future[pa.RecordBatch] = Future()
-            failed.set_exception(problem if isinstance(problem, EscrowError) else broker_failed("an exchange", problem))
-            return failed
+            return answer(Future(), broker_failed("an exchange", problem))
 
     def _send(self, batch: pa.RecordBatch, options: SendOptions) -> Future[pa.RecordBatch]:
         early = options.get("flush") == "async"
-        answer = self.engine.submit(Send(batch, _per_row(batch, options)), early=early)
-        return _chained(answer, _without_positions) if early else answer
+        produced = self.engine.submit(Send(batch, _per_row(batch, options)), early=early)
+        return _without_positions(produced) if early else produced
 
     def _prepare(self, batch: pa.RecordBatch, options: PrepareOptions) -> Future[pa.RecordBatch]:
         return self.engine.submit(Prepare(batch, _per_row(batch, options)))
@@ -71,10 +69,10 @@ class Calls:
             raise error(
                 Code.UNKNOWN_SESSION, "decisions come from a producer session", "transactions.settle is for operators"
             )
-        answer = self.engine.submit(End(batch, _per_row(batch, options), by))
+        ended = self.engine.submit(End(batch, _per_row(batch, options), by))
         if by == DecidedBy.CHECK:
-            answer.add_done_callback(lambda done: self._answered(batch, done))
-        return answer
+            ended.add_done_callback(lambda done: self._answered(batch, done))
+        return ended
 
     def _answered(self, batch: pa.RecordBatch, done: Future[pa.RecordBatch]) -> None:
         """Close the questions that these answers were to, undecided ones too."""
@@ -96,8 +94,7 @@ class Calls:
     }
 
     def _receive(self, options: ReceiveOptions) -> Future[pa.RecordBatch]:
-        settings = self.engine.settings
-        lease_ms = options.get("lease_ms")
+        settings, lease_ms = self.engine.settings, options.get("lease_ms")
         command = Receive(
             group=options["group"],
             member=options["member"],
@@ -111,11 +108,13 @@ class Calls:
 
     def action(self, name: str, request: Mapping[str, object]) -> Json:
         """One JSON question."""
-        return _guarded(lambda: act(self.engine, name, request))
+        with _guarded():
+            return act(self.engine, name, request)
 
     def read(self, request: Mapping[str, object]) -> pa.RecordBatchReader:
         """Browse a topic or a system view."""
-        return _guarded(lambda: open_view(self.engine, request))
+        with _guarded():
+            return open_view(self.engine, request)
 
     def watch(self, session: object) -> Listener:
         """Subscribe a session to check-backs; its carrier takes ``batches()`` and calls :meth:`leave` at the end."""
@@ -137,39 +136,27 @@ def _per_row(
     return np.full(batch.num_rows, options.get("session", 0), np.int64)
 
 
-def _guarded(act: Callable[[], T]) -> T:
-    """Turn whatever else goes wrong into an EscrowError: only those leave the broker."""
+@contextmanager
+def _guarded() -> Iterator[None]:
+    """Around a call: turns whatever else goes wrong into an EscrowError, only those leave the broker."""
     try:
-        return act()
+        yield
     except EscrowError:
         raise
     except Exception as problem:
         raise broker_failed("a call", problem) from problem
 
 
-def _done(batch: pa.RecordBatch) -> Future[pa.RecordBatch]:
-    future: Future[pa.RecordBatch] = Future()
-    future.set_result(batch)
-    return future
-
-
-def _chained(
-    future: Future[pa.RecordBatch], change: Callable[[pa.RecordBatch], pa.RecordBatch]
-) -> Future[pa.RecordBatch]:
+def _without_positions(early: Future[pa.RecordBatch]) -> Future[pa.RecordBatch]:
+    """An early answer names no position: a crash before the sync may give it to another message."""
     changed: Future[pa.RecordBatch] = Future()
 
-    def settle(done: Future[pa.RecordBatch]) -> None:
+    def change(done: Future[pa.RecordBatch]) -> None:
         if (problem := done.exception()) is not None:
             changed.set_exception(problem)
-        else:
-            changed.set_result(change(done.result()))
+            return
+        none = pa.array(np.full(done.result().num_rows, -1))
+        changed.set_result(batch_of(PRODUCED, {"position": none, "offset": none}, done.result()))
 
-    future.add_done_callback(settle)
+    early.add_done_callback(change)
     return changed
-
-
-def _without_positions(produced: pa.RecordBatch) -> pa.RecordBatch:
-    """An early answer names no position: a crash before the sync may give it to another message."""
-    none = pa.array(np.full(produced.num_rows, -1))
-    arrays = {"position": none, "offset": none}
-    return pa.RecordBatch.from_arrays([arrays.get(f.name, produced.column(f.name)) for f in PRODUCED], schema=PRODUCED)

@@ -1,20 +1,19 @@
-"""Makes columns: deliveries from stored columns, and acknowledgements that give leases back."""
+"""Makes batches: deliveries from stored columns, and acknowledgements that give leases back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.errors import EscrowError
+from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.commands import Leased
 from escrowmq.message.ids import transaction_ids
 from escrowmq.model import Act
 from escrowmq.schemas import DELIVERY, SETTLING
 
-Int64s = npt.NDArray[np.int64]
 Read = Callable[[Int64s], pa.RecordBatch]
 
 
@@ -47,39 +46,32 @@ DELIVERED: dict[str, tuple[str, ...]] = {
 """The stored columns that a column of DELIVERY is made of, where it is not the stored one of its name."""
 
 
-def delivered_columns(
-    schema: pa.Schema,
+def batch_of(schema: pa.Schema, made: Mapping[str, pa.Array], rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows of ``schema``: the columns that were ``made``, the others as they are in ``rows``."""
+    arrays = [made[field.name] if field.name in made else rows.column(field.name) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def delivered(
     stored: pa.RecordBatch,
     transactions: pa.Array | None,
     positions: Int64s,
     offsets: Int64s,
     leases: Int64s | None = None,
     attempts: Int64s | None = None,
+    schema: pa.Schema = DELIVERY,
 ) -> pa.RecordBatch:
-    """Stored rows (those columns of them that are needed) as rows of ``schema``, some columns of DELIVERY; without
+    """Stored rows as rows of ``schema``, some columns of DELIVERY (only what these need must be in ``stored``); without
     ``leases`` as browsed."""
     size = stored.num_rows
-    made: dict[str, Callable[[], pa.Array]] = {
-        "offset": lambda: pa.array(offsets, pa.int64()),
-        "position": lambda: pa.array(positions, pa.int64()),
-        "transaction": lambda: transactions,
-        "lease": lambda: pa.array(np.full(size, -1) if leases is None else leases, pa.int64()),
-        "attempt": lambda: pa.array(np.zeros(size, np.int32) if attempts is None else attempts.astype(np.int32)),
+    made = {
+        "offset": pa.array(offsets, pa.int64()),
+        "position": pa.array(positions, pa.int64()),
+        "transaction": transactions,
+        "lease": pa.array(np.full(size, -1) if leases is None else leases, pa.int64()),
+        "attempt": pa.array(np.zeros(size, np.int32) if attempts is None else attempts.astype(np.int32)),
     }
-    arrays = [made[f.name]() if f.name in made else stored.column(f.name) for f in schema]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def delivery(
-    stored: pa.RecordBatch,
-    transactions: pa.Array,
-    positions: Int64s,
-    offsets: Int64s,
-    leases: Int64s | None = None,
-    attempts: Int64s | None = None,
-) -> pa.RecordBatch:
-    """Stored rows as rows of schema DELIVERY; without ``leases`` as browsed."""
-    return delivered_columns(DELIVERY, stored, transactions, positions, offsets, leases, attempts)
+    return batch_of(schema, made, stored)
 
 
 def releasing(leased: Leased) -> pa.RecordBatch:
@@ -87,12 +79,7 @@ def releasing(leased: Leased) -> pa.RecordBatch:
     _, firsts, counts = np.unique(leased.leases, return_index=True, return_counts=True)
     lasts = firsts + counts - 1
     starts, size = leased.offsets[firsts], len(firsts)
-    columns = [
-        pa.array(leased.leases[firsts]),
-        pa.array(starts),
-        pa.array(leased.offsets[lasts] - starts + 1),
-        pa.array(np.full(size, Act.RELEASE, np.uint8)),
-        pa.array(np.zeros(size, np.int64)),
-        pa.nulls(size, pa.utf8()),
-    ]
+    runs = [leased.leases[firsts], starts, leased.offsets[lasts] - starts + 1]
+    acts, delays = np.full(size, Act.RELEASE, np.uint8), np.zeros(size, np.int64)
+    columns = [*map(pa.array, (*runs, acts, delays)), pa.nulls(size, pa.utf8())]
     return pa.RecordBatch.from_arrays(columns, schema=SETTLING)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 import pyarrow as pa
 
 from escrowmq.broker.calls import Calls
+from escrowmq.broker.failures import answer
 from escrowmq.broker.writer.checkback import Listener
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.errors import Code, Misuse, error
@@ -21,24 +23,12 @@ from escrowmq.settings import BrokerSettings
 from escrowmq.wire import Exchange, ExchangeOptions, Json, ReadRequest
 
 
+@dataclass(slots=True)
 class _Shared:
-    """A running engine and how many links use it. ``ours``: closing the last link stops it."""
+    """A running engine and how many links use it."""
 
-    def __init__(self, engine: Engine, calls: Calls, *, ours: bool) -> None:
-        self.settings = engine.settings
-        self.users = 0
-        self.engine = engine
-        self.calls = calls
-        self._ours = ours
-
-    def leave(self, folder: Path) -> None:
-        """One link less."""
-        with _opening:
-            self.users -= 1
-            if self._ours and not self.users:
-                del _open[folder]
-                self.engine.stop()
-                self.calls.close()
+    calls: Calls
+    users: int = 0
 
 
 _open: dict[Path, _Shared] = {}
@@ -73,20 +63,29 @@ def open_embedded(folder: Path, settings: BrokerSettings) -> EmbeddedLink:
         if shared is None:
             engine = open_engine(folder, settings)
             engine.start()
-            shared = _open[folder] = _Shared(engine, Calls(engine), ours=True)
-        elif shared.settings != settings:
+            shared = _open[folder] = _Shared(Calls(engine))
+        elif shared.calls.engine.settings != settings:
             raise Misuse(
                 Code.BAD_SETTING, f"{folder} is open in this process with other settings", "open it with the same ones"
             )
         shared.users += 1
-        return EmbeddedLink(folder, shared)
+        return EmbeddedLink(folder, shared.calls, lambda: _leave(folder))
+
+
+def _leave(folder: Path) -> None:
+    """One user of the engine of ``folder`` less; the last one stops it."""
+    with _opening:
+        shared = _open[folder]
+        shared.users -= 1
+        if not shared.users:
+            del _open[folder]
+            shared.calls.engine.stop()
+            shared.calls.close()
 
 
 def lent_link(folder: Path, calls: Calls) -> EmbeddedLink:
     """A link to an engine that its caller has started, and stops after the link was closed."""
-    shared = _Shared(calls.engine, calls, ours=False)
-    shared.users += 1
-    return EmbeddedLink(Path(folder).absolute(), shared)
+    return EmbeddedLink(Path(folder).absolute(), calls, lambda: None)
 
 
 class _Watch:
@@ -125,12 +124,13 @@ class _Watch:
 
 
 class EmbeddedLink:
-    """One user of an engine in this process; a :class:`escrowmq.wire.Link`."""
+    """One user of an engine in this process; a :class:`escrowmq.wire.Link`. ``leave`` is called once, when it is closed."""
 
-    def __init__(self, folder: Path, shared: _Shared) -> None:
+    def __init__(self, folder: Path, calls: Calls, leave: Callable[[], None]) -> None:
         self._folder = folder
-        self._shared: _Shared | None = shared
-        self._calls = shared.calls
+        self._calls = calls
+        self._leave = leave
+        self._closed = False
         self._lock = threading.Lock()
         self._receives: set[Future[pa.RecordBatch]] = set()
         self._watches: list[_Watch] = []
@@ -142,20 +142,18 @@ class EmbeddedLink:
 
     def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: ExchangeOptions) -> Future[pa.RecordBatch]:
         """See :meth:`escrowmq.wire.Link.exchange`."""
-        if self._shared is None:
-            failed: Future[pa.RecordBatch] = Future()
-            failed.set_exception(error(Code.CLOSED, "the connection is closed"))
-            return failed
-        answer = self._calls.exchange(kind, batch, options)
+        if self._closed:
+            return answer(Future(), error(Code.CLOSED, "the connection is closed"))
+        begun = self._calls.exchange(kind, batch, options)
         if kind == Exchange.RECEIVE:
             with self._lock:
-                self._receives.add(answer)
-            answer.add_done_callback(self._received)
-        return answer
+                self._receives.add(begun)
+            begun.add_done_callback(self._received)
+        return begun
 
-    def _received(self, answer: Future[pa.RecordBatch]) -> None:
+    def _received(self, done: Future[pa.RecordBatch]) -> None:
         with self._lock:
-            self._receives.discard(answer)
+            self._receives.discard(done)
 
     def action(self, name: str, request: Mapping[str, object], timeout: float) -> Json:
         """See :meth:`escrowmq.wire.Link.action`; nothing can get lost on the way, so ``timeout`` is of no use here."""
@@ -176,18 +174,18 @@ class EmbeddedLink:
         return watch
 
     def _used(self) -> None:
-        if self._shared is None:
+        if self._closed:
             raise error(Code.CLOSED, "the connection is closed")
 
     def close(self) -> None:
         """Leave; the last one to leave stops the engine. Its own waiting receives are withdrawn."""
         with self._lock:
-            shared, self._shared = self._shared, None
+            if self._closed:
+                return
+            self._closed = True
             receives, watches = list(self._receives), self._watches
-        if shared is None:
-            return
         for receive in receives:
             receive.cancel()
         for watch in watches:
             watch.close()
-        shared.leave(self._folder)
+        self._leave()

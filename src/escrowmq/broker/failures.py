@@ -1,15 +1,33 @@
-"""Bugs in the broker: an exception that is no refusal goes to the log with its traceback, and to the caller as a code."""
+"""How requests end badly, and how futures are answered. Bugs in the broker are logged, and are a code to the caller."""
 
 from __future__ import annotations
 
 import logging
+from concurrent.futures import Future
+from typing import TypeVar
 
 from escrowmq.errors import Code, EscrowError, error
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 
 def broker_failed(what: str, problem: BaseException) -> EscrowError:
-    """The error for the caller of ``what`` (for the log), in which ``problem`` was raised: Unknown(BROKER_FAILED)."""
+    """The error for the caller of ``what`` (for the log), in which ``problem`` was raised.
+
+    An EscrowError is a refusal and stays what it is; anything else is a bug: logged with its traceback, Unknown(BROKER_FAILED).
+    """
+    if isinstance(problem, EscrowError):
+        return problem
     logger.error("the broker failed: %s", what, exc_info=problem)
     return error(Code.BROKER_FAILED, f"the broker failed on this request: {problem!r}")
+
+
+def answer(future: Future[T], outcome: T | BaseException) -> Future[T]:
+    """Give ``outcome`` as the result of a future, or raise it there; the future."""
+    if isinstance(outcome, BaseException):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
+    return future

@@ -15,6 +15,7 @@ from typing import NoReturn, TypeVar
 import pyarrow as pa
 
 from escrowmq.broker.actions import act
+from escrowmq.broker.failures import answer
 from escrowmq.broker.reads.views import open_view
 from escrowmq.broker.writer.recovery import fold
 from escrowmq.errors import Code, EscrowError, error
@@ -57,13 +58,11 @@ class OfflineShard:
 
     def look(self, look: Callable[[], T]) -> Future[T]:
         """Run ``look`` at once; one at a time, as on a broker's writer."""
-        future: Future[T] = Future()
         with self._lock:
             try:
-                future.set_result(look())
+                return answer(Future(), look())
             except EscrowError as problem:
-                future.set_exception(problem)
-        return future
+                return answer(Future(), problem)
 
     def wait_for(self, look: Callable[[], T], wait_us: int) -> Future[T]:
         """As :meth:`look`: nothing will ever come."""
@@ -90,9 +89,7 @@ class OfflineLink:
 
     def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: ExchangeOptions) -> Future[pa.RecordBatch]:
         """Denied."""
-        failed: Future[pa.RecordBatch] = Future()
-        failed.set_exception(self._denied(str(kind)))
-        return failed
+        return answer(Future(), self._denied(str(kind)))
 
     def action(self, name: str, request: Mapping[str, object], timeout: float) -> Json:
         """The actions that only read; Denied for the others."""

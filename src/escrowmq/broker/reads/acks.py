@@ -15,19 +15,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from escrowmq.broker.reads.chunks import scan
+from escrowmq.broker.columns import batch_of
+from escrowmq.broker.reads.chunks import Chunk, kept, scan
 from escrowmq.broker.reads.filters import Filter
 from escrowmq.broker.reads.readable import Readable
 from escrowmq.errors import Code, EscrowError, error
+from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.log.seam import StoredLog
 from escrowmq.schemas import ACK_VIEW, STORED, Kind
 from escrowmq.wire import ACK_VIEW_NAME, ReadRequest
-
-Int64s = npt.NDArray[np.int64]
 
 NONE = -1
 GAP = 256
@@ -46,21 +45,16 @@ def read_acks(engine: Readable, request: ReadRequest, wanted: Filter, schema: pa
     if wanted.columns:
         raise error(Code.BAD_REQUEST, f"{ACK_VIEW_NAME} has neither tags nor keys")
     chunks = scan(engine, [Kind.ACKED], STORED[Kind.ACKED].names, request)
-    looked_up = wanted.group is not None or not _OF_LEASES.isdisjoint(schema.names)
+    return (_ack_rows(engine, wanted, schema, chunk) for chunk in chunks)
 
-    def batches() -> Iterator[pa.RecordBatch]:
-        for positions, acked, times in chunks:
-            if wanted.timed:
-                mask = wanted.times(times)
-                positions, acked, times = positions[mask], acked.filter(pa.array(mask)), times[mask]
-            made = {"position": pa.array(positions), "acked_us": pa.array(times)}
-            if looked_up:
-                made |= _lease_columns(engine, acked.column("lease").to_numpy())
-            arrays = [made[f.name] if f.name in made else acked.column(f.name) for f in schema]
-            batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
-            yield batch if wanted.group is None else batch.filter(pc.equal(made["group"], wanted.group))
 
-    return batches()
+def _ack_rows(engine: Readable, wanted: Filter, schema: pa.Schema, chunk: Chunk) -> pa.RecordBatch:
+    positions, acked, times = kept(chunk, wanted.times(chunk[2])) if wanted.timed else chunk
+    made = {"position": pa.array(positions), "acked_us": pa.array(times)}
+    if wanted.group is not None or not _OF_LEASES.isdisjoint(schema.names):
+        made |= _lease_columns(engine, acked.column("lease").to_numpy())
+    batch = batch_of(schema, made, acked)
+    return batch if wanted.group is None else batch.filter(pc.equal(made["group"], wanted.group))
 
 
 def _lease_columns(engine: Readable, leases: Int64s) -> dict[str, pa.Array]:
@@ -97,7 +91,7 @@ def lease_rows(log: StoredLog, leases: Int64s) -> tuple[Int64s, Int64s, Int64s]:
     return groups, queue_ids, attempts
 
 
-def _rows(log: StoredLog, leases: Int64s) -> npt.NDArray[np.int64]:
+def _rows(log: StoredLog, leases: Int64s) -> Int64s:
     """What the rows that made the leases say: four arrays, as ``_LEASE_ROW`` names them, -1 for what a row does not say."""
     ids, inverse = np.unique(leases, return_inverse=True)
     found = np.full((len(_LEASE_ROW), len(ids)), NONE, np.int64)
@@ -112,7 +106,7 @@ def _rows(log: StoredLog, leases: Int64s) -> npt.NDArray[np.int64]:
         return found[:, inverse]
 
 
-def _fill(log: StoredLog, ids: Int64s, found: npt.NDArray[np.int64]) -> None:
+def _fill(log: StoredLog, ids: Int64s, found: Int64s) -> None:
     """Write the rows at the rising positions ``ids`` into ``found``, neighbours in one scan."""
     edges = np.flatnonzero(np.diff(ids) > GAP) + 1
     for near in np.split(ids, edges) if len(ids) else ():

@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.broker.reads.filters import joined
 from escrowmq.broker.reads.readable import Readable
 from escrowmq.errors import Code, error
+from escrowmq.ledger.columns.arrays import Bools, Int64s
 from escrowmq.log.seam import Frame
 from escrowmq.schemas import Kind
 from escrowmq.wire import ReadRequest
-
-Int64s = npt.NDArray[np.int64]
 
 ROWS = 8192
 """Rows of one batch, at most."""
@@ -28,6 +26,12 @@ BYTES = 16 << 20
 
 Chunk = tuple[Int64s, pa.RecordBatch, Int64s]
 """Neighbouring rows of some kinds: their positions, columns and times."""
+
+
+def kept(chunk: Chunk, mask: Bools) -> Chunk:
+    """The rows of a chunk that a mask marks."""
+    positions, rows, times = chunk
+    return positions[mask], rows.filter(pa.array(mask)), times[mask]
 
 
 def scan(engine: Readable, kinds: Sequence[Kind], columns: list[str], request: ReadRequest) -> Iterator[Chunk]:

@@ -16,47 +16,25 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from escrowmq.broker.columns import delivery, owners_of, releasing
-from escrowmq.broker.failures import broker_failed
+from escrowmq.broker.columns import delivered, owners_of, releasing
+from escrowmq.broker.failures import answer, broker_failed
+from escrowmq.broker.reads.filters import joined
+from escrowmq.broker.writer.engine import Engine
 from escrowmq.errors import Code, EscrowError, error
-from escrowmq.ledger.commands import Leased, Receive, Settle
-from escrowmq.log.seam import StoredLog
-from escrowmq.platform.clock import Clock
+from escrowmq.ledger.columns.arrays import Int64s
+from escrowmq.ledger.commands import Leased, Receive, Settle, nothing_leased
 from escrowmq.schemas import DELIVERY, empty
-
-Int64s = npt.NDArray[np.int64]
 
 NEVER_US = 1 << 62
 SWEEP_LINES = 256
 """Lines after which those of members that are gone are looked for."""
 _FIRST_GUESS = 64 << 10  # bytes of one message, before any was seen
-
-
-class Leasing(Protocol):
-    """What deliveries need of an engine."""
-
-    @property
-    def log(self) -> StoredLog: ...
-
-    @property
-    def clock(self) -> Clock: ...
-
-    def receive(self, command: Receive, wait_us: int) -> Future[Leased]:
-        """Lease messages, waiting up to ``wait_us`` for the first."""
-        ...
-
-    def submit(self, command: Settle) -> Future[pa.RecordBatch]:
-        """Settle leases."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +66,7 @@ class _Line:
 class Deliveries:
     """Receives of one engine, as batches of schema DELIVERY."""
 
-    def __init__(self, engine: Leasing) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._readers = ThreadPoolExecutor(2, "escrowmq-reader")
         self._lock = threading.RLock()
@@ -101,8 +79,7 @@ class Deliveries:
         ask = _Ask(command, wait_us, max_bytes, Future())
         if command.epoch is not None and command.epoch < self._born:
             problem = error(Code.DISCONNECTED, "the broker restarted since this member joined", "join again, to resume")
-            ask.answer.set_exception(problem)
-            return ask.answer
+            return answer(ask.answer, problem)
         key = (command.group, command.member)
         with self._lock:
             line = self._lines.get(key)
@@ -154,11 +131,13 @@ class Deliveries:
         while line.ready and most > 0:
             leased, until = line.ready.popleft()
             if len(leased.leases) > most:
-                line.ready.appendleft((_part(leased, most, None), until))
-                leased = _part(leased, 0, most)
+                line.ready.appendleft((_pick(leased, slice(most, None)), until))
+                leased = _pick(leased, slice(most))
             taken.append(leased)
             most, until_us = most - len(leased.leases), min(until_us, until)
-        return (taken[0] if len(taken) == 1 else _joined(taken)), until_us
+        if len(taken) == 1:
+            return taken[0], until_us
+        return Leased(*map(np.concatenate, zip(*map(_arrays, taken), strict=True))), until_us
 
     def _lease(self, key: tuple[str, int], line: _Line, ask: _Ask) -> None:
         leasing = self._engine.receive(ask.command, ask.wait_us)
@@ -170,11 +149,11 @@ class Deliveries:
             line.leasings.remove(done)
             if not done.cancelled():
                 if (problem := done.exception()) is not None:
-                    self._answer_first(line, lambda answer: answer.set_exception(problem))
+                    self._answer_first(line, problem)
                 elif len(done.result().leases):
                     self._put(line, command, done.result())
                 elif not line.ready:
-                    self._answer_first(line, lambda answer: answer.set_result(empty(DELIVERY)))
+                    self._answer_first(line, empty(DELIVERY))
             self._advance(key, line)
 
     def _put(self, line: _Line, command: Receive, leased: Leased) -> None:
@@ -185,11 +164,11 @@ class Deliveries:
         line.ready.append((leased, half if command.epoch is None else NEVER_US))
 
     @staticmethod
-    def _answer_first(line: _Line, act: Callable[[Future[pa.RecordBatch]], None]) -> None:
+    def _answer_first(line: _Line, outcome: pa.RecordBatch | BaseException) -> None:
         while line.asks:
-            answer = line.asks.popleft().answer
-            if answer.set_running_or_notify_cancel():
-                act(answer)
+            first = line.asks.popleft().answer
+            if first.set_running_or_notify_cancel():
+                answer(first, outcome)
                 return
 
     def _withdrawn(self, key: tuple[str, int], line: _Line, ask: _Ask) -> None:
@@ -206,30 +185,24 @@ class Deliveries:
             self._readers.submit(self._read_for, key, line, ask, leased, until_us)
         except RuntimeError:  # closing: the lease ends by itself
             line.reading = False
-            _settle(ask.answer, lambda: ask.answer.set_exception(error(Code.CLOSED)))
+            if ask.answer.set_running_or_notify_cancel():
+                answer(ask.answer, error(Code.CLOSED))
 
     def _read_for(self, key: tuple[str, int], line: _Line, ask: _Ask, leased: Leased, until_us: int) -> None:
-        rest: Leased | None = None
-        act: Callable[[], None]
+        outcome: pa.RecordBatch | EscrowError
         try:
-            batch, rest = self._read(leased, ask.max_bytes)
-        except EscrowError as problem:
-            act = lambda failed=problem: ask.answer.set_exception(failed)  # type: ignore[misc]  # noqa: E731
+            outcome, rest = self._read(leased, ask.max_bytes)
         except Exception as problem:
-            failure = broker_failed("reading leased messages", problem)
-            act = lambda: ask.answer.set_exception(failure)  # noqa: E731
-        else:
-            act = lambda: ask.answer.set_result(batch)  # noqa: E731
+            outcome, rest = broker_failed("reading leased messages", problem), nothing_leased()
         with self._lock:
             line.reading = False
-            if ask.answer.set_running_or_notify_cancel():
-                answered = True
-            else:
-                answered, rest = False, leased  # its caller left
-            if rest is not None and len(rest.leases):
+            waits = ask.answer.set_running_or_notify_cancel()
+            if not waits:
+                rest = leased
+            if len(rest.leases):
                 line.ready.appendleft((rest, until_us))
-        if answered:
-            act()
+        if waits:
+            answer(ask.answer, outcome)
         with self._lock:
             self._advance(key, line)
 
@@ -241,21 +214,20 @@ class Deliveries:
         size = len(leased.leases)
         while start < size and (taken < max_bytes or not parts):
             count = int(np.clip((max_bytes - taken) / self._row_bytes, 1, size - start))
-            part = _part(leased, start, start + count)
+            part = _pick(leased, slice(start, start + count))
             stored = log.read(part.positions)
             fitting = _fitting(stored, max_bytes - taken, at_least=0 if parts else 1)
             if fitting < count:
-                stored, part = stored.slice(0, fitting), _part(part, 0, fitting)
+                stored, part = stored.slice(0, fitting), _pick(part, slice(fitting))
             if fitting:
                 taken += int(stored.nbytes)
                 self._row_bytes = max(0.75 * self._row_bytes + 0.25 * stored.nbytes / fitting, 1.0)
                 transactions = owners_of(stored, part.positions, log.shard, log.read)
-                parts.append(delivery(stored, transactions, part.positions, part.offsets, part.leases, part.attempts))
+                parts.append(delivered(stored, transactions, part.positions, part.offsets, part.leases, part.attempts))
             start += fitting
             if fitting < count:
                 break
-        batch = empty(DELIVERY) if not parts else parts[0] if len(parts) == 1 else pa.concat_batches(parts)
-        return batch, _part(leased, start, None)
+        return joined(parts or [empty(DELIVERY)]), _pick(leased, slice(start, None))
 
     def _still_stored(self, leased: Leased) -> Leased:
         """Without what retention has dropped since it was leased."""
@@ -267,16 +239,8 @@ def _arrays(leased: Leased) -> tuple[Int64s, ...]:
     return (leased.leases, leased.queue_ids, leased.offsets, leased.attempts, leased.positions)
 
 
-def _joined(parts: list[Leased]) -> Leased:
-    return Leased(*(np.concatenate(columns) for columns in zip(*map(_arrays, parts), strict=True)))
-
-
-def _pick(leased: Leased, rows: Int64s) -> Leased:
+def _pick(leased: Leased, rows: Int64s | slice) -> Leased:
     return Leased(*(column[rows] for column in _arrays(leased)))
-
-
-def _part(leased: Leased, start: int, end: int | None) -> Leased:
-    return Leased(*(column[start:end] for column in _arrays(leased)))
 
 
 def _fitting(stored: pa.RecordBatch, room: int, at_least: int) -> int:
@@ -288,9 +252,3 @@ def _fitting(stored: pa.RecordBatch, room: int, at_least: int) -> int:
     other = max(int(stored.nbytes) - int(offsets[-1] - offsets[0]), 0) / max(stored.num_rows, 1)
     ends = offsets[1:] - offsets[0] + other * np.arange(1, len(body) + 1)
     return max(int(np.searchsorted(ends, room, side="right")), at_least)
-
-
-def _settle(answer: Future[pa.RecordBatch], act: Callable[[], None]) -> None:
-    """Answer unless the caller has left."""
-    if answer.set_running_or_notify_cancel():
-        act()

@@ -6,15 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from escrowmq.errors import Code, error
+from escrowmq.ledger.columns.arrays import Bools, Int64s
 from escrowmq.wire import ReadRequest
-
-Mask = npt.NDArray[np.bool_]
-Int64s = npt.NDArray[np.int64]
 
 MAX_TAGS = 1000
 """Tags that one read may name."""
@@ -60,7 +57,7 @@ class Filter:
         """The stored columns that :meth:`content` looks at."""
         return [name for name, value in (("tag", self.tags), ("key", self.key)) if value is not None]
 
-    def times(self, stored_us: Int64s) -> Mask:
+    def times(self, stored_us: Int64s) -> Bools:
         """Which of these times it wants."""
         mask = np.ones(len(stored_us), bool)
         if self.from_us is not None:
@@ -69,7 +66,7 @@ class Filter:
             mask &= stored_us < self.until_us
         return mask
 
-    def content(self, rows: pa.RecordBatch) -> Mask:
+    def content(self, rows: pa.RecordBatch) -> Bools:
         """Which of these rows have one of its tags, and its key."""
         mask = np.ones(rows.num_rows, bool)
         if self.tags is not None:
@@ -79,7 +76,7 @@ class Filter:
         return mask
 
 
-def _as_mask(found: pa.Array) -> Mask:
+def _as_mask(found: pa.Array) -> Bools:
     return np.asarray(pc.fill_null(found, False).to_numpy(zero_copy_only=False), bool)
 
 

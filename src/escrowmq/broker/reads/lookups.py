@@ -7,20 +7,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from escrowmq.broker.columns import owners_of
 from escrowmq.broker.reads.readable import Readable
+from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.listings import transaction
 from escrowmq.log.seam import Frame
 from escrowmq.model import DecidedBy, TransactionId, TransactionState
 from escrowmq.schemas import ID, Kind
-from escrowmq.wire.actions.messages import FoundMessage, Message
+from escrowmq.wire.actions.messages import FoundMessage, Message, MessageFields
 from escrowmq.wire.actions.transactions import Event, Shown
-
-Int64s = npt.NDArray[np.int64]
 
 SCAN_FRAMES = 256
 """Frames looked at in one go, newest first."""
@@ -133,17 +131,9 @@ def _rows(engine: Readable, stored: pa.RecordBatch, positions: Int64s) -> list[d
 
 def describe(row: dict[str, Any]) -> Message:
     """One stored message for JSON."""
-    return {
-        "topic": row["topic"],
-        "queue": row["queue"],
-        "key": row["key"],
-        "tag": row["tag"],
+    message: Message = {name: row[name] for name in MessageFields.__annotations__} | {  # type: ignore[assignment]
         "properties": dict(row["properties"] or ()),
         "message_id": row["message_id"].hex(),
-        "position": row["position"],
-        "transaction": row["transaction"],
-        "born_us": row["born_us"],
-        "stored_us": row["stored_us"],
-        "visible_us": row["visible_us"],
         "body_base64": base64.b64encode(row["body"]).decode(),
     }
+    return message

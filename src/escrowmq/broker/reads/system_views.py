@@ -9,50 +9,46 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from escrowmq.broker.columns import batch_of
 from escrowmq.broker.reads.acks import read_acks
-from escrowmq.broker.reads.chunks import scan
+from escrowmq.broker.reads.chunks import Chunk, kept, scan
 from escrowmq.broker.reads.filters import Filter
 from escrowmq.broker.reads.readable import Readable
 from escrowmq.errors import Code, error
+from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.message.ids import transaction_ids
 from escrowmq.schemas import STORED, Kind
 from escrowmq.wire import ACK_VIEW_NAME, HALF_VIEW_NAME, OP_VIEW_NAME, ReadRequest
 
-Int64s = npt.NDArray[np.int64]
 Read = Callable[[Readable, ReadRequest, Filter, pa.Schema], Iterator[pa.RecordBatch]]
 
 
 def _halves(engine: Readable, request: ReadRequest, wanted: Filter, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     used = {"transaction", "epoch", *schema.names, *wanted.columns}
     columns = [name for name in STORED[Kind.HALF].names if name in used]
-    chunks = scan(engine, [Kind.HALF], columns, request)
+    return (_half_rows(engine, wanted, schema, chunk) for chunk in scan(engine, [Kind.HALF], columns, request))
 
-    def batches() -> Iterator[pa.RecordBatch]:
-        for positions, stored, times in chunks:
-            if wanted.active:
-                mask = wanted.times(times) & wanted.content(stored)
-                positions, stored, times = positions[mask], stored.filter(pa.array(mask)), times[mask]
-            states, checks, due, first, epochs = _half_states(engine, positions)
-            gone = first < 0
-            own = stored.column("transaction").to_numpy(), stored.column("epoch").to_numpy().astype(np.int64)
-            ids = transaction_ids(
-                engine.log.shard, np.where(gone, own[1], epochs), np.where(gone, own[0], first).astype(np.int64)
-            )
-            made = {
-                "position": pa.array(positions),
-                "stored_us": pa.array(times),
-                "due_us": pa.array(np.where(gone, 0, due)),
-                "transaction": ids,
-                "state": pa.array(states),
-                "checks": pa.array(np.where(gone, 0, checks).astype(np.int32)),
-            }
-            arrays = [made[f.name] if f.name in made else stored.column(f.name) for f in schema]
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    return batches()
+def _half_rows(engine: Readable, wanted: Filter, schema: pa.Schema, chunk: Chunk) -> pa.RecordBatch:
+    if wanted.active:
+        chunk = kept(chunk, wanted.times(chunk[2]) & wanted.content(chunk[1]))
+    positions, stored, times = chunk
+    states, checks, due, first, epochs = _half_states(engine, positions)
+    gone = first < 0
+    own, own_epochs = stored.column("transaction").to_numpy(), stored.column("epoch").to_numpy().astype(np.int64)
+    made = {
+        "position": pa.array(positions),
+        "stored_us": pa.array(times),
+        "due_us": pa.array(np.where(gone, 0, due)),
+        "transaction": transaction_ids(
+            engine.log.shard, np.where(gone, own_epochs, epochs), np.where(gone, own, first).astype(np.int64)
+        ),
+        "state": pa.array(states),
+        "checks": pa.array(np.where(gone, 0, checks).astype(np.int32)),
+    }
+    return batch_of(schema, made, stored)
 
 
 def _half_states(engine: Readable, positions: Int64s) -> Any:
@@ -64,26 +60,23 @@ def _decisions(engine: Readable, request: ReadRequest, wanted: Filter, schema: p
         raise error(Code.BAD_REQUEST, f"{OP_VIEW_NAME} has neither tags nor keys")
     columns = STORED[Kind.DECIDED].names  # a batch's decisions have more, which tell of the batch
     chunks = scan(engine, [Kind.DECIDED, Kind.BATCH_DECIDED], columns, request)
+    return (_decision_rows(engine, wanted, schema, chunk) for chunk in chunks)
 
-    def batches() -> Iterator[pa.RecordBatch]:
-        for positions, decided, times in chunks:
-            # A batch of no transactions is a row without one.
-            mask = (decided.column("transaction").to_numpy() >= 0) & wanted.times(times)
-            if not mask.all():
-                positions, decided, times = positions[mask], decided.filter(pa.array(mask)), times[mask]
-            halves = decided.column("transaction").to_numpy()
-            _, _, _, first, epochs = _half_states(engine, halves)
-            own = decided.column("epoch").to_numpy().astype(np.int64)
-            made = {
-                "position": pa.array(positions),
-                "half_position": decided.column("transaction"),
-                "transaction": transaction_ids(engine.log.shard, np.where(first < 0, own, epochs), halves),
-                "decided_us": pa.array(times),
-            }
-            arrays = [made[f.name] if f.name in made else decided.column(f.name) for f in schema]
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    return batches()
+def _decision_rows(engine: Readable, wanted: Filter, schema: pa.Schema, chunk: Chunk) -> pa.RecordBatch:
+    # A batch of no transactions is a row without one.
+    mask = (chunk[1].column("transaction").to_numpy() >= 0) & wanted.times(chunk[2])
+    positions, decided, times = chunk if mask.all() else kept(chunk, mask)
+    halves = decided.column("transaction").to_numpy()
+    _, _, _, first, epochs = _half_states(engine, halves)
+    own_epochs = decided.column("epoch").to_numpy().astype(np.int64)
+    made = {
+        "position": pa.array(positions),
+        "half_position": decided.column("transaction"),
+        "transaction": transaction_ids(engine.log.shard, np.where(first < 0, own_epochs, epochs), halves),
+        "decided_us": pa.array(times),
+    }
+    return batch_of(schema, made, decided)
 
 
 SYSTEM_VIEWS: dict[str, Read] = {HALF_VIEW_NAME: _halves, OP_VIEW_NAME: _decisions, ACK_VIEW_NAME: read_acks}

@@ -15,22 +15,20 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from escrowmq.broker.columns import DELIVERED, delivered_columns, owners_of
+from escrowmq.broker.columns import DELIVERED, delivered, owners_of
 from escrowmq.broker.reads.chunks import BYTES, ROWS
 from escrowmq.broker.reads.filters import Filter, chosen_columns, coalesced, limited
 from escrowmq.broker.reads.readable import Readable
 from escrowmq.broker.reads.system_views import SYSTEM_VIEWS
 from escrowmq.broker.requests import checked
 from escrowmq.errors import Code, EscrowError, error
+from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.groups.receiving import matching, tag_numbers
 from escrowmq.schemas import DELIVERY
 from escrowmq.settings import nearest
 from escrowmq.wire import ACK_VIEW_NAME, DEAD_LETTER_PREFIX, VIEWS, ReadRequest
-
-Int64s = npt.NDArray[np.int64]
 
 SPAN = 65_536
 """Offsets asked of the ledger at a time."""
@@ -104,7 +102,7 @@ class _Rows:
         transactions = None
         if "transaction" in self._schema.names:
             transactions = owners_of(stored, positions, self._engine.log.shard, self._engine.log.read)
-        return delivered_columns(self._schema, stored, transactions, positions, offsets)
+        return delivered(stored, transactions, positions, offsets, schema=self._schema)
 
 
 def _topic(engine: Readable, request: ReadRequest, rows: _Rows) -> Iterator[pa.RecordBatch]:

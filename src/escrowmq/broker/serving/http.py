@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -15,8 +16,6 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-_STATUS = {200: "200 OK", 404: "404 Not Found", 405: "405 Method Not Allowed", 500: "500 Internal Server Error"}
-_STATUS[503] = "503 Service Unavailable"
 _JSON = "application/json"
 
 logger = logging.getLogger(__name__)
@@ -57,7 +56,9 @@ class HttpServer:
             code, content_type, body = self._page(environ.get("REQUEST_METHOD", ""), environ.get("PATH_INFO", ""))
         except Exception as problem:  # a stopped broker has no numbers
             code, content_type, body = 500, "text/plain; charset=utf-8", f"{problem}\n".encode()
-        start_response(_STATUS[code], [("Content-Type", content_type), ("Content-Length", str(len(body)))])
+        start_response(
+            f"{code} {HTTPStatus(code).phrase}", [("Content-Type", content_type), ("Content-Length", str(len(body)))]
+        )
         return [body]
 
     def _page(self, method: str, path: str) -> tuple[int, str, bytes]:

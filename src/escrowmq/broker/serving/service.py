@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 
 import pyarrow as pa
@@ -34,6 +34,9 @@ from escrowmq.wire.exchanges import CHECKS_EXCHANGE, Begin
 
 MAX_PIPELINED = 4096
 """Requests of one exchange that may be unanswered; more are not read from the connection until some are."""
+
+_CARRIER_FAILED = (pa.ArrowException, OSError, ValueError)
+"""What Flight raises when a connection is gone, or what came over it cannot be read."""
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +92,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
             options = unpack_json(descriptor.command or b"")
             kind = _kind(options)
             if kind == CHECKS_EXCHANGE:
-                _ChecksExchange(self._calls, writer, options).serve(reader)
+                _serve_checks(self._calls, options, reader, writer)
             else:
                 _BatchExchange(self._calls, Exchange(kind), options, writer).serve(reader)
 
@@ -163,7 +166,7 @@ class _BatchExchange:
             if self._kind == Exchange.RECEIVE:
                 answer.cancel()
             elif not self._broken:
-                _wait(answer)
+                wait([answer])
 
     def _send(self) -> None:
         while (item := self._answers.get()) is not None:
@@ -175,56 +178,50 @@ class _BatchExchange:
                 continue
             try:
                 self._write(request_id, answer)
-            except (pa.ArrowException, OSError, ValueError) as problem:
+            except _CARRIER_FAILED as problem:
                 logger.debug("a client left before its answer: %s", problem)
                 self._broken = True
 
     def _write(self, request_id: int, answer: Future[pa.RecordBatch]) -> None:
-        problem = answer.exception()
-        if problem is None:
+        if (problem := answer.exception()) is None:
             self._writer.write_with_metadata(answer.result(), pack_metadata(request_id))
         else:
-            reason = problem if isinstance(problem, EscrowError) else broker_failed("answering", problem)
-            self._writer.write_metadata(pack_metadata(request_id, {"error": pack_error(_for_client(reason))}))
+            reason = _for_client(broker_failed("answering", problem))
+            self._writer.write_metadata(pack_metadata(request_id, {"error": pack_error(reason)}))
 
 
-class _ChecksExchange:
-    """Questions are written on a thread of their own; Flight's thread waits for the client to leave."""
+def _serve_checks(
+    calls: Calls, options: Json, reader: flight.MetadataRecordBatchReader, writer: flight.MetadataRecordBatchWriter
+) -> None:
+    """Write questions on a thread of their own, until the client is done or gone, or the broker stops."""
+    member = calls.watch(options.get("session"))
 
-    def __init__(self, calls: Calls, writer: flight.MetadataRecordBatchWriter, options: Json) -> None:
-        self._calls = calls
-        self._writer = writer
-        self._member = calls.watch(options.get("session"))
-
-    def serve(self, reader: flight.MetadataRecordBatchReader) -> None:
-        """Until the client is done or gone, or the broker stops."""
-        sender: threading.Thread | None = None
+    def send() -> None:
         try:
-            _schema(reader)
-            self._writer.begin(CHECKS)
-            sender = threading.Thread(target=self._send, name="escrowmq-checks", daemon=True)
-            sender.start()
-            while _chunk(reader) is not None:
-                pass
-        finally:
-            self._calls.leave(self._member)
-            if sender is not None:
-                sender.join()
-
-    def _send(self) -> None:
-        try:
-            for batch in self._member.batches():
-                self._writer.write_with_metadata(batch, pack_metadata(0))
-        except (pa.ArrowException, OSError, ValueError) as problem:
+            for batch in member.batches():
+                writer.write_with_metadata(batch, pack_metadata(0))
+        except _CARRIER_FAILED as problem:
             logger.debug("a producer left: %s", problem)
         finally:
-            self._calls.leave(self._member)
+            calls.leave(member)
+
+    sender = threading.Thread(target=send, name="escrowmq-checks", daemon=True)
+    try:
+        _schema(reader)
+        writer.begin(CHECKS)
+        sender.start()
+        while _chunk(reader) is not None:
+            pass
+    finally:
+        calls.leave(member)
+        if sender.ident is not None:  # it was started
+            sender.join()
 
 
 def _schema(reader: flight.MetadataRecordBatchReader) -> pa.Schema:
     try:
         return reader.schema
-    except (pa.ArrowException, OSError, ValueError) as problem:
+    except _CARRIER_FAILED as problem:
         raise error(Code.BAD_BATCH, f"the exchange does not begin with a schema: {problem}") from None
 
 
@@ -232,18 +229,8 @@ def _chunk(reader: flight.MetadataRecordBatchReader) -> tuple[pa.RecordBatch | N
     """The next chunk; None when the client is done or gone. Rejected(BAD_BATCH) for garbage."""
     try:
         chunk = reader.read_chunk()
-    except StopIteration:
+    except (StopIteration, flight.FlightCancelledError):
         return None
-    except flight.FlightCancelledError:
-        return None
-    except (pa.ArrowException, OSError, ValueError) as problem:
+    except _CARRIER_FAILED as problem:
         raise error(Code.BAD_BATCH, f"a chunk cannot be read: {problem}") from None
     return chunk.data, chunk.app_metadata.to_pybytes() if chunk.app_metadata is not None else b""
-
-
-def _wait(answer: Future[pa.RecordBatch]) -> None:
-    """Until it is done, well or not."""
-    try:
-        answer.exception()
-    except BaseException:
-        logger.debug("withdrawn")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Generic, TypedDict, TypeVar
+from typing import Annotated, Generic, NotRequired, TypedDict, TypeVar
+
+from escrowmq.wire.values import ConsumerGroup, PageLimit
 
 Request = TypeVar("Request", bound=Mapping[str, object])
 Answer = TypeVar("Answer", bound=Mapping[str, object])
@@ -12,6 +14,18 @@ Answer = TypeVar("Answer", bound=Mapping[str, object])
 
 class Nothing(TypedDict):
     """A request without fields."""
+
+
+class OfGroup(TypedDict):
+    """A request about a consumer group."""
+
+    group: ConsumerGroup
+
+
+class Paged(TypedDict):
+    """A request for one page of a listing."""
+
+    limit: NotRequired[PageLimit]
 
 
 class Results(TypedDict):

@@ -4,39 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NotRequired, TypedDict
 
-from escrowmq.wire.actions.action import Action, Results
-from escrowmq.wire.values import ConsumerGroup, Offset, PageLimit, Position, QueueNumber, TimeUs, TopicName
+from escrowmq.wire.actions.action import Action, OfGroup, Paged, Results
+from escrowmq.wire.values import MessageId, Offset, Position, QueueId, QueueNumber, TimeUs, TopicName
 
 
-class List(TypedDict):
+class List(OfGroup, Paged):
     """Whose dead letters, and which page."""
 
-    group: ConsumerGroup
-    limit: NotRequired[PageLimit]
     after: NotRequired[Annotated[list[int], "`next` of the page before"]]
-
-
-class DeadLetter(TypedDict):
-    """One message that was given up for a consumer group."""
-
-    queue_id: Annotated[int, "number of the queue among all queues of the broker"]
-    topic: TopicName
-    queue: QueueNumber
-    offset: Offset
-    position: Position
-    attempts: Annotated[int, "deliveries"]
-    cause: Annotated[str, "of the last failure"]
-    dead_us: Annotated[TimeUs, "when it was given up"]
-    key: str | None
-    tag: str | None
-    message_id: Annotated[str, "32 hex digits"]
-
-
-class Page(TypedDict):
-    """Dead letters by queue and offset."""
-
-    dead_letters: list[DeadLetter]
-    next: NotRequired[Annotated[list[int], "`after` of the next page, if this one is full"]]
 
 
 class Item(TypedDict):
@@ -47,10 +22,29 @@ class Item(TypedDict):
     offset: Offset
 
 
-class Settle(TypedDict):
+class DeadLetter(Item):
+    """One message that was given up for a consumer group."""
+
+    queue_id: QueueId
+    position: Position
+    attempts: Annotated[int, "deliveries"]
+    cause: Annotated[str, "of the last failure"]
+    dead_us: Annotated[TimeUs, "when it was given up"]
+    key: str | None
+    tag: str | None
+    message_id: MessageId
+
+
+class Page(TypedDict):
+    """Dead letters by queue and offset."""
+
+    dead_letters: list[DeadLetter]
+    next: NotRequired[Annotated[list[int], "`after` of the next page, if this one is full"]]
+
+
+class Settle(OfGroup):
     """Which dead letters, and what to do with them."""
 
-    group: ConsumerGroup
     act: Annotated[Literal["retry", "discard"], "`retry`: deliver again, attempts counted anew; `discard`: for good"]
     items: NotRequired[list[Item]]
     all: NotRequired[Annotated[bool, "all of the group instead of `items`"]]

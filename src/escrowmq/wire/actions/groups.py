@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NotRequired, TypedDict
 
-from escrowmq.wire.actions.action import Action, Nothing
+from escrowmq.wire.actions.action import Action, Nothing, OfGroup
+from escrowmq.wire.actions.topics import NumberedQueue
 from escrowmq.wire.values import Bounds, ConsumerGroup, Instance, Offset, Pair, QueueNumber, Seconds, TimeUs, TopicName
 
 InDoubt = Annotated[
@@ -12,10 +13,9 @@ InDoubt = Annotated[
 ]
 
 
-class Subscribe(TypedDict):
+class Subscribe(OfGroup):
     """What a group consumes; the same for all its members."""
 
-    group: ConsumerGroup
     topics: Annotated[list[str], "names of topics"]
     tags: NotRequired[Annotated[list[str], "messages with one of these tags; all unless given"]]
     ordered: NotRequired[Annotated[bool, "messages of one key one after another"]]
@@ -35,11 +35,15 @@ class Subscribed(TypedDict):
     created: Annotated[bool, "it did not exist"]
 
 
-class Join(TypedDict):
+class NamedMember(OfGroup):
+    """A named member of a group."""
+
+    instance: Instance
+
+
+class Join(NamedMember):
     """The process that wants to be a named member of a group of `in_doubt` `hold`."""
 
-    group: ConsumerGroup
-    instance: Instance
     process: Annotated[int, "random number of the process"]
     resume: NotRequired[Annotated[bool, "it is the member already, and lost an answer"]]
     keep: NotRequired[Annotated[list[Pair], "[lease, offset behind the last of its messages that reached the process]"]]
@@ -50,12 +54,6 @@ class Joined(TypedDict):
 
     member: int
     epoch: int
-
-
-class OfGroup(TypedDict):
-    """Whose members are asked for."""
-
-    group: ConsumerGroup
 
 
 class HeldLease(TypedDict):
@@ -92,13 +90,6 @@ class Members(TypedDict):
     members: list[Member]
 
 
-class Fence(TypedDict):
-    """The silent member."""
-
-    group: ConsumerGroup
-    instance: Instance
-
-
 class Fenced(TypedDict):
     """The member, which is shut out."""
 
@@ -106,14 +97,10 @@ class Fenced(TypedDict):
     messages: Annotated[int, "given back to the group"]
 
 
-class GroupQueue(TypedDict):
+class GroupQueue(NumberedQueue):
     """Where a consumer group stands in one queue. The counts are messages by state."""
 
-    queue_id: Annotated[int, "number of the queue among all queues of the broker"]
     topic: TopicName
-    queue: QueueNumber
-    head: Annotated[Offset, "the first that is stored"]
-    end: Annotated[Offset, "the one that the next message gets"]
     floor: Annotated[Offset, "everything below is settled"]
     next: Annotated[Offset, "everything from there on waits"]
     waiting: int
@@ -150,5 +137,5 @@ class Groups(TypedDict):
 SUBSCRIBE = Action("groups.subscribe", Subscribe, Subscribed, "Make a consumer group, or join it.")
 JOIN = Action("groups.join", Join, Joined, "Be a named member of a consumer group of `in_doubt` `hold`.")
 MEMBERS = Action("groups.members", OfGroup, Members, "Which member of a consumer group holds what.", reads_only=True)
-FENCE = Action("groups.fence", Fence, Fenced, "Give back to a consumer group what a silent named member holds.")
+FENCE = Action("groups.fence", NamedMember, Fenced, "Give back to a consumer group what a silent named member holds.")
 LIST = Action("groups.list", Nothing, Groups, "All consumer groups, with where they stand.", reads_only=True)

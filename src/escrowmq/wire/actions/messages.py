@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal, NotRequired, TypedDict
 
 from escrowmq.wire.actions.action import Action
-from escrowmq.wire.values import Bounds, Offset, Position, QueueNumber, TimeUs, TopicName
+from escrowmq.wire.values import Bounds, MessageId, Offset, Position, QueueNumber, TimeUs, TopicName
 
 State = Literal["open", "committed", "rolled_back", "parked", "expired"]
 
@@ -18,7 +18,7 @@ class MessageFields(TypedDict):
     key: str | None
     tag: str | None
     properties: dict[str, str]
-    message_id: Annotated[str, "32 hex digits"]
+    message_id: MessageId
     position: Position
     transaction: Annotated[str | None, "its transaction's id as printed; null: a plain message"]
     born_us: Annotated[TimeUs, "when its producer made it"]

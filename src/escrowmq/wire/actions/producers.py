@@ -29,15 +29,20 @@ class Producers(TypedDict):
     producers: list[Producer]
 
 
-class Producer(TypedDict):
-    """One producer group."""
+class Undecided(TypedDict):
+    """What a producer group has undecided."""
 
     group: ProducerGroup
-    transactional: Annotated[bool, "it prepares half messages"]
     open: Annotated[int, "undecided transactions that will be asked about"]
     parked: Annotated[int, "undecided transactions that wait for a person"]
-    oldest_us: Annotated[TimeUs | None, "when the oldest open one was prepared"]
     members: Annotated[int, "sessions that are connected"]
+
+
+class Producer(Undecided):
+    """One producer group."""
+
+    transactional: Annotated[bool, "it prepares half messages"]
+    oldest_us: Annotated[TimeUs | None, "when the oldest open one was prepared"]
 
 
 OPEN_SESSION = Action("session.open", OpenSession, Opened, "Begin a producer session, or resume one.")

@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import Annotated, NotRequired, TypedDict
 
 from escrowmq.wire.actions.action import Action, Nothing
-from escrowmq.wire.values import MAX_QUEUE, Bounds, Offset, Pair, QueueNumber, TimeUs, TopicName
+from escrowmq.wire.values import MAX_QUEUE, Bounds, End, Head, Offset, Pair, QueueId, QueueNumber, TimeUs, TopicName
 
 
 class QueueRange(TypedDict):
     """Which offsets of a queue are stored."""
 
     queue: QueueNumber
-    head: Annotated[Offset, Pair, "the first that is stored"]
-    end: Annotated[Offset, Pair, "the one that the next message gets"]
+    head: Head
+    end: End
 
 
 class NumberedQueue(QueueRange):
     """One queue of a topic."""
 
-    queue_id: Annotated[int, "number of the queue among all queues of the broker"]
+    queue_id: QueueId
 
 
 class Topic(TypedDict):
@@ -46,9 +46,7 @@ class AskOffsets(TypedDict):
 class QueueOffsets(QueueRange):
     """Which offsets of a queue are stored, and where a time is among them."""
 
-    offset_at: NotRequired[
-        Annotated[Offset, Pair, "with `time_us`: the first visible then or later, `end` without one"]
-    ]
+    offset_at: NotRequired[Annotated[Offset, "with `time_us`: the first visible then or later, `end` without one"]]
 
 
 class Offsets(TypedDict):

@@ -4,29 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NotRequired, TypedDict
 
-from escrowmq.wire.actions.action import Action, Results
+from escrowmq.wire.actions.action import Action, Paged, Results
 from escrowmq.wire.actions.messages import Message, State
-from escrowmq.wire.values import (
-    Bounds,
-    Instance,
-    PageLimit,
-    Position,
-    ProducerGroup,
-    Seconds,
-    TimeUs,
-    TransactionText,
-)
+from escrowmq.wire.values import Bounds, Instance, Position, ProducerGroup, Seconds, TimeUs, TransactionText
 
 Decider = Literal["producer", "check", "operator", "exhausted", "retention"]
 
 
-class List(TypedDict):
+class List(Paged):
     """Which transactions are asked for."""
 
     state: NotRequired[Annotated[str, "a state, or `undecided`: open and parked ones"]]
     group: NotRequired[ProducerGroup]
     older_than: NotRequired[Annotated[Seconds, "since the prepare, at least"]]
-    limit: NotRequired[PageLimit]
     after: NotRequired[Annotated[Position, Bounds(-1), "`next` of the page before"]]
 
 
@@ -88,17 +78,16 @@ class Shown(Details):
     messages: Annotated[list[Message], "the first 100"]
 
 
-class Settle(TypedDict):
-    """An operator's decision."""
-
-    ids: Annotated[list[str], "transaction ids as printed"]
-    outcome: Literal["commit", "rollback"]
-
-
 class Recheck(TypedDict):
     """Which transactions."""
 
     ids: Annotated[list[str], "transaction ids as printed"]
+
+
+class Settle(Recheck):
+    """An operator's decision."""
+
+    outcome: Literal["commit", "rollback"]
 
 
 LIST = Action("transactions.list", List, Page, "Transactions in the order of their prepare, by pages.", reads_only=True)

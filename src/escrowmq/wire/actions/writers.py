@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NotRequired, TypedDict
 
-from escrowmq.wire.actions.action import Action
-from escrowmq.wire.values import PageLimit, ProducerGroup, SessionNumber, TimeUs
+from escrowmq.wire.actions.action import Action, Paged
+from escrowmq.wire.actions.producers import Undecided
+from escrowmq.wire.values import ProducerGroup, SessionNumber, TimeUs
 
-Writer = Annotated[str, "any text, such as a query's id; or 32 hex digits as listed"]
 Status = Literal["COMMITTED", "ALREADY_COMMITTED"]
 Batch = Annotated[int, "number of a batch"]
 
 
-class Commit(TypedDict):
+class OfWriter(TypedDict):
+    """Which writer."""
+
+    writer: Annotated[str, "any text, such as a query's id; or 32 hex digits as listed"]
+
+
+class Commit(OfWriter):
     """One batch of a writer."""
 
-    writer: Writer
     batch: Annotated[Batch, "higher than that of the batch before"]
     transactions: Annotated[list[str], "ids as printed of the transactions that make up the batch"]
     session: SessionNumber
@@ -29,36 +34,25 @@ class Committed(TypedDict):
     rolled_back: Annotated[int, "transactions of this attempt that lost"]
 
 
-class OfWriter(TypedDict):
-    """Which writer."""
-
-    writer: Writer
-
-
 class Shown(TypedDict):
     """Where a writer stands."""
 
     batch: Annotated[Batch | None, "the last one that is decided; null: none is"]
 
 
-class List(TypedDict):
+class List(Paged):
     """Which page."""
 
-    limit: NotRequired[PageLimit]
     after: NotRequired[Annotated[str, "`next` of the page before"]]
 
 
-class WriterListed(TypedDict):
+class WriterListed(Undecided):
     """One writer."""
 
     writer: Annotated[str, "32 hex digits"]
-    group: ProducerGroup
     batch: Annotated[Batch, "the last one that is decided"]
     decided_us: Annotated[TimeUs, "when it was decided"]
     used_us: Annotated[TimeUs, "when anything was done under its producer group"]
-    open: Annotated[int, "undecided transactions that will be asked about"]
-    parked: Annotated[int, "undecided transactions that wait for a person"]
-    members: Annotated[int, "sessions that are connected"]
 
 
 class Page(TypedDict):
