@@ -6,6 +6,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +16,13 @@ from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, error
 from escrowmq.log import frames as codec
 from escrowmq.log import snapshots
 from escrowmq.log.active import ActiveSegment, disk_error
-from escrowmq.log.index import FrameIndex
-from escrowmq.log.reading import ReadableLog, Reader, Segment
+from escrowmq.log.index import FrameIndex, Segment
+from escrowmq.log.reading import ReadableLog, Reader
 from escrowmq.log.recovery import Cut, Recovered, list_folder, recover, refuse_foreign, save_index
 from escrowmq.log.seam import Frame, Snapshot
 from escrowmq.log.segments import (
     CLOSED_NAME,
     HEADER_BYTES,
-    TEMPORARY,
     Scan,
     SegmentHeader,
     index_name,
@@ -30,7 +30,7 @@ from escrowmq.log.segments import (
 )
 from escrowmq.log.snapshots import SnapshotName
 from escrowmq.platform.clock import Clock, SystemClock
-from escrowmq.platform.disk import Disk
+from escrowmq.platform.disk import Disk, replace_file
 from escrowmq.schemas import STORED, Kind
 
 Int64s = npt.NDArray[np.int64]
@@ -88,11 +88,11 @@ class SegmentLog(ReadableLog):
         self._lz4 = lz4
         self._segment = last
         self._active = active or ActiveSegment.resume(disk, last.name, last.size)
-        self._epoch = found.epoch
-        self._next_sequence = self._durable = last.next_sequence
-        self._next_position = last.next_position
-        self._time_us = found.time_us
-        self._bytes_written = 0
+        self.epoch = found.epoch
+        self.next_sequence = self._durable = last.next_sequence
+        self.next_position = last.next_position
+        self.last_time_us = found.time_us
+        self.bytes_written = 0  # of frames, by this opener
         self._snapshots = found.snapshots
         self._failure: EscrowError | None = None
         self._flushed = threading.Event()  # not set while a hand-over is being written
@@ -110,39 +110,12 @@ class SegmentLog(ReadableLog):
         return cls(disk, segment_bytes, lz4, Recovered([segment], [], 0, 0, None), active)
 
     def _begin_epoch(self, version: str, now_us: int) -> None:
-        self._epoch += 1
+        self.epoch += 1
         schema = STORED[Kind.OPENED]
         self.append(
             Kind.OPENED, pa.RecordBatch.from_pylist([{"shard": self.shard, "version": version}], schema), now_us
         )
         self.sync()
-
-    # What the log is
-
-    @property
-    def epoch(self) -> int:
-        """How often the log was opened, this time included."""
-        return self._epoch
-
-    @property
-    def next_sequence(self) -> int:
-        """Sequence of the next frame."""
-        return self._next_sequence
-
-    @property
-    def next_position(self) -> int:
-        """Position of the next row."""
-        return self._next_position
-
-    @property
-    def last_time_us(self) -> int:
-        """Time of the last frame."""
-        return self._time_us
-
-    @property
-    def bytes_written(self) -> int:
-        """Bytes of frames appended by this opener."""
-        return self._bytes_written
 
     def stored_bytes(self) -> int:
         """Bytes of all segments, without reserved space."""
@@ -170,38 +143,38 @@ class SegmentLog(ReadableLog):
         Overloaded(DISK_FULL) if nothing was reserved and there is no room; nothing is changed then.
         """
         self._check_usable()
-        if time_us < self._time_us:
-            raise Misuse(Code.BAD_ARGUMENT, f"time {time_us} is before the last frame's, {self._time_us}")
-        position, sequence = self._next_position, self._next_sequence
+        if time_us < self.last_time_us:
+            raise Misuse(Code.BAD_ARGUMENT, f"time {time_us} is before the last frame's, {self.last_time_us}")
+        position, sequence = self.next_position, self.next_sequence
         chunks = codec.encode(
             kind,
             batch,
             sequence=sequence,
             position=position,
             time_us=time_us,
-            epoch=self._epoch,
+            epoch=self.epoch,
             synced=self._durable,
             salt=self._segment.header.salt,
             lz4=self._lz4 and kind in (Kind.PLAIN, Kind.HALF),
         )
         size = sum(len(chunk) for chunk in chunks)
         self.reserve(size)
-        self._publish(Frame(kind, sequence, position, time_us, self._epoch, batch), self._active.end, size)
+        self._publish(Frame(kind, sequence, position, time_us, self.epoch, batch), self._active.end, size)
         self._active.put(chunks, size)
         return position
 
     def _publish(self, frame: Frame, offset: int, size: int) -> None:
         """Let readers see an appended frame."""
-        self._next_sequence += 1
-        self._next_position += frame.batch.num_rows
-        self._time_us = frame.time_us
-        self._bytes_written += size
+        self.next_sequence += 1
+        self.next_position += frame.batch.num_rows
+        self.last_time_us = frame.time_us
+        self.bytes_written += size
         segment = self._segment
         with self._reader.lock:
             segment.index.append(frame.position, frame.time_us, offset, frame.kind)
             segment.size += size
-            segment.next_position = self._next_position
-            segment.epoch = self._epoch
+            segment.next_position = self.next_position
+            segment.epoch = self.epoch
             segment.synced = self._durable
             self._reader.fresh[frame.sequence] = frame
 
@@ -213,9 +186,9 @@ class SegmentLog(ReadableLog):
         """Take out what is buffered; the function returned writes and syncs it, on any thread. Corrupt(LOG_FAILED)."""
         self._flushed.wait()
         self._check_usable()
-        if self._durable == self._next_sequence:
+        if self._durable == self.next_sequence:
             return lambda: None
-        segment, end, flush = self._segment, self._next_sequence, self._active.take()
+        segment, end, flush = self._segment, self.next_sequence, self._active.take()
         self._flushed.clear()
 
         def finish() -> None:
@@ -245,7 +218,7 @@ class SegmentLog(ReadableLog):
         """Begin a new segment with room for ``size`` bytes. What can run out of space comes first and changes nothing."""
         header = self._segment.header
         following = SegmentHeader(
-            header.shard, self._epoch, self._next_sequence, self._next_position, self._time_us, header.salt
+            header.shard, self.epoch, self.next_sequence, self.next_position, self.last_time_us, header.salt
         )
         self._flushed.wait()
         self._check_usable()
@@ -253,7 +226,7 @@ class SegmentLog(ReadableLog):
         sealed = self._segment
         try:
             data = self._active.seal()
-            self._settled(sealed, data, self._next_sequence)
+            self._settled(sealed, data, self.next_sequence)
             self._active = prepared.begin()
         except OSError as problem:
             raise self._fail(error(Code.LOG_FAILED, f"sealing a segment failed: {problem}")) from problem
@@ -263,9 +236,9 @@ class SegmentLog(ReadableLog):
             following,
             index,
             HEADER_BYTES,
-            self._next_position,
-            self._epoch,
-            self._next_sequence,
+            self.next_position,
+            self.epoch,
+            self.next_sequence,
         )
         with self._reader.lock:
             self._segment = fresh
@@ -321,7 +294,7 @@ class SegmentLog(ReadableLog):
     def _newest_snapshot(self) -> tuple[SnapshotName, Snapshot] | None:
         with self._reader.lock:
             names, first = list(self._snapshots), self._reader.segments[0].sequence
-        return snapshots.newest(self._disk, self.shard, names, first, self._next_sequence)
+        return snapshots.newest(self._disk, self.shard, names, first, self.next_sequence)
 
     def bytes_since_snapshot(self) -> int:
         """Bytes of the frames from the newest snapshot on."""
@@ -370,10 +343,8 @@ class SegmentLog(ReadableLog):
 
     def _remove(self, name: str) -> None:
         """Delete what is no longer part of the log; what cannot be deleted now is at the next opening."""
-        try:
+        with suppress(OSError):
             self._disk.remove(name)
-        except OSError:
-            pass
 
     # The end
 
@@ -397,17 +368,8 @@ class SegmentLog(ReadableLog):
             self._active.seal()
         except OSError as problem:
             raise self._fail(error(Code.LOG_FAILED, f"closing the log failed: {problem}")) from problem
-        try:
-            temporary = CLOSED_NAME + TEMPORARY
-            file = self._disk.open(temporary, create=True)
-            file.truncate(0)
-            file.write_at(0, [pack_closed(self.shard, self._next_sequence, self._next_position)])
-            file.sync()
-            file.close()
-            self._disk.rename(temporary, CLOSED_NAME)
-            self._disk.sync_folder()
-        except OSError:
-            pass
+        with suppress(OSError):
+            replace_file(self._disk, CLOSED_NAME, [[pack_closed(self.shard, self.next_sequence, self.next_position)]])
 
 
 def _bytes_from(segment: Segment, sequence: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -17,11 +16,10 @@ import pyarrow as pa
 from escrowmq.errors import Code, Misuse, error
 from escrowmq.log import frames as codec
 from escrowmq.log.frames import Encoding
-from escrowmq.log.index import FrameIndex
-from escrowmq.log.report import Damage, DamagedLog
+from escrowmq.log.index import Segment
+from escrowmq.log.report import DamagedLog
 from escrowmq.log.seam import Frame
-from escrowmq.log.segments import SegmentHeader
-from escrowmq.platform.disk import Disk
+from escrowmq.platform.disk import Disk, map_file
 from escrowmq.schemas import STORED, Kind, empty
 
 Int64s = npt.NDArray[np.int64]
@@ -31,30 +29,6 @@ READ_SCHEMA: pa.Schema = STORED[Kind.PLAIN].append(pa.field("stored_us", pa.int6
 
 _CACHE_BYTES = 64 << 20
 _FRAME_COST = 4096  # what a decoded frame takes apart from its mapped bytes
-
-
-@dataclass(slots=True)
-class Segment:
-    """One segment. ``epoch`` is the last opener in it, ``data`` its mapped file, None until it is first read."""
-
-    name: str
-    header: SegmentHeader
-    index: FrameIndex
-    size: int
-    next_position: int
-    epoch: int
-    synced: int
-    data: pa.Buffer | None = None
-
-    @property
-    def sequence(self) -> int:
-        """Sequence of the first frame."""
-        return self.header.sequence
-
-    @property
-    def next_sequence(self) -> int:
-        """Sequence behind the last frame."""
-        return self.header.sequence + self.index.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,19 +105,16 @@ class Reader:
         return self.segments[bisect_right(self.segments, sequence, key=lambda s: s.sequence) - 1]
 
     def _mapped(self, segment: Segment) -> pa.Buffer:
-        """The segment's file as a buffer; no descriptor stays open, and retention may delete the file meanwhile."""
+        """The segment's file as a buffer; retention may delete the file meanwhile."""
         if segment.data is None:
             try:
-                file = self._disk.open(segment.name)
+                data = map_file(self._disk, segment.name)
             except FileNotFoundError:
-                raise DamagedLog(Damage(segment.name, 0, segment.sequence, "the segment is missing")) from None
-            try:
-                if file.size() < segment.size:
-                    what = f"the file has {file.size()} bytes of {segment.size}"
-                    raise DamagedLog(Damage(segment.name, file.size(), -1, what))
-                segment.data = file.map(segment.size)
-            finally:
-                file.close()
+                raise DamagedLog(segment.name, 0, segment.sequence, "the segment is missing") from None
+            if data.size < segment.size:
+                what = f"the file has {data.size} bytes of {segment.size}"
+                raise DamagedLog(segment.name, data.size, -1, what)
+            segment.data = data.slice(0, segment.size)
         return segment.data
 
     def _remember(self, frame: Frame, extra: int) -> None:
@@ -177,24 +148,19 @@ class Reader:
                 yield self.frame(int(sequence), keep=False)
 
 
-class ReadableLog(ABC):
+class ReadableLog:
     """The reading half of a log (see :class:`escrowmq.log.seam.StoredLog`) over the segments of a :class:`Reader`."""
+
+    next_sequence: int  # behind the last frame
+    next_position: int  # behind the last row
+    epoch: int
+    last_time_us: int
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
 
-    def _check_usable(self) -> None:  # noqa: B027  # nothing keeps one from reading, unless a subclass knows better
+    def _check_usable(self) -> None:  # nothing keeps one from reading, unless a subclass knows better
         """Raises what keeps one from reading."""
-
-    @property
-    @abstractmethod
-    def next_sequence(self) -> int:
-        """Sequence behind the last frame."""
-
-    @property
-    @abstractmethod
-    def next_position(self) -> int:
-        """Position behind the last row."""
 
     @property
     def shard(self) -> int:
@@ -252,7 +218,7 @@ def _decoded(data: pa.Buffer, segment: Segment, offset: int, sequence: int) -> t
     elif header.sequence != sequence:
         problem = f"a frame out of place: sequence {header.sequence}"
     if problem is not None:
-        raise DamagedLog(Damage(segment.name, offset, sequence, problem))
+        raise DamagedLog(segment.name, offset, sequence, problem)
     batch = codec.decode(data, offset, header, segment.name)
     frame = Frame(Kind(header.kind), sequence, header.position, header.time_us, header.epoch, batch)
     return frame, header.encoding
