@@ -101,9 +101,7 @@ def _damage(
     disk: Disk, listing: Listing, name: str, data: pa.Buffer, header: SegmentHeader, found: Scan, is_last: bool
 ) -> Damage | None:
     if not is_last:
-        if found.what is None:
-            return None
-        return Damage(name, found.end, found.sequence, found.what, found.newer)
+        return None if found.what is None else Damage(name, found.end, found.sequence, found.what, found.newer)
     try:
         check_durable(name, found, durable_floor(disk, listing, header.shard))
         torn_tail(name, data, header, found)

@@ -169,14 +169,7 @@ class SegmentLog(ReadableLog):
         self.next_position += frame.batch.num_rows
         self.last_time_us = frame.time_us
         self.bytes_written += size
-        segment = self._segment
-        with self._reader.lock:
-            segment.index.append(frame.position, frame.time_us, offset, frame.kind)
-            segment.size += size
-            segment.next_position = self.next_position
-            segment.epoch = self.epoch
-            segment.synced = self._durable
-            self._reader.fresh[frame.sequence] = frame
+        self._reader.publish(frame, offset, size, self._durable)
 
     def sync(self) -> None:
         """Write what is buffered in one write, sync once. Corrupt(LOG_FAILED) stops the log."""
@@ -257,15 +250,6 @@ class SegmentLog(ReadableLog):
 
     # Snapshots and retention
 
-    def position_before(self, time_us: int) -> int:
-        """The position that begins the first segment holding anything newer than ``time_us``; the last segment at most."""
-        with self._reader.lock:
-            segments = self._reader.segments
-            for segment in segments:
-                if segment.index.count and segment.index.times[-1] > time_us:
-                    return segment.header.position
-        return segments[-1].header.position
-
     def save_snapshot(self, tables: dict[str, pa.Table], sequence: int, position: int, time_us: int) -> None:
         """Store a snapshot of durable frames durably; keeps the last two. Overloaded(DISK_FULL) leaves the old ones."""
         self._check_usable()
@@ -300,25 +284,20 @@ class SegmentLog(ReadableLog):
         """Bytes of the frames from the newest snapshot on."""
         with self._reader.lock:
             start = self._snapshots[0].sequence if self._snapshots else 0
-            return sum(_bytes_from(segment, start) for segment in self._reader.segments)
+        return self._reader.bytes_from(start)
 
     def drop_before(self, position: int) -> int:
         """Drop whole segments below ``position`` that the newest snapshot covers, which becomes the base; how many."""
         self._check_usable()
-        with self._reader.lock:
-            segments = self._reader.segments
         found = self._newest_snapshot()
         if found is None:
             return 0
         name, snapshot = found
-        dropped = [s for s in segments[:-1] if s.next_position <= position and s.next_sequence <= snapshot.sequence]
+        dropped = self._reader.droppable(position, snapshot.sequence)
         if not dropped:
             return 0
-        kept = segments[len(dropped) :]
-        old_base = self._make_base(name, kept[0].sequence)
-        with self._reader.lock:
-            self._reader.segments = self._reader.segments[len(dropped) :]
-            self._reader.forget_before(kept[0].sequence)
+        old_base = self._make_base(name, dropped[-1].next_sequence)
+        self._reader.drop(len(dropped))
         for segment in dropped:
             self._remove(segment.name)
             self._remove(index_name(segment.name))
@@ -370,9 +349,3 @@ class SegmentLog(ReadableLog):
             raise self._fail(error(Code.LOG_FAILED, f"closing the log failed: {problem}")) from problem
         with suppress(OSError):
             replace_file(self._disk, CLOSED_NAME, [[pack_closed(self.shard, self.next_sequence, self.next_position)]])
-
-
-def _bytes_from(segment: Segment, sequence: int) -> int:
-    """Bytes of the segment's frames from ``sequence`` on."""
-    index = max(sequence - segment.sequence, 0)
-    return segment.size - int(segment.index.offsets[index]) if index < segment.index.count else 0

@@ -106,6 +106,11 @@ class Segment:
         """Sequence behind the last frame."""
         return self.header.sequence + self.index.count
 
+    def bytes_from(self, sequence: int) -> int:
+        """Bytes of the frames from ``sequence`` on."""
+        first = max(sequence - self.sequence, 0)
+        return self.size - int(self.index.offsets[first]) if first < self.index.count else 0
+
 
 def pack(segment: Segment) -> bytes:
     """Content of the side file."""

@@ -127,10 +127,33 @@ class Reader:
             while self._cached_bytes > _CACHE_BYTES:
                 self._cached_bytes -= self._cache.popitem(last=False)[1][1]
 
-    def forget_before(self, sequence: int) -> None:
-        """Let decoded frames of dropped segments go. Call with the lock held."""
-        for gone in [s for s in self._cache if s < sequence]:
-            self._cached_bytes -= self._cache.pop(gone)[1]
+    def publish(self, frame: Frame, offset: int, size: int, synced: int) -> None:
+        """Add a frame of ``size`` bytes that is to lie at ``offset`` of the last segment; frames below ``synced`` are durable."""
+        with self.lock:
+            segment = self.segments[-1]
+            segment.index.append(frame.position, frame.time_us, offset, frame.kind)
+            segment.size += size
+            segment.next_position = frame.position + frame.batch.num_rows
+            segment.epoch = frame.epoch
+            segment.synced = synced
+            self.fresh[frame.sequence] = frame
+
+    def bytes_from(self, sequence: int) -> int:
+        """Bytes of the frames from ``sequence`` on."""
+        with self.lock:
+            return sum(segment.bytes_from(sequence) for segment in self.segments)
+
+    def droppable(self, position: int, covered: int) -> tuple[Segment, ...]:
+        """The first segments, all but the last at most, that lie below ``position`` and below the sequence ``covered``."""
+        segments = self.segments[:-1]
+        return tuple(s for s in segments if s.next_position <= position and s.next_sequence <= covered)
+
+    def drop(self, count: int) -> None:
+        """Forget the first ``count`` segments and what was decoded of them."""
+        with self.lock:
+            self.segments = self.segments[count:]
+            for gone in [s for s in self._cache if s < self.segments[0].sequence]:
+                self._cached_bytes -= self._cache.pop(gone)[1]
 
     def frames(self, start: int, end: int, kinds: Sequence[Kind] | None) -> Iterator[Frame]:
         """Frames ``start`` <= sequence < ``end`` of the given kinds, in order."""
@@ -171,6 +194,13 @@ class ReadableLog:
     def first_position(self) -> int:
         """The lowest position still stored."""
         return self._reader.segments[0].header.position
+
+    def position_before(self, time_us: int) -> int:
+        """The position that begins the first segment holding anything newer than ``time_us``; the last segment at most."""
+        with self._reader.lock:
+            segments = self._reader.segments
+            newer = (s.header.position for s in segments if s.index.count and s.index.times[-1] > time_us)
+            return next(newer, segments[-1].header.position)
 
     def frames(self, start: int = 0, kinds: Sequence[Kind] | None = None, end: int | None = None) -> Iterator[Frame]:
         """Stored frames with ``start <= sequence < end``, in order, of the given kinds; Corrupt at one that does not check."""
@@ -242,7 +272,11 @@ def gather(
     if len(schema) == 1:
         return pa.RecordBatch.from_arrays([pa.array(located.times)], schema=schema)
     rows = positions - located.starts
-    get = _batches(fetch, columns)
+
+    def get(sequence: int) -> pa.RecordBatch:
+        batch = fetch(sequence).batch
+        return batch if columns is None else batch.select(list(columns))
+
     breaks = np.flatnonzero((np.diff(located.sequences) != 0) | (np.diff(rows) != 1)) + 1
     if 4 * len(breaks) <= len(rows):
         batch = _slices(rows, located.sequences, breaks, get)
@@ -251,19 +285,9 @@ def gather(
     return pa.RecordBatch.from_arrays([*batch.columns, pa.array(located.times)], schema=schema)
 
 
-def _batches(fetch: Callable[[int], Frame], columns: Sequence[str] | None) -> Callable[[int], pa.RecordBatch]:
-    """Frames' batches by sequence, or those columns of them."""
-    if columns is None:
-        return lambda sequence: fetch(sequence).batch
-    names = list(columns)
-    return lambda sequence: fetch(sequence).batch.select(names)
-
-
 def _slices(rows: Int64s, sequences: Int64s, breaks: Int64s, get: Callable[[int], pa.RecordBatch]) -> pa.RecordBatch:
-    edges = [0, *breaks.tolist(), len(rows)]
-    runs = []
-    for start, end in itertools.pairwise(edges):
-        runs.append(get(int(sequences[start])).slice(int(rows[start]), end - start))
+    edges = itertools.pairwise([0, *breaks.tolist(), len(rows)])
+    runs = [get(int(sequences[start])).slice(int(rows[start]), end - start) for start, end in edges]
     return runs[0] if len(runs) == 1 else pa.concat_batches(runs)
 
 

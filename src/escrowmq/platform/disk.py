@@ -180,9 +180,7 @@ class RealDisk:
             return False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError as problem:
-            if problem.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise
+        except (BlockingIOError, PermissionError):
             return True
         finally:
             os.close(descriptor)
