@@ -8,6 +8,7 @@ ordinals are ``int64``; -1 means "none". A *position* numbers a row of the log, 
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,110 +23,118 @@ MESSAGE_ID_DTYPE = np.dtype([("instance", ">u8"), ("sequence", ">u8")])
 """How the 16 bytes of a message id read as a NumPy record; clients count ``sequence`` up within one ``instance``."""
 
 
-def _schema(*fields: tuple[str, pa.DataType] | tuple[str, pa.DataType, bool]) -> pa.Schema:
-    """A schema; fields are not nullable unless their third item is True."""
-    return pa.schema([pa.field(f[0], f[1], nullable=len(f) > 2 and bool(f[2])) for f in fields])
+_BINARY, _BOOL, _UTF8 = pa.binary(), pa.bool_(), pa.utf8()
+_INT32, _INT64, _UINT8, _UINT32 = pa.int32(), pa.int64(), pa.uint8(), pa.uint32()
 
 
-_CONTENT: list[tuple[str, pa.DataType] | tuple[str, pa.DataType, bool]] = [
-    ("topic", pa.utf8()),
-    ("key", pa.utf8(), True),
-    ("tag", pa.utf8(), True),
-    ("properties", PROPERTIES, True),
-    ("body", pa.binary()),
-    ("message_id", ID),
-]
+class _Nullable(NamedTuple):
+    type: pa.DataType
+
+
+def _schema(**columns: pa.DataType | _Nullable) -> pa.Schema:
+    fields = {name: c if isinstance(c, _Nullable) else (c, False) for name, c in columns.items()}
+    return pa.schema([pa.field(name, *field) for name, field in fields.items()])
+
+
+_CONTENT: dict[str, pa.DataType | _Nullable] = {
+    "topic": _UTF8,
+    "key": _Nullable(_UTF8),
+    "tag": _Nullable(_UTF8),
+    "properties": _Nullable(PROPERTIES),
+    "body": _BINARY,
+    "message_id": ID,
+}
 
 OUTGOING = _schema(
-    *_CONTENT,
-    ("queue", pa.int32()),  # -1: the broker chooses
-    ("born_us", pa.int64()),  # the client's clock; carried, never computed with
-    ("delay_us", pa.int64()),  # 0: none; counted from the broker's receipt
-    ("immunity_us", pa.int64()),  # before the first check; 0: transaction_timeout
-    ("transaction", ID, True),  # the transaction to join; null: a new one (half messages only)
+    **_CONTENT,
+    queue=_INT32,  # -1: the broker chooses
+    born_us=_INT64,  # the client's clock; carried, never computed with
+    delay_us=_INT64,  # 0: none; counted from the broker's receipt
+    immunity_us=_INT64,  # before the first check; 0: transaction_timeout
+    transaction=_Nullable(ID),  # the transaction to join; null: a new one (half messages only)
 )
 """Messages on their way to a broker, plain or half; one row per message."""
 
 PRODUCED = _schema(
-    ("code", pa.uint8()),  # errors.Code
-    ("position", pa.int64()),
-    ("queue", pa.int32()),
-    ("offset", pa.int64()),  # -1: half or delayed
-    ("transaction", ID, True),  # half messages
+    code=_UINT8,  # errors.Code
+    position=_INT64,
+    queue=_INT32,
+    offset=_INT64,  # -1: half or delayed
+    transaction=_Nullable(ID),  # half messages
 )
 """The broker's answer to OUTGOING, row for row."""
 
-ENDING = _schema(("transaction", ID), ("outcome", pa.uint8()))
+ENDING = _schema(transaction=ID, outcome=_UINT8)
 """Decisions on their way to a broker; ``outcome`` is model.Outcome."""
 
-ENDED = _schema(("code", pa.uint8()))
+ENDED = _schema(code=_UINT8)
 """The broker's answer to ENDING and SETTLING, row for row."""
 
 DELIVERY = _schema(
-    *_CONTENT,
-    ("queue", pa.int32()),
-    ("offset", pa.int64()),
-    ("born_us", pa.int64()),
-    ("stored_us", pa.int64()),  # when the message (for a half message: its prepare) became durable
-    ("position", pa.int64()),
-    ("transaction", ID, True),
-    ("lease", pa.int64()),  # -1: browsed, not leased
-    ("attempt", pa.int32()),  # 1 the first time; 0: browsed
+    **_CONTENT,
+    queue=_INT32,
+    offset=_INT64,
+    born_us=_INT64,
+    stored_us=_INT64,  # when the message (for a half message: its prepare) became durable
+    position=_INT64,
+    transaction=_Nullable(ID),
+    lease=_INT64,  # -1: browsed, not leased
+    attempt=_INT32,  # 1 the first time; 0: browsed
 )
 """Messages on their way to a consumer."""
 
 SETTLING = _schema(
-    ("lease", pa.int64()),
-    ("start", pa.int64()),  # first offset
-    ("count", pa.int64()),  # offsets start .. start+count-1; those not in the lease are passed over
-    ("act", pa.uint8()),  # model.Act
-    ("delay_us", pa.int64()),  # NACK: until redelivery, -1: the group's back-off. EXTEND: from now. Others: ignored
-    ("cause", pa.utf8(), True),  # NACK: why; kept with the dead letter
+    lease=_INT64,
+    start=_INT64,  # first offset
+    count=_INT64,  # offsets start .. start+count-1; those not in the lease are passed over
+    act=_UINT8,  # model.Act
+    delay_us=_INT64,  # NACK: until redelivery, -1: the group's back-off. EXTEND: from now. Others: ignored
+    cause=_Nullable(_UTF8),  # NACK: why; kept with the dead letter
 )
 """Acknowledgements on their way to a broker: runs of offsets of one lease."""
 
 CHECKS = _schema(
-    ("transaction", ID),
-    ("attempt", pa.int32()),
-    *_CONTENT,
-    ("born_us", pa.int64()),
+    transaction=ID,
+    attempt=_INT32,
+    **_CONTENT,
+    born_us=_INT64,
 )
 """Questions on their way to a producer: one row per message, the rows of one transaction next to each other."""
 
 OP_VIEW = _schema(
-    ("position", pa.int64()),  # of the decision
-    ("half_position", pa.int64()),  # of the transaction's first half message
-    ("transaction", ID),
-    ("state", pa.uint8()),  # model.TransactionState that it came to
-    ("decided_by", pa.uint8()),
-    ("decided_us", pa.int64()),
+    position=_INT64,  # of the decision
+    half_position=_INT64,  # of the transaction's first half message
+    transaction=ID,
+    state=_UINT8,  # model.TransactionState that it came to
+    decided_by=_UINT8,
+    decided_us=_INT64,
 )
 """The system view ``%op``: all decisions, each naming its half message."""
 
 ACK_VIEW = _schema(
-    ("position", pa.int64()),  # of the acknowledgement
-    ("acked_us", pa.int64()),
-    ("group", pa.utf8(), True),
-    ("topic", pa.utf8(), True),
-    ("queue", pa.int32(), True),
-    ("start", pa.int64()),  # first offset
-    ("count", pa.int64()),  # what the lease held of the offsets start .. start+count-1 is acknowledged
-    ("attempt", pa.int32(), True),  # 1 the first time
-    ("lease", pa.int64()),
+    position=_INT64,  # of the acknowledgement
+    acked_us=_INT64,
+    group=_Nullable(_UTF8),
+    topic=_Nullable(_UTF8),
+    queue=_Nullable(_INT32),
+    start=_INT64,  # first offset
+    count=_INT64,  # what the lease held of the offsets start .. start+count-1 is acknowledged
+    attempt=_Nullable(_INT32),  # 1 the first time
+    lease=_INT64,
 )
 """The system view ``%acks``: what consumers acknowledged, one row per run of offsets. Nullable columns are null when the lease's
 own row has left with retention."""
 
 HALF_VIEW = _schema(
-    *_CONTENT,
-    ("queue", pa.int32()),
-    ("position", pa.int64()),
-    ("born_us", pa.int64()),
-    ("stored_us", pa.int64()),
-    ("due_us", pa.int64()),
-    ("transaction", ID),
-    ("state", pa.uint8()),  # as of the read
-    ("checks", pa.int32()),
+    **_CONTENT,
+    queue=_INT32,
+    position=_INT64,
+    born_us=_INT64,
+    stored_us=_INT64,
+    due_us=_INT64,
+    transaction=ID,
+    state=_UINT8,  # as of the read
+    checks=_INT32,
 )
 """The system view ``%half``: all half messages, decided or not, with what became of them."""
 
@@ -161,100 +170,80 @@ class Kind(IntEnum):
 
 
 _STORED = _schema(
-    *_CONTENT,
-    ("queue", pa.int32()),
-    ("queue_id", pa.int32()),
-    ("born_us", pa.int64()),
-    ("visible_us", pa.int64()),  # not before this; 0: at once
-    ("due_us", pa.int64()),  # half: the first check; plain: 0
-    ("transaction", pa.int64()),  # half: position of the transaction's first half message; plain: -1
-    ("epoch", pa.uint32()),  # the producer session; 0: none
+    **_CONTENT,
+    queue=_INT32,
+    queue_id=_INT32,
+    born_us=_INT64,
+    visible_us=_INT64,  # not before this; 0: at once
+    due_us=_INT64,  # half: the first check; plain: 0
+    transaction=_INT64,  # half: position of the transaction's first half message; plain: -1
+    epoch=_UINT32,  # the producer session; 0: none
 )
 
 STORED: dict[Kind, pa.Schema] = {
-    Kind.OPENED: _schema(("shard", pa.uint32()), ("version", pa.utf8())),
-    Kind.RULES: _schema(("rules", pa.utf8())),  # JSON of ledger.Rules
-    Kind.TOPIC: _schema(("name", pa.utf8()), ("queues", pa.int32()), ("first_queue_id", pa.int32())),
-    Kind.SESSION: _schema(
-        ("epoch", pa.uint32()),
-        ("group", pa.utf8()),
-        ("instance", pa.utf8()),
-        ("transactional", pa.bool_()),
-    ),
+    Kind.OPENED: _schema(shard=_UINT32, version=_UTF8),
+    Kind.RULES: _schema(rules=_UTF8),  # JSON of ledger.Rules
+    Kind.TOPIC: _schema(name=_UTF8, queues=_INT32, first_queue_id=_INT32),
+    Kind.SESSION: _schema(epoch=_UINT32, group=_UTF8, instance=_UTF8, transactional=_BOOL),
     Kind.PLAIN: _STORED,
     Kind.HALF: _STORED,
-    Kind.DECIDED: _schema(
-        ("transaction", pa.int64()),
-        ("state", pa.uint8()),
-        ("decided_by", pa.uint8()),
-        ("epoch", pa.uint32()),
-    ),
-    Kind.CHECKED: _schema(("transaction", pa.int64())),
-    Kind.PARKED: _schema(("transaction", pa.int64())),
-    Kind.REOPENED: _schema(("transaction", pa.int64())),
-    Kind.RELEASED: _schema(
-        ("position", pa.int64()), ("delayed", pa.int64())
-    ),  # "delayed": ordinal in ledger/queues/delays.py
-    Kind.GROUP: _schema(("name", pa.utf8()), ("subscription", pa.utf8())),  # JSON of ledger.Subscription
+    Kind.DECIDED: _schema(transaction=_INT64, state=_UINT8, decided_by=_UINT8, epoch=_UINT32),
+    Kind.CHECKED: _schema(transaction=_INT64),
+    Kind.PARKED: _schema(transaction=_INT64),
+    Kind.REOPENED: _schema(transaction=_INT64),
+    Kind.RELEASED: _schema(position=_INT64, delayed=_INT64),  # "delayed": ordinal in ledger/queues/delays.py
+    Kind.GROUP: _schema(name=_UTF8, subscription=_UTF8),  # JSON of ledger.Subscription
     Kind.LEASED: _schema(
-        ("lease", pa.int64()),
-        ("group", pa.int32()),
-        ("queue_id", pa.int32()),
-        ("start", pa.int64()),
-        ("count", pa.int64()),
-        ("attempt", pa.int32()),
-        ("member", pa.int64()),
-        ("deadline_us", pa.int64()),
+        lease=_INT64,
+        group=_INT32,
+        queue_id=_INT32,
+        start=_INT64,
+        count=_INT64,
+        attempt=_INT32,
+        member=_INT64,
+        deadline_us=_INT64,
     ),
-    Kind.ACKED: _schema(("lease", pa.int64()), ("start", pa.int64()), ("count", pa.int64())),
+    Kind.ACKED: _schema(lease=_INT64, start=_INT64, count=_INT64),
     Kind.RETRIED: _schema(
-        ("lease", pa.int64()),
-        ("start", pa.int64()),
-        ("count", pa.int64()),
-        (
-            "due_us",
-            pa.int64(),
-        ),  # -1: let go at once, not charged; -2: the same, and nobody saw it (ledger/groups/settling.py)
+        lease=_INT64,
+        start=_INT64,
+        count=_INT64,
+        due_us=_INT64,  # -1: let go at once, not charged; -2: the same, and nobody saw it (ledger/groups/settling.py)
     ),
-    Kind.DEAD: _schema(
-        ("lease", pa.int64()),
-        ("start", pa.int64()),
-        ("count", pa.int64()),
-        ("cause", pa.utf8()),
-    ),
+    Kind.DEAD: _schema(lease=_INT64, start=_INT64, count=_INT64, cause=_UTF8),
     Kind.DEAD_SETTLED: _schema(
-        ("group", pa.int32()),
-        ("queue_id", pa.int32()),
-        ("offset", pa.int64()),
-        ("act", pa.uint8()),  # 0 retry, 1 discard
+        group=_INT32,
+        queue_id=_INT32,
+        offset=_INT64,
+        act=_UINT8,  # 0 retry, 1 discard
     ),
-    Kind.EXTENDED: _schema(("lease", pa.int64()), ("deadline_us", pa.int64())),
-    Kind.TRIMMED: _schema(("position", pa.int64()), ("visible_us", pa.int64())),
+    Kind.EXTENDED: _schema(lease=_INT64, deadline_us=_INT64),
+    Kind.TRIMMED: _schema(position=_INT64, visible_us=_INT64),
     Kind.BATCH_DECIDED: _schema(
-        ("transaction", pa.int64()),  # -1: the batch has none
-        ("state", pa.uint8()),
-        ("decided_by", pa.uint8()),
-        ("epoch", pa.uint32()),
-        ("writer", ID),  # the same in every row, as is batch
-        ("batch", pa.int64()),
+        transaction=_INT64,  # -1: the batch has none
+        state=_UINT8,
+        decided_by=_UINT8,
+        epoch=_UINT32,
+        writer=ID,  # the same in every row, as is batch
+        batch=_INT64,
     ),
     Kind.JOINED: _schema(
-        ("epoch", pa.int64()),  # position of this row; what the member holds is in doubt from now on
-        ("group", pa.int32()),
-        ("member", pa.int64()),
-        ("process", pa.int64()),  # random, of the client's: tells a new process from one that came back
-        ("instance", pa.utf8()),
+        epoch=_INT64,  # position of this row; what the member holds is in doubt from now on
+        group=_INT32,
+        member=_INT64,
+        process=_INT64,  # random, of the client's: tells a new process from one that came back
+        instance=_UTF8,
     ),
-    Kind.KEPT: _schema(("lease", pa.int64()), ("end", pa.int64())),  # offsets below are not in doubt
+    Kind.KEPT: _schema(lease=_INT64, end=_INT64),  # offsets below are not in doubt
     Kind.HANDED: _schema(
-        ("lease", pa.int64()),
-        ("old", pa.int64()),  # the lease that held them in doubt
-        ("start", pa.int64()),
-        ("count", pa.int64()),
-        ("attempt", pa.int32()),
+        lease=_INT64,
+        old=_INT64,  # the lease that held them in doubt
+        start=_INT64,
+        count=_INT64,
+        attempt=_INT32,
     ),
-    Kind.FENCED: _schema(("epoch", pa.int64()), ("group", pa.int32()), ("member", pa.int64())),
-    Kind.FORGOTTEN: _schema(("epoch", pa.uint32())),  # producer sessions; a group and its writer go with the last of it
+    Kind.FENCED: _schema(epoch=_INT64, group=_INT32, member=_INT64),
+    Kind.FORGOTTEN: _schema(epoch=_UINT32),  # producer sessions; a group and its writer go with the last of it
 }
 """The schema of each kind of frame, version 1 (see log/FORMAT.md)."""
 

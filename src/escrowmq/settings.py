@@ -12,6 +12,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,12 @@ FLAG = "flag"
 TEXT = "text"
 
 
-def _setting(default: Any, unit: str, reason: str, *, least: float = 0, choices: tuple[str, ...] = ()) -> Any:
+def _setting(unit: str, default: Any, reason: str, *, least: float = 0, choices: tuple[str, ...] = ()) -> Any:
     return field(default=default, metadata={"unit": unit, "reason": reason, "least": least, "choices": choices})
+
+
+_seconds, _bytes, _count = (partial(_setting, unit) for unit in (SECONDS, BYTES, COUNT))
+_choice, _flag = partial(_setting, CHOICE), partial(_setting, FLAG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,81 +40,63 @@ class BrokerSettings:
     """Everything a broker can be told. Raises Misuse(BAD_SETTING) naming the setting when a value is out of range."""
 
     # Check-back (systems.md 1.6 to 1.8)
-    transaction_timeout: float = _setting(
-        6.0, SECONDS, "a half message undecided this long is asked about first", least=0.001
+    transaction_timeout: float = _seconds(6.0, "a half message undecided this long is asked about first", least=0.001)
+    check_interval: float = _seconds(30.0, "between two questions about one transaction", least=0.001)
+    check_max: int = _count(15, "questions about one transaction before it is parked", least=1)
+    half_retention: float = _seconds(72 * 3600.0, "an undecided half message older than this is parked", least=1)
+    checks_exhausted: str = _choice(
+        "park", "what follows the last question: park (for the operator) or rollback", choices=("park", "rollback")
     )
-    check_interval: float = _setting(30.0, SECONDS, "between two questions about one transaction", least=0.001)
-    check_max: int = _setting(15, COUNT, "questions about one transaction before it is parked", least=1)
-    half_retention: float = _setting(
-        72 * 3600.0, SECONDS, "an undecided half message older than this is parked", least=1
-    )
-    checks_exhausted: str = _setting(
-        "park",
-        CHOICE,
-        "what follows the last question: park (for the operator) or rollback",
-        choices=("park", "rollback"),
-    )
-    checks_in_flight: int = _setting(
-        20_000, COUNT, "questions one member may have unanswered; protects slow producers", least=1
-    )
+    checks_in_flight: int = _count(20_000, "questions one member may have unanswered; protects slow producers", least=1)
 
     # Groups and topics
-    reject_transactional: bool = _setting(False, FLAG, "refuse half messages with NO_PERMISSION")
-    mixed_groups: bool = _setting(False, FLAG, "let a transactional producer group also send plain messages")
-    auto_create_topics: bool = _setting(True, FLAG, "make a topic at its first message or subscription")
-    default_queues: int = _setting(4, COUNT, "queues of a topic made without a number", least=1)
-    producer_expiration: float = _setting(
+    reject_transactional: bool = _flag(False, "refuse half messages with NO_PERMISSION")
+    mixed_groups: bool = _flag(False, "let a transactional producer group also send plain messages")
+    auto_create_topics: bool = _flag(True, "make a topic at its first message or subscription")
+    default_queues: int = _count(4, "queues of a topic made without a number", least=1)
+    producer_expiration: float = _seconds(
         30 * 86400.0,
-        SECONDS,
         "a producer session (of a process, a Spark query) unused this long is forgotten, its group and writer with the last",
         least=1,
     )
 
     # Consumption
-    lease_seconds: float = _setting(60.0, SECONDS, "a consumer must settle its messages within this time", least=0.001)
-    max_attempts: int = _setting(
-        16, COUNT, "deliveries of one message to one group before its dead-letter queue", least=1
-    )
-    retry_backoff: float = _setting(1.0, SECONDS, "before the second delivery; doubles each time", least=0)
-    retry_backoff_max: float = _setting(300.0, SECONDS, "longest time between two deliveries", least=0)
+    lease_seconds: float = _seconds(60.0, "a consumer must settle its messages within this time", least=0.001)
+    max_attempts: int = _count(16, "deliveries of one message to one group before its dead-letter queue", least=1)
+    retry_backoff: float = _seconds(1.0, "before the second delivery; doubles each time")
+    retry_backoff_max: float = _seconds(300.0, "longest time between two deliveries")
 
     # Storage
-    retention: float = _setting(7 * 86400.0, SECONDS, "segments wholly older than this are dropped", least=1)
-    segment_bytes: int = _setting(256 << 20, BYTES, "size at which a segment is sealed", least=1 << 12)
-    compression: str = _setting("none", CHOICE, "of message frames", choices=("none", "lz4"))
-    dedup_window: float = _setting(
-        3600.0, SECONDS, "a message id sent again within this time gets its first receipt", least=0
+    retention: float = _seconds(7 * 86400.0, "segments wholly older than this are dropped", least=1)
+    segment_bytes: int = _bytes(256 << 20, "size at which a segment is sealed", least=1 << 12)
+    compression: str = _choice("none", "of message frames", choices=("none", "lz4"))
+    dedup_window: float = _seconds(3600.0, "a message id sent again within this time gets its first receipt")
+    dedup_max: int = _count(1 << 20, "runs of message ids remembered; one steady client needs one per window", least=1)
+    snapshot_bytes: int = _bytes(
+        256 << 20, "log written since the last snapshot before the next; bounds restart time", least=1 << 12
     )
-    dedup_max: int = _setting(
-        1 << 20, COUNT, "runs of message ids remembered; one steady client needs one per window", least=1
-    )
-    snapshot_bytes: int = _setting(
-        256 << 20, BYTES, "log written since the last snapshot before the next; bounds restart time", least=1 << 12
-    )
-    snapshot_frames: int = _setting(
-        20_000, COUNT, "frames written since the last snapshot before the next; small ones replay no faster", least=1
+    snapshot_frames: int = _count(
+        20_000, "frames written since the last snapshot before the next; small ones replay no faster", least=1
     )
 
     # Limits: checked where data enters
-    max_body_bytes: int = _setting(4 << 20, BYTES, "one message; a reader must be able to hold several", least=1)
-    max_key_bytes: int = _setting(1024, BYTES, "keys are compared and indexed", least=1)
-    max_tag_bytes: int = _setting(128, BYTES, "tags are names, not data", least=1)
-    max_tags: int = _setting(65_536, COUNT, "distinct tags of a shard; each is remembered", least=1)
-    max_properties_bytes: int = _setting(32 << 10, BYTES, "names and values together", least=0)
-    max_batch_rows: int = _setting(65_536, COUNT, "rows of one request", least=1)
-    max_batch_bytes: int = _setting(64 << 20, BYTES, "one request in memory", least=1 << 10)
-    max_delay: float = _setting(40 * 86400.0, SECONDS, "longest delay of a message", least=0)
-    max_topics: int = _setting(4096, COUNT, "topics of a shard", least=1)
-    max_queues: int = _setting(1024, COUNT, "queues of one topic", least=1)
-    max_groups: int = _setting(4096, COUNT, "producer groups, and consumer groups, of a shard", least=1)
-    max_open_transactions: int = _setting(4_000_000, COUNT, "undecided transactions of one producer group", least=1)
-    max_transaction_messages: int = _setting(10_000, COUNT, "messages of one transaction", least=1)
-    max_waiting_bytes: int = _setting(
-        256 << 20, BYTES, "requests waiting for the writer; more get QUEUE_FULL", least=1 << 10
-    )
-    max_writers: int = _setting(1_000_000, COUNT, "writers of numbered batches (Spark queries) remembered", least=1)
-    max_leases: int = _setting(10_000, COUNT, "unsettled leases of one consumer group", least=1)
-    max_receive_rows: int = _setting(65_536, COUNT, "messages of one receive", least=1)
+    max_body_bytes: int = _bytes(4 << 20, "one message; a reader must be able to hold several", least=1)
+    max_key_bytes: int = _bytes(1024, "keys are compared and indexed", least=1)
+    max_tag_bytes: int = _bytes(128, "tags are names, not data", least=1)
+    max_tags: int = _count(65_536, "distinct tags of a shard; each is remembered", least=1)
+    max_properties_bytes: int = _bytes(32 << 10, "names and values together")
+    max_batch_rows: int = _count(65_536, "rows of one request", least=1)
+    max_batch_bytes: int = _bytes(64 << 20, "one request in memory", least=1 << 10)
+    max_delay: float = _seconds(40 * 86400.0, "longest delay of a message")
+    max_topics: int = _count(4096, "topics of a shard", least=1)
+    max_queues: int = _count(1024, "queues of one topic", least=1)
+    max_groups: int = _count(4096, "producer groups, and consumer groups, of a shard", least=1)
+    max_open_transactions: int = _count(4_000_000, "undecided transactions of one producer group", least=1)
+    max_transaction_messages: int = _count(10_000, "messages of one transaction", least=1)
+    max_waiting_bytes: int = _bytes(256 << 20, "requests waiting for the writer; more get QUEUE_FULL", least=1 << 10)
+    max_writers: int = _count(1_000_000, "writers of numbered batches (Spark queries) remembered", least=1)
+    max_leases: int = _count(10_000, "unsettled leases of one consumer group", least=1)
+    max_receive_rows: int = _count(65_536, "messages of one receive", least=1)
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
@@ -155,6 +142,7 @@ _UNITS: dict[str, dict[str, float]] = {
     SECONDS: {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0},
     BYTES: {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 1000, "mb": 10**6, "gb": 10**9},
 }
+_FLAGS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 
 
 def parse_quantity(text: str, unit: str) -> float:
@@ -172,16 +160,7 @@ def _read(f: dataclasses.Field[Any], value: Any) -> Any:
         if unit == FLAG:
             if isinstance(value, bool):
                 return value
-            return {
-                "1": True,
-                "true": True,
-                "yes": True,
-                "on": True,
-                "0": False,
-                "false": False,
-                "no": False,
-                "off": False,
-            }[str(value).strip().lower()]
+            return _FLAGS[str(value).strip().lower()]
         if isinstance(value, bool) and unit in (SECONDS, BYTES, COUNT):
             raise TypeError("a switch's value, not a number")
         if unit in _UNITS:

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.log.frames import Chunk
-from escrowmq.log.segments import HEADER_BYTES, TEMPORARY, SegmentHeader, segment_name
-from escrowmq.platform.disk import Disk, File
+from escrowmq.log.segments import HEADER_BYTES, SegmentHeader, segment_name
+from escrowmq.platform.disk import TEMPORARY, Disk, File
 
 RESERVE_STEP = 16 << 20
 _PAGE = 4096

@@ -6,6 +6,7 @@ A folder in use may be looked at too. Its last segment is read rather than mappe
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -37,7 +38,7 @@ from escrowmq.log.segments import (
     segment_name,
     unpack_closed,
 )
-from escrowmq.platform.disk import Disk
+from escrowmq.platform.disk import Disk, map_file, read_file
 
 _PATIENCE = 5
 
@@ -87,11 +88,7 @@ def frame_runs(disk: Disk, listing: Listing, sequence: int) -> Iterator[FrameRun
 def _walk(disk: Disk, name: str, header: SegmentHeader, found: Scan | None, is_last: bool) -> tuple[pa.Buffer, Scan]:
     """Scan from where ``found`` ended; in a segment that may be written meanwhile, until it no longer gets further."""
     for _ in range(_PATIENCE):
-        file = disk.open(name)
-        try:
-            data = pa.py_buffer(file.read_at(0, file.size())) if is_last else file.map(file.size())
-        finally:
-            file.close()
+        data = pa.py_buffer(read_file(disk, name)) if is_last else map_file(disk, name)
         before = -1 if found is None else found.end
         found = scan(data, header, found)
         if not is_last or found.what is None or found.end == before:
@@ -104,9 +101,7 @@ def _damage(
     disk: Disk, listing: Listing, name: str, data: pa.Buffer, header: SegmentHeader, found: Scan, is_last: bool
 ) -> Damage | None:
     if not is_last:
-        if found.what is None:
-            return None
-        return Damage(name, found.end, found.sequence, found.what, found.newer)
+        return None if found.what is None else Damage(name, found.end, found.sequence, found.what, found.newer)
     try:
         check_durable(name, found, durable_floor(disk, listing, header.shard))
         torn_tail(name, data, header, found)
@@ -155,16 +150,9 @@ def _check_index(disk: Disk, run: FrameRun) -> Iterator[Damage]:
     """A side file that does not say what the segment says. It is derived, so the next opening mends it."""
     segment = segment_of(run.name, run.header, run.found)
     name = index_name(segment.name)
-    try:
-        file = disk.open(name)
-    except FileNotFoundError:
-        return
-    extent = side.Extent(segment.size, segment.next_position, segment.epoch, segment.synced)
-    try:
-        if file.read_at(0, file.size()) != side.pack(segment.header, segment.index, extent):
+    with suppress(FileNotFoundError):
+        if read_file(disk, name) != side.pack(segment):
             yield Damage(name, 0, -1, "the index does not fit its segment; delete it, and it is rebuilt")
-    finally:
-        file.close()
 
 
 def _check_snapshots(disk: Disk, listing: Listing) -> Iterator[Damage]:
@@ -187,10 +175,6 @@ def _check_closed(disk: Disk, listing: Listing) -> Iterator[Damage]:
     if not listing.closed:
         return
     try:
-        file = disk.open(CLOSED_NAME)
-        try:
-            unpack_closed(file.read_at(0, LARGEST_HEADER))
-        finally:
-            file.close()
+        unpack_closed(read_file(disk, CLOSED_NAME, LARGEST_HEADER))
     except DamagedLog as damaged:
         yield damaged.damage

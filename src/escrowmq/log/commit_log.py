@@ -6,6 +6,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +16,13 @@ from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, error
 from escrowmq.log import frames as codec
 from escrowmq.log import snapshots
 from escrowmq.log.active import ActiveSegment, disk_error
-from escrowmq.log.index import FrameIndex
-from escrowmq.log.reading import ReadableLog, Reader, Segment
+from escrowmq.log.index import FrameIndex, Segment
+from escrowmq.log.reading import ReadableLog, Reader
 from escrowmq.log.recovery import Cut, Recovered, list_folder, recover, refuse_foreign, save_index
 from escrowmq.log.seam import Frame, Snapshot
 from escrowmq.log.segments import (
     CLOSED_NAME,
     HEADER_BYTES,
-    TEMPORARY,
     Scan,
     SegmentHeader,
     index_name,
@@ -30,7 +30,7 @@ from escrowmq.log.segments import (
 )
 from escrowmq.log.snapshots import SnapshotName
 from escrowmq.platform.clock import Clock, SystemClock
-from escrowmq.platform.disk import Disk
+from escrowmq.platform.disk import Disk, replace_file
 from escrowmq.schemas import STORED, Kind
 
 Int64s = npt.NDArray[np.int64]
@@ -88,11 +88,11 @@ class SegmentLog(ReadableLog):
         self._lz4 = lz4
         self._segment = last
         self._active = active or ActiveSegment.resume(disk, last.name, last.size)
-        self._epoch = found.epoch
-        self._next_sequence = self._durable = last.next_sequence
-        self._next_position = last.next_position
-        self._time_us = found.time_us
-        self._bytes_written = 0
+        self.epoch = found.epoch
+        self.next_sequence = self._durable = last.next_sequence
+        self.next_position = last.next_position
+        self.last_time_us = found.time_us
+        self.bytes_written = 0  # of frames, by this opener
         self._snapshots = found.snapshots
         self._failure: EscrowError | None = None
         self._flushed = threading.Event()  # not set while a hand-over is being written
@@ -110,39 +110,12 @@ class SegmentLog(ReadableLog):
         return cls(disk, segment_bytes, lz4, Recovered([segment], [], 0, 0, None), active)
 
     def _begin_epoch(self, version: str, now_us: int) -> None:
-        self._epoch += 1
+        self.epoch += 1
         schema = STORED[Kind.OPENED]
         self.append(
             Kind.OPENED, pa.RecordBatch.from_pylist([{"shard": self.shard, "version": version}], schema), now_us
         )
         self.sync()
-
-    # What the log is
-
-    @property
-    def epoch(self) -> int:
-        """How often the log was opened, this time included."""
-        return self._epoch
-
-    @property
-    def next_sequence(self) -> int:
-        """Sequence of the next frame."""
-        return self._next_sequence
-
-    @property
-    def next_position(self) -> int:
-        """Position of the next row."""
-        return self._next_position
-
-    @property
-    def last_time_us(self) -> int:
-        """Time of the last frame."""
-        return self._time_us
-
-    @property
-    def bytes_written(self) -> int:
-        """Bytes of frames appended by this opener."""
-        return self._bytes_written
 
     def stored_bytes(self) -> int:
         """Bytes of all segments, without reserved space."""
@@ -170,40 +143,33 @@ class SegmentLog(ReadableLog):
         Overloaded(DISK_FULL) if nothing was reserved and there is no room; nothing is changed then.
         """
         self._check_usable()
-        if time_us < self._time_us:
-            raise Misuse(Code.BAD_ARGUMENT, f"time {time_us} is before the last frame's, {self._time_us}")
-        position, sequence = self._next_position, self._next_sequence
+        if time_us < self.last_time_us:
+            raise Misuse(Code.BAD_ARGUMENT, f"time {time_us} is before the last frame's, {self.last_time_us}")
+        position, sequence = self.next_position, self.next_sequence
         chunks = codec.encode(
             kind,
             batch,
             sequence=sequence,
             position=position,
             time_us=time_us,
-            epoch=self._epoch,
+            epoch=self.epoch,
             synced=self._durable,
             salt=self._segment.header.salt,
             lz4=self._lz4 and kind in (Kind.PLAIN, Kind.HALF),
         )
         size = sum(len(chunk) for chunk in chunks)
         self.reserve(size)
-        self._publish(Frame(kind, sequence, position, time_us, self._epoch, batch), self._active.end, size)
+        self._publish(Frame(kind, sequence, position, time_us, self.epoch, batch), self._active.end, size)
         self._active.put(chunks, size)
         return position
 
     def _publish(self, frame: Frame, offset: int, size: int) -> None:
         """Let readers see an appended frame."""
-        self._next_sequence += 1
-        self._next_position += frame.batch.num_rows
-        self._time_us = frame.time_us
-        self._bytes_written += size
-        segment = self._segment
-        with self._reader.lock:
-            segment.index.append(frame.position, frame.time_us, offset, frame.kind)
-            segment.size += size
-            segment.next_position = self._next_position
-            segment.epoch = self._epoch
-            segment.synced = self._durable
-            self._reader.fresh[frame.sequence] = frame
+        self.next_sequence += 1
+        self.next_position += frame.batch.num_rows
+        self.last_time_us = frame.time_us
+        self.bytes_written += size
+        self._reader.publish(frame, offset, size, self._durable)
 
     def sync(self) -> None:
         """Write what is buffered in one write, sync once. Corrupt(LOG_FAILED) stops the log."""
@@ -213,9 +179,9 @@ class SegmentLog(ReadableLog):
         """Take out what is buffered; the function returned writes and syncs it, on any thread. Corrupt(LOG_FAILED)."""
         self._flushed.wait()
         self._check_usable()
-        if self._durable == self._next_sequence:
+        if self._durable == self.next_sequence:
             return lambda: None
-        segment, end, flush = self._segment, self._next_sequence, self._active.take()
+        segment, end, flush = self._segment, self.next_sequence, self._active.take()
         self._flushed.clear()
 
         def finish() -> None:
@@ -245,7 +211,7 @@ class SegmentLog(ReadableLog):
         """Begin a new segment with room for ``size`` bytes. What can run out of space comes first and changes nothing."""
         header = self._segment.header
         following = SegmentHeader(
-            header.shard, self._epoch, self._next_sequence, self._next_position, self._time_us, header.salt
+            header.shard, self.epoch, self.next_sequence, self.next_position, self.last_time_us, header.salt
         )
         self._flushed.wait()
         self._check_usable()
@@ -253,7 +219,7 @@ class SegmentLog(ReadableLog):
         sealed = self._segment
         try:
             data = self._active.seal()
-            self._settled(sealed, data, self._next_sequence)
+            self._settled(sealed, data, self.next_sequence)
             self._active = prepared.begin()
         except OSError as problem:
             raise self._fail(error(Code.LOG_FAILED, f"sealing a segment failed: {problem}")) from problem
@@ -263,9 +229,9 @@ class SegmentLog(ReadableLog):
             following,
             index,
             HEADER_BYTES,
-            self._next_position,
-            self._epoch,
-            self._next_sequence,
+            self.next_position,
+            self.epoch,
+            self.next_sequence,
         )
         with self._reader.lock:
             self._segment = fresh
@@ -283,15 +249,6 @@ class SegmentLog(ReadableLog):
             raise error(Code.LOG_FAILED, self._failure.message)
 
     # Snapshots and retention
-
-    def position_before(self, time_us: int) -> int:
-        """The position that begins the first segment holding anything newer than ``time_us``; the last segment at most."""
-        with self._reader.lock:
-            segments = self._reader.segments
-            for segment in segments:
-                if segment.index.count and segment.index.times[-1] > time_us:
-                    return segment.header.position
-        return segments[-1].header.position
 
     def save_snapshot(self, tables: dict[str, pa.Table], sequence: int, position: int, time_us: int) -> None:
         """Store a snapshot of durable frames durably; keeps the last two. Overloaded(DISK_FULL) leaves the old ones."""
@@ -321,31 +278,26 @@ class SegmentLog(ReadableLog):
     def _newest_snapshot(self) -> tuple[SnapshotName, Snapshot] | None:
         with self._reader.lock:
             names, first = list(self._snapshots), self._reader.segments[0].sequence
-        return snapshots.newest(self._disk, self.shard, names, first, self._next_sequence)
+        return snapshots.newest(self._disk, self.shard, names, first, self.next_sequence)
 
     def bytes_since_snapshot(self) -> int:
         """Bytes of the frames from the newest snapshot on."""
         with self._reader.lock:
             start = self._snapshots[0].sequence if self._snapshots else 0
-            return sum(_bytes_from(segment, start) for segment in self._reader.segments)
+        return self._reader.bytes_from(start)
 
     def drop_before(self, position: int) -> int:
         """Drop whole segments below ``position`` that the newest snapshot covers, which becomes the base; how many."""
         self._check_usable()
-        with self._reader.lock:
-            segments = self._reader.segments
         found = self._newest_snapshot()
         if found is None:
             return 0
         name, snapshot = found
-        dropped = [s for s in segments[:-1] if s.next_position <= position and s.next_sequence <= snapshot.sequence]
+        dropped = self._reader.droppable(position, snapshot.sequence)
         if not dropped:
             return 0
-        kept = segments[len(dropped) :]
-        old_base = self._make_base(name, kept[0].sequence)
-        with self._reader.lock:
-            self._reader.segments = self._reader.segments[len(dropped) :]
-            self._reader.forget_before(kept[0].sequence)
+        old_base = self._make_base(name, dropped[-1].next_sequence)
+        self._reader.drop(len(dropped))
         for segment in dropped:
             self._remove(segment.name)
             self._remove(index_name(segment.name))
@@ -370,10 +322,8 @@ class SegmentLog(ReadableLog):
 
     def _remove(self, name: str) -> None:
         """Delete what is no longer part of the log; what cannot be deleted now is at the next opening."""
-        try:
+        with suppress(OSError):
             self._disk.remove(name)
-        except OSError:
-            pass
 
     # The end
 
@@ -397,20 +347,5 @@ class SegmentLog(ReadableLog):
             self._active.seal()
         except OSError as problem:
             raise self._fail(error(Code.LOG_FAILED, f"closing the log failed: {problem}")) from problem
-        try:
-            temporary = CLOSED_NAME + TEMPORARY
-            file = self._disk.open(temporary, create=True)
-            file.truncate(0)
-            file.write_at(0, [pack_closed(self.shard, self._next_sequence, self._next_position)])
-            file.sync()
-            file.close()
-            self._disk.rename(temporary, CLOSED_NAME)
-            self._disk.sync_folder()
-        except OSError:
-            pass
-
-
-def _bytes_from(segment: Segment, sequence: int) -> int:
-    """Bytes of the segment's frames from ``sequence`` on."""
-    index = max(sequence - segment.sequence, 0)
-    return segment.size - int(segment.index.offsets[index]) if index < segment.index.count else 0
+        with suppress(OSError):
+            replace_file(self._disk, CLOSED_NAME, [[pack_closed(self.shard, self.next_sequence, self.next_position)]])

@@ -15,7 +15,7 @@ import pyarrow as pa
 import xxhash
 
 from escrowmq.errors import Code, Misuse
-from escrowmq.log.report import Damage, DamagedLog
+from escrowmq.log.report import DamagedLog
 from escrowmq.schemas import STORED, Kind, is_fixed_width
 
 MAGIC = b"EMQF"
@@ -126,7 +126,7 @@ def checks(data: memoryview, offset: int, header: FrameHeader, salt: int) -> boo
 def decode(data: pa.Buffer, offset: int, header: FrameHeader, file: str) -> pa.RecordBatch:
     """The batch of a checked frame, its columns lying in ``data`` itself (LZ4 apart); Corrupt with the place if it is none."""
     if header.is_newer:
-        raise DamagedLog(Damage(file, offset, header.sequence, "a frame of a newer version", newer=True))
+        raise DamagedLog(file, offset, header.sequence, "a frame of a newer version", newer=True)
     schema = STORED[Kind(header.kind)]
     payload = data.slice(offset + HEADER_BYTES, header.payload_bytes)
     try:
@@ -135,10 +135,10 @@ def decode(data: pa.Buffer, offset: int, header: FrameHeader, file: str) -> pa.R
         else:
             batch = pa.ipc.read_record_batch(payload, schema)
     except (pa.ArrowException, OSError, ValueError) as problem:
-        raise DamagedLog(Damage(file, offset, header.sequence, f"the frame does not decode: {problem}")) from problem
+        raise DamagedLog(file, offset, header.sequence, f"the frame does not decode: {problem}") from problem
     if batch.num_rows != header.rows:
         what = f"the frame holds {batch.num_rows} rows, its header says {header.rows}"
-        raise DamagedLog(Damage(file, offset, header.sequence, what))
+        raise DamagedLog(file, offset, header.sequence, what)
     return batch
 
 

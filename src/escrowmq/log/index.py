@@ -13,7 +13,15 @@ import pyarrow as pa
 import xxhash
 
 from escrowmq.log.report import DamagedLog
-from escrowmq.log.segments import FORMAT_VERSION, LARGEST_HEADER, Scan, SegmentHeader, open_header, seal_header
+from escrowmq.log.segments import (
+    FORMAT_VERSION,
+    LARGEST_HEADER,
+    Scan,
+    SegmentHeader,
+    open_header,
+    seal_header,
+    segment_name,
+)
 
 Int64s = npt.NDArray[np.int64]
 
@@ -75,35 +83,51 @@ class FrameIndex:
         return self._columns[3][: self.count]
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """How far a segment reaches: its bytes, and what comes next after it."""
+@dataclass(slots=True)
+class Segment:
+    """One segment. ``epoch`` is the last opener in it, ``data`` its mapped file, None until it is first read."""
 
+    name: str
+    header: SegmentHeader
+    index: FrameIndex
     size: int
     next_position: int
     epoch: int
     synced: int
+    data: pa.Buffer | None = None
+
+    @property
+    def sequence(self) -> int:
+        """Sequence of the first frame."""
+        return self.header.sequence
+
+    @property
+    def next_sequence(self) -> int:
+        """Sequence behind the last frame."""
+        return self.header.sequence + self.index.count
+
+    def bytes_from(self, sequence: int) -> int:
+        """Bytes of the frames from ``sequence`` on."""
+        first = max(sequence - self.sequence, 0)
+        return self.size - int(self.index.offsets[first]) if first < self.index.count else 0
 
 
-def pack(header: SegmentHeader, index: FrameIndex, extent: Extent) -> bytes:
+def pack(segment: Segment) -> bytes:
     """Content of the side file."""
-    columns = (index.positions, index.times, index.offsets, index.kinds)
-    body = b"".join(column.tobytes() for column in columns)
+    header, index = segment.header, segment.index
+    body = b"".join(column.tobytes() for column in (index.positions, index.times, index.offsets, index.kinds))
     body += bytes(-len(body) % 8)
-    fields = (header.shard, extent.epoch, header.sequence, extent.synced, extent.size, index.count)
-    head = seal_header(
-        _HEADER.pack(
-            _MAGIC, FORMAT_VERSION, HEADER_BYTES, *fields, extent.next_position, xxhash.xxh3_64_intdigest(body)
-        )
-    )
-    return head + body
+    fields = (header.shard, segment.epoch, header.sequence, segment.synced, segment.size, index.count)
+    more = (segment.next_position, xxhash.xxh3_64_intdigest(body))
+    return seal_header(_HEADER.pack(_MAGIC, FORMAT_VERSION, HEADER_BYTES, *fields, *more)) + body
 
 
-def unpack(data: pa.Buffer, header: SegmentHeader, file: str) -> tuple[FrameIndex, Extent] | None:
-    """The index of the sealed segment with this header, its columns lying in ``data``; None if it does not check."""
+def unpack(data: pa.Buffer, header: SegmentHeader) -> Segment | None:
+    """The sealed segment with this header, the columns of its index lying in ``data``; None if it does not check."""
+    name = segment_name(header.sequence)
     try:
         raw = data.slice(0, min(LARGEST_HEADER, data.size)).to_pybytes()
-        fields = _HEADER.unpack(open_header(raw, _MAGIC, HEADER_BYTES, file))[3:]
+        fields = _HEADER.unpack(open_header(raw, _MAGIC, HEADER_BYTES, name))[3:]
     except DamagedLog:
         return None
     shard, epoch, sequence, synced, size, count, next_position, checksum = fields
@@ -117,4 +141,4 @@ def unpack(data: pa.Buffer, header: SegmentHeader, file: str) -> tuple[FrameInde
     for dtype in _DTYPES:
         columns.append(np.frombuffer(data, dtype, count, at))
         at += columns[-1].nbytes
-    return FrameIndex(columns), Extent(size, next_position, epoch, synced)
+    return Segment(name, header, FrameIndex(columns), size, next_position, epoch, synced)

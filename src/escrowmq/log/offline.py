@@ -13,11 +13,13 @@ import pyarrow as pa
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.log import snapshots
-from escrowmq.log.reading import ReadableLog, Reader, Segment
+from escrowmq.log.index import Segment
+from escrowmq.log.reading import ReadableLog, Reader
 from escrowmq.log.recovery import (
     check_chain_start,
     check_durable,
     durable_floor,
+    last_time,
     list_folder,
     read_segment_header,
     sealed_segments,
@@ -27,7 +29,7 @@ from escrowmq.log.recovery import (
 from escrowmq.log.seam import Snapshot
 from escrowmq.log.segments import Scan, SegmentHeader, scan, segment_name
 from escrowmq.log.snapshots import SnapshotName
-from escrowmq.platform.disk import Disk
+from escrowmq.platform.disk import Disk, map_file, read_file
 
 _RETRIES = 5
 """How often opening begins anew when retention deletes a file between listing and mapping."""
@@ -55,18 +57,13 @@ def _open(disk: Disk, in_use: bool) -> OfflineLog:
     segments, _ = sealed_segments(disk, headers)
     segments.append(_last(disk, headers[-1], durable_floor(disk, listing, headers[-1].shard), in_use))
     for segment in segments:
-        _map(disk, segment)
+        segment.data = map_file(disk, segment.name, segment.size)
     return OfflineLog(disk, segments, listing.snapshots)
 
 
 def _last(disk: Disk, header: SegmentHeader, floor: int, in_use: bool) -> Segment:
     name = segment_name(header.sequence)
-    file = disk.open(name)
-    try:
-        # Read, not mapped: its writer may cut its reserved tail at any time.
-        data = pa.py_buffer(file.read_at(0, file.size()))
-    finally:
-        file.close()
+    data = pa.py_buffer(read_file(disk, name))  # not mapped: its writer may cut its reserved tail at any time
     found = scan(data, header)
     if not in_use:
         check_durable(name, found, floor)
@@ -87,14 +84,6 @@ def _durable_part(found: Scan, header: SegmentHeader, end: int) -> Scan:
     )
 
 
-def _map(disk: Disk, segment: Segment) -> None:
-    file = disk.open(segment.name)
-    try:
-        segment.data = file.map(segment.size)
-    finally:
-        file.close()
-
-
 class OfflineLog(ReadableLog):
     """A :class:`escrowmq.log.seam.StoredLog` whose answers never change."""
 
@@ -102,29 +91,9 @@ class OfflineLog(ReadableLog):
         super().__init__(Reader(disk, segments))
         self._disk = disk
         self._snapshots = names
-
-    @property
-    def epoch(self) -> int:
-        """How often the log was opened for writing."""
-        return self._reader.segments[-1].epoch
-
-    @property
-    def next_sequence(self) -> int:
-        """Sequence behind the last frame that counts."""
-        return self._reader.segments[-1].next_sequence
-
-    @property
-    def next_position(self) -> int:
-        """Position behind the last row that counts."""
-        return self._reader.segments[-1].next_position
-
-    @property
-    def last_time_us(self) -> int:
-        """Time of the last frame; the log's own beginning if it has none."""
-        for segment in reversed(self._reader.segments):
-            if segment.index.count:
-                return int(segment.index.times[-1])
-        return self._reader.segments[0].header.created_us
+        last = segments[-1]
+        self.epoch, self.next_sequence, self.next_position = last.epoch, last.next_sequence, last.next_position
+        self.last_time_us = last_time(segments)
 
     def load_snapshot(self) -> Snapshot | None:
         """The newest snapshot that checks and is not ahead of what counts; None: replay from the beginning."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -17,11 +16,10 @@ import pyarrow as pa
 from escrowmq.errors import Code, Misuse, error
 from escrowmq.log import frames as codec
 from escrowmq.log.frames import Encoding
-from escrowmq.log.index import FrameIndex
-from escrowmq.log.report import Damage, DamagedLog
+from escrowmq.log.index import Segment
+from escrowmq.log.report import DamagedLog
 from escrowmq.log.seam import Frame
-from escrowmq.log.segments import SegmentHeader
-from escrowmq.platform.disk import Disk
+from escrowmq.platform.disk import Disk, map_file
 from escrowmq.schemas import STORED, Kind, empty
 
 Int64s = npt.NDArray[np.int64]
@@ -31,30 +29,6 @@ READ_SCHEMA: pa.Schema = STORED[Kind.PLAIN].append(pa.field("stored_us", pa.int6
 
 _CACHE_BYTES = 64 << 20
 _FRAME_COST = 4096  # what a decoded frame takes apart from its mapped bytes
-
-
-@dataclass(slots=True)
-class Segment:
-    """One segment. ``epoch`` is the last opener in it, ``data`` its mapped file, None until it is first read."""
-
-    name: str
-    header: SegmentHeader
-    index: FrameIndex
-    size: int
-    next_position: int
-    epoch: int
-    synced: int
-    data: pa.Buffer | None = None
-
-    @property
-    def sequence(self) -> int:
-        """Sequence of the first frame."""
-        return self.header.sequence
-
-    @property
-    def next_sequence(self) -> int:
-        """Sequence behind the last frame."""
-        return self.header.sequence + self.index.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,19 +105,16 @@ class Reader:
         return self.segments[bisect_right(self.segments, sequence, key=lambda s: s.sequence) - 1]
 
     def _mapped(self, segment: Segment) -> pa.Buffer:
-        """The segment's file as a buffer; no descriptor stays open, and retention may delete the file meanwhile."""
+        """The segment's file as a buffer; retention may delete the file meanwhile."""
         if segment.data is None:
             try:
-                file = self._disk.open(segment.name)
+                data = map_file(self._disk, segment.name)
             except FileNotFoundError:
-                raise DamagedLog(Damage(segment.name, 0, segment.sequence, "the segment is missing")) from None
-            try:
-                if file.size() < segment.size:
-                    what = f"the file has {file.size()} bytes of {segment.size}"
-                    raise DamagedLog(Damage(segment.name, file.size(), -1, what))
-                segment.data = file.map(segment.size)
-            finally:
-                file.close()
+                raise DamagedLog(segment.name, 0, segment.sequence, "the segment is missing") from None
+            if data.size < segment.size:
+                what = f"the file has {data.size} bytes of {segment.size}"
+                raise DamagedLog(segment.name, data.size, -1, what)
+            segment.data = data.slice(0, segment.size)
         return segment.data
 
     def _remember(self, frame: Frame, extra: int) -> None:
@@ -156,10 +127,33 @@ class Reader:
             while self._cached_bytes > _CACHE_BYTES:
                 self._cached_bytes -= self._cache.popitem(last=False)[1][1]
 
-    def forget_before(self, sequence: int) -> None:
-        """Let decoded frames of dropped segments go. Call with the lock held."""
-        for gone in [s for s in self._cache if s < sequence]:
-            self._cached_bytes -= self._cache.pop(gone)[1]
+    def publish(self, frame: Frame, offset: int, size: int, synced: int) -> None:
+        """Add a frame of ``size`` bytes that is to lie at ``offset`` of the last segment; frames below ``synced`` are durable."""
+        with self.lock:
+            segment = self.segments[-1]
+            segment.index.append(frame.position, frame.time_us, offset, frame.kind)
+            segment.size += size
+            segment.next_position = frame.position + frame.batch.num_rows
+            segment.epoch = frame.epoch
+            segment.synced = synced
+            self.fresh[frame.sequence] = frame
+
+    def bytes_from(self, sequence: int) -> int:
+        """Bytes of the frames from ``sequence`` on."""
+        with self.lock:
+            return sum(segment.bytes_from(sequence) for segment in self.segments)
+
+    def droppable(self, position: int, covered: int) -> tuple[Segment, ...]:
+        """The first segments, all but the last at most, that lie below ``position`` and below the sequence ``covered``."""
+        segments = self.segments[:-1]
+        return tuple(s for s in segments if s.next_position <= position and s.next_sequence <= covered)
+
+    def drop(self, count: int) -> None:
+        """Forget the first ``count`` segments and what was decoded of them."""
+        with self.lock:
+            self.segments = self.segments[count:]
+            for gone in [s for s in self._cache if s < self.segments[0].sequence]:
+                self._cached_bytes -= self._cache.pop(gone)[1]
 
     def frames(self, start: int, end: int, kinds: Sequence[Kind] | None) -> Iterator[Frame]:
         """Frames ``start`` <= sequence < ``end`` of the given kinds, in order."""
@@ -177,24 +171,19 @@ class Reader:
                 yield self.frame(int(sequence), keep=False)
 
 
-class ReadableLog(ABC):
+class ReadableLog:
     """The reading half of a log (see :class:`escrowmq.log.seam.StoredLog`) over the segments of a :class:`Reader`."""
+
+    next_sequence: int  # behind the last frame
+    next_position: int  # behind the last row
+    epoch: int
+    last_time_us: int
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
 
-    def _check_usable(self) -> None:  # noqa: B027  # nothing keeps one from reading, unless a subclass knows better
+    def _check_usable(self) -> None:  # nothing keeps one from reading, unless a subclass knows better
         """Raises what keeps one from reading."""
-
-    @property
-    @abstractmethod
-    def next_sequence(self) -> int:
-        """Sequence behind the last frame."""
-
-    @property
-    @abstractmethod
-    def next_position(self) -> int:
-        """Position behind the last row."""
 
     @property
     def shard(self) -> int:
@@ -205,6 +194,13 @@ class ReadableLog(ABC):
     def first_position(self) -> int:
         """The lowest position still stored."""
         return self._reader.segments[0].header.position
+
+    def position_before(self, time_us: int) -> int:
+        """The position that begins the first segment holding anything newer than ``time_us``; the last segment at most."""
+        with self._reader.lock:
+            segments = self._reader.segments
+            newer = (s.header.position for s in segments if s.index.count and s.index.times[-1] > time_us)
+            return next(newer, segments[-1].header.position)
 
     def frames(self, start: int = 0, kinds: Sequence[Kind] | None = None, end: int | None = None) -> Iterator[Frame]:
         """Stored frames with ``start <= sequence < end``, in order, of the given kinds; Corrupt at one that does not check."""
@@ -252,7 +248,7 @@ def _decoded(data: pa.Buffer, segment: Segment, offset: int, sequence: int) -> t
     elif header.sequence != sequence:
         problem = f"a frame out of place: sequence {header.sequence}"
     if problem is not None:
-        raise DamagedLog(Damage(segment.name, offset, sequence, problem))
+        raise DamagedLog(segment.name, offset, sequence, problem)
     batch = codec.decode(data, offset, header, segment.name)
     frame = Frame(Kind(header.kind), sequence, header.position, header.time_us, header.epoch, batch)
     return frame, header.encoding
@@ -276,7 +272,11 @@ def gather(
     if len(schema) == 1:
         return pa.RecordBatch.from_arrays([pa.array(located.times)], schema=schema)
     rows = positions - located.starts
-    get = _batches(fetch, columns)
+
+    def get(sequence: int) -> pa.RecordBatch:
+        batch = fetch(sequence).batch
+        return batch if columns is None else batch.select(list(columns))
+
     breaks = np.flatnonzero((np.diff(located.sequences) != 0) | (np.diff(rows) != 1)) + 1
     if 4 * len(breaks) <= len(rows):
         batch = _slices(rows, located.sequences, breaks, get)
@@ -285,19 +285,9 @@ def gather(
     return pa.RecordBatch.from_arrays([*batch.columns, pa.array(located.times)], schema=schema)
 
 
-def _batches(fetch: Callable[[int], Frame], columns: Sequence[str] | None) -> Callable[[int], pa.RecordBatch]:
-    """Frames' batches by sequence, or those columns of them."""
-    if columns is None:
-        return lambda sequence: fetch(sequence).batch
-    names = list(columns)
-    return lambda sequence: fetch(sequence).batch.select(names)
-
-
 def _slices(rows: Int64s, sequences: Int64s, breaks: Int64s, get: Callable[[int], pa.RecordBatch]) -> pa.RecordBatch:
-    edges = [0, *breaks.tolist(), len(rows)]
-    runs = []
-    for start, end in itertools.pairwise(edges):
-        runs.append(get(int(sequences[start])).slice(int(rows[start]), end - start))
+    edges = itertools.pairwise([0, *breaks.tolist(), len(rows)])
+    runs = [get(int(sequences[start])).slice(int(rows[start]), end - start) for start, end in edges]
     return runs[0] if len(runs) == 1 else pa.concat_batches(runs)
 
 

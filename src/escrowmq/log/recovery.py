@@ -15,6 +15,7 @@ Rules:
 from __future__ import annotations
 
 import itertools
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -22,13 +23,11 @@ import pyarrow as pa
 from escrowmq.errors import Code, Misuse
 from escrowmq.log import index as side
 from escrowmq.log import snapshots
-from escrowmq.log.index import FrameIndex
-from escrowmq.log.reading import Segment
-from escrowmq.log.report import Damage, DamagedLog
+from escrowmq.log.index import FrameIndex, Segment
+from escrowmq.log.report import DamagedLog
 from escrowmq.log.segments import (
     CLOSED_NAME,
     LARGEST_HEADER,
-    TEMPORARY,
     Scan,
     SegmentHeader,
     index_name,
@@ -40,7 +39,7 @@ from escrowmq.log.segments import (
     unpack_closed,
 )
 from escrowmq.log.snapshots import SnapshotName
-from escrowmq.platform.disk import LOCK_NAME, Disk
+from escrowmq.platform.disk import LOCK_NAME, TEMPORARY, Disk, map_file, read_file, replace_file
 
 _NEUTRAL = {"lost+found", LOCK_NAME}
 
@@ -138,7 +137,7 @@ def recover(disk: Disk, listing: Listing) -> Recovered | None:
     disk.sync_folder()
     segments = [*sealed, last]
     kept = [s for s in listing.snapshots if str(s) not in superseded]
-    return Recovered(segments, kept, last.epoch, _last_time(segments), cut)
+    return Recovered(segments, kept, last.epoch, last_time(segments), cut)
 
 
 def sealed_segments(disk: Disk, headers: list[SegmentHeader]) -> tuple[list[Segment], list[Segment]]:
@@ -157,8 +156,7 @@ def sealed_segments(disk: Disk, headers: list[SegmentHeader]) -> tuple[list[Segm
 def _recover_last(disk: Disk, header: SegmentHeader, floor: int) -> tuple[Segment, Cut | None]:
     """The last segment, its torn tail cut, everything in it durable."""
     name = segment_name(header.sequence)
-    file = disk.open(name)
-    try:
+    with closing(disk.open(name)) as file:
         data = file.map(file.size())
         found = scan(data, header)
         check_durable(name, found, floor)
@@ -169,8 +167,6 @@ def _recover_last(disk: Disk, header: SegmentHeader, floor: int) -> tuple[Segmen
         if doubtful:
             file.write_at(doubtful[0], [file.read_at(doubtful[0], found.end - doubtful[0])])
         file.sync()
-    finally:
-        file.close()
     return segment_of(name, header, found), cut
 
 
@@ -180,7 +176,8 @@ def segment_of(name: str, header: SegmentHeader, found: Scan) -> Segment:
     return Segment(name, header, FrameIndex.of(found), found.end, found.position, found.epoch, synced)
 
 
-def _last_time(segments: list[Segment]) -> int:
+def last_time(segments: list[Segment]) -> int:
+    """Time of the last frame; when the log was made if it has none."""
     for segment in reversed(segments):
         if segment.index.count:
             return int(segment.index.times[-1])
@@ -189,84 +186,48 @@ def _last_time(segments: list[Segment]) -> int:
 
 def _remove(disk: Disk, names: list[str]) -> None:
     for name in names:
-        try:
+        with suppress(FileNotFoundError):
             disk.remove(name)
-        except FileNotFoundError:
-            pass
 
 
 def check_chain_start(listing: Listing) -> None:
     """Corrupt if the first segment of the log is not there."""
     if not listing.segments:
         name = segment_name(listing.first)
-        raise DamagedLog(Damage(name, 0, listing.first, "every segment is missing"))
+        raise DamagedLog(name, 0, listing.first, "every segment is missing")
     if listing.segments[0] != listing.first:
         name = segment_name(listing.first)
         what = f"the segment is missing; the log goes on with frame {listing.segments[0]}"
-        raise DamagedLog(Damage(name, 0, listing.first, what))
+        raise DamagedLog(name, 0, listing.first, what)
 
 
 def read_segment_header(disk: Disk, sequence: int) -> SegmentHeader:
     """The checked header of the segment named by ``sequence``."""
     name = segment_name(sequence)
-    file = disk.open(name)
-    try:
-        header = SegmentHeader.unpack(file.read_at(0, LARGEST_HEADER), name)
-    finally:
-        file.close()
+    header = SegmentHeader.unpack(read_file(disk, name, LARGEST_HEADER), name)
     if header.sequence != sequence:
-        raise DamagedLog(Damage(name, 0, sequence, f"this is the segment of frame {header.sequence}"))
+        raise DamagedLog(name, 0, sequence, f"this is the segment of frame {header.sequence}")
     return header
 
 
 def sealed_segment(disk: Disk, header: SegmentHeader) -> tuple[Segment, bool]:
     """A segment that is not the last, and whether its side file was used: if that does not fit, the segment is walked."""
     name = segment_name(header.sequence)
-    file = disk.open(name)
-    try:
-        size = file.size()
-        known = _side_file(disk, header)
-        if known is not None and known[1].size == size:
-            index, extent = known
-            return Segment(name, header, index, size, extent.next_position, extent.epoch, extent.synced), True
-        found = scan(file.map(size), header)
-    finally:
-        file.close()
+    data = map_file(disk, name)
+    with suppress(FileNotFoundError):
+        known = side.unpack(map_file(disk, index_name(name)), header)
+        if known is not None and known.size == data.size:
+            return known, True
+    found = scan(data, header)
     if found.what is not None:
-        raise DamagedLog(Damage(name, found.end, found.sequence, found.what, found.newer))
+        raise DamagedLog(name, found.end, found.sequence, found.what, newer=found.newer)
     return segment_of(name, header, found), False
-
-
-def _side_file(disk: Disk, header: SegmentHeader) -> tuple[FrameIndex, side.Extent] | None:
-    name = index_name(segment_name(header.sequence))
-    try:
-        file = disk.open(name)
-    except FileNotFoundError:
-        return None
-    try:
-        return side.unpack(file.map(file.size()), header, name)
-    finally:
-        file.close()
 
 
 def save_index(disk: Disk, segment: Segment) -> None:
     """Write the side file of a sealed segment. Derived, so nothing is synced and a full disk is no reason to stop."""
-    name = index_name(segment.name)
-    temporary = name + TEMPORARY
-    try:
-        file = disk.open(temporary, create=True)
-        try:
-            extent = side.Extent(segment.size, segment.next_position, segment.epoch, segment.synced)
-            file.truncate(0)
-            file.write_at(0, [side.pack(segment.header, segment.index, extent)])
-        finally:
-            file.close()
-        disk.rename(temporary, name)
-    except OSError:
-        try:
-            disk.remove(temporary)
-        except OSError:
-            pass
+    with suppress(OSError):
+        replace_file(disk, index_name(segment.name), [[side.pack(segment)]], durable=False)
 
 
 def check_link(segment: Segment, following: SegmentHeader) -> None:
@@ -275,11 +236,11 @@ def check_link(segment: Segment, following: SegmentHeader) -> None:
     if segment.next_sequence != following.sequence:
         missing = segment_name(segment.next_sequence)
         what = f"the segment is missing; the log goes on with frame {following.sequence}"
-        raise DamagedLog(Damage(missing, 0, segment.next_sequence, what))
+        raise DamagedLog(missing, 0, segment.next_sequence, what)
     if (segment.header.shard, segment.header.salt) != (following.shard, following.salt):
-        raise DamagedLog(Damage(name, 0, following.sequence, "a segment of another log"))
+        raise DamagedLog(name, 0, following.sequence, "a segment of another log")
     if segment.next_position != following.position or following.epoch < segment.epoch:
-        raise DamagedLog(Damage(name, 0, following.sequence, "the segment does not follow the one before"))
+        raise DamagedLog(name, 0, following.sequence, "the segment does not follow the one before")
 
 
 def durable_floor(disk: Disk, listing: Listing, shard: int) -> int:
@@ -288,11 +249,7 @@ def durable_floor(disk: Disk, listing: Listing, shard: int) -> int:
     if not listing.closed:
         return floor
     try:
-        file = disk.open(CLOSED_NAME)
-        try:
-            marked, sequence = unpack_closed(file.read_at(0, LARGEST_HEADER))
-        finally:
-            file.close()
+        marked, sequence = unpack_closed(read_file(disk, CLOSED_NAME, LARGEST_HEADER))
     except (DamagedLog, FileNotFoundError):  # the mark only adds to what the log itself shows
         return floor
     return max(floor, sequence) if marked == shard else floor
@@ -301,10 +258,10 @@ def durable_floor(disk: Disk, listing: Listing, shard: int) -> int:
 def check_durable(name: str, found: Scan, floor: int) -> None:
     """Corrupt if frames that had been durable are not there, or if a newer version wrote on."""
     if found.newer:
-        raise DamagedLog(Damage(name, found.end, found.sequence, found.what or "", newer=True))
+        raise DamagedLog(name, found.end, found.sequence, found.what or "", newer=True)
     if found.sequence < floor:
         what = f"{found.what or 'the log ends here'}, though frames below {floor} were durable"
-        raise DamagedLog(Damage(name, found.end, found.sequence, what))
+        raise DamagedLog(name, found.end, found.sequence, what)
 
 
 def torn_tail(name: str, data: pa.Buffer, header: SegmentHeader, found: Scan) -> Cut | None:
@@ -314,5 +271,5 @@ def torn_tail(name: str, data: pa.Buffer, header: SegmentHeader, found: Scan) ->
     for offset, frame in later_frames(data, found.end, header.salt, found.sequence):
         if frame.synced > found.sequence:
             what = f"{found.what}, and frame {frame.sequence} at byte {offset} shows that it was durable"
-            raise DamagedLog(Damage(name, found.end, found.sequence, what))
+            raise DamagedLog(name, found.end, found.sequence, what)
     return Cut(name, found.end, data.size - found.end, found.what)

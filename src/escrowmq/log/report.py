@@ -25,6 +25,6 @@ class Damage:
 class DamagedLog(Corrupt):
     """Corrupt(DAMAGED) or Corrupt(NEWER_FORMAT) with the place in ``damage``."""
 
-    def __init__(self, damage: Damage) -> None:
-        super().__init__(Code.NEWER_FORMAT if damage.newer else Code.DAMAGED, str(damage))
-        self.damage = damage
+    def __init__(self, file: str, offset: int, sequence: int, what: str, *, newer: bool = False) -> None:
+        self.damage = Damage(file, offset, sequence, what, newer)
+        super().__init__(Code.NEWER_FORMAT if newer else Code.DAMAGED, str(self.damage))

@@ -13,13 +13,12 @@ import xxhash
 
 from escrowmq.log import frames
 from escrowmq.log.frames import FrameHeader
-from escrowmq.log.report import Damage, DamagedLog
+from escrowmq.log.report import DamagedLog
 from escrowmq.schemas import Kind
 
 FORMAT_VERSION = 1
 HEADER_BYTES = 64
 LARGEST_HEADER = 4096  # of any version of any file: what to read before the version is known
-TEMPORARY = ".tmp"
 CLOSED_NAME = "closed"
 _MAGIC = b"EMQS"
 _CLOSED_MAGIC = b"EMQC"
@@ -55,13 +54,13 @@ def open_header(raw: bytes, magic: bytes, size: int, file: str) -> bytes:
     in the header's last 8 are the same in every version, for ever: so a newer version is told from damage. ``raw`` is the
     first LARGEST_HEADER bytes of the file, or all of it."""
     if len(raw) < 8 or raw[:4] != magic:
-        raise DamagedLog(Damage(file, 0, -1, "the file header is damaged"))
+        raise DamagedLog(file, 0, -1, "the file header is damaged")
     version, length = struct.unpack_from("<HH", raw, 4)
     body = raw[: length - 8]
     if length < 16 or len(raw) < length or raw[length - 8 : length] != seal_header(body)[-8:]:
-        raise DamagedLog(Damage(file, 0, -1, "the file header is damaged"))
+        raise DamagedLog(file, 0, -1, "the file header is damaged")
     if version > FORMAT_VERSION or length != size:
-        raise DamagedLog(Damage(file, 0, -1, f"the file is of format version {version}", newer=True))
+        raise DamagedLog(file, 0, -1, f"the file is of format version {version}", newer=True)
     return body
 
 

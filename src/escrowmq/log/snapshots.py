@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 import xxhash
 
 from escrowmq.errors import Code, error
-from escrowmq.log.report import Damage, DamagedLog
+from escrowmq.log.frames import Chunk
+from escrowmq.log.report import DamagedLog
 from escrowmq.log.seam import Snapshot
-from escrowmq.log.segments import FORMAT_VERSION, LARGEST_HEADER, TEMPORARY, open_header, seal_header
-from escrowmq.platform.disk import Disk
+from escrowmq.log.segments import FORMAT_VERSION, LARGEST_HEADER, open_header, seal_header
+from escrowmq.platform.disk import Disk, map_file, replace_file
 
 _MAGIC = b"EMQP"
 _HEADER = struct.Struct("<4sHHIIQQQ16x")
@@ -48,42 +50,32 @@ def listed(names: list[str]) -> list[SnapshotName]:
 
 
 def save(disk: Disk, shard: int, snapshot: Snapshot) -> SnapshotName:
-    """Store a snapshot durably under its name. OSError leaves nothing but a temporary file, which is removed."""
+    """Store a snapshot durably under its name. OSError leaves nothing."""
     name = SnapshotName(snapshot.sequence)
-    temporary = f"{name}{TEMPORARY}"
-    file = disk.open(temporary, create=True)
-    try:
-        file.truncate(0)
-        size = 0
-        for chunks in _pack(shard, snapshot):
-            file.write_at(size, chunks)
-            size += sum(len(chunk) for chunk in chunks)
-        file.sync()
-    except OSError:
-        file.close()
-        _remove_quietly(disk, temporary)
-        raise
-    file.close()
-    disk.rename(temporary, str(name))
-    disk.sync_folder()
+    replace_file(disk, str(name), _pack(shard, snapshot))
     return name
 
 
 def load(disk: Disk, name: SnapshotName, shard: int) -> Snapshot:
     """The snapshot of that name, its tables lying in the mapped file; Corrupt with the place, or FileNotFoundError."""
-    file = disk.open(str(name))
-    try:
-        data = file.map(file.size())
-    finally:
-        file.close()
-    return _unpack(data, str(name), name, shard)
+    file = str(name)
+    data = map_file(disk, file)
+    raw = data.slice(0, min(LARGEST_HEADER, data.size)).to_pybytes()
+    fields = _HEADER.unpack(open_header(raw, _MAGIC, HEADER_BYTES, file))[3:]
+    if fields[0] != shard or fields[2] != name.sequence:
+        raise DamagedLog(file, 0, -1, "a snapshot of another log or place")
+    tables: dict[str, pa.Table] = {}
+    at = HEADER_BYTES
+    for _ in range(fields[1]):
+        at = _unpack_section(data, at, file, tables)
+    if at != data.size:
+        raise DamagedLog(file, at, -1, "bytes behind the last section")
+    return Snapshot(fields[2], fields[3], fields[4], tables)
 
 
-def _pack(shard: int, snapshot: Snapshot) -> list[list[bytes | memoryview | pa.Buffer]]:
+def _pack(shard: int, snapshot: Snapshot) -> Iterator[list[Chunk]]:
     fields = (shard, len(snapshot.tables), snapshot.sequence, snapshot.position, snapshot.time_us)
-    parts: list[list[bytes | memoryview | pa.Buffer]] = [
-        [seal_header(_HEADER.pack(_MAGIC, FORMAT_VERSION, HEADER_BYTES, *fields))]
-    ]
+    yield [seal_header(_HEADER.pack(_MAGIC, FORMAT_VERSION, HEADER_BYTES, *fields))]
     for name, table in snapshot.tables.items():
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
@@ -93,8 +85,7 @@ def _pack(shard: int, snapshot: Snapshot) -> list[list[bytes | memoryview | pa.B
         title += bytes(-len(title) % 8)
         checksum = _section_checksum(len(name.encode()), title, stream)
         head = _SECTION.pack(len(name.encode()), 0, stream.size, checksum)
-        parts.append([head + title, stream, bytes(-stream.size % 8)])
-    return parts
+        yield [head + title, stream, bytes(-stream.size % 8)]
 
 
 def _section_checksum(name_bytes: int, title: bytes | memoryview, stream: pa.Buffer) -> int:
@@ -104,38 +95,24 @@ def _section_checksum(name_bytes: int, title: bytes | memoryview, stream: pa.Buf
     return int(digest.intdigest())
 
 
-def _unpack(data: pa.Buffer, file: str, name: SnapshotName, shard: int) -> Snapshot:
-    raw = data.slice(0, min(LARGEST_HEADER, data.size)).to_pybytes()
-    fields = _HEADER.unpack(open_header(raw, _MAGIC, HEADER_BYTES, file))[3:]
-    if fields[0] != shard or fields[2] != name.sequence:
-        raise DamagedLog(Damage(file, 0, -1, "a snapshot of another log or place"))
-    tables: dict[str, pa.Table] = {}
-    at = HEADER_BYTES
-    for _ in range(fields[1]):
-        at = _unpack_section(data, at, file, tables)
-    if at != data.size:
-        raise DamagedLog(Damage(file, at, -1, "bytes behind the last section"))
-    return Snapshot(fields[2], fields[3], fields[4], tables)
-
-
 def _unpack_section(data: pa.Buffer, at: int, file: str, tables: dict[str, pa.Table]) -> int:
     """Add the table of the section at ``at``; the offset behind it."""
     if data.size - at < _SECTION.size:
-        raise DamagedLog(Damage(file, at, -1, "the file ends within a section"))
+        raise DamagedLog(file, at, -1, "the file ends within a section")
     name_bytes, reserved, size, checksum = _SECTION.unpack_from(data, at)
     start = at + _SECTION.size
     stream = start + name_bytes + -name_bytes % 8
     end = stream + size + -size % 8
     if reserved or end > data.size:
-        raise DamagedLog(Damage(file, at, -1, "the section is longer than the file"))
+        raise DamagedLog(file, at, -1, "the section is longer than the file")
     title = memoryview(data)[start:stream]
     payload = data.slice(stream, size)
     if _section_checksum(name_bytes, title, payload) != checksum or any(memoryview(data)[stream + size : end]):
-        raise DamagedLog(Damage(file, at, -1, "the checksum of a section is wrong"))
+        raise DamagedLog(file, at, -1, "the checksum of a section is wrong")
     try:
         tables[bytes(title[:name_bytes]).decode()] = pa.ipc.open_stream(payload).read_all()
     except (pa.ArrowException, OSError, ValueError) as problem:
-        raise DamagedLog(Damage(file, at, -1, f"a section does not decode: {problem}")) from problem
+        raise DamagedLog(file, at, -1, f"a section does not decode: {problem}") from problem
     return int(end)
 
 
@@ -165,10 +142,3 @@ def newest(
     raise error(
         Code.DAMAGED, f"the log begins at frame {first} and the snapshot that stands for what came before is missing"
     )
-
-
-def _remove_quietly(disk: Disk, name: str) -> None:
-    try:
-        disk.remove(name)
-    except OSError:
-        pass

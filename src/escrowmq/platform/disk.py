@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections.abc import Iterable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +15,8 @@ import pyarrow as pa
 from escrowmq.errors import Code, Misuse
 
 LOCK_NAME = "lock"
+TEMPORARY = ".tmp"
+"""Ends the name of a file that is not whole yet."""
 _MOST_CHUNKS = 1024  # IOV_MAX of Linux and macOS
 
 
@@ -79,6 +83,44 @@ def checked_name(name: str) -> str:
     return name
 
 
+def read_file(disk: Disk, name: str, size: int | None = None) -> bytes:
+    """The first ``size`` bytes of a file, or all of it."""
+    with closing(disk.open(name)) as file:
+        return file.read_at(0, file.size() if size is None else size)
+
+
+def map_file(disk: Disk, name: str, size: int | None = None) -> pa.Buffer:
+    """The first ``size`` bytes of a file, or all of it, as a buffer that outlives the file's deletion; no descriptor stays open."""
+    with closing(disk.open(name)) as file:
+        return file.map(file.size() if size is None else size)
+
+
+def replace_file(
+    disk: Disk, name: str, parts: Iterable[list[bytes | memoryview | pa.Buffer]], *, durable: bool = True
+) -> None:
+    """Make or replace a file as a whole: written under a temporary name, ``durable`` before it is renamed and after.
+
+    ``parts`` are written one after the other. OSError leaves what there was.
+    """
+    temporary = name + TEMPORARY
+    try:
+        with closing(disk.open(temporary, create=True)) as file:
+            file.truncate(0)
+            end = 0
+            for chunks in parts:
+                file.write_at(end, chunks)
+                end += sum(map(len, chunks))
+            if durable:
+                file.sync()
+        disk.rename(temporary, name)
+        if durable:
+            disk.sync_folder()
+    except OSError:
+        with suppress(OSError):
+            disk.remove(temporary)
+        raise
+
+
 class RealDisk:
     """A folder of the file system. ``read_only`` neither makes nor changes anything: for looking at a folder in use."""
 
@@ -126,10 +168,8 @@ class RealDisk:
                 raise
             raise Misuse(Code.FOLDER_IN_USE, f"{self.folder} is in use by process {owner}") from None
         os.ftruncate(descriptor, 0)
-        try:
+        with suppress(OSError):  # a full disk: the lock holds all the same, only the number is missing
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        except OSError:  # a full disk: the lock holds all the same, only the number is missing
-            pass
         self._lock = descriptor
 
     def in_use(self) -> bool:
@@ -140,9 +180,7 @@ class RealDisk:
             return False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError as problem:
-            if problem.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise
+        except (BlockingIOError, PermissionError):
             return True
         finally:
             os.close(descriptor)

@@ -123,10 +123,9 @@ class MemoryDisk:
 
     def open(self, name: str, *, create: bool = False) -> MemoryFile:
         """The file; FileNotFoundError unless ``create``."""
-        if checked_name(name) not in self._nodes:
-            if not create:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        if create and checked_name(name) not in self._nodes:
             self._change_names(("create", name, ""))
+        self._existing(name)
         return MemoryFile(self, self._nodes[name])
 
     def list(self) -> list[str]:
@@ -229,11 +228,8 @@ class FaultDisk(MemoryDisk):
         names = dict(self._durable_names)
         for change, node in _surviving(self._name_changes, mode, chance):
             _apply_names(names, change, node)
-        contents: dict[int, bytes] = {}
-        for node in names.values():
-            if id(node) not in contents:
-                contents[id(node)] = _surviving_content(node, mode, chance)
-        return FaultDisk(seed, files={name: contents[id(node)] for name, node in names.items()}, **faults)
+        contents = {node: _surviving_content(node, mode, chance) for node in dict.fromkeys(names.values())}
+        return FaultDisk(seed, files={name: contents[node] for name, node in names.items()}, **faults)
 
     def free_bytes(self) -> int:
         """What is left of the budget."""

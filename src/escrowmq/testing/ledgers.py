@@ -116,17 +116,18 @@ class LedgerDriver:
 
     def send(self, *rows: dict[str, Any], session: int = 0) -> list[dict[str, Any]]:
         """Plain messages; the answer's rows."""
-        batch = outgoing(rows)
-        answer: pa.RecordBatch = self.do(Send(batch, np.full(batch.num_rows, session)))
-        listed: list[dict[str, Any]] = answer.to_pylist()
-        return listed
+        return self._produce(Send, session, rows)
 
     def prepare(self, session: int, *rows: dict[str, Any]) -> list[dict[str, Any]]:
         """Half messages; the answer's rows."""
+        return self._produce(Prepare, session, rows)
+
+    def _produce(
+        self, command: type[Send | Prepare], session: int, rows: Iterable[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
         batch = outgoing(rows)
-        answer: pa.RecordBatch = self.do(Prepare(batch, np.full(batch.num_rows, session)))
-        listed: list[dict[str, Any]] = answer.to_pylist()
-        return listed
+        answer: list[dict[str, Any]] = self.do(command(batch, np.full(batch.num_rows, session))).to_pylist()
+        return answer
 
     def end(self, session: int, *pairs: tuple[bytes, Outcome], by: DecidedBy = DecidedBy.PRODUCER) -> list[int]:
         """Decisions; one code per row."""
@@ -134,8 +135,7 @@ class LedgerDriver:
             [pa.array([p[0] for p in pairs], pa.binary(16)), pa.array([int(p[1]) for p in pairs], pa.uint8())],
             schema=ENDING,
         )
-        answer: pa.RecordBatch = self.do(End(batch, np.full(len(pairs), session), by))
-        codes: list[int] = answer.column("code").to_pylist()
+        codes: list[int] = self.do(End(batch, np.full(len(pairs), session), by)).column("code").to_pylist()
         return codes
 
     def ask(self, group: str = "g", limit: int = 1000) -> Asked:

@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any
 
 import pyarrow as pa
@@ -43,14 +43,14 @@ class Request:
     future: Future[pa.RecordBatch] = field(default_factory=Future)
 
 
+@dataclass(slots=True)
 class TwinStream:
     """A check-back subscription of the twin."""
 
-    def __init__(self, on_checks: Callable[[pa.RecordBatch], None]) -> None:
-        self.on_checks = on_checks
-        self.closed = False
-        self.broken = False
-        self.problem: EscrowError | None = None
+    on_checks: Callable[[pa.RecordBatch], None]
+    closed: bool = False
+    broken: bool = False
+    problem: EscrowError | None = None
 
     def close(self) -> None:
         """Leave."""
@@ -68,7 +68,7 @@ class TwinLink:
 
     def __init__(self, shard: int = 1, address: str = "twin:1") -> None:
         self.shard = shard
-        self._address = address
+        self.address = address
         self.requests: list[Request] = []
         self.actions: list[tuple[str, dict[str, Any]]] = []
         self.topics: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -93,11 +93,6 @@ class TwinLink:
         self._waiting: list[Request] = []
         self._lock = threading.RLock()
         self._published = threading.Condition(self._lock)
-
-    @property
-    def address(self) -> str:
-        """A name."""
-        return self._address
 
     # Faults
 
@@ -186,8 +181,7 @@ class TwinLink:
         if topic not in self.topics:
             raise error(Code.UNKNOWN_TOPIC)
         for _, offset in request.get("after", ()):
-            self._published.wait_for(partial(self._reaches, topic, offset), request["wait_ms"] / 1000)
-            if len(self.topics[topic]) <= offset:
+            if not self._published.wait_for(partial(self._reaches, topic, offset), request["wait_ms"] / 1000):
                 return {"queues": []}
         return {"shard": self.shard, "queues": [{"queue": 0, "head": 0, "end": len(self.topics[topic])}]}
 
@@ -240,12 +234,6 @@ class TwinLink:
         else:
             request.future.set_result(answer)
 
-    def _send(self, batch: pa.RecordBatch, options: dict[str, Any]) -> pa.RecordBatch:
-        return self._produce(batch, options, half=False)
-
-    def _prepare(self, batch: pa.RecordBatch, options: dict[str, Any]) -> pa.RecordBatch:
-        return self._produce(batch, options, half=True)
-
     def _produce(self, batch: pa.RecordBatch, options: dict[str, Any], *, half: bool) -> pa.RecordBatch:
         answers = []
         if self._unknown(options):
@@ -257,6 +245,9 @@ class TwinLink:
                 known = self._known[row["message_id"]] = self._take(row, options, half)
             answers.append(dict(zip(schemas.PRODUCED.names, known, strict=True)))
         return pa.RecordBatch.from_pylist(answers, schema=ANSWER[Exchange.SEND])
+
+    _send = partialmethod(_produce, half=False)
+    _prepare = partialmethod(_produce, half=True)
 
     def _unknown(self, options: dict[str, Any]) -> bool:
         return bool(options.get("session")) and options["session"] not in self._sessions
@@ -359,8 +350,8 @@ class TwinLink:
         with self._lock:
             held = Exchange.RECEIVE in self._held
             ready = [r for r in self._waiting if r.kind is Exchange.RECEIVE and not held and self._has_any(r.options)]
-            for request in ready[:1]:
-                self._waiting.remove(request)
-        for request in ready[:1]:
-            self._answer(request)
-            self._feed()
+            if not ready:
+                return
+            self._waiting.remove(ready[0])
+        self._answer(ready[0])
+        self._feed()

@@ -1,40 +1,36 @@
-"""The commit log's twin in memory: the same seam, without a disk. What it forgets in a crash is what was not synced."""
+"""The commit log's twin in memory: the same seam, without files. What it forgets in a crash is what was not synced."""
 
 from __future__ import annotations
 
 import secrets
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.log.frames import HEADER_BYTES
-from escrowmq.log.reading import Located, gather
+from escrowmq.log.index import FrameIndex, Segment
+from escrowmq.log.reading import ReadableLog, Reader
 from escrowmq.log.seam import Frame, Snapshot
+from escrowmq.log.segments import Scan, SegmentHeader, segment_name
 from escrowmq.platform.clock import Clock, SystemClock
 from escrowmq.schemas import STORED, Kind
-
-Int64s = npt.NDArray[np.int64]
+from escrowmq.testing.disks import MemoryDisk
 
 
 @dataclass(slots=True)
 class MemoryStore:
-    """What outlives an opener of a :class:`MemoryLog`: pass it to the next one."""
+    """What outlives an opener of a :class:`MemoryLog`: pass it to the next one. ``frames`` are by sequence, in order."""
 
     shard: int = field(default_factory=lambda: secrets.randbelow((1 << 32) - 1) + 1)
     epoch: int = 0
-    frames: list[Frame] = field(default_factory=list)
-    dropped: int = 0  # frames dropped before the first
+    frames: dict[int, Frame] = field(default_factory=dict)
     snapshots: list[Snapshot] = field(default_factory=list)
-    segments: list[int] = field(default_factory=lambda: [0])  # first sequences
     in_use: bool = False
 
 
-class MemoryLog:
+class MemoryLog(ReadableLog):
     """A CommitLog in memory. ``capacity`` is in bytes (None: no end); ``fail_next_sync`` makes the next sync fail."""
 
     def __init__(
@@ -51,59 +47,45 @@ class MemoryLog:
             raise Misuse(Code.FOLDER_IN_USE, "the store is in use by another log of this process")
         self.store.in_use = True
         self.store.epoch += 1
+        self.epoch = self.store.epoch
         self.capacity = capacity
         self.fail_next_sync = False
+        self.bytes_written = 0
         self._segment_bytes = segment_bytes
-        self._segment_size = 0
-        self._bytes_written = 0
         self._failure: EscrowError | None = None
         self._closed = False
+        stored = list(self.store.frames.values())
+        self.next_sequence, self.next_position = (stored[0].sequence, stored[0].position) if stored else (0, 0)
+        self.last_time_us = 0
+        super().__init__(Reader(MemoryDisk(), [self._new_segment()]))
+        self._reader.fresh = self.store.frames
+        for frame in stored:
+            self._publish(frame)
         self._durable = self.next_sequence
         now_us = max((clock or SystemClock()).now_us(), self.last_time_us)
         row = {"shard": self.shard, "version": version}
         self.append(Kind.OPENED, pa.RecordBatch.from_pylist([row], STORED[Kind.OPENED]), now_us)
         self.sync()
 
-    @property
-    def shard(self) -> int:
-        """The shard's id."""
-        return self.store.shard
+    def _new_segment(self) -> Segment:
+        header = SegmentHeader(self.store.shard, self.epoch, self.next_sequence, self.next_position, 0, 0)
+        index = FrameIndex.of(Scan(0, 0, 0))
+        return Segment(segment_name(self.next_sequence), header, index, 0, self.next_position, self.epoch, 0)
 
-    @property
-    def epoch(self) -> int:
-        """How often the log was opened."""
-        return self.store.epoch
-
-    @property
-    def next_sequence(self) -> int:
-        """Sequence of the next frame."""
-        return self.store.dropped + len(self.store.frames)
-
-    @property
-    def next_position(self) -> int:
-        """Position of the next row."""
-        frames = self.store.frames
-        return frames[-1].position + frames[-1].batch.num_rows if frames else 0
-
-    @property
-    def last_time_us(self) -> int:
-        """Time of the last frame."""
-        return self.store.frames[-1].time_us if self.store.frames else 0
-
-    @property
-    def first_position(self) -> int:
-        """The lowest position still stored."""
-        return self.store.frames[0].position if self.store.frames else 0
-
-    @property
-    def bytes_written(self) -> int:
-        """Bytes of frames appended by this opener, headers included."""
-        return self._bytes_written
+    def _publish(self, frame: Frame) -> None:
+        """Let readers see a frame, in a new segment if the last one is full."""
+        size, last = _size(frame), self._reader.segments[-1]
+        if last.index.count and last.size + size > self._segment_bytes:
+            self._reader.segments += (self._new_segment(),)
+        self._reader.publish(frame, self._reader.segments[-1].size, size, 0)
+        self.next_sequence += 1
+        self.next_position += frame.batch.num_rows
+        self.last_time_us = frame.time_us
 
     def reserve(self, size: int) -> None:
         """Overloaded(DISK_FULL) if ``capacity`` does not hold ``size`` bytes more."""
         self._check_usable()
-        if self.capacity is not None and sum(map(_size, self.store.frames)) + size > self.capacity:
+        if self.capacity is not None and sum(map(_size, self.store.frames.values())) + size > self.capacity:
             raise error(Code.DISK_FULL)
 
     def append(self, kind: Kind, batch: pa.RecordBatch, time_us: int) -> int:
@@ -115,12 +97,8 @@ class MemoryLog:
             raise Misuse(Code.BAD_ARGUMENT, f"time {time_us} is before the last frame's, {self.last_time_us}")
         frame = Frame(kind, self.next_sequence, self.next_position, time_us, self.epoch, batch)
         self.reserve(_size(frame))
-        if self._segment_size and self._segment_size + _size(frame) > self._segment_bytes:
-            self.store.segments.append(frame.sequence)
-            self._segment_size = 0
-        self._segment_size += _size(frame)
-        self._bytes_written += _size(frame)
-        self.store.frames.append(frame)
+        self._publish(frame)
+        self.bytes_written += _size(frame)
         return frame.position
 
     def sync(self) -> None:
@@ -144,60 +122,8 @@ class MemoryLog:
     def crash(self) -> None:
         """Stop as a crash would: what was not synced is gone; open the ``store`` anew."""
         if not self._closed:
-            del self.store.frames[self._durable - self.store.dropped :]
-            self.store.segments = [s for s in self.store.segments if s == 0 or s <= self._durable]
+            self.store.frames = {n: frame for n, frame in self.store.frames.items() if n < self._durable}
         self.close(clean=False)
-
-    def frames(self, start: int = 0, kinds: Sequence[Kind] | None = None, end: int | None = None) -> Iterator[Frame]:
-        """Stored frames with ``start <= sequence < end``, of the given kinds."""
-        self._check_usable()
-        low = max(start - self.store.dropped, 0)
-        high = self.next_sequence if end is None else end
-        chosen = self.store.frames[low : max(high - self.store.dropped, 0)]
-        return iter([frame for frame in chosen if kinds is None or frame.kind in kinds])
-
-    def frames_at(
-        self, position: int, kinds: Sequence[Kind] | None = None, end_position: int | None = None
-    ) -> Iterator[Frame]:
-        """As :meth:`frames`, from the frame that holds ``position``."""
-        limit = self.next_position if end_position is None else min(end_position, self.next_position)
-        if position >= limit:
-            return iter(())
-        located = self._locate(np.array([position, limit - 1], np.int64))
-        return self.frames(int(located.sequences[0]), kinds, int(located.sequences[1]) + 1)
-
-    def read(self, positions: Int64s, columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """The PLAIN and HALF rows at ``positions``, in that order."""
-        positions = np.asarray(positions, np.int64)
-        located = self._locate(positions)
-        return gather(positions, located, lambda sequence: self.store.frames[sequence - self.store.dropped], columns)
-
-    def time_at(self, positions: Int64s) -> Int64s:
-        """The time_us of the frame that holds each position."""
-        return self._locate(np.asarray(positions, np.int64)).times
-
-    def _locate(self, positions: Int64s) -> Located:
-        self._check_usable()
-        if len(positions) and positions.min() < self.first_position:
-            raise error(Code.RANGE_PURGED, f"position {positions.min()} has left the log")
-        if len(positions) and positions.max() >= self.next_position:
-            raise Misuse(Code.BAD_ARGUMENT, f"there is no position {positions.max()} yet")
-        frames = self.store.frames
-        starts = np.array([frame.position for frame in frames], np.int64)
-        index = np.searchsorted(starts, positions, side="right") - 1
-        times = np.array([frame.time_us for frame in frames], np.int64)
-        kinds = np.array([frame.kind for frame in frames], np.uint8)
-        return Located(self.store.dropped + index, starts[index], times[index], kinds[index])
-
-    def position_before(self, time_us: int) -> int:
-        """The position that begins the first segment holding anything newer; the last segment at most."""
-        frames = self.store.frames
-        segments = self.store.segments
-        for frame in frames:
-            if frame.time_us > time_us:
-                first = segments[bisect_right(segments, frame.sequence) - 1]
-                return frames[first - self.store.dropped].position
-        return frames[segments[-1] - self.store.dropped].position
 
     def save_snapshot(self, tables: dict[str, pa.Table], sequence: int, position: int, time_us: int) -> None:
         """Keep a snapshot; keeps the last two."""
@@ -217,26 +143,18 @@ class MemoryLog:
 
     def bytes_since_snapshot(self) -> int:
         """Bytes of the frames from the newest snapshot on."""
-        start = self.store.snapshots[-1].sequence if self.store.snapshots else 0
-        return sum(_size(frame) for frame in self.store.frames if frame.sequence >= start)
+        return self._reader.bytes_from(self.store.snapshots[-1].sequence if self.store.snapshots else 0)
 
     def drop_before(self, position: int) -> int:
         """Drop whole segments below ``position`` that the newest snapshot covers; how many."""
         self._check_usable()
-        if not self.store.snapshots:
-            return 0
-        covered = self.store.snapshots[-1].sequence
-        segments, frames = self.store.segments, self.store.frames
-        count = 0
-        while count + 1 < len(segments):
-            following = segments[count + 1]
-            if following > covered or frames[following - self.store.dropped].position > position:
-                break
-            count += 1
-        del frames[: segments[count] - self.store.dropped]
-        self.store.dropped = segments[count]
-        del segments[:count]
-        return count
+        covered = self.store.snapshots[-1].sequence if self.store.snapshots else 0
+        dropped = self._reader.droppable(position, covered)
+        self._reader.drop(len(dropped))
+        for segment in dropped:
+            for sequence in range(segment.sequence, segment.next_sequence):
+                del self.store.frames[sequence]
+        return len(dropped)
 
     def close(self, *, clean: bool = True) -> None:
         """Sync and give the store back."""

@@ -20,6 +20,7 @@ import pytest
 from escrowmq import schemas
 from escrowmq.errors import Code, Misuse, Overloaded, Unknown, error
 from escrowmq.outbox.targets.seam import Codes, Target
+from escrowmq.testing.ledgers import outgoing
 
 PATIENCE = 60.0
 """Seconds until something that must become true is given up."""
@@ -80,13 +81,7 @@ def new_name() -> str:
 
 def batch(topic: str, rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
     """A batch of schema OUTGOING: ``rows`` say what is not left at its default; each has a new message id."""
-    default = {"key": None, "tag": None, "properties": None, "queue": -1, "born_us": 0, "delay_us": 0, "immunity_us": 0}
-    whole = [
-        {**default, "topic": topic, "body": b"", "message_id": next(_numbers).to_bytes(16, "big"), "transaction": None}
-        | row
-        for row in rows
-    ]
-    return pa.RecordBatch.from_pylist(whole, schema=schemas.OUTGOING)
+    return outgoing({"topic": topic, "message_id": next(_numbers).to_bytes(16, "big"), **row} for row in rows)
 
 
 def keyed(topic: str, keys: Iterable[str | None], start: int = 0) -> pa.RecordBatch:

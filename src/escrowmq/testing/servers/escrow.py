@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from escrowmq.testing.servers.process import Server, accepts, free_port, started
 
 
-@contextlib.contextmanager
-def serving(folder: Path, *options: str) -> Iterator[Server]:
+def serving(folder: Path, *options: str) -> AbstractContextManager[Server]:
     """A broker with its data in ``folder``; ``options`` are flags of ``escrowmq serve``."""
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
     address = f"127.0.0.1:{port}"
     command = [sys.executable, "-m", "escrowmq", "serve", "-d", str(folder / "escrow"), "-l", address, *options]
-    server = Server(
-        url=f"escrow://{address}", command=command, ready=lambda _: accepts(port), log=folder / "escrow.log"
+    return started(
+        Server(url=f"escrow://{address}", command=command, ready=lambda _: accepts(port), log=folder / "escrow.log")
     )
-    with started(server):
-        yield server

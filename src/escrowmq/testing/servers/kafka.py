@@ -6,15 +6,13 @@ Debian has no Kafka, so Maven fetches what ``kafka-pom.xml`` names, once, into t
 from __future__ import annotations
 
 import base64
-import contextlib
 import fcntl
 import os
 import re
 import shutil
-import subprocess
 import tempfile
 import uuid
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from escrowmq.errors import Misuse
@@ -30,8 +28,7 @@ ASK_VERSIONS = bytes.fromhex("0000000a 0012 0000 00000001 ffff")
 ANY = bytes(range(256))
 
 
-@contextlib.contextmanager
-def serving(folder: Path, *, durable: bool = False) -> Iterator[Server]:
+def serving(folder: Path, *, durable: bool = False) -> AbstractContextManager[Server]:
     """A server with its data in ``folder``; ``url`` is ``kafka://HOST:PORT``.
 
     ``durable`` syncs the log after every batch (Kafka's own default leaves that to replicas). Raises :class:`Absent`.
@@ -47,14 +44,14 @@ def serving(folder: Path, *, durable: bool = False) -> Iterator[Server]:
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
     tool = [java, *JVM, *_logging("error"), "-cp", classes, "kafka.tools.StorageTool"]
     run([*tool, "format", "--config", str(settings), "--cluster-id", cluster, "--ignore-formatted"])
-    server = Server(
-        url=f"kafka://127.0.0.1:{port}",
-        command=[java, *JVM, *_logging("warn"), "-cp", classes, "kafka.Kafka", str(settings)],
-        ready=lambda _: accepts(port, say=ASK_VERSIONS, hear=ANY),
-        log=folder / "kafka.log",
+    return started(
+        Server(
+            url=f"kafka://127.0.0.1:{port}",
+            command=[java, *JVM, *_logging("warn"), "-cp", classes, "kafka.Kafka", str(settings)],
+            ready=lambda _: accepts(port, say=ASK_VERSIONS, hear=ANY),
+            log=folder / "kafka.log",
+        )
     )
-    with started(server):
-        yield server
 
 
 def libraries() -> Path:
@@ -80,16 +77,11 @@ def libraries() -> Path:
 def _fetch(maven: str, folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent) as making:
         shutil.copy(POM, Path(making) / "pom.xml")
-        done = subprocess.run(
-            [maven, "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={making}/jars"],
-            cwd=making,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise Absent(f"Maven could not fetch Kafka:\n{done.stdout[-2000:]}")
+        goal = ["dependency:copy-dependencies", f"-DoutputDirectory={making}/jars"]
+        try:
+            run([maven, "-q", "-B", "-f", f"{making}/pom.xml", *goal])
+        except RuntimeError as problem:
+            raise Absent(f"Maven could not fetch Kafka: {problem}") from None
         (Path(making) / "jars").rename(folder)
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from escrowmq.testing.servers.process import Server, accepts, free_port, run, started
@@ -16,8 +15,7 @@ GREETING = b"\x0a"
 """A ready server begins with the version of its protocol, 10; one that refuses says 255 in its place."""
 
 
-@contextlib.contextmanager
-def serving(folder: Path, *, durable: bool = False) -> Iterator[Server]:
+def serving(folder: Path, *, durable: bool = False) -> AbstractContextManager[Server]:
     """A server with its data in ``folder``; ``url`` is a SQLAlchemy URL (PyMySQL) of a user with all rights.
 
     ``durable`` syncs every commit (benchmarks). Raises :class:`Absent`.
@@ -28,33 +26,34 @@ def serving(folder: Path, *, durable: bool = False) -> Iterator[Server]:
     data = folder / "mariadb"
     as_root = ["--user=root"] if os.geteuid() == 0 else []
     password = secrets.token_hex(8)
-    _initialise(installer, data, as_root)
+    options = ["--auth-root-authentication-method=normal", "--skip-test-db", "--innodb-flush-method=nosync"]
+    run([installer, "--no-defaults", *as_root, f"--datadir={data}", *options])
     accounts = _accounts(folder, password)
     port = free_port()
-    server = Server(
-        url=f"mysql+pymysql://escrow:{password}@127.0.0.1:{port}/escrow?charset=utf8mb4",
-        command=[
-            daemon,
-            "--no-defaults",
-            *as_root,
-            f"--datadir={data}",
-            "--bind-address=127.0.0.1",
-            f"--port={port}",
-            "--socket=mariadb.sock",  # in the data folder; a whole path can be longer than a socket's name may be
-            f"--pid-file={data / 'mariadb.pid'}",
-            f"--init-file={accounts}",
-            "--skip-name-resolve",
-            "--character-set-server=utf8mb4",
-            "--max-connections=200",
-            "--innodb-buffer-pool-size=64M",
-            f"--innodb-flush-log-at-trx-commit={1 if durable else 0}",
-            *([] if durable else ["--innodb-flush-method=nosync", "--innodb-doublewrite=0"]),
-        ],
-        ready=lambda _: accepts(port, hear=GREETING),
-        log=folder / "mariadb.log",
+    return started(
+        Server(
+            url=f"mysql+pymysql://escrow:{password}@127.0.0.1:{port}/escrow?charset=utf8mb4",
+            command=[
+                daemon,
+                "--no-defaults",
+                *as_root,
+                f"--datadir={data}",
+                "--bind-address=127.0.0.1",
+                f"--port={port}",
+                "--socket=mariadb.sock",  # in the data folder; a whole path can be longer than a socket's name may be
+                f"--pid-file={data / 'mariadb.pid'}",
+                f"--init-file={accounts}",
+                "--skip-name-resolve",
+                "--character-set-server=utf8mb4",
+                "--max-connections=200",
+                "--innodb-buffer-pool-size=64M",
+                f"--innodb-flush-log-at-trx-commit={1 if durable else 0}",
+                *([] if durable else ["--innodb-flush-method=nosync", "--innodb-doublewrite=0"]),
+            ],
+            ready=lambda _: accepts(port, hear=GREETING),
+            log=folder / "mariadb.log",
+        )
     )
-    with started(server):
-        yield server
 
 
 def _find(*names: str) -> str:
@@ -62,20 +61,6 @@ def _find(*names: str) -> str:
         if found := shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin"):
             return found
     raise Absent("MariaDB is not installed; on Debian: apt-get install mariadb-server")
-
-
-def _initialise(installer: str, data: Path, as_root: list[str]) -> None:
-    run(
-        [
-            installer,
-            "--no-defaults",
-            *as_root,
-            f"--datadir={data}",
-            "--auth-root-authentication-method=normal",
-            "--skip-test-db",
-            "--innodb-flush-method=nosync",
-        ]
-    )
 
 
 def _accounts(folder: Path, password: str) -> Path:

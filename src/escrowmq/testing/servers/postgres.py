@@ -81,19 +81,8 @@ def _initialise(binaries: Path, data: Path, password: str, user: str | None) -> 
     secret.chmod(0o600)
     if user is not None:
         shutil.chown(secret, user)
-    run(
-        [
-            str(binaries / "initdb"),
-            f"--pgdata={data}",
-            "--username=escrow",
-            f"--pwfile={secret}",
-            "--auth=password",
-            "--encoding=UTF8",
-            "--locale=C",
-            "--no-sync",
-        ],
-        user=user,
-    )
+    options = ["--username=escrow", "--auth=password", "--encoding=UTF8", "--locale=C", "--no-sync"]
+    run([str(binaries / "initdb"), f"--pgdata={data}", f"--pwfile={secret}", *options], user=user)
 
 
 def _is_ready(pid_file: Path, pid: int) -> bool:

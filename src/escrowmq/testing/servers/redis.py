@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import shutil
 import socket
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from escrowmq.testing.servers.process import Server, free_port, started
 from escrowmq.testing.servers.seam import Absent
 
 
-@contextlib.contextmanager
-def serving(folder: Path, *, durable: bool = True) -> Iterator[Server]:
+def serving(folder: Path, *, durable: bool = True) -> AbstractContextManager[Server]:
     """A server with its data in ``folder``.
 
     ``durable`` (the default, and what the relay's target asks for) keeps an append-only file and syncs it before each
@@ -32,14 +30,14 @@ def serving(folder: Path, *, durable: bool = True) -> Iterator[Server]:
         f"bind 127.0.0.1\nport {port}\nrequirepass {password}\ndaemonize no\nsave ''\nloglevel warning\n"
         + ("appendonly yes\nappendfsync always\n" if durable else "appendonly no\n")
     )
-    server = Server(
-        url=f"redis://:{password}@127.0.0.1:{port}/0",
-        command=[program, str(config), "--dir", str(data)],
-        ready=lambda _: _answers(port, password),
-        log=folder / "redis.log",
+    return started(
+        Server(
+            url=f"redis://:{password}@127.0.0.1:{port}/0",
+            command=[program, str(config), "--dir", str(data)],
+            ready=lambda _: _answers(port, password),
+            log=folder / "redis.log",
+        )
     )
-    with started(server):
-        yield server
 
 
 def _answers(port: int, password: str) -> bool:
