@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from escrowmq.cli.options import DEFAULT_URL, Json, Url, admin_at
-from escrowmq.cli.printing import Columns, age, print_facts, print_json, print_rows, print_table
+from escrowmq.cli.printing import Columns, age, print_facts, print_json, print_rows
 from escrowmq.errors import Code, error
 from escrowmq.settings import nearest
 
@@ -67,23 +67,12 @@ def show(
     if json:
         return print_json(found)
     for group in found:
-        print_facts(
-            {
-                "group": name,
-                "topics": ", ".join(group["topics"]),
-                "tags": _tags(group),
-                "order": _order(group),
-                "in doubt": "held" if group["in_doubt"] == "hold" else "redelivered",
-                "dead letters": group["dead_letters"],
-                "broker": group["broker"],
-            }
-        )
-        columns = ("head", "floor", "next", "end", "waiting", *_states(group))
-        print_table(
-            ("topic", ">queue", *(f">{column}" for column in columns)),
-            [(q["topic"], q["queue"], *(q[column] for column in columns)) for q in group["queues"]],
-            "no queues yet",
-        )
+        in_doubt = "held" if group["in_doubt"] == "hold" else "redelivered"
+        facts = {"group": name, "topics": ", ".join(group["topics"]), "tags": _tags(group), "order": _order(group)}
+        print_facts({**facts, "in doubt": in_doubt, "dead letters": group["dead_letters"], "broker": group["broker"]})
+        counts = ("queue", "head", "floor", "next", "end", "waiting", *_states(group))
+        columns: Columns = {"topic": "topic", **{f">{column}": column for column in counts}}
+        print_rows(group["queues"], json, columns, "no queues yet")
 
 
 @app.command("members")

@@ -13,15 +13,7 @@ from rich.console import Console
 
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.options import DEFAULT_URL, Json, Url, seconds
-from escrowmq.cli.printing import (
-    console,
-    moment,
-    notice,
-    print_facts,
-    print_json,
-    print_json_line,
-    print_table,
-)
+from escrowmq.cli.printing import console, moment, notice, print_facts, print_json, print_json_line, print_table
 from escrowmq.errors import Code, error
 
 if TYPE_CHECKING:
@@ -219,18 +211,15 @@ def reconcile(
     Exit code 1 if there is a difference.
     """
     from escrowmq.pipeline.failures import unwrap_errors
-    from escrowmq.pipeline.reconcile import read_side
+    from escrowmq.pipeline.reconcile import read_side, stream_findings
     from escrowmq.pipeline.reconcile import reconcile as compare
     from escrowmq.pipeline.session import local_session
 
     if stream and checkpoint is None:
         raise error(Code.BAD_ARGUMENT, "--stream needs --checkpoint", "a folder; the same one goes on where it stopped")
-    if misplaced := [
-        name
-        for name, given in (("--checkpoint", checkpoint), ("--out-topic", out_topic), ("--once", once))
-        if given and not stream
-    ]:
-        raise error(Code.BAD_ARGUMENT, f"{misplaced[0]} is of --stream")
+    for name, given in (("--checkpoint", checkpoint), ("--out-topic", out_topic), ("--once", once)):
+        if given and not stream:
+            raise error(Code.BAD_ARGUMENT, f"{name} is of --stream")
     checkpoint, out = _absolute(checkpoint), _absolute(out)
     grace_seconds, lateness_seconds = seconds(grace, "--grace") or 0.0, seconds(lateness, "--lateness") or 0.0
     before = _before(settled_before, grace_seconds)
@@ -241,7 +230,8 @@ def reconcile(
         ]
         if stream:
             assert checkpoint is not None
-            return _stream(sides, grace_seconds, lateness_seconds, checkpoint, url, out_topic, once)
+            found = stream_findings(*sides, grace_seconds=grace_seconds, lateness_seconds=lateness_seconds)
+            return _stream(found, checkpoint, url, out_topic, once)
         report = compare(*sides, settled_before=before, out=out, most=limit)
     if json:
         print_json(report.to_json())
@@ -266,23 +256,15 @@ def _before(text: str | None, grace_seconds: float) -> datetime:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
-def _stream(
-    sides: list[Side],
-    grace_seconds: float,
-    lateness_seconds: float,
-    checkpoint: str,
-    url: str,
-    topic: str | None,
-    once: bool,
-) -> None:
-    from escrowmq.pipeline.reconcile import start, stream_findings
+def _stream(found: Side, checkpoint: str, url: str, topic: str | None, once: bool) -> None:
+    """Tell what is found as it is, until it ends or is interrupted."""
+    from escrowmq.pipeline.reconcile import start
     from escrowmq.pipeline.reconcile.streaming import as_rows
 
     def tell(found: Side, _batch: int) -> None:
         for row in as_rows(found).toLocalIterator():
             print_json_line(row.asDict())
 
-    found = stream_findings(*sides, grace_seconds=grace_seconds, lateness_seconds=lateness_seconds)
     each = tell if topic is None else None
     query = start(found, checkpoint=checkpoint, url=url, topic=topic, each=each, once=once)
     notice("reconciling; Ctrl-C ends it" if not once else "reconciling what is there")

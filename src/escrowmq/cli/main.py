@@ -7,22 +7,7 @@ from typing import Annotated
 
 import typer
 
-from escrowmq.cli import (
-    bench,
-    dead_letters,
-    groups,
-    jobs,
-    log,
-    lookup,
-    outbox,
-    relay,
-    send,
-    serve,
-    tail,
-    topics,
-    transactions,
-    writers,
-)
+from escrowmq.cli import bench, dead_letters, groups, jobs, log, messages, outbox, serve, topics, transactions, writers
 from escrowmq.cli.failures import Commands
 from escrowmq.cli.flags import takes_settings
 
@@ -38,14 +23,13 @@ app.command("serve")(takes_settings(serve.serve))
 app.command("gateway")(serve.gateway)
 app.command("demo")(jobs.demo)
 app.add_typer(topics.app, name="topics")
-app.command("send")(send.send)
-app.command("tail")(tail.tail)
+app.command("send")(messages.send)
+app.command("tail")(messages.tail)
 app.add_typer(transactions.app, name="transactions")
 app.add_typer(dead_letters.app, name="dead-letters")
-app.command("lookup")(lookup.lookup)
+app.command("lookup")(messages.lookup)
 app.add_typer(groups.app, name="groups")
 app.add_typer(writers.app, name="writers")
-outbox.app.command("relay")(relay.relay)
 app.add_typer(outbox.app, name="outbox")
 app.command("audit")(jobs.audit)
 app.command("report")(jobs.report)

@@ -22,10 +22,7 @@ PATIENCE = 10.0
 Url = Annotated[
     str,
     typer.Option(
-        "--url",
-        "-u",
-        envvar="ESCROWMQ_URL",
-        help="The broker: escrow://HOST:PORT[,HOST:PORT...] or file:FOLDER.",
+        "--url", "-u", envvar="ESCROWMQ_URL", help="The broker: escrow://HOST:PORT[,HOST:PORT...] or file:FOLDER."
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON on standard output, for scripts.")]

@@ -19,23 +19,14 @@ def list_(url: Url = DEFAULT_URL, json: Json = False) -> None:
         topics = admin.topics()
     if json:
         return print_json(topics)
-    several = len({topic["broker"] for topic in topics}) > 1
-    print_table(
-        ("topic", ">queue", ">first offset", ">next offset", ">messages", *(["broker"] if several else [])),
-        [
-            (
-                topic["name"],
-                queue["queue"],
-                queue["head"],
-                queue["end"],
-                queue["end"] - queue["head"],
-                *([topic["broker"]] if several else []),
-            )
-            for topic in topics
-            for queue in topic["queues"]
-        ],
-        "no topics yet",
-    )
+    columns = ("topic", ">queue", ">first offset", ">next offset", ">messages", "broker")
+    rows = [
+        (topic["name"], queue["queue"], queue["head"], queue["end"], queue["end"] - queue["head"], topic["broker"])
+        for topic in topics
+        for queue in topic["queues"]
+    ]
+    shown = len(columns) if len({topic["broker"] for topic in topics}) > 1 else -1
+    print_table(columns[:shown], [row[:shown] for row in rows], "no topics yet")
 
 
 @app.command("create")

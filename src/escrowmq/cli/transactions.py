@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +17,6 @@ from escrowmq.cli.printing import (
     print_facts,
     print_json,
     print_rows,
-    print_table,
     state,
 )
 from escrowmq.cli.rows import body_of, plain
@@ -27,6 +26,10 @@ app = typer.Typer(no_args_is_help=True, help="Transactions: what is in escrow, a
 
 Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Transaction ids, such as 9f3a01c2-3-2a.")]
 _ORDER = ("time_us", "event", "position")
+_MESSAGES: Columns = {
+    **{"topic": "topic", "key": "key", "tag": "tag", "message id": "message_id"},
+    "body": lambda message: body_of(message, 80),
+}
 
 
 @app.command("list")
@@ -70,28 +73,17 @@ def show(
     found["messages"] = [plain(message) for message in found["messages"]]
     if json:
         return print_json(found)
-    facts = ("group", "instance", "checks", "message_count")
-    print_facts(
-        {
-            "transaction": found["id"],
-            "state": state(found["state"]),
-            **{n.replace("_", " "): found.get(n) for n in facts},
-        }
-    )
-    print_table(
-        ("topic", "key", "tag", "message id", "body"),
-        [(m["topic"], m["key"], m["tag"], m["message_id"], body_of(m, 80)) for m in found["messages"]],
-        "no messages",
-    )
+    facts = {n.replace("_", " "): found.get(n) for n in ("group", "instance", "checks", "message_count")}
+    print_facts({"transaction": found["id"], "state": state(found["state"]), **facts})
+    print_rows(found["messages"], json, _MESSAGES, "no messages")
     start = found["timeline"][0]["time_us"] if found["timeline"] else 0
-    print_table(
-        ("time", ">after", "event", "details"),
-        [
-            (moment(e["time_us"]), duration((e["time_us"] - start) / 1e6), e["event"], _details(e))
-            for e in found["timeline"]
-        ],
-        "nothing happened to it",
-    )
+    columns: Columns = {
+        "time": lambda event: moment(event["time_us"]),
+        ">after": lambda event: duration((event["time_us"] - start) / 1e6),
+        "event": "event",
+        "details": lambda event: " ".join(f"{name} {value}" for name, value in event.items() if name not in _ORDER),
+    }
+    print_rows(found["timeline"], json, columns, "nothing happened to it")
 
 
 @app.command("commit")
@@ -126,7 +118,3 @@ def _each(ids: list[str], url: str, json: bool, act: str) -> None:
                     show_error(problem)
             results.append((identity, code, {}))
     finish("transaction", results, json)
-
-
-def _details(event: Mapping[str, Any]) -> str:
-    return " ".join(f"{name} {value}" for name, value in event.items() if name not in _ORDER)

@@ -22,7 +22,7 @@ from escrowmq.demo.databases import manifest
 from escrowmq.demo.orders import generate_orders, read_orders
 from escrowmq.demo.processes import Child, ChildEvent, Diary
 from escrowmq.demo.screen import Screen
-from escrowmq.demo.services import CART, KINDS, POINTS
+from escrowmq.demo.services import KINDS
 from escrowmq.errors import Code, EscrowError, Misuse, Unknown
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ LOOK_SECONDS = 0.2
 """How often the broker is asked what is still undecided, once all orders are placed."""
 PATIENCE_SECONDS = 90.0
 """A run in which nothing happens for this long is stopped and audited as it stands."""
-SERVICES = (CART, POINTS)
+SERVICES = tuple(KINDS.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +129,9 @@ class Director:
         self._events: SimpleQueue[ChildEvent] = SimpleQueue()
         self._children: dict[str, Child] = {}
         self._port = 0
-        self._ids = orders["order_id"].to_pylist()
         kept = orders.filter(pa.compute.invert(orders["cancelled"]))["order_id"].to_pylist()
         self._stop_at = set(_spread(kept, options.shop_kills))
-        self._broker_kills = _spread(range(len(self._ids)), options.broker_kills)
+        self._broker_kills = _spread(range(orders.num_rows), options.broker_kills)
         self._service_stops = {
             kind.name: _spread(range(len(kept)), options.service_kills, shift=0.5 * (n + 1) / len(SERVICES))
             for n, kind in enumerate(SERVICES)
@@ -213,10 +212,8 @@ class Director:
         match event.kind:
             case "ready":
                 self._ready(name, event.details)
-            case "placed":
-                self._placed.add(event.details["order"])
-            case "cancelled":
-                self._cancelled.add(event.details["order"])
+            case "placed" | "cancelled":
+                self._dealt_with(event)
             case "done":
                 self._shop_done = True
             case "asked":
@@ -230,11 +227,14 @@ class Director:
                 code = event.details["code"]
                 log = self._folder / "nodes" / f"{name}.log"
                 raise Unknown(Code.DISCONNECTED, f"the {name} process ended by itself with code {code}", f"see {log}")
-        if event.kind in ("placed", "cancelled"):
-            self._screen.update("shop", len(self._placed) + len(self._cancelled))
-            if self._broker_kills and len(self._placed) + len(self._cancelled) >= self._broker_kills[0]:
-                self._broker_kills.pop(0)
-                self._kill("broker", "in the midst of its work")
+
+    def _dealt_with(self, event: ChildEvent) -> None:
+        (self._placed if event.kind == "placed" else self._cancelled).add(event.details["order"])
+        count = len(self._placed) + len(self._cancelled)
+        self._screen.update("shop", count)
+        if self._broker_kills and count >= self._broker_kills[0]:
+            self._broker_kills.pop(0)
+            self._kill("broker", "in the midst of its work")
 
     def _ready(self, name: str, details: dict[str, Any]) -> None:
         if name == "broker":

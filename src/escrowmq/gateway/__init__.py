@@ -29,18 +29,16 @@ _LAZY = {
 }
 _PACKAGES = {"fastapi", "starlette", "pydantic", "uvicorn", "httpx"}
 
-__all__ = [  # noqa: RUF022  # grouped, not sorted
-    # the receiver of check-backs
-    "verify",
-    "sign_answer",
-    "sign",
-    "ReplayGuard",
-    # the server
-    "serve",
-    "beside",
+__all__ = [
     "Address",
-    "read_addresses",
     "GatewaySettings",
+    "ReplayGuard",
+    "beside",
+    "read_addresses",
+    "serve",
+    "sign",
+    "sign_answer",
+    "verify",
 ]
 
 

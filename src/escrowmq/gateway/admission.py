@@ -87,7 +87,7 @@ class Admission:
             self.bytes -= held[0]
 
     def _check(self, headers: Headers) -> int | None:
-        """Refuse what is seen by its headers to be too much; the body's length, None if it comes in chunks."""
+        """Check a request by its headers alone; the length of its body, None if that comes in chunks. Raises EscrowError."""
         self._check_origin(headers)
         length = self._declared(headers)
         if length != 0 and (kind := kind_of(headers)) not in TAKEN:

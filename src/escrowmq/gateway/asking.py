@@ -131,7 +131,7 @@ class Asker:
                 await self._ask([])
                 break
             except (_Refused, EscrowError):
-                break  # somebody is there; what they say to real questions will be seen
+                break  # the address is served; its answers to real questions are judged when they come
             except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, OSError):
                 continue
         self._probing = None

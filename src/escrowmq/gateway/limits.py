@@ -53,12 +53,10 @@ class GatewaySettings:
     def of(cls, values: Mapping[str, Any]) -> GatewaySettings:
         """Settings from names and values, texts such as ``"16MiB"`` included."""
         known = {field.name: field.metadata["unit"] for field in dataclasses.fields(cls)}
-        read: dict[str, Any] = {}
-        for name, value in values.items():
+        for name in values:
             if name not in known:
                 raise Misuse(Code.BAD_SETTING, f"there is no setting gateway.{name}", nearest(name, list(known)))
-            read[name] = _number(name, value, known[name])
-        return cls(**read)
+        return cls(**{name: _number(name, value, known[name]) for name, value in values.items()})
 
 
 def _number(name: str, value: Any, unit: str) -> Any:

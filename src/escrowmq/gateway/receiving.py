@@ -9,7 +9,7 @@ event loop, except that a thread speaks to each link, because a full connection 
 2. A poll whose client was served or has left stays in the line without an owner, and the next client that waits as long takes
    it over. When no client is left in a line, its polls are withdrawn, so that a broker leases nothing to clients that are gone.
 3. A poll that comes back empty before its client's time is over is asked anew. When all polls of a client are over, it is
-   told that nothing came, or what went wrong if every broker failed.
+   answered that nothing came, or what went wrong if every broker failed.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class Receiving:
         try:
             self._loop.call_soon_threadsafe(function)
         except RuntimeError:
-            pass  # the loop is closed: nobody waits any more
+            pass  # the loop is closed: no client waits any more
 
     def _answered(self, line: _Line, poll: _Poll, done: Future[pa.RecordBatch]) -> None:
         problem = Unknown(Code.DISCONNECTED, "withdrawn") if done.cancelled() else done.exception()

@@ -130,7 +130,7 @@ async def _run(
     announce: Announce,
     stopping: asyncio.Event,
 ) -> None:
-    """Until ``stopping``: then receives that wait are told that nothing came, what is on its way finishes, and the bus closes."""
+    """Serve until ``stopping``; then answer waiting receives with nothing, let what is on its way finish, close the bus."""
     settings, addresses = settings or GatewaySettings(), addresses or {}
     gateway = Gateway(bus, settings, addresses)
     try:

@@ -28,9 +28,10 @@ _PREFIX = "whsec_"
 _ANSWER = ".answer"
 
 Secret = str | bytes
+Secrets = Secret | Sequence[Secret]
 
 
-def secret_keys(secret: Secret | Sequence[Secret]) -> list[bytes]:
+def secret_keys(secret: Secrets) -> list[bytes]:
     """The HMAC keys that ``secret`` stands for; the first signs.
 
     Bytes stand for themselves. A text is one secret or several, separated by blanks: ``whsec_`` and base64 as Standard
@@ -60,16 +61,14 @@ def _key(word: str) -> bytes:
         raise Misuse(Code.BAD_SETTING, "a secret of check-backs begins with whsec_ and is not base64") from None
 
 
-def sign(secret: Secret | Sequence[Secret], identity: str, body: bytes, now: float | None = None) -> dict[str, str]:
+def sign(secret: Secrets, identity: str, body: bytes, now: float | None = None) -> dict[str, str]:
     """The three headers of a question ``body`` (bytes as they travel), signed with every key of ``secret``."""
     stamp = str(int(time.time() if now is None else now))
     made = " ".join(f"v1,{_mac(key, identity, stamp, body)}" for key in secret_keys(secret))
     return {ID: identity, TIMESTAMP: stamp, SIGNATURE: made}
 
 
-def sign_answer(
-    secret: Secret | Sequence[Secret], question: Mapping[str, str], body: bytes, now: float | None = None
-) -> dict[str, str]:
+def sign_answer(secret: Secrets, question: Mapping[str, str], body: bytes, now: float | None = None) -> dict[str, str]:
     """The headers of an answer ``body`` to the question whose headers were ``question``."""
     identity = _header(question, ID)
     return {**sign(secret, identity + _ANSWER, body, now), ID: identity}
@@ -95,7 +94,7 @@ class ReplayGuard:
 
 
 def verify(
-    secret: Secret | Sequence[Secret],
+    secret: Secrets,
     headers: Mapping[str, str],
     body: bytes,
     *,
@@ -109,41 +108,32 @@ def verify(
     is how many seconds the timestamp may be off; with ``guard`` an id is accepted once. Raises Denied: answer 401 and do
     nothing.
     """
-    return _verified(secret, headers, body, "", tolerance, now, guard)
+    moment = time.time() if now is None else now
+    identity = _verified(secret, headers, body, "", tolerance, moment)
+    if guard is not None and not guard.first_time(identity, moment, 2 * tolerance):
+        raise Denied(Code.DENIED, "this question came before", "")
+    return identity
 
 
 def verify_answer(
-    secret: Secret | Sequence[Secret],
-    identity: str,
-    headers: Mapping[str, str],
-    body: bytes,
-    now: float | None = None,
+    secret: Secrets, identity: str, headers: Mapping[str, str], body: bytes, now: float | None = None
 ) -> None:
     """Check that ``body`` is the answer of a holder of ``secret`` to the question ``identity``. Raises Denied."""
     if _header(headers, ID) != identity:
         raise Denied(Code.DENIED, "the answer is to another question", "")
-    _verified(secret, headers, body, _ANSWER, TOLERANCE, now, None)
+    _verified(secret, headers, body, _ANSWER, TOLERANCE, time.time() if now is None else now)
 
 
 def _verified(
-    secret: Secret | Sequence[Secret],
-    headers: Mapping[str, str],
-    body: bytes,
-    purpose: str,
-    tolerance: float,
-    now: float | None,
-    guard: ReplayGuard | None,
+    secret: Secrets, headers: Mapping[str, str], body: bytes, purpose: str, tolerance: float, moment: float
 ) -> str:
     identity, stamp, given = (_header(headers, name) for name in (ID, TIMESTAMP, SIGNATURE))
-    moment = time.time() if now is None else now
     if not (stamp.isascii() and stamp.isdigit() and len(stamp) < 16) or abs(moment - int(stamp)) > tolerance:
         raise Denied(Code.DENIED, f"the timestamp is more than {tolerance:g} s off, or none", "are the clocks right?")
     offered = [word[3:].encode() for word in given.split()[:8] if word.startswith("v1,")]
     wanted = [_mac(key, identity + purpose, stamp, body).encode() for key in secret_keys(secret)]
     if not any(hmac.compare_digest(one, other) for one in offered for other in wanted):
         raise Denied(Code.DENIED, "the signature is wrong", "do both sides have the same secret?")
-    if guard is not None and not guard.first_time(identity, moment, 2 * tolerance):
-        raise Denied(Code.DENIED, "this question came before", "")
     return identity
 
 

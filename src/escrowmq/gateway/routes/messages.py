@@ -8,6 +8,7 @@ from urllib.parse import unquote
 from fastapi import APIRouter, Header, Query, Request, Response
 
 from escrowmq.errors import Code, EscrowError, Rejected
+from escrowmq.gateway.admission import RAW_TYPE
 from escrowmq.gateway.models import MessageIn, MessagesIn, ReceiptOut, SendResult, SendResults
 from escrowmq.gateway.problems import described
 from escrowmq.gateway.routes import check_count, gateway_of, some_refused
@@ -24,9 +25,7 @@ IdempotencyKey = Annotated[
 
 _PROPERTY = "escrow-property-"
 _RAW = {
-    "requestBody": {
-        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
-    },
+    "requestBody": {"content": {RAW_TYPE: {"schema": {"type": "string", "format": "binary"}}}},
     "parameters": [
         {
             "name": name,

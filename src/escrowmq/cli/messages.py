@@ -1,0 +1,315 @@
+"""``escrowmq send``, ``tail`` and ``lookup``: messages in, a look into a topic or a system view, and single messages by key or id."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import track
+
+from escrowmq.cli.failures import Exit, exit_code, show_error
+from escrowmq.cli.options import DEFAULT_URL, PATIENCE, Json, JsonLines, Limit, Url, admin_at, bus_at, pairs, seconds
+from escrowmq.cli.printing import Columns, console, moment, notice, print_facts, print_json_line, print_rows, state
+from escrowmq.cli.rows import ack_line, body_of, half_line, message_line, op_line, plain
+from escrowmq.errors import Code, EscrowError, error
+from escrowmq.model import Message
+from escrowmq.platform.signals import stop_signals
+from escrowmq.wire import ACK_VIEW_NAME, DEAD_LETTER_PREFIX, HALF_VIEW_NAME, OP_VIEW_NAME, VIEWS
+
+if TYPE_CHECKING:
+    from escrowmq.client.admin import Admin
+    from escrowmq.client.bus import Bus
+    from escrowmq.model import Receipt
+
+BATCH = 1000
+BAR_FROM = 20 * BATCH
+"""Messages from which on a progress bar is shown."""
+LOOK_AGAIN_SECONDS = 0.25
+LAST = 10
+"""Messages of each queue that ``tail`` shows unless asked otherwise."""
+
+Row = dict[str, Any]
+_VIEW_LINES = {HALF_VIEW_NAME: half_line, OP_VIEW_NAME: op_line, ACK_VIEW_NAME: ack_line}
+
+
+def send(
+    topic: Annotated[str, typer.Argument(help="The topic.")],
+    body: Annotated[str | None, typer.Argument(help="The body; - or nothing: standard input.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="Take the body from a file.")] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Each line of the file or input is a message.")] = False,
+    key: Annotated[str | None, typer.Option("--key", "-k", help="Same key, same queue, in order.")] = None,
+    tag: Annotated[str | None, typer.Option("--tag", "-t", help="What consumers filter by.")] = None,
+    properties: Annotated[
+        list[str] | None, typer.Option("--property", "-p", metavar="NAME=VALUE", help="May be given again.")
+    ] = None,
+    delay: Annotated[str | None, typer.Option("--delay", metavar="TIME", help="Not visible before: 5s, 10min.")] = None,
+    queue: Annotated[
+        int | None, typer.Option("--queue", "-q", min=0, help="This queue; else by key or by turns.")
+    ] = None,
+    message_id: Annotated[
+        str | None, typer.Option("--id", help="Your message id: sent again, it makes no second message.")
+    ] = None,
+    count: Annotated[
+        int,
+        typer.Option("--count", "-c", min=1, help="So many messages; {n} in key, id and body is the number, from 0."),
+    ] = 1,
+    group: Annotated[str, typer.Option("--group", "-g", help="The producer group.")] = "command-line",
+    url: Url = DEFAULT_URL,
+    json: Annotated[bool, typer.Option("--json", help="One JSON receipt a line, for scripts.")] = False,
+) -> None:
+    """Send plain messages; each is durable when its receipt is printed."""
+    if message_id is not None and (lines or (count > 1 and "{n}" not in message_id)):
+        raise error(Code.BAD_ARGUMENT, "one id names one message", "put {n} into --id, or leave it out")
+    bodies = _bodies(body, file, lines)
+    named = pairs(properties, "--property") or None
+    wait = seconds(delay, "--delay") or 0.0
+
+    def messages() -> Iterator[Message]:
+        for content in bodies:
+            for n in range(count):
+                number = str(n)
+                yield Message(
+                    topic,
+                    content.replace(b"{n}", number.encode()) if count > 1 else content,
+                    key=_numbered(key, number, count),
+                    tag=tag,
+                    properties=named,
+                    delay=wait,
+                    queue=queue,
+                    message_id=_numbered(message_id, number, count),
+                )
+
+    total = len(bodies) * count
+    show_each = json or total <= 20
+    failed: EscrowError | None = None
+    with bus_at(url) as bus, bus.producer(group, timeout=PATIENCE) as producer:
+        batches: Iterable[list[Message]] = _batches(messages())
+        if total >= BAR_FROM and not json:
+            batches = track(batches, "sending", total=-(-total // BATCH), console=Console(stderr=True))
+        sent = 0
+        for batch in batches:
+            receipts = producer.send_batch(batch)
+            for row in range(len(batch)):
+                try:
+                    receipt = receipts[row]
+                except EscrowError as problem:
+                    failed = failed or problem
+                    continue
+                sent += 1
+                if show_each:
+                    _show(receipt, json)
+    if not show_each:
+        notice(f"{sent:,} messages sent to {topic}")
+    if failed is not None:
+        notice(f"{total - sent:,} of {total:,} not sent; the first because of")
+        show_error(failed)
+        raise typer.Exit(exit_code(failed))
+
+
+def _bodies(body: str | None, file: Path | None, lines: bool) -> list[bytes]:
+    if body is not None and body != "-":
+        if file is not None:
+            raise error(Code.BAD_ARGUMENT, "a body and a file were given", "give one of them")
+        content = body.encode(errors="surrogateescape")
+    elif file is not None:
+        try:
+            content = file.read_bytes()
+        except OSError as problem:
+            raise error(Code.BAD_ARGUMENT, f"cannot read {file}: {problem.strerror}") from None
+    else:
+        content = sys.stdin.buffer.read()
+    return content.splitlines() if lines else [content]
+
+
+def _numbered(text: str | None, number: str, count: int) -> str | None:
+    return text.replace("{n}", number) if text is not None and count > 1 else text
+
+
+def _batches(messages: Iterator[Message]) -> Iterator[list[Message]]:
+    batch: list[Message] = []
+    size = 0
+    for message in messages:
+        if batch and (len(batch) == BATCH or size + len(message.body) > 1 << 24):
+            yield batch
+            batch, size = [], 0
+        batch.append(message)
+        size += len(message.body)
+    if batch:
+        yield batch
+
+
+def _show(receipt: Receipt, json: bool) -> None:
+    if json:
+        places = {name: getattr(receipt, name) for name in ("topic", "queue", "offset", "position")}
+        print_json_line({"message_id": receipt.message_id.hex(), **places})
+    else:
+        where = "delayed" if receipt.offset is None else f"queue {receipt.queue} offset {receipt.offset}"
+        notice(f"{receipt.message_id.hex()}  {receipt.topic} {where}")
+
+
+@dataclass(slots=True)
+class QueueReader:
+    """One queue of one broker (a view counts as a queue), read up to before ``next``."""
+
+    admin: Admin
+    source: str
+    queue: int
+    next: int
+
+    @property
+    def numbered_by(self) -> str:
+        """The column that rises: offsets in a topic, log positions in a view."""
+        return "position" if self.source in VIEWS else "offset"
+
+    def read(self, most: int | None = None) -> Iterator[Row]:
+        """The rows from ``next`` on; moves ``next`` behind them."""
+        for batch in self.admin.read(self.source, queue=self.queue, start=self.next, max_rows=most):
+            for row in batch.to_pylist():
+                self.next = row[self.numbered_by] + 1
+                yield row
+
+    def show(self, row: Row, json: bool) -> None:
+        """Print one row."""
+        if json:
+            return print_json_line(plain(row))
+        number = row[self.numbered_by]
+        view_line = _VIEW_LINES.get(self.source)
+        line = view_line(row, str(number)) if view_line else message_line(row, f"{row['queue']}/{number}")
+        console().print(line, soft_wrap=True)
+
+
+def tail(
+    source: Annotated[str, typer.Argument(help="A topic, %half, %op, %acks, or %dead-letters.GROUP.")],
+    queue: Annotated[int | None, typer.Option("--queue", "-q", min=0, help="Only this queue.")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=1, help="At most so many a queue, before following.")
+    ] = None,
+    from_start: Annotated[
+        bool, typer.Option("--from-start", "-s", help="Begin with the oldest that is stored.")
+    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
+    url: Url = DEFAULT_URL,
+    json: JsonLines = False,
+) -> None:
+    """Show messages of a topic, half messages (%half), decisions (%op) or acknowledgements (%acks), without consuming them.
+
+    Without --from-start: the last 10 of each queue, or as many as --limit says.
+    """
+    if follow and source.startswith(DEAD_LETTER_PREFIX):
+        raise error(Code.BAD_ARGUMENT, "dead letters come and go; they cannot be followed", "leave --follow out")
+    with bus_at(url) as bus:
+        readers = _readers(bus, source, queue, None if from_start else limit or LAST)
+        for reader in readers:
+            for row in reader.read(limit) if from_start else deque(reader.read(), limit or LAST):
+                reader.show(row, json)
+        if follow:
+            _follow(readers, json)
+
+
+def _follow(readers: list[QueueReader], json: bool) -> None:
+    """Until Ctrl-C. What a signal raises is lost when it comes while a library tidies up, so the signal is noted, too."""
+    stop = threading.Event()
+
+    def interrupt() -> None:
+        stop.set()
+        raise KeyboardInterrupt
+
+    with stop_signals(interrupt):
+        while not stop.is_set():
+            before = [reader.next for reader in readers]
+            for reader in readers:
+                for row in reader.read():
+                    reader.show(row, json)
+            if before == [reader.next for reader in readers]:
+                stop.wait(LOOK_AGAIN_SECONDS)
+    raise KeyboardInterrupt
+
+
+def _readers(bus: Bus, source: str, queue: int | None, last: int | None) -> list[QueueReader]:
+    """One reader per queue of the source; ``last``: only so many messages from the end of each."""
+    from escrowmq.client.admin import Admin
+    from escrowmq.client.links.router import Router
+
+    admins = [Admin(Router([link]), PATIENCE) for link in bus.router.links]
+    if source.startswith("%"):
+        return [QueueReader(admin, source, 0, 0) for admin in admins]
+    readers = [
+        QueueReader(
+            admin, source, each["queue"], each["head"] if last is None else max(each["head"], each["end"] - last)
+        )
+        for admin in admins
+        for topic in admin.topics()
+        if topic["name"] == source
+        for each in topic["queues"]
+        if queue in (None, each["queue"])
+    ]
+    if not readers:
+        what = f"no topic {source!r}" if queue is None else f"no queue {queue} of a topic {source!r}"
+        raise error(Code.UNKNOWN_TOPIC, what, "see `escrowmq topics list`")
+    return readers
+
+
+def lookup(
+    key: Annotated[str | None, typer.Argument(help="The key of the messages.")] = None,
+    message_id: Annotated[
+        str | None, typer.Option("--id", "-i", help="Instead of a key: the message id (32 digits, or your own).")
+    ] = None,
+    topic: Annotated[str | None, typer.Option("--topic", "-t", help="Only in this topic.")] = None,
+    limit: Limit = 20,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Find messages by key or id, newest first: plain, half, rolled back, wherever they stand.
+
+    Exit code 1 when there is none.
+    """
+    if (key is None) == (message_id is None):
+        raise error(Code.BAD_ARGUMENT, "look up by key or by id", "escrowmq lookup KEY, or escrowmq lookup --id ID")
+    with admin_at(url) as admin:
+        found = [plain(m) for m in admin.lookup(message_id=message_id, key=key, topic=topic, limit=limit)[:limit]]
+    if len(found) == 1 and not json:
+        print_facts(_facts(found[0]))
+    else:
+        columns: Columns = {
+            "message": _address,
+            "state": lambda m: state(m["state"]),
+            "key": "key",
+            "tag": "tag",
+            "stored": lambda m: moment(m["stored_us"]),
+            "transaction": "transaction",
+            "body": lambda m: body_of(m, 40),
+        }
+        print_rows(found, json, columns, "nothing found")
+    if not found:
+        raise typer.Exit(Exit.FINDING)
+
+
+def _facts(message: dict[str, Any]) -> dict[str, Any]:
+    """Everything about one message."""
+    return {
+        "message": _address(message),
+        "state": state(message["state"]),
+        "message id": message["message_id"],
+        "transaction": message["transaction"],
+        "key": message["key"],
+        "tag": message["tag"],
+        "born": moment(message["born_us"]),
+        "stored": moment(message["stored_us"]),
+        "visible from": moment(message["visible_us"]),
+        "position": message["position"],
+        **{f"property {name}": value for name, value in message["properties"].items()},
+        "body": body_of(message, 2000),
+    }
+
+
+def _address(message: dict[str, Any]) -> str:
+    """Where consumers find it; only the topic while they do not."""
+    offset = message["offset"]
+    return message["topic"] if offset is None else f"{message['topic']}/{message['queue']}/{offset}"
