@@ -24,21 +24,6 @@ class Exchange(StrEnum):
     RECEIVE = "receive"
 
 
-REQUEST: dict[Exchange, pa.Schema] = {
-    Exchange.SEND: schemas.OUTGOING,
-    Exchange.PREPARE: schemas.OUTGOING,
-    Exchange.END: schemas.ENDING,
-    Exchange.SETTLE: schemas.SETTLING,
-    Exchange.RECEIVE: pa.schema([]),
-}
-ANSWER: dict[Exchange, pa.Schema] = {
-    Exchange.SEND: schemas.PRODUCED,
-    Exchange.PREPARE: schemas.PRODUCED,
-    Exchange.END: schemas.ENDED,
-    Exchange.SETTLE: schemas.ENDED,
-    Exchange.RECEIVE: schemas.DELIVERY,
-}
-
 CHECKS_EXCHANGE = "checks"
 """Beside the batch exchanges: the one on which the broker asks a producer, see ``docs/protocol.md``."""
 
@@ -50,21 +35,16 @@ class Begin(TypedDict):
     exchange: Literal["send", "prepare", "end", "settle", "receive", "checks"]
 
 
-Sender = Annotated[Session, "0 or none: without one"]
-Member = Annotated[int, "random number by which a consumer calls itself"]
-
-
-class SendOptions(TypedDict):
-    """Options of ``send``."""
-
-    session: NotRequired[Sender]
-    flush: NotRequired[Annotated[Literal["sync", "async"], "`async`: answered before the sync; `sync` unless given"]]
-
-
 class PrepareOptions(TypedDict):
     """Options of ``prepare``."""
 
-    session: NotRequired[Sender]
+    session: NotRequired[Annotated[Session, "0 or none: without one"]]
+
+
+class SendOptions(PrepareOptions):
+    """Options of ``send``."""
+
+    flush: NotRequired[Annotated[Literal["sync", "async"], "`async`: answered before the sync; `sync` unless given"]]
 
 
 class EndOptions(TypedDict):
@@ -84,7 +64,7 @@ class ReceiveOptions(TypedDict):
     """Options of ``receive``. The answer is empty when nothing came within ``wait_ms`` (long poll)."""
 
     group: ConsumerGroup
-    member: Member
+    member: Annotated[int, "random number by which a consumer calls itself"]
     max_messages: NotRequired[Annotated[int, Bounds(1), "messages, at most; 1,000 unless given"]]
     max_bytes: NotRequired[Annotated[int, Bounds(1), "bytes, at most, of several messages"]]
     wait_ms: NotRequired[Annotated[int, "milliseconds to wait for the first message; 0 unless given"]]
@@ -93,10 +73,14 @@ class ReceiveOptions(TypedDict):
 
 
 ExchangeOptions = SendOptions | PrepareOptions | EndOptions | SettleOptions | ReceiveOptions
-OPTIONS: dict[Exchange, type[ExchangeOptions]] = {
-    Exchange.SEND: SendOptions,
-    Exchange.PREPARE: PrepareOptions,
-    Exchange.END: EndOptions,
-    Exchange.SETTLE: SettleOptions,
-    Exchange.RECEIVE: ReceiveOptions,
+_KINDS: dict[Exchange, tuple[pa.Schema, pa.Schema, type[ExchangeOptions]]] = {
+    Exchange.SEND: (schemas.OUTGOING, schemas.PRODUCED, SendOptions),
+    Exchange.PREPARE: (schemas.OUTGOING, schemas.PRODUCED, PrepareOptions),
+    Exchange.END: (schemas.ENDING, schemas.ENDED, EndOptions),
+    Exchange.SETTLE: (schemas.SETTLING, schemas.ENDED, SettleOptions),
+    Exchange.RECEIVE: (pa.schema([]), schemas.DELIVERY, ReceiveOptions),
 }
+REQUEST = {kind: request for kind, (request, _, _) in _KINDS.items()}
+ANSWER = {kind: answer for kind, (_, answer, _) in _KINDS.items()}
+OPTIONS = {kind: options for kind, (_, _, options) in _KINDS.items()}
+"""What goes with each kind of exchange: the schema of its requests, that of its answers, and the type of its options."""
