@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, get_args, get_origin, is_typeddict
 
-from escrowmq.wire.fields import Value, fields_of, value_of
+from escrowmq.wire.values import Value, fields_of, value_of
 
 Seen = set[tuple[str, str]]
 """Names of TypedDicts with those of fields that had a value."""

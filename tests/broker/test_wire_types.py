@@ -19,7 +19,7 @@ from escrowmq.settings import BrokerSettings
 from escrowmq.wire import OPTIONS, Exchange, ReadRequest
 from escrowmq.wire.actions.action import Answer, Nothing, Request
 from escrowmq.wire.actions.table import ACTIONS
-from escrowmq.wire.fields import fields_of
+from escrowmq.wire.values import fields_of
 from wire_conformance import check
 
 SETTINGS = BrokerSettings(default_queues=1, transaction_timeout=0.05, check_interval=0.05, check_max=1)

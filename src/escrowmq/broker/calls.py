@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
@@ -20,13 +20,14 @@ from escrowmq.broker.writer.checkback import ANSWERED, Listener
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.broker.writer.shard import microseconds
 from escrowmq.errors import Code, EscrowError, error
+from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.commands import End, Prepare, Receive, Send, Settle
 from escrowmq.message.ids import records
 from escrowmq.model import DecidedBy
 from escrowmq.schemas import PRODUCED, empty
 from escrowmq.wire import ANSWER, OPTIONS, Exchange, Json
 from escrowmq.wire.actions.producers import Opened
-from escrowmq.wire.exchanges import EndOptions, PrepareOptions, ReceiveOptions, SendOptions, SettleOptions
+from escrowmq.wire.exchanges import EndOptions, ReceiveOptions
 
 MESSAGES = 1000
 """Messages that a receive gives unless it asks for another number."""
@@ -51,25 +52,29 @@ class Calls:
             check_batch(kind, batch, self.engine.settings)
             if not batch.num_rows:
                 return answer(Future(), empty(ANSWER[kind]))
-            return self._changes[kind](self, batch, checked(OPTIONS[kind], options))
+            return self._change(kind, batch, checked(OPTIONS[kind], options))
         except Exception as problem:
             return answer(Future(), broker_failed("an exchange", problem))
 
-    def _send(self, batch: pa.RecordBatch, options: SendOptions) -> Future[pa.RecordBatch]:
-        early = options.get("flush") == "async"
-        produced = self.engine.submit(Send(batch, _per_row(batch, options)), early=early)
-        return _without_positions(produced) if early else produced
+    def _change(self, kind: Exchange, batch: pa.RecordBatch, options: Any) -> Future[pa.RecordBatch]:
+        if kind == Exchange.SETTLE:
+            return self.engine.submit(Settle(options["group"], batch))
+        sessions = np.full(batch.num_rows, options.get("session", 0), np.int64)
+        if kind == Exchange.PREPARE:
+            return self.engine.submit(Prepare(batch, sessions))
+        if kind == Exchange.SEND:
+            early = options.get("flush") == "async"
+            produced = self.engine.submit(Send(batch, sessions), early=early)
+            return _without_positions(produced) if early else produced
+        return self._end(batch, sessions, options)
 
-    def _prepare(self, batch: pa.RecordBatch, options: PrepareOptions) -> Future[pa.RecordBatch]:
-        return self.engine.submit(Prepare(batch, _per_row(batch, options)))
-
-    def _end(self, batch: pa.RecordBatch, options: EndOptions) -> Future[pa.RecordBatch]:
+    def _end(self, batch: pa.RecordBatch, sessions: Int64s, options: EndOptions) -> Future[pa.RecordBatch]:
         by = DecidedBy(options.get("by", DecidedBy.PRODUCER))
         if not options.get("session"):
             raise error(
                 Code.UNKNOWN_SESSION, "decisions come from a producer session", "transactions.settle is for operators"
             )
-        ended = self.engine.submit(End(batch, _per_row(batch, options), by))
+        ended = self.engine.submit(End(batch, sessions, by))
         if by == DecidedBy.CHECK:
             ended.add_done_callback(lambda done: self._answered(batch, done))
         return ended
@@ -82,16 +87,6 @@ class Calls:
         positions = records(batch.column("transaction"))["position"].astype(np.int64)
         self.engine.listeners.settled(positions[answered])
         self.engine.poke()
-
-    def _settle(self, batch: pa.RecordBatch, options: SettleOptions) -> Future[pa.RecordBatch]:
-        return self.engine.submit(Settle(options["group"], batch))
-
-    _changes: dict[Exchange, Callable[[Calls, pa.RecordBatch, Any], Future[pa.RecordBatch]]] = {  # noqa: RUF012
-        Exchange.SEND: _send,
-        Exchange.PREPARE: _prepare,
-        Exchange.END: _end,
-        Exchange.SETTLE: _settle,
-    }
 
     def _receive(self, options: ReceiveOptions) -> Future[pa.RecordBatch]:
         settings, lease_ms = self.engine.settings, options.get("lease_ms")
@@ -127,13 +122,6 @@ class Calls:
     def close(self) -> None:
         """Finish reads that have begun."""
         self._deliveries.close()
-
-
-def _per_row(
-    batch: pa.RecordBatch, options: SendOptions | PrepareOptions | EndOptions
-) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The session of a request, once per row; 0 without one."""
-    return np.full(batch.num_rows, options.get("session", 0), np.int64)
 
 
 @contextmanager

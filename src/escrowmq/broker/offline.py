@@ -20,7 +20,7 @@ from escrowmq.broker.reads.views import open_view
 from escrowmq.broker.writer.recovery import fold
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.log.offline import OfflineLog, open_offline
-from escrowmq.platform.clock import SystemClock
+from escrowmq.platform.clock import Clock, SystemClock
 from escrowmq.platform.disk import RealDisk
 from escrowmq.settings import BrokerSettings, nearest
 from escrowmq.wire import Exchange, ExchangeOptions, Json, ReadRequest
@@ -49,7 +49,7 @@ class OfflineShard:
     def __init__(self, log: OfflineLog) -> None:
         self.log = log
         self.settings = BrokerSettings()
-        self.clock = SystemClock()
+        self.clock: Clock = SystemClock()
         self.shard = self
         self.listeners = _NoConnections()
         self.time_us = log.last_time_us

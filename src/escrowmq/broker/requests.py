@@ -16,8 +16,7 @@ from escrowmq.message.limits import has_null_texts
 from escrowmq.model import TransactionId
 from escrowmq.settings import BrokerSettings
 from escrowmq.wire import REQUEST, Exchange
-from escrowmq.wire.fields import Value, fields_of
-from escrowmq.wire.values import Bounds
+from escrowmq.wire.values import Bounds, Value, fields_of
 
 T = TypeVar("T")
 

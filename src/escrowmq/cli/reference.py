@@ -13,8 +13,7 @@ from escrowmq.cli.failures import Exit
 from escrowmq.cli.flags import lines
 from escrowmq.errors import DONE, Code, EscrowError
 from escrowmq.wire.actions.table import ACTIONS
-from escrowmq.wire.fields import Value, fields_of
-from escrowmq.wire.values import LARGEST_NUMBER, Bounds
+from escrowmq.wire.values import LARGEST_NUMBER, Bounds, Value, fields_of
 
 _MADE = "<!-- Made by `make docs`; edit the code it is made from, not this page. -->\n\n"
 

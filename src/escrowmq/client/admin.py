@@ -249,9 +249,13 @@ class Admin:
         broker sends only rows with one of ``tags``, with ``key``, stored (decided, acknowledged) from one time to before
         another; of ``%acks`` those of consumer group ``group``.
         """
-        request: ReadRequest = {"source": source, "start": start, "end": end, "max_rows": max_rows, "columns": columns}
-        request |= _given(
+        request = _given(
             ReadRequest,
+            source=source,
+            start=start,
+            end=end,
+            max_rows=max_rows,
+            columns=columns,
             tags=None if tags is None else list(tags),
             key=key,
             group=group,

@@ -1,17 +1,22 @@
 """The calls that a client can make of a broker, whatever carries them: Arrow Flight, or a plain function call when embedded."""
 
 from escrowmq.wire.actions.action import Action, Call
-from escrowmq.wire.exchanges import ANSWER, OPTIONS, PROTOCOL_VERSION, REQUEST, Exchange, ExchangeOptions
-from escrowmq.wire.link import CheckStream, Link, ask
-from escrowmq.wire.packing import Json, pack_error, pack_metadata, unpack_error, unpack_json, unpack_metadata
-from escrowmq.wire.reading import (
+from escrowmq.wire.exchanges import (
     ACK_VIEW_NAME,
+    ANSWER,
     DEAD_LETTER_PREFIX,
     HALF_VIEW_NAME,
     OP_VIEW_NAME,
+    OPTIONS,
+    PROTOCOL_VERSION,
+    REQUEST,
     VIEWS,
+    Exchange,
+    ExchangeOptions,
     ReadRequest,
 )
+from escrowmq.wire.link import CheckStream, Link, ask
+from escrowmq.wire.packing import Json, pack_error, pack_metadata, unpack_error, unpack_json, unpack_metadata
 
 __all__ = [
     "ACK_VIEW_NAME",

@@ -1,4 +1,4 @@
-"""Batch exchanges: one request and one answer schema per kind, with JSON options."""
+"""What carries batches: exchanges, with one request and one answer schema per kind and JSON options, and reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from escrowmq import schemas
 from escrowmq.model import DecidedBy
-from escrowmq.wire.values import Bounds, ConsumerGroup, Session
+from escrowmq.wire.values import Bounds, ConsumerGroup, QueueNumber, Session, TimeUs
 
 PROTOCOL_VERSION = 1
 
@@ -24,21 +24,6 @@ class Exchange(StrEnum):
     RECEIVE = "receive"
 
 
-REQUEST: dict[Exchange, pa.Schema] = {
-    Exchange.SEND: schemas.OUTGOING,
-    Exchange.PREPARE: schemas.OUTGOING,
-    Exchange.END: schemas.ENDING,
-    Exchange.SETTLE: schemas.SETTLING,
-    Exchange.RECEIVE: pa.schema([]),
-}
-ANSWER: dict[Exchange, pa.Schema] = {
-    Exchange.SEND: schemas.PRODUCED,
-    Exchange.PREPARE: schemas.PRODUCED,
-    Exchange.END: schemas.ENDED,
-    Exchange.SETTLE: schemas.ENDED,
-    Exchange.RECEIVE: schemas.DELIVERY,
-}
-
 CHECKS_EXCHANGE = "checks"
 """Beside the batch exchanges: the one on which the broker asks a producer, see ``docs/protocol.md``."""
 
@@ -50,21 +35,16 @@ class Begin(TypedDict):
     exchange: Literal["send", "prepare", "end", "settle", "receive", "checks"]
 
 
-Sender = Annotated[Session, "0 or none: without one"]
-Member = Annotated[int, "random number by which a consumer calls itself"]
-
-
-class SendOptions(TypedDict):
-    """Options of ``send``."""
-
-    session: NotRequired[Sender]
-    flush: NotRequired[Annotated[Literal["sync", "async"], "`async`: answered before the sync; `sync` unless given"]]
-
-
 class PrepareOptions(TypedDict):
     """Options of ``prepare``."""
 
-    session: NotRequired[Sender]
+    session: NotRequired[Annotated[Session, "0 or none: without one"]]
+
+
+class SendOptions(PrepareOptions):
+    """Options of ``send``."""
+
+    flush: NotRequired[Annotated[Literal["sync", "async"], "`async`: answered before the sync; `sync` unless given"]]
 
 
 class EndOptions(TypedDict):
@@ -84,7 +64,7 @@ class ReceiveOptions(TypedDict):
     """Options of ``receive``. The answer is empty when nothing came within ``wait_ms`` (long poll)."""
 
     group: ConsumerGroup
-    member: Member
+    member: Annotated[int, "random number by which a consumer calls itself"]
     max_messages: NotRequired[Annotated[int, Bounds(1), "messages, at most; 1,000 unless given"]]
     max_bytes: NotRequired[Annotated[int, Bounds(1), "bytes, at most, of several messages"]]
     wait_ms: NotRequired[Annotated[int, "milliseconds to wait for the first message; 0 unless given"]]
@@ -93,10 +73,47 @@ class ReceiveOptions(TypedDict):
 
 
 ExchangeOptions = SendOptions | PrepareOptions | EndOptions | SettleOptions | ReceiveOptions
-OPTIONS: dict[Exchange, type[ExchangeOptions]] = {
-    Exchange.SEND: SendOptions,
-    Exchange.PREPARE: PrepareOptions,
-    Exchange.END: EndOptions,
-    Exchange.SETTLE: SettleOptions,
-    Exchange.RECEIVE: ReceiveOptions,
+_KINDS: dict[Exchange, tuple[pa.Schema, pa.Schema, type[ExchangeOptions]]] = {
+    Exchange.SEND: (schemas.OUTGOING, schemas.PRODUCED, SendOptions),
+    Exchange.PREPARE: (schemas.OUTGOING, schemas.PRODUCED, PrepareOptions),
+    Exchange.END: (schemas.ENDING, schemas.ENDED, EndOptions),
+    Exchange.SETTLE: (schemas.SETTLING, schemas.ENDED, SettleOptions),
+    Exchange.RECEIVE: (pa.schema([]), schemas.DELIVERY, ReceiveOptions),
 }
+REQUEST = {kind: request for kind, (request, _, _) in _KINDS.items()}
+ANSWER = {kind: answer for kind, (_, answer, _) in _KINDS.items()}
+OPTIONS = {kind: options for kind, (_, _, options) in _KINDS.items()}
+"""What goes with each kind of exchange: the schema of its requests, that of its answers, and the type of its options."""
+
+
+# Reads
+
+HALF_VIEW_NAME = "%half"
+OP_VIEW_NAME = "%op"
+ACK_VIEW_NAME = "%acks"
+VIEWS: dict[str, pa.Schema] = {
+    HALF_VIEW_NAME: schemas.HALF_VIEW,
+    OP_VIEW_NAME: schemas.OP_VIEW,
+    ACK_VIEW_NAME: schemas.ACK_VIEW,
+}
+"""The system views that are read by log position."""
+DEAD_LETTER_PREFIX = "%dead-letters."  # + consumer group: its dead-letter queue, readable like a topic
+
+
+class ReadRequest(TypedDict):
+    """What to read: one queue of a topic, a system view, or the dead letters of a group; then, which rows and columns.
+
+    The filters, from ``tags`` on, are applied before rows are counted. What is not asked for is neither read nor sent.
+    """
+
+    source: Annotated[str, "a topic, a system view (`%half`, `%op`, `%acks`), or `%dead-letters.GROUP`"]
+    queue: NotRequired[Annotated[QueueNumber, "0 unless given"]]
+    start: NotRequired[Annotated[int | None, "offset (of a view: log position); none, or 0 without `end`: the first"]]
+    end: NotRequired[Annotated[int | None, "offset or position to stop before; none: what is durable now"]]
+    max_rows: NotRequired[Annotated[int | None, "rows, at most"]]
+    columns: NotRequired[Annotated[list[str] | None, "columns to send, in this order; none: all"]]
+    tags: NotRequired[Annotated[list[str], "messages with one of these tags; not for `%op` and `%acks`"]]
+    key: NotRequired[Annotated[str, "messages with this key; not for `%op` and `%acks`"]]
+    stored_from_us: NotRequired[Annotated[TimeUs, "stored then or later (`%op`: decided, `%acks`: acknowledged)"]]
+    stored_until_us: NotRequired[Annotated[TimeUs, "stored (decided, acknowledged) before then"]]
+    group: NotRequired[Annotated[str, "of this consumer group; for `%acks` only"]]

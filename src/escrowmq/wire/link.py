@@ -17,9 +17,8 @@ import pyarrow as pa
 
 from escrowmq.errors import EscrowError
 from escrowmq.wire.actions.action import Answer, Call
-from escrowmq.wire.exchanges import Exchange, ExchangeOptions
+from escrowmq.wire.exchanges import Exchange, ExchangeOptions, ReadRequest
 from escrowmq.wire.packing import Json
-from escrowmq.wire.reading import ReadRequest
 
 
 class CheckStream(Protocol):

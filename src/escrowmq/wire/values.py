@@ -2,12 +2,15 @@
 
 A ``TypedDict`` of :mod:`escrowmq.wire` is the one description of a JSON object. Texts in an ``Annotated`` type are what the
 generated page ``docs/protocol.md`` says of a field; :class:`Bounds` are checked by the broker when a request comes in.
+:func:`fields_of` gives both for every field of such a type.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 LARGEST_NUMBER = (1 << 63) - 1
 
@@ -42,3 +45,57 @@ Instance = Annotated[str, "name of one process within its group"]
 TransactionText = Annotated[str, "transaction id as printed"]
 MessageId = Annotated[str, "32 hex digits"]
 PageLimit = Annotated[int, Bounds(1, MAX_PAGE), "entries per page, 1,000 unless given"]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One type of value. ``kind`` has neither ``Annotated`` nor ``None`` around it; ``null``: null is a value, too."""
+
+    kind: Any
+    null: bool
+    bounds: Bounds
+    meaning: str
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The words of a ``Literal``; none for other kinds."""
+        return get_args(self.kind) if get_origin(self.kind) is Literal else ()
+
+    @property
+    def items(self) -> list[Value]:
+        """What a list (one) or a tuple (several) is made of; nothing for other kinds."""
+        return [value_of(item) for item in get_args(self.kind)] if get_origin(self.kind) in (list, tuple) else []
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of an object."""
+
+    name: str
+    required: bool
+    value: Value
+
+
+def value_of(hint: Any, bounds: Bounds = Bounds(), meaning: str = "") -> Value:
+    """What a type hint says: outer bounds hold instead of inner ones, outer meanings come before inner ones."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is NotRequired:
+        return value_of(inner[0], bounds, meaning)
+    if origin is Annotated:
+        texts = [extra for extra in reversed(inner[1:]) if isinstance(extra, str)]
+        limits = [extra for extra in inner[1:] if isinstance(extra, Bounds)]
+        return value_of(inner[0], (limits or [bounds])[-1], "; ".join([meaning, *texts] if meaning else texts))
+    if origin in (Union, UnionType) and NoneType in inner:
+        (kind,) = (one for one in inner if one is not NoneType)
+        found = value_of(kind, bounds, meaning)
+        return Value(found.kind, True, found.bounds, found.meaning)
+    if origin in (Union, UnionType):  # of literals
+        return Value(Literal[tuple(word for one in inner for word in get_args(one))], False, bounds, meaning)
+    return Value(hint, False, bounds, meaning)
+
+
+@cache
+def fields_of(shape: Any) -> tuple[Field, ...]:
+    """The fields of a TypedDict; none of a plain mapping."""
+    hints = get_type_hints(shape, include_extras=True) if is_typeddict(shape) else {}
+    return tuple(Field(name, get_origin(hint) is not NotRequired, value_of(hint)) for name, hint in hints.items())

@@ -1,7 +1,6 @@
 """Scans the log by position: the rows of some kinds in a range, small frames joined to chunks of a fair size.
 
-A range that has partly left with retention raises RANGE_PURGED (I41); "from 0 on" without an end, like no start at all,
-means from the first that is stored. Where no end is given, reading stops at what was durable when it began.
+Where no end is given, reading stops at what was durable when it began.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import pyarrow as pa
 
 from escrowmq.broker.reads.filters import joined
 from escrowmq.broker.reads.readable import Readable
-from escrowmq.errors import Code, error
+from escrowmq.errors import Code, EscrowError, error
 from escrowmq.ledger.columns.arrays import Bools, Int64s
 from escrowmq.log.seam import Frame
 from escrowmq.schemas import Kind
@@ -28,6 +27,23 @@ Chunk = tuple[Int64s, pa.RecordBatch, Int64s]
 """Neighbouring rows of some kinds: their positions, columns and times."""
 
 
+def range_of(request: ReadRequest, what: str, first: int, newest: int) -> tuple[int, int]:
+    """From which ``what`` (offset or position) to before which a request reads, of those that are stored: ``first`` to before
+    ``newest``. "From 0 on" without an end, like no start at all, means from the first. Raises RANGE_PURGED."""
+    start, end = request.get("start"), request.get("end")
+    if start is None or (start == 0 and end is None):
+        start = first
+    end = newest if end is None else min(end, newest)
+    if start < first and start < end:
+        raise purged(what, start, first)
+    return start, end
+
+
+def purged(what: str, start: int, first: int) -> EscrowError:
+    """The refusal of a range that has partly left with retention (I41): a read never gives fewer rows instead."""
+    return error(Code.RANGE_PURGED, f"{what} {start} has left the log; the first is {first}")
+
+
 def kept(chunk: Chunk, mask: Bools) -> Chunk:
     """The rows of a chunk that a mask marks."""
     positions, rows, times = chunk
@@ -36,13 +52,8 @@ def kept(chunk: Chunk, mask: Bools) -> Chunk:
 
 def scan(engine: Readable, kinds: Sequence[Kind], columns: list[str], request: ReadRequest) -> Iterator[Chunk]:
     """Rows of some kinds by position, from ``start`` to before ``end`` of a read request."""
-    start, end = request.get("start"), request.get("end")
     first, durable = engine.log.first_position, engine.look(lambda: engine.log.next_position).result()
-    if start is None or (start == 0 and end is None):
-        start = first
-    if start < first and (end is None or start < end):
-        raise error(Code.RANGE_PURGED, f"position {start} has left the log; the first is {first}")
-    end = durable if end is None else min(end, durable)
+    start, end = range_of(request, "position", first, durable)
     frames = engine.log.frames_at(start, kinds, end) if start < end else iter(())
     return _of_frames(frames, start, end, columns)
 

@@ -90,14 +90,9 @@ def _newest_first(engine: Readable, end: int) -> Iterator[Frame]:
         start = max(end - SCAN_FRAMES, 0)
         frames = list(engine.log.frames(start, [Kind.PLAIN, Kind.HALF], end))
         yield from reversed(frames)
-        if not frames and start and not _has_frames(engine, start):
-            return
+        if not frames and start and next(iter(engine.log.frames(0, None, start)), None) is None:
+            return  # nothing below is stored any more
         end = start
-
-
-def _has_frames(engine: Readable, end: int) -> bool:
-    """Whether anything below is still stored."""
-    return next(iter(engine.log.frames(0, None, end)), None) is not None
 
 
 def _states(engine: Readable, positions: Int64s) -> list[FoundMessage]:

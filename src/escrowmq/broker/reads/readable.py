@@ -18,17 +18,10 @@ T = TypeVar("T")
 class HoldsLedger(Protocol):
     """A ledger as of a time, and whether it can go on."""
 
-    @property
-    def ledger(self) -> Ledger: ...
-
-    @property
-    def time_us(self) -> int: ...
-
-    @property
-    def failure(self) -> EscrowError | None: ...
-
-    @property
-    def full(self) -> bool: ...
+    ledger: Ledger
+    time_us: int
+    failure: EscrowError | None
+    full: bool
 
 
 class Connected(Protocol):
@@ -54,11 +47,8 @@ class Readable(Protocol):
     @property
     def status(self) -> str: ...
 
-    @property
-    def settings(self) -> BrokerSettings: ...
-
-    @property
-    def clock(self) -> Clock: ...
+    settings: BrokerSettings
+    clock: Clock
 
     def look(self, look: Callable[[], T]) -> Future[T]:
         """Run ``look`` where the ledger may be read; its answer comes when what it saw is durable."""

@@ -58,7 +58,7 @@ def _half_states(engine: Readable, positions: Int64s) -> Any:
 def _decisions(engine: Readable, request: ReadRequest, wanted: Filter, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     if wanted.columns:
         raise error(Code.BAD_REQUEST, f"{OP_VIEW_NAME} has neither tags nor keys")
-    columns = STORED[Kind.DECIDED].names  # a batch's decisions have more, which tell of the batch
+    columns = STORED[Kind.DECIDED].names  # a batch's decisions have more, which describe the batch
     chunks = scan(engine, [Kind.DECIDED, Kind.BATCH_DECIDED], columns, request)
     return (_decision_rows(engine, wanted, schema, chunk) for chunk in chunks)
 

@@ -2,8 +2,7 @@
 is durable.
 
 The ledger is asked on the writer for a few thousand rows at a time; bodies are read on the reader's thread, and only the
-columns that are asked for are touched. A range that has partly left with retention raises RANGE_PURGED, it never gives
-fewer rows (I41); "from 0 on" without an end, like no start at all, means from the first that is stored.
+columns that are asked for are touched.
 
 Filters: tags are looked up in the queue's index and times in the log's, before anything is read; keys are compared first,
 and the rest is read of what has the right one.
@@ -18,12 +17,12 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.broker.columns import DELIVERED, delivered, owners_of
-from escrowmq.broker.reads.chunks import BYTES, ROWS
+from escrowmq.broker.reads.chunks import BYTES, ROWS, purged, range_of
 from escrowmq.broker.reads.filters import Filter, chosen_columns, coalesced, limited
 from escrowmq.broker.reads.readable import Readable
 from escrowmq.broker.reads.system_views import SYSTEM_VIEWS
 from escrowmq.broker.requests import checked
-from escrowmq.errors import Code, EscrowError, error
+from escrowmq.errors import Code, error
 from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.groups.receiving import matching, tag_numbers
 from escrowmq.schemas import DELIVERY
@@ -107,7 +106,6 @@ class _Rows:
 
 def _topic(engine: Readable, request: ReadRequest, rows: _Rows) -> Iterator[pa.RecordBatch]:
     """A queue from ``start`` (its first offset) to ``end`` (its end now)."""
-    start, end = request.get("start"), request.get("end")
 
     def bounds() -> tuple[int, int, int]:
         queue_id = engine.shard.ledger.queue_id(request["source"], request.get("queue", 0))
@@ -115,15 +113,7 @@ def _topic(engine: Readable, request: ReadRequest, rows: _Rows) -> Iterator[pa.R
         return queue_id, queue.head, queue.end
 
     queue_id, head, newest = engine.look(bounds).result()
-    first = head if start is None or (start == 0 and end is None) else start
-    last = newest if end is None else min(end, newest)
-    if first < head and first < last:
-        raise _purged(first, head)
-    return _queue_rows(engine, queue_id, first, last, rows)
-
-
-def _purged(start: int, head: int) -> EscrowError:
-    return error(Code.RANGE_PURGED, f"offset {start} has left the log; the first is {head}")
+    return _queue_rows(engine, queue_id, *range_of(request, "offset", head, newest), rows)
 
 
 def _queue_rows(engine: Readable, queue_id: int, start: int, end: int, rows: _Rows) -> Iterator[pa.RecordBatch]:
@@ -134,7 +124,7 @@ def _queue_rows(engine: Readable, queue_id: int, start: int, end: int, rows: _Ro
 
         def stored(start: int = start, stop: int = stop) -> tuple[Int64s, Int64s]:
             if start < queue.head:
-                raise _purged(start, queue.head)
+                raise purged("offset", start, queue.head)
             positions, offsets = queue.positions(start, stop), np.arange(start, stop)
             if (tags := tag_numbers(rows.tags or (), topics)) is None:
                 return positions, offsets

@@ -59,25 +59,28 @@ def serve(
     if http_address is not None:
         check_address(http_address[0], insecure)
     stopping = stop if stop is not None else threading.Event()
-    with stop_signals(stopping.set):
+    with stop_signals(stopping.set), ExitStack() as listening:
         engine = open_engine(Path(folder), settings or BrokerSettings())
         calls = Calls(engine)
-        service: Service | None = None
-        http: HttpServer | None = None
-        stack = ExitStack()
-        try:
+        with ExitStack() as running:  # ends first: every request is answered before the connections are closed
+            running.callback(calls.close)
+            running.callback(engine.stop)
             engine.start()
             with _listening(host, port):
                 service = Service(calls, host, port, insecure=insecure)
+            listening.callback(service.stop)
+            metrics_url = None
             if http_address is not None:
                 numbers = registry(lambda: calls.action("stats", {}))
                 with _listening(*http_address):
                     http = HttpServer(*http_address, numbers, lambda: calls.action("health", {}))
-            more = stack.enter_context(beside(lent_link(Path(folder), calls))) if beside is not None else {}
+                listening.callback(http.close)
+                metrics_url = f"http://{shown(http_address[0])}:{http.port}"
+            more = running.enter_context(beside(lent_link(Path(folder), calls))) if beside is not None else {}
             announce(
                 {
                     "url": f"escrow://{shown(host)}:{service.port}",
-                    "metrics": f"http://{shown(http_address[0])}:{http.port}" if http and http_address else None,
+                    "metrics": metrics_url,
                     "folder": str(folder),
                     "shard": engine.log.shard,
                     "epoch": engine.log.epoch,
@@ -88,17 +91,7 @@ def serve(
             # only when this thread wakes.
             while not stopping.wait(WAKE_SECONDS):
                 pass
-        finally:
             logger.info("stopping")
-            try:
-                stack.close()
-            finally:
-                engine.stop()
-                calls.close()
-                if service is not None:
-                    service.stop()
-                if http is not None:
-                    http.close()
     return STOPPED_BY_FAULT if engine.shard.failure is not None else 0
 
 
