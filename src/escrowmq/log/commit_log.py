@@ -16,14 +16,13 @@ from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, error
 from escrowmq.log import frames as codec
 from escrowmq.log import snapshots
 from escrowmq.log.active import ActiveSegment, disk_error
-from escrowmq.log.index import FrameIndex, Segment
+from escrowmq.log.index import Segment
 from escrowmq.log.reading import ReadableLog, Reader
 from escrowmq.log.recovery import Cut, Recovered, list_folder, recover, refuse_foreign, save_index
 from escrowmq.log.seam import Frame, Snapshot
 from escrowmq.log.segments import (
     CLOSED_NAME,
     HEADER_BYTES,
-    Scan,
     SegmentHeader,
     index_name,
     pack_closed,
@@ -106,7 +105,7 @@ class SegmentLog(ReadableLog):
         header = SegmentHeader(shard or 1, 1, 0, 0, now_us, salt)
         prepared = ActiveSegment.create(disk, header, 1 << 12, segment_bytes)
         active = prepared.begin()
-        segment = Segment(prepared.name, header, FrameIndex.of(Scan(0, 0, 0)), HEADER_BYTES, 0, 0, 0)
+        segment = Segment.begun(header, HEADER_BYTES)
         return cls(disk, segment_bytes, lz4, Recovered([segment], [], 0, 0, None), active)
 
     def _begin_epoch(self, version: str, now_us: int) -> None:
@@ -223,19 +222,9 @@ class SegmentLog(ReadableLog):
             self._active = prepared.begin()
         except OSError as problem:
             raise self._fail(error(Code.LOG_FAILED, f"sealing a segment failed: {problem}")) from problem
-        index = FrameIndex.of(Scan(0, 0, 0))
-        fresh = Segment(
-            prepared.name,
-            following,
-            index,
-            HEADER_BYTES,
-            self.next_position,
-            self.epoch,
-            self.next_sequence,
-        )
+        self._segment = Segment.begun(following, HEADER_BYTES)
         with self._reader.lock:
-            self._segment = fresh
-            self._reader.segments = (*self._reader.segments, fresh)
+            self._reader.segments += (self._segment,)
         save_index(self._disk, sealed)
 
     def _fail(self, failure: EscrowError) -> EscrowError:

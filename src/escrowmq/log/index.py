@@ -96,6 +96,12 @@ class Segment:
     synced: int
     data: pa.Buffer | None = None
 
+    @classmethod
+    def begun(cls, header: SegmentHeader, size: int) -> Segment:
+        """A segment of no frames yet, of ``size`` bytes."""
+        index = FrameIndex([np.empty(0, dtype) for dtype in _DTYPES])
+        return cls(segment_name(header.sequence), header, index, size, header.position, header.epoch, header.sequence)
+
     @property
     def sequence(self) -> int:
         """Sequence of the first frame."""

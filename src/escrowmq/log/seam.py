@@ -52,12 +52,10 @@ class StoredLog(Protocol):
     @property
     def shard(self) -> int:
         """The shard's id, made when the log was (uint32, never 0)."""
-        ...
 
     @property
     def epoch(self) -> int:
         """How often the log was opened, this time included."""
-        ...
 
     @property
     def next_sequence(self) -> int: ...
@@ -68,22 +66,18 @@ class StoredLog(Protocol):
     @property
     def last_time_us(self) -> int:
         """Time of the last frame; 0 when there is none. The engine's clock starts no earlier."""
-        ...
 
     @property
     def first_position(self) -> int:
         """The lowest position still stored."""
-        ...
 
     def frames(self, start: int = 0, kinds: Sequence[Kind] | None = None, end: int | None = None) -> Iterator[Frame]:
         """Stored frames with ``start <= sequence < end``, in order, of the given kinds; bodies are not copied."""
-        ...
 
     def frames_at(
         self, position: int, kinds: Sequence[Kind] | None = None, end_position: int | None = None
     ) -> Iterator[Frame]:
         """As :meth:`frames`, from the frame that holds ``position`` to those that begin below ``end_position``."""
-        ...
 
     def read(self, positions: npt.NDArray[np.int64], columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """The PLAIN and HALF rows at ``positions``, in that order (schema STORED, plus ``stored_us`` int64 at the end).
@@ -93,19 +87,15 @@ class StoredLog(Protocol):
         Rejected(RANGE_PURGED) if one has left the log, Corrupt(DAMAGED) with the place if a frame does not check.
         Runs of neighbouring positions come without a copy of the bodies where they lie in one frame.
         """
-        ...
 
     def time_at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The time_us of the frame that holds each position."""
-        ...
 
     def sequence_at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The sequence of the frame that holds each position: rows of one frame are read without joining parts."""
-        ...
 
     def load_snapshot(self) -> Snapshot | None:
         """The newest snapshot that checks; a damaged one is passed over when frames can stand in for it, else Corrupt."""
-        ...
 
 
 class CommitLog(StoredLog, Protocol):
@@ -114,41 +104,32 @@ class CommitLog(StoredLog, Protocol):
     @property
     def bytes_written(self) -> int:
         """Bytes of frames appended by this opener, headers included, snapshots not."""
-        ...
 
     def reserve(self, size: int) -> None:
         """Make sure that appends of ``size`` bytes will find room; Overloaded(DISK_FULL) if not, and nothing changed."""
-        ...
 
     def append(self, kind: Kind, batch: pa.RecordBatch, time_us: int) -> int:
         """Add one frame; the position of its first row. Buffered: it reaches the disk with ``sync`` at the latest."""
-        ...
 
     def sync(self) -> None:
         """Write what is buffered in one write, sync once. Corrupt(LOG_FAILED) stops the log."""
-        ...
 
     def hand_over(self) -> Callable[[], None]:
         """The two halves of :meth:`sync`: take out what is buffered; the function returned writes it in one write and
         syncs once. It must be called, once; it may run on another thread while appends go on. The next hand-over, sync,
         roll of a segment or close waits until it has."""
-        ...
 
     def position_before(self, time_us: int) -> int:
         """The position that begins the first segment holding anything newer than ``time_us``: what retention may drop lies below."""
-        ...
 
     def save_snapshot(self, tables: dict[str, pa.Table], sequence: int, position: int, time_us: int) -> None:
         """Store a snapshot durably (may run on another thread while appends go on); keeps the last two."""
-        ...
 
     def bytes_since_snapshot(self) -> int: ...
 
     def drop_before(self, position: int) -> int:
         """Drop whole segments that lie below ``position``; how many. The newest snapshot must cover them: it is made
         the *base*, part of the log itself, before anything is removed."""
-        ...
 
     def close(self, *, clean: bool = True) -> None:
         """Sync, cut the reserved tail, give the folder back."""
-        ...

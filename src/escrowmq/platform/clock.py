@@ -11,7 +11,6 @@ class Clock(Protocol):
 
     def now_us(self) -> int:
         """Microseconds since 1970."""
-        ...
 
 
 class SystemClock:

@@ -25,19 +25,15 @@ class File(Protocol):
 
     def write_at(self, offset: int, chunks: list[bytes | memoryview | pa.Buffer]) -> None:
         """Write all chunks one after the other from ``offset``. Raises OSError; on error any part may be written."""
-        ...
 
     def read_at(self, offset: int, size: int) -> bytes:
         """Up to ``size`` bytes from ``offset``; fewer at the end of the file."""
-        ...
 
     def map(self, size: int) -> pa.Buffer:
         """The first ``size`` bytes as a buffer that sees later writes and outlives the file's deletion."""
-        ...
 
     def allocate(self, size: int) -> None:
         """Make the file at least ``size`` bytes long with its blocks reserved. Raises OSError(ENOSPC) and leaves it as it was."""
-        ...
 
     def truncate(self, size: int) -> None: ...
 
@@ -45,7 +41,6 @@ class File(Protocol):
 
     def sync(self) -> None:
         """Make everything written durable. Raises OSError; after that nothing about the file may be assumed."""
-        ...
 
     def close(self) -> None: ...
 
@@ -55,13 +50,11 @@ class Disk(Protocol):
 
     def open(self, name: str, *, create: bool = False) -> File:
         """The file, for reading and writing; FileNotFoundError unless ``create``."""
-        ...
 
     def list(self) -> list[str]: ...
 
     def rename(self, old: str, new: str) -> None:
         """Replace ``new`` by ``old`` atomically; durable after :meth:`sync_folder`."""
-        ...
 
     def remove(self, name: str) -> None: ...
 
@@ -69,7 +62,6 @@ class Disk(Protocol):
 
     def lock(self) -> None:
         """Take the folder for this process until :meth:`close`; raises Misuse(FOLDER_IN_USE)."""
-        ...
 
     def free_bytes(self) -> int: ...
 

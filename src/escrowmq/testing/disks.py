@@ -73,39 +73,32 @@ class _Node:
 
 
 class MemoryFile:
-    """An open file of a :class:`MemoryDisk`. A map sees later writes until the file grows."""
+    """An open file (see :class:`escrowmq.platform.disk.File`) of a :class:`MemoryDisk`. A map sees later writes until the file grows."""
 
     def __init__(self, disk: MemoryDisk, node: _Node) -> None:
         self._disk = disk
         self._node = node
 
     def write_at(self, offset: int, chunks: list[bytes | memoryview | pa.Buffer]) -> None:
-        """Write all chunks one after the other from ``offset``."""
         change = _Change(offset, b"".join(bytes(memoryview(chunk)) for chunk in chunks))
         self._disk._write(self._node, change)
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Up to ``size`` bytes from ``offset``."""
         return bytes(self._node.content[offset : offset + size])
 
     def map(self, size: int) -> pa.Buffer:
-        """The first ``size`` bytes as a buffer."""
         return pa.py_buffer(memoryview(self._node.content)[:size])
 
     def allocate(self, size: int) -> None:
-        """Make the file at least ``size`` bytes long."""
         self._disk._write(self._node, _Change(size, None, grow_only=True))
 
     def truncate(self, size: int) -> None:
-        """Cut to ``size`` bytes."""
         self._disk._write(self._node, _Change(size, None))
 
     def size(self) -> int:
-        """Bytes."""
         return len(self._node.content)
 
     def sync(self) -> None:
-        """Make everything written durable."""
         self._disk._sync(self._node)
 
     def close(self) -> None:
@@ -113,7 +106,7 @@ class MemoryFile:
 
 
 class MemoryDisk:
-    """A folder in memory, without faults."""
+    """A folder in memory, without faults (see :class:`escrowmq.platform.disk.Disk`)."""
 
     def __init__(self, files: dict[str, bytes] | None = None) -> None:
         self._nodes: dict[str, _Node] = {}
@@ -122,23 +115,19 @@ class MemoryDisk:
         self._locked = False
 
     def open(self, name: str, *, create: bool = False) -> MemoryFile:
-        """The file; FileNotFoundError unless ``create``."""
         if create and checked_name(name) not in self._nodes:
             self._change_names(("create", name, ""))
         self._existing(name)
         return MemoryFile(self, self._nodes[name])
 
     def list(self) -> list[str]:
-        """All names, sorted."""
         return sorted(self._nodes)
 
     def rename(self, old: str, new: str) -> None:
-        """Replace ``new`` by ``old``."""
         self._existing(old)
         self._change_names(("rename", old, checked_name(new)))
 
     def remove(self, name: str) -> None:
-        """Delete one file."""
         self._existing(name)
         self._change_names(("remove", name, ""))
 
@@ -146,17 +135,14 @@ class MemoryDisk:
         """Make names durable."""
 
     def lock(self) -> None:
-        """Take the folder; Misuse(FOLDER_IN_USE) if it is taken."""
         if self._locked:
             raise Misuse(Code.FOLDER_IN_USE, f"the folder is in use by process {os.getpid()}")
         self._locked = True
 
     def free_bytes(self) -> int:
-        """What may still be written."""
         return 1 << 40
 
     def close(self) -> None:
-        """Give the folder back."""
         self._locked = False
 
     # For tests
@@ -236,7 +222,6 @@ class FaultDisk(MemoryDisk):
         return super().free_bytes() if self.budget is None else max(self.budget - self._used(), 0)
 
     def sync_folder(self) -> None:
-        """Make names durable."""
         failure = self._begin("sync_folder")
         self._end()
         if failure is not None:
@@ -245,7 +230,6 @@ class FaultDisk(MemoryDisk):
         self._name_changes = []
 
     def lock(self) -> None:
-        """Take the folder."""
         if self.crashed:
             raise SimulatedCrash
         super().lock()

@@ -8,6 +8,7 @@ recorded as *ok* alone.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -97,10 +98,20 @@ class History:
                 self._file.write(event.line() + "\n")
                 self._file.flush()
 
-    def call(self, process: str, act: Act, **details: Any) -> Call:
-        """Record an invocation; to be used as a context manager around the call."""
+    @contextlib.contextmanager
+    def call(self, process: str, act: Act, **details: Any) -> Iterator[Call]:
+        """Record an invocation and how it ended: *ok*, *fail* or *unknown*, by what was raised; EscrowErrors go no further."""
         self.add(process, act, Kind.INVOKE, **details)
-        return Call(self, process, act, details)
+        call, note = Call(details), None
+        try:
+            yield call
+            call.result = Kind.OK
+        except BaseException as raised:
+            call.result, note = kind_of(raised), f"{type(raised).__name__}: {raised}"[:200]
+            if not isinstance(raised, EscrowError):
+                raise
+        finally:
+            self.add(process, act, call.result, **{**call.details, "note": note})
 
     def close(self) -> None:
         """Close the file."""
@@ -108,26 +119,12 @@ class History:
             self._file.close()
 
 
+@dataclass(slots=True)
 class Call:
-    """An invoked call. Leaving records *ok*, *fail* or *unknown*, by what was raised; EscrowErrors go no further.
+    """An invoked call. ``result`` is how it ended; set ``details`` while it runs to have more in the record."""
 
-    ``result`` is then how it ended; set ``details`` within to have more in the record.
-    """
-
-    def __init__(self, history: History, process: str, act: Act, details: dict[str, Any]) -> None:
-        self._history, self._process, self._act = history, process, act
-        self.details = details
-        self.result = Kind.INVOKE
-
-    def __enter__(self) -> Call:
-        return self
-
-    def __exit__(self, _: object, raised: BaseException | None, __: object) -> bool:
-        self.result, note = Kind.OK, None
-        if raised is not None:
-            self.result, note = kind_of(raised), f"{type(raised).__name__}: {raised}"[:200]
-        self._history.add(self._process, self._act, self.result, **{**self.details, "note": note})
-        return raised is None or isinstance(raised, EscrowError)
+    details: dict[str, Any]
+    result: Kind = Kind.INVOKE
 
 
 def kind_of(problem: BaseException) -> Kind:

@@ -25,19 +25,15 @@ class LogMaker(Protocol):
 
     def open(self) -> CommitLog:
         """Open it, with segments of about 4 KiB."""
-        ...
 
     def crash(self, log: CommitLog) -> None:
         """Stop ``log`` as a crash of the machine would that forgets whatever was not synced."""
-        ...
 
     def fail_next_sync(self, log: CommitLog) -> None:
         """Let the next sync fail."""
-        ...
 
     def fill(self, log: CommitLog) -> Callable[[], None]:
         """Leave no space; what gives it back."""
-        ...
 
 
 def messages(count: int, start: int = 0, body: int = 64, transaction: int = -1) -> pa.RecordBatch:

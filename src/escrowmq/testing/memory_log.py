@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.log.frames import HEADER_BYTES
-from escrowmq.log.index import FrameIndex, Segment
+from escrowmq.log.index import Segment
 from escrowmq.log.reading import ReadableLog, Reader
 from escrowmq.log.seam import Frame, Snapshot
-from escrowmq.log.segments import Scan, SegmentHeader, segment_name
+from escrowmq.log.segments import SegmentHeader
 from escrowmq.platform.clock import Clock, SystemClock
 from escrowmq.schemas import STORED, Kind
 from escrowmq.testing.disks import MemoryDisk
@@ -69,8 +69,7 @@ class MemoryLog(ReadableLog):
 
     def _new_segment(self) -> Segment:
         header = SegmentHeader(self.store.shard, self.epoch, self.next_sequence, self.next_position, 0, 0)
-        index = FrameIndex.of(Scan(0, 0, 0))
-        return Segment(segment_name(self.next_sequence), header, index, 0, self.next_position, self.epoch, 0)
+        return Segment.begun(header, 0)
 
     def _publish(self, frame: Frame) -> None:
         """Let readers see a frame, in a new segment if the last one is full."""

@@ -47,31 +47,24 @@ class Site(Protocol):
 
     def open(self, timeout: float = 10.0) -> Target:
         """A new target that gives up after ``timeout`` seconds."""
-        ...
 
     def new_topic(self) -> str:
         """A topic that nothing was sent to, ready to be sent to."""
-        ...
 
     def drain(self, topic: str) -> list[Stored]:
         """Everything that was ever stored under ``topic`` and is visible, each key's messages in their order."""
-        ...
 
     def pause(self) -> None:
         """Let it answer nothing, connections open."""
-        ...
 
     def resume(self) -> None:
         """End a pause."""
-        ...
 
     def kill(self) -> None:
         """Crash it."""
-        ...
 
     def start(self) -> None:
         """Start it again."""
-        ...
 
 
 def new_name() -> str:
