@@ -51,13 +51,13 @@ class Promise:
     name: str
     durable: str
     """When an OK is durable: one sentence for users."""
-    deduplicates: bool
+    deduplicates: bool = False
     """The same message id sent again makes no second copy (within a window that ``durable`` names)."""
-    orders_keys: bool
+    orders_keys: bool = True
     """Messages of one key come out in the order in which they were sent."""
-    delays: bool
+    delays: bool = False
     """``delay_us`` is honoured; else rows with a delay are answered ``BAD_DELAY``."""
-    max_body_bytes: int | None
+    max_body_bytes: int | None = None
     """The largest body; None: the server's own limit, found out by being refused."""
 
 
