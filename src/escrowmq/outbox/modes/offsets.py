@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from typing import Any, overload
 
 import numpy as np
@@ -142,14 +143,14 @@ class OffsetConsumer:
         A broker that is away is waited for. Raises as :meth:`poll`.
         """
         total, last = 0, time.monotonic()
-        while stop is None or not stop.is_set():
-            for count in self._steps(
-                effect, max_messages, LOOK_UP_SECONDS if idle_timeout is None else min(idle_timeout, LOOK_UP_SECONDS)
-            ):
+        stop = stop or threading.Event()
+        idle = inf if idle_timeout is None else idle_timeout
+        while not stop.is_set():
+            for count in self._steps(effect, max_messages, min(idle, LOOK_UP_SECONDS)):
                 total, last = total + count, time.monotonic()
-                if stop is not None and stop.is_set():
+                if stop.is_set():
                     break
-            if idle_timeout is not None and time.monotonic() - last >= idle_timeout:
+            if time.monotonic() - last >= idle:
                 break
         return total
 
