@@ -90,7 +90,7 @@ def mark_done(engine: sa.Engine, ids: Iterable[Any]) -> int:
 
 
 class CallbackListener:
-    """Consumes the consumers' words and marks the rows of ``engine`` DONE: one transaction and one acknowledgement a batch.
+    """Consumes the consumers' words and marks the rows of ``engine`` DONE: one transaction and one acknowledgement per batch.
 
     ``consumer`` is a consumer of the topic that :func:`confirm_tx` names, with a group of its own:
     ``bus.consumer("orders-callbacks", ["orders.done"])``.

@@ -1,4 +1,4 @@
-"""Checks messages against the broker's limits before the business transaction commits: later the caller could not be told.
+"""Checks messages against the broker's limits before the business transaction commits: later there is no caller to raise an error to.
 
 The limits come from the same table of settings and environment variables (``ESCROWMQ_MAX_BODY_BYTES``, ...); a caller
 whose broker has others passes its :class:`~escrowmq.settings.BrokerSettings`.

@@ -68,7 +68,7 @@ def check_schema(connection: sa.Connection) -> None:
 def ddl(dialect_name: str, from_version: int = 0, to_version: int | None = None) -> list[str]:
     """The SQL texts that bring tables of ``from_version`` (0: none) to ``to_version`` (None: this one), the version row included.
 
-    ``dialect_name``: sqlite, postgresql, mysql or mariadb. One statement a text, without a final semicolon.
+    ``dialect_name``: sqlite, postgresql, mysql or mariadb. One statement per text, without a final semicolon.
     """
     last = SCHEMA_VERSION if to_version is None else to_version
     if dialect_name not in DIALECTS:

@@ -52,7 +52,7 @@ class State(IntEnum):
     HELD = 6
     """Behind a RETRYING or WAITING row of its key; the relay makes it PENDING again when that one has gone."""
 
-    # A callback can be quicker than the relay's own mark: whoever marks a row SENT does so only WHERE it is still PENDING.
+    # A callback can be quicker than the relay's own mark, so a row is marked SENT only WHERE it is still PENDING.
 
 
 class Reason(IntEnum):

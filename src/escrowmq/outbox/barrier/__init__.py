@@ -10,7 +10,7 @@ Theory of operation. ``trans_barrier`` holds at most one row for a transaction i
    out, or given up, and answered with UNKNOWN; the broker asks again.
 4. A local transaction that comes after the checker fails on the checker's row: it can never commit (LATE_COMMIT).
 
-So there is no moment at which an answer could be wrong, whoever is slow, and no answer can be taken back. Correctness rests on
+So there is no moment at which an answer could be wrong, however slow a process is, and no answer can be taken back. Correctness rests on
 the primary key alone. All that ``marks.py`` does (locks that are tried, dirty reads, short waits) only keeps one transaction
 in flight from holding up the questions about others.
 """

@@ -52,7 +52,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A slot in this consumer's hands."""
+    """A slot that this consumer owns."""
 
     slot: Slot
     next_offset: int
@@ -164,7 +164,7 @@ class Assignments:
     def divide(self, connection: sa.Connection, shard: int, queue: int, stride: int) -> list[Slot]:
         """Divide a queue anew into ``stride`` parts; the slots. It must be at rest: let go by all, and none ahead of another.
 
-        Raises Rejected(ALREADY_EXISTS) if somebody has a part, Misuse(BAD_ARGUMENT) if a part is ahead of what another has still to do.
+        Raises Rejected(ALREADY_EXISTS) if a part has an owner, Misuse(BAD_ARGUMENT) if a part is ahead of what another has still to do.
         """
         whole = Slot(shard, queue)
         self._lock(connection, whole)

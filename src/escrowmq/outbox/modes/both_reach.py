@@ -85,7 +85,7 @@ class BothReachProducer(Driving):
 
 
 class SignedMessages:
-    """The carrier: one ordinary message a prepare, one a decision, with one key."""
+    """The carrier: one ordinary message per prepare and one per decision, with one key."""
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender

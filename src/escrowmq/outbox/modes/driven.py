@@ -32,7 +32,7 @@ class Driven(Driving):
     """``Driven(bus, engine, "shop").send(message, business)``: both happen, or neither.
 
     ``merged=True`` stores the message together with the business change (P1 within P4): one local transaction less, but a
-    process that dies between the prepare and P4 leaves a half message that nobody can decide; it is parked after
+    process that dies between the prepare and P4 leaves a half message that no process can decide; it is parked after
     ``half_retention`` and leaves with the broker's log, invisible all the time. ``sessions`` makes sessions for the business (default: plain ones on
     ``engine``); ``timeout`` is seconds for a request. Raises Misuse(NO_TABLES) at the first use if the tables are missing.
     """
@@ -110,7 +110,7 @@ class TableChecker:
         self._absent = UNKNOWN if merged else ROLLBACK
 
     def decide_batch(self, checks: Sequence[Check]) -> list[Outcome]:
-        """One outcome a question."""
+        """One outcome per question."""
         with self._engine.begin() as connection:
             rows = self._journal.stages(connection, [check.messages[0].message_id for check in checks])
         return [self._answer(rows.get(c.messages[0].message_id), bytes(c.transaction_id)) for c in checks]

@@ -154,7 +154,7 @@ class Driving:
         self.close()
 
     def close(self) -> None:
-        """Let go of the broker, unless the way to it is somebody else's. What is under way stays in the table."""
+        """Let go of the broker, unless the caller made the way to it. What is under way stays in the table."""
 
     # The way forward
 

@@ -54,10 +54,10 @@ Effect = Callable[[Session, Taken], object]
 
 
 class OffsetConsumer:
-    """``OffsetConsumer(bus, engine, "cart", "orders", owner="cart-1").run(effect)``; ``effect(session, messages)`` once a message.
+    """``OffsetConsumer(bus, engine, "cart", "orders", owner="cart-1").run(effect)``; ``effect(session, messages)`` once per message.
 
     ``assignment``: :func:`slots_of` the topic (None: all of it). ``owner`` names this consumer alone; started again under its name it
-    takes its own slots back (and fences a process that still runs under it), another one must be told ``take_over``. ``start``: where a slot begins that was never read:
+    takes its own slots back (and fences a process that still runs under it), another name needs ``take_over``. ``start``: where a slot begins that was never read:
     "earliest", "latest" or an offset. ``on_purged``: "raise" RANGE_PURGED when retention was quicker than this consumer, or
     "skip" to the first offset that is left, with a line in the log. One thread at a time.
 

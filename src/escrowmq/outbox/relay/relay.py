@@ -96,7 +96,7 @@ class Relay:
             self.stop()
 
     def wait(self) -> None:
-        """Until somebody asks it to stop, or a worker fails."""
+        """Return when it is asked to stop, or a worker fails."""
         while not self._stopping.wait(0.2):  # never for ever: signals are handled when this thread wakes
             pass
 

@@ -42,7 +42,7 @@ class Bell:
         self._events = [threading.Event() for _ in range(workers)]
 
     def ring(self) -> None:
-        """Wake everybody."""
+        """Wake all workers."""
         for event in self._events:
             event.set()
 

@@ -40,7 +40,7 @@ LANE_ZERO = 0
 
 
 class SharedTarget:
-    """One target for all workers: one at a time sends, and its failures are everybody's. Thread-safe."""
+    """One target for all workers: one at a time sends, and a failure holds for all. Thread-safe."""
 
     def __init__(self, target: Target, backoff: Backoff) -> None:
         self._target = target
@@ -171,7 +171,7 @@ class Worker:
         if rows:
             batch = outgoing(rows)
             reach("relay.built")
-            if not self.leases.valid:  # paused for longer than the lease: somebody else may be at it
+            if not self.leases.valid:  # paused for longer than the lease: another worker may have the lanes
                 self.leases.forget()
                 return Step(read=len(rows))
             codes = self._target.send(batch)

@@ -222,7 +222,7 @@ class _Topics:
         self._known: dict[str, int] = {}
 
     def limits(self, topics: list[str], deadline: float) -> dict[str, int | Code]:
-        """For each topic its largest message in bytes (0: not told), or why it cannot be sent to."""
+        """For each topic its largest message in bytes (0: unknown), or why it cannot be sent to."""
         new = [topic for topic in topics if topic not in self._known]
         problems: dict[str, Code] = {}
         if new:

@@ -172,7 +172,7 @@ class RabbitMqTarget:
     async def _drop(self) -> None:
         connection, self._connection, self._channel, self._exchange = self._connection, None, None, None
         self._declared.clear()
-        if connection is not None:  # a peer that does not answer takes its time, which nobody needs to wait for
+        if connection is not None:  # a peer that does not answer takes its time; no caller waits for that
             self._closing = asyncio.create_task(_close(connection))
 
     async def _leave(self) -> None:

@@ -7,7 +7,7 @@ A target takes a record batch of schema :data:`escrowmq.schemas.OUTGOING` and an
 - a code that means *refused* (``BODY_TOO_LARGE``, ``UNKNOWN_TOPIC``, ...): this message is refused and would be again.
   It counts as an attempt; when attempts run out the row waits for a person.
 - a code that means *not now* or *unknown* (``QUEUE_FULL``, ``DENIED``, ``TIMED_OUT``, ...): the target is full or away, or has no
-  rights for us, or nobody knows. Nothing is counted, the row is sent again later, under the same message id.
+  rights for us, or the result is unknown. Nothing is counted, the row is sent again later, under the same message id.
 
 The meanings are those of :class:`escrowmq.errors.Meaning`.
 
