@@ -21,9 +21,8 @@ from escrowmq import outbox
 from escrowmq.outbox.dialects import Dialect
 from escrowmq.outbox.relay import Relay
 from escrowmq.outbox.relay.leases import Leases
-from escrowmq.outbox.relay.marking import Marker
+from escrowmq.outbox.relay.marking import PURGE_ROWS, Marker, purge
 from escrowmq.outbox.relay.reading import Reader
-from escrowmq.outbox.relay.upkeep import PURGE_ROWS, purge
 from escrowmq.outbox.tables import State, trans_message
 from escrowmq.outbox.targets.escrow import EscrowTarget
 from escrowmq.testing.servers import postgres

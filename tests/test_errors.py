@@ -27,7 +27,7 @@ from escrowmq.errors import (
 from escrowmq.gateway.problems import status_of
 from escrowmq.model import COMMIT, ROLLBACK
 from escrowmq.outbox.modes.driving import DrivenResult, sorted_out
-from escrowmq.outbox.relay.columns import Row
+from escrowmq.outbox.relay.reading import Row
 from escrowmq.outbox.relay.verdicts import Rules, judge
 from escrowmq.outbox.tables import State
 from escrowmq.outbox.targets import seam

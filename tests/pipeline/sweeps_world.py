@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from escrowmq.outbox.locking import open_locking
+from escrowmq.outbox.engines import open_locking
 from escrowmq.outbox.tables import trans_message
 from escrowmq.pipeline.sweeps import Act, Books, Databases, release_orphan, settle_order
 

@@ -30,36 +30,18 @@ if TYPE_CHECKING:
     from escrowmq.outbox.sending import send_batch_tx, send_tx
     from escrowmq.outbox.tables import State, metadata
 
-_LAZY = {
-    "bind_tx": "barrier",
-    "bind_batch_tx": "barrier",
-    "Barrier": "barrier",
-    "AsyncBarrier": "barrier",
-    "send_tx": "sending",
-    "send_batch_tx": "sending",
-    "claim_tx": "inbox",
-    "claim_batch_tx": "inbox",
-    "confirm_tx": "callbacks",
-    "confirm_batch_tx": "callbacks",
-    "report": "callbacks",
-    "mark_done": "callbacks",
-    "CallbackListener": "callbacks",
-    "migrate": "migrations",
-    "check_schema": "migrations",
-    "ddl": "migrations",
-    "include_object": "migrations",
-    "Driven": "modes",
-    "BothReachProducer": "modes",
-    "BothReachConsumer": "modes",
-    "Compensating": "modes",
-    "OffsetConsumer": "modes",
-    "Slot": "modes",
-    "slots_of": "modes",
-    "split_topic": "modes",
-    "metadata": "tables",
-    "State": "tables",
-}
-_MODULES = frozenset({"aio", "attention", "callbacks", "engines", "inbox", "migrations", "modes", "tables"})
+_HOMES = {
+    "barrier": ("bind_tx", "bind_batch_tx", "Barrier", "AsyncBarrier"),
+    "sending": ("send_tx", "send_batch_tx"),
+    "inbox": ("claim_tx", "claim_batch_tx"),
+    "callbacks": ("confirm_tx", "confirm_batch_tx", "report", "mark_done", "CallbackListener"),
+    "migrations": ("migrate", "check_schema", "ddl", "include_object"),
+    "modes": (
+        "Driven", "BothReachProducer", "BothReachConsumer", "Compensating", "OffsetConsumer", "Slot", "slots_of", "split_topic",
+    ),
+    "tables": ("metadata", "State"),
+}  # fmt: skip
+_LAZY = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [  # noqa: RUF022  # grouped, not sorted
     # the sender
@@ -108,7 +90,7 @@ __all__ = [  # noqa: RUF022  # grouped, not sorted
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY and name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module 'escrowmq.outbox' has no attribute {name!r}")
     try:
         module = importlib.import_module(f"escrowmq.outbox.{_LAZY.get(name, name)}")

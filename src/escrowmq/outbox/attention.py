@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from escrowmq import model
 from escrowmq.errors import Code, Misuse, error
 from escrowmq.outbox.session import transaction_of
-from escrowmq.outbox.tables import State, trans_message
+from escrowmq.outbox.tables import State, state_is, trans_message
 
 MAX_NOTES = 4_000
 """Characters of notes and errors that a row keeps; the oldest are cut."""
@@ -70,21 +70,17 @@ def list_messages(
     """Rows in one state (None: in any) in the order of their ``seq``, without bodies; the next page is ``after`` the last ``seq``."""
     wanted = trans_message.c.seq > after
     if state is not None:
-        wanted &= _is_in(State(state))
-    found = sa.select(*_LISTED, _SIZE).where(wanted).order_by(trans_message.c.seq).limit(limit)
-    with engine.connect() as connection, transaction_of(connection, trans_message):
-        return [_row(row) for row in connection.execute(found).mappings()]
+        wanted &= state_is(State(state))
+    return _rows(engine, sa.select(*_LISTED, _SIZE).where(wanted).order_by(trans_message.c.seq).limit(limit))
 
 
 def show(engine: sa.Engine, message_id: str | bytes) -> Row:
     """One row with its body. Raises Rejected(NOT_FOUND)."""
     identity = model.message_id(message_id)
-    wanted = sa.select(trans_message, _SIZE).where(trans_message.c.id == identity)
-    with engine.connect() as connection, transaction_of(connection, trans_message):
-        row = connection.execute(wanted).mappings().one_or_none()
-    if row is None:
+    rows = _rows(engine, sa.select(trans_message, _SIZE).where(trans_message.c.id == identity))
+    if not rows:
         raise error(Code.NOT_FOUND, f"the outbox has no message {identity.hex()}", "it may have been sent and purged")
-    return _row(row)
+    return rows[0]
 
 
 def retry(engine: sa.Engine, ids: Iterable[str | bytes], *, by: str | None = None) -> list[Done]:
@@ -131,12 +127,9 @@ def _act(engine: sa.Engine, ids: Iterable[str | bytes], by: str | None, act: str
 _SIZE = sa.func.length(trans_message.c.body).label("body_bytes")
 
 
-def _is_in(state: State) -> sa.ColumnElement[bool]:
-    """As literals: a partial index is used only if the statement itself says that it suffices."""
-    same = trans_message.c.state == sa.literal_column(str(state.value))
-    if state < State.WAITING:
-        return same
-    return sa.and_(trans_message.c.state >= sa.literal_column(str(State.WAITING.value)), same)
+def _rows(engine: sa.Engine, query: sa.Select[Any]) -> list[Row]:
+    with engine.connect() as connection, transaction_of(connection, trans_message):
+        return [_row(row) for row in connection.execute(query).mappings()]
 
 
 def _row(row: Any) -> Row:

@@ -78,30 +78,19 @@ def mark_done(engine: sa.Engine, ids: Iterable[Any]) -> int:
     ``ids`` as :func:`confirm_tx` takes them. Unknown and purged ids are passed over, and rows that a person discarded stay so.
     One UPDATE for a thousand ids.
     """
-    wanted = sorted({identity_of(identity) for identity in ids})
-    with engine.begin() as connection:
-        return mark_done_tx(connection, wanted)
-
-
-def mark_done_tx(session: AnySession, ids: list[bytes]) -> int:
-    """:func:`mark_done` inside the caller's transaction, for ids of 16 bytes."""
-    done = 0
-    with transaction_of(session, trans_message) as connection:
-        for at in range(0, len(ids), CHUNK_IDS):
-            rows = trans_message.c.id.in_(ids[at : at + CHUNK_IDS]) & trans_message.c.state.not_in(_ENDED)
+    wanted, done, row = sorted({identity_of(identity) for identity in ids}), 0, trans_message.c
+    with engine.begin() as connection, transaction_of(connection, trans_message):
+        for at in range(0, len(wanted), CHUNK_IDS):
+            open_ = sa.update(trans_message).where(row.id.in_(wanted[at : at + CHUNK_IDS]), row.state.not_in(_ENDED))
             now = time.time_ns() // 1000
             # a word that was quicker than the relay's own mark proves the send too
-            values = {
-                "state": State.DONE.value,
-                "done_us": now,
-                "sent_us": sa.func.coalesce(trans_message.c.sent_us, now),
-            }
-            done += connection.execute(sa.update(trans_message).where(rows).values(values)).rowcount
+            sent_us = sa.func.coalesce(row.sent_us, now)
+            done += connection.execute(open_.values(state=State.DONE.value, done_us=now, sent_us=sent_us)).rowcount
     return done
 
 
 class CallbackListener:
-    """Consumes the consumers' words and marks the rows of ``engine`` DONE: one transaction and one acknowledgement a batch.
+    """Consumes the consumers' words and marks the rows of ``engine`` DONE: one transaction and one acknowledgement per batch.
 
     ``consumer`` is a consumer of the topic that :func:`confirm_tx` names, with a group of its own:
     ``bus.consumer("orders-callbacks", ["orders.done"])``.

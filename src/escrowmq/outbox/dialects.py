@@ -7,7 +7,7 @@ errors. (``INSERT IGNORE`` is not used: it turns every error of the row, a refus
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,7 +26,7 @@ _DUPLICATE = {"23505", 1062, "UNIQUE constraint failed"}
 # Errors
 
 
-def has_mark(problem: DBAPIError, marks: set[Any]) -> bool:
+def has_mark(problem: DBAPIError, marks: Set[Any]) -> bool:
     """Whether an error carries one of these marks: PostgreSQL's SQLSTATE, MySQL's number, SQLite's words."""
     raw: Any = problem.orig
     state = getattr(raw, "sqlstate", None) or getattr(raw, "pgcode", None)
@@ -118,7 +118,8 @@ _NOW = {
 
 
 class Dialect:
-    """What differs for a relay on one engine: its clock, its transactions, its lists of numbers. Raises Misuse(BAD_ARGUMENT) for what is no engine of a known database."""
+    """What differs for a relay on one engine: its clock, its transactions, its lists of numbers. Raises Misuse(BAD_ARGUMENT) for
+    what is no engine of a known database."""
 
     def __init__(self, engine: sa.Engine) -> None:
         if not isinstance(engine, sa.Engine):

@@ -17,6 +17,8 @@ _DRIVERS = {
     "mysql": "mysql+pymysql",
     "mariadb": "mariadb+pymysql",
 }
+SQLITE_PATIENCE = 30.0
+"""Seconds that a transaction waits for a SQLite file's one lock."""
 _EXTRAS = {"psycopg": "postgres", "pymysql": "mysql", "aiomysql": "mysql", "aiosqlite": "outbox"}
 
 
@@ -55,3 +57,28 @@ def opened(url: str) -> Iterator[sa.Engine]:
         raise Unknown(Code.DISCONNECTED, text, "is the database there, and the URL right?") from None
     finally:
         engine.dispose()
+
+
+def open_locking(url: str, **options: Any) -> sa.Engine:
+    """An engine for work under row locks. Raises as :func:`open_engine`.
+
+    PostgreSQL and MariaDB: READ COMMITTED, so that a read that waited for a lock sees what the lock's holder committed. SQLite has
+    one lock per file, taken when the transaction begins (BEGIN IMMEDIATE, or the execution option ``begin``): a deferred one would
+    fail between read and write.
+    """
+    if not url.startswith("sqlite"):
+        return open_engine(url, isolation_level="READ COMMITTED", **options)
+    patience = {"timeout": SQLITE_PATIENCE, **options.pop("connect_args", {})}
+    engine = open_engine(url, connect_args=patience, **options)
+
+    @sa.event.listens_for(engine, "connect")
+    def on_connect(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # the driver begins nothing by itself
+
+    @sa.event.listens_for(engine, "begin")
+    def on_begin(connection: sa.Connection) -> None:
+        chosen = connection.get_execution_options()
+        if chosen.get("isolation_level") != "AUTOCOMMIT":
+            connection.exec_driver_sql(chosen.get("begin", "BEGIN IMMEDIATE"))
+
+    return engine

@@ -23,6 +23,7 @@ from escrowmq import model
 from escrowmq.errors import Code, EscrowError, Misuse
 from escrowmq.message.names import check_name
 from escrowmq.outbox.dialects import insert_new
+from escrowmq.outbox.purging import age_of, delete_older
 from escrowmq.outbox.session import AnySession, transaction_of
 from escrowmq.outbox.tables import trans_recv_log
 from escrowmq.outbox.targets.seam import MESSAGE_ID_HEADER
@@ -30,6 +31,8 @@ from escrowmq.outbox.targets.seam import MESSAGE_ID_HEADER
 if TYPE_CHECKING:
     from escrowmq.client.consuming.consumer import Consumer
     from escrowmq.client.consuming.received import Received, ReceivedBatch
+
+    Handler = Callable[[Any, Received], object]
 
 Database = sessionmaker[Session] | sa.Engine
 logger = logging.getLogger(__name__)
@@ -102,21 +105,8 @@ def purge_seen(engine: sa.Engine, older_than: float | timedelta, *, group: str |
     It must be longer than any redelivery can take: the broker's ``retention`` plus the relay's retries. A message that comes again
     after its mark was purged has its effect twice.
     """
-    age = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
-    if isinstance(age, bool) or not isinstance(age, int | float) or not age >= 0:
-        raise Misuse(Code.BAD_ARGUMENT, f"older_than = {older_than!r}", "seconds, or a timedelta")
-    old = _SEEN.seen_us < time.time_ns() // 1000 - round(age * 1e6)
-    if group is not None:
-        old &= _SEEN.consumer_group == group
-    purged = 0
-    while True:
-        with engine.begin() as connection, transaction_of(connection, trans_recv_log):
-            last = sa.select(_SEEN.seen_us).where(old).order_by(_SEEN.seen_us).offset(CHUNK_ROWS - 1).limit(1)
-            bound = connection.scalar(last)
-            some = old if bound is None else old & (_SEEN.seen_us <= bound)
-            purged += connection.execute(sa.delete(trans_recv_log).where(some)).rowcount
-        if bound is None:
-            return purged
+    only = () if group is None else (_SEEN.consumer_group == group,)
+    return delete_older(engine, _SEEN.seen_us, age_of(older_than), CHUNK_ROWS, *only)
 
 
 # The loop around it
@@ -125,7 +115,7 @@ def purge_seen(engine: sa.Engine, older_than: float | timedelta, *, group: str |
 def consume(
     consumer: Consumer,
     database: Database,
-    handler: Callable[[Any, Received], object],
+    handler: Handler,
     *,
     group: str | None = None,
     max_messages: int = 500,
@@ -143,23 +133,21 @@ def consume(
     for batch in consumer.batches(max_messages, idle_timeout=idle_timeout):
         try:
             effects += _handle(database, handler, list(batch), name)
-            whole = True
         except Exception as problem:
             if isinstance(problem, Misuse) and problem.code in _STOPS:
                 batch.nack(0.0, "the consumer cannot claim", wait=False)
                 raise
             logger.info("a batch of %d messages failed; doing them one by one: %r", len(batch), problem)
-            whole = False
-        if whole:
-            _acknowledge(batch)
-        else:
             effects += _handle_apart(database, handler, batch, name)
+            continue
+        try:
+            batch.ack()
+        except EscrowError as problem:  # the effects are committed: what comes again finds its mark
+            logger.info("a batch of %d messages was handled but not acknowledged: %s", len(batch), problem)
     return effects
 
 
-def _handle(
-    database: Database, handler: Callable[[Any, Received], object], messages: list[Received], group: str
-) -> int:
+def _handle(database: Database, handler: Handler, messages: list[Received], group: str) -> int:
     """One transaction; how many effects it has."""
     with database.begin() as session:
         first = claim_batch_tx(session, messages, group)
@@ -169,9 +157,7 @@ def _handle(
     return sum(first)
 
 
-def _handle_apart(
-    database: Database, handler: Callable[[Any, Received], object], batch: ReceivedBatch, group: str
-) -> int:
+def _handle_apart(database: Database, handler: Handler, batch: ReceivedBatch, group: str) -> int:
     """A transaction per message; those that fail are delivered again."""
     effects = 0
     for message in batch:
@@ -183,13 +169,6 @@ def _handle_apart(
         else:
             message.ack()
     return effects
-
-
-def _acknowledge(batch: ReceivedBatch) -> None:
-    try:
-        batch.ack()
-    except EscrowError as problem:  # the effects are committed: what comes again finds its mark
-        logger.info("a batch of %d messages was handled but not acknowledged: %s", len(batch), problem)
 
 
 # One chunk

@@ -1,4 +1,4 @@
-"""Checks messages against the broker's limits before the business transaction commits: later the caller could not be told.
+"""Checks messages against the broker's limits before the business transaction commits: later there is no caller to raise an error to.
 
 The limits come from the same table of settings and environment variables (``ESCROWMQ_MAX_BODY_BYTES``, ...); a caller
 whose broker has others passes its :class:`~escrowmq.settings.BrokerSettings`.
@@ -36,7 +36,7 @@ class Content(NamedTuple):
     key: str | None
     tag: str | None
     properties: str | None
-    message_id: bytes
+    id: bytes
     delay_us: int
 
 
@@ -75,7 +75,11 @@ def columns(data: pa.RecordBatch | pa.Table, settings: BrokerSettings | None) ->
         batch = _codec.columns(one_batch(data) if isinstance(data, pa.Table) else data)
     for topic in pc.unique(batch.column("topic")).to_pylist():
         check_name(topic, Code.BAD_TOPIC_NAME)
-    _check_limits(batch, checker(settings).limits)
+    codes = refusals(batch, checker(settings).limits)
+    if codes.any():
+        first = int(np.flatnonzero(codes)[0])
+        others = np.count_nonzero(codes == codes[first]) - 1
+        raise Rejected(Code(codes[first]), f"row {first} of the batch is over the limit, and {others} more")
     half = batch.column("immunity_us").to_numpy().any() or batch.column("transaction").null_count < batch.num_rows
     if half or (batch.column("queue").to_numpy() != -1).any():
         raise Misuse(Code.BAD_ARGUMENT, "a queue, immunity_us or transaction was given", _ELSEWHERE)
@@ -86,15 +90,6 @@ def columns(data: pa.RecordBatch | pa.Table, settings: BrokerSettings | None) ->
         for name in ("topic", "body", "key", "tag", "properties", "message_id", "delay_us")
     )
     return list(map(Content._make, zip(topics, bodies, keys, tags, map(_json, pairs), ids, delays, strict=True)))
-
-
-def _check_limits(batch: pa.RecordBatch, limits: Limits) -> None:
-    codes = refusals(batch, limits)
-    if not codes.any():
-        return
-    first = int(np.flatnonzero(codes)[0])
-    others = np.count_nonzero(codes == codes[first]) - 1
-    raise Rejected(Code(codes[first]), f"row {first} of the batch is over the limit, and {others} more")
 
 
 def _json(pairs: Iterable[tuple[str, str]] | None) -> str | None:

@@ -30,8 +30,6 @@ _LOCK = "escrowmq_migrate"
 _LOCK_NUMBER = 0x65736372_6F776D71
 _INDEX_EXISTS = 1061
 
-Statements = Callable[[sa.Dialect], list[sa.Executable]]
-
 
 def migrate(engine: sa.Engine | sa.Connection) -> int:
     """Create the tables, or upgrade them; the version that they had before (0: none). Idempotent; safe when several
@@ -45,10 +43,7 @@ def migrate(engine: sa.Engine | sa.Connection) -> int:
     if not isinstance(engine, sa.Engine):
         hint = "asynchronous engines: await outbox.aio.migrate(engine)"
         raise Misuse(Code.BAD_ARGUMENT, f"{type(engine).__name__} is not a SQLAlchemy engine or connection", hint)
-    if engine.dialect.name == "sqlite":
-        with _sqlite_alone(engine) as connection:
-            return _upgrade(connection)
-    with engine.begin() as connection:
+    with _sqlite_alone(engine) if engine.dialect.name == "sqlite" else engine.begin() as connection:
         return _upgrade(connection)
 
 
@@ -57,9 +52,9 @@ def check_schema(connection: sa.Connection) -> None:
 
     It never makes a statement fail, so the caller's transaction stays as it is.
     """
-    if not _has_tables(connection):
-        raise Misuse(Code.NO_TABLES)
     found = _version(connection)
+    if found is None:
+        raise Misuse(Code.NO_TABLES)
     if found == 0:
         hint = "run `escrowmq outbox migrate` once; under Alembic execute the texts of outbox.ddl(...) too"
         raise Misuse(Code.SCHEMA_VERSION, "the tables have no version row: they were made, but not filled", hint)
@@ -73,14 +68,14 @@ def check_schema(connection: sa.Connection) -> None:
 def ddl(dialect_name: str, from_version: int = 0, to_version: int | None = None) -> list[str]:
     """The SQL texts that bring tables of ``from_version`` (0: none) to ``to_version`` (None: this one), the version row included.
 
-    ``dialect_name``: sqlite, postgresql, mysql or mariadb. One statement a text, without a final semicolon.
+    ``dialect_name``: sqlite, postgresql, mysql or mariadb. One statement per text, without a final semicolon.
     """
     last = SCHEMA_VERSION if to_version is None else to_version
     if dialect_name not in DIALECTS:
         raise Misuse(Code.BAD_ARGUMENT, f"no tables for {dialect_name!r}", f"one of {', '.join(DIALECTS)}")
     if not 0 <= from_version <= last <= SCHEMA_VERSION:
         raise Misuse(Code.BAD_ARGUMENT, f"no way from version {from_version} to {last}", f"0 to {SCHEMA_VERSION}")
-    dialect = _dialect(dialect_name)
+    dialect = sa.create_mock_engine(f"{dialect_name}://", lambda *_, **__: None).dialect
     return [_text(statement, dialect) for statement in _path(dialect, from_version, last)]
 
 
@@ -113,7 +108,7 @@ def _first(dialect: sa.Dialect) -> list[sa.Executable]:
     return [*tables, *(indexes[name] for name in sorted(indexes)), _insert_missing(dialect, trans_lane, rows)]
 
 
-STEPS: dict[int, Statements] = {1: _first}
+STEPS: dict[int, Callable[[sa.Dialect], list[sa.Executable]]] = {1: _first}
 """The step *to* each version. A change of released tables is a new step; step 1, which makes what ``tables.py`` has now, is then
 frozen to the texts that the tests keep of it."""
 
@@ -134,7 +129,7 @@ def _insert_missing(dialect: sa.Dialect, table: sa.Table, rows: list[dict[str, i
 
 def _upgrade(connection: sa.Connection) -> int:
     with _lock(connection):
-        found = _version(connection) if _has_tables(connection) else 0
+        found = _version(connection) or 0
         if found > SCHEMA_VERSION:
             raise _newer(found)
         for statement in _path(connection.dialect, found, SCHEMA_VERSION):
@@ -195,21 +190,16 @@ def translated(connection: sa.Connection) -> str | None:
     return names.get(None)
 
 
-def _has_tables(connection: sa.Connection) -> bool:
-    return sa.inspect(connection).has_table(trans_schema.name, schema=translated(connection))
-
-
-def _version(connection: sa.Connection) -> int:
+def _version(connection: sa.Connection) -> int | None:
+    """The version of the tables; 0: they have no version row; None: they are not there."""
+    if not sa.inspect(connection).has_table(trans_schema.name, schema=translated(connection)):
+        return None
     return connection.scalar(sa.select(trans_schema.c.version).where(trans_schema.c.one == 1)) or 0
 
 
 def _newer(found: int) -> Misuse:
     text = f"the tables are of version {found}, newer than this escrowmq, which has {SCHEMA_VERSION}"
     return Misuse(Code.SCHEMA_VERSION, text, "upgrade escrowmq here; nothing was changed")
-
-
-def _dialect(name: str) -> sa.Dialect:
-    return sa.create_mock_engine(f"{name}://", lambda *_, **__: None).dialect
 
 
 def _text(statement: sa.Executable, dialect: sa.Dialect) -> str:

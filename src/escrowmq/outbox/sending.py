@@ -19,11 +19,11 @@ import sqlalchemy as sa
 import xxhash
 from sqlalchemy.exc import IntegrityError
 
-from escrowmq.errors import Code, Misuse
+from escrowmq.errors import Code, Misuse, Rejected
 from escrowmq.model import Message
 from escrowmq.outbox.dialects import is_duplicate
 from escrowmq.outbox.limits import Content, checker, columns, contents
-from escrowmq.outbox.session import AnySession, id_taken, transaction_of
+from escrowmq.outbox.session import AnySession, transaction_of
 from escrowmq.outbox.tables import CHANNEL, LANES, State, trans_message
 from escrowmq.settings import BrokerSettings
 
@@ -66,7 +66,7 @@ def send_tx(
         row = check.row(topic, body, key, tag, properties, delay, None, message_id, None, None)  # type: ignore[arg-type]
     found = contents([row])
     _insert(session, found)
-    return found[0].message_id
+    return found[0].id
 
 
 def send_batch_tx(
@@ -88,7 +88,7 @@ def send_batch_tx(
     else:
         raise Misuse(Code.BAD_ARGUMENT, f"{type(messages).__name__} is not messages, a record batch or a table")
     _insert(session, found)
-    return [content.message_id for content in found]
+    return [content.id for content in found]
 
 
 def lane_of(key: str | None) -> int:
@@ -110,26 +110,15 @@ def _insert(session: AnySession, found: list[Content]) -> None:
                 connection.execute(sa.select(_NOTIFY))
         except IntegrityError as problem:
             if is_duplicate(problem):
-                raise id_taken() from problem
+                hint = "roll back; a message id names one message for ever"
+                text = "the outbox has a message of this id already"
+                raise Rejected(Code.MESSAGE_ID_TAKEN, text, hint) from problem
             raise
 
 
 def _row(content: Content, now: int) -> dict[str, Any]:
-    topic, body, key, tag, properties, identity, delay_us = content
-    return {
-        "id": identity,
-        "lane": lane_of(key),
-        "state": State.PENDING.value,
-        "topic": topic,
-        "key": key,
-        "tag": tag,
-        "properties": properties,
-        "body": body,
-        "delay_us": delay_us,
-        "attempts": 0,
-        "due_us": 0,
-        "created_us": now,
-    }
+    fresh = {"state": State.PENDING.value, "attempts": 0, "due_us": 0, "created_us": now}
+    return {**content._asdict(), **fresh, "lane": lane_of(content.key)}
 
 
 def _chunks(found: list[Content]) -> Iterator[list[Content]]:

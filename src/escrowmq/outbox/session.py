@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, InvalidRequestError, UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session
 
-from escrowmq.errors import Code, EscrowError, Misuse, Rejected
+from escrowmq.errors import Code, EscrowError, Misuse
 from escrowmq.outbox.dialects import has_mark
 from escrowmq.outbox.migrations import check_schema, translated
 
@@ -59,15 +59,6 @@ def plain(problem: DBAPIError) -> EscrowError | None:
     if has_mark(problem, _ABORTED):
         return Misuse(Code.NO_TRANSACTION, "an earlier statement of this transaction failed", "roll it back first")
     return None
-
-
-def id_taken() -> Rejected:
-    """The error for a message id that the table has already."""
-    return Rejected(
-        Code.MESSAGE_ID_TAKEN,
-        "the outbox has a message of this id already",
-        "roll back; a message id names one message for ever",
-    )
 
 
 def _connection(session: Any, table: sa.Table) -> sa.Connection:

@@ -52,7 +52,7 @@ class State(IntEnum):
     HELD = 6
     """Behind a RETRYING or WAITING row of its key; the relay makes it PENDING again when that one has gone."""
 
-    # A callback can be quicker than the relay's own mark: whoever marks a row SENT does so only WHERE it is still PENDING.
+    # A callback can be quicker than the relay's own mark, so a row is marked SENT only WHERE it is still PENDING.
 
 
 class Reason(IntEnum):
@@ -64,29 +64,32 @@ class Reason(IntEnum):
 
 metadata = sa.MetaData()
 
-_TRANSACTIONAL: dict[str, Any] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
-"""Whatever the server's default engine is: without transactions there is no outbox."""
 
-trans_schema = sa.Table(
+def _table(name: str, *columns: sa.Column[Any]) -> sa.Table:
+    # InnoDB whatever the server's default engine is: without transactions there is no outbox
+    return sa.Table(name, metadata, *columns, mysql_engine="InnoDB", mariadb_engine="InnoDB")
+
+
+def _content() -> list[sa.Column[Any]]:
+    """The columns of a message; properties are a JSON object of texts."""
+    body = sa.Column("body", BODY, nullable=False)
+    texts = (sa.Column("key", KEY), sa.Column("tag", KEY), sa.Column("properties", TEXT))
+    return [sa.Column("topic", NAME, nullable=False), *texts, body]
+
+
+trans_schema = _table(
     "trans_schema",
-    metadata,
     sa.Column("one", sa.SmallInteger, primary_key=True, autoincrement=False),  # always 1: the table has one row
     sa.Column("version", sa.Integer, nullable=False),
-    **_TRANSACTIONAL,
 )
 
-trans_message = sa.Table(
+trans_message = _table(
     "trans_message",
-    metadata,
     sa.Column("seq", COUNTED, primary_key=True, autoincrement=True),  # taken before the commit: never page by it
     sa.Column("id", ID, nullable=False, unique=True),
     sa.Column("lane", sa.SmallInteger, nullable=False),
     sa.Column("state", sa.SmallInteger, nullable=False),
-    sa.Column("topic", NAME, nullable=False),
-    sa.Column("key", KEY),
-    sa.Column("tag", KEY),
-    sa.Column("properties", TEXT),  # a JSON object of texts
-    sa.Column("body", BODY, nullable=False),
+    *_content(),
     sa.Column("delay_us", BIG, nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("due_us", BIG, nullable=False),  # 0: at once
@@ -94,41 +97,32 @@ trans_message = sa.Table(
     sa.Column("sent_us", BIG),
     sa.Column("done_us", BIG),
     sa.Column("error", TEXT),
-    **_TRANSACTIONAL,
 )
 
-trans_lane = sa.Table(
+trans_lane = _table(
     "trans_lane",
-    metadata,
     sa.Column("lane", sa.SmallInteger, primary_key=True, autoincrement=False),
     sa.Column("owner", NAME),
     sa.Column("epoch", BIG, nullable=False),
     sa.Column("leased_until_us", BIG, nullable=False),  # by the database's clock
-    **_TRANSACTIONAL,
 )
 
-trans_relay = sa.Table(
+trans_relay = _table(
     "trans_relay",
-    metadata,
     sa.Column("owner", NAME, primary_key=True),
-    sa.Column(
-        "alive_until_us", BIG, nullable=False
-    ),  # by the database's clock; who is alive gets a fair share of the lanes
-    **_TRANSACTIONAL,
+    # by the database's clock; who is alive gets a fair share of the lanes
+    sa.Column("alive_until_us", BIG, nullable=False),
 )
 
-trans_recv_log = sa.Table(
+trans_recv_log = _table(
     "trans_recv_log",
-    metadata,
     sa.Column("consumer_group", NAME, primary_key=True),
     sa.Column("message_id", ID, primary_key=True),
     sa.Column("seen_us", BIG, nullable=False),
-    **_TRANSACTIONAL,
 )
 
-trans_recv_offset = sa.Table(
+trans_recv_offset = _table(
     "trans_recv_offset",
-    metadata,
     sa.Column("consumer_group", NAME, primary_key=True),
     sa.Column("topic", NAME, primary_key=True),
     sa.Column("shard", BIG, primary_key=True, autoincrement=False),
@@ -138,82 +132,63 @@ trans_recv_offset = sa.Table(
     sa.Column("next_offset", BIG, nullable=False),  # always the next one, never the last
     sa.Column("epoch", BIG, nullable=False),  # of the consumer that may move it
     sa.Column("owner", NAME),  # that consumer's name; null: let go
-    **_TRANSACTIONAL,
 )
 
-trans_barrier = sa.Table(
+trans_barrier = _table(
     "trans_barrier",
-    metadata,
     sa.Column("transaction_id", ID, primary_key=True),
     sa.Column("branch", NAME, primary_key=True),
     sa.Column("reason", sa.SmallInteger, nullable=False),
     sa.Column("decided_us", BIG, nullable=False),
-    **_TRANSACTIONAL,
 )
 
-trans_prepared = sa.Table(
+trans_prepared = _table(
     "trans_prepared",
-    metadata,
     sa.Column("consumer_group", NAME, primary_key=True),
     sa.Column("message_id", ID, primary_key=True),
-    sa.Column("topic", NAME, nullable=False),
-    sa.Column("key", KEY),
-    sa.Column("tag", KEY),
-    sa.Column("properties", TEXT),
-    sa.Column("body", BODY, nullable=False),
+    *_content(),
     sa.Column("prepared_us", BIG, nullable=False),
-    **_TRANSACTIONAL,
 )
 
-trans_driven = sa.Table(
+trans_driven = _table(
     "trans_driven",
-    metadata,
     sa.Column("id", ID, primary_key=True),
     sa.Column("producer_group", NAME, nullable=False),
     sa.Column("state", sa.SmallInteger, nullable=False),  # outbox/modes/driven.py has the table of states
     sa.Column("shard", BIG),  # of the broker that took the prepare: a transaction never moves
     sa.Column("transaction_id", ID),
-    sa.Column("topic", NAME, nullable=False),
-    sa.Column("key", KEY),
-    sa.Column("tag", KEY),
-    sa.Column("properties", TEXT),
-    sa.Column("body", BODY, nullable=False),
+    *_content(),
     sa.Column("delay_us", BIG, nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("created_us", BIG, nullable=False),
-    **_TRANSACTIONAL,
 )
+
+
+def state_is(state: State) -> sa.ColumnElement[bool]:
+    """For rows of ``trans_message``, in literals: a partial index is used only if the statement itself says that it suffices."""
+    same = trans_message.c.state == sa.literal_column(str(state.value))
+    if state < State.WAITING:
+        return same
+    return sa.and_(trans_message.c.state >= sa.literal_column(str(State.WAITING.value)), same)
 
 
 def _on(*names: str) -> Any:
     return lambda ddl, target, bind, dialect, **_: dialect.name in names
 
 
-_PENDING = trans_message.c.state == State.PENDING.value
-sa.Index(
-    "trans_message_pending",
-    trans_message.c.lane,
-    trans_message.c.seq,
-    postgresql_where=_PENDING,
-    sqlite_where=_PENDING,
-).ddl_if(callable_=_on("postgresql", "sqlite"))
-sa.Index("trans_message_by_state", trans_message.c.state, trans_message.c.lane, trans_message.c.seq).ddl_if(
-    callable_=_on("mysql", "mariadb")
-)
+def _partial(name: str, only: sa.ColumnElement[bool], *columns: sa.Column[Any]) -> sa.Index:
+    """An index of the rows for which ``only`` holds, in databases that can."""
+    return sa.Index(name, *columns, postgresql_where=only, sqlite_where=only)
+
+
+_m = trans_message.c
 # What the relay puts aside (RETRYING, HELD, WAITING) and what it keeps (SENT, DONE) must not make its reads of PENDING rows slower.
-_ASIDE = trans_message.c.state >= State.WAITING.value
-sa.Index(
-    "trans_message_aside",
-    trans_message.c.state,
-    trans_message.c.lane,
-    trans_message.c.due_us,
-    postgresql_where=_ASIDE,
-    sqlite_where=_ASIDE,
-).ddl_if(callable_=_on("postgresql", "sqlite"))
-_KEPT = trans_message.c.sent_us.is_not(None)
-sa.Index(
-    "trans_message_kept", trans_message.c.state, trans_message.c.sent_us, postgresql_where=_KEPT, sqlite_where=_KEPT
-)
+_pending = _partial("trans_message_pending", _m.state == State.PENDING.value, _m.lane, _m.seq)
+_aside = _partial("trans_message_aside", _m.state >= State.WAITING.value, _m.state, _m.lane, _m.due_us)
+_pending.ddl_if(callable_=_on("postgresql", "sqlite"))
+_aside.ddl_if(callable_=_on("postgresql", "sqlite"))
+_partial("trans_message_kept", _m.sent_us.is_not(None), _m.state, _m.sent_us)
+sa.Index("trans_message_by_state", _m.state, _m.lane, _m.seq).ddl_if(callable_=_on("mysql", "mariadb"))
 sa.Index("trans_recv_log_by_time", trans_recv_log.c.seen_us)  # what is purged is at its left end
 sa.Index("trans_barrier_by_time", trans_barrier.c.decided_us)  # likewise
 sa.Index("trans_driven_by_group", trans_driven.c.producer_group, trans_driven.c.state)

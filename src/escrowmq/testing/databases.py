@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.outbox import engines
-from escrowmq.outbox.locking import open_locking
+from escrowmq.outbox.engines import open_locking
 
 _SERVERS = ("postgresql", "mysql", "mariadb")
 
@@ -51,7 +51,7 @@ def databases(
 
 
 def open_engine(url: str, **options: Any) -> sa.Engine:
-    """An engine of :func:`escrowmq.outbox.locking.open_locking`; commits of SQLite are durable when they return (WAL, synchronous FULL)."""
+    """An engine of :func:`escrowmq.outbox.engines.open_locking`; commits of SQLite are durable when they return (WAL, synchronous FULL)."""
     engine = open_locking(url, **options)
     if engine.dialect.name == "sqlite":
 

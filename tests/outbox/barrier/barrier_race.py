@@ -21,7 +21,7 @@ import escrowmq as mq
 from escrowmq.model import Outcome, TransactionId
 from escrowmq.outbox import Barrier, bind_tx
 from escrowmq.outbox.barrier.columns import COMMITTED, ROLLED_BACK
-from escrowmq.outbox.barrier.marks import Marks
+from escrowmq.outbox.barrier.marks import marks_of
 
 orders = sa.Table("orders", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True, autoincrement=False))
 ENDS = ("commit", "rollback", "kill")
@@ -85,7 +85,7 @@ class Checker:
     """One checker, taken apart into its steps."""
 
     def __init__(self, engine: sa.Engine, identity: TransactionId, looks: bool = True) -> None:
-        self._marks = Marks(engine, "", 0.0)
+        self._marks = marks_of(engine, "", 0.0)
         self._ids = np.array([bytes(identity)], "S16")
         self._looks = looks
         self.answer = mq.UNKNOWN
@@ -98,7 +98,7 @@ class Checker:
 
     def close(self) -> None:
         if self.answer is mq.UNKNOWN:
-            self._marks._insert(self._ids, 0.0)
+            self._marks.insert_free(self._ids, 0.0)
 
     def read(self) -> None:
         if self.answer is mq.UNKNOWN:

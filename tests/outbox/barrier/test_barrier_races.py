@@ -128,9 +128,7 @@ def test_what_is_in_flight_holds_up_no_other(shop):
 def test_what_holds_its_rows_unseen_holds_up_no_other_either(shop, monkeypatch):
     """Without the locks and dirty reads that find them early: the insert is held up, cut up, and passes for the others."""
     barrier = Barrier(shop, wait=10)
-    monkeypatch.setattr(
-        type(barrier._databases[0]._patience), "in_flight", lambda self, ids, branch: np.zeros(len(ids), np.bool_)
-    )
+    monkeypatch.setattr(type(barrier._databases[0]), "in_flight", lambda self, ids: np.zeros(len(ids), np.bool_))
     with shop.connect() as connection:
         for number in (3, 77, 612):
             bind_tx(connection, TransactionId(1, 1, number))

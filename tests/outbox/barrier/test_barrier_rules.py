@@ -16,7 +16,7 @@ import escrowmq as mq
 from escrowmq import outbox
 from escrowmq.model import Check, TransactionId
 from escrowmq.outbox import Barrier, bind_batch_tx, bind_tx
-from escrowmq.outbox.barrier.patience import MARKED, lock_keys, patience_of
+from escrowmq.outbox.barrier.marks import MARKED, lock_keys, marks_of
 from escrowmq.outbox.tables import trans_barrier
 
 
@@ -334,14 +334,13 @@ def test_those_in_flight_are_found_without_waiting(shop):
     every = np.array([bytes(txn(number)) for number in range(300)], "S16")
     held = [*range(0, 60), 299]
     assert len(held) <= MARKED
-    patience = patience_of(shop, 0.5)
     with shop.connect() as connection, shop.connect() as other:
         bind_batch_tx(connection, [txn(number) for number in held])
         bind_tx(other, txn(100), branch="another")
-        assert np.flatnonzero(patience.in_flight(every, "")).tolist() == held
-        assert np.flatnonzero(patience.in_flight(every, "another")).tolist() == [100]
+        assert np.flatnonzero(marks_of(shop, "", 0.5).in_flight(every)).tolist() == held
+        assert np.flatnonzero(marks_of(shop, "another", 0.5).in_flight(every)).tolist() == [100]
         connection.rollback()
-        assert not patience.in_flight(every, "").any()
+        assert not marks_of(shop, "", 0.5).in_flight(every).any()
 
 
 def test_lock_keys_are_spread():
@@ -354,10 +353,10 @@ def test_a_database_that_cannot_be_written_still_tells_what_is_committed(shop, b
     with shop.begin() as connection:
         bind_tx(connection, txn(1))
 
-    def refuse(self, ids, branch):
+    def refuse(self, ids):
         raise sa.exc.OperationalError("INSERT", {}, Exception("read-only"))
 
-    monkeypatch.setattr(type(barrier._databases[0]._patience), "insert", refuse)
+    monkeypatch.setattr(type(barrier._databases[0]), "insert", refuse)
     assert barrier.decide_ids([txn(1), txn(2)]).tolist() == [mq.COMMIT, mq.UNKNOWN]
     assert "read-only" in caplog.text
 

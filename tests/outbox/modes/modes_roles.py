@@ -138,8 +138,7 @@ class DeletesFirst(Driven):
     """A planted bug: P7 before P6."""
 
     def _finish(self, batch: Any, shards: Any, outcome: Any) -> Any:
-        with self._engine.begin() as connection:
-            self._journal.delete(connection, batch.column("message_id").to_pylist())
+        self._journal.settle(batch.column("message_id").to_pylist())
         reach("planted.deleted")
         return super()._finish(batch, shards, outcome)
 

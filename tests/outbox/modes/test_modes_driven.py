@@ -358,8 +358,7 @@ def test_delay_and_content_survive_in_the_table(bus: mq.Bus, database: sa.Engine
     with pytest.raises(SystemExit):
         driven.send(given, lambda session: None)
     del driven._journal.decide
-    with database.begin() as connection:
-        batch, shards = driven._journal.page(connection, Stage.STORED, b"", 0.0)
+    ((batch, shards),) = driven._journal.pages(Stage.STORED)
     (row,) = batch.to_pylist()
     assert (row["topic"], row["body"], row["key"], row["tag"]) == (given.topic, given.body, given.key, given.tag)
     assert dict(row["properties"]) == given.properties

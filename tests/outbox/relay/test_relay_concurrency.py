@@ -15,7 +15,7 @@ from escrowmq import outbox
 from escrowmq.errors import Code
 from escrowmq.model import Message
 from escrowmq.outbox.relay import Relay
-from escrowmq.outbox.relay.columns import COLUMNS, outgoing
+from escrowmq.outbox.relay.reading import COLUMNS, outgoing
 from escrowmq.outbox.tables import LANES, State, trans_lane, trans_message
 from escrowmq.platform import failpoints
 from escrowmq.testing.memory_target import MemoryTarget

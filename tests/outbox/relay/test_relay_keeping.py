@@ -12,7 +12,7 @@ from relay_checks import eventually, left, lost, numbered, put, rows, states
 from escrowmq import outbox
 from escrowmq.errors import Code
 from escrowmq.outbox.relay import Relay
-from escrowmq.outbox.relay.columns import COLUMNS, outgoing
+from escrowmq.outbox.relay.reading import COLUMNS, outgoing
 from escrowmq.outbox.tables import State, trans_message
 from escrowmq.testing.memory_target import MemoryTarget
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from escrowmq import schemas
 from escrowmq.errors import Code, Misuse, Rejected, error
 from escrowmq.outbox.relay import RelayOptions
-from escrowmq.outbox.relay.columns import Row, outgoing
+from escrowmq.outbox.relay.reading import Row, outgoing
 from escrowmq.outbox.relay.verdicts import REFUSED, Rules, judge
 from escrowmq.outbox.tables import State
 

@@ -10,13 +10,12 @@ Theory of operation. ``trans_barrier`` holds at most one row for a transaction i
    out, or given up, and answered with UNKNOWN; the broker asks again.
 4. A local transaction that comes after the checker fails on the checker's row: it can never commit (LATE_COMMIT).
 
-So there is no moment at which an answer could be wrong, whoever is slow, and no answer can be taken back. Correctness rests on
-the primary key alone. All that ``patience.py`` does (locks that are tried, dirty reads, short waits) only keeps one transaction
+So there is no moment at which an answer could be wrong, however slow a process is, and no answer can be taken back. Correctness rests on
+the primary key alone. All that ``marks.py`` does (locks that are tried, dirty reads, short waits) only keeps one transaction
 in flight from holding up the questions about others.
 """
 
-from escrowmq.outbox.barrier.aio import AsyncBarrier
 from escrowmq.outbox.barrier.binding import bind_batch_tx, bind_tx
-from escrowmq.outbox.barrier.checking import Barrier
+from escrowmq.outbox.barrier.checking import AsyncBarrier, Barrier
 
 __all__ = ["AsyncBarrier", "Barrier", "bind_batch_tx", "bind_tx"]

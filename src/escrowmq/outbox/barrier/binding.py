@@ -20,8 +20,7 @@ from escrowmq.model import Outcome, TransactionId
 from escrowmq.outbox.barrier import columns
 from escrowmq.outbox.barrier.checking import Barrier, need_branch
 from escrowmq.outbox.barrier.columns import CHUNK, COMMITTED, ROLLED_BACK, Ids, as_ids
-from escrowmq.outbox.barrier.marks import Marks
-from escrowmq.outbox.barrier.patience import MARKED, lock_keys
+from escrowmq.outbox.barrier.marks import MARKED, lock_keys, marks_of
 from escrowmq.outbox.dialects import is_duplicate
 from escrowmq.outbox.session import AnySession, transaction_of
 from escrowmq.outbox.tables import trans_barrier
@@ -116,7 +115,7 @@ def _insert(session: AnySession, connection: sa.Connection, ids: Ids, branch: st
 def _refusal(connection: sa.Connection, ids: Ids, branch: str) -> EscrowError:
     """Why there is a row already; asked on another connection, as this one's transaction may be dead or see old rows."""
     try:
-        found = Marks(_engine(connection), branch, 1.0).read(ids)
+        found = marks_of(_engine(connection), branch, 1.0).read(ids)
     except SQLAlchemyError:
         return error(Code.LATE_COMMIT)  # the likeliest; the caller's way out is the same
     if (found == ROLLED_BACK).any():

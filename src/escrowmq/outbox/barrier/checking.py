@@ -9,14 +9,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.message.ids import id_bytes, id_column
 from escrowmq.model import Check, Outcome, TransactionId
-from escrowmq.outbox.barrier import purging
+from escrowmq.outbox.awaiting import awaited
 from escrowmq.outbox.barrier.columns import CHUNK, COMMITTED, ROLLED_BACK, Ids, as_ids
-from escrowmq.outbox.barrier.marks import Marks
+from escrowmq.outbox.barrier.marks import marks_of
+from escrowmq.outbox.purging import age_of, delete_older
+from escrowmq.outbox.tables import trans_barrier
 from escrowmq.settings import BrokerSettings
 
 Outcomes = npt.NDArray[np.uint8]
@@ -41,7 +44,7 @@ class Barrier:
             raise Misuse(Code.BAD_ARGUMENT, "a barrier needs an engine")
         if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait < 1e6:
             raise Misuse(Code.BAD_ARGUMENT, f"wait = {wait!r}: a number of seconds")
-        self._databases = [Marks(need_engine(engine), need_branch(branch), float(wait)) for engine in engines]
+        self._databases = [marks_of(need_engine(engine), need_branch(branch), float(wait)) for engine in engines]
         self._wait = float(wait)
 
     def decide_ids(self, ids: pa.FixedSizeBinaryArray) -> Outcomes:
@@ -84,11 +87,20 @@ class Barrier:
         Misuse(BAD_ARGUMENT). A parked transaction can be older still, as the log drops whole segments only: give the ids that
         are undecided at the broker as ``keep`` (``[t["id"] for t in bus.admin.transactions(state="parked")]``).
         """
-        age = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
-        purging.check_age(age, retention, chunk)
-        kept = id_column([keep] if isinstance(keep, str | bytes | TransactionId) else keep)
-        before_us = time.time_ns() // 1000 - round(age * 1e6)
-        return sum(purging.purge(database.engine, before_us, kept, chunk) for database in self._databases)
+        age = age_of(older_than)
+        if age < retention:
+            raise Misuse(
+                Code.BAD_ARGUMENT,
+                f"marks younger than the broker's retention ({retention:g} s) are still needed",
+                "asked about a transaction without a mark, the barrier answers ROLLBACK, also where it had committed; purge later, "
+                "or pass the retention that your brokers really have",
+            )
+        if not isinstance(chunk, int) or chunk < 1:
+            raise Misuse(Code.BAD_ARGUMENT, f"chunk = {chunk!r}: at least 1")
+        kept = id_column([keep] if isinstance(keep, str | bytes | TransactionId) else keep).drop_null().to_pylist()
+        mark = trans_barrier.c
+        others = mark.transaction_id.not_in(kept)
+        return sum(delete_older(each.engine, mark.decided_us, age, chunk, others) for each in self._databases)
 
     def _decide(self, ids: Ids, deadline: float) -> Outcomes:
         """Of a chunk of distinct ids, sorted."""
@@ -99,6 +111,25 @@ class Barrier:
         if len(asked):
             found[asked] = _together([database.close(ids[asked], deadline) for database in self._databases])
         return _OUTCOME[found]
+
+
+def _barrier_of(barrier: AsyncBarrier) -> Barrier:
+    return barrier._barrier
+
+
+class AsyncBarrier:
+    """As :class:`Barrier`, over asynchronous engines, for a producer of :func:`escrowmq.aconnect`."""
+
+    def __init__(self, *engines: AsyncEngine, branch: str = "", wait: float = 0.5) -> None:
+        if wrong := [type(engine).__name__ for engine in engines if not isinstance(engine, AsyncEngine)]:
+            hint = "a SQLAlchemy AsyncEngine; for an Engine outbox.Barrier, which serves asynchronous producers too"
+            raise Misuse(Code.BAD_ARGUMENT, f"{wrong[0]} is not an asynchronous engine", hint)
+        self._barrier = Barrier(*(engine.sync_engine for engine in engines), branch=branch, wait=wait)
+
+    decide_ids = awaited(Barrier.decide_ids, _barrier_of)
+    decide = awaited(Barrier.decide, _barrier_of)
+    __call__ = awaited(Barrier.__call__, _barrier_of)
+    purge = awaited(Barrier.purge, _barrier_of)
 
 
 def _together(found: list[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:

@@ -104,6 +104,6 @@ def _inserting(dialect: str, digits: int, strict: bool) -> sa.Insert:
         sa.bindparam("now_us", type_=sa.BigInteger),
     ).where(asked.c.number >= 0)  # SQLite's grammar wants a WHERE before ON CONFLICT
     names = ["transaction_id", "branch", "reason", "decided_us"]
-    ordered = rows.order_by(asked.c.number)  # everybody locks in the order of the ids: no deadlocks
+    ordered = rows.order_by(asked.c.number)  # all callers lock in the order of the ids: no deadlocks
     insert = sa.insert(trans_barrier) if strict else insert_if_absent(dialect, trans_barrier)
     return insert.from_select(names, ordered)

@@ -1,65 +1,238 @@
-"""Reads the marks of one database, and closes the barrier for transactions that have none."""
+"""The marks of one database: read, or closed for transactions that have none; with little waiting for those in flight.
+
+Nothing about waiting makes an answer right or wrong (see the theory in ``__init__.py``): it only finds transactions in flight early,
+and gives up soon on those that were not found.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from escrowmq.outbox.barrier import columns
 from escrowmq.outbox.barrier.columns import Ids
-from escrowmq.outbox.barrier.patience import patience_of
+from escrowmq.outbox.dialects import has_mark
 from escrowmq.outbox.session import plain
 from escrowmq.platform import failpoints
 
 PIECES = 8
 """Into how many a part is cut in which one transaction in flight holds up the insert."""
+ONE_WAIT = 0.005
+"""Seconds that one insert waits for a row in flight that was not found beforehand (PostgreSQL)."""
+MARKED = 64
+"""Ids that one call binds with a lock each (PostgreSQL, which has a fixed number of them); more are bound without."""
+
+Mask = npt.NDArray[np.bool_]
+Reasons = npt.NDArray[np.uint8]
 _log = logging.getLogger(__name__)
 
 
-class Marks:
-    """The marks of one branch in one database."""
+class Marks(ABC):
+    """The marks of one branch in one database; a subclass for each kind of database."""
+
+    splits = True
+    """Whether a part of the ids can pass where the whole was held up."""
+    busy: frozenset[Any]
+    """The marks of errors (see :func:`has_mark`) of an insert that would have had to wait."""
 
     def __init__(self, engine: sa.Engine, branch: str, wait: float) -> None:
-        self.engine = engine
-        self._branch = branch
-        self._patience = patience_of(engine, wait)
+        self.engine = self._own = engine
+        self.branch, self.wait = branch, wait
 
-    def read(self, ids: Ids) -> npt.NDArray[np.uint8]:
+    def read(self, ids: Ids) -> Reasons:
         """The reason that stands for each, 0 if none; of all that is committed now."""
         try:
-            return self._patience.read(ids, self._branch)
+            return self._committed(ids)
         except DBAPIError as problem:
             raise (plain(problem) or problem) from problem.__cause__
 
-    def close(self, ids: Ids, deadline: float) -> npt.NDArray[np.uint8]:
+    def close(self, ids: Ids, deadline: float) -> Reasons:
         """Mark as rolled back what is neither committed nor in flight, durably; then the reasons that stand."""
         try:
-            self._insert(ids, deadline)
+            self.insert_free(ids, deadline)
         except DBAPIError as problem:
             # a full disk, a replica, a lost connection: what stands already is an answer all the same
             _log.warning("the barrier could not be closed for %d transactions: %s", len(ids), problem.orig)
         failpoints.reach("barrier.closed")
         return self.read(ids)
 
-    def _insert(self, ids: Ids, deadline: float) -> None:
+    def insert_free(self, ids: Ids, deadline: float) -> None:
         """Insert for those that no transaction holds. A part that is held up is cut up, breadth first: the free ones pass early."""
         parts = deque([ids])
         while parts:
             part = parts.popleft()
-            part = part[~self._patience.in_flight(part, self._branch)]
+            part = part[~self.in_flight(part)]
             if not len(part):
                 continue
             try:
-                self._patience.insert(part, self._branch)
+                self.insert(part)
             except DBAPIError as problem:
-                if not self._patience.held_up(problem):
+                if not has_mark(problem, self.busy):
                     raise
-                if not self._patience.splits or time.monotonic() > deadline:
+                if not self.splits or time.monotonic() > deadline:
                     return
                 if len(part) > 1:
                     parts.extend(np.array_split(part, min(PIECES, len(part))))
+
+    @contextmanager
+    def alone(self) -> Iterator[sa.Connection]:
+        """A connection on which each statement is a transaction, which sees all that is committed when it begins."""
+        with self._own.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            yield connection
+
+    def _committed(self, ids: Ids) -> Reasons:
+        with self.alone() as connection:
+            return columns.read(connection, ids, self.branch)
+
+    @abstractmethod
+    def in_flight(self, ids: Ids) -> Mask:
+        """Which of them local transactions hold right now, as far as can be seen without waiting."""
+
+    @abstractmethod
+    def insert(self, ids: Ids) -> None:
+        """Insert ROLLED_BACK where there is no row, durably. Fails as a whole if that would have to wait too long."""
+
+
+class PostgresMarks(Marks):
+    """``bind_tx`` takes an advisory lock of its transaction before it inserts; the checker sees those locks, and waits for none.
+
+    The checker takes no such locks itself: a server has a few thousand in all.
+    """
+
+    busy = frozenset({"55P03", "40P01", "40001"})  # lock timeout, deadlock, serialization failure
+
+    def in_flight(self, ids: Ids) -> Mask:
+        """By the advisory locks that ``bind_tx`` holds."""
+        text = sa.text(
+            "SELECT classid::bigint, objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1"
+            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
+        with self.alone() as connection:
+            rows = connection.execute(text).all()
+        if not rows:
+            return np.zeros(len(ids), np.bool_)
+        high, low = np.array([tuple(row) for row in rows], np.uint64).T
+        return np.isin(lock_keys(ids, self.branch).view(np.uint64), (high << np.uint64(32)) | low)
+
+    def insert(self, ids: Ids) -> None:
+        """Waits ``ONE_WAIT`` at most; durable also where the server's commits are not by default."""
+        settings = sa.text(
+            "SELECT set_config('lock_timeout', :wait, true), set_config('synchronous_commit',"
+            " CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END,"
+            " true)"
+        )
+        with (
+            self.engine.connect().execution_options(isolation_level="READ COMMITTED") as connection,
+            connection.begin(),
+        ):
+            connection.execute(settings, {"wait": f"{max(1, round(1000 * min(self.wait, ONE_WAIT)))}ms"})
+            columns.insert(connection, ids, self.branch, columns.ROLLED_BACK, strict=False)
+
+
+class MariaMarks(Marks):
+    """A dirty read shows the rows in flight; an insert that meets one nevertheless fails at once.
+
+    The isolation of each statement is set for it alone (``SET TRANSACTION``). That of the session is its owner's: where it is
+    READ UNCOMMITTED, what is in flight must not be taken for committed all the same.
+    """
+
+    busy = frozenset({1205, 1213, 1020})  # lock wait timeout, deadlock, changed row
+
+    def _committed(self, ids: Ids) -> Reasons:
+        return self._seen(ids, "READ COMMITTED")
+
+    def in_flight(self, ids: Ids) -> Mask:
+        """By reading what is not committed yet."""
+        return self._seen(ids, "READ UNCOMMITTED") > 0
+
+    def insert(self, ids: Ids) -> None:
+        """Does not wait (MySQL: a second, it knows no less). READ COMMITTED takes no locks on gaps."""
+        with self.alone() as connection:
+            begin = "SET @escrowmq_wait = @@SESSION.innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = 0"
+            connection.exec_driver_sql(begin)
+            try:
+                connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+                columns.insert(connection, ids, self.branch, columns.ROLLED_BACK, strict=False)
+            finally:
+                with suppress(SQLAlchemyError):  # a lost connection; the first error matters more
+                    connection.exec_driver_sql("SET SESSION innodb_lock_wait_timeout = @escrowmq_wait")
+
+    def _seen(self, ids: Ids, level: str) -> Reasons:
+        with self.alone() as connection:
+            connection.exec_driver_sql(f"SET TRANSACTION ISOLATION LEVEL {level}")
+            return columns.read(connection, ids, self.branch)
+
+
+class SqliteMarks(Marks):
+    """One writer at a time: a local transaction that has written anything holds up every insert, and none of the reads."""
+
+    splits = False
+    busy = frozenset({"locked"})
+
+    def __init__(self, engine: sa.Engine, branch: str, wait: float) -> None:
+        super().__init__(engine, branch, wait)
+        # Without the engine's listeners: one that begins every transaction with BEGIN IMMEDIATE would make reads wait too.
+        options = engine.get_execution_options()
+        self._own = sa.Engine(engine.pool, engine.dialect, engine.url, execution_options=options)
+
+    @contextmanager
+    def alone(self) -> Iterator[sa.Connection]:
+        """It waits ``wait`` seconds for the end of a commit, and reads nothing uncommitted (of a shared cache)."""
+        wanted = {"busy_timeout": round(1000 * self.wait), "read_uncommitted": 0}
+        with super().alone() as connection:
+            before = [(name, connection.exec_driver_sql(f"PRAGMA {name}").scalar()) for name in wanted]
+            try:
+                for name, value in wanted.items():
+                    connection.exec_driver_sql(f"PRAGMA {name} = {value}")
+                yield connection
+            finally:
+                with suppress(SQLAlchemyError):
+                    for name, had in before:
+                        connection.exec_driver_sql(f"PRAGMA {name} = {had}")
+
+    def in_flight(self, ids: Ids) -> Mask:
+        """Nothing can be seen beforehand."""
+        return np.zeros(len(ids), np.bool_)
+
+    def insert(self, ids: Ids) -> None:
+        """Waits ``wait`` seconds for the writer."""
+        with self.alone() as connection:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            try:
+                columns.insert(connection, ids, self.branch, columns.ROLLED_BACK, strict=False)
+                connection.exec_driver_sql("COMMIT")
+            except BaseException:
+                with suppress(SQLAlchemyError):  # SQLite may have rolled it back already
+                    connection.exec_driver_sql("ROLLBACK")
+                raise
+
+
+def marks_of(engine: sa.Engine, branch: str, wait: float) -> Marks:
+    """The marks of a branch in an engine's database; ``wait``: seconds for a transaction in flight."""
+    kinds: dict[str, type[Marks]] = {"postgresql": PostgresMarks, "sqlite": SqliteMarks}
+    return kinds.get(engine.dialect.name, MariaMarks)(engine, branch, wait)
+
+
+def lock_keys(ids: Ids, branch: str) -> npt.NDArray[np.int64]:
+    """The numbers of the advisory locks of transactions: well mixed, so that two transactions hardly ever share one."""
+    salt = np.frombuffer(hashlib.blake2b(branch.encode(), digest_size=8).digest(), np.uint64)
+    high, low = ids.view(np.dtype(">u8")).astype(np.uint64).reshape(-1, 2).T
+    return _mixed(_mixed(high ^ salt) + low).view(np.int64)
+
+
+def _mixed(number: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """A permutation of 64 bits (the finalizer of SplitMix64)."""
+    number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return number ^ (number >> np.uint64(31))

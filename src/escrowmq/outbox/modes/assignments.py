@@ -11,7 +11,7 @@ Each queue has a row of stride 0 beside its slots: all claims lock it first, so 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import gcd
 from typing import Any
 
@@ -52,7 +52,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A slot in this consumer's hands."""
+    """A slot that this consumer owns."""
 
     slot: Slot
     next_offset: int
@@ -117,33 +117,24 @@ class Assignments:
                     f"part {slot.part} of {slot.stride} of queue {slot.queue} overlaps part {other.part} of {other.stride}",
                     "all consumers of a queue use one stride; divide() changes it when the queue is at rest",
                 )
-            claims.append(self._claim(connection, slot, slot in rows, owner, start, take_over))
+            if slot not in rows:
+                first = start(slot)
+                connection.execute(sa.insert(trans_recv_offset), self._row(slot, first, 1, owner))
+                claims.append(Claim(slot, first, 1))
+                continue
+            mine = self._where(slot)
+            # the epoch first: that waits for a consumer that is in the middle of moving the row, and looks at it afterwards
+            connection.execute(sa.update(trans_recv_offset).where(*mine).values(epoch=_T.epoch + 1))
+            row = connection.execute(sa.select(trans_recv_offset).where(*mine)).one()
+            if row.owner is not None and row.owner != owner and not take_over:
+                raise Rejected(
+                    Code.ALREADY_EXISTS,
+                    f"queue {slot.queue} of {self.topic!r} is {row.owner!r}'s",
+                    "close that consumer; if it is surely dead: take_over=True, or fence()",
+                )
+            connection.execute(sa.update(trans_recv_offset).where(*mine).values(owner=owner))
+            claims.append(Claim(slot, row.next_offset, row.epoch))
         return claims
-
-    def _claim(
-        self,
-        connection: sa.Connection,
-        slot: Slot,
-        known: bool,
-        owner: str,
-        start: Callable[[Slot], int],
-        take_over: bool,
-    ) -> Claim:
-        if not known:
-            first = start(slot)
-            self._insert(connection, slot, first, 1, owner)
-            return Claim(slot, first, 1)
-        # the epoch first: that waits for a consumer that is in the middle of moving the row, and looks at it afterwards
-        connection.execute(sa.update(trans_recv_offset).where(*self._where(slot)).values(epoch=_T.epoch + 1))
-        row = connection.execute(sa.select(trans_recv_offset).where(*self._where(slot))).one()
-        if row.owner is not None and row.owner != owner and not take_over:
-            raise Rejected(
-                Code.ALREADY_EXISTS,
-                f"queue {slot.queue} of {self.topic!r} is {row.owner!r}'s",
-                "close that consumer; if it is surely dead: take_over=True, or fence()",
-            )
-        connection.execute(sa.update(trans_recv_offset).where(*self._where(slot)).values(owner=owner))
-        return Claim(slot, row.next_offset, row.epoch)
 
     def move(self, connection: sa.Connection, claim: Claim, next_offset: int) -> Claim:
         """Move on. Raises Fenced unless the row is as this claim left it; the caller's transaction must not commit then."""
@@ -173,7 +164,7 @@ class Assignments:
     def divide(self, connection: sa.Connection, shard: int, queue: int, stride: int) -> list[Slot]:
         """Divide a queue anew into ``stride`` parts; the slots. It must be at rest: let go by all, and none ahead of another.
 
-        Raises Rejected(ALREADY_EXISTS) if somebody has a part, Misuse(BAD_ARGUMENT) if a part is ahead of what another has still to do.
+        Raises Rejected(ALREADY_EXISTS) if a part has an owner, Misuse(BAD_ARGUMENT) if a part is ahead of what another has still to do.
         """
         whole = Slot(shard, queue)
         self._lock(connection, whole)
@@ -190,17 +181,12 @@ class Assignments:
         epoch = max(row.epoch for row in rows.values()) + 1
         connection.execute(sa.delete(trans_recv_offset).where(*self._of_queue(whole), _T.stride > 0))
         slots = [Slot(shard, queue, stride, part) for part in range(stride)]
-        for slot in slots:
-            self._insert(connection, slot, frontier, epoch, None)
+        connection.execute(sa.insert(trans_recv_offset), [self._row(slot, frontier, epoch, None) for slot in slots])
         return slots
 
-    def _insert(self, connection: sa.Connection, slot: Slot, next_offset: int, epoch: int, owner: str | None) -> None:
-        row = {**self._key(slot), "next_offset": next_offset, "epoch": epoch, "owner": owner}
-        connection.execute(sa.insert(trans_recv_offset), [row])
-
-    def _key(self, slot: Slot) -> dict[str, Any]:
-        place = {"shard": slot.shard, "queue": slot.queue, "stride": slot.stride, "part": slot.part}
-        return {"consumer_group": self.group, "topic": self.topic, **place}
+    def _row(self, slot: Slot, next_offset: int, epoch: int, owner: str | None) -> dict[str, Any]:
+        row = {**asdict(slot), "next_offset": next_offset, "epoch": epoch, "owner": owner}
+        return {"consumer_group": self.group, "topic": self.topic, **row}
 
     def _of_queue(self, slot: Slot) -> tuple[Any, ...]:
         group = (_T.consumer_group == self.group, _T.topic == self.topic)
@@ -211,7 +197,7 @@ class Assignments:
 
     def _lock(self, connection: sa.Connection, slot: Slot) -> None:
         """Lock the queue's row of stride 0 until the end of the transaction."""
-        guard = {**self._key(slot), "stride": 0, "part": 0, "next_offset": 0, "epoch": 0, "owner": None}
+        guard = {**self._row(slot, 0, 0, None), "stride": 0, "part": 0}
         connection.execute(insert_if_absent(connection.dialect.name, trans_recv_offset), guard)
         mine = (*self._of_queue(slot), _T.stride == 0)
         connection.execute(sa.update(trans_recv_offset).where(*mine).values(epoch=_T.epoch + 1))

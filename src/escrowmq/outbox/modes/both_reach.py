@@ -21,7 +21,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -39,7 +39,7 @@ from escrowmq.errors import Code, Rejected, error
 from escrowmq.model import COMMIT, Outcome
 from escrowmq.outbox.dialects import insert_or_replace
 from escrowmq.outbox.modes.driving import Driving
-from escrowmq.outbox.modes.journal import Int64s, ids_of
+from escrowmq.outbox.modes.journal import Int64s, ids_of, replaced
 from escrowmq.outbox.modes.senders import Sender, sender_of
 from escrowmq.outbox.tables import trans_prepared, trans_recv_log
 from escrowmq.outbox.targets.seam import Codes, Target
@@ -85,7 +85,7 @@ class BothReachProducer(Driving):
 
 
 class SignedMessages:
-    """The carrier: one ordinary message a prepare, one a decision, with one key."""
+    """The carrier: one ordinary message per prepare and one per decision, with one key."""
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
@@ -98,24 +98,21 @@ class SignedMessages:
         """The message itself, signed PREPARE. One with a delay is BAD_DELAY: its COMMIT would overtake it."""
         if batch.column("delay_us").to_numpy().any():
             return np.full(batch.num_rows, Code.BAD_DELAY, np.uint8), pa.nulls(batch.num_rows, schemas.ID)
-        rows = batch.to_pylist()
+        none = pa.nulls(batch.num_rows, schemas.ID)
+        columns = (batch.column(name).to_pylist() for name in ("message_id", "key", "properties"))
         properties = [
-            [*(row["properties"] or ()), *_signs(row["message_id"], Sign.PREPARE), *_own_key(row["key"])]
-            for row in rows
+            [*(own or ()), *_signs(identity, Sign.PREPARE), *(() if key is None else [(KEY, key)])]
+            for identity, key, own in zip(*columns, strict=True)
         ]
-        signed = _replaced(
-            batch,
-            key=_hex_ids(batch),
-            properties=pa.array(properties, schemas.PROPERTIES),
-            transaction=pa.nulls(len(rows), schemas.ID),
-        )
-        return self._sender.send(signed, shards), pa.nulls(len(rows), schemas.ID)
+        signs = pa.array(properties, schemas.PROPERTIES)
+        signed = replaced(batch, key=_hex_ids(batch), properties=signs, transaction=none)
+        return self._sender.send(signed, shards), none
 
     def end(self, batch: pa.RecordBatch, shards: Int64s, outcome: Outcome) -> Codes:
         """A message without a body, signed COMMIT or ROLLBACK, under an id of its own, the same each time."""
         sign = Sign.COMMIT if outcome is COMMIT else Sign.ROLLBACK
         ids = ids_of(batch)
-        ends = _replaced(
+        ends = replaced(
             batch,
             key=_hex_ids(batch),
             tag=pa.nulls(len(ids), pa.utf8()),
@@ -129,9 +126,6 @@ class SignedMessages:
         codes[codes == 0] = Code.COMMITTED if outcome is COMMIT else Code.ROLLED_BACK
         return codes
 
-    def close(self) -> None:
-        """The producer or target belongs to its maker."""
-
 
 def end_id(identity: bytes, sign: Sign) -> bytes:
     """The message id of a COMMIT or ROLLBACK about ``identity``: a broker that de-duplicates must see that it is another message."""
@@ -144,17 +138,6 @@ def _hex_ids(batch: pa.RecordBatch) -> pa.Array:
 
 def _signs(identity: bytes, sign: Sign) -> list[tuple[str, str]]:
     return [(SIGN, sign.value), (TRANSACTION, identity.hex())]
-
-
-def _own_key(key: str | None) -> list[tuple[str, str]]:
-    return [] if key is None else [(KEY, key)]
-
-
-def _replaced(batch: pa.RecordBatch, **columns: pa.Array) -> pa.RecordBatch:
-    for name, column in columns.items():
-        at = batch.schema.get_field_index(name)
-        batch = batch.set_column(at, schemas.OUTGOING.field(at), column)
-    return batch
 
 
 # The consumer
@@ -298,37 +281,52 @@ class BothReachConsumer:
 
     def _apply(self, came: list[Arrival], signs: list[Sign]) -> None:
         """One transaction: the prepares stored, the ends with their effect."""
-        work = _Work.of(came, signs)
+        prepares: dict[bytes, Arrival] = {}  # the last of each id
+        ends: dict[bytes, Sign] = {}  # the first of each id
+        for arrival, sign in zip(came, signs, strict=True):
+            if sign is not Sign.PREPARE:
+                ends.setdefault(arrival.message_id, sign)
+            elif arrival.message_id not in ends:  # a prepare after its end is a late copy
+                prepares[arrival.message_id] = arrival
+        now = time.time_ns() // 1000
         with self._sessions() as session, session.begin():
             connection = session.connection()
-            finished = self._finished(connection, work) if self._marks else set()
-            self._store(connection, [a for i, a in work.prepares.items() if i not in finished])
-            found = self._take(connection, [i for i in work.ends if i not in finished])
-            effects = [p for i, p in found.items() if work.ends[i] is Sign.COMMIT]
+            finished = self._finished(connection, [*prepares, *ends]) if self._marks else set()
+            rows = [self._row(arrival, now) for i, arrival in prepares.items() if i not in finished]
+            if rows:
+                connection.execute(insert_or_replace(connection.dialect.name, trans_prepared), rows)
+            found = self._take(connection, [i for i in ends if i not in finished])
+            effects = [p for i, p in found.items() if ends[i] is Sign.COMMIT]
             if self._marks and found:
-                self._mark(connection, list(found))
+                marks = [{"consumer_group": self._group, "message_id": i, "seen_us": now} for i in found]
+                connection.execute(sa.insert(trans_recv_log), marks)
             if effects:
                 self._effect(session, effects)
             session.flush()
             reach("both_reach.applying")
-        self._count(work, found, len(effects))
+        for identity in ends.keys() - found.keys():
+            _log.info("%s %s: no stored prepare; done already, or not of this consumer", ends[identity], identity.hex())
+        self.counts.effects += len(effects)
+        self.counts.rolled_back += len(found) - len(effects)
+        self.counts.skipped += len(ends) - len(found)
 
-    def _finished(self, connection: sa.Connection, work: _Work) -> set[bytes]:
+    def _finished(self, connection: sa.Connection, ids: list[bytes]) -> set[bytes]:
         t = trans_recv_log.c
-        ids = list({*work.prepares, *work.ends})
-        query = sa.select(t.message_id).where(t.consumer_group == self._group, t.message_id.in_(ids))
-        return set(connection.execute(query).scalars())
+        query = sa.select(t.message_id).where(t.consumer_group == self._group, t.message_id.in_(set(ids)))
+        return set(connection.scalars(query))
 
-    def _mark(self, connection: sa.Connection, ids: list[bytes]) -> None:
-        now = time.time_ns() // 1000
-        rows = [{"consumer_group": self._group, "message_id": i, "seen_us": now} for i in ids]
-        connection.execute(sa.insert(trans_recv_log), rows)
-
-    def _store(self, connection: sa.Connection, prepares: list[Arrival]) -> None:
-        now = time.time_ns() // 1000
-        rows = [{"consumer_group": self._group, "prepared_us": now, **_row(arrival)} for arrival in prepares]
-        if rows:
-            connection.execute(insert_or_replace(connection.dialect.name, trans_prepared), rows)
+    def _row(self, arrival: Arrival, now: int) -> dict[str, Any]:
+        own = {name: value for name, value in arrival.headers.items() if name not in (SIGN, TRANSACTION, KEY)}
+        return {
+            "consumer_group": self._group,
+            "message_id": arrival.message_id,
+            "topic": arrival.topic,
+            "key": arrival.headers.get(KEY),
+            "tag": arrival.tag,
+            "properties": json.dumps(own) if own else None,
+            "body": arrival.body,
+            "prepared_us": now,
+        }
 
     def _take(self, connection: sa.Connection, ids: list[bytes]) -> dict[bytes, Prepared]:
         """Read and delete stored prepares; in the order of ``ids``."""
@@ -341,52 +339,12 @@ class BothReachConsumer:
             connection.execute(sa.delete(trans_prepared).where(*mine))
         return {i: _prepared(rows[i]) for i in ids if i in rows}
 
-    def _count(self, work: _Work, found: dict[bytes, Prepared], effects: int) -> None:
-        skipped = [i for i in work.ends if i not in found]
-        for identity in skipped:
-            _log.info(
-                "%s %s: no stored prepare; done already, or not of this consumer", work.ends[identity], identity.hex()
-            )
-        self.counts.effects += effects
-        self.counts.rolled_back += len(found) - effects
-        self.counts.skipped += len(skipped)
-
-
-@dataclass(slots=True)
-class _Work:
-    """What a run of messages comes to: the last prepare and the first end of each id."""
-
-    prepares: dict[bytes, Arrival] = field(default_factory=dict)
-    ends: dict[bytes, Sign] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, came: list[Arrival], signs: list[Sign]) -> _Work:
-        work = cls()
-        for arrival, sign in zip(came, signs, strict=True):
-            if sign is not Sign.PREPARE:
-                work.ends.setdefault(arrival.message_id, sign)
-            elif arrival.message_id not in work.ends:  # a prepare after its end is a late copy
-                work.prepares[arrival.message_id] = arrival
-        return work
-
 
 def _runs(signs: list[Sign]) -> list[list[int]]:
     """Numbers of the prepares, then of the ends, each where there are some: ends wait until prepares are acknowledged."""
     prepares = [row for row, sign in enumerate(signs) if sign is Sign.PREPARE]
     ends = [row for row, sign in enumerate(signs) if sign is not Sign.PREPARE]
     return [rows for rows in (prepares, ends) if rows]
-
-
-def _row(arrival: Arrival) -> dict[str, Any]:
-    own = {name: value for name, value in arrival.headers.items() if name not in (SIGN, TRANSACTION, KEY)}
-    return {
-        "message_id": arrival.message_id,
-        "topic": arrival.topic,
-        "key": arrival.headers.get(KEY),
-        "tag": arrival.tag,
-        "properties": json.dumps(own) if own else None,
-        "body": arrival.body,
-    }
 
 
 def _prepared(row: Any) -> Prepared:

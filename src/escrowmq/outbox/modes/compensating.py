@@ -26,7 +26,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from escrowmq.client.producing.producer import Producer
 from escrowmq.errors import Code
-from escrowmq.outbox.modes.journal import Int64s, Intake, Journal, Stage, ids_of
+from escrowmq.outbox.modes.journal import Int64s, Intake, Journal, Stage, ids_of, some
 from escrowmq.outbox.modes.senders import Sender, sender_of
 from escrowmq.outbox.session import AnySession, transaction_of
 from escrowmq.outbox.tables import trans_driven
@@ -52,9 +52,8 @@ class Compensating:
         sessions: Callable[[], Session] | None = None,
     ) -> None:
         self._sender = sender_of(way)
-        self._engine = engine
         self._sessions = sessions or sessionmaker(engine)
-        self._journal = Journal(group)
+        self._journal = Journal(engine, group)
         self._intake = Intake()
 
     def send(self, messages: Any, business: Callable[[Session], object]) -> Codes:
@@ -64,7 +63,7 @@ class Compensating:
         deleted here; else it waits for :meth:`resend`.
         """
         batch = self._intake(messages)
-        shards = self._sender.place(_keys(batch))
+        shards = self._sender.place(batch.column("key"))
         with self._sessions() as session, session.begin():
             self._store(session, batch, shards)
             business(session)
@@ -74,7 +73,7 @@ class Compensating:
     def store_tx(self, session: AnySession, messages: Any) -> list[bytes]:
         """Store messages inside your transaction; their ids. :meth:`resend` sends them once you have committed."""
         batch = self._intake(messages)
-        self._store(session, batch, self._sender.place(_keys(batch)))
+        self._store(session, batch, self._sender.place(batch.column("key")))
         return ids_of(batch)
 
     def resend(self, *, older_than: float = 0.0) -> int:
@@ -83,14 +82,8 @@ class Compensating:
         Call it at the start and every now and then (:meth:`keep_resending`). ``older_than`` (seconds) passes over what is just being
         sent; without it a message may be sent twice, which an idempotent consumer does not mind.
         """
-        after, left = b"", 0
-        while True:
-            with self._engine.begin() as connection:
-                batch, shards = self._journal.page(connection, Stage.TO_SEND, after, older_than)
-            if not batch.num_rows:
-                return left
-            left += int(np.count_nonzero(self._send(batch, shards)))
-            after = ids_of(batch)[-1]
+        pages = self._journal.pages(Stage.TO_SEND, older_than)
+        return sum(int(np.count_nonzero(self._send(batch, shards))) for batch, shards in pages)
 
     def keep_resending(self, interval: float, stop: threading.Event) -> None:
         """:meth:`resend` now and every ``interval`` seconds, until ``stop`` is set; for a thread of yours."""
@@ -112,12 +105,6 @@ class Compensating:
         ids = ids_of(batch)
         for row in np.flatnonzero(REFUSED[codes]).tolist():
             _log.error("%s was refused with %s and stays here", ids[row].hex(), Code(int(codes[row])).name)
-        with self._engine.begin() as connection:
-            self._journal.delete(connection, [ids[row] for row in np.flatnonzero(codes == 0).tolist()])
-            self._journal.count_attempt(connection, [ids[row] for row in np.flatnonzero(codes).tolist()])
+        self._journal.settle(some(ids, codes == 0), left=some(ids, codes != 0))
         reach("compensating.deleted")
         return codes
-
-
-def _keys(batch: pa.RecordBatch) -> pa.Array:
-    return batch.column("key")

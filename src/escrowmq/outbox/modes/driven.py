@@ -19,7 +19,7 @@ from escrowmq.client.bus import Bus
 from escrowmq.client.producing.producer import Producer
 from escrowmq.model import COMMIT, ROLLBACK, UNKNOWN, Check, Outcome
 from escrowmq.outbox.modes.driving import Driving
-from escrowmq.outbox.modes.journal import Int64s, Journal, Stage
+from escrowmq.outbox.modes.journal import Int64s, Journal, Stage, replaced
 from escrowmq.outbox.modes.senders import by_shard
 from escrowmq.outbox.targets.seam import Codes
 
@@ -32,7 +32,7 @@ class Driven(Driving):
     """``Driven(bus, engine, "shop").send(message, business)``: both happen, or neither.
 
     ``merged=True`` stores the message together with the business change (P1 within P4): one local transaction less, but a
-    process that dies between the prepare and P4 leaves a half message that nobody can decide; it is parked after
+    process that dies between the prepare and P4 leaves a half message that no process can decide; it is parked after
     ``half_retention`` and leaves with the broker's log, invisible all the time. ``sessions`` makes sessions for the business (default: plain ones on
     ``engine``); ``timeout`` is seconds for a request. Raises Misuse(NO_TABLES) at the first use if the tables are missing.
     """
@@ -54,6 +54,10 @@ class Driven(Driving):
         self.producer = producer
         super().__init__(HalfMessages(producer), engine, name, merged=merged, sessions=sessions)
 
+    def close(self) -> None:
+        """Close the producer. What is under way stays in the table."""
+        self.producer.close()
+
 
 class HalfMessages:
     """The carrier: each message a transaction of its own, for ever at the broker that was chosen when it was stored."""
@@ -70,7 +74,9 @@ class HalfMessages:
         found = np.full(batch.num_rows, None, object)
 
         def send(piece: pa.RecordBatch, shard: int) -> Codes:
-            receipts = self._producer.prepare_batch(_without_transactions(piece), shard=shard)
+            receipts = self._producer.prepare_batch(
+                replaced(piece, transaction=pa.nulls(len(piece), schemas.ID)), shard=shard
+            )
             found[shards == shard] = receipts.transactions.to_pylist()
             return receipts.codes
 
@@ -82,15 +88,6 @@ class HalfMessages:
         return by_shard(
             batch, shards, lambda piece, _: self._producer.end_batch(piece.column("transaction"), outcome).codes
         )
-
-    def close(self) -> None:
-        """Close the producer."""
-        self._producer.close()
-
-
-def _without_transactions(batch: pa.RecordBatch) -> pa.RecordBatch:
-    at = batch.schema.get_field_index("transaction")
-    return batch.set_column(at, schemas.OUTGOING.field(at), pa.nulls(batch.num_rows, schemas.ID))
 
 
 class TableChecker:
@@ -109,11 +106,11 @@ class TableChecker:
 
     def __init__(self, engine: sa.Engine, group: str, *, merged: bool = False) -> None:
         self._engine = engine
-        self._journal = Journal(group)
+        self._journal = Journal(engine, group)
         self._absent = UNKNOWN if merged else ROLLBACK
 
     def decide_batch(self, checks: Sequence[Check]) -> list[Outcome]:
-        """One outcome a question."""
+        """One outcome per question."""
         with self._engine.begin() as connection:
             rows = self._journal.stages(connection, [check.messages[0].message_id for check in checks])
         return [self._answer(rows.get(c.messages[0].message_id), bytes(c.transaction_id)) for c in checks]

@@ -34,10 +34,9 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
 
-from escrowmq.errors import STANDS_COMMITTED, STANDS_ROLLED_BACK, Code, EscrowError, Fenced, Rejected
+from escrowmq.errors import STANDS_COMMITTED, STANDS_ROLLED_BACK, Code, EscrowError, Fenced, Rejected, error
 from escrowmq.model import COMMIT, ROLLBACK, Message, Outcome, TransactionId
-from escrowmq.outbox.modes.journal import Int64s, Intake, Journal, Stage, ids_of, with_transactions
-from escrowmq.outbox.modes.senders import first_error
+from escrowmq.outbox.modes.journal import Int64s, Intake, Journal, Stage, ids_of, replaced, some
 from escrowmq.outbox.session import transaction_of
 from escrowmq.outbox.tables import trans_driven
 from escrowmq.outbox.targets.seam import NOT_APPLIED, REFUSED, Codes
@@ -69,10 +68,6 @@ class Carrier(Protocol):
 
     def end(self, batch: pa.RecordBatch, shards: Int64s, outcome: Outcome) -> Codes:
         """P5 and P6: what the broker says of each decision, as :meth:`Producer.end_batch` does."""
-        ...
-
-    def close(self) -> None:
-        """Let go of what it holds."""
         ...
 
 
@@ -148,7 +143,7 @@ class Driving:
         self._carrier = carrier
         self._engine = engine
         self._sessions = sessions or sessionmaker(engine)
-        self._journal = Journal(group)
+        self._journal = Journal(engine, group)
         self._intake = Intake()
         self._merged = merged
 
@@ -159,8 +154,7 @@ class Driving:
         self.close()
 
     def close(self) -> None:
-        """Let go of the broker. What is under way stays in the table."""
-        self._carrier.close()
+        """Let go of the broker, unless the caller made the way to it. What is under way stays in the table."""
 
     # The way forward
 
@@ -212,9 +206,10 @@ class Driving:
     def _prepared(self, batch: pa.RecordBatch, shards: Int64s) -> pa.RecordBatch:
         """P2 and P3: the batch with its transactions; what was not taken takes everything back, and is raised."""
         codes, transactions = self._carrier.prepare(batch, shards)
-        prepared = with_transactions(batch, transactions)
+        prepared = replaced(batch, transaction=transactions)
         reach("driven.prepared")
-        if (problem := first_error(codes)) is not None:
+        if codes.any():
+            problem = error(Code(int(codes[np.flatnonzero(codes)[0]])))
             try:
                 self._take_back(prepared, shards, codes)
             except (EscrowError, SQLAlchemyError) as another:
@@ -226,9 +221,7 @@ class Driving:
         """After a prepare that failed in part: rows surely not taken go, those taken are rolled back, the rest is left."""
         taken, gone = codes == 0, NOT_APPLIED[codes]
         if not self._merged:
-            with self._engine.begin() as connection:
-                self._journal.move(connection, ids_of(batch), Stage.STORED, Stage.ABANDONED)
-                self._journal.delete(connection, _some(ids_of(batch), gone))
+            self._journal.abandon(ids_of(batch), gone=some(ids_of(batch), gone))
         if taken.any():
             rows = np.flatnonzero(taken)
             self._finish(batch.take(pa.array(rows)), shards[rows], ROLLBACK)
@@ -236,15 +229,22 @@ class Driving:
     @contextmanager
     def _deciding(self, batch: pa.RecordBatch, shards: Int64s, sessions: Callable[[], Session]) -> Iterator[Session]:
         """P4: the business transaction and the new state, together."""
+        ours = False
         try:
             with sessions() as session, session.begin():
-                self._decide_tx(session, batch, shards)
+                # First of all, so that nothing of the business is done in vain, and the rows are locked until its end.
+                with transaction_of(session, trans_driven) as connection:
+                    if self._merged:
+                        self._journal.insert(connection, batch, shards, Stage.COMMITTING)
+                    else:
+                        self._journal.decide(connection, batch)
+                ours = True
                 yield session
                 session.flush()
                 reach("driven.deciding")
-        except _NotOurs as other:
-            raise other.problem from other.problem.__cause__
         except Exception as problem:
+            if not ours and isinstance(problem, Fenced | Rejected):
+                raise  # the rows are in other hands: there is nothing to take back
             try:
                 committed = self._undone(batch, shards)
             except (EscrowError, SQLAlchemyError) as another:
@@ -253,17 +253,6 @@ class Driving:
             if not committed:
                 raise
             _log.warning("a business transaction had committed although its end raised %r", problem)
-
-    def _decide_tx(self, session: Session, batch: pa.RecordBatch, shards: Int64s) -> None:
-        """First of all, so that nothing of the business is done in vain, and the rows are locked until its end."""
-        try:
-            with transaction_of(session, trans_driven) as connection:
-                if self._merged:
-                    self._journal.insert(connection, batch, shards, Stage.COMMITTING)
-                else:
-                    self._journal.decide(connection, batch, Stage.COMMITTING)
-        except (Fenced, Rejected) as problem:
-            raise _NotOurs(problem) from None
 
     def _undone(self, batch: pa.RecordBatch, shards: Int64s) -> bool:
         """After a failed P4: whether it had committed after all, as the rows tell; if not, the messages are taken back."""
@@ -297,10 +286,7 @@ class Driving:
         for row in np.flatnonzero(contrary).tolist():
             _log.error("%s: the broker answers %s to %s", ids[row].hex(), Code(codes[row]).name, outcome.name)
         try:
-            with self._engine.begin() as connection:
-                self._journal.delete(connection, _some(ids, ended))
-                self._journal.stick(connection, _some(ids, contrary))
-                self._journal.count_attempt(connection, _some(ids, ~ended & ~contrary))
+            self._journal.settle(some(ids, ended), some(ids, ~ended & ~contrary), some(ids, contrary))
         except SQLAlchemyError as problem:
             _log.warning("rows that have come to their end are left for the next redrive: %s", problem)
         reach("driven.deleted")
@@ -317,17 +303,16 @@ class Driving:
         transaction, or theirs is fenced.
         """
         report = Redriven()
-        for batch, shards in self._pages(Stage.STORED, older_than):
+        for batch, shards in self._journal.pages(Stage.STORED, older_than):
             if redo is None:
-                with self._engine.begin() as connection:
-                    self._journal.move(connection, ids_of(batch), Stage.STORED, Stage.ABANDONED)
+                self._journal.abandon(ids_of(batch))
             else:
                 self._redo(batch, shards, redo, report)
-        for batch, shards in self._pages(Stage.ABANDONED):
+        for batch, shards in self._journal.pages(Stage.ABANDONED):
             self._roll_back_unknown(batch, shards, report)
-        for batch, shards in self._pages(Stage.COMMITTING, older_than):
+        for batch, shards in self._journal.pages(Stage.COMMITTING, older_than):
             _count(report, self._finish(batch, shards, COMMIT), COMMIT)
-        for batch, shards in self._pages(Stage.ROLLING_BACK):
+        for batch, shards in self._journal.pages(Stage.ROLLING_BACK):
             _count(report, self._finish(batch, shards, ROLLBACK), ROLLBACK)
         return report
 
@@ -337,7 +322,7 @@ class Driving:
         report.left += batch.num_rows - len(rows)
         if not len(rows):
             return
-        prepared = with_transactions(batch, transactions).take(pa.array(rows))
+        prepared = replaced(batch, transaction=transactions).take(pa.array(rows))
         with self._deciding(prepared, shards[rows], self._sessions) as session:
             redo(session, [_message(row) for row in prepared.to_pylist()])
         _count(report, self._finish(prepared, shards[rows], COMMIT), COMMIT)
@@ -346,31 +331,13 @@ class Driving:
         """ABANDONED: learn the transaction by preparing the same id again, then roll it back."""
         codes, transactions = self._carrier.prepare(batch, shards)
         refused = REFUSED[codes]  # then as now, or it is out of reach for ever: no one is left to roll it back
-        with self._engine.begin() as connection:
-            self._journal.delete(connection, _some(ids_of(batch), refused))
+        self._journal.settle(some(ids_of(batch), refused))
         report.rolled_back += int(refused.sum())
         rows = np.flatnonzero(codes == 0)
         report.left += batch.num_rows - len(rows) - int(refused.sum())
         if len(rows):
-            ending = with_transactions(batch, transactions).take(pa.array(rows))
+            ending = replaced(batch, transaction=transactions).take(pa.array(rows))
             _count(report, self._finish(ending, shards[rows], ROLLBACK), ROLLBACK)
-
-    def _pages(self, stage: Stage, older_than: float = 0.0) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
-        after = b""
-        while True:
-            with self._engine.begin() as connection:
-                batch, shards = self._journal.page(connection, stage, after, older_than)
-            if not batch.num_rows:
-                return
-            yield batch, shards
-            after = batch.column("message_id")[-1].as_py()
-
-
-class _NotOurs(Exception):
-    """P4 found the rows in other hands: there is nothing to take back."""
-
-    def __init__(self, problem: EscrowError) -> None:
-        self.problem = problem
 
 
 def sorted_out(codes: Codes, outcome: Outcome) -> tuple[Flags, Flags]:
@@ -379,18 +346,14 @@ def sorted_out(codes: Codes, outcome: Outcome) -> tuple[Flags, Flags]:
     return ended, ~ended & REFUSED[codes]
 
 
-def _some(ids: list[bytes], chosen: Flags) -> list[bytes]:
-    return [ids[row] for row in np.flatnonzero(chosen).tolist()]
-
-
 def _count(report: Redriven, codes: Codes, outcome: Outcome) -> None:
-    ended, contrary = sorted_out(codes, outcome)
+    ended, contrary = (int(rows.sum()) for rows in sorted_out(codes, outcome))
     if outcome is COMMIT:
-        report.committed += int(ended.sum())
+        report.committed += ended
     else:
-        report.rolled_back += int(ended.sum())
-    report.stuck += int(contrary.sum())
-    report.left += int((~ended & ~contrary).sum())
+        report.rolled_back += ended
+    report.stuck += contrary
+    report.left += len(codes) - ended - contrary
 
 
 def _message(row: dict[str, Any]) -> Message:

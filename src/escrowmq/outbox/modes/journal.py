@@ -71,51 +71,54 @@ def ids_of(batch: pa.RecordBatch) -> list[bytes]:
     return list(batch.column("message_id").to_pylist())
 
 
-def with_transactions(batch: pa.RecordBatch, transactions: pa.Array) -> pa.RecordBatch:
-    """The batch, its transactions known."""
-    at = batch.schema.get_field_index("transaction")
-    return batch.set_column(at, schemas.OUTGOING.field(at), transactions)
+def some(ids: list[bytes], chosen: npt.NDArray[np.bool_]) -> list[bytes]:
+    """The chosen ones."""
+    return [ids[row] for row in np.flatnonzero(chosen).tolist()]
+
+
+def replaced(batch: pa.RecordBatch, **columns: pa.Array) -> pa.RecordBatch:
+    """The batch with other values in these columns."""
+    for name, column in columns.items():
+        at = batch.schema.get_field_index(name)
+        batch = batch.set_column(at, schemas.OUTGOING.field(at), column)
+    return batch
 
 
 class Journal:
     """The rows of one producer group."""
 
-    def __init__(self, group: str) -> None:
+    def __init__(self, engine: sa.Engine, group: str) -> None:
+        self._engine = engine
         self.group = group
+        self._mine = _T.producer_group == group
 
     def insert(self, connection: sa.Connection, batch: pa.RecordBatch, shards: Int64s, stage: Stage) -> None:
         """Store every row. Raises Rejected(MESSAGE_ID_TAKEN) if one of the ids is there already."""
         now = time.time_ns() // 1000
-        columns = [batch.column(name).to_pylist() for name in _CONTENT]
-        rows = [
-            {
-                **dict(zip(_CONTENT, values, strict=True)),
-                "properties": _pack(values[_PROPERTIES]),
-                "shard": None if shard < 0 else shard,
-            }
-            for shard, *values in zip(shards.tolist(), *columns, strict=True)
-        ]
-        for row in rows:
+        rows = batch.drop_columns(["queue", "born_us", "immunity_us"]).to_pylist()
+        for row, shard in zip(rows, shards.tolist(), strict=True):
             row["id"], row["transaction_id"] = row.pop("message_id"), row.pop("transaction")
+            row["properties"] = None if row["properties"] is None else json.dumps(dict(row["properties"]))
+            row["shard"] = None if shard < 0 else shard
             row.update(producer_group=self.group, state=int(stage), attempts=0, created_us=now)
         try:
             connection.execute(sa.insert(trans_driven), rows)
         except sa.exc.IntegrityError as problem:
             raise Rejected(Code.MESSAGE_ID_TAKEN, "a message of this id is under way already") from problem
 
-    def decide(self, connection: sa.Connection, batch: pa.RecordBatch, stage: Stage) -> None:
-        """STORED to ``stage``, with the broker's transactions. Raises Fenced unless all rows were STORED."""
-        if self._move(connection, batch, Stage.STORED, stage) != batch.num_rows:
+    def decide(self, connection: sa.Connection, batch: pa.RecordBatch) -> None:
+        """STORED to COMMITTING, with the broker's transactions. Raises Fenced unless all rows were STORED."""
+        if self._move(connection, batch, Stage.COMMITTING) != batch.num_rows:
             raise Fenced(
                 Code.FENCED,
                 "another process of this group has given these messages up",
                 "let redrive() leave messages alone that are younger than your slowest business transaction (older_than)",
             )
 
-    def _move(self, connection: sa.Connection, batch: pa.RecordBatch, stage: Stage, to: Stage) -> int:
+    def _move(self, connection: sa.Connection, batch: pa.RecordBatch, to: Stage) -> int:
         change = (
             sa.update(trans_driven)
-            .where(_T.id == sa.bindparam("of"), _T.producer_group == self.group, _T.state == int(stage))
+            .where(_T.id == sa.bindparam("of"), self._mine, _T.state == int(Stage.STORED))
             .values(state=int(to), transaction_id=sa.bindparam("transaction"))
         )
         transactions = batch.column("transaction").to_pylist()
@@ -127,72 +130,67 @@ class Journal:
 
         Waits for a transaction that is still about to decide one of them: its row lock holds this back.
         """
-        self._move(connection, batch, Stage.STORED, Stage.ROLLING_BACK)
+        self._move(connection, batch, Stage.ROLLING_BACK)
         return {i: stage for i, (stage, _) in self.stages(connection, ids_of(batch)).items()}
 
-    def move(self, connection: sa.Connection, ids: Sequence[bytes], stage: Stage, to: Stage) -> None:
-        """Those of ``ids`` that stand at ``stage`` go to ``to``."""
-        for some in _pieces(ids):
-            where = (_T.id.in_(some), _T.producer_group == self.group, _T.state == int(stage))
-            connection.execute(sa.update(trans_driven).where(*where).values(state=int(to)))
+    def abandon(self, ids: Sequence[bytes], gone: Sequence[bytes] = ()) -> None:
+        """In a transaction of its own: those of ``ids`` that are STORED are ABANDONED; then ``gone`` are forgotten."""
+        given_up = sa.update(trans_driven).where(_T.state == int(Stage.STORED)).values(state=int(Stage.ABANDONED))
+        with self._engine.begin() as connection:
+            self._execute(connection, given_up, ids)
+            self._execute(connection, sa.delete(trans_driven), gone)
 
-    def stick(self, connection: sa.Connection, ids: Sequence[bytes]) -> None:
-        """Leave ``ids`` to a person."""
-        for some in _pieces(ids):
-            where = (_T.id.in_(some), _T.producer_group == self.group)
-            connection.execute(sa.update(trans_driven).where(*where).values(state=int(Stage.STUCK)))
+    def settle(self, ended: Sequence[bytes], left: Sequence[bytes] = (), stuck: Sequence[bytes] = ()) -> None:
+        """In a transaction of its own: forget what has come to its end, count one more try of what is ``left``, leave ``stuck``
+        to a person."""
+        with self._engine.begin() as connection:
+            self._execute(connection, sa.delete(trans_driven), ended)
+            self._execute(connection, sa.update(trans_driven).values(state=int(Stage.STUCK)), stuck)
+            self._execute(connection, sa.update(trans_driven).values(attempts=_T.attempts + 1), left)
 
-    def count_attempt(self, connection: sa.Connection, ids: Sequence[bytes]) -> None:
-        """One more try that brought no end."""
-        for some in _pieces(ids):
-            change = sa.update(trans_driven).where(_T.id.in_(some)).values(attempts=_T.attempts + 1)
-            connection.execute(change)
-
-    def delete(self, connection: sa.Connection, ids: Sequence[bytes]) -> None:
-        """Forget what has come to its end."""
-        for some in _pieces(ids):
-            connection.execute(sa.delete(trans_driven).where(_T.id.in_(some), _T.producer_group == self.group))
+    def _execute(self, connection: sa.Connection, statement: sa.Update | sa.Delete, ids: Sequence[bytes]) -> None:
+        for piece in _pieces(ids):
+            connection.execute(statement.where(_T.id.in_(piece), self._mine))
 
     def stages(self, connection: sa.Connection, ids: Sequence[bytes]) -> dict[bytes, tuple[Stage, bytes | None]]:
         """Stage and transaction of those of ``ids`` that are there, whatever their group."""
         found: dict[bytes, tuple[Stage, bytes | None]] = {}
-        for some in _pieces(ids):
-            rows = connection.execute(sa.select(_T.id, _T.state, _T.transaction_id).where(_T.id.in_(some)))
+        for piece in _pieces(ids):
+            rows = connection.execute(sa.select(_T.id, _T.state, _T.transaction_id).where(_T.id.in_(piece)))
             found.update({i: (Stage(state), transaction) for i, state, transaction in rows})
         return found
 
-    def page(
-        self, connection: sa.Connection, stage: Stage, after: bytes, older_than: float
-    ) -> tuple[pa.RecordBatch, Int64s]:
-        """The next rows of ``stage`` by id, at least ``older_than`` seconds old, with their shards.
+    def pages(self, stage: Stage, older_than: float = 0.0) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
+        """The rows of ``stage`` by id, at least ``older_than`` seconds old, with their shards; each page in a transaction of its own.
 
         Ids say nothing about time: what is stored while one pages may be seen or not, and is found the next time.
         """
-        oldest = time.time_ns() // 1000 - round(older_than * 1e6)
-        where = (_T.producer_group == self.group, _T.state == int(stage), _T.id > after, _T.created_us <= oldest)
-        rows = connection.execute(sa.select(trans_driven).where(*where).order_by(_T.id).limit(PAGE)).mappings().all()
-        shards = np.array([-1 if row["shard"] is None else row["shard"] for row in rows], np.int64)
-        return _batch(rows), shards
-
-
-_CONTENT = ("message_id", "transaction", "topic", "key", "tag", "properties", "body", "delay_us")
-_PROPERTIES = _CONTENT.index("properties")
-
-
-def _pack(pairs: Any) -> str | None:
-    return None if pairs is None else json.dumps(dict(pairs))
+        after = b""
+        while True:
+            oldest = time.time_ns() // 1000 - round(older_than * 1e6)
+            where = (self._mine, _T.state == int(stage), _T.id > after, _T.created_us <= oldest)
+            page = sa.select(trans_driven).where(*where).order_by(_T.id).limit(PAGE)
+            with self._engine.begin() as connection:
+                rows = connection.execute(page).mappings().all()
+            if not rows:
+                return
+            yield _batch(rows), np.array([-1 if row["shard"] is None else row["shard"] for row in rows], np.int64)
+            after = rows[-1]["id"]
 
 
 def _batch(rows: Sequence[Any]) -> pa.RecordBatch:
-    now = time.time_ns() // 1000
-    columns: dict[str, Any] = {
-        name: [row[name] for row in rows] for name in ("topic", "key", "tag", "body", "delay_us")
-    }
-    columns["message_id"] = [row["id"] for row in rows]
-    columns["transaction"] = [row["transaction_id"] for row in rows]
-    columns["properties"] = [None if (p := row["properties"]) is None else list(json.loads(p).items()) for row in rows]
-    columns.update(queue=[-1] * len(rows), born_us=[now] * len(rows), immunity_us=[0] * len(rows))
-    return pa.RecordBatch.from_pydict({f.name: columns[f.name] for f in schemas.OUTGOING}, schema=schemas.OUTGOING)
+    fixed = {"queue": -1, "born_us": time.time_ns() // 1000, "immunity_us": 0}
+    messages = [
+        {
+            **row,
+            **fixed,
+            "message_id": row["id"],
+            "transaction": row["transaction_id"],
+            "properties": None if (p := row["properties"]) is None else list(json.loads(p).items()),
+        }
+        for row in rows
+    ]
+    return pa.RecordBatch.from_pylist(messages, schema=schemas.OUTGOING)
 
 
 def _pieces(ids: Sequence[bytes]) -> Iterator[Sequence[bytes]]:

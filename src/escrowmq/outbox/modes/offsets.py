@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from typing import Any, overload
 
 import numpy as np
@@ -53,10 +54,10 @@ Effect = Callable[[Session, Taken], object]
 
 
 class OffsetConsumer:
-    """``OffsetConsumer(bus, engine, "cart", "orders", owner="cart-1").run(effect)``; ``effect(session, messages)`` once a message.
+    """``OffsetConsumer(bus, engine, "cart", "orders", owner="cart-1").run(effect)``; ``effect(session, messages)`` once per message.
 
     ``assignment``: :func:`slots_of` the topic (None: all of it). ``owner`` names this consumer alone; started again under its name it
-    takes its own slots back (and fences a process that still runs under it), another one must be told ``take_over``. ``start``: where a slot begins that was never read:
+    takes its own slots back (and fences a process that still runs under it), another name needs ``take_over``. ``start``: where a slot begins that was never read:
     "earliest", "latest" or an offset. ``on_purged``: "raise" RANGE_PURGED when retention was quicker than this consumer, or
     "skip" to the first offset that is left, with a line in the log. One thread at a time.
 
@@ -142,14 +143,14 @@ class OffsetConsumer:
         A broker that is away is waited for. Raises as :meth:`poll`.
         """
         total, last = 0, time.monotonic()
-        while stop is None or not stop.is_set():
-            for count in self._steps(
-                effect, max_messages, LOOK_UP_SECONDS if idle_timeout is None else min(idle_timeout, LOOK_UP_SECONDS)
-            ):
+        stop = stop or threading.Event()
+        idle = inf if idle_timeout is None else idle_timeout
+        while not stop.is_set():
+            for count in self._steps(effect, max_messages, min(idle, LOOK_UP_SECONDS)):
                 total, last = total + count, time.monotonic()
-                if stop is not None and stop.is_set():
+                if stop.is_set():
                     break
-            if idle_timeout is not None and time.monotonic() - last >= idle_timeout:
+            if time.monotonic() - last >= idle:
                 break
         return total
 

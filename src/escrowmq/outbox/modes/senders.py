@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.client.producing.producer import Producer
-from escrowmq.errors import Code, EscrowError, Misuse, error
+from escrowmq.errors import Code, EscrowError, Misuse
 from escrowmq.outbox.modes.journal import Int64s
 from escrowmq.outbox.targets.seam import Codes, Target
 
@@ -85,9 +85,3 @@ def by_shard(batch: pa.RecordBatch, shards: Int64s, send: Callable[[pa.RecordBat
         except EscrowError as problem:
             codes[rows] = int(problem.code)
     return codes
-
-
-def first_error(codes: Codes) -> EscrowError | None:
-    """The error of the first row that was not OK."""
-    bad = np.flatnonzero(codes)
-    return error(Code(int(codes[bad[0]]))) if len(bad) else None

@@ -13,7 +13,8 @@ from escrowmq.model import Message
 
 
 class SplitTopic:
-    """The parts of a topic, by name. A key has one part for ever; messages without one go by turns."""
+    """The parts of a topic: ``split_topic("t", 4)`` has t-queue-1 to t-queue-4. A key has one part for ever; messages without one
+    go by turns. Raises BAD_TOPIC_NAME, Misuse(BAD_ARGUMENT)."""
 
     def __init__(self, name: str, parts: int) -> None:
         if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
@@ -33,6 +34,4 @@ class SplitTopic:
         return dataclasses.replace(message, topic=self.of(message.key))
 
 
-def split_topic(name: str, parts: int) -> SplitTopic:
-    """``split_topic("t", 4)``: t-queue-1 to t-queue-4. Raises BAD_TOPIC_NAME, Misuse(BAD_ARGUMENT)."""
-    return SplitTopic(name, parts)
+split_topic = SplitTopic

@@ -35,7 +35,7 @@ class Verdict:
 
 
 def compare(confirmed: Iterable[bytes], consumed: Iterable[bytes], unconfirmed: Iterable[bytes] = ()) -> Verdict:
-    """Compare ids: ``consumed`` has one entry an effect; ``unconfirmed`` may or may not have been consumed."""
+    """Compare ids: ``consumed`` has one entry per effect; ``unconfirmed`` may or may not have been consumed."""
     produced, open_, effects = set(confirmed), set(unconfirmed), Counter(consumed)
     return Verdict(
         lost=frozenset(produced - effects.keys()),

@@ -14,9 +14,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from escrowmq.outbox.dialects import Dialect
-from escrowmq.outbox.relay.reading import state_is
 from escrowmq.outbox.relay.verdicts import Key
-from escrowmq.outbox.tables import State, trans_message
+from escrowmq.outbox.tables import State, state_is, trans_message
 from escrowmq.platform.failpoints import reach
 
 _c = trans_message.c
@@ -55,7 +54,8 @@ class Holding:
             found = self._find(connection, lanes)
             gone = self.heads.keys() - found.keys()
             if orphans_too:
-                gone = gone | (self._behind(connection, lanes) - found.keys())
+                held = sa.select(_c.lane, _c.key).where(state_is(State.HELD), _c.lane.in_(lanes)).distinct()
+                gone = gone | {(lane, key) for lane, key in connection.execute(held)} - found.keys()
             free(connection, gone)
         reach("relay.freed")
         self.heads = found
@@ -81,10 +81,6 @@ class Holding:
         for lane, key, seq in connection.execute(found):
             heads[lane, key] = min(seq, heads.get((lane, key), seq))
         return heads
-
-    def _behind(self, connection: sa.Connection, lanes: Sequence[int]) -> set[Key]:
-        held = sa.select(_c.lane, _c.key).where(state_is(State.HELD), _c.lane.in_(lanes)).distinct()
-        return {(lane, key) for lane, key in connection.execute(held)}
 
 
 def free(connection: sa.Connection, keys: Iterable[Key]) -> None:

@@ -44,8 +44,7 @@ class Leases:
     def announce(self) -> None:
         """Be counted among those who share, before the first lane is taken: workers that start together share from the start."""
         with self._dialect.transaction() as connection:
-            now = int(connection.scalar(sa.select(self._dialect.now_us)) or 0)
-            self._say_alive(connection, now, now + round(self._seconds * 1e6))
+            self._say_alive(connection)
 
     def due_in(self) -> float:
         """Seconds until :meth:`keep` has something to do."""
@@ -76,9 +75,8 @@ class Leases:
         leased = sa.select(trans_lane.c.lane).where(
             trans_lane.c.lane.in_(self.lanes), trans_lane.c.owner == sa.bindparam("owner")
         )
-        if (
-            self._dialect.name == "postgresql"
-        ):  # looked up once; as a join it may come out as one scan of the rows a lane
+        if self._dialect.name == "postgresql":
+            # looked up once; as a join it may come out as one scan of the rows per lane
             lanes = sa.func.array(leased.scalar_subquery(), type_=postgresql.ARRAY(sa.SmallInteger))
             return trans_message.c.lane == sa.any_(lanes)
         return trans_message.c.lane.in_(leased)
@@ -96,9 +94,7 @@ class Leases:
         self.lanes, self._next, self._valid_until = (), 0.0, 0.0
 
     def _balanced(self, connection: sa.Connection) -> tuple[int, ...]:
-        now = int(connection.scalar(sa.select(self._dialect.now_us)) or 0)
-        until = now + round(self._seconds * 1e6)
-        self._say_alive(connection, now, until)
+        now, until = self._say_alive(connection)
         alive = list(connection.scalars(sa.select(trans_relay.c.owner).where(trans_relay.c.alive_until_us > now)))
         rows = connection.execute(sa.select(trans_lane.c.lane, trans_lane.c.owner).order_by(trans_lane.c.lane)).all()
         share = _share(sorted(alive), self.owner, len(rows))
@@ -113,12 +109,16 @@ class Leases:
         self._hungry = len(kept) + len(taken) < share
         return (*kept, *taken)
 
-    def _say_alive(self, connection: sa.Connection, now: int, until: int) -> None:
+    def _say_alive(self, connection: sa.Connection) -> tuple[int, int]:
+        """The database's time, and until when this worker counts as alive."""
+        now = int(connection.scalar(sa.select(self._dialect.now_us)) or 0)
+        until = now + round(self._seconds * 1e6)
         here = sa.update(trans_relay).where(trans_relay.c.owner == self.owner).values(alive_until_us=until)
         if not connection.execute(here).rowcount:
             connection.execute(sa.insert(trans_relay).values(owner=self.owner, alive_until_us=until))
             long_gone = now - round(10e6 * self._seconds)
             connection.execute(sa.delete(trans_relay).where(trans_relay.c.alive_until_us < long_gone))
+        return now, until
 
     def _take(self, connection: sa.Connection, now: int, until: int, most: int) -> list[int]:
         if most <= 0:

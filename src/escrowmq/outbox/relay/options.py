@@ -59,17 +59,13 @@ class RelayOptions:
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
-            if "least" in f.metadata:
-                _check_number(f, getattr(self, f.name))
+            if not f.metadata:
+                continue
+            least, most, value = f.metadata["least"], f.metadata["most"], getattr(self, f.name)
+            kind, types = ("a whole number", int) if isinstance(f.default, int) else ("seconds", int | float)
+            if isinstance(value, bool) or not isinstance(value, types) or not least <= value <= most:
+                raise Misuse(Code.BAD_SETTING, f"{f.name} = {value!r:.80}", f"{kind}, {least:g} to {most:g}")
         if not isinstance(self.name, str) or _NAME.fullmatch(self.name) is None:
             raise Misuse(Code.BAD_SETTING, f"name = {self.name!r:.80}", "1 to 64 of A-Z a-z 0-9 . _ -")
         if self.on_exhausted not in ("hold_key", "pass"):
             raise Misuse(Code.BAD_SETTING, f"on_exhausted = {self.on_exhausted!r}", "hold_key or pass")
-
-
-def _check_number(f: dataclasses.Field[Any], value: Any) -> None:
-    least, most = f.metadata["least"], f.metadata["most"]
-    whole = isinstance(f.default, int)
-    if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not least <= value <= most:
-        kind = "a whole number" if whole else "seconds"
-        raise Misuse(Code.BAD_SETTING, f"{f.name} = {value!r:.80}", f"{kind}, {least:g} to {most:g}")

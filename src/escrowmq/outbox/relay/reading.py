@@ -1,4 +1,5 @@
-"""Reading what is to be sent: a bounded number of rows of each lane, lowest numbers first, from the index of PENDING rows alone.
+"""Reading what is to be sent: a bounded number of rows of each lane, lowest numbers first, from the index of PENDING rows alone;
+and the batch that they make.
 
 The cost follows from the rows that are read, not from how many are PENDING, SENT, HELD or gone. PostgreSQL reads every lane by itself in
 one statement (LATERAL); how deep, follows what the lanes turned out to hold. The others walk through the index lane by lane, from
@@ -7,26 +8,44 @@ where the last walk ended, until the batch is full.
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from itertools import accumulate, chain
+from operator import itemgetter
+from typing import Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
 import sqlalchemy as sa
 
+from escrowmq import schemas
 from escrowmq.outbox.dialects import Dialect
-from escrowmq.outbox.relay.columns import COLUMNS
-from escrowmq.outbox.tables import State, trans_lane, trans_message
+from escrowmq.outbox.tables import State, state_is, trans_lane, trans_message
 
 _c = trans_message.c
 FIRST_ROWS = 64
 """Rows of the first read: nothing is known yet about the size of bodies."""
 
 
-def state_is(state: State) -> sa.ColumnElement[bool]:
-    """As a literal: partial indexes are used only where the statement itself says that they suffice."""
-    same = _c.state == sa.literal_column(str(int(state)))
-    if state >= State.WAITING:
-        return sa.and_(_c.state >= sa.literal_column(str(int(State.WAITING))), same)
-    return same
+class Row(NamedTuple):
+    """What the driver gives for :data:`COLUMNS`."""
+
+    seq: int
+    lane: int
+    state: int
+    attempts: int
+    id: bytes
+    topic: str
+    key: str | None
+    tag: str | None
+    properties: str | None
+    body: bytes
+    created_us: int
+    delay_us: int
+
+
+COLUMNS = tuple(trans_message.c[name] for name in Row._fields)
 
 
 class Reader:
@@ -52,7 +71,7 @@ class Reader:
         if rows and most is None:
             fitting = int(self._max_bytes * len(rows) / (1 + sum(len(row.body) for row in rows)))
             self._fitting = max(1, min(self._max_rows, fitting, 4 * self._fitting))
-        rows.sort(key=_number)
+        rows.sort(key=itemgetter(0))
         return rows
 
     def retries(self, connection: sa.Connection, lanes: Sequence[int], now_us: int, most: int) -> list[Any]:
@@ -100,18 +119,11 @@ class Reader:
     def _learn(self, rows: list[Any], each: int, wanted: int) -> None:
         """More of each lane while batches are small for want of rows from the fullest; fewer when they came out too big."""
         if len(rows) < wanted // 2:
-            counts: dict[int, int] = {}
-            for row in rows:
-                counts[row.lane] = counts.get(row.lane, 0) + 1
-            if max(counts.values(), default=0) >= each:
+            fullest = Counter(row.lane for row in rows).most_common(1)
+            if fullest and fullest[0][1] >= each:
                 self._per_lane = min(2 * each, self._max_rows)
         elif len(rows) > wanted:
             self._per_lane = max(each // 2, 1)
-
-
-def _number(row: Any) -> int:
-    number: int = row[0]
-    return number
 
 
 def _of_my_lanes(dialect: Dialect) -> sa.Select[Any]:
@@ -138,3 +150,42 @@ _WALK = (
     .with_hint(trans_message, "FORCE INDEX (trans_message_by_state)", "mariadb")
 )
 """SQLite, MariaDB, MySQL: lane by lane, in the order of the index, until there are enough."""
+
+
+# To the batch that is sent
+
+
+def outgoing(rows: Sequence[Any]) -> pa.RecordBatch:
+    """The batch of at least one row of the shape of :class:`Row`."""
+    n = len(rows)
+    _, _, _, _, ids, topics, keys, tags, properties, bodies, created, delays = zip(*rows, strict=True)
+    zeros = pa.array(np.zeros(n, np.int64))
+    arrays = [
+        pa.array(topics, pa.utf8()),
+        pa.array(keys, pa.utf8()),
+        pa.array(tags, pa.utf8()),
+        _maps(properties),
+        pa.array(bodies, pa.binary()),
+        pa.array(ids, schemas.ID),
+        pa.array(np.full(n, -1, np.int32)),
+        pa.array(created, pa.int64()),
+        pa.array(delays, pa.int64()),
+        zeros,
+        pa.nulls(n, schemas.ID),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schemas.OUTGOING)
+
+
+def _maps(texts: Sequence[str | None]) -> pa.Array:
+    given = [text for text in texts if text is not None]
+    if not given:
+        return pa.nulls(len(texts), schemas.PROPERTIES)
+    objects: list[dict[str, str]] = json.loads(f"[{','.join(given)}]")  # one call for all
+    sizes = iter([len(pairs) for pairs in objects])
+    ends = list(accumulate((0 if text is None else next(sizes) for text in texts), initial=0))
+    offsets = pa.array(
+        [None if text is None else end for text, end in zip(texts, ends, strict=False)] + [ends[-1]], pa.int32()
+    )
+    names = pa.array(list(chain.from_iterable(objects)), pa.utf8())
+    values = pa.array(list(chain.from_iterable(pairs.values() for pairs in objects)), pa.utf8())
+    return pa.MapArray.from_arrays(offsets, names, values)

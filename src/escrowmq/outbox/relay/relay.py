@@ -96,7 +96,7 @@ class Relay:
             self.stop()
 
     def wait(self) -> None:
-        """Until somebody asks it to stop, or a worker fails."""
+        """Return when it is asked to stop, or a worker fails."""
         while not self._stopping.wait(0.2):  # never for ever: signals are handled when this thread wakes
             pass
 
@@ -167,10 +167,11 @@ class Relay:
         try:
             while not self._stopping.is_set():
                 step = worker.step()
+                most = worker.leases.due_in()  # they want to be renewed
                 if step.pause:
-                    self._bell.wait(number, min(step.pause, max(worker.free_for(), 0.01)))
+                    self._bell.wait(number, min(step.pause, max(most, 0.01)))
                 elif step.idle:
-                    if self._bell.wait(number, min(pause.take(), max(worker.free_for(), 0.001))):
+                    if self._bell.wait(number, min(pause.take(), max(most, 0.001))):
                         pause.found()
                 else:
                     pause.found()

@@ -73,7 +73,7 @@ def judge(
     *,
     partly_there: bool = False,
 ) -> Verdict:
-    """The verdict on ``rows`` (of the shape of ``columns.Row``) that were sent and answered ``codes``.
+    """The verdict on ``rows`` (of the shape of ``reading.Row``) that were sent and answered ``codes``.
 
     ``partly_there``: part of the target is known to work, though none of these rows was for it.
     """

@@ -42,7 +42,7 @@ class Bell:
         self._events = [threading.Event() for _ in range(workers)]
 
     def ring(self) -> None:
-        """Wake everybody."""
+        """Wake all workers."""
         for event in self._events:
             event.set()
 
@@ -84,7 +84,8 @@ class Listener:
             try:
                 self._listen()
             except Exception as problem:
-                if not isinstance(problem, SQLAlchemyError | OSError) and not _is_driver_error(problem):
+                of_driver = type(problem).__module__.partition(".")[0] == "psycopg"
+                if not of_driver and not isinstance(problem, SQLAlchemyError | OSError):
                     raise
                 if not warned:
                     _log.warning("cannot listen for new messages, polling instead: %s", problem)
@@ -103,7 +104,3 @@ class Listener:
                         self._bell.ring()
             finally:
                 connection.invalidate()  # a connection that listens must not go back into the pool
-
-
-def _is_driver_error(problem: Exception) -> bool:
-    return type(problem).__module__.partition(".")[0] == "psycopg"

@@ -16,13 +16,11 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.outbox.dialects import Dialect
-from escrowmq.outbox.relay import upkeep
-from escrowmq.outbox.relay.columns import outgoing
+from escrowmq.outbox.relay import marking
 from escrowmq.outbox.relay.holding import Holding
 from escrowmq.outbox.relay.leases import Leases
-from escrowmq.outbox.relay.marking import Marker
 from escrowmq.outbox.relay.options import RelayOptions
-from escrowmq.outbox.relay.reading import Reader
+from escrowmq.outbox.relay.reading import Reader, outgoing
 from escrowmq.outbox.relay.statistics import Counters
 from escrowmq.outbox.relay.verdicts import Rules, Verdict, judge
 from escrowmq.outbox.tables import State
@@ -42,7 +40,7 @@ LANE_ZERO = 0
 
 
 class SharedTarget:
-    """One target for all workers: one at a time sends, and its failures are everybody's. Thread-safe."""
+    """One target for all workers: one at a time sends, and a failure holds for all. Thread-safe."""
 
     def __init__(self, target: Target, backoff: Backoff) -> None:
         self._target = target
@@ -100,7 +98,7 @@ class Worker:
         holds = options.on_exhausted == "hold_key"
         self._look_seconds = min(LOOK_SECONDS, options.redelivery_interval)
         self._holding = Holding(dialect, holds, self._look_seconds)
-        self._marker = Marker(dialect, self.leases, not options.keep and not options.await_callback)
+        self._marker = marking.Marker(dialect, self.leases, not options.keep and not options.await_callback)
         aside = min(max(options.backoff, 1.0), options.redelivery_interval)
         self._rules = Rules(options.redeliveries, _us(options.redelivery_interval), _us(aside), holds)
         self._database = Backoff(options.backoff, options.backoff_max)
@@ -121,10 +119,6 @@ class Worker:
         if self._database.worked():
             _log.info("the database is back")
         return step
-
-    def free_for(self) -> float:
-        """Seconds until the leases want to be renewed: no pause may be longer."""
-        return self.leases.due_in()
 
     def close(self) -> None:
         """Give the lanes back, let the connection go."""
@@ -177,7 +171,7 @@ class Worker:
         if rows:
             batch = outgoing(rows)
             reach("relay.built")
-            if not self.leases.valid:  # paused for longer than the lease: somebody else may be at it
+            if not self.leases.valid:  # paused for longer than the lease: another worker may have the lanes
                 self.leases.forget()
                 return Step(read=len(rows))
             codes = self._target.send(batch)
@@ -220,13 +214,9 @@ class Worker:
         waiting = [aside for aside in verdict.aside if aside.state is State.WAITING]
         for aside in waiting:
             _log.error("message %d waits for a person after %d refusals: %s", aside.seq, aside.attempts, aside.error)
-        self._counters.add(
-            sent=len(verdict.sent),
-            refused=verdict.refused,
-            waiting=len(waiting),
-            batches=1 if verdict.sent else 0,
-        )
-        if verdict.sent:
+        sent = len(verdict.sent)
+        self._counters.add(sent=sent, refused=verdict.refused, waiting=len(waiting), batches=int(sent > 0))
+        if sent:
             oldest = min(rows[place].created_us for place in verdict.sent)
             self._counters.lagging(self._number, (self._now_us() - oldest) / 1e6)
 
@@ -239,9 +229,9 @@ class Worker:
             self._next_unconfirmed = now if full else now + min(options.redelivery_interval / 4, 5.0)
         if LANE_ZERO in self.leases.lanes and now >= self._next_purge:
             states = (State.DONE,) if options.await_callback else (State.SENT, State.DONE)
-            purged = upkeep.purge(self._dialect, connection, self._now_us() - _us(options.keep), states)
+            purged = marking.purge(self._dialect, connection, self._now_us() - _us(options.keep), states)
             self._counters.add(purged=purged)
-            self._next_purge = now if purged >= upkeep.PURGE_ROWS else now + options.purge_interval
+            self._next_purge = now if purged >= marking.PURGE_ROWS else now + options.purge_interval
 
     def _send_unconfirmed(self, connection: sa.Connection) -> bool:
         """Send again what has no callback; whether there may be more."""
@@ -250,41 +240,28 @@ class Worker:
         hopeless = [row for row in rows if row.attempts >= self._rules.redeliveries]
         again = [row for row in rows if row.attempts < self._rules.redeliveries]
         if hopeless:
-            waiting = upkeep.give_up(self._dialect, self.leases, hopeless)
+            waiting = marking.give_up(self._dialect, self.leases, hopeless)
             self._counters.add(waiting=waiting)
             _log.error("%d messages wait for a person: sent, and no callback came", waiting)
         if again:
             codes = self._target.send(outgoing(again))
             reach("relay.sent_again")
-            redelivered = upkeep.sent_again(self._dialect, self.leases, again, codes)
-            self._counters.add(redelivered=redelivered)
+            self._counters.add(redelivered=marking.sent_again(self._dialect, self.leases, again, codes))
         return len(rows) == most
 
     # Failures
 
     def _target_failed(self, code: Code, rows: int) -> Step:
-        first = not self._target.backoff.failing
-        pause = self._target.backoff.failed()
         self._counters.add(target_failures=1)
-        _log.log(
-            logging.WARNING if first else logging.DEBUG,
-            "the target takes nothing (%s); nothing is counted, next try in %.1f s",
-            code.name,
-            pause,
-        )
-        return Step(read=rows, pause=pause)
+        text = f"the target takes nothing ({code.name}); nothing is counted"
+        return Step(read=rows, pause=_pause(self._target.backoff, text))
 
     def _database_failed(self, problem: Exception) -> Step:
-        first = not self._database.failing
-        pause = self._database.failed()
         self._counters.add(database_failures=1)
         reason = problem.orig if isinstance(problem, DBAPIError) else problem
-        _log.log(
-            logging.WARNING if first else logging.DEBUG, "the database failed, next try in %.1f s: %s", pause, reason
-        )
         self._disconnect()
         self._holding.look_soon()
-        return Step(pause=pause)
+        return Step(pause=_pause(self._database, f"the database failed: {reason}"))
 
     # Helpers
 
@@ -310,6 +287,14 @@ class Worker:
             now_us = int(self._connected().scalar(sa.select(self._dialect.now_us)) or 0)
             self._clock_ahead = now_us - time.monotonic_ns() // 1000
         return time.monotonic_ns() // 1000 + self._clock_ahead
+
+
+def _pause(backoff: Backoff, text: str) -> float:
+    """Seconds to leave alone what failed; the first failure is a warning, the others are details."""
+    level = logging.DEBUG if backoff.failing else logging.WARNING
+    pause = backoff.failed()
+    _log.log(level, "%s; next try in %.1f s", text, pause)
+    return pause
 
 
 def _us(seconds: float) -> int:

@@ -61,9 +61,8 @@ class EscrowTarget:
             name="EscrowMQ",
             durable="written and synced in the broker's log; the same id sent again within dedup_window (1 h) makes no copy",
             deduplicates=True,
-            orders_keys=True,
             delays=True,
-            max_body_bytes=min((broker.limits.max_body_bytes for broker in self._brokers), default=None),
+            max_body_bytes=min(broker.limits.max_body_bytes for broker in self._brokers),
         )
 
     def send(self, batch: pa.RecordBatch) -> Codes:
@@ -81,7 +80,7 @@ class EscrowTarget:
 
     def partly_there(self) -> bool:
         """Of several brokers: whether one answers. Then the rows of the others must not stand in its way."""
-        return len(self._brokers) > 1 and any(broker.there() for broker in self._brokers)
+        return len(self._brokers) > 1 and any(not broker.meet(anew=True) for broker in self._brokers)
 
     def close(self) -> None:
         """Let the connections go."""
@@ -118,32 +117,24 @@ class _Broker:
 
     def send(self, batch: pa.RecordBatch) -> Codes:
         """One code per row."""
-        if self._backoff.left():
-            return np.full(batch.num_rows, Code.DISCONNECTED, np.uint8)
-        try:
-            if not self._met:
-                self._meet()
-        except EscrowError as problem:
-            return np.full(batch.num_rows, self._failed(problem), np.uint8)
+        if problem := self.meet():
+            return np.full(batch.num_rows, problem, np.uint8)
         codes = _refused(batch, self.limits)
         if codes.any() or not self._all_proven(batch):
             return self._carefully(batch, codes)
         return self._send(batch)
 
-    def there(self) -> bool:
-        """Whether it answers."""
+    def meet(self, *, anew: bool = False) -> Code:
+        """See that its limits are known, or ask ``anew`` whether it answers; OK, or why it does not."""
         if self._backoff.left():
-            return False
-        try:
-            self._meet()
-        except EscrowError as problem:
-            self._failed(problem)
-            return False
-        return True
-
-    def _meet(self) -> None:
-        answer = ask(self._bus.router.links[0], HELLO({}), self._timeout)
-        self.limits, self._met = Limits.of(answer["limits"]), True
+            return Code.DISCONNECTED
+        if anew or not self._met:
+            try:
+                answer = ask(self._bus.router.links[0], HELLO({}), self._timeout)
+            except EscrowError as problem:
+                return self._failed(problem)
+            self.limits, self._met = Limits.of(answer["limits"]), True
+        return Code.OK
 
     def close(self) -> None:
         """Let the connection go."""

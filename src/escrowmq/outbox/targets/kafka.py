@@ -95,7 +95,8 @@ class KafkaTarget:
         client = {
             "bootstrap.servers": servers.rstrip("/"),
             "logger": _Quietly(),
-            "error_cb": _log_error,  # without one, errors of the connection would be raised out of unrelated calls
+            # without one, errors of the connection would be raised out of unrelated calls
+            "error_cb": lambda problem: log.debug("Kafka: %s", problem.str()),
             "reconnect.backoff.max.ms": 1000,
             "socket.timeout.ms": max(1000, int(timeout * 1000)),
             **config,
@@ -118,10 +119,6 @@ class KafkaTarget:
             name="kafka",
             durable="every in-sync replica has it (acks=all); Kafka leaves syncing to disk to the number of replicas, so keep "
             "at least two in sync (min.insync.replicas)",
-            deduplicates=False,
-            orders_keys=True,
-            delays=False,
-            max_body_bytes=None,
         )
 
     def send(self, batch: Any) -> Codes:
@@ -143,16 +140,12 @@ class KafkaTarget:
     def close(self) -> None:
         """Let the connections go. Idempotent."""
         self._closed = True
-        self._give_up()
+        self._producer = None
 
     def _open(self) -> Producer:
         if self._producer is None:
             self._producer = Producer({**self._config, "batch.size": self._batch_bytes})
         return self._producer
-
-    def _give_up(self) -> None:
-        """Forget the producer and whatever it still holds; the next call makes a new one."""
-        self._producer = None
 
     def _check_topics(self, rows: Rows, codes: Codes, deadline: float) -> None:
         """Refuse what has no topic, or is larger than its topic takes."""
@@ -165,7 +158,7 @@ class KafkaTarget:
                 codes[row] = Code.BODY_TOO_LARGE
         smallest = min((limit for limit in limits.values() if limit and not isinstance(limit, Code)), default=None)
         if smallest is not None and smallest < self._batch_bytes:  # a batch may be no larger than a message
-            self._give_up()
+            self._producer = None
             self._batch_bytes = smallest
 
     def _produce(self, rows: Rows, wanted: Int64s, codes: Codes, deadline: float) -> None:
@@ -183,7 +176,7 @@ class KafkaTarget:
             if code != PENDING:
                 stopped.add(key_number)
         if not _flushed(producer, reports, deadline):
-            self._give_up()
+            self._producer = None  # with whatever it still holds; the next call makes a new one
         for row in np.flatnonzero(codes == PENDING).tolist():
             problem = reports.get(row, LATE)
             codes[row] = Code.OK if problem is None else _code(problem)
@@ -229,7 +222,7 @@ class _Topics:
         self._known: dict[str, int] = {}
 
     def limits(self, topics: list[str], deadline: float) -> dict[str, int | Code]:
-        """For each topic its largest message in bytes (0: not told), or why it cannot be sent to."""
+        """For each topic its largest message in bytes (0: unknown), or why it cannot be sent to."""
         new = [topic for topic in topics if topic not in self._known]
         problems: dict[str, Code] = {}
         if new:
@@ -306,10 +299,6 @@ class _Quietly:
 
     def log(self, _level: int, *words: Any) -> None:
         log.debug(*words)
-
-
-def _log_error(problem: KafkaError) -> None:
-    log.debug("Kafka: %s", problem.str())
 
 
 def _code(problem: KafkaError) -> Code:

@@ -31,7 +31,7 @@ def open_target(url: str, **options: Any) -> Target:
     """
     made = _class_of(url)
     _check(made, options)
-    target: Target = made(url.removeprefix("kafka://").rstrip("/") if url.startswith("kafka://") else url, **options)
+    target: Target = made(url, **options)
     return target
 
 

@@ -33,6 +33,9 @@ YOUNG_SECONDS = 3.0
 """How long a new quorum queue is left alone. RabbitMQ writes the directory of its quorum queues a second after a change; killed
 before that, it finds the messages again (they are synced), but not the queue that they belong to."""
 LOST = (Code.TIMED_OUT, Code.DISCONNECTED)
+FAILURES = (amqp.AMQPError, OSError, RuntimeError)
+"""Of a connection that was lost, refused, or too slow (a TimeoutError is an OSError)."""
+DENIALS = (amqp.AuthenticationError, amqp.ProbableAuthenticationError, amqp.ChannelAccessRefused)
 
 T = TypeVar("T")
 
@@ -83,14 +86,7 @@ class RabbitMqTarget:
             durable = "a majority of the queue's members has it on disk, synced (quorum queue, publisher confirm)"
         else:
             durable = "RabbitMQ has written it, not always synced (durable classic queue, publisher confirm)"
-        return Promise(
-            name="rabbitmq",
-            durable=durable,
-            deduplicates=False,
-            orders_keys=True,
-            delays=False,
-            max_body_bytes=self._max_body_bytes,
-        )
+        return Promise("rabbitmq", durable, max_body_bytes=self._max_body_bytes)
 
     def send(self, batch: Any) -> Codes:
         """One code per row; see :mod:`escrowmq.outbox.targets.seam`."""
@@ -99,9 +95,8 @@ class RabbitMqTarget:
         rows = Rows(batch)
         codes = rows.refused(max_body_bytes=self._max_body_bytes, queues=False)
         _refuse_headers(rows, codes)
-        codes[np.setdiff1d(np.arange(rows.count), np.unique(np.array(rows.ids), return_index=True)[1])] = (
-            Code.QUEUE_FULL
-        )
+        firsts = np.unique(np.array(rows.ids), return_index=True)[1]
+        codes[np.setdiff1d(np.arange(rows.count), firsts)] = Code.QUEUE_FULL  # of an id that comes twice, one at a time
         hold_back(codes, rows.key_numbers)
         self._loop.run(self._send(rows, codes, time.monotonic() + self._timeout))
         hold_back(codes, rows.key_numbers)
@@ -151,10 +146,8 @@ class RabbitMqTarget:
             return Code.QUEUE_FULL if self._declare else Code.UNKNOWN_TOPIC
         except amqp.DeliveryError:  # a queue refused it
             return Code.QUEUE_FULL
-        except TimeoutError:
-            return Code.TIMED_OUT
-        except (amqp.AMQPError, OSError, RuntimeError, asyncio.CancelledError) as problem:
-            return Code.DENIED if isinstance(problem, amqp.ChannelAccessRefused) else Code.DISCONNECTED
+        except (*FAILURES, asyncio.CancelledError) as problem:
+            return _code(problem)
         return Code.OK
 
     async def _connect(self, deadline: float) -> Code:
@@ -168,23 +161,18 @@ class RabbitMqTarget:
                 self._channel = await self._connection.channel(publisher_confirms=True, on_return_raises=True)
                 name = self._exchange_name
                 self._exchange = await self._channel.get_exchange(name) if name else self._channel.default_exchange
-        except TimeoutError:
-            problem = Code.TIMED_OUT
-        except (amqp.AuthenticationError, amqp.ProbableAuthenticationError, amqp.ChannelAccessRefused):
-            problem = Code.DENIED
-        except amqp.ChannelNotFoundEntity:
-            problem = Code.UNKNOWN_TOPIC
-        except (amqp.AMQPError, OSError):
-            problem = Code.DISCONNECTED
-        else:
             return Code.OK
+        except amqp.ChannelNotFoundEntity:
+            code = Code.UNKNOWN_TOPIC
+        except FAILURES as problem:
+            code = _code(problem)
         await self._drop()
-        return problem
+        return code
 
     async def _drop(self) -> None:
         connection, self._connection, self._channel, self._exchange = self._connection, None, None, None
         self._declared.clear()
-        if connection is not None:  # a peer that does not answer takes its time, which nobody needs to wait for
+        if connection is not None:  # a peer that does not answer takes its time; no caller waits for that
             self._closing = asyncio.create_task(_close(connection))
 
     async def _leave(self) -> None:
@@ -198,9 +186,8 @@ class RabbitMqTarget:
         topics = sorted({rows.topics[row] for row in wanted.tolist()})
         problems = {topic: Code.QUEUE_FULL for topic in topics if self._not_before.get(topic, 0.0) > now}
         new = [topic for topic in topics if self._declare and topic not in self._declared and topic not in problems]
-        seconds = max(
-            0.0, min(deadline - now, self._timeout / 2)
-        )  # one queue without a leader leaves time for the others
+        # one queue without a leader leaves time for the others
+        seconds = max(0.0, min(deadline - now, self._timeout / 2))
         for topic, code in zip(new, await asyncio.gather(*(self._make(topic, seconds) for topic in new)), strict=True):
             if code:
                 problems[topic] = code
@@ -234,12 +221,8 @@ class RabbitMqTarget:
         except amqp.ChannelPreconditionFailed:
             log.warning("the queue %r is there, but is no durable %s queue", topic, self._queue_type)
             return Code.BAD_QUEUE
-        except amqp.ChannelAccessRefused:
-            return Code.DENIED
-        except TimeoutError:
-            return Code.TIMED_OUT
-        except (amqp.AMQPError, OSError, RuntimeError):
-            return Code.DISCONNECTED
+        except FAILURES as problem:
+            return _code(problem)
         return Code.OK
 
     def _pause_silent(self, rows: Rows, sent: Int64s, codes: Codes) -> None:
@@ -248,6 +231,12 @@ class RabbitMqTarget:
         alive = {rows.topics[row] for row in sent[codes[sent] == Code.OK].tolist()}
         if alive:
             self._not_before |= dict.fromkeys(silent - alive, time.monotonic() + self._timeout)
+
+
+def _code(failure: BaseException) -> Code:
+    if isinstance(failure, TimeoutError):
+        return Code.TIMED_OUT
+    return Code.DENIED if isinstance(failure, DENIALS) else Code.DISCONNECTED
 
 
 async def _close(connection: AbstractConnection) -> None:
@@ -260,8 +249,9 @@ class _LoopThread:
     """An event loop in a thread of its own, for callers that have none."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="rabbitmq-target", daemon=True)
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = self._runner.get_loop()
+        self._thread = threading.Thread(target=self._serve, name="rabbitmq-target", daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -270,17 +260,12 @@ class _LoopThread:
 
     def close(self) -> None:
         """Cancel what is left and end the thread."""
-        self.run(_cancel_rest())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.close()
 
-
-async def _cancel_rest() -> None:
-    rest = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in rest:
-        task.cancel()
-    await asyncio.gather(*rest, return_exceptions=True)
+    def _serve(self) -> None:
+        with self._runner:  # which cancels what is left and closes the loop
+            self._loop.run_forever()
 
 
 def _refuse_headers(rows: Rows, codes: Codes) -> None:

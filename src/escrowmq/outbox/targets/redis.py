@@ -114,8 +114,6 @@ class RedisTarget:
             name="redis",
             durable=DURABILITY[self._durability] + copies + window + trimmed,
             deduplicates=self._dedup_seconds > 0,
-            orders_keys=True,
-            delays=False,
             max_body_bytes=self._max_body_bytes,
         )
 

@@ -7,7 +7,7 @@ A target takes a record batch of schema :data:`escrowmq.schemas.OUTGOING` and an
 - a code that means *refused* (``BODY_TOO_LARGE``, ``UNKNOWN_TOPIC``, ...): this message is refused and would be again.
   It counts as an attempt; when attempts run out the row waits for a person.
 - a code that means *not now* or *unknown* (``QUEUE_FULL``, ``DENIED``, ``TIMED_OUT``, ...): the target is full or away, or has no
-  rights for us, or nobody knows. Nothing is counted, the row is sent again later, under the same message id.
+  rights for us, or the result is unknown. Nothing is counted, the row is sent again later, under the same message id.
 
 The meanings are those of :class:`escrowmq.errors.Meaning`.
 
@@ -51,13 +51,13 @@ class Promise:
     name: str
     durable: str
     """When an OK is durable: one sentence for users."""
-    deduplicates: bool
+    deduplicates: bool = False
     """The same message id sent again makes no second copy (within a window that ``durable`` names)."""
-    orders_keys: bool
+    orders_keys: bool = True
     """Messages of one key come out in the order in which they were sent."""
-    delays: bool
+    delays: bool = False
     """``delay_us`` is honoured; else rows with a delay are answered ``BAD_DELAY``."""
-    max_body_bytes: int | None
+    max_body_bytes: int | None = None
     """The largest body; None: the server's own limit, found out by being refused."""
 
 

@@ -1,7 +1,7 @@
 """The acts of a sweep on one order or one freeze, under lock: plain functions over connections, no Spark.
 
 Each may be killed anywhere and run again, and run by several at once: stock and orders end as after one clean run. Connections must
-have no transaction open, and come from engines of :func:`~escrowmq.outbox.locking.open_locking`. A candidate is
+have no transaction open, and come from engines of :func:`~escrowmq.outbox.engines.open_locking`. A candidate is
 only a hint: an act looks again, under lock.
 
 Locks are always taken in this order: an order, then its freezes, then products by id. So no two acts wait for each other.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from escrowmq.errors import Code, Misuse
-from escrowmq.outbox.locking import open_locking
+from escrowmq.outbox.engines import open_locking
 from escrowmq.pipeline.sql.tables import absolute, check_there, safe_url
 
 

@@ -1,0 +1,45 @@
+"""Deleting old rows in the order of their time, a bounded number per transaction."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+
+from escrowmq.errors import Code, Misuse
+from escrowmq.outbox.session import plain
+
+
+def age_of(older_than: object) -> float:
+    """Seconds, of a number of them or a timedelta. Raises Misuse(BAD_ARGUMENT) for anything else."""
+    age = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
+    if isinstance(age, bool) or not isinstance(age, int | float) or not 0 <= age < 1e12:
+        raise Misuse(Code.BAD_ARGUMENT, f"older_than = {older_than!r}", "seconds, or a timedelta")
+    return age
+
+
+def delete_older(
+    engine: sa.Engine, moment: sa.Column[int], age: float, chunk: int, *only: sa.ColumnElement[bool]
+) -> int:
+    """Delete the rows of ``moment``'s table (microseconds, indexed) that are older than ``age`` seconds; how many.
+
+    About ``chunk`` rows per transaction: rows of one moment are deleted together.
+    """
+    before_us = time.time_ns() // 1000 - round(age * 1e6)
+    deleted, start_us = 0, -1
+    while True:
+        window = [start_us < moment, before_us > moment, *only]
+        try:
+            with engine.begin() as connection:
+                last = sa.select(moment).where(*window).order_by(moment).offset(chunk - 1).limit(1)
+                end_us = connection.scalar(last)
+                if end_us is not None:
+                    window[1] = end_us >= moment
+                deleted += connection.execute(sa.delete(moment.table).where(*window)).rowcount
+        except DBAPIError as problem:
+            raise (plain(problem) or problem) from problem.__cause__
+        if end_us is None:
+            return deleted
+        start_us = end_us
