@@ -25,7 +25,7 @@ from test_groups_rules import TestDeadLetters as dead_letters
 from test_groups_rules import TestExpiry as expiry
 
 from escrowmq.errors import Code
-from escrowmq.ledger.columns.growing import Columns
+from escrowmq.ledger.columns.arrays import Columns
 from escrowmq.ledger.events import Decision
 from escrowmq.ledger.groups import consuming, members, settling
 from escrowmq.ledger.groups.consuming import Consuming

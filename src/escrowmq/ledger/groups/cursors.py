@@ -26,8 +26,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from escrowmq.ledger.columns.arrays import Int64s, UInt8s
-from escrowmq.ledger.columns.growing import Columns
+from escrowmq.ledger.columns.arrays import Columns, Int64s, UInt8s
 from escrowmq.ledger.groups.dead_letters import DeadLetters
 from escrowmq.ledger.groups.retries import Retries
 

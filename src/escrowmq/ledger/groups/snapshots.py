@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.ledger.columns.tables import table_of
+from escrowmq.ledger.columns.arrays import table_of
 from escrowmq.ledger.groups import subscriptions
 from escrowmq.ledger.groups.cursors import Cursor, Lease
 from escrowmq.ledger.groups.group import Group, Member

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from escrowmq.ledger.columns import codes as code
-from escrowmq.ledger.columns.growing import all_equal
+from escrowmq.ledger.columns.arrays import all_equal
 from escrowmq.ledger.columns.keys import hash_keys
 from escrowmq.ledger.commands import Rules
 from escrowmq.ledger.queues.topics import Topics

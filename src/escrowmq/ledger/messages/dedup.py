@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from escrowmq.ledger.columns.arrays import Int64s
-from escrowmq.ledger.columns.growing import Columns
+from escrowmq.ledger.columns.arrays import Columns, Int64s
 from escrowmq.ledger.commands import Rules
 from escrowmq.message.ids import records
 from escrowmq.schemas import MESSAGE_ID_DTYPE

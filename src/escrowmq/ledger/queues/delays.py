@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.ledger.columns.arrays import Bools, Int32s, Int64s, locate
-from escrowmq.ledger.columns.growing import Columns
+from escrowmq.ledger.columns.arrays import Bools, Columns, Int32s, Int64s, locate
 from escrowmq.ledger.columns.schedule import DueIndex
 from escrowmq.ledger.events import Event, event_of
 from escrowmq.schemas import Kind

@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.errors import Code, error
-from escrowmq.ledger.columns.arrays import Int32s, Int64s
-from escrowmq.ledger.columns.tables import table_of
+from escrowmq.ledger.columns.arrays import Int32s, Int64s, table_of
 from escrowmq.ledger.commands import CreateTopic, Rules
 from escrowmq.ledger.events import Decision, Event, event_of_rows
 from escrowmq.ledger.queues.queues import NO_TAG, Place, QueueIndex

@@ -22,8 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.ledger.columns import codes as code
-from escrowmq.ledger.columns.arrays import Bools, Int64s
-from escrowmq.ledger.columns.growing import all_equal, unique_in_order
+from escrowmq.ledger.columns.arrays import Bools, Int64s, all_equal, unique_in_order
 from escrowmq.ledger.columns.schedule import NEVER_US, DueIndex
 from escrowmq.ledger.commands import AskChecks, Asked, Rules
 from escrowmq.ledger.events import Decision, Event, event_of

@@ -20,8 +20,7 @@ import pyarrow as pa
 
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns import codes as code
-from escrowmq.ledger.columns.arrays import Int64s, UInt8s, locate
-from escrowmq.ledger.columns.growing import Columns, all_equal
+from escrowmq.ledger.columns.arrays import Columns, Int64s, UInt8s, all_equal, locate
 from escrowmq.ledger.commands import OpenSession, Rules
 from escrowmq.ledger.events import Decision, event_of_rows
 from escrowmq.message.names import is_name, is_text

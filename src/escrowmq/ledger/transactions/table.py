@@ -14,15 +14,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.ledger.columns import codes as code
-from escrowmq.ledger.columns.arrays import Bools, Int32s, Int64s, UInt8s, locate
-from escrowmq.ledger.columns.growing import Columns, all_equal
+from escrowmq.ledger.columns.arrays import Bools, Columns, Int32s, Int64s, UInt8s, all_equal, locate
 from escrowmq.ledger.transactions.decisions import BY_OPERATOR, NONE, OPEN, PARKED
 from escrowmq.ledger.transactions.sessions import NO_GROUP, Sessions
 from escrowmq.message.ids import records
 
 
 class TransactionTable:
-    """All transactions of a shard and their half messages. Rows are numbered by ordinal (see ``growing.py``)."""
+    """All transactions of a shard and their half messages. Rows are numbered by ordinal (see ``columns/arrays.py``)."""
 
     def __init__(self, shard: int, sessions: Sessions) -> None:
         self.shard = shard

@@ -26,8 +26,7 @@ import pyarrow as pa
 
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns import codes as code
-from escrowmq.ledger.columns.arrays import Int64s
-from escrowmq.ledger.columns.tables import table_of
+from escrowmq.ledger.columns.arrays import Int64s, table_of
 from escrowmq.ledger.commands import CommitBatch, Rules
 from escrowmq.ledger.events import Decision, Event, event_of
 from escrowmq.ledger.transactions.decisions import COMMITTED, NONE, ROLLED_BACK
