@@ -27,8 +27,7 @@ from escrowmq.ledger.commands import Rules
 from escrowmq.ledger.events import rows_of
 from escrowmq.ledger.groups import members, receiving, reports, snapshots, subscriptions
 from escrowmq.ledger.groups.cursors import ACKED, NOT_LEASED, PENDING, TAKEN, Cursor, Lease, State
-from escrowmq.ledger.groups.group import Group, Member
-from escrowmq.ledger.groups.leases import Leases
+from escrowmq.ledger.groups.group import Group, Leases, Member
 from escrowmq.ledger.groups.settling import RELEASED, UNSEEN
 from escrowmq.ledger.queues.topics import Topics
 from escrowmq.schemas import Kind
@@ -301,7 +300,7 @@ class Groups:
 
     def snapshot(self) -> dict[str, pa.Table]:
         """The state as tables whose names begin with ``groups_``; copies."""
-        return snapshots.dump(snapshots.Stored(self.groups, self.leases, self.delivered, self.acked))
+        return snapshots.dump(self.groups, self.leases, self.delivered, self.acked)
 
     def restore(self, tables: dict[str, pa.Table]) -> None:
         """Become what :meth:`snapshot` gave (this one being new)."""

@@ -71,11 +71,9 @@ class Delays:
         return int(waiting.min()) if len(waiting) else None
 
     def snapshot(self) -> dict[str, pa.Table]:
-        """The state as tables."""
         return {"delays": self._rows.to_table()}
 
     def restore(self, tables: dict[str, pa.Table]) -> None:
-        """Become what :meth:`snapshot` gave."""
         self._rows.load(tables["delays"])
         rows = np.flatnonzero(self._rows["waiting"])
         self.waiting = len(rows)

@@ -29,7 +29,8 @@ from escrowmq.ledger.columns import codes as code
 from escrowmq.ledger.columns.arrays import Int32s, Int64s, UInt8s
 from escrowmq.ledger.commands import End, Rules
 from escrowmq.ledger.events import Decision, Event
-from escrowmq.ledger.transactions.decisions import (
+from escrowmq.ledger.transactions.sessions import OPERATOR, Sessions
+from escrowmq.ledger.transactions.table import (
     COMMITTED,
     EXPIRED,
     OPEN,
@@ -37,10 +38,9 @@ from escrowmq.ledger.transactions.decisions import (
     ROLLBACK,
     ROLLED_BACK,
     UNKNOWN,
+    TransactionTable,
     decided,
 )
-from escrowmq.ledger.transactions.sessions import OPERATOR, Sessions
-from escrowmq.ledger.transactions.table import TransactionTable
 from escrowmq.model import DecidedBy
 from escrowmq.schemas import ENDED
 
