@@ -25,7 +25,7 @@ from test_groups_rules import TestDeadLetters as dead_letters
 from test_groups_rules import TestExpiry as expiry
 
 from escrowmq.errors import Code
-from escrowmq.ledger.columns.growing import Columns
+from escrowmq.ledger.columns.arrays import Columns
 from escrowmq.ledger.events import Decision
 from escrowmq.ledger.groups import consuming, members, settling
 from escrowmq.ledger.groups.consuming import Consuming
@@ -38,11 +38,10 @@ from escrowmq.ledger.queues.delays import Delays
 from escrowmq.ledger.queues.queues import QueueIndex
 from escrowmq.ledger.transactions import ending, forgetting
 from escrowmq.ledger.transactions.checkback import CheckBack
-from escrowmq.ledger.transactions.decisions import COMMITTED, OPEN, PARKED, ROLLED_BACK
 from escrowmq.ledger.transactions.ending import Ending
 from escrowmq.ledger.transactions.forgetting import Forgetting
 from escrowmq.ledger.transactions.sessions import Sessions
-from escrowmq.ledger.transactions.table import TransactionTable
+from escrowmq.ledger.transactions.table import COMMITTED, OPEN, PARKED, ROLLED_BACK, TransactionTable
 from escrowmq.model import COMMIT, DecidedBy, Outcome, TransactionId
 from escrowmq.schemas import TRANSACTION_ID_DTYPE, Kind
 from escrowmq.testing.ledgers import LedgerDriver

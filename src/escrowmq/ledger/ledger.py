@@ -31,11 +31,10 @@ from escrowmq.ledger.queues.delays import Delays
 from escrowmq.ledger.queues.queues import QueueIndex
 from escrowmq.ledger.queues.topics import Topics
 from escrowmq.ledger.transactions.checkback import CheckBack
-from escrowmq.ledger.transactions.decisions import COMMITTED, EXPIRED, NONE, ROLLED_BACK
 from escrowmq.ledger.transactions.ending import Ending
 from escrowmq.ledger.transactions.forgetting import Forgetting
 from escrowmq.ledger.transactions.sessions import Sessions
-from escrowmq.ledger.transactions.table import TransactionTable
+from escrowmq.ledger.transactions.table import COMMITTED, EXPIRED, NONE, ROLLED_BACK, TransactionTable
 from escrowmq.ledger.transactions.writers import Writers
 from escrowmq.schemas import Kind
 
@@ -44,6 +43,7 @@ FORMAT = 2
 retention, the log is refused."""
 
 
+_POSITIONS = ("next_position", "trimmed_position", "last_time_us")
 _COUNTERS = (
     "messages_total",
     "half_messages_total",
@@ -236,7 +236,7 @@ class Ledger:
         self.groups.apply_trim(self.topics)
 
     def _apply_rules(self, batch: pa.RecordBatch, _position: int, _time_us: int) -> None:
-        self.rules = _read_rules(batch.column("rules")[0].as_py())
+        self.rules = _read_rules(json.loads(batch.column("rules")[0].as_py()))
         self.checkback.apply_rules(self.rules)
 
     _acts: ClassVar[dict[Kind, Callable[[Ledger, pa.RecordBatch, int, int], None]]] = {
@@ -261,9 +261,7 @@ class Ledger:
         """The whole state as Arrow tables (copies: they may be written while the ledger goes on)."""
         scalars = {
             "format": FORMAT,
-            "next_position": self.next_position,
-            "trimmed_position": self.trimmed_position,
-            "last_time_us": self.last_time_us,
+            **{name: getattr(self, name) for name in _POSITIONS},
             "counters": self.counters,
             "rules": dataclasses.asdict(self.rules),
         }
@@ -282,11 +280,10 @@ class Ledger:
         """A ledger that is equal to the one that gave the snapshot."""
         ledger = cls(shard)
         scalars = json.loads(tables["ledger"]["state"][0].as_py())
-        ledger.next_position = scalars["next_position"]
-        ledger.trimmed_position = scalars["trimmed_position"]
-        ledger.last_time_us = scalars["last_time_us"]
+        for name in _POSITIONS:
+            setattr(ledger, name, scalars[name])
         ledger.counters |= scalars["counters"]
-        ledger.rules = _read_rules(json.dumps(scalars["rules"]))
+        ledger.rules = _read_rules(scalars["rules"])
         for part in (ledger.topics, ledger.dedup, ledger.delays, ledger.groups):
             part.restore(tables)
         ledger.sessions.restore(tables, ledger.last_time_us)
@@ -352,14 +349,10 @@ class Ledger:
         }
 
 
-_STATE_COUNTERS = {
-    COMMITTED: "committed_total",
-    ROLLED_BACK: "rolled_back_total",
-    EXPIRED: "expired_total",
-}
+_STATE_COUNTERS = {COMMITTED: "committed_total", ROLLED_BACK: "rolled_back_total", EXPIRED: "expired_total"}
 
 
-def _read_rules(text: str) -> Rules:
-    """Rules from JSON; a name that this version does not know is of no effect, a missing one has its default."""
+def _read_rules(values: dict[str, Any]) -> Rules:
+    """Rules by name; a name that this version does not know is of no effect, a missing one has its default."""
     known = {f.name for f in dataclasses.fields(Rules)}
-    return Rules(**{name: value for name, value in json.loads(text).items() if name in known})
+    return Rules(**{name: value for name, value in values.items() if name in known})

@@ -10,7 +10,7 @@ import numpy as np
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.ledger import Ledger
-from escrowmq.ledger.transactions.decisions import NONE, OPEN, PARKED
+from escrowmq.ledger.transactions.table import NONE, OPEN, PARKED
 from escrowmq.model import DecidedBy, TransactionId, TransactionState
 
 

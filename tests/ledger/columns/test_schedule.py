@@ -1,6 +1,7 @@
 """The due index against a naive list of entries."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -96,6 +97,21 @@ def test_nothing_is_kept_of_the_dead(due):
     assert not len(index.due(2, 1))
     assert index.wake_us == NEVER_US
     assert (index._heap, index._buckets, index._overdue) == ([], {}, [])
+
+
+@pytest.mark.parametrize("look", [NEVER_US, 5], ids=["before its time", "when it is overdue"])
+def test_an_entry_that_comes_back_to_a_time_that_it_had_is_given_once(look):
+    waits = 5
+    index = DueIndex(lambda entries, due: np.broadcast_to(np.asarray(due) == waits, len(entries)))
+    for waits in (5, 9, 5):
+        index.put(np.array([3]), waits)
+        if look == waits:
+            index.due(look, 1)
+    assert index.due(5, 10).tolist() == [3]
+    index.put(np.array([3]), 5)
+    index._drop_dead()
+    assert index._size == 1
+    assert index.due(5, 10).tolist() == [3]
 
 
 def test_large_batches_go_in_and_come_out_whole():

@@ -9,8 +9,8 @@ from groups_driver import Driver, FakeTopics, pairs
 
 from escrowmq.errors import Code, EscrowError
 from escrowmq.ledger.columns.schedule import NEVER_US
+from escrowmq.ledger.groups.failed import backoff_us
 from escrowmq.ledger.groups.groups import Groups
-from escrowmq.ledger.groups.retries import backoff_us
 from escrowmq.model import Act
 from escrowmq.schemas import Kind
 
@@ -590,7 +590,7 @@ def test_replaying_the_events_gives_the_same_state():
 
 
 def test_ended_leases_are_remembered_within_bounds(monkeypatch):
-    monkeypatch.setattr("escrowmq.ledger.groups.leases.MAX_ENDED", 3)
+    monkeypatch.setattr("escrowmq.ledger.groups.group.MAX_ENDED", 3)
     driver = one_queue()
     driver.subscribe("g")
     leases = [int(driver.receive(most=1).leases[0]) for _ in range(5)]

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escrowmq.ledger.columns.growing import Columns, all_equal, unique_in_order
+from escrowmq.ledger.columns.arrays import Columns, all_equal, unique_in_order
 from escrowmq.ledger.queues.queues import Place, QueueIndex
 
 appends = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=20)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from escrowmq.errors import Code
 from escrowmq.ledger.commands import Recheck, Retain, Rules
-from escrowmq.ledger.transactions.decisions import decided
+from escrowmq.ledger.transactions.table import decided
 from escrowmq.model import COMMIT, ROLLBACK, UNKNOWN, DecidedBy, Outcome, TransactionId, TransactionState
 from escrowmq.schemas import Kind
 from escrowmq.testing.ledgers import LedgerDriver, tables_equal

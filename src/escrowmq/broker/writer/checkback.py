@@ -217,10 +217,13 @@ class Listeners:
             self._news = True
         self._poke()
 
+    def _all(self) -> list[Listener]:
+        return [listener for group in self._listeners.values() for listener in group]
+
     def close(self) -> None:
         """Disconnect all listeners."""
         with self._lock:
-            listeners = [m for group in self._listeners.values() for m in group]
+            listeners = self._all()
         for listener in listeners:
             self.leave(listener)
 
@@ -237,13 +240,13 @@ class Listeners:
     def sessions(self) -> Int64s:
         """The sessions of all listeners."""
         with self._lock:
-            return np.array([m.session for group in self._listeners.values() for m in group], np.int64)
+            return np.array([m.session for m in self._all()], np.int64)
 
     @property
     def unanswered(self) -> int:
         """Questions asked and not answered, over all listeners."""
         with self._lock:
-            return sum(len(m.open) for group in self._listeners.values() for m in group)
+            return sum(len(m.open) for m in self._all())
 
     def room(self, group: str, now_us: int) -> int:
         """Questions that the listeners of a group may be asked now."""
@@ -266,7 +269,7 @@ class Listeners:
     def settled(self, transactions: Int64s) -> None:
         """Close the questions about these transactions."""
         with self._lock:
-            busy = [m for group in self._listeners.values() for m in group if m.open]
+            busy = [m for m in self._all() if m.open]
             if busy:
                 positions = transactions.tolist()
                 for listener in busy:

@@ -66,7 +66,6 @@ class WaitingReceives:
         return 0 if self._changed else self._until_us
 
     def on_event(self, kind: Kind) -> None:
-        """An event was applied."""
         if self._lines and kind not in _BRINGS_NOTHING:
             self._changed = True
 
@@ -151,7 +150,6 @@ class WaitingLooks:
         self.wake_us = NEVER_US
 
     def on_event(self, kind: Kind) -> None:
-        """An event was applied."""
         self._changed = self._changed or kind in _MAKES_VISIBLE
 
     def serve(self, fresh: Sequence[WaitingLook], now_us: int, attempt: Callable[[Callable[[], Any]], Any]) -> Pairs:

@@ -1,1 +1,1 @@
-"""Storage shapes of the ledger: growing and sparse arrays, due times without a scan, the key hash, codes as integers."""
+"""Storage shapes of the ledger: growing arrays, due times without a scan, the key hash, codes as integers."""

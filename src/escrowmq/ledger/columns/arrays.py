@@ -1,7 +1,13 @@
-"""Names for the NumPy arrays that columns are made of, and how values are found in a sorted one."""
+"""Arrays and tables of the ledger: names for NumPy arrays, growing columns with a head that can be let go, Arrow tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
@@ -15,3 +21,100 @@ def locate(rising: Int64s, wanted: Int64s) -> Int64s:
         return np.full(len(wanted), -1, np.int64)
     index = np.minimum(rising.searchsorted(wanted), len(rising) - 1)
     return np.where(rising[index] == wanted, index, -1)
+
+
+def all_equal(values: npt.NDArray[Any]) -> bool:
+    """Whether every element is the first one (true of none)."""
+    return not len(values) or bool(values[0] == values[-1] and (values == values[0]).all())
+
+
+def unique_in_order(ordinals: Int64s) -> Int64s:
+    """Without repeats, in order of first appearance."""
+    if (ordinals[1:] > ordinals[:-1]).all():
+        return ordinals
+    _, index = np.unique(ordinals, return_index=True)
+    return ordinals[np.sort(index)]
+
+
+class Columns:
+    """Rows numbered by ordinal ``first`` .. ``end``-1, one array per column, amortised growth at the end, trim at the head.
+
+    Ordinals never change. ``columns["name"]`` is the live part as an array (index 0 is ordinal ``first``); it is a view,
+    valid until the next append or trim.
+    """
+
+    __slots__ = ("_arrays", "_size", "_start", "first")
+
+    def __init__(self, dtypes: dict[str, Any], first: int = 0, capacity: int = 0) -> None:
+        self.first = first
+        self._start = 0
+        self._size = 0
+        self._arrays: dict[str, npt.NDArray[Any]] = {name: np.empty(capacity, dtype) for name, dtype in dtypes.items()}
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def end(self) -> int:
+        """The ordinal that the next row gets."""
+        return self.first + self._size
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        return self._arrays[name][self._start : self._start + self._size]
+
+    def extend(self, count: int, /, **values: Any) -> int:
+        """Add ``count`` rows; each value is an array of that length or a scalar. The first new ordinal."""
+        begin = self._start + self._size
+        if begin + count > len(next(iter(self._arrays.values()))):
+            self._grow(count)
+            begin = self._start + self._size
+        for name, array in self._arrays.items():
+            array[begin : begin + count] = values[name]
+        ordinal = self.first + self._size
+        self._size += count
+        return ordinal
+
+    def trim(self, first: int) -> None:
+        """Let rows below ordinal ``first`` go."""
+        gone = min(max(first - self.first, 0), self._size)
+        self.first += gone
+        self._start += gone
+        self._size -= gone
+        capacity = len(next(iter(self._arrays.values())))
+        if self._start > 4096 and self._start > capacity // 2:
+            self._move(max(2 * self._size, 64))
+
+    def to_table(self) -> pa.Table:
+        """The live rows as a copy; the first ordinal stands in the schema's metadata."""
+        names = list(self._arrays)
+        table = pa.table([pa.array(self[name].copy()) for name in names], names=names)
+        return table.replace_schema_metadata({"first": str(self.first)})
+
+    def load(self, table: pa.Table) -> None:
+        """Become what :meth:`to_table` gave."""
+        self.first = int((table.schema.metadata or {}).get(b"first", b"0"))
+        self._start = 0
+        self._size = table.num_rows
+        for name, array in self._arrays.items():
+            self._arrays[name] = np.array(table.column(name).to_numpy(), dtype=array.dtype)
+
+    def _grow(self, count: int) -> None:
+        self._move(max(2 * self._size, self._size + count, 64))
+
+    def _move(self, capacity: int) -> None:
+        for name, array in self._arrays.items():
+            fresh = np.empty(capacity, array.dtype)
+            fresh[: self._size] = array[self._start : self._start + self._size]
+            self._arrays[name] = fresh
+        self._start = 0
+
+
+def int64s(*names: str) -> list[tuple[str, pa.DataType]]:
+    """Fields of a schema, all of them int64."""
+    return [(name, pa.int64()) for name in names]
+
+
+def table_of(schema: pa.Schema, rows: Sequence[Sequence[Any]]) -> pa.Table:
+    """A table with these rows, values in the order of the schema; there may be none."""
+    columns = zip(*rows, strict=True) if rows else ((),) * len(schema)
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)

@@ -5,7 +5,8 @@ Rules:
 1. Putting a batch of equal times in costs one bucket, whatever its size.
 2. Nothing is taken out when it is decided: an entry counts only while its owner says that it still stands for that very
    time (*alive*). The dead are dropped when they are met, and by ``put`` when they are far more than can be alive. So the index
-   is derived: it can be rebuilt from its owner's columns at any moment, and looking at it changes no state.
+   is derived: it can be rebuilt from its owner's columns at any moment, and looking at it changes no state. An entry that
+   comes back to a time that it had before is there twice; the repeat is dropped when that time has come.
 3. ``wake_us`` is a lower bound: nothing is due before it. The entry of that time may be dead, but a look (:meth:`DueIndex.due`)
    that finds nothing moves the bound, so a caller that sleeps until it and then looks always gets on.
 """
@@ -18,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from escrowmq.ledger.columns.arrays import Bools, Int64s
+from escrowmq.ledger.columns.arrays import Bools, Int64s, unique_in_order
 
 Alive = Callable[[Int64s, Int64s | int], Bools]
 """``alive(entries, due_us)`` → which entries still wait for that time (one for all, or one each)."""
@@ -79,8 +80,7 @@ class DueIndex:
     def due(self, now_us: int, limit: int) -> Int64s:
         """Up to ``limit`` entries alive and due at ``now_us``, the longest overdue first. They stay until they are dead."""
         while self._heap and self._heap[0] <= now_us:
-            due_us = heapq.heappop(self._heap)
-            self._overdue.extend((due_us, chunk) for chunk in self._buckets.pop(due_us))
+            self._open_bucket(heapq.heappop(self._heap))
         found: list[Int64s] = []
         count = dead = 0
         for number, (due_us, chunk) in enumerate(self._overdue):
@@ -96,6 +96,18 @@ class DueIndex:
         if not self._overdue:
             self._skip_dead()
         return np.concatenate(found) if found else np.empty(0, np.int64)
+
+    def _open_bucket(self, due_us: int) -> None:
+        """The time of a bucket has come: its entries are overdue, each once."""
+        chunks = self._buckets.pop(due_us)
+        while self._overdue and self._overdue[-1][0] == due_us:
+            chunks.insert(0, self._overdue.pop()[1])
+        if len(chunks) > 1:
+            entries = np.concatenate(chunks)
+            distinct = unique_in_order(entries)
+            self._size -= len(entries) - len(distinct)
+            chunks = [distinct[at : at + _CHUNK] for at in range(0, len(distinct), _CHUNK)]
+        self._overdue.extend((due_us, chunk) for chunk in chunks)
 
     def done(self) -> None:
         """The owner has dealt with what was due: move ``wake_us`` past it."""
@@ -130,6 +142,7 @@ class DueIndex:
         ]
         entries = np.concatenate([chunk for _, chunk in chunks])
         due = np.repeat([due_us for due_us, _ in chunks], [len(chunk) for _, chunk in chunks])
-        living = self._alive(entries, due)
+        living = np.flatnonzero(self._alive(entries, due))
+        living = living[np.sort(np.unique(entries[living], return_index=True)[1])]
         self._heap, self._buckets, self._overdue, self._size = [], {}, [], 0
         self.put(entries[living], due[living])

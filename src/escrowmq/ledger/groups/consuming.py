@@ -18,7 +18,7 @@ from escrowmq.ledger.groups.cursors import Lease
 from escrowmq.ledger.groups.group import Group
 from escrowmq.ledger.groups.groups import DISCARD, RETRY, Groups
 from escrowmq.ledger.groups.settling import Settling
-from escrowmq.ledger.groups.subscriptions import TopicsView
+from escrowmq.ledger.queues.topics import Topics
 from escrowmq.model import member_id
 from escrowmq.schemas import ENDED, Kind
 
@@ -26,11 +26,11 @@ from escrowmq.schemas import ENDED, Kind
 class Consuming:
     """Decides for consumer groups. It has no state of its own."""
 
-    def __init__(self, groups: Groups, topics: TopicsView) -> None:
+    def __init__(self, groups: Groups, topics: Topics) -> None:
         self._groups = groups
         self._topics = topics
 
-    def decide_subscribe(self, cmd: Subscribe, topics: TopicsView, rules: Rules) -> Decision:
+    def decide_subscribe(self, cmd: Subscribe, topics: Topics, rules: Rules) -> Decision:
         """Make a group or join it; ``topics``: as they will be. BAD_GROUP_NAME, UNKNOWN_TOPIC, BAD_REQUEST, SUBSCRIPTION_MISMATCH or TOO_MANY."""
         subscriptions.check(cmd.group, cmd.subscription, topics)
         if (group := self._groups.by_name.get(cmd.group)) is not None:

@@ -26,10 +26,8 @@ from enum import IntEnum
 
 import numpy as np
 
-from escrowmq.ledger.columns.arrays import Int64s, UInt8s
-from escrowmq.ledger.columns.growing import Columns
-from escrowmq.ledger.groups.dead_letters import DeadLetters
-from escrowmq.ledger.groups.retries import Retries
+from escrowmq.ledger.columns.arrays import Columns, Int64s, UInt8s
+from escrowmq.ledger.groups.failed import DeadLetters, Retries
 
 MAX_HISTORY_RUNS = 4096
 """Runs remembered of what has left the log; beyond, the oldest become GONE and only their counts remain."""

@@ -1,11 +1,16 @@
-"""A consumer group, and the named members of one that holds what is in doubt."""
+"""A consumer group, the named members of one that holds what is in doubt, and all leases of a shard."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
+from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.commands import Subscription
-from escrowmq.ledger.groups.cursors import Cursor, Lease
+from escrowmq.ledger.groups.cursors import ACKED, Cursor, Lease
+
+MAX_ENDED = 4096
+"""Ended leases remembered for repeated acknowledgements."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,3 +63,90 @@ class Group:
         """The live leases of a member, oldest first."""
         found = [x for cursor in self.cursors.values() for x in cursor.leases.values() if x.member == member]
         return sorted(found, key=lambda lease: lease.id)
+
+
+class Leases:
+    """All leases of a shard by id, and by deadline.
+
+    A lease lives while a message of it is pending. Ended ones with acks are remembered for a while (``MAX_ENDED``), so that
+    an acknowledgement that is sent again after a lost answer still gets its OK.
+    """
+
+    __slots__ = ("_deadlines", "_first", "ended", "live")
+
+    def __init__(self) -> None:
+        self.live: dict[int, Lease] = {}
+        self.ended: dict[int, Lease] = {}
+        self._deadlines: list[
+            tuple[int, int]
+        ] = []  # sorted, from _first on; an entry is stale if it is not the lease's own
+        self._first = 0
+
+    def add(self, lease: Lease) -> None:
+        """Let ``lease`` live."""
+        self.live[lease.id] = lease
+        lease.cursor.leases[lease.id] = lease
+        self._note(lease)
+
+    def extend(self, lease: Lease, deadline_us: int) -> None:
+        """Give ``lease`` a new deadline."""
+        if lease.deadline_us != deadline_us:
+            lease.deadline_us = deadline_us
+            self._note(lease)
+            self._drop_stale()
+
+    def end(self, lease: Lease) -> None:
+        """Nothing of ``lease`` is pending any more."""
+        del self.live[lease.id]
+        del lease.cursor.leases[lease.id]
+        if lease.mask is None or ACKED in lease.mask:
+            self.remember(lease)
+        self._drop_stale()
+
+    def remember(self, lease: Lease) -> None:
+        """Keep an ended lease for repeated acknowledgements."""
+        self.ended[lease.id] = lease
+        if len(self.ended) > MAX_ENDED:
+            del self.ended[next(iter(self.ended))]
+
+    def find(self, id: int) -> Lease | None:
+        """The lease, live or remembered."""
+        return self.live.get(id) or self.ended.get(id)
+
+    @property
+    def wake_us(self) -> int:
+        """The earliest deadline of a live lease; ``NEVER_US``: none ends by time."""
+        return self._deadlines[self._first][0] if self._first < len(self._deadlines) else NEVER_US
+
+    def expired(self, now_us: int, limit: int) -> list[Lease]:
+        """At most ``limit`` live leases whose deadline is not after ``now_us``, earliest first."""
+        found: list[Lease] = []
+        for index in range(self._first, len(self._deadlines)):
+            if len(found) == limit or self._deadlines[index][0] > now_us:
+                break
+            if self._is_current(index):
+                found.append(self.live[self._deadlines[index][1]])
+        return found
+
+    def _note(self, lease: Lease) -> None:
+        if lease.deadline_us == NEVER_US:
+            return
+        entry = (lease.deadline_us, lease.id)
+        place = bisect_left(self._deadlines, entry, lo=self._first)
+        if place == len(self._deadlines) or self._deadlines[place] != entry:  # extended back to an earlier deadline
+            self._deadlines.insert(place, entry)
+
+    def _is_current(self, index: int) -> bool:
+        deadline, id = self._deadlines[index]
+        lease = self.live.get(id)
+        return lease is not None and lease.deadline_us == deadline
+
+    def _drop_stale(self) -> None:
+        """Keep the first entry a live one, and the list at most twice as long as it must be."""
+        while self._first < len(self._deadlines) and not self._is_current(self._first):
+            self._first += 1
+        if len(self._deadlines) > 64 + 2 * len(self.live):
+            self._deadlines = sorted(
+                (lease.deadline_us, lease.id) for lease in self.live.values() if lease.deadline_us != NEVER_US
+            )
+            self._first = 0

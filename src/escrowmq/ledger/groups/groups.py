@@ -27,10 +27,9 @@ from escrowmq.ledger.commands import Rules
 from escrowmq.ledger.events import rows_of
 from escrowmq.ledger.groups import members, receiving, reports, snapshots, subscriptions
 from escrowmq.ledger.groups.cursors import ACKED, NOT_LEASED, PENDING, TAKEN, Cursor, Lease, State
-from escrowmq.ledger.groups.group import Group, Member
-from escrowmq.ledger.groups.leases import Leases
+from escrowmq.ledger.groups.group import Group, Leases, Member
 from escrowmq.ledger.groups.settling import RELEASED, UNSEEN
-from escrowmq.ledger.groups.subscriptions import TopicsView
+from escrowmq.ledger.queues.topics import Topics
 from escrowmq.schemas import Kind
 
 RETRY: Final = 0
@@ -52,18 +51,18 @@ class Groups:
 
     # Applying
 
-    def apply(self, kind: Kind, batch: pa.RecordBatch, time_us: int, topics: TopicsView, rules: Rules) -> None:
+    def apply(self, kind: Kind, batch: pa.RecordBatch, time_us: int, topics: Topics, rules: Rules) -> None:
         """Take in one event of ``KINDS``."""
         self._acts[kind](self, batch, time_us, topics, rules)
 
-    def _apply_group(self, batch: pa.RecordBatch, _time_us: int, _topics: TopicsView, _rules: Rules) -> None:
+    def _apply_group(self, batch: pa.RecordBatch, _time_us: int, _topics: Topics, _rules: Rules) -> None:
         for row in batch.to_pylist():
             group = Group(len(self.groups), row["name"], subscriptions.load(row["subscription"]))
             group.cursors = {int(id): Cursor(int(id), start) for id, start in group.subscription.starts.items()}
             self.groups.append(group)
             self.by_name[group.name] = group
 
-    def _apply_leased(self, batch: pa.RecordBatch, _time_us: int, topics: TopicsView, _rules: Rules) -> None:
+    def _apply_leased(self, batch: pa.RecordBatch, _time_us: int, topics: Topics, _rules: Rules) -> None:
         for id, ordinal, queue_id, start, count, attempt, member, deadline_us in rows_of(batch):
             group = self.groups[ordinal]
             group.served = queue_id
@@ -101,7 +100,7 @@ class Groups:
             group.leases -= 1
             self.leases.end(lease)
 
-    def _apply_joined(self, batch: pa.RecordBatch, time_us: int, _topics: TopicsView, _rules: Rules) -> None:
+    def _apply_joined(self, batch: pa.RecordBatch, time_us: int, _topics: Topics, _rules: Rules) -> None:
         for epoch, ordinal, id, process, name in rows_of(batch):
             group = self.groups[ordinal]
             member = group.members[id] = Member(id, name, epoch, process, time_us)
@@ -109,13 +108,13 @@ class Groups:
                 lease.doubt = lease.start
                 member.note(lease)
 
-    def _apply_kept(self, batch: pa.RecordBatch, _time_us: int, _topics: TopicsView, _rules: Rules) -> None:
+    def _apply_kept(self, batch: pa.RecordBatch, _time_us: int, _topics: Topics, _rules: Rules) -> None:
         for id, end in rows_of(batch):
             if (lease := self.leases.live.get(id)) is not None:
                 lease.doubt = end
                 self._changed(lease)
 
-    def _apply_handed(self, batch: pa.RecordBatch, _time_us: int, _topics: TopicsView, _rules: Rules) -> None:
+    def _apply_handed(self, batch: pa.RecordBatch, _time_us: int, _topics: Topics, _rules: Rules) -> None:
         for id, old_id, start, count, attempt in rows_of(batch):
             old, end = self.leases.live[old_id], start + count
             part = np.frombuffer(old.copy_mask(), np.uint8)[start - old.start : end - old.start]
@@ -128,17 +127,17 @@ class Groups:
             self.groups[lease.group].leases += 1
             self.delivered += lease.pending
 
-    def _apply_fenced(self, batch: pa.RecordBatch, _time_us: int, _topics: TopicsView, _rules: Rules) -> None:
+    def _apply_fenced(self, batch: pa.RecordBatch, _time_us: int, _topics: Topics, _rules: Rules) -> None:
         for epoch, ordinal, id in rows_of(batch):
             member = self.groups[ordinal].members[id]
             member.epoch, member.fenced = epoch, True
 
-    def _apply_acked(self, batch: pa.RecordBatch, _time_us: int, _topics: TopicsView, _rules: Rules) -> None:
+    def _apply_acked(self, batch: pa.RecordBatch, _time_us: int, _topics: Topics, _rules: Rules) -> None:
         for id, start, count in rows_of(batch):
             if (taken := self._take(id, start, count, ACKED, State.ACKED)) is not None:
                 self.acked += count if taken[1] is None else len(taken[1])
 
-    def _apply_retried(self, batch: pa.RecordBatch, time_us: int, _topics: TopicsView, rules: Rules) -> None:
+    def _apply_retried(self, batch: pa.RecordBatch, time_us: int, _topics: Topics, rules: Rules) -> None:
         found: dict[tuple[int, int], tuple[Cursor, list[tuple[Int64s, int, int]]]] = {}
         for id, start, count, due_us in rows_of(batch):
             if (taken := self._take(id, start, count, TAKEN, State.RETRYING)) is None:
@@ -165,7 +164,7 @@ class Groups:
             )
             self._wake_at({due_us for _, _, due_us in parts}, time_us)
 
-    def _apply_dead(self, batch: pa.RecordBatch, time_us: int, _topics: TopicsView, _rules: Rules) -> None:
+    def _apply_dead(self, batch: pa.RecordBatch, time_us: int, _topics: Topics, _rules: Rules) -> None:
         for id, start, count, cause in rows_of(batch):
             if (taken := self._take(id, start, count, TAKEN, State.DEAD)) is None:
                 continue
@@ -174,7 +173,7 @@ class Groups:
                 offsets = np.arange(start, start + count)
             lease.cursor.dead.bury(offsets, lease.attempt, time_us, cause)
 
-    def _apply_dead_settled(self, batch: pa.RecordBatch, time_us: int, _topics: TopicsView, _rules: Rules) -> None:
+    def _apply_dead_settled(self, batch: pa.RecordBatch, time_us: int, _topics: Topics, _rules: Rules) -> None:
         ordinals, queue_ids, offsets, acts = (column.to_numpy() for column in batch.columns)
         for ordinal, queue_id, act in sorted(
             set(zip(ordinals.tolist(), queue_ids.tolist(), acts.tolist(), strict=True))
@@ -189,12 +188,12 @@ class Groups:
             size = len(chosen)
             cursor.retries.put(chosen, attempt=np.ones(size, np.int32), due_us=np.full(size, time_us))
 
-    def _apply_extended(self, batch: pa.RecordBatch, _time_us: int, _topics: TopicsView, _rules: Rules) -> None:
+    def _apply_extended(self, batch: pa.RecordBatch, _time_us: int, _topics: Topics, _rules: Rules) -> None:
         for id, deadline_us in rows_of(batch):
             if (lease := self.leases.live.get(id)) is not None:
                 self.leases.extend(lease, deadline_us)
 
-    def apply_trim(self, topics: TopicsView) -> None:
+    def apply_trim(self, topics: Topics) -> None:
         """Retention moved heads of queues: what lies below and was not done expires, and is counted as such."""
         for group in self.groups:
             for queue_id in subscriptions.queue_ids(group.subscription.topics, topics):
@@ -207,7 +206,7 @@ class Groups:
                     self._changed(lease)
                 cursor.trim(head)
 
-    _acts: ClassVar[dict[Kind, Callable[[Groups, pa.RecordBatch, int, TopicsView, Rules], None]]] = {
+    _acts: ClassVar[dict[Kind, Callable[[Groups, pa.RecordBatch, int, Topics, Rules], None]]] = {
         Kind.GROUP: _apply_group,
         Kind.LEASED: _apply_leased,
         Kind.ACKED: _apply_acked,
@@ -226,7 +225,7 @@ class Groups:
 
     # Looking
 
-    def has_work(self, group: str, topics: TopicsView, now_us: int) -> bool:
+    def has_work(self, group: str, topics: Topics, now_us: int) -> bool:
         """Whether a receive of this group would lease something or pass over something now (leases' limit apart)."""
         if (found := self.by_name.get(group)) is None:
             return False
@@ -277,21 +276,21 @@ class Groups:
         """All consumer groups, by ordinal."""
         return [group.name for group in self.groups]
 
-    def describe(self, topics: TopicsView, now_us: int) -> list[dict[str, Any]]:
+    def describe(self, topics: Topics, now_us: int) -> list[dict[str, Any]]:
         """All groups for people and JSON: see :func:`escrowmq.ledger.groups.reports.describe`."""
         return [reports.describe(group, topics) for group in self.groups]
 
-    def members(self, group: str, topics: TopicsView) -> list[dict[str, Any]]:
+    def members(self, group: str, topics: Topics) -> list[dict[str, Any]]:
         """What each member holds: see :func:`escrowmq.ledger.groups.members.describe`; UNKNOWN_GROUP."""
         return members.describe(self.group(group), topics)
 
     def dead_letters(
-        self, group: str, topics: TopicsView, limit: int = 100, after: Sequence[int] | None = None
+        self, group: str, topics: Topics, limit: int = 100, after: Sequence[int] | None = None
     ) -> list[dict[str, Any]]:
         """Dead letters by queue id and offset, at most ``limit``, beginning after the pair ``after``; UNKNOWN_GROUP."""
         return reports.dead_letters(self.group(group), topics, limit, after)
 
-    def account(self, group: str, queue_id: int, topics: TopicsView) -> dict[str, Int64s]:
+    def account(self, group: str, queue_id: int, topics: Topics) -> dict[str, Int64s]:
         """Every offset of a queue, ``0 .. end``, in exactly one array (I26): ``waiting``, or a state in lower case."""
         cursor = self.group(group).cursor(queue_id)
         found = {state.name.lower(): cursor.offsets_of(state) for state in State}
@@ -301,7 +300,7 @@ class Groups:
 
     def snapshot(self) -> dict[str, pa.Table]:
         """The state as tables whose names begin with ``groups_``; copies."""
-        return snapshots.dump(snapshots.Stored(self.groups, self.leases, self.delivered, self.acked))
+        return snapshots.dump(self.groups, self.leases, self.delivered, self.acked)
 
     def restore(self, tables: dict[str, pa.Table]) -> None:
         """Become what :meth:`snapshot` gave (this one being new)."""
@@ -312,9 +311,7 @@ class Groups:
                 self._wake_at(set(cursor.retries["due_us"].tolist()), 0)
 
 
-def _deliver_first(
-    cursor: Cursor, start: int, end: int, tags: list[int] | None, topics: TopicsView
-) -> bytearray | None:
+def _deliver_first(cursor: Cursor, start: int, end: int, tags: list[int] | None, topics: Topics) -> bytearray | None:
     """Move the cursor over a new range; the mask of what the tags choose of it, None: all."""
     chosen = None if tags is None else receiving.matching(topics.queues[cursor.queue_id], start, end, tags)
     if chosen is None or chosen.all():

@@ -30,7 +30,8 @@ from escrowmq.ledger.events import Event, event_of, event_of_rows
 from escrowmq.ledger.groups.cursors import PENDING, Lease, pending_runs
 from escrowmq.ledger.groups.group import Group, Member
 from escrowmq.ledger.groups.receiving import Piece, Plan
-from escrowmq.ledger.groups.subscriptions import TopicsView, holds
+from escrowmq.ledger.groups.subscriptions import holds
+from escrowmq.ledger.queues.topics import Topics
 from escrowmq.message.names import is_name
 from escrowmq.model import member_id
 from escrowmq.schemas import Kind
@@ -103,7 +104,7 @@ class Handing:
         ]
 
 
-def hand_over(plan: Plan, group: Group, member: Member, topics: TopicsView, max_attempts: int) -> Handing:
+def hand_over(plan: Plan, group: Group, member: Member, topics: Topics, max_attempts: int) -> Handing:
     """What is in doubt of ``member``, up to the plan's bounds, which it lowers (in order: to the end of a lease)."""
     handing, ordered = Handing(), group.subscription.ordered
     for lease in sorted(member.doubted.values(), key=lambda lease: lease.id):
@@ -128,7 +129,7 @@ def hand_over(plan: Plan, group: Group, member: Member, topics: TopicsView, max_
     return handing
 
 
-def _hand(handing: Handing, plan: Plan, lease: Lease, chosen: Int64s, attempt: int, topics: TopicsView) -> None:
+def _hand(handing: Handing, plan: Plan, lease: Lease, chosen: Int64s, attempt: int, topics: Topics) -> None:
     start, end = int(chosen[0]), int(chosen[-1]) + 1
     queue_id = lease.cursor.queue_id
     handing.rows.append((lease.id, start, end - start, attempt))
@@ -148,7 +149,7 @@ def _dead(lease: Lease, start: int, end: int, max_attempts: int) -> list[tuple[i
     return [(lease.id, lease.start + a, b - a, cause) for a, b in runs]
 
 
-def describe(group: Group, topics: TopicsView) -> list[dict[str, Any]]:
+def describe(group: Group, topics: Topics) -> list[dict[str, Any]]:
     """What each member holds: ``member, leases, messages, in_doubt`` (messages), ``held`` (one dict per lease, oldest first: ``lease,
     topic, queue, first, last`` offset, ``messages, in_doubt, attempt``, ``deadline_us`` or None); of named members also
     ``instance, epoch, fenced, joined_us``."""
@@ -176,7 +177,7 @@ def describe(group: Group, topics: TopicsView) -> list[dict[str, Any]]:
     return listed
 
 
-def _describe_lease(lease: Lease, topics: TopicsView) -> dict[str, Any]:
+def _describe_lease(lease: Lease, topics: Topics) -> dict[str, Any]:
     place = topics.queues[lease.cursor.queue_id].place
     pending = np.flatnonzero(np.frombuffer(lease.copy_mask(), np.uint8) == PENDING) + lease.start
     return {

@@ -23,8 +23,8 @@ from escrowmq.ledger.columns.arrays import Bools, Int64s
 from escrowmq.ledger.commands import Leased, nothing_leased
 from escrowmq.ledger.events import Event, event_of
 from escrowmq.ledger.groups.cursors import Cursor
-from escrowmq.ledger.groups.subscriptions import TopicsView
 from escrowmq.ledger.queues.queues import QueueIndex
+from escrowmq.ledger.queues.topics import Topics
 from escrowmq.schemas import Kind
 
 SPAN = 262_144
@@ -170,7 +170,7 @@ def _search(queue: QueueIndex, start: int, tags: list[int], most: int) -> tuple[
     return end, np.concatenate(found)
 
 
-def tag_numbers(tags: Sequence[str], topics: TopicsView) -> list[int] | None:
+def tag_numbers(tags: Sequence[str], topics: Topics) -> list[int] | None:
     """The numbers of a filter's tags; None: no filter. A tag that no message has had yet matches nothing yet."""
     if not tags:
         return None

@@ -8,10 +8,10 @@ from typing import Any
 from escrowmq.ledger.groups import subscriptions
 from escrowmq.ledger.groups.cursors import Cursor, State
 from escrowmq.ledger.groups.group import Group
-from escrowmq.ledger.groups.subscriptions import TopicsView
+from escrowmq.ledger.queues.topics import Topics
 
 
-def describe(group: Group, topics: TopicsView) -> dict[str, Any]:
+def describe(group: Group, topics: Topics) -> dict[str, Any]:
     """``group`` (its ordinal), ``name, topics, tags, ordered, in_doubt, leases, dead_letters, queues``.
 
     ``queues`` has one dict per queue: ``queue_id, topic, queue, head, end, floor`` (everything below is done), ``next``
@@ -32,7 +32,7 @@ def describe(group: Group, topics: TopicsView) -> dict[str, Any]:
     }
 
 
-def _describe_queue(cursor: Cursor, topics: TopicsView) -> dict[str, Any]:
+def _describe_queue(cursor: Cursor, topics: Topics) -> dict[str, Any]:
     queue = topics.queues[cursor.queue_id]
     return {
         "queue_id": cursor.queue_id,
@@ -47,7 +47,7 @@ def _describe_queue(cursor: Cursor, topics: TopicsView) -> dict[str, Any]:
     }
 
 
-def dead_letters(group: Group, topics: TopicsView, limit: int, after: Sequence[int] | None) -> list[dict[str, Any]]:
+def dead_letters(group: Group, topics: Topics, limit: int, after: Sequence[int] | None) -> list[dict[str, Any]]:
     """By queue id and offset: ``queue_id, topic, queue, offset, position, attempts, cause, dead_us``."""
     listed: list[dict[str, Any]] = []
     last_id, last_offset = after if after is not None else (-1, -1)

@@ -17,14 +17,15 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from escrowmq.errors import Code
 from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.events import Event, event_of_rows
 from escrowmq.ledger.groups.cursors import ACKED, NOT_LEASED, PENDING, TAKEN, Lease, pending_runs
-from escrowmq.ledger.groups.dead_letters import MAX_CAUSE
-from escrowmq.ledger.groups.retries import backoff_us
+from escrowmq.ledger.groups.failed import MAX_CAUSE, backoff_us
 from escrowmq.model import Act
 from escrowmq.schemas import Kind
 
@@ -78,35 +79,22 @@ class Settling:
             done = act == Act.ACK and not draft.mask.count(PENDING, a, b) and draft.mask.count(ACKED, a, b)
             return Code.OK if done else Code.LEASE_LOST
         b = min(b, draft.limit)
-        if act == Act.ACK:
-            return self._ack(draft, a, b)
-        if act == Act.NACK:
-            return self._nack(draft, a, b, delay_us, cause)
         if act == Act.EXTEND:
             return self._extend(draft, delay_us)
-        if act == Act.RELEASE:
-            return self._release(draft, a, b)
-        return Code.BAD_REQUEST
-
-    def _ack(self, draft: Draft, a: int, b: int) -> Code:
-        lease, mask = draft.lease, draft.mask
-        if not (pending := mask.count(PENDING, a, b)):
-            return _nothing_pending(mask, a, b, Code.OK)
-        for first, last in pending_runs(mask, a, b):
-            start, tail = lease.start + first, self.acked[-1] if self.acked else None
-            if tail is not None and tail[0] == lease.id and tail[1] + tail[2] == start:
-                tail[2] += last - first
-            else:
-                self.acked.append([lease.id, start, last - first])
-        _mark(draft, a, b, pending, ACKED)
-        return Code.OK
-
-    def _nack(self, draft: Draft, a: int, b: int, delay_us: int, cause: str | None) -> Code:
-        if delay_us < -1 or delay_us > self.max_delay_us:
+        if act == Act.NACK and not -1 <= delay_us <= self.max_delay_us:
             return Code.BAD_DELAY
-        if not draft.mask.count(PENDING, a, b):
-            return _nothing_pending(draft.mask, a, b, Code.LEASE_LOST)
-        self.fail(draft, a, b, None if delay_us < 0 else delay_us, cause or "not accepted by the consumer")
+        if act not in (Act.ACK, Act.NACK, Act.RELEASE):
+            return Code.BAD_REQUEST
+        if not (pending := draft.mask.count(PENDING, a, b)):
+            return _nothing_pending(draft.mask, a, b, Code.OK if act == Act.ACK else Code.LEASE_LOST)
+        if act == Act.ACK:
+            _collect(self.acked, lease, pending_runs(draft.mask, a, b))
+            _mark(draft, a, b, pending, ACKED)
+        elif act == Act.NACK:
+            self.fail(draft, a, b, None if delay_us < 0 else delay_us, cause or "not accepted by the consumer")
+        else:
+            self._give_back(draft, a, b, pending, UNSEEN)
+            self._let_go(draft, b)
         return Code.OK
 
     def _extend(self, draft: Draft, delay_us: int) -> Code:
@@ -119,43 +107,29 @@ class Settling:
         self.extended.append([draft.lease.id, self.now_us + delay_us])
         return Code.OK
 
-    def _release(self, draft: Draft, a: int, b: int) -> Code:
-        if not (pending := draft.mask.count(PENDING, a, b)):
-            return _nothing_pending(draft.mask, a, b, Code.LEASE_LOST)
-        self._give_back(draft.lease, pending_runs(draft.mask, a, b), UNSEEN)
-        _mark(draft, a, b, pending, TAKEN)
-        self._let_go(draft, b)
-        return Code.OK
-
     def fail(self, draft: Draft, a: int, b: int, delay_us: int | None, cause: str) -> None:
         """The pending messages of ``a`` .. ``b`` (indexes in the lease) failed; ``delay_us`` None: the back-off."""
-        lease = draft.lease
-        failed = pending_runs(draft.mask, a, b)
+        lease, pending = draft.lease, draft.mask.count(PENDING, a, b)
         if lease.attempt >= self.max_attempts:
             reason = f"{cause[:MAX_CAUSE]}, attempt {lease.attempt} of {self.max_attempts}"
-            self.dead.extend((lease.id, lease.start + first, last - first, reason) for first, last in failed)
+            runs = pending_runs(draft.mask, a, b)
+            self.dead.extend((lease.id, lease.start + first, last - first, reason) for first, last in runs)
+            _mark(draft, a, b, pending, TAKEN)
         else:
             if delay_us is None:
                 delay_us = backoff_us(lease.attempt, self.backoff_us, self.backoff_max_us)
-            self._give_back(lease, failed, self.now_us + delay_us)
-        _mark(draft, a, b, draft.mask.count(PENDING, a, b), TAKEN)
+            self._give_back(draft, a, b, pending, self.now_us + delay_us)
         self._let_go(draft, b)
 
     def _let_go(self, draft: Draft, b: int) -> None:
         """In order, nothing that comes later in the lease goes on without what was given back. What of it is in doubt then
         is what never reached the member."""
-        end = len(draft.mask)
         if self.ordered and (later := draft.mask.count(PENDING, b)):
-            self._give_back(draft.lease, pending_runs(draft.mask, b, end), RELEASED)
-            _mark(draft, b, end, later, TAKEN)
+            self._give_back(draft, b, len(draft.mask), later, RELEASED)
 
-    def _give_back(self, lease: Lease, runs: list[tuple[int, int]], due_us: int) -> None:
-        for first, last in runs:
-            start, tail = lease.start + first, self.retried[-1] if self.retried else None
-            if tail is not None and tail[0] == lease.id and tail[1] + tail[2] == start and tail[3] == due_us:
-                tail[2] += last - first
-            else:
-                self.retried.append([lease.id, start, last - first, due_us])
+    def _give_back(self, draft: Draft, a: int, b: int, pending: int, due_us: int) -> None:
+        _collect(self.retried, draft.lease, pending_runs(draft.mask, a, b), due_us)
+        _mark(draft, a, b, pending, TAKEN)
 
     def expire(self, lease: Lease, cause: str = "lease expired", delay_us: int | None = None) -> None:
         """The lease's time is over: what is pending in it failed (in order: the first of it did)."""
@@ -165,16 +139,19 @@ class Settling:
 
     def events(self) -> tuple[Event, ...]:
         """What was collected. The rows of one batch are disjoint, so only an extension must come before the rest."""
-        found = []
-        for kind, rows in (
-            (Kind.EXTENDED, self.extended),
-            (Kind.ACKED, self.acked),
-            (Kind.RETRIED, self.retried),
-            (Kind.DEAD, self.dead),
-        ):
-            if rows:
-                found.append(event_of_rows(kind, rows))
-        return tuple(found)
+        kinds = (Kind.EXTENDED, Kind.ACKED, Kind.RETRIED, Kind.DEAD)
+        collected: tuple[Sequence[Sequence[Any]], ...] = (self.extended, self.acked, self.retried, self.dead)
+        return tuple(event_of_rows(kind, rows) for kind, rows in zip(kinds, collected, strict=True) if rows)
+
+
+def _collect(rows: list[list[int]], lease: Lease, runs: list[tuple[int, int]], *rest: int) -> None:
+    """Add a row for each index range of a lease; a range that goes on where the last row ends makes that one longer."""
+    for first, last in runs:
+        start, tail = lease.start + first, rows[-1] if rows else None
+        if tail is not None and tail[0] == lease.id and tail[1] + tail[2] == start and tail[3:] == [*rest]:
+            tail[2] += last - first
+        else:
+            rows.append([lease.id, start, last - first, *rest])
 
 
 def _mark(draft: Draft, a: int, b: int, pending: int, to: int) -> None:

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.ledger.columns.tables import table_of
+from escrowmq.ledger.columns.arrays import int64s, table_of
 from escrowmq.ledger.groups import subscriptions
 from escrowmq.ledger.groups.cursors import Cursor, Lease
-from escrowmq.ledger.groups.group import Group, Member
-from escrowmq.ledger.groups.leases import Leases
+from escrowmq.ledger.groups.group import Group, Leases, Member
 
-_LIST = pa.schema(
-    [
-        ("name", pa.utf8()),
-        ("subscription", pa.utf8()),
-        ("turn", pa.int64()),
-        ("delivered", pa.int64()),
-        ("acked", pa.int64()),
-    ]
-)
+_LIST = pa.schema([("name", pa.utf8()), ("subscription", pa.utf8()), *int64s("turn", "delivered", "acked")])
 _PLACE = [("group", pa.int32()), ("queue_id", pa.int32())]
-_CURSORS = pa.schema([*_PLACE, ("base", pa.int64()), ("next", pa.int64()), ("counts", pa.list_(pa.int64()))])
+_CURSORS = pa.schema([*_PLACE, *int64s("base", "next"), ("counts", pa.list_(pa.int64()))])
 _RUNS = pa.schema([*_PLACE, ("start", pa.int64()), ("state", pa.uint8())])
 _RETRIES = pa.schema([*_PLACE, ("offset", pa.int64()), ("attempt", pa.int32()), ("due_us", pa.int64())])
 _DEAD = pa.schema(
@@ -33,65 +24,33 @@ _DEAD = pa.schema(
 _LEASES = pa.schema(
     [
         *_PLACE,
-        ("lease", pa.int64()),
-        ("start", pa.int64()),
-        ("end", pa.int64()),
+        *int64s("lease", "start", "end"),
         ("attempt", pa.int32()),
-        ("member", pa.int64()),
-        ("deadline_us", pa.int64()),
+        *int64s("member", "deadline_us"),
         ("live", pa.bool_()),  # the ended ones follow, in the order in which they ended
         ("mask", pa.binary()),  # null: all pending, or (ended) all acked
         ("doubt", pa.int64()),  # the first offset in doubt; absent in older snapshots
     ]
 )
-_MEMBERS = pa.schema(
-    [
-        ("group", pa.int32()),
-        ("member", pa.int64()),
-        ("instance", pa.utf8()),
-        ("epoch", pa.int64()),
-        ("process", pa.int64()),
-        ("joined_us", pa.int64()),
-        ("fenced", pa.bool_()),
-    ]
-)
+_NAMED = [("group", pa.int32()), ("member", pa.int64()), ("instance", pa.utf8())]
+_MEMBERS = pa.schema([*_NAMED, *int64s("epoch", "process", "joined_us"), ("fenced", pa.bool_())])
 
 
-class Stored(NamedTuple):
-    """What a snapshot holds of consumer groups."""
-
-    groups: list[Group]
-    leases: Leases
-    delivered: int = 0
-    acked: int = 0
-
-
-def dump(stored: Stored) -> dict[str, pa.Table]:
+def dump(groups: Sequence[Group], leases: Leases, delivered: int, acked: int) -> dict[str, pa.Table]:
     """The tables of a snapshot; they share no memory with the state."""
-    groups = stored.groups
-    listed = [(g.name, subscriptions.dump(g.subscription), g.served, stored.delivered, stored.acked) for g in groups]
+    listed = [(g.name, subscriptions.dump(g.subscription), g.served, delivered, acked) for g in groups]
     cursors = [(g, c) for g in groups for _, c in sorted(g.cursors.items())]
-    leases = [*stored.leases.live.values(), *stored.leases.ended.values()]
+    members = [
+        (g.ordinal, m.id, m.name, m.epoch, m.process, m.joined_us, m.fenced) for g in groups for m in g.members.values()
+    ]
     return {
         "groups_list": table_of(_LIST, listed),
         "groups_cursors": table_of(_CURSORS, [(g.ordinal, c.queue_id, c.base, c.next, c.counts) for g, c in cursors]),
         "groups_runs": _stack(_RUNS, [(g, c, list(c.runs())) for g, c in cursors]),
-        "groups_retries": _stack(
-            _RETRIES, [(g, c, [c.retries.offsets, c.retries["attempt"], c.retries["due_us"]]) for g, c in cursors]
-        ),
-        "groups_dead": _stack(
-            _DEAD,
-            [(g, c, [c.dead.offsets, c.dead["attempts"], c.dead["dead_us"], c.dead["cause"]]) for g, c in cursors],
-        ),
-        "groups_leases": table_of(_LEASES, [_lease_row(lease) for lease in leases]),
-        "groups_members": table_of(
-            _MEMBERS,
-            [
-                (g.ordinal, m.id, m.name, m.epoch, m.process, m.joined_us, m.fenced)
-                for g in groups
-                for m in g.members.values()
-            ],
-        ),
+        "groups_retries": _stack(_RETRIES, [(g, c, c.retries.arrays()) for g, c in cursors]),
+        "groups_dead": _stack(_DEAD, [(g, c, c.dead.arrays()) for g, c in cursors]),
+        "groups_leases": table_of(_LEASES, [_lease_row(x) for x in (*leases.live.values(), *leases.ended.values())]),
+        "groups_members": table_of(_MEMBERS, members),
     }
 
 
@@ -113,8 +72,8 @@ def _stack(schema: pa.Schema, parts: list[tuple[Group, Cursor, list[Any]]]) -> p
     return pa.table(arrays, schema=schema)
 
 
-def load(tables: dict[str, pa.Table]) -> Stored:
-    """The state that :func:`dump` wrote."""
+def load(tables: dict[str, pa.Table]) -> tuple[list[Group], Leases, int, int]:
+    """The state that :func:`dump` wrote: groups, leases, deliveries and acknowledgements so far."""
     groups: list[Group] = []
     delivered = acked = 0
     for row in tables["groups_list"].to_pylist():
@@ -127,16 +86,14 @@ def load(tables: dict[str, pa.Table]) -> Stored:
         cursor = Cursor(row["queue_id"], 0)
         starts, states = runs.of(*place)
         cursor.restore(row["base"], row["next"], starts, states, row["counts"])
-        offsets, attempts, due = retries.of(*place)
-        cursor.retries.put(offsets, attempt=attempts, due_us=due)
-        offsets, attempts, times, causes = dead.of(*place)
-        cursor.dead.put(offsets, attempts=attempts, dead_us=times, cause=causes)
+        cursor.retries.load(*retries.of(*place))
+        cursor.dead.load(*dead.of(*place))
         groups[row["group"]].cursors[row["queue_id"]] = cursor
     for row in tables["groups_members"].to_pylist() if "groups_members" in tables else ():
         groups[row["group"]].members[row["member"]] = Member(
             row["member"], row["instance"], row["epoch"], row["process"], row["joined_us"], fenced=row["fenced"]
         )
-    return Stored(groups, _load_leases(groups, tables["groups_leases"].to_pylist()), delivered, acked)
+    return groups, _load_leases(groups, tables["groups_leases"].to_pylist()), delivered, acked
 
 
 def _load_leases(groups: Sequence[Group], rows: Sequence[dict[str, Any]]) -> Leases:

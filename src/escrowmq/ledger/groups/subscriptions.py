@@ -6,39 +6,17 @@ import dataclasses
 import json
 import re
 from collections.abc import Sequence
-from typing import Protocol
 
 from escrowmq.errors import Code, error
 from escrowmq.ledger.commands import Rules, Subscription
-from escrowmq.ledger.queues.queues import QueueIndex
+from escrowmq.ledger.queues.topics import Topics
 from escrowmq.message.names import is_name
 
 HOLD = "hold"
 IN_DOUBT = ("redeliver", HOLD)
 
 
-class TopicsView(Protocol):
-    """What consumer groups need to know of topics."""
-
-    @property
-    def queues(self) -> Sequence[QueueIndex]:
-        """All queues, by queue id."""
-        ...
-
-    def queue_ids(self, name: str, /) -> Sequence[int]:
-        """The queue ids of a topic."""
-        ...
-
-    def tag_number(self, tag: str, /) -> int | None:
-        """The number of a tag; None if no message ever had it."""
-        ...
-
-    def has(self, name: str, /) -> bool:
-        """Whether the topic exists."""
-        ...
-
-
-def check(name: str, subscription: Subscription, topics: TopicsView) -> None:
+def check(name: str, subscription: Subscription, topics: Topics) -> None:
     """Raise BAD_GROUP_NAME, UNKNOWN_TOPIC, or BAD_REQUEST for a start, limit or tag that makes no sense."""
     if not is_name(name):
         raise error(Code.BAD_GROUP_NAME, f"{name!r} is not a group name")
@@ -75,7 +53,7 @@ def same(one: Subscription, other: Subscription) -> bool:
     return sets and one.ordered == other.ordered and one.in_doubt == other.in_doubt
 
 
-def resolve(subscription: Subscription, topics: TopicsView) -> Subscription:
+def resolve(subscription: Subscription, topics: Topics) -> Subscription:
     """The subscription with its start as an offset of each existing queue.
 
     A time in the future is "latest". Queues that come later are consumed from their beginning: all that is in them is
@@ -98,7 +76,7 @@ def resolve(subscription: Subscription, topics: TopicsView) -> Subscription:
     )
 
 
-def queue_ids(names: Sequence[str], topics: TopicsView) -> list[int]:
+def queue_ids(names: Sequence[str], topics: Topics) -> list[int]:
     """The queue ids of all these topics, rising."""
     if len(names) == 1:
         return list(topics.queue_ids(names[0]))

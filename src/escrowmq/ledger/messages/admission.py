@@ -14,15 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from escrowmq.ledger.columns import codes as code
-from escrowmq.ledger.columns.growing import all_equal
+from escrowmq.ledger.columns.arrays import Int64s, UInt8s, all_equal
 from escrowmq.ledger.columns.keys import hash_keys
 from escrowmq.ledger.commands import Rules
 from escrowmq.ledger.queues.topics import Topics
 from escrowmq.message.limits import refusals
 from escrowmq.message.names import is_name
-
-Int64s = npt.NDArray[np.int64]
-UInt8s = npt.NDArray[np.uint8]
 
 
 def check_limits(batch: pa.RecordBatch, topics: Topics, rules: Rules) -> UInt8s:

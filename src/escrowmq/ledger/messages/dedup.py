@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from escrowmq.ledger.columns.arrays import Int64s
-from escrowmq.ledger.columns.growing import Columns
+from escrowmq.ledger.columns.arrays import Columns, Int64s
 from escrowmq.ledger.commands import Rules
 from escrowmq.message.ids import records
 from escrowmq.schemas import MESSAGE_ID_DTYPE
@@ -35,15 +34,8 @@ class Dedup:
     """Which message ids were stored lately, and at which position."""
 
     def __init__(self) -> None:
-        self._runs = Columns(
-            {
-                "instance": np.uint64,
-                "sequence": np.uint64,
-                "count": np.int64,
-                "position": np.int64,
-                "time_us": np.int64,
-            }
-        )
+        ids, counts = ("instance", "sequence"), ("count", "position", "time_us")
+        self._runs = Columns(dict.fromkeys(ids, np.uint64) | dict.fromkeys(counts, np.int64))
         self._by_instance: dict[int, list[tuple[int, int]]] = {}  # sorted (first sequence, run ordinal)
 
     def __len__(self) -> int:
@@ -124,11 +116,9 @@ class Dedup:
         self._runs.trim(self._runs.first + gone)
 
     def snapshot(self) -> dict[str, pa.Table]:
-        """The state as tables."""
         return {"dedup": self._runs.to_table()}
 
     def restore(self, tables: dict[str, pa.Table]) -> None:
-        """Become what :meth:`snapshot` gave."""
         self._runs.load(tables["dedup"])
         rows = zip(self._runs["instance"].tolist(), self._runs["sequence"].tolist(), strict=True)
         for ordinal, (instance, sequence) in enumerate(rows, self._runs.first):

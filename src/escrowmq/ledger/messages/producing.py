@@ -19,9 +19,8 @@ from escrowmq.ledger.messages.admission import Placement, check_limits, group_by
 from escrowmq.ledger.messages.dedup import Dedup
 from escrowmq.ledger.queues.delays import Delays
 from escrowmq.ledger.queues.topics import Topics
-from escrowmq.ledger.transactions.decisions import NONE, OPEN
 from escrowmq.ledger.transactions.sessions import Sessions
-from escrowmq.ledger.transactions.table import TransactionTable
+from escrowmq.ledger.transactions.table import NONE, OPEN, TransactionTable
 from escrowmq.message.ids import transaction_ids
 from escrowmq.schemas import PRODUCED, STORED, Kind
 

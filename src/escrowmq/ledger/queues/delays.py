@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.ledger.columns.arrays import Bools, Int32s, Int64s, locate
-from escrowmq.ledger.columns.growing import Columns
+from escrowmq.ledger.columns.arrays import Bools, Columns, Int32s, Int64s, locate
 from escrowmq.ledger.columns.schedule import DueIndex
 from escrowmq.ledger.events import Event, event_of
 from escrowmq.schemas import Kind
@@ -72,11 +71,9 @@ class Delays:
         return int(waiting.min()) if len(waiting) else None
 
     def snapshot(self) -> dict[str, pa.Table]:
-        """The state as tables."""
         return {"delays": self._rows.to_table()}
 
     def restore(self, tables: dict[str, pa.Table]) -> None:
-        """Become what :meth:`snapshot` gave."""
         self._rows.load(tables["delays"])
         rows = np.flatnonzero(self._rows["waiting"])
         self.waiting = len(rows)

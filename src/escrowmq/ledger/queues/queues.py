@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.ledger.columns.arrays import Int32s, Int64s, locate
-from escrowmq.ledger.columns.growing import Columns
+from escrowmq.ledger.columns.arrays import Columns, Int32s, Int64s, locate
 
 NO_TAG = 0
 

@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.errors import Code, error
-from escrowmq.ledger.columns.arrays import Int32s, Int64s
-from escrowmq.ledger.columns.tables import table_of
+from escrowmq.ledger.columns.arrays import Int32s, Int64s, int64s, table_of
 from escrowmq.ledger.commands import CreateTopic, Rules
 from escrowmq.ledger.events import Decision, Event, event_of_rows
 from escrowmq.ledger.queues.queues import NO_TAG, Place, QueueIndex
@@ -23,7 +22,7 @@ from escrowmq.schemas import Kind
 
 _TOPICS = pa.schema([("name", pa.utf8()), ("turn", pa.int64())])
 _TAGS = pa.schema([("tag", pa.utf8())])
-_QUEUES = pa.schema([("topic", pa.utf8()), *((name, pa.int64()) for name in ("head", "entries", "times"))])
+_QUEUES = pa.schema([("topic", pa.utf8()), *int64s("head", "entries", "times")])
 
 
 @dataclass(slots=True)
@@ -44,7 +43,6 @@ class Topics:
         self._tags: dict[str, int] = {}
 
     def has(self, name: str) -> bool:
-        """Whether the topic exists."""
         return name in self.by_name
 
     def queue_ids(self, name: str) -> list[int]:
@@ -139,7 +137,6 @@ class Topics:
         return planned
 
     def apply_topic(self, batch: pa.RecordBatch) -> None:
-        """Kind.TOPIC."""
         for row in batch.to_pylist():
             topic = self.by_name.setdefault(row["name"], Topic(row["name"]))
             while len(topic.queue_ids) < row["queues"]:
@@ -149,7 +146,6 @@ class Topics:
     # Snapshots
 
     def snapshot(self) -> dict[str, pa.Table]:
-        """The state as tables."""
         entries, times, heads = [], [], []
         for queue in self.queues:
             entry, time = queue.to_tables()
@@ -168,7 +164,6 @@ class Topics:
         return tables
 
     def restore(self, tables: dict[str, pa.Table]) -> None:
-        """Become what :meth:`snapshot` gave."""
         for row in tables["topics"].to_pylist():
             self.by_name[row["name"]] = Topic(row["name"], turn=row["turn"])
         self._tags = {tag: number for number, tag in enumerate(tables["tags"]["tag"].to_pylist(), 1)}

@@ -22,14 +22,12 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.ledger.columns import codes as code
-from escrowmq.ledger.columns.arrays import Bools, Int64s
-from escrowmq.ledger.columns.growing import all_equal, unique_in_order
+from escrowmq.ledger.columns.arrays import Bools, Int64s, all_equal
 from escrowmq.ledger.columns.schedule import NEVER_US, DueIndex
 from escrowmq.ledger.commands import AskChecks, Asked, Rules
 from escrowmq.ledger.events import Decision, Event, event_of
-from escrowmq.ledger.transactions.decisions import BY_OPERATOR, OPEN, PARKED, ROLLED_BACK, decided
 from escrowmq.ledger.transactions.sessions import OPERATOR, Sessions
-from escrowmq.ledger.transactions.table import TransactionTable
+from escrowmq.ledger.transactions.table import BY_OPERATOR, OPEN, PARKED, ROLLED_BACK, TransactionTable, decided
 from escrowmq.model import DecidedBy
 from escrowmq.schemas import Kind
 
@@ -71,7 +69,7 @@ class CheckBack:
         """Which transactions of a group to ask about now; CHECKED goes to the log before the question to the producer."""
         group = self._sessions.ordinal(command.group)
         index = None if group is None else self._due.get(group)
-        due = np.empty(0, np.int64) if index is None else unique_in_order(index.due(now_us, command.limit))
+        due = np.empty(0, np.int64) if index is None else index.due(now_us, command.limit)
         if not len(due):
             return Decision((), Asked(due, due, due))
         first, epochs, checks = (
@@ -80,7 +78,6 @@ class CheckBack:
         return Decision((event_of(Kind.CHECKED, first),), Asked(first, epochs, checks + 1))
 
     def apply_checked(self, batch: pa.RecordBatch, time_us: int) -> None:
-        """Kind.CHECKED."""
         table, due_us = self._table, time_us + self._rules.check_interval_us
         ordinals = table.find(batch.column("transaction").to_numpy())
         rows = ordinals - table.rows.first
@@ -104,7 +101,6 @@ class CheckBack:
         return Decision((event_of(Kind.REOPENED, self._table.column("first", chosen)),), codes)
 
     def apply_reopened(self, batch: pa.RecordBatch, time_us: int) -> None:
-        """Kind.REOPENED."""
         table, ordinals = self._table, self._table.find(batch.column("transaction").to_numpy())
         rows = ordinals - table.rows.first
         table.reopen(ordinals)
@@ -141,7 +137,6 @@ class CheckBack:
         return np.flatnonzero(table.open_rows(low, high, reopened=False))[:limit] + self._young
 
     def apply_parked(self, batch: pa.RecordBatch) -> None:
-        """Kind.PARKED."""
         self._table.park(self._table.find(batch.column("transaction").to_numpy()))
         self._last_waits.done()
 

@@ -1,11 +1,22 @@
 """Ending transactions: commits, rollbacks and expiry; the first decision of each is final.
 
+States and what may follow them::
+
+    from \\ event    COMMIT       ROLLBACK      checks exhausted        retention     recheck
+    OPEN            COMMITTED    ROLLED_BACK   PARKED / ROLLED_BACK    EXPIRED       OPEN, no checks spent
+    PARKED          COMMITTED    ROLLED_BACK   -                       EXPIRED       OPEN, no checks spent
+    COMMITTED       (already)    (conflict)    -                       -             (decided)
+    ROLLED_BACK     (conflict)   (already)     -                       -             (decided)
+    EXPIRED         (expired)    (expired)     -                       -             (decided)
+
+The first decision in the log is final (I5); "checks exhausted" is the last ask unanswered for an interval, or
+``half_retention``. Answers not named here say that the decision took effect.
+
 Rules:
 
-1. States and what may follow them stand in ``decisions.py``, as a table.
-2. The first decision in the log is final (I5). A decision names position *and* epoch, so it can hit no other
+1. The first decision in the log is final (I5). A decision names position *and* epoch, so it can hit no other
    transaction (I6), and comes from a session of the group that prepared it (I15).
-3. Who is asked when no decision comes, and what follows the last question, is ruled in ``checkback.py``.
+2. Who is asked when no decision comes, and what follows the last question, is ruled in ``checkback.py``.
 """
 
 from __future__ import annotations
@@ -13,27 +24,38 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from escrowmq.errors import Code
 from escrowmq.ledger.columns import codes as code
 from escrowmq.ledger.columns.arrays import Int32s, Int64s, UInt8s
 from escrowmq.ledger.commands import End, Rules
 from escrowmq.ledger.events import Decision, Event
-from escrowmq.ledger.transactions.decisions import (
-    ANSWER,
-    BECOMES,
+from escrowmq.ledger.transactions.sessions import OPERATOR, Sessions
+from escrowmq.ledger.transactions.table import (
     COMMITTED,
-    DECIDES,
     EXPIRED,
     OPEN,
     PARKED,
     ROLLBACK,
+    ROLLED_BACK,
     UNKNOWN,
+    TransactionTable,
     decided,
-    first_deciders,
 )
-from escrowmq.ledger.transactions.sessions import OPERATOR, Sessions
-from escrowmq.ledger.transactions.table import TransactionTable
 from escrowmq.model import DecidedBy
 from escrowmq.schemas import ENDED
+
+ANSWER = np.array(
+    [  # to UNKNOWN, COMMIT, ROLLBACK; OK: this one decides
+        [Code.NOTED, Code.OK, Code.OK],  # OPEN
+        [Code.ALREADY_COMMITTED, Code.ALREADY_COMMITTED, Code.CONFLICT],  # COMMITTED
+        [Code.ALREADY_ROLLED_BACK, Code.CONFLICT, Code.ALREADY_ROLLED_BACK],  # ROLLED_BACK
+        [Code.NOTED, Code.OK, Code.OK],  # PARKED
+        [Code.EXPIRED, Code.EXPIRED, Code.EXPIRED],  # EXPIRED
+    ],
+    np.uint8,
+)
+DECIDES = np.array([Code.NOTED, Code.COMMITTED, Code.ROLLED_BACK], np.uint8)  # [outcome]
+BECOMES = np.array([OPEN, COMMITTED, ROLLED_BACK], np.uint8)  # [outcome]
 
 
 class Ending:
@@ -61,7 +83,7 @@ class Ending:
         codes[rows] = DECIDES[outcomes[rows]]
         winners = rows[outcomes[rows] != UNKNOWN]
         if len(winners) and not (np.diff(ordinals[rows]) > 0).all():
-            winners = first_deciders(rows, winners, ordinals, outcomes, codes)
+            winners = _first_deciders(rows, winners, ordinals, outcomes, codes)
         answer = pa.RecordBatch.from_arrays([pa.array(codes)], schema=ENDED)
         if not len(winners):
             return Decision((), answer)
@@ -96,3 +118,13 @@ class Ending:
         limit = min(limit_position, int(stops[0])) if len(stops) else limit_position
         gone = first[old & (first < limit)]
         return limit, [decided(gone, EXPIRED, DecidedBy.RETENTION, OPERATOR)] if len(gone) else []
+
+
+def _first_deciders(rows: Int64s, deciding: Int64s, ordinals: Int64s, outcomes: UInt8s, codes: UInt8s) -> Int64s:
+    """A transaction may stand in one batch twice: its first deciding row decides, the rows after it come too late."""
+    owners, index = np.unique(ordinals[deciding], return_index=True)
+    winners = deciding[index]
+    winner = winners[np.minimum(np.searchsorted(owners, ordinals[rows]), len(owners) - 1)]
+    late = (ordinals[winner] == ordinals[rows]) & (winner < rows)
+    codes[rows[late]] = ANSWER[BECOMES[outcomes[winner[late]]], outcomes[rows[late]]]
+    return np.sort(winners)

@@ -63,7 +63,6 @@ class Forgetting:
         return Decision(_events(epochs), {"group": name, "sessions": len(epochs)})
 
     def apply(self, batch: pa.RecordBatch) -> None:
-        """Kind.FORGOTTEN."""
         for group in self._sessions.forget(batch.column("epoch").to_numpy().astype(np.int64)):
             for part in (self._table, self._checkback, self._writers):
                 part.forget_group(group)

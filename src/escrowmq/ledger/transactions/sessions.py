@@ -20,8 +20,7 @@ import pyarrow as pa
 
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns import codes as code
-from escrowmq.ledger.columns.arrays import Int64s, UInt8s, locate
-from escrowmq.ledger.columns.growing import Columns, all_equal
+from escrowmq.ledger.columns.arrays import Columns, Int64s, UInt8s, all_equal, locate
 from escrowmq.ledger.commands import OpenSession, Rules
 from escrowmq.ledger.events import Decision, event_of_rows
 from escrowmq.message.names import is_name, is_text
@@ -31,10 +30,7 @@ OPERATOR = 0  # the "epoch" of what no producer session does
 NO_GROUP = -1  # of an epoch that is not known (any more)
 
 
-def _no_rows() -> Columns:
-    return Columns(
-        {"epoch": np.int64, "group": np.int32, "fenced": np.bool_, "transactional": np.bool_, "used_us": np.int64}
-    )
+_COLUMNS = {"epoch": np.int64, "group": np.int32, "fenced": np.bool_, "transactional": np.bool_, "used_us": np.int64}
 
 
 class Sessions:
@@ -48,7 +44,7 @@ class Sessions:
         self._transactional: set[int] = set()
         self._sizes: dict[int, int] = {}  # sessions of each group
         self._instances: dict[tuple[int, str], int] = {}  # the newest of each name, so none that is fenced
-        self._rows = _no_rows()  # by epoch, rising
+        self._rows = Columns(_COLUMNS)  # by epoch, rising
         self._names: dict[int, str] = {}  # instance of each epoch
 
     def __len__(self) -> int:
@@ -163,7 +159,6 @@ class Sessions:
         return Decision((event_of_rows(Kind.SESSION, [row]),), self.next_epoch)
 
     def apply_session(self, batch: pa.RecordBatch, time_us: int) -> None:
-        """Kind.SESSION."""
         for row in batch.to_pylist():
             group = self._ordinals.setdefault(row["group"], self._next_group)
             if group == self._next_group:
@@ -215,13 +210,12 @@ class Sessions:
     def _drop(self, rows: Int64s) -> None:
         keep = np.ones(len(self._rows), np.bool_)
         keep[rows] = False
-        old, self._rows = self._rows, _no_rows()
-        self._rows.extend(int(keep.sum()), **{name: old[name][keep] for name in _NAMES})
+        old, self._rows = self._rows, Columns(_COLUMNS)
+        self._rows.extend(int(keep.sum()), **{name: old[name][keep] for name in _COLUMNS})
 
     # Snapshots
 
     def snapshot(self) -> dict[str, pa.Table]:
-        """The state as tables."""
         groups = {
             "name": pa.array(self.groups.values(), pa.utf8()),
             "transactional": pa.array([group in self._transactional for group in self.groups], pa.bool_()),
@@ -258,6 +252,3 @@ class Sessions:
             self._remember(epoch, group, instance)
             if fenced:
                 del self._instances[(group, instance)]
-
-
-_NAMES = ("epoch", "group", "fenced", "transactional", "used_us")

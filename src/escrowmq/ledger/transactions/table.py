@@ -14,15 +14,28 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.ledger.columns import codes as code
-from escrowmq.ledger.columns.arrays import Bools, Int32s, Int64s, UInt8s, locate
-from escrowmq.ledger.columns.growing import Columns, all_equal
-from escrowmq.ledger.transactions.decisions import BY_OPERATOR, NONE, OPEN, PARKED
+from escrowmq.ledger.columns.arrays import Bools, Columns, Int32s, Int64s, UInt8s, all_equal, locate
+from escrowmq.ledger.events import Event, event_of
 from escrowmq.ledger.transactions.sessions import NO_GROUP, Sessions
 from escrowmq.message.ids import records
+from escrowmq.model import DecidedBy, Outcome, TransactionState
+from escrowmq.schemas import Kind
+
+OPEN, COMMITTED, ROLLED_BACK, PARKED, EXPIRED = (int(s) for s in TransactionState)
+UNKNOWN, COMMIT, ROLLBACK = (int(o) for o in Outcome)
+BY_OPERATOR = int(DecidedBy.OPERATOR)
+NONE = -1
+
+
+def decided(first: Int64s, state: UInt8s | int, by: DecidedBy, epochs: Int64s | int) -> Event:
+    """The decisions of the transactions that begin at the positions ``first``."""
+    size = len(first)
+    columns = (np.broadcast_to(np.asarray(column), size) for column in (state, int(by), epochs))
+    return event_of(Kind.DECIDED, first, *columns)
 
 
 class TransactionTable:
-    """All transactions of a shard and their half messages. Rows are numbered by ordinal (see ``growing.py``)."""
+    """All transactions of a shard and their half messages. Rows are numbered by ordinal (see ``columns/arrays.py``)."""
 
     def __init__(self, shard: int, sessions: Sessions) -> None:
         self.shard = shard
@@ -289,7 +302,6 @@ class TransactionTable:
         self.times.trim(self.times.first + keep)
 
     def snapshot(self) -> dict[str, pa.Table]:
-        """The state as tables."""
         return {
             "transactions": self.rows.to_table(),
             "joined": self.joined.to_table(),

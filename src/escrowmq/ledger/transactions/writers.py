@@ -26,17 +26,15 @@ import pyarrow as pa
 
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns import codes as code
-from escrowmq.ledger.columns.arrays import Int64s
-from escrowmq.ledger.columns.tables import table_of
+from escrowmq.ledger.columns.arrays import Int64s, int64s, table_of
 from escrowmq.ledger.commands import CommitBatch, Rules
 from escrowmq.ledger.events import Decision, Event, event_of
-from escrowmq.ledger.transactions.decisions import COMMITTED, NONE, ROLLED_BACK
 from escrowmq.ledger.transactions.sessions import Sessions
-from escrowmq.ledger.transactions.table import TransactionTable
+from escrowmq.ledger.transactions.table import COMMITTED, NONE, ROLLED_BACK, TransactionTable
 from escrowmq.model import DecidedBy
 from escrowmq.schemas import ID, Kind
 
-_STORED = pa.schema([("writer", ID), *((name, pa.int64()) for name in ("group", "batch", "decided_us"))])
+_STORED = pa.schema([("writer", ID), *int64s("group", "batch", "decided_us")])
 
 
 class Writers:
@@ -125,7 +123,6 @@ class Writers:
             del self._last[writer]
 
     def snapshot(self) -> dict[str, pa.Table]:
-        """The state as tables."""
         return {"writers": table_of(_STORED, [(writer, *last) for writer, last in self._last.items()])}
 
     def restore(self, tables: dict[str, pa.Table], time_us: int) -> None:

@@ -1,0 +1,175 @@
+"""What failed, of one group in one queue: offsets that wait to be delivered again, and dead letters.
+
+Both are sparse sets of offsets, kept sorted in NumPy arrays. Adding and taking are batch operations; taking from the low end,
+the common case, copies nothing. Dead letters leave by a person's act (delivered again, or discarded) or with the log's
+retention; never by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from escrowmq.ledger.columns.arrays import Bools, Int64s, locate
+
+MAX_GAP = 256
+"""Neighbours further apart than this are leased apart, so that a lease's mask stays in proportion to its messages."""
+
+MAX_CAUSE = 1024
+"""Characters of a cause that are kept: enough for an exception's line, not for a client's core dump."""
+
+_CHUNK = 16_384
+
+
+class SparseOffsets:
+    """Distinct offsets in rising order with one array per column; ``table["name"]`` is a view until the next change."""
+
+    __slots__ = ("_columns", "offsets")
+
+    def __init__(self, dtypes: dict[str, Any]) -> None:
+        self.offsets: Int64s = np.empty(0, np.int64)
+        self._columns: dict[str, npt.NDArray[Any]] = {name: np.empty(0, dtype) for name, dtype in dtypes.items()}
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        return self._columns[name]
+
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        """The offsets, then the columns in their order."""
+        return [self.offsets, *self._columns.values()]
+
+    def load(self, offsets: Int64s, *columns: npt.NDArray[Any]) -> None:
+        """Become what :meth:`arrays` gave (this one being new)."""
+        self.put(offsets, **dict(zip(self._columns, columns, strict=True)))
+
+    def put(self, offsets: Int64s, **values: npt.NDArray[Any]) -> None:
+        """Add ``offsets`` (none of them here yet, any order) with one array of the same length per column."""
+        if len(offsets) > 1 and not bool(np.all(offsets[1:] > offsets[:-1])):
+            order = np.argsort(offsets)
+            offsets = offsets[order]
+            values = {name: value[order] for name, value in values.items()}
+        if not len(offsets):
+            return
+        if not len(self) or offsets[0] > self.offsets[-1]:
+            self.offsets = np.concatenate([self.offsets, offsets])
+            for name, column in self._columns.items():
+                self._columns[name] = np.concatenate([column, values[name].astype(column.dtype, copy=False)])
+            return
+        places = np.searchsorted(self.offsets, offsets)
+        self.offsets = np.insert(self.offsets, places, offsets)
+        for name, column in self._columns.items():
+            self._columns[name] = np.insert(column, places, values[name])
+
+    def span(self, start: int, end: int) -> tuple[int, int]:
+        """The index range of the offsets with ``start <= offset < end``."""
+        first, last = np.searchsorted(self.offsets, (start, end))
+        return int(first), int(last)
+
+    def cut(self, first: int, last: int) -> Int64s:
+        """Take out the rows with index ``first`` .. ``last``-1; their offsets."""
+        taken = self.offsets[first:last]
+        self.offsets = _without(self.offsets, first, last)
+        for name, column in self._columns.items():
+            self._columns[name] = _without(column, first, last)
+        return taken
+
+    def holds(self, offsets: Int64s) -> Bools:
+        """For each of ``offsets`` whether it is here."""
+        return locate(self.offsets, offsets) >= 0
+
+    def remove(self, offsets: Int64s) -> None:
+        """Take out ``offsets``, each of them here, each once."""
+        keep = np.ones(len(self), bool)
+        keep[np.searchsorted(self.offsets, offsets)] = False
+        self.offsets = self.offsets[keep]
+        for name, column in self._columns.items():
+            self._columns[name] = column[keep]
+
+    def trim(self, head: int) -> None:
+        """Let offsets below ``head`` go."""
+        self.cut(0, int(np.searchsorted(self.offsets, head)))
+
+
+def _without(array: npt.NDArray[Any], first: int, last: int) -> npt.NDArray[Any]:
+    if first == 0:
+        return array[last:]
+    if last == len(array):
+        return array[:first]
+    return np.concatenate([array[:first], array[last:]])
+
+
+class Retries(SparseOffsets):
+    """The retry set of one group in one queue."""
+
+    __slots__ = ("_least_due",)
+
+    def __init__(self) -> None:
+        super().__init__({"attempt": np.int32, "due_us": np.int64})
+        self._least_due: int | None = None
+
+    def put(self, offsets: Int64s, **values: npt.NDArray[Any]) -> None:
+        self._least_due = None
+        super().put(offsets, **values)
+
+    def cut(self, first: int, last: int) -> Int64s:
+        self._least_due = None
+        return super().cut(first, last)
+
+    @property
+    def least_due_us(self) -> int:
+        """When the first of them is due, whatever its offset. There must be one."""
+        if self._least_due is None:
+            self._least_due = int(self["due_us"].min())
+        return self._least_due
+
+    @property
+    def head_due_us(self) -> int:
+        """When the lowest offset is due. There must be one."""
+        return int(self["due_us"][0])
+
+    def due_runs(self, now_us: int) -> Iterator[tuple[int, int]]:
+        """Index ranges of neighbours that are due and come to the same attempt, lowest offset first.
+
+        No entry lies between two of a run, so a lease of the range from its first to its last offset holds exactly it.
+        A run ends at a chunk's border at the latest.
+        """
+        if not len(self) or self.least_due_us > now_us:
+            return
+        for base in range(0, len(self), _CHUNK):
+            offsets = self.offsets[base : base + _CHUNK]
+            attempts = self["attempt"][base : base + _CHUNK]
+            due = self["due_us"][base : base + _CHUNK] <= now_us
+            if not due.any():
+                continue
+            fresh = np.ones(len(offsets), bool)
+            fresh[1:] = (attempts[1:] != attempts[:-1]) | (np.diff(offsets) > MAX_GAP) | (due[1:] != due[:-1])
+            bounds = np.append(np.flatnonzero(fresh), len(offsets))
+            for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+                if due[first]:
+                    yield base + first, base + last
+
+
+def backoff_us(attempt: int, first_us: int, most_us: int) -> int:
+    """How long to wait after ``attempt`` (from 1) failed: ``first_us``, doubled each time, at most ``most_us``."""
+    return min(first_us << min(attempt - 1, 50), most_us)
+
+
+class DeadLetters(SparseOffsets):
+    """Columns ``attempts``, ``dead_us``, ``cause`` (text)."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__({"attempts": np.int32, "dead_us": np.int64, "cause": object})
+
+    def bury(self, offsets: Int64s, attempts: int, dead_us: int, cause: str) -> None:
+        """Add ``offsets`` that died together."""
+        count = len(offsets)
+        causes = np.empty(count, object)
+        causes[:] = cause
+        self.put(offsets, attempts=np.full(count, attempts), dead_us=np.full(count, dead_us), cause=causes)
