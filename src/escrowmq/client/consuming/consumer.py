@@ -14,42 +14,40 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from escrowmq.client.consuming.consumption import Consumption
-from escrowmq.client.consuming.delivery import Rows
+from escrowmq.client.consuming.delivery import Batch
 from escrowmq.client.consuming.options import DEFAULT_BATCH
 from escrowmq.client.consuming.received import (
     AsyncReceived,
     AsyncReceivedBatch,
+    LeasedRows,
     Received,
     ReceivedBase,
     ReceivedBatch,
-    ReceivedBatchBase,
 )
 from escrowmq.client.lanes.blocking import AsyncCloses, Closes, blocking, iterating
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.model import Act
 
 MessageT = TypeVar("MessageT", bound=ReceivedBase)
-BatchT = TypeVar("BatchT", bound=ReceivedBatchBase[Any])
+BatchT = TypeVar("BatchT", bound=Batch[Any])
 
 
 class ConsumerBase(Generic[MessageT, BatchT]):
     """What both faces of a consumer share: its machinery, what iteration is in the middle of, and how it goes on."""
 
-    def __init__(
-        self, consumption: Consumption, message: type[MessageT], batch: Callable[[Rows, Consumption], BatchT]
-    ) -> None:
+    def __init__(self, consumption: Consumption, message: type[MessageT], batch: type[BatchT]) -> None:
         self._consumption = consumption
         self._message = message
         self._batch = batch
         self._iterating = threading.Lock()  # guards what follows, and closing; held for moments only
-        self._rows: Rows | None = None  # from which messages are taken, and the next row of it
+        self._rows: LeasedRows | None = None  # from which messages are taken, and the next row of it
         self._row = 0
 
     @property
@@ -89,7 +87,7 @@ class ConsumerBase(Generic[MessageT, BatchT]):
             self._consumption.fetcher.put_back(rows.number, rows.batch)
         return not closed
 
-    async def _next_rows(self, max_messages: int, idle_timeout: float | None) -> Rows | None:
+    async def _next_rows(self, max_messages: int, idle_timeout: float | None) -> LeasedRows | None:
         consumption, fetcher = self._consumption, self._consumption.fetcher
         deadline = None if idle_timeout is None else time.monotonic() + idle_timeout
         if not consumption.closed:
@@ -102,7 +100,7 @@ class ConsumerBase(Generic[MessageT, BatchT]):
                 return None
         return None
 
-    async def _take(self, max_messages: int) -> Rows | None:
+    async def _take(self, max_messages: int) -> LeasedRows | None:
         """Up to ``max_messages`` of what has arrived; with qos 0 and 2, acknowledged or screened."""
         taken = self._consumption.fetcher.take()
         if taken is None:
@@ -111,9 +109,9 @@ class ConsumerBase(Generic[MessageT, BatchT]):
         if batch.num_rows > max_messages:
             self._consumption.fetcher.put_back(number, batch.slice(max_messages))
             batch = batch.slice(0, max_messages)
-        return await self._screened(Rows(number, batch))
+        return await self._screened(LeasedRows(number, batch, self._consumption))
 
-    async def _screened(self, rows: Rows) -> Rows | None:
+    async def _screened(self, rows: LeasedRows) -> LeasedRows | None:
         consumption = self._consumption
         if not rows.batch.num_rows:
             return None
@@ -129,14 +127,14 @@ class ConsumerBase(Generic[MessageT, BatchT]):
             for row in np.flatnonzero(seen).tolist():
                 consumption.act(rows, row, Act.ACK, 0, None)
             if seen.any():
-                rows = Rows(rows.number, rows.batch.filter(pa.array(~seen)))
+                rows = LeasedRows(rows.number, rows.batch.filter(pa.array(~seen)), consumption)
         return rows if rows.batch.num_rows else None
 
-    def _seen(self, rows: Rows) -> Any:
+    def _seen(self, rows: LeasedRows) -> Any:
         """With qos=2: which rows the consumer's own database has a mark of."""
-        seen, message = self._consumption.seen, self._message
+        seen = self._consumption.seen
         assert seen is not None
-        return np.array([seen(message(rows, row, self._consumption)) for row in range(rows.batch.num_rows)], np.bool_)
+        return np.array([seen(message) for message in self._batch(rows)], np.bool_)
 
 
 class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
@@ -144,7 +142,7 @@ class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
 
     async def messages(self, *, idle_timeout: float | None = None) -> AsyncIterator[MessageT]:
         """One message after the other, until :meth:`close`, or until none came for ``idle_timeout`` seconds."""
-        consumption, message = self._consumption, self._message
+        message = self._message
         while True:
             with self._iterating:
                 if (rows := self._rows) is not None:
@@ -153,7 +151,7 @@ class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
                     if row + 1 == rows.count:
                         self._rows = None
             if rows is not None:
-                yield message(rows, row, consumption)
+                yield message(rows, row)
             elif not await self._next_batch(idle_timeout):
                 return
 
@@ -162,18 +160,18 @@ class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
     ) -> AsyncIterator[BatchT]:
         """Batches of up to ``max_messages``, until :meth:`close`, or until none came for ``idle_timeout`` seconds."""
         while (rows := await self._next_rows(max_messages, idle_timeout)) is not None:
-            yield self._batch(rows, self._consumption)
+            yield self._batch(rows)
 
     async def receive(self, max_messages: int = 1, wait: float = 0.0) -> list[MessageT]:
         """Ask once: what is there, or comes within ``wait`` seconds. For tests and scripts; iteration is faster."""
         consumption = self._consumption
         if (taken := await self._take(max_messages)) is not None:
-            return list(self._batch(taken, consumption))
+            return list(self._batch(taken))
         found: list[MessageT] = []
         for number, future in await consumption.waiting.away(consumption.receive_now, max_messages, wait):
             batch = await consumption.waiting.result(future, wait + consumption.timeout)
-            if (rows := await self._screened(Rows(number, batch))) is not None:
-                found.extend(self._batch(rows, consumption))
+            if (rows := await self._screened(LeasedRows(number, batch, consumption))) is not None:
+                found.extend(self._batch(rows))
         return found
 
     async def flush(self, timeout: float | None = None) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -123,6 +124,33 @@ class Content:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.topic}/{self.queue}@{self.offset}, {len(self.body)} bytes>"
+
+
+ContentT = TypeVar("ContentT", bound=Content)
+
+
+class Batch(Generic[ContentT]):
+    """Messages as columns: ``arrow`` is a record batch of schema DELIVERY. Iterating and indexing give its messages."""
+
+    __slots__ = ("_rows",)
+    _message: type[ContentT]
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+
+    @property
+    def arrow(self) -> pa.RecordBatch:
+        """The columns."""
+        return self._rows.batch
+
+    def __len__(self) -> int:
+        return self._rows.count
+
+    def __iter__(self) -> Iterator[ContentT]:
+        return (self._message(self._rows, row) for row in range(len(self)))
+
+    def __getitem__(self, row: int) -> ContentT:
+        return self._message(self._rows, range(len(self))[row])
 
 
 def _time(microseconds: int) -> datetime:

@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -37,7 +38,7 @@ class CheckLoop:
         session: Session,
         checker: AnyChecker,
         pool: ThreadPoolExecutor,
-        answers: Callable[[], Lane],
+        answers: Lane,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._session = session
@@ -101,14 +102,12 @@ class CheckLoop:
             _log.warning("cannot renew the session at %s: %s", self._session.link.address, refused)
 
     def _asked(self, batch: pa.RecordBatch) -> None:
-        try:
+        with suppress(RuntimeError):  # closing: another member will be asked
             if self._whole is not None:
                 self._begin(self._answer_whole, batch)
             else:
                 for check in checks_of(batch):
                     self._begin(self._answer, check)
-        except RuntimeError:
-            pass  # closing: another member will be asked
 
     def _begin(self, answer: Callable[[Any], Coroutine[Any, Any, None]], question: Any) -> None:
         """Answer on the event loop, or on a thread of the pool, where nothing suspends."""
@@ -132,24 +131,18 @@ class CheckLoop:
             _log.exception("the checker failed for a batch of questions")
             answers = self._whole.unknown(batch)
         step = self._session.checker.limits.max_batch_rows
-        try:
+        with suppress(EscrowError):  # closing: another member will be asked
             for start in range(0, answers.num_rows, step):
-                self._answers().add_batch(answers.slice(start, step), None)
-        except EscrowError:
-            pass  # closing: another member will be asked
+                self._answers.add_batch(answers.slice(start, step), None)
 
     async def _answer(self, check: Check) -> None:
         outcome: Any = None
         try:
-            outcome = self._decide(check)
-            if self._loop is not None:
-                outcome = await outcome
+            answer: Any = self._decide(check)
+            outcome = answer if self._loop is None else await answer
         except Exception:
             _log.exception("the checker failed for %s", check.transaction_id)
-            outcome = None
         if not isinstance(outcome, Outcome):
             outcome = Outcome.UNKNOWN
-        try:
-            self._answers().add((bytes(check.transaction_id), int(outcome)), None, 32)
-        except EscrowError:
-            pass  # closing: another member will be asked
+        with suppress(EscrowError):  # closing: another member will be asked
+            self._answers.add((bytes(check.transaction_id), int(outcome)), None, 32)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypedDict
 
 import numpy as np
@@ -23,7 +24,7 @@ from escrowmq.client.producing.checker import CheckLoop
 from escrowmq.client.producing.deciding import AnyChecker, takes_batches
 from escrowmq.client.producing.ending import EndingCodec, first_time, outcome_column
 from escrowmq.client.producing.outgoing import OutgoingCodec, as_batch, oversized, split
-from escrowmq.client.producing.results import EndResults, Receipts, gather
+from escrowmq.client.producing.results import EndResults, Receipts, receipts
 from escrowmq.client.producing.session import Session
 from escrowmq.errors import Code, Misuse, Overloaded, error
 from escrowmq.message.ids import id_bytes, id_column, shards
@@ -31,7 +32,7 @@ from escrowmq.message.names import check_name
 from escrowmq.message.row import ROW_OVERHEAD
 from escrowmq.model import DecidedBy, Message, Outcome, Receipt, TransactionId
 from escrowmq.model import message_id as message_bytes
-from escrowmq.wire import Exchange, ExchangeOptions
+from escrowmq.wire import Exchange
 
 CHECKER_THREADS = 4
 QOS_0_WAITING = 100_000
@@ -90,7 +91,7 @@ class Production:
         self._ending: list[Lane | None] = [None] * len(router)
         self._by_kind = {Exchange.SEND: self._sending, Exchange.PREPARE: self._preparing, Exchange.END: self._ending}
         self._codecs: dict[tuple[Exchange, int], OutgoingCodec] = {}
-        self._answers: dict[int, ThreadLane] = {}
+        self._answers: list[Lane] = []
         self._opening = [waiting.lock() for _ in router.links]
         self._lock = threading.Lock()
         self._decide: AnyChecker | None = None
@@ -145,13 +146,13 @@ class Production:
             check_immunity,
             None if joined is None else bytes(joined),
         )
-        size = len(row[1]) + ROW_OVERHEAD
+        size = len(row.body) + ROW_OVERHEAD
         if self.qos == 0 and not half:
             try:
                 lane.add(row, None, size)
             except Overloaded:
                 self.dropped += 1
-            return Receipt(row[5] or b"", row[0], row[6], -1)
+            return Receipt(row.message_id or b"", row.topic, row.queue, -1)
         receipt: Receipt = await lane.call(row, size)
         if half and receipt.transaction_id is not None:
             self.router.learn_shard(receipt.transaction_id.shard, number)
@@ -193,7 +194,7 @@ class Production:
         batch, parts = await self.waiting.away(self._parts, kind, messages, only)
         waits = [self.lane(kind, number).call_batch(piece) for number, _, piece in parts]
         answers = await self.waiting.gather(waits)
-        return _receipts(batch, parts, [answer for answer, _ in answers])
+        return receipts(batch, [rows for _, rows, _ in parts], [answer for answer, _ in answers])
 
     async def end_batch(self, transaction_ids: Any, outcomes: Any) -> EndResults:
         """End many; see :meth:`Producer.end_batch`."""
@@ -201,7 +202,11 @@ class Production:
         column = outcome_column(outcomes, len(ids))
         parts = await self.waiting.away(lambda: list(self._end_parts(ids, column)))
         waits = [self.lane(Exchange.END, number).call_batch(piece) for number, _, piece in parts]
-        return _end_results(len(ids), parts, await self.waiting.gather(waits))
+        codes = np.full(len(ids), Code.UNKNOWN_TRANSACTION, np.uint8)  # what rows with a null id get
+        for (_, rows, _), (answer, resent) in zip(parts, await self.waiting.gather(waits), strict=True):
+            given = answer.column(0).to_numpy()
+            codes[rows] = first_time(given) if resent else given
+        return EndResults(codes)
 
     # Where things go
 
@@ -233,12 +238,12 @@ class Production:
             codec: Codec = EndingCodec()
             if kind is not Exchange.END:
                 codec = self._codecs[kind, number] = OutgoingCodec()
-            options: Callable[[], ExchangeOptions] = session.options
-            more: dict[str, Any] = {"timeout": self.timeout, "renew": session.renew}
+            options, more = session.options, {}
             if kind is Exchange.SEND and self.qos == 0:
-                more["max_waiting"] = QOS_0_WAITING
-                options = lambda: {"session": session.number or 0, "flush": "async"}  # noqa: E731
-            lane = self.waiting.lane(session.link, kind, codec, options, **more)
+                options, more = partial(session.options, flush="async"), {"max_waiting": QOS_0_WAITING}
+            lane = self.waiting.lane(
+                session.link, kind, codec, options, timeout=self.timeout, renew=session.renew, **more
+            )
             self._by_kind[kind][number] = lane
             return lane
 
@@ -289,11 +294,9 @@ class Production:
             step = self.sessions[number].checker.limits.max_batch_rows
             for start in range(0, len(chosen), step):
                 some = chosen[start : start + step]
-                arrays = [
-                    valid if len(some) == len(valid) else valid.take(pa.array(some)),
-                    pa.array(outcomes[keep[some]]),
-                ]
-                yield number, keep[some], pa.RecordBatch.from_arrays(arrays, schema=schemas.ENDING)
+                part = valid if len(some) == len(valid) else valid.take(pa.array(some))
+                rows = keep[some]
+                yield number, rows, pa.RecordBatch.from_arrays([part, pa.array(outcomes[rows])], schema=schemas.ENDING)
 
     # Check-back
 
@@ -315,8 +318,17 @@ class Production:
                 raise Misuse(Code.BAD_ARGUMENT, "this producer has a checker already")
             self._decide = decide
             self._pool = ThreadPoolExecutor(CHECKER_THREADS, thread_name_prefix="escrowmq-checker")
-            for number, session in enumerate(self.sessions):
-                answers = lambda number=number: self._answer_lane(number)  # noqa: E731
+            for session in self.sessions:
+                answers = ThreadLane(
+                    session.link,
+                    Exchange.END,
+                    EndingCodec(),
+                    partial(session.options, by=int(DecidedBy.CHECK)),
+                    self.waiting.timer,
+                    timeout=self.timeout,
+                    renew=session.renew,
+                )
+                self._answers.append(answers)
                 self._loops.append(CheckLoop(session, decide, self._pool, answers, self.waiting.loop))
 
     def attend(self, present: bool) -> None:
@@ -327,21 +339,6 @@ class Production:
     def listening(self, timeout: float) -> bool:
         """Wait until every broker counts this producer among those to ask; False if not within ``timeout``."""
         return all(loop.listening.wait(timeout) for loop in self._loops)
-
-    def _answer_lane(self, number: int) -> ThreadLane:
-        with self._lock:
-            if (lane := self._answers.get(number)) is None:
-                session = self.sessions[number]
-                lane = self._answers[number] = ThreadLane(
-                    session.link,
-                    Exchange.END,
-                    EndingCodec(),
-                    lambda: {"session": session.number or 0, "by": int(DecidedBy.CHECK)},
-                    self.waiting.timer,
-                    timeout=self.timeout,
-                    renew=session.renew,
-                )
-            return lane
 
     # The end
 
@@ -366,7 +363,7 @@ class Production:
 
     def _all_lanes(self) -> list[Lane]:
         made = [lane for lanes in self._by_kind.values() for lane in lanes if lane is not None]
-        return [*made, *self._answers.values()]
+        return [*made, *self._answers]
 
 
 def require(outcome: Outcome, code: Code) -> Code:
@@ -381,34 +378,3 @@ _STANDS_AS = {
     Outcome.COMMIT: (Code.COMMITTED, Code.ALREADY_COMMITTED),
     Outcome.ROLLBACK: (Code.ROLLED_BACK, Code.ALREADY_ROLLED_BACK),
 }
-
-
-def _receipts(batch: pa.RecordBatch, parts: list[Part], answers: list[pa.RecordBatch]) -> Receipts:
-    """The answers of all parts, in the order of the batch; rows in no part are BODY_TOO_LARGE."""
-    given = [(rows, answer) for (_, rows, _), answer in zip(parts, answers, strict=True)]
-    sent = np.concatenate([rows for rows, _ in given]) if given else np.empty(0, np.int64)
-    if len(sent) < batch.num_rows:
-        missing = np.setdiff1d(np.arange(batch.num_rows), sent)
-        given.append((missing, _refused(len(missing), Code.BODY_TOO_LARGE)))
-    return Receipts.of(batch, gather(given, batch.num_rows))
-
-
-def _end_results(total: int, parts: list[Part], answers: list[tuple[pa.RecordBatch, bool]]) -> EndResults:
-    """The answers of all parts, in order; rows with a null id are UNKNOWN_TRANSACTION."""
-    codes = np.full(total, Code.UNKNOWN_TRANSACTION, np.uint8)
-    for (_, rows, _), (answer, resent) in zip(parts, answers, strict=True):
-        column = answer.column(0).to_numpy()
-        codes[rows] = first_time(column) if resent else column
-    return EndResults(codes)
-
-
-def _refused(count: int, code: Code) -> pa.RecordBatch:
-    none = pa.array(np.full(count, -1, np.int64))
-    arrays = [
-        pa.array(np.full(count, code, np.uint8)),
-        none,
-        pa.array(np.full(count, -1, np.int32)),
-        none,
-        pa.nulls(count, schemas.ID),
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schemas.PRODUCED)

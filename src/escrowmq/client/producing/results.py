@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from escrowmq import schemas
 from escrowmq.errors import DONE, Code, error, flags
@@ -16,6 +18,7 @@ from escrowmq.model import Receipt, TransactionId
 _DONE = np.frombuffer(flags(DONE), np.bool_)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Receipts:
     """What became of each message of a batch, in the order given.
 
@@ -24,38 +27,13 @@ class Receipts:
     there is none). Indexing gives the :class:`~escrowmq.model.Receipt` of a row, or raises its error.
     """
 
-    __slots__ = ("_topics", "codes", "message_ids", "offsets", "positions", "queues", "transactions")
-
-    def __init__(
-        self,
-        topics: pa.Array,
-        message_ids: pa.Array,
-        codes: npt.NDArray[np.uint8],
-        positions: npt.NDArray[np.int64],
-        queues: npt.NDArray[np.int32],
-        offsets: npt.NDArray[np.int64],
-        transactions: pa.Array,
-    ) -> None:
-        self._topics = topics
-        self.message_ids = message_ids
-        self.codes = codes
-        self.positions = positions
-        self.queues = queues
-        self.offsets = offsets
-        self.transactions = transactions
-
-    @classmethod
-    def of(cls, sent: pa.RecordBatch, answer: pa.RecordBatch) -> Receipts:
-        """From an OUTGOING batch and its PRODUCED answer."""
-        return cls(
-            sent.column("topic"),
-            sent.column("message_id"),
-            answer.column("code").to_numpy(),
-            answer.column("position").to_numpy(),
-            answer.column("queue").to_numpy(),
-            answer.column("offset").to_numpy(),
-            answer.column("transaction"),
-        )
+    _topics: pa.Array
+    message_ids: pa.Array
+    codes: npt.NDArray[np.uint8]
+    positions: npt.NDArray[np.int64]
+    queues: npt.NDArray[np.int32]
+    offsets: npt.NDArray[np.int64]
+    transactions: pa.Array
 
     @property
     def ok(self) -> bool:
@@ -106,13 +84,11 @@ class Receipts:
         return f"<Receipts: {len(self)} messages, {refused} refused>"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class EndResults:
     """What became of each decision of a batch: ``codes`` (uint8 array); indexing gives a Code, or raises its error."""
 
-    __slots__ = ("codes",)
-
-    def __init__(self, codes: npt.NDArray[np.uint8]) -> None:
-        self.codes = codes
+    codes: npt.NDArray[np.uint8]
 
     @property
     def ok(self) -> bool:
@@ -142,13 +118,19 @@ class EndResults:
         return f"<EndResults: {len(self)} decisions, {refused} refused>"
 
 
-def gather(parts: list[tuple[npt.NDArray[np.int64], pa.RecordBatch]], total: int) -> pa.RecordBatch:
-    """Answers of schema PRODUCED, each with the rows of the whole it answers, put back into the order of the whole."""
-    if len(parts) == 1 and len(parts[0][0]) == total:
-        return parts[0][1]
-    if not parts:
-        return schemas.empty(schemas.PRODUCED)
-    table = pa.Table.from_batches([answer for _, answer in parts]).combine_chunks()
-    rows = np.concatenate([rows for rows, _ in parts])
-    order = np.argsort(rows, kind="stable")
-    return table.to_batches()[0].take(pa.array(order))
+def receipts(
+    sent: pa.RecordBatch, rows: Sequence[npt.NDArray[np.int64]], answers: Sequence[pa.RecordBatch]
+) -> Receipts:
+    """The receipts of a batch from the PRODUCED answers to its parts, each with the rows of the batch that it answers; rows
+    in no part are BODY_TOO_LARGE."""
+    answer = pa.concat_batches([schemas.empty(schemas.PRODUCED), *answers]) if len(answers) != 1 else answers[0]
+    if len(rows) != 1 or len(rows[0]) < sent.num_rows:
+        at = np.full(sent.num_rows, -1, np.int64)
+        at[np.concatenate([np.empty(0, np.int64), *rows])] = np.arange(answer.num_rows)
+        answer = answer.take(pa.array(at, mask=at < 0))  # nulls where there is no answer
+    codes, positions, queues, offsets = (
+        pc.fill_null(answer.column(name), pa.scalar(missing, schemas.PRODUCED.field(name).type)).to_numpy()
+        for name, missing in (("code", Code.BODY_TOO_LARGE), ("position", -1), ("queue", -1), ("offset", -1))
+    )
+    ids = sent.column("message_id")
+    return Receipts(sent.column("topic"), ids, codes, positions, queues, offsets, answer.column("transaction"))

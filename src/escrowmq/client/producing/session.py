@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any, cast
 
 from escrowmq.client.links.patience import patient_action
 from escrowmq.message.limits import Limits
 from escrowmq.message.row import Checker
-from escrowmq.wire import Link
+from escrowmq.wire import ExchangeOptions, Link
 from escrowmq.wire.actions.brokers import HELLO
 from escrowmq.wire.actions.producers import OPEN_SESSION, OpenSession
-from escrowmq.wire.exchanges import PrepareOptions
 
 
 class Session:
@@ -66,6 +66,6 @@ class Session:
             request["resume"] = resume
         return patient_action(self.link, OPEN_SESSION(request), deadline)["session"]
 
-    def options(self) -> PrepareOptions:
-        """The options of its exchanges."""
-        return {"session": self.number or 0}
+    def options(self, **more: Any) -> ExchangeOptions:
+        """The options of its exchanges, with ``more``."""
+        return cast(ExchangeOptions, {"session": self.number or 0, **more})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from enum import Enum
 from types import TracebackType
 from typing import Unpack
@@ -61,11 +61,16 @@ class TransactionBase:
         if self.id is None:
             return Code.OK
         if self._asks:
-            agreed = _agreed([await self._asked(ask, self.id) for ask in self._asks])
+            answers = {await self._asked(ask, self.id) for ask in self._asks}
+            agreed = answers.pop() if len(answers) == 1 else UNKNOWN
             failpoints.reach("transaction.told")
             if agreed is UNKNOWN:
                 self._phase = Phase.LEFT
-                raise _undecided()
+                raise Unknown(
+                    Code.TIMED_OUT,
+                    "the database has not decided the transaction yet; the check-back will ask it again",
+                    "commit the database session before the block of the transaction is left",
+                )
             if agreed is not outcome:
                 await self._production.end(self.id, agreed)
                 raise _contradicted(agreed)
@@ -163,21 +168,6 @@ def _note(raised: BaseException, problem: EscrowError, bound: bool) -> None:
         raised.add_note(f"the messages follow the database: {problem}")
     else:
         raised.add_note(f"the rollback failed as well, the check-back will settle the transaction: {problem}")
-
-
-def _agreed(answers: Iterable[Outcome]) -> Outcome:
-    """What all say; UNKNOWN if they differ."""
-    (one, *others) = set(answers)
-    return UNKNOWN if others else one
-
-
-def _undecided() -> Unknown:
-    """The error where a database could not say what became of a transaction that is bound to it."""
-    return Unknown(
-        Code.TIMED_OUT,
-        "the database has not decided the transaction yet; the check-back will ask it again",
-        "commit the database session before the block of the transaction is left",
-    )
 
 
 def _contradicted(answer: Outcome) -> Rejected:

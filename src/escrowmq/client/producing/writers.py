@@ -37,9 +37,10 @@ def commit_batch(production: Production, writer: str, batch: int, ids: Sequence[
             production.router.shard_of(number, production.timeout, patient=True)
     for identity in ids:
         by_broker[production.router.of_shard(identity.shard, production.timeout)].append(str(identity))
-    answers = []
-    for number, mine in by_broker.items():
-        answers.append(_commit(production.sessions[number], writer, batch, mine, production.timeout))
+    answers = [
+        _commit(production.sessions[number], writer, batch, mine, production.timeout)
+        for number, mine in by_broker.items()
+    ]
     fresh = any(answer["status"] == Code.COMMITTED.name for answer in answers)
     status = Code.COMMITTED if fresh else Code.ALREADY_COMMITTED
     return BatchCommit(status, sum(answer["rolled_back"] for answer in answers))

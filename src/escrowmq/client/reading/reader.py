@@ -6,12 +6,13 @@ exactly one effect), and for everything that reads a topic without taking messag
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncIterator, Iterator
 
 import pyarrow as pa
 
-from escrowmq.client.consuming.delivery import Content, Rows
+from escrowmq.client.consuming.delivery import Batch, Content, Rows
 from escrowmq.client.consuming.options import DEFAULT_BATCH
 from escrowmq.client.lanes.blocking import AsyncCloses, Closes, blocking, iterating
 from escrowmq.client.reading.reading import WAIT_SECONDS, Partition, Reading, Start
@@ -23,22 +24,18 @@ class ReadMessage(Content):
     __slots__ = ()
 
 
-class ReadBatch:
+class ReadBatch(Batch[ReadMessage]):
     """Messages of one queue in order: ``arrow`` has schema DELIVERY with lease -1 and attempt 0 (or the columns asked for).
 
     ``shard`` and ``queue`` say where they stand, ``next_offset`` the position after them.
     """
 
-    __slots__ = ("_rows", "place")
+    __slots__ = ("place",)
+    _message = ReadMessage
 
     def __init__(self, place: Partition, batch: pa.RecordBatch) -> None:
+        super().__init__(Rows(0, batch))
         self.place = place
-        self._rows = Rows(0, batch)
-
-    @property
-    def arrow(self) -> pa.RecordBatch:
-        """The columns."""
-        return self._rows.batch
 
     @property
     def shard(self) -> int:
@@ -54,15 +51,6 @@ class ReadBatch:
     def next_offset(self) -> int:
         """The offset from which to go on after this batch."""
         return int(self.arrow.column("offset")[len(self) - 1].as_py()) + 1
-
-    def __len__(self) -> int:
-        return int(self.arrow.num_rows)
-
-    def __iter__(self) -> Iterator[ReadMessage]:
-        return (ReadMessage(self._rows, row) for row in range(len(self)))
-
-    def __getitem__(self, row: int) -> ReadMessage:
-        return ReadMessage(self._rows, range(len(self))[row])
 
 
 class ReaderBase:
@@ -97,9 +85,11 @@ class AsyncReader(ReaderBase, AsyncCloses):
         """
         reading = self._reading
         while True:
-            begun = time.monotonic()
-            while not await reading.waiting.away(reading.fill, _patience(idle_timeout, begun)):
-                if reading.closed.is_set() or _is_over(idle_timeout, begun):
+            deadline = math.inf if idle_timeout is None else time.monotonic() + idle_timeout
+            while not await reading.waiting.away(
+                reading.fill, min(max(deadline - time.monotonic(), 0.0), WAIT_SECONDS)
+            ):
+                if reading.closed.is_set() or time.monotonic() >= deadline:
                     return
             yield ReadBatch(*reading.take(max_messages))
 
@@ -124,14 +114,3 @@ class Reader(ReaderBase, Closes):
 
     def __iter__(self) -> Iterator[ReadBatch]:
         return self.batches()
-
-
-def _patience(idle_timeout: float | None, begun: float) -> float:
-    """Seconds to wait in one go."""
-    if idle_timeout is None:
-        return WAIT_SECONDS
-    return min(max(begun + idle_timeout - time.monotonic(), 0.0), WAIT_SECONDS)
-
-
-def _is_over(idle_timeout: float | None, begun: float) -> bool:
-    return idle_timeout is not None and time.monotonic() >= begun + idle_timeout

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypedDict
@@ -28,7 +29,7 @@ from escrowmq.client.links.router import Router
 from escrowmq.errors import AWAY, Code, EscrowError, Misuse, Rejected, error
 from escrowmq.message.names import check_name
 from escrowmq.platform.backoff import Backoff
-from escrowmq.wire import Link, ReadRequest, ask
+from escrowmq.wire import ReadRequest, ask
 from escrowmq.wire.actions import topics
 
 Partition = tuple[int, int]
@@ -96,7 +97,6 @@ class Reading:
         self.closed = threading.Event()
         self._every = queues is None
         self._queues = queues
-        self._numbers: dict[int, int] = {}  # shard → number of its broker
         self._ready: deque[tuple[Partition, int]] = deque()
         self._stream: _Stream | None = None
         self._filling = threading.Lock()
@@ -126,7 +126,7 @@ class Reading:
         """Go on from ``start``; of a mapping, the partitions not named stay where they are."""
         with self._filling:
             found: dict[Partition, topics.QueueOffsets] = {}
-            for number in sorted({self._numbers[shard] for shard, _ in self.positions}):
+            for number in sorted({self._number(partition) for partition in self.positions}):
                 found |= self._offsets(number, start)
             self._move({partition: found[partition] for partition in self.positions}, start, unnamed=None)
 
@@ -134,10 +134,14 @@ class Reading:
         request: topics.AskOffsets = {"topic": self.topic}
         if isinstance(start, datetime):
             request["time_us"] = round(start.timestamp() * 1e6)
-        self._numbers[self.router.shard_of(number, self.timeout, patient=True)] = number
+        self.router.shard_of(number, self.timeout, patient=True)
         deadline = time.monotonic() + self.timeout
         answer = patient_action(self.router.links[number], topics.OFFSETS(request), deadline)
         return {(answer["shard"], line["queue"]): line for line in answer["queues"]}
+
+    def _number(self, partition: Partition) -> int:
+        """The number of its broker, known since :meth:`assign`."""
+        return self.router.of_shard(partition[0], self.timeout)
 
     def _chosen(self, partitions: list[Partition]) -> list[Partition]:
         if self._queues is None:
@@ -156,11 +160,10 @@ class Reading:
         """(shard, queue) of (shard or number of the broker, queue); Misuse(BAD_ARGUMENT)."""
         if isinstance(given, tuple) and len(given) == 2 and all(type(part) is int for part in given):
             broker, queue = given
-            if broker in self._numbers:
+            if self.router.known_shard(broker) is not None:
                 return broker, queue
-            for shard, number in self._numbers.items():
-                if number == broker:
-                    return shard, queue
+            if 0 <= broker < len(self.router):
+                return self.router.shard_of(broker, self.timeout), queue
         raise Misuse(Code.BAD_ARGUMENT, f"{given!r} is no partition", "(shard or number of the broker, queue)")
 
     def _move(self, found: Mapping[Partition, Mapping[str, Any]], start: Start, unnamed: str | None) -> None:
@@ -221,13 +224,12 @@ class Reading:
             return False
         if stream.batch is not None:
             return True
-        number = self._numbers[stream.partition[0]]
+        number = self._number(stream.partition)
         try:
             stream.batch = next(batch for batch in stream.batches if batch.num_rows)
         except StopIteration:
-            self.positions[stream.partition] = max(
-                self.positions[stream.partition], stream.end
-            )  # the rest was not wanted
+            # the rest was not wanted
+            self.positions[stream.partition] = max(self.positions[stream.partition], stream.end)
             self._stream = None
             return False
         except EscrowError as problem:
@@ -248,7 +250,7 @@ class Reading:
             stop = min(end, start + ROTATION_ROWS)
             if stop < end:
                 self._ready.append((partition, end))
-            number = self._numbers[partition[0]]
+            number = self._number(partition)
             request: ReadRequest = {**self._request, "queue": partition[1], "start": start, "end": stop}
             try:
                 self._stream = _Stream(partition, stop, iter(self.router.links[number].read(request)))
@@ -266,18 +268,11 @@ class Reading:
             for number in range(len(self.router)):
                 self._add(self._ask(number, seconds if self._threads is None else 0.0))
         else:
-            self._submit(self._threads)
+            with suppress(RuntimeError):  # closed meanwhile
+                for number in set(range(len(self.router))) - self._waits.keys():
+                    self._waits[number] = self._threads.submit(self._ask, number, WAIT_SECONDS)
             wait(self._waits.values(), seconds, FIRST_COMPLETED)
             self._collect()
-
-    def _submit(self, threads: ThreadPoolExecutor) -> None:
-        """Ask every broker that is not being asked."""
-        for number in range(len(self.router)):
-            if number not in self._waits:
-                try:
-                    self._waits[number] = threads.submit(self._ask, number, WAIT_SECONDS)
-                except RuntimeError:
-                    return  # closed meanwhile
 
     def _collect(self) -> None:
         """Take in the answers of brokers that were asked on threads."""
@@ -296,13 +291,13 @@ class Reading:
     def _ask(self, number: int, seconds: float) -> list[tuple[Partition, int]]:
         """Which partitions of a broker have something; none after ``seconds``. A broker that is away is asked again."""
         deadline = time.monotonic() + seconds
-        shard = next((shard for shard, of in self._numbers.items() if of == number), None)
+        shard = self.router.shard_of(number, self.timeout)
         while not self.closed.is_set():
             left = max(deadline - time.monotonic(), 0.0)
             after = [(queue, offset) for (of, queue), offset in list(self.positions.items()) if of == shard]
-            if shard is not None and (after or self._every):
+            if after or self._every:
                 try:
-                    found = self._ask_once(self.router.links[number], after, left)
+                    found = self._ask_once(number, after, left)
                     self._backoff[number].worked()
                     if found:
                         return [((shard, line["queue"]), line["end"]) for line in found]
@@ -316,10 +311,10 @@ class Reading:
             self.closed.wait(min(pause if pause > 0 else left, left))
         return []
 
-    def _ask_once(self, link: Link, after: list[tuple[int, int]], seconds: float) -> list[topics.QueueRange]:
+    def _ask_once(self, number: int, after: list[tuple[int, int]], seconds: float) -> list[topics.QueueRange]:
         wait_ms = round(seconds * 1000)
         call = topics.WAIT({"topic": self.topic, "after": after, "every": self._every, "wait_ms": wait_ms})
-        return ask(link, call, seconds + self.timeout)["queues"]
+        return ask(self.router.links[number], call, seconds + self.timeout)["queues"]
 
     def _rest_or_raise(self, number: int, problem: EscrowError) -> None:
         """A broker that is away is asked again after a pause; everything else is the caller's."""
