@@ -22,7 +22,8 @@ class Zygote:
     """Starts children that run a role of ``modes_roles``."""
 
     def __init__(self) -> None:
-        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+        paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
         environment.pop("ESCROWMQ_FAILPOINT", None)
         command = [sys.executable, "-c", "import modes_zygote; modes_zygote.main()"]
         self._process = subprocess.Popen(

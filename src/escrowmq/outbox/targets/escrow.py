@@ -111,7 +111,6 @@ class _Broker:
         self._producer = self._bus.producer(group, timeout=timeout)
         self.limits = Limits()
         self._met = False
-        self._topics: set[str] = set()
         self._good: set[str] = set()
         self._backoff = Backoff(FIRST_PAUSE, LAST_PAUSE)
 
