@@ -100,16 +100,13 @@ class Upkeep:
         """After the sync of all rounds, if a snapshot is wanted: begin to save one."""
         try:
             if self.wants_snapshot:
-                self._save()
+                snapshot = self._shard.take_snapshot()
+                marked, self._marked = self._marked, None
+                self.saving = self._thread.submit(self._shard.save, snapshot)
+                self.saving.add_done_callback(lambda saving: self._saved(saving, marked))
         except Exception:  # whatever it is, the log alone is enough to restart from
             logger.exception("a snapshot could not be taken")
             self._save_us = self._shard.time_us + RETRY_US
-
-    def _save(self) -> None:
-        snapshot = self._shard.take_snapshot()
-        marked, self._marked = self._marked, None
-        self.saving = self._thread.submit(self._shard.save, snapshot)
-        self.saving.add_done_callback(lambda saving: self._saved(saving, marked))
 
     def _saved(self, saving: Future[None], marked: int | None) -> None:
         if (problem := saving.exception()) is None:

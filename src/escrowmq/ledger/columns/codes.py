@@ -4,19 +4,14 @@ from typing import Final
 
 from escrowmq.errors import Code
 
-BAD_DELAY: Final = int(Code.BAD_DELAY)
 BAD_QUEUE: Final = int(Code.BAD_QUEUE)
 BAD_REQUEST: Final = int(Code.BAD_REQUEST)
 BAD_TOPIC_NAME: Final = int(Code.BAD_TOPIC_NAME)
-BODY_TOO_LARGE: Final = int(Code.BODY_TOO_LARGE)
 FENCED: Final = int(Code.FENCED)
 GROUP_KIND: Final = int(Code.GROUP_KIND)
-KEY_TOO_LARGE: Final = int(Code.KEY_TOO_LARGE)
 MESSAGE_ID_TAKEN: Final = int(Code.MESSAGE_ID_TAKEN)
 NO_PERMISSION: Final = int(Code.NO_PERMISSION)
 OK: Final = int(Code.OK)
-PROPERTIES_TOO_LARGE: Final = int(Code.PROPERTIES_TOO_LARGE)
-TAG_TOO_LARGE: Final = int(Code.TAG_TOO_LARGE)
 TOO_MANY: Final = int(Code.TOO_MANY)
 TOO_MANY_OPEN: Final = int(Code.TOO_MANY_OPEN)
 TRANSACTION_DECIDED: Final = int(Code.TRANSACTION_DECIDED)

@@ -55,9 +55,7 @@ class Group:
 
     def meet(self, queue_id: int) -> Cursor:
         """The cursor of a queue, made and kept if the group has not met it."""
-        if (cursor := self.cursors.get(queue_id)) is None:
-            cursor = self.cursors[queue_id] = Cursor(queue_id, 0)
-        return cursor
+        return self.cursors.setdefault(queue_id, self.cursor(queue_id))
 
     def leases_of(self, member: int) -> list[Lease]:
         """The live leases of a member, oldest first."""

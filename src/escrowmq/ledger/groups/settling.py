@@ -79,19 +79,24 @@ class Settling:
             done = act == Act.ACK and not draft.mask.count(PENDING, a, b) and draft.mask.count(ACKED, a, b)
             return Code.OK if done else Code.LEASE_LOST
         b = min(b, draft.limit)
-        if act == Act.EXTEND:
-            return self._extend(draft, delay_us)
-        if act == Act.NACK and not -1 <= delay_us <= self.max_delay_us:
-            return Code.BAD_DELAY
-        if act not in (Act.ACK, Act.NACK, Act.RELEASE):
-            return Code.BAD_REQUEST
-        if not (pending := draft.mask.count(PENDING, a, b)):
-            return _nothing_pending(draft.mask, a, b, Code.OK if act == Act.ACK else Code.LEASE_LOST)
+        pending = draft.mask.count(PENDING, a, b)
         if act == Act.ACK:
+            if not pending:
+                return _nothing_pending(draft.mask, a, b, Code.OK)
             _collect(self.acked, lease, pending_runs(draft.mask, a, b))
             _mark(draft, a, b, pending, ACKED)
-        elif act == Act.NACK:
-            self.fail(draft, a, b, None if delay_us < 0 else delay_us, cause or "not accepted by the consumer")
+            return Code.OK
+        if act == Act.EXTEND:
+            return self._extend(draft, delay_us)
+        nack = act == Act.NACK
+        if nack and not -1 <= delay_us <= self.max_delay_us:
+            return Code.BAD_DELAY
+        if not nack and act != Act.RELEASE:
+            return Code.BAD_REQUEST
+        if not pending:
+            return _nothing_pending(draft.mask, a, b, Code.LEASE_LOST)
+        if nack:
+            self.fail(draft, a, b, pending, None if delay_us < 0 else delay_us, cause or "not accepted by the consumer")
         else:
             self._give_back(draft, a, b, pending, UNSEEN)
             self._let_go(draft, b)
@@ -107,9 +112,9 @@ class Settling:
         self.extended.append([draft.lease.id, self.now_us + delay_us])
         return Code.OK
 
-    def fail(self, draft: Draft, a: int, b: int, delay_us: int | None, cause: str) -> None:
-        """The pending messages of ``a`` .. ``b`` (indexes in the lease) failed; ``delay_us`` None: the back-off."""
-        lease, pending = draft.lease, draft.mask.count(PENDING, a, b)
+    def fail(self, draft: Draft, a: int, b: int, pending: int, delay_us: int | None, cause: str) -> None:
+        """The ``pending`` messages of ``a`` .. ``b`` (indexes in the lease) failed; ``delay_us`` None: the back-off."""
+        lease = draft.lease
         if lease.attempt >= self.max_attempts:
             reason = f"{cause[:MAX_CAUSE]}, attempt {lease.attempt} of {self.max_attempts}"
             runs = pending_runs(draft.mask, a, b)
@@ -128,14 +133,15 @@ class Settling:
             self._give_back(draft, b, len(draft.mask), later, RELEASED)
 
     def _give_back(self, draft: Draft, a: int, b: int, pending: int, due_us: int) -> None:
-        _collect(self.retried, draft.lease, pending_runs(draft.mask, a, b), due_us)
+        _collect(self.retried, draft.lease, pending_runs(draft.mask, a, b), [due_us])
         _mark(draft, a, b, pending, TAKEN)
 
     def expire(self, lease: Lease, cause: str = "lease expired", delay_us: int | None = None) -> None:
         """The lease's time is over: what is pending in it failed (in order: the first of it did)."""
         draft = Draft(lease, lease.copy_mask(), lease.pending, lease.end - lease.start)
         a = draft.mask.index(PENDING)
-        self.fail(draft, a, a + 1 if self.ordered else draft.limit, delay_us, cause)
+        b = a + 1 if self.ordered else draft.limit
+        self.fail(draft, a, b, draft.mask.count(PENDING, a, b), delay_us, cause)
 
     def events(self) -> tuple[Event, ...]:
         """What was collected. The rows of one batch are disjoint, so only an extension must come before the rest."""
@@ -144,14 +150,19 @@ class Settling:
         return tuple(event_of_rows(kind, rows) for kind, rows in zip(kinds, collected, strict=True) if rows)
 
 
-def _collect(rows: list[list[int]], lease: Lease, runs: list[tuple[int, int]], *rest: int) -> None:
+def _collect(rows: list[list[int]], lease: Lease, runs: list[tuple[int, int]], due_us: Sequence[int] = ()) -> None:
     """Add a row for each index range of a lease; a range that goes on where the last row ends makes that one longer."""
     for first, last in runs:
         start, tail = lease.start + first, rows[-1] if rows else None
-        if tail is not None and tail[0] == lease.id and tail[1] + tail[2] == start and tail[3:] == [*rest]:
+        if (
+            tail is not None
+            and tail[0] == lease.id
+            and tail[1] + tail[2] == start
+            and (not due_us or tail[3:] == due_us)
+        ):
             tail[2] += last - first
         else:
-            rows.append([lease.id, start, last - first, *rest])
+            rows.append([lease.id, start, last - first, *due_us])
 
 
 def _mark(draft: Draft, a: int, b: int, pending: int, to: int) -> None:

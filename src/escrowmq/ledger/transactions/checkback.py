@@ -17,6 +17,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -40,7 +41,7 @@ class CheckBack:
         self._sessions = sessions
         self._rules = Rules()
         self._due: dict[int, DueIndex] = {}  # who waits for a question, by producer group
-        self._last_waits = DueIndex(self._alive_last)  # the last question is out
+        self._last_waits = DueIndex(partial(self._alive, last=True))  # the last question is out
         self._young = 0  # none that half_retention concerns below this ordinal
         self._aged_us = NEVER_US  # none comes to half_retention before this time
 
@@ -152,9 +153,6 @@ class CheckBack:
         alive[alive] = (table.rows["state"][rows] == OPEN) & (table.rows["due_us"][rows] == due_us) & (spent == last)
         return alive
 
-    def _alive_last(self, ordinals: Int64s, due_us: Int64s | int) -> Bools:
-        return self._alive(ordinals, due_us, last=True)
-
     def _schedule(self, ordinals: Int64s, due_us: Int64s) -> None:
         for group, mine in self._by_group(ordinals):
             index = self._due.setdefault(group, DueIndex(self._alive))
@@ -181,7 +179,7 @@ class CheckBack:
         """Who waits for a question and who for the end of waiting depends on how many questions there are."""
         self._rules = rules
         self._aged_us = 0  # look at once: half_retention may be another
-        self._due, self._last_waits = {}, DueIndex(self._alive_last)
+        self._due, self._last_waits = {}, DueIndex(partial(self._alive, last=True))
         waiting = np.flatnonzero(self._table.rows["state"] == OPEN)
         last = self._table.rows["checks"][waiting] >= rules.check_max
         for rows, put in ((waiting[last], self._last_waits.put), (waiting[~last], self._schedule)):
