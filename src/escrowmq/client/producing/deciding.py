@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq import schemas
@@ -67,12 +66,12 @@ class Whole:
         ids = distinct_ids(batch)
         if not isinstance(given, np.ndarray | pa.Array | pa.ChunkedArray):
             given = [one if isinstance(one, Outcome) else Outcome.UNKNOWN for one in given]
-        return _decisions(ids, outcome_column(given, len(ids)))
+        outcomes = pa.array(outcome_column(given, len(ids)))
+        return pa.RecordBatch.from_arrays([ids, outcomes], schema=schemas.ENDING)
 
     def unknown(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """UNKNOWN to every question of a batch: the broker asks again."""
-        ids = distinct_ids(batch)
-        return _decisions(ids, np.zeros(len(ids), np.uint8))
+        return self.answers(batch, np.zeros(len(distinct_ids(batch)), np.uint8))
 
 
 def takes_batches(checker: AnyChecker) -> bool:
@@ -115,7 +114,3 @@ def _message(columns: dict[str, list[Any]], row: int) -> CheckedMessage:
         columns["message_id"][row],
         _EPOCH + timedelta(microseconds=columns["born_us"][row]),
     )
-
-
-def _decisions(ids: pa.Array, outcomes: npt.NDArray[np.uint8]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([ids, pa.array(outcomes)], schema=schemas.ENDING)

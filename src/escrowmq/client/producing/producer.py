@@ -22,11 +22,7 @@ import pyarrow as pa
 
 from escrowmq.client.lanes.blocking import AsyncCloses, Closes, blocking
 from escrowmq.client.producing.deciding import AnyChecker
-from escrowmq.client.producing.production import (
-    AnyTransactionId,
-    Production,
-    require,
-)
+from escrowmq.client.producing.production import AnyTransactionId, Production, require
 from escrowmq.client.producing.results import EndResults, Receipts
 from escrowmq.client.producing.transaction import AsyncTransaction, Transaction, TransactionBase
 from escrowmq.client.producing.writers import BatchCommit, commit_batch, last_batch
