@@ -22,7 +22,7 @@ from escrowmq.client.lanes.coalescer import Lane
 from escrowmq.client.lanes.loop import Loop, Waiting
 from escrowmq.client.lanes.request import Codec
 from escrowmq.client.links.router import Router
-from escrowmq.client.producing.deciding import AnyChecker
+from escrowmq.client.producing.checker import AnyChecker
 from escrowmq.client.producing.producer import AsyncProducer, ProducerBase
 from escrowmq.client.producing.production import Production
 from escrowmq.client.reading.reader import AsyncReader, ReaderBase

@@ -20,8 +20,7 @@ from escrowmq.client.lanes.loop import Waiting
 from escrowmq.client.lanes.request import Codec
 from escrowmq.client.lanes.threads import ThreadLane
 from escrowmq.client.links.router import Router, broker_of
-from escrowmq.client.producing.checker import CheckLoop
-from escrowmq.client.producing.deciding import AnyChecker, takes_batches
+from escrowmq.client.producing.checker import AnyChecker, CheckLoop, takes_batches
 from escrowmq.client.producing.ending import EndingCodec, first_time, outcome_column
 from escrowmq.client.producing.outgoing import OutgoingCodec, as_batch, split
 from escrowmq.client.producing.results import EndResults, Receipts, receipts
