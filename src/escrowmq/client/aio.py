@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar, Unpack
+from datetime import datetime
+from typing import Any, Generic, TypeVar
 
 from escrowmq.client.admin import Admin
 from escrowmq.client.async_admin import AsyncAdmin
 from escrowmq.client.consuming.consumer import AsyncConsumer, ConsumerBase
 from escrowmq.client.consuming.consumption import Consumption
-from escrowmq.client.consuming.options import ConsumerOptions
+from escrowmq.client.consuming.options import check_options, subscription
 from escrowmq.client.consuming.received import AsyncReceived, ReceivedBase
 from escrowmq.client.lanes.blocking import AsyncCloses
 from escrowmq.client.lanes.coalescer import Lane
-from escrowmq.client.lanes.loop import Loop
+from escrowmq.client.lanes.loop import Loop, Waiting
 from escrowmq.client.lanes.request import Codec
-from escrowmq.client.lanes.waiting import Waiting
 from escrowmq.client.links.router import Router
+from escrowmq.client.producing.checker import AnyChecker
 from escrowmq.client.producing.producer import AsyncProducer, ProducerBase
-from escrowmq.client.producing.production import ProducerOptions, Production
+from escrowmq.client.producing.production import Production
 from escrowmq.client.reading.reader import AsyncReader, ReaderBase
-from escrowmq.client.reading.reading import ReaderOptions, Reading
+from escrowmq.client.reading.reading import Partition, Reading, Start
 from escrowmq.errors import Code, Misuse, Unknown
 from escrowmq.wire import Exchange, ExchangeOptions, Link
 
@@ -55,17 +56,27 @@ class BusBase(Generic[ProducerT, ConsumerT, ReaderT]):
         self._lock = threading.Lock()
         self._closed = False
 
-    def producer(self, group: str, **options: Unpack[ProducerOptions]) -> ProducerT:
-        """A producer of producer group ``group``; see :class:`Producer` for ``qos`` (1) and :meth:`Producer.checker` for
-        ``checker`` (None). It does not wait.
+    def producer(
+        self,
+        group: str,
+        *,
+        instance: str | None = None,
+        qos: int = 1,
+        timeout: float = 30.0,
+        checker: AnyChecker | None = None,
+        unasked: bool = False,
+    ) -> ProducerT:
+        """A producer of producer group ``group``; see :class:`Producer` for ``qos`` and :meth:`Producer.checker` for
+        ``checker``. It does not wait.
 
-        ``instance`` (None) names this process within the group: a newer producer of the same name fences this one (its
-        calls then raise Fenced). ``timeout`` (30.0) is seconds per call. ``unasked`` (False): transactions may begin without a
+        ``instance`` names this process within the group: a newer producer of the same name fences this one (its
+        calls then raise Fenced). ``timeout`` is seconds per call. ``unasked``: transactions may begin without a
         checker. This producer is then never asked: they wait for their end by id, from any process, and are parked after
         ``half_retention``.
         """
         self._need_open()
-        producer = self._make_producer(Production(self.router, self._waiting, group, **options))
+        production = Production(self.router, self._waiting, group, instance, qos, timeout, checker, unasked)
+        producer = self._make_producer(production)
         self._keep(producer)
         return producer
 
@@ -102,7 +113,24 @@ class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, Consum
     """What a bus does that waits."""
 
     async def consumer(
-        self, group: str, topics: str | Sequence[str], **options: Unpack[ConsumerOptions[MessageT]]
+        self,
+        group: str,
+        topics: str | Sequence[str],
+        *,
+        tags: str | Sequence[str] | None = None,
+        ordered: bool = False,
+        start: str | datetime = "earliest",
+        lease: float | None = None,
+        max_attempts: int | None = None,
+        retry_backoff: float | None = None,
+        retry_backoff_max: float | None = None,
+        prefetch: int = 2,
+        max_bytes: int = 16 << 20,
+        qos: int = 1,
+        seen: Callable[[MessageT], bool] | None = None,
+        timeout: float = 30.0,
+        instance: str | None = None,
+        in_doubt: str = "redeliver",
     ) -> ConsumerT:
         """A consumer of consumer group ``group``, which is made if it does not exist.
 
@@ -120,13 +148,28 @@ class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, Consum
         receive, its late acknowledgements LEASE_LOST.
         """
         self._need_open()
-        consumption = Consumption(self.router, self._waiting, group, topics, **options)
+        check_options(qos, seen, prefetch, lease, instance, in_doubt)
+        request = subscription(
+            group, topics, tags, ordered, start, max_attempts, retry_backoff, retry_backoff_max, in_doubt
+        )
+        consumption = Consumption(
+            self.router, self._waiting, request, lease, prefetch, max_bytes, qos, seen, timeout, instance
+        )
         await self._waiting.away(consumption.subscribe)
         consumer = self._make_consumer(consumption)
         self._keep(consumer)
         return consumer
 
-    async def reader(self, topic: str, **options: Unpack[ReaderOptions]) -> ReaderT:
+    async def reader(
+        self,
+        topic: str,
+        *,
+        queues: Sequence[int | Partition] | None = None,
+        start: Start = "earliest",
+        tags: str | Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
+        timeout: float = 30.0,
+    ) -> ReaderT:
         """Read queues of a topic from given offsets, without a group: nothing is leased, the caller keeps the offsets.
 
         ``queues``: numbers (at every broker), or (shard or number of the broker, queue); None, the default: all, those made
@@ -138,7 +181,7 @@ class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, Consum
         Raises UNKNOWN_TOPIC, BAD_QUEUE, Misuse(BAD_ARGUMENT), Unknown(TIMED_OUT) if a broker does not answer.
         """
         self._need_open()
-        reading = Reading(self.router, self._waiting, topic, **options)
+        reading = Reading(self.router, self._waiting, topic, queues, start, tags, columns, timeout)
         await self._waiting.away(reading.assign)
         reader = self._make_reader(reading)
         self._keep(reader)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from datetime import datetime
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -16,9 +16,8 @@ import pyarrow as pa
 from escrowmq.client.consuming.delivery import Rows
 from escrowmq.client.consuming.fetching import NO_ROWS, Fetcher
 from escrowmq.client.consuming.membership import Membership
-from escrowmq.client.consuming.options import check_options, subscription
 from escrowmq.client.consuming.settling import SettlingCodec, lease_runs, settling_batch
-from escrowmq.client.lanes.waiting import Waiting
+from escrowmq.client.lanes.loop import Waiting
 from escrowmq.client.links.patience import patient_action
 from escrowmq.client.links.router import Router
 from escrowmq.errors import Code, EscrowError, error
@@ -38,29 +37,18 @@ class Consumption:
         self,
         router: Router,
         waiting: Waiting,
-        group: str,
-        topics: str | Sequence[str],
-        *,
-        tags: str | Sequence[str] | None = None,
-        ordered: bool = False,
-        start: str | datetime = "earliest",
-        lease: float | None = None,
-        max_attempts: int | None = None,
-        retry_backoff: float | None = None,
-        retry_backoff_max: float | None = None,
-        prefetch: int = 2,
-        max_bytes: int = 16 << 20,
-        qos: int = 1,
-        seen: Callable[[Any], bool] | None = None,
-        timeout: float = 30.0,
-        instance: str | None = None,
-        in_doubt: str = "redeliver",
+        request: groups.Subscribe,
+        lease: float | None,
+        prefetch: int,
+        max_bytes: int,
+        qos: int,
+        seen: Callable[[Any], bool] | None,
+        timeout: float,
+        instance: str | None,
     ) -> None:
-        check_options(qos, seen, prefetch, lease, instance, in_doubt)
-        self._request = subscription(
-            group, topics, tags, ordered, start, max_attempts, retry_backoff, retry_backoff_max, in_doubt
-        )
-        self.group, self.qos, self.seen, self.timeout = group, qos, seen, timeout
+        self._request = request
+        self.group = group = request["group"]
+        self.qos, self.seen, self.timeout = qos, seen, timeout
         self.router = router
         self.waiting = waiting
         self.arrival = waiting.signal()
@@ -87,7 +75,8 @@ class Consumption:
         deadline = time.monotonic() + self.timeout
         self.router.every(lambda link: patient_action(link, groups.SUBSCRIBE(self._request), deadline))
         if self._membership is not None:
-            self._membership.join()
+            for number in range(len(self.router)):
+                self._membership.join(number, resume=False)
 
     @property
     def refused(self) -> int:
@@ -123,33 +112,23 @@ class Consumption:
     def receive_now(self, max_messages: int, wait: float) -> list[tuple[int, Future[pa.RecordBatch]]]:
         """Start one receive at every broker; their futures with the brokers' numbers. Blocks."""
         options: ReceiveOptions = {**self._options, "max_messages": max_messages, "wait_ms": max(round(wait * 1000), 0)}
-        if self._membership is None:
-            links = enumerate(self.router.links)
-            return [(number, link.exchange(Exchange.RECEIVE, NO_ROWS, options)) for number, link in links]
-        asked = []
+        asked, membership = [], self._membership
         for number, link in enumerate(self.router.links):
-            if self._membership.has_lost(number):
-                self._membership.resume(number)
-            named: ReceiveOptions = {**options, **self._membership.options(number)}
-            future = link.exchange(Exchange.RECEIVE, NO_ROWS, named)
-            future.add_done_callback(partial(self._came_now, number))
+            if membership is not None:
+                if membership.has_lost(number):
+                    membership.join(number, resume=True)
+                options = {**options, **membership.options(number)}
+            future = link.exchange(Exchange.RECEIVE, NO_ROWS, options)
+            if membership is not None:
+                future.add_done_callback(partial(membership.answered, number))
             asked.append((number, future))
         return asked
-
-    def _came_now(self, number: int, done: Future[pa.RecordBatch]) -> None:
-        assert self._membership is not None
-        if done.cancelled() or done.exception() is not None:
-            self._membership.lose(number)
-        else:
-            self._membership.came(number, done.result())
 
     def give_back(self, number: int, batch: pa.RecordBatch) -> None:
         """Return messages that were not handed out: they are delivered again at once, and their attempt is not counted."""
         if batch.num_rows:
-            try:
+            with suppress(EscrowError):  # their lease will end
                 self.lanes[number].add_batch(self._settling(number, batch, Act.RELEASE, 0, None), None)
-            except EscrowError:
-                pass  # their lease will end
 
     def _settling(
         self, number: int, batch: pa.RecordBatch, act: Act, delay_us: int, cause: str | None

@@ -44,15 +44,13 @@ class Fetcher:
         self._timer = timer
         self._arrived = arrived
         self._spawn = spawn  # how a caller's thread asks: it must not block an event loop
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._lock = threading.Condition()  # notified when an answer came
         self._ready: deque[tuple[int, pa.RecordBatch] | EscrowError] = deque()
-        self._asked = [0] * len(links)  # receives on their way
+        self._asked = 0  # receives on their way
         self._buffered = [0] * len(links)
         self._backoff = [Backoff(FIRST_BACKOFF, LAST_BACKOFF) for _ in links]
         self._asking = [False] * len(links)
         self._resting = [False] * len(links)
-        self._polls: set[Future[pa.RecordBatch]] = set()
         # Answers are handed out in the order of their questions: a broker leases in that order, but large batches are
         # read and sent beside each other, and a consumer must not see a later message first (I20).
         self._order: list[deque[Future[pa.RecordBatch]]] = [deque() for _ in links]
@@ -93,11 +91,11 @@ class Fetcher:
         """Ask no more, withdraw what was asked (at most ``timeout`` seconds); what was received and not taken."""
         with self._lock:
             self._closed = True
-            polls = list(self._polls)
+            polls = [poll for order in self._order for poll in order if not poll.done()]
         for poll in polls:
             poll.cancel()
-        with self._changed:
-            self._changed.wait_for(lambda: not any(self._asked), timeout)
+        with self._lock:
+            self._lock.wait_for(lambda: not self._asked, timeout)
             left = [entry for entry in self._ready if not isinstance(entry, EscrowError)]
             self._ready.clear()
             return left
@@ -114,13 +112,12 @@ class Fetcher:
                 if self._closed or full or self._resting[number]:
                     self._asking[number] = False
                     return
-                self._asked[number] += 1
+                self._asked += 1
             options = self._options.copy()
             if self._membership is not None:
                 options = {**options, **self._membership.options(number)}
             future = self._links[number].exchange(Exchange.RECEIVE, NO_ROWS, options)
             with self._lock:
-                self._polls.add(future)
                 self._order[number].append(future)
                 withdraw = self._closed
             future.add_done_callback(partial(self._came, number))
@@ -129,21 +126,17 @@ class Fetcher:
 
     def _came(self, number: int, done: Future[pa.RecordBatch]) -> None:
         problem = Unknown(Code.CLOSED) if done.cancelled() else done.exception()
-        with self._changed:
-            self._asked[number] -= 1
-            self._polls.discard(done)
+        with self._lock:
+            self._asked -= 1
             if problem is None:
                 self._backoff[number].worked()
-            elif isinstance(problem, EscrowError) and problem.code in AWAY:
-                if self._membership is not None:
+            else:
+                known = problem if isinstance(problem, EscrowError) else Unknown(Code.CLOSED, repr(problem))
+                if self._membership is not None and known.code in AWAY:
                     self._membership.lose(number)
-                self._rest(number)
-            elif not self._closed:
-                # A refusal: the caller gets it, and may go on, so ask again after a pause.
-                self._ready.append(problem if isinstance(problem, EscrowError) else Unknown(Code.CLOSED, repr(problem)))
-                self._rest(number)
+                self._rest(number, known)
             self._hand_out(number)
-            self._changed.notify_all()
+            self._lock.notify_all()
         self._arrived()
         self._ask(number)
 
@@ -161,7 +154,10 @@ class Fetcher:
                 self._ready.append((number, batch))
                 self._buffered[number] += 1
 
-    def _rest(self, number: int) -> None:
+    def _rest(self, number: int, problem: EscrowError) -> None:
+        """Ask again after a pause; the caller gets a refusal, and may go on."""
+        if problem.code not in AWAY and not self._closed:
+            self._ready.append(problem)
         if not self._resting[number] and not self._closed:
             self._resting[number] = True
             self._timer.after(self._backoff[number].failed(), partial(self._rested, number))
@@ -179,14 +175,12 @@ class Fetcher:
         assert self._membership is not None
         problem: EscrowError | None = None
         try:
-            self._membership.resume(number)
+            self._membership.join(number, resume=True)
         except EscrowError as refused:
             problem = refused
         with self._lock:
             self._resting[number] = False
             if problem is not None:
-                if not self._closed and problem.code not in AWAY:
-                    self._ready.append(problem)
-                self._rest(number)
+                self._rest(number, problem)
         self._arrived()
         self._ask(number)

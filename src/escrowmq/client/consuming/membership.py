@@ -11,14 +11,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import TypedDict
+from concurrent.futures import Future
 
 import numpy as np
 import pyarrow as pa
 
 from escrowmq.client.links.patience import patient_action
 from escrowmq.wire import Link
-from escrowmq.wire.actions.groups import JOIN, Join
+from escrowmq.wire.actions.groups import JOIN, Join, Joined
 
 REMEMBERED = 4096
 """Leases remembered, of each broker, after all their messages were acted on: the acts may still be on their way."""
@@ -32,14 +32,7 @@ class _Reached:
         self.open: dict[int, int] = {}  # lease → messages not acted on yet
         self.done: deque[int] = deque()
         self.lost = False
-        self.epoch: int | None = None
-
-
-class MemberOptions(TypedDict):
-    """Options by which a broker knows the member that a receive is for."""
-
-    member: int
-    epoch: int | None
+        self.joined: Joined  # set by the first join, which comes before any receive
 
 
 class Membership:
@@ -49,20 +42,14 @@ class Membership:
         self._links = links
         self._group, self._instance, self._timeout = group, instance, timeout
         self._process = random.getrandbits(62)
-        self._member = 0
         self._lock = threading.Lock()
         self._brokers = [_Reached() for _ in links]
 
-    def join(self) -> None:
-        """Become the member at every broker; a process that was it before gets Fenced. Unknown(TIMED_OUT)."""
-        for number in range(len(self._links)):
-            self._join(number, resume=False)
+    def join(self, number: int, *, resume: bool) -> None:
+        """Become the member at one broker; a process that was it before gets Fenced. Unknown(TIMED_OUT).
 
-    def resume(self, number: int) -> None:
-        """After a lost answer: say what reached us. Fenced if we are the member no more."""
-        self._join(number, resume=True)
-
-    def _join(self, number: int, *, resume: bool) -> None:
+        ``resume``: after a lost answer, say what reached us; raises Fenced if another process is the member now.
+        """
         broker = self._brokers[number]
         with self._lock:
             keep = list(broker.ends.items())
@@ -75,18 +62,18 @@ class Membership:
         }
         answer = patient_action(self._links[number], JOIN(request), time.monotonic() + self._timeout)
         with self._lock:
-            self._member, broker.epoch, broker.lost = answer["member"], answer["epoch"], False
+            broker.joined, broker.lost = answer, False
 
-    def options(self, number: int) -> MemberOptions:
-        """Options of receives from one broker."""
-        return {"member": self._member, "epoch": self._brokers[number].epoch}
+    def options(self, number: int) -> Joined:
+        """Options of receives from one broker, by which it knows the member."""
+        return self._brokers[number].joined
 
     def lose(self, number: int) -> None:
         """An answer was lost."""
         self._brokers[number].lost = True
 
     def has_lost(self, number: int) -> bool:
-        """Whether :meth:`resume` must come before the next receive."""
+        """Whether :meth:`join` must come before the next receive, with ``resume``."""
         return self._brokers[number].lost
 
     def came(self, number: int, batch: pa.RecordBatch) -> None:
@@ -96,6 +83,13 @@ class Membership:
             for lease, count, end in _runs(batch):
                 broker.ends[lease] = max(end, broker.ends.get(lease, 0))
                 broker.open[lease] = broker.open.get(lease, 0) + count
+
+    def answered(self, number: int, done: Future[pa.RecordBatch]) -> None:
+        """A receive was answered, or its answer was lost."""
+        if done.cancelled() or done.exception() is not None:
+            self.lose(number)
+        else:
+            self.came(number, done.result())
 
     def acted(self, number: int, lease: int, count: int = 1) -> None:
         """Messages of a lease were settled, as far as this process is concerned."""

@@ -4,35 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any, Generic, TypedDict, TypeVar
+from typing import Any, cast
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.message.names import check_name
 from escrowmq.wire.actions import groups
 
-MessageT = TypeVar("MessageT")
 DEFAULT_BATCH = 1000
 """Messages per receive, and per batch that is handed out."""
-
-
-class ConsumerOptions(TypedDict, Generic[MessageT], total=False):
-    """What may be said of a consumer; see :meth:`Bus.consumer` for their meaning, and
-    :class:`~escrowmq.client.consuming.consumption.Consumption` for their defaults."""
-
-    tags: str | Sequence[str] | None
-    ordered: bool
-    start: str | datetime
-    lease: float | None
-    max_attempts: int | None
-    retry_backoff: float | None
-    retry_backoff_max: float | None
-    prefetch: int
-    max_bytes: int
-    qos: int
-    seen: Callable[[MessageT], bool] | None
-    timeout: float
-    instance: str | None
-    in_doubt: str
 
 
 def subscription(
@@ -53,18 +32,15 @@ def subscription(
         raise Misuse(Code.BAD_ARGUMENT, "a consumer needs a topic")
     for name in names:
         check_name(name, Code.BAD_TOPIC_NAME)
-    request: groups.Subscribe = {"group": group, "topics": names, "ordered": bool(ordered), "start": _start(start)}
-    if wanted := tag_list(tags):
-        request["tags"] = wanted
-    if max_attempts is not None:
-        request["max_attempts"] = max_attempts
-    if retry_backoff is not None:
-        request["retry_backoff"] = retry_backoff
-    if retry_backoff_max is not None:
-        request["retry_backoff_max"] = retry_backoff_max
-    if in_doubt == "hold":
-        request["in_doubt"] = "hold"
-    return request
+    request = {"group": group, "topics": names, "ordered": bool(ordered), "start": _start(start)}
+    optional = {
+        "tags": tag_list(tags) or None,
+        "max_attempts": max_attempts,
+        "retry_backoff": retry_backoff,
+        "retry_backoff_max": retry_backoff_max,
+        "in_doubt": "hold" if in_doubt == "hold" else None,
+    }
+    return cast(groups.Subscribe, request | {name: value for name, value in optional.items() if value is not None})
 
 
 def tag_list(tags: str | Sequence[str] | None) -> list[str]:

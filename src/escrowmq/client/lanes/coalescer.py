@@ -36,6 +36,7 @@ from escrowmq.wire import Exchange, ExchangeOptions, Link
 
 MAX_IN_FLIGHT = 4
 WORTH_OVERLAPPING = 64
+MAX_ROWS, MAX_BYTES = 4096, 16 << 20  # of one request
 MAX_WAITING_ROWS = 1 << 18
 """Rows that may wait in one lane before Overloaded(QUEUE_FULL): bounds the memory of a client whose broker is away."""
 FIRST_BACKOFF, LAST_BACKOFF = 0.02, 2.0
@@ -59,8 +60,6 @@ class Lane(ABC):
         *,
         waiter: Callable[[], Any],
         timeout: float,
-        max_rows: int = 4096,
-        max_bytes: int = 16 << 20,
         max_waiting: int = MAX_WAITING_ROWS,
         renew: Callable[[int], None] | None = None,
     ) -> None:
@@ -71,8 +70,6 @@ class Lane(ABC):
         self._timer = timer
         self.waiter = waiter
         self._timeout = timeout
-        self._max_rows = max_rows
-        self._max_bytes = max_bytes
         self._max_waiting = max_waiting
         self._renew = renew  # the session of this number
         self._forgotten = 0  # the number of the session to be renewed before anything is sent
@@ -86,7 +83,6 @@ class Lane(ABC):
         self._sealed: deque[Request] = deque()
         self._sealed_rows = 0
         self._in_flight: list[Request] = []
-        self._in_flight_rows = 0
         self._pumping = False
         self._broken = False
         self._worth = 1.0  # rows that must wait before a request may leave; infinite while none may
@@ -132,7 +128,7 @@ class Lane(ABC):
             rows.append(row)
             self._open_waiters.append(waiter)
             self._open_bytes += size
-            if len(rows) >= self._max_rows or self._open_bytes >= self._max_bytes:
+            if len(rows) >= MAX_ROWS or self._open_bytes >= MAX_BYTES:
                 self._seal()
             if self._pumping or len(self._open) + self._sealed_rows < self._worth:
                 if not self._sweeping:
@@ -149,16 +145,11 @@ class Lane(ABC):
             if self._sealed_rows and self._sealed_rows + batch.num_rows > self._max_waiting:
                 raise Overloaded(Code.QUEUE_FULL)
             self._seal()
-            request = Request(None, [waiter], batch)
-            request.deadline = time.monotonic() + self._timeout
+            request = Request(None, [waiter], time.monotonic() + self._timeout, batch)
             self._sealed.append(request)
             self._sealed_rows += len(request)
-            if self._pumping or not self._sendable():
-                if not self._sweeping:
-                    self._sweep_later()
-                return
-            self._pumping = True
-        self._start_pump()
+            self._sweep_later()
+        self._go_on()
 
     def drain(self, timeout: float) -> bool:
         """Wait until everything added so far and since was answered or given up; False if not within ``timeout``."""
@@ -172,7 +163,6 @@ class Lane(ABC):
             self._seal()
             left = [*self._in_flight, *self._sealed]
             self._in_flight.clear()
-            self._in_flight_rows = 0
             self._weigh()
             self._sealed.clear()
             self._sealed_rows = 0
@@ -204,12 +194,11 @@ class Lane(ABC):
         if self._broken or in_flight >= MAX_IN_FLIGHT:
             self._worth = math.inf
         else:
-            self._worth = max(self._in_flight_rows, WORTH_OVERLAPPING) if in_flight else 1
+            self._worth = max(sum(map(len, self._in_flight)), WORTH_OVERLAPPING) if in_flight else 1
 
     def _seal(self) -> None:
         if self._open:
-            request = Request(self._open, self._open_waiters)
-            request.deadline = time.monotonic() + self._timeout
+            request = Request(self._open, self._open_waiters, time.monotonic() + self._timeout)
             self._sealed.append(request)
             self._sealed_rows += len(request)
             self._open, self._open_waiters, self._open_bytes = [], [], 0
@@ -225,10 +214,8 @@ class Lane(ABC):
         request = self._sealed.popleft()
         self._sealed_rows -= len(request)
         self._in_flight.append(request)
-        self._in_flight_rows += len(request)
         self._weigh()
-        if not self._sweeping:
-            self._sweep_later()
+        self._sweep_later()
         return request
 
     def _pump(self) -> None:
@@ -299,8 +286,7 @@ class Lane(ABC):
             request.lost = problem
             self._broken = True
             self._weigh()
-            if not self._sweeping:
-                self._sweep_later()
+            self._sweep_later()
             self._resend_later()
 
     def _finish(self, request: Request, results: list[Any]) -> None:
@@ -330,7 +316,6 @@ class Lane(ABC):
     def _leave_flight(self, request: Request) -> None:
         if request in self._in_flight:
             self._in_flight.remove(request)
-            self._in_flight_rows -= len(request)
             self._weigh()
         if self._broken:
             self._resend_later()
@@ -371,25 +356,22 @@ class Lane(ABC):
 
     def _renew_session(self) -> None:
         """Then send again; if it is refused, so is what waits for it."""
-        problem: EscrowError | None = None
         try:
             if self._renew is not None:
                 self._renew(self._forgotten)
-        except EscrowError as raised:
-            problem = raised
+        except EscrowError as problem:
+            for request in tuple(self._in_flight):
+                self._finish(request, copies(problem, request))
         with self._lock:
             self._forgotten, self._renewing = 0, False
-            waiting = list(self._in_flight)
-        if problem is not None:
-            for request in waiting:
-                self._finish(request, copies(problem, request))
         self._resend()
 
     # Deadlines
 
     def _sweep_later(self) -> None:
-        self._sweeping = True
-        self._timer.after(min(max(self._timeout / 20, 0.005), 1.0), self._sweep)
+        if not self._sweeping:
+            self._sweeping = True
+            self._timer.after(min(max(self._timeout / 20, 0.005), 1.0), self._sweep)
 
     def _sweep(self) -> None:
         """Give up requests past their deadline; seal what waits, so that its deadline counts from now."""

@@ -1,4 +1,18 @@
-"""Callers that are tasks of one event loop: nothing here blocks the loop, and an answer wakes it once for all of its rows."""
+"""How the callers of a client wait: as threads, or as tasks of an event loop.
+
+All producers, consumers, readers and buses are written once, as coroutines over
+:class:`~escrowmq.client.lanes.threads.Threads` and :class:`Loop`, which have the same methods. On
+threads every awaitable blocks and is then done, so a coroutine ends in its first step (:mod:`escrowmq.client.lanes.blocking`);
+on an event loop it suspends.
+
+- ``lane`` makes a coalescing lane whose ``waiter`` a caller awaits;
+- ``away`` runs a function that blocks, ``spawn`` one that may block on a full connection and has no result;
+- ``gather`` and ``result`` wait for what is under way already;
+- ``returned`` is what a user's function returned: on an event loop it may be a coroutine function;
+- ``signal`` makes what wakes those who wait for a condition, ``lock`` a lock that is given in the order of the callers.
+
+Nothing here blocks the loop, and an answer wakes it once for all of its rows.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +20,6 @@ import asyncio
 import inspect
 import queue
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -14,6 +27,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from escrowmq.client.lanes.coalescer import Lane
 from escrowmq.client.lanes.request import Codec
+from escrowmq.client.lanes.threads import Threads
 from escrowmq.client.lanes.timer import Timer
 from escrowmq.errors import EscrowError
 from escrowmq.wire import Exchange, ExchangeOptions, Link
@@ -100,19 +114,18 @@ class LoopSignal:
 
     async def wait(self, ready: Callable[[], bool], timeout: float | None) -> bool:
         """Wait until ``ready()``; False if it is not within ``timeout`` seconds."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not ready():
-            self._event.clear()
-            left = None if deadline is None else deadline - time.monotonic()
-            try:
-                await asyncio.wait_for(self._event.wait(), left)
-            except TimeoutError:
-                return ready()
+        try:
+            async with asyncio.timeout(timeout):
+                while not ready():
+                    self._event.clear()
+                    await self._event.wait()
+        except TimeoutError:
+            return ready()
         return True
 
 
 class Loop:
-    """See :mod:`escrowmq.client.lanes.waiting`: for the running event loop, to which all that it makes belongs."""
+    """How tasks wait: for the running event loop, to which all that it makes belongs."""
 
     def __init__(self, links: Iterable[Link]) -> None:
         self.loop = asyncio.get_running_loop()
@@ -160,3 +173,6 @@ class Loop:
         self.timer.close()
         for sender in self._senders.values():
             sender.close()
+
+
+Waiting = Threads | Loop

@@ -29,12 +29,14 @@ class Request:
 
     __slots__ = ("batch", "deadline", "lost", "memo", "resends", "rows", "session", "settled", "waiters")
 
-    def __init__(self, rows: list[Row] | None, waiters: list[Any], batch: pa.RecordBatch | None = None) -> None:
+    def __init__(
+        self, rows: list[Row] | None, waiters: list[Any], deadline: float, batch: pa.RecordBatch | None = None
+    ) -> None:
         self.rows = rows
         self.waiters = waiters
         self.batch = batch
         self.memo: Any = None
-        self.deadline = 0.0
+        self.deadline = deadline
         self.resends = 0
         self.session = 0  # under which it was sent last
         self.lost: EscrowError | None = None  # why it must be sent again

@@ -72,7 +72,7 @@ class ThreadSignal:
 
 
 class Threads:
-    """See :mod:`escrowmq.client.lanes.waiting`: everything is done on the caller's own thread."""
+    """How threads wait (:mod:`escrowmq.client.lanes.loop`): everything is done on the caller's own thread."""
 
     loop = None
 

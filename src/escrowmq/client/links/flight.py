@@ -21,7 +21,7 @@ from pyarrow import flight
 
 from escrowmq import wire
 from escrowmq.client.lanes.timer import Timer
-from escrowmq.client.links.streams import Checks, Stream, escrow_error, failed_future
+from escrowmq.client.links.streams import Checks, Stream, escrow_error, failed_future, flight_errors
 from escrowmq.errors import Code, EscrowError, Unknown
 from escrowmq.platform.backoff import Backoff
 from escrowmq.wire import CheckStream, Exchange, ExchangeOptions, Json, ReadRequest
@@ -41,7 +41,8 @@ class FlightLink:
     """One broker at ``host:port``. Connects when it is first used, and again, with back-off, after it was lost."""
 
     def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = host, port
+        self._location = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.address = f"escrow://{self._location}"
         self._lock = threading.RLock()
         self._client: flight.FlightClient | None = None
         self._streams: dict[tuple[Exchange, int | None], Stream] = {}
@@ -51,12 +52,6 @@ class FlightLink:
         self._timer = Timer("escrowmq-link")
         self._patrolling = False
         self._closed = False
-
-    @property
-    def address(self) -> str:
-        """``escrow://host:port``."""
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"escrow://{host}:{self._port}"
 
     def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: ExchangeOptions) -> Future[pa.RecordBatch]:
         """See :meth:`escrowmq.wire.Link.exchange`."""
@@ -80,20 +75,16 @@ class FlightLink:
     def read(self, request: ReadRequest) -> pa.RecordBatchReader:
         """See :meth:`escrowmq.wire.Link.read`."""
         client = self._connected(CONNECT_SECONDS)
-        try:
+        with flight_errors():
             reader = client.do_get(flight.Ticket(json.dumps(request).encode()))
             schema = reader.schema
-        except (pa.ArrowException, OSError) as problem:
-            raise escrow_error(problem) from None
         return pa.RecordBatchReader.from_batches(schema, _chunks(reader))
 
     def watch(self, session: int, on_checks: Callable[[pa.RecordBatch], None]) -> CheckStream:
         """See :meth:`escrowmq.wire.Link.watch`."""
         client = self._connected(CONNECT_SECONDS)
-        try:
+        with flight_errors():
             checks = Checks(client, session, on_checks)
-        except (pa.ArrowException, OSError) as problem:
-            raise escrow_error(problem) from None
         with self._lock:
             self._watches = [watch for watch in self._watches if not watch.broken]
             self._watches.append(checks)
@@ -125,8 +116,7 @@ class FlightLink:
                 return self._client
             if self._backoff.left() and self._last_problem is not None:
                 raise Unknown(Code.DISCONNECTED, self._last_problem.message)
-            host = f"[{self._host}]" if ":" in self._host else self._host
-            client = flight.FlightClient(f"grpc+tcp://{host}:{self._port}", generic_options=_CHANNEL)
+            client = flight.FlightClient(f"grpc+tcp://{self._location}", generic_options=_CHANNEL)
             try:
                 _act(client, "hello", {}, min(timeout, CONNECT_SECONDS))
             except EscrowError as problem:
@@ -148,11 +138,11 @@ class FlightLink:
             if stream is None or stream.withdrawn:
                 client = self._connected()
                 try:
-                    stream = Stream(client, kind, member, self._stream_broke)
-                except (pa.ArrowException, OSError) as problem:
-                    reason = escrow_error(problem)
-                    self._lost(client, reason)
-                    raise reason from None
+                    with flight_errors():
+                        stream = Stream(client, kind, member, self._stream_broke)
+                except EscrowError as problem:
+                    self._lost(client, problem)
+                    raise
                 self._streams[kind, member] = stream
                 if not self._patrolling:
                     self._patrolling = True
@@ -187,10 +177,8 @@ class FlightLink:
 
 def _act(client: flight.FlightClient, name: str, request: Mapping[str, object], timeout: float) -> Json:
     options = flight.FlightCallOptions(timeout=timeout)
-    try:
+    with flight_errors():
         results = list(client.do_action(flight.Action(name, json.dumps(request).encode()), options))
-    except (pa.ArrowException, OSError) as problem:
-        raise escrow_error(problem) from None
     return wire.unpack_json(results[0].body.to_pybytes()) if results else {}
 
 

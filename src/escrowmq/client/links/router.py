@@ -64,18 +64,16 @@ class Router:
         """
         if (known := self._shards.get(shard)) is not None:
             return known
-        unreachable: EscrowError | None = None
+        addresses = ", ".join(link.address for link in self.links)
+        problem: EscrowError = Rejected(Code.WRONG_SHARD, f"shard {shard:08x} is at none of {addresses}")
         for number in range(len(self.links)):
             try:
                 self._ask_shard(number, timeout, False)
-            except EscrowError as problem:
-                unreachable = problem
-        if (known := self._shards.get(shard)) is not None:
-            return known
-        if unreachable is not None:
-            raise unreachable
-        addresses = ", ".join(link.address for link in self.links)
-        raise Rejected(Code.WRONG_SHARD, f"shard {shard:08x} is at none of {addresses}")
+            except EscrowError as unreachable:
+                problem = unreachable
+        if (known := self._shards.get(shard)) is None:
+            raise problem
+        return known
 
     def shard_of(self, number: int, timeout: float, *, patient: bool = False) -> int:
         """The shard at broker ``number``; asks it once. Raises Unknown if it is away; if ``patient``, after ``timeout``."""

@@ -7,8 +7,9 @@ import json
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +21,8 @@ from escrowmq.wire import PROTOCOL_VERSION, REQUEST, Exchange, ExchangeOptions
 
 STALL_SECONDS = 15.0
 """A request unanswered this long (past its own waiting time) makes the link give its stream up and connect anew."""
+_BROKEN = (pa.ArrowException, OSError)
+"""What Flight raises where a stream or a connection broke."""
 CLOSE_SECONDS = 2.0
 """How long closing waits for the broker, and then once more after giving the stream up."""
 
@@ -38,6 +41,15 @@ def escrow_error(problem: BaseException) -> EscrowError:
     if isinstance(problem, flight.FlightTimedOutError):
         return Unknown(Code.TIMED_OUT, reason)
     return Unknown(Code.DISCONNECTED, reason or type(problem).__name__)
+
+
+@contextmanager
+def flight_errors() -> Iterator[None]:
+    """Raises the error that a Flight exception stands for in its place."""
+    try:
+        yield
+    except _BROKEN as problem:
+        raise escrow_error(problem) from None
 
 
 def failed_future(problem: EscrowError) -> Future[pa.RecordBatch]:
@@ -96,27 +108,22 @@ class Duplex(ABC):
         self._ended(problem)
         with self._writing:
             self._done = True
-            try:
+            with suppress(*_BROKEN):  # the reader has the reason
                 self._writer.close()  # or Arrow prints the end of the stream on standard error when the writer goes
-            except (pa.ArrowException, OSError):
-                pass  # the reader has the reason
 
     def cancel(self) -> None:
         """Give it up."""
-        try:
+        with suppress(*_BROKEN):  # it ended by itself
             self._reader.cancel()
-        except (pa.ArrowException, OSError):
-            pass  # it ended by itself
 
     def withdraw(self) -> None:
         """Write no more: the broker answers what it has begun, takes waiting receives back, and ends the stream."""
         if self._writing.acquire(timeout=1.0):
             try:
-                if not self._done:
-                    self._done = True
-                    self._writer.done_writing()
-            except (pa.ArrowException, OSError):
-                pass  # it is gone already
+                with suppress(*_BROKEN):  # it is gone already
+                    if not self._done:
+                        self._done = True
+                        self._writer.done_writing()
             finally:
                 self._writing.release()
 
@@ -169,7 +176,7 @@ class Stream(Duplex):
                     self._writer.write_metadata(metadata)
                 else:
                     self._writer.write_with_metadata(batch, metadata)
-            except (pa.ArrowException, OSError):
+            except _BROKEN:
                 self.cancel()  # the reader has the reason, and fails whatever is pending
         return future
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -144,11 +143,6 @@ def as_batch(data: Any, checker: Checker, codec: OutgoingCodec) -> pa.RecordBatc
         raise Misuse(Code.BAD_ARGUMENT, f"{type(data).__name__} is not messages, a record batch or a table")
     rows = [checker.message(message) for message in data]
     return codec.encode(rows)[0] if rows else schemas.empty(schemas.OUTGOING)
-
-
-def oversized(batch: pa.RecordBatch, limits: Limits) -> npt.NDArray[np.bool_]:
-    """Which rows have a body over the limit: they must not travel."""
-    return byte_lengths(batch.column("body")) > limits.max_body_bytes
 
 
 def split(batch: pa.RecordBatch, limits: Limits) -> list[pa.RecordBatch]:

@@ -21,12 +21,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.client.lanes.blocking import AsyncCloses, Closes, blocking
-from escrowmq.client.producing.deciding import AnyChecker
-from escrowmq.client.producing.production import (
-    AnyTransactionId,
-    Production,
-    require,
-)
+from escrowmq.client.producing.checker import AnyChecker
+from escrowmq.client.producing.production import AnyTransactionId, Production, require
 from escrowmq.client.producing.results import EndResults, Receipts
 from escrowmq.client.producing.transaction import AsyncTransaction, Transaction, TransactionBase
 from escrowmq.client.producing.writers import BatchCommit, commit_batch, last_batch
@@ -76,7 +72,7 @@ class ProducerBase(Generic[TransactionT]):
         """Decorator: what answers the broker's questions about undecided transactions of this group.
 
         A function of one :class:`~escrowmq.model.Check`, or an object that answers a whole batch in one call: with
-        ``decide_ids(ids)`` (columns in, columns out; see :class:`~escrowmq.client.producing.deciding.IdChecker`), such as
+        ``decide_ids(ids)`` (columns in, columns out; see :class:`~escrowmq.client.producing.checker.IdChecker`), such as
         ``outbox.Barrier``, or with ``decide_batch(checks)``. An exception is UNKNOWN, for a batch to all of its questions.
         On an event loop these may be coroutine functions.
         """

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,18 +16,18 @@ import pyarrow as pa
 
 from escrowmq import schemas
 from escrowmq.client.lanes.coalescer import Lane
+from escrowmq.client.lanes.loop import Waiting
 from escrowmq.client.lanes.request import Codec
 from escrowmq.client.lanes.threads import ThreadLane
-from escrowmq.client.lanes.waiting import Waiting
 from escrowmq.client.links.router import Router, broker_of
-from escrowmq.client.producing.checker import CheckLoop
-from escrowmq.client.producing.deciding import AnyChecker, takes_batches
+from escrowmq.client.producing.checker import AnyChecker, CheckLoop, takes_batches
 from escrowmq.client.producing.ending import EndingCodec, first_time, outcome_column
-from escrowmq.client.producing.outgoing import OutgoingCodec, as_batch, oversized, split
+from escrowmq.client.producing.outgoing import OutgoingCodec, as_batch, split
 from escrowmq.client.producing.results import EndResults, Receipts, receipts
 from escrowmq.client.producing.session import Session
 from escrowmq.errors import Code, Misuse, Overloaded, error
 from escrowmq.message.ids import id_bytes, id_column, shards
+from escrowmq.message.limits import byte_lengths
 from escrowmq.message.names import check_name
 from escrowmq.message.row import ROW_OVERHEAD
 from escrowmq.model import DecidedBy, Message, Outcome, Receipt, TransactionId
@@ -43,16 +43,6 @@ Part = tuple[int, npt.NDArray[np.int64], pa.RecordBatch]
 """A broker's number, the rows of the whole that go there, and they."""
 
 
-class ProducerOptions(TypedDict, total=False):
-    """What may be said of a producer; :meth:`Production.__init__` has the defaults."""
-
-    instance: str | None
-    qos: int
-    timeout: float
-    checker: AnyChecker | None
-    unasked: bool
-
-
 class Production:
     """One producer's machinery; :class:`Producer` and :class:`AsyncProducer` are its two faces."""
 
@@ -61,12 +51,11 @@ class Production:
         router: Router,
         waiting: Waiting,
         group: str,
-        *,
-        instance: str | None = None,
-        qos: int = 1,
-        timeout: float = 30.0,
-        checker: AnyChecker | None = None,
-        unasked: bool = False,
+        instance: str | None,
+        qos: int,
+        timeout: float,
+        checker: AnyChecker | None,
+        unasked: bool,
     ) -> None:
         check_name(group, Code.BAD_GROUP_NAME)
         if qos not in (0, 1, 2) or isinstance(qos, bool):
@@ -180,7 +169,7 @@ class Production:
         async with self._opening[number]:
             session, transactional = self.sessions[number], kind is not Exchange.SEND
             if not session.ready(transactional):
-                await self.waiting.away(session.open, transactional or self.has_checker)
+                await self.waiting.away(session.open, transactional or self._decide is not None)
         return self.lane(kind, number)
 
     # Whole batches
@@ -213,24 +202,15 @@ class Production:
     def _number(self, kind: Exchange, key: str | None, identity: Any = None) -> int:
         """The broker that takes a message with this key, else with this id of the caller's: sent again, it must come to the
         broker that knows it."""
-        if not self._several:
-            return 0
         if isinstance(key, str):
             return broker_of(key, len(self.sessions))
         if isinstance(identity, str | bytes | uuid.UUID):
             return broker_of(message_bytes(identity).hex(), len(self.sessions))
-        return self.router.next_in_rotation(lambda number: not self._broken(kind, number))
-
-    def _broken(self, kind: Exchange, number: int) -> bool:
-        """Whether a broker is known to be away."""
-        lane = self._by_kind[kind][number]
-        return lane is not None and lane.broken
+        lanes = self._by_kind[kind]
+        return self.router.next_in_rotation(lambda number: (lane := lanes[number]) is None or not lane.broken)
 
     def lane(self, kind: Exchange, number: int) -> Lane:
-        """The lane of one kind to one broker."""
-        return self._by_kind[kind][number] or self._new_lane(kind, number)
-
-    def _new_lane(self, kind: Exchange, number: int) -> Lane:
+        """The lane of one kind to one broker, made when it is first asked for."""
         with self._lock:
             if (lane := self._by_kind[kind][number]) is not None:
                 return lane
@@ -264,7 +244,7 @@ class Production:
         checker, codec = self.sessions[number].checker, self._codecs[kind, number]
         batch = as_batch(data, checker, codec)
         limits = checker.limits
-        keep = np.flatnonzero(~oversized(batch, limits))
+        keep = np.flatnonzero(byte_lengths(batch.column("body")) <= limits.max_body_bytes)
         brokers = (
             self.router.spread(batch.column("key"), lambda: number)
             if only is None
@@ -299,11 +279,6 @@ class Production:
                 yield number, rows, pa.RecordBatch.from_arrays([part, pa.array(outcomes[rows])], schema=schemas.ENDING)
 
     # Check-back
-
-    @property
-    def has_checker(self) -> bool:
-        """Whether transactions may begin."""
-        return self._decide is not None
 
     def need_checker(self) -> None:
         """Raise Misuse(NO_CHECKER) if there is none, and one is needed."""

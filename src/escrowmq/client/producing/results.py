@@ -123,7 +123,7 @@ def receipts(
 ) -> Receipts:
     """The receipts of a batch from the PRODUCED answers to its parts, each with the rows of the batch that it answers; rows
     in no part are BODY_TOO_LARGE."""
-    answer = pa.concat_batches([schemas.empty(schemas.PRODUCED), *answers]) if len(answers) != 1 else answers[0]
+    answer = pa.concat_batches(answers or [schemas.empty(schemas.PRODUCED)])
     if len(rows) != 1 or len(rows[0]) < sent.num_rows:
         at = np.full(sent.num_rows, -1, np.int64)
         at[np.concatenate([np.empty(0, np.int64), *rows])] = np.arange(answer.num_rows)

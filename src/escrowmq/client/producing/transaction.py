@@ -137,7 +137,10 @@ class AsyncTransaction(TransactionBase):
         try:
             await self._end(ROLLBACK)
         except EscrowError as problem:  # the caller's own exception matters more
-            _note(raised, problem, bool(self._asks))
+            if self._asks and problem.code is Code.CONFLICT:
+                raised.add_note(f"the messages follow the database: {problem}")
+            else:
+                raised.add_note(f"the rollback failed as well, the check-back will settle the transaction: {problem}")
 
 
 class Transaction(TransactionBase):
@@ -160,14 +163,6 @@ class Transaction(TransactionBase):
 
     def __enter__(self) -> Transaction:
         return self
-
-
-def _note(raised: BaseException, problem: EscrowError, bound: bool) -> None:
-    """Add to the caller's exception what became of the messages, if that was no rollback."""
-    if bound and problem.code is Code.CONFLICT:
-        raised.add_note(f"the messages follow the database: {problem}")
-    else:
-        raised.add_note(f"the rollback failed as well, the check-back will settle the transaction: {problem}")
 
 
 def _contradicted(answer: Outcome) -> Rejected:

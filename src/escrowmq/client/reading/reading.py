@@ -18,12 +18,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import Any
 
 import pyarrow as pa
 
 from escrowmq.client.consuming.options import tag_list
-from escrowmq.client.lanes.waiting import Waiting
+from escrowmq.client.lanes.loop import Waiting
 from escrowmq.client.links.patience import patient_action
 from escrowmq.client.links.router import Router
 from escrowmq.errors import AWAY, Code, EscrowError, Misuse, Rejected, error
@@ -54,16 +54,6 @@ class _Stream:
     batch: pa.RecordBatch | None = None
 
 
-class ReaderOptions(TypedDict, total=False):
-    """What may be said of a reader; see :meth:`Bus.reader` for their meaning, and :class:`Reading` for their defaults."""
-
-    queues: Sequence[int | Partition] | None
-    start: Start
-    tags: str | Sequence[str] | None
-    columns: Sequence[str] | None
-    timeout: float
-
-
 class Reading:
     """One reader's machinery; :class:`Reader` and :class:`AsyncReader` are its two faces.
 
@@ -75,12 +65,11 @@ class Reading:
         router: Router,
         waiting: Waiting,
         topic: str,
-        *,
-        queues: Sequence[int | Partition] | None = None,
-        start: Start = "earliest",
-        tags: str | Sequence[str] | None = None,
-        columns: Sequence[str] | None = None,
-        timeout: float = 30.0,
+        queues: Sequence[int | Partition] | None,
+        start: Start,
+        tags: str | Sequence[str] | None,
+        columns: Sequence[str] | None,
+        timeout: float,
     ) -> None:
         check_name(topic, Code.BAD_TOPIC_NAME)
         self._request: ReadRequest = {"source": topic}  # the part of a read that never changes
