@@ -16,8 +16,8 @@ from pyspark.sql import functions as f
 
 from escrowmq.errors import Misuse
 from escrowmq.pipeline.audit import compare, windows
+from escrowmq.pipeline.audit.readings import is_unique
 from escrowmq.pipeline.audit.rows import Role, Rows, Speaker, digest
-from escrowmq.pipeline.audit.unique import is_unique
 from escrowmq.pipeline.sql.tables import SqlRead, readonly_url
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.pipeline.audit.events import Events
-from escrowmq.pipeline.audit.page import page, write_page
-from escrowmq.pipeline.audit.pictures import BUCKETS, Pictures
+from escrowmq.pipeline.audit.page import BUCKETS, Pictures, page, write_page
 from escrowmq.pipeline.audit.verdict import Finding, Side, Verdict
 from escrowmq.pipeline.pages import svg
 

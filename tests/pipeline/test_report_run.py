@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 import escrowmq as mq
 from escrowmq.pipeline.report import report
-from escrowmq.pipeline.report.numbers import Report
+from escrowmq.pipeline.report.measures import Report
 from escrowmq.pipeline.report.page import page, write_report
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]

@@ -93,7 +93,7 @@ def local_session(
     folder = Path(tempfile.mkdtemp(prefix="escrowmq-spark-"))
     theirs = None if master is None or master.startswith("local") else os.environ.get("PYSPARK_PYTHON")
     environment = {
-        "JAVA_HOME": str(_java_home(folder)),
+        "JAVA_HOME": str(write_launcher(find_java(), folder / "java")),
         "PYSPARK_PYTHON": theirs or sys.executable,  # else workers start another Python, without the packages
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         **({"SPARK_LOCAL_IP": "127.0.0.1"} if here else {}),
@@ -115,10 +115,6 @@ def local_session(
 def driver_memory_mib(machine_bytes: int) -> int:
     """Java heap for a machine with this much memory: a quarter, at least 512 MiB, at most 4 GiB."""
     return int(min(max(machine_bytes // 4 // _MIB, 512), 4096))
-
-
-def _java_home(folder: Path) -> Path:
-    return write_launcher(find_java(), folder / "java")
 
 
 def _running(name: str) -> SparkSession | None:
@@ -183,17 +179,11 @@ def _stop(spark: SparkSession) -> None:
 @contextlib.contextmanager
 def _environment(values: dict[str, str | None]) -> Iterator[None]:
     """Set (None: unset) environment variables for a while."""
-    before = {name: os.environ.get(name) for name in values}
+    before = {name: os.environ.pop(name, None) for name in values}
     try:
-        _set(values)
+        os.environ.update({name: value for name, value in values.items() if value is not None})
         yield
     finally:
-        _set(before)
-
-
-def _set(values: dict[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
+        for name in values:
             os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+        os.environ.update({name: value for name, value in before.items() if value is not None})

@@ -31,13 +31,10 @@ class CheckpointChecker:
     def decide_batch(self, checks: Sequence[Check]) -> list[Outcome]:
         """ROLLBACK for what the query has moved past, UNKNOWN for everything else: it is in progress."""
         moved = None if self.checkpoint is None else last_commit(self.checkpoint)
-        return [self._decide(check, moved) for check in checks]
-
-    @staticmethod
-    def _decide(check: Check, moved: datetime | None) -> Outcome:
-        if moved is None or not check.messages:
-            return UNKNOWN
-        return ROLLBACK if max(message.born for message in check.messages) + SKEW < moved else UNKNOWN
+        if moved is None:
+            return [UNKNOWN] * len(checks)
+        ends = [max((message.born + SKEW for message in check.messages), default=moved) for check in checks]
+        return [ROLLBACK if end < moved else UNKNOWN for end in ends]
 
 
 def last_commit(checkpoint: str) -> datetime | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 FAR = (1 << 63) - 1
@@ -42,6 +42,8 @@ class Pushed:
 
 
 Taken = Pushed | None
+Act = Callable[[Pushed, Any], Taken]
+"""Pushes one filter with its value down; None: the filter is left to Spark."""
 
 
 def pushable(source: str, columns: Iterable[str]) -> list[str]:
@@ -64,7 +66,7 @@ def push(filters: Iterable[Any], before: Pushed, columns: Iterable[str]) -> tupl
     return pushed, left
 
 
-def _equal(name: str, fits: Callable[[Any], bool]) -> Callable[[Pushed, Any], Taken]:
+def _equal(name: str, fits: Callable[[Any], bool]) -> Act:
     """An equality with a value that ``fits``; a second one with another value is left to Spark."""
 
     def act(pushed: Pushed, value: Any) -> Taken:
@@ -82,23 +84,23 @@ def _tag(pushed: Pushed, value: Any) -> Taken:
     return replace(pushed, tags=both) if both else None
 
 
-def _low(pushed: Pushed, value: Any, more: int) -> Taken:
-    return replace(pushed, low=max(pushed.low, value + more)) if _whole(value) else None
+def _bounds(
+    column: str, low: str, high: str, measure: Callable[[Any], int | None]
+) -> Iterator[tuple[tuple[str, str], Act]]:
+    """The four comparisons with a column, each of which moves the field ``low`` up or ``high`` (not included) down."""
+    yield ("GreaterThanOrEqual", column), lambda p, v: _narrowed(p, low, measure(v), 0)
+    yield ("GreaterThan", column), lambda p, v: _narrowed(p, low, measure(v), 1)
+    yield ("LessThan", column), lambda p, v: _narrowed(p, high, measure(v), 0)
+    yield ("LessThanOrEqual", column), lambda p, v: _narrowed(p, high, measure(v), 1)
 
 
-def _high(pushed: Pushed, value: Any, more: int) -> Taken:
-    return replace(pushed, high=min(pushed.high, value + more)) if _whole(value) else None
-
-
-def _since(pushed: Pushed, value: Any, more: int) -> Taken:
-    at = _microseconds(value)
-    return None if at is None else replace(pushed, since_us=max(pushed.since_us or 0, at + more))
-
-
-def _until(pushed: Pushed, value: Any, more: int) -> Taken:
-    if (at := _microseconds(value)) is None:
+def _narrowed(pushed: Pushed, field: str, value: int | None, more: int) -> Taken:
+    if value is None:
         return None
-    return replace(pushed, until_us=min(FAR if pushed.until_us is None else pushed.until_us, at + more))
+    before, bound = getattr(pushed, field), value + more
+    rises = field in ("low", "since_us")
+    tighter: Any = max(before or 0, bound) if rises else bound if before is None else min(before, bound)
+    return replace(pushed, **{field: tighter})
 
 
 def _text(value: Any) -> bool:
@@ -109,31 +111,25 @@ def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
 
 
+def _offset(value: Any) -> int | None:
+    return value if _whole(value) else None
+
+
 def _microseconds(value: Any) -> int | None:
     """Microseconds since 1970 of a time with a zone. None for one without: it is in the session's zone, which is not known here."""
     if not isinstance(value, datetime) or value.tzinfo is None or value.year < 1970:
         return None
-    since = value - datetime(1970, 1, 1, tzinfo=UTC)
-    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+    return (value - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
-def _bounds(
-    column: str, low: Callable[..., Taken], high: Callable[..., Taken]
-) -> Iterator[tuple[tuple[str, str], Any]]:
-    yield ("GreaterThanOrEqual", column), lambda p, v: low(p, v, 0)
-    yield ("GreaterThan", column), lambda p, v: low(p, v, 1)
-    yield ("LessThan", column), lambda p, v: high(p, v, 0)
-    yield ("LessThanOrEqual", column), lambda p, v: high(p, v, 1)
-
-
-_ACTS: dict[tuple[str, str], Callable[[Pushed, Any], Taken]] = {
+_ACTS: dict[tuple[str, str], Act] = {
     ("EqualTo", "key"): _equal("key", _text),
     ("EqualTo", "tag"): _tag,
     ("In", "tag"): _tag,
     ("EqualTo", "queue"): _equal("queue", _whole),
     ("EqualTo", "group"): _equal("group", _text),
-    **dict(_bounds("offset", _low, _high)),
-    **dict(_bounds("stored", _since, _until)),
-    **dict(_bounds("decided", _since, _until)),
-    **dict(_bounds("acked", _since, _until)),
+    **dict(_bounds("offset", "low", "high", _offset)),
+    **dict(_bounds("stored", "since_us", "until_us", _microseconds)),
+    **dict(_bounds("decided", "since_us", "until_us", _microseconds)),
+    **dict(_bounds("acked", "since_us", "until_us", _microseconds)),
 }

@@ -128,20 +128,13 @@ def limited(start: Mapping[str, int], end: Mapping[str, int], rows: int | None) 
     total = sum(waiting.values())
     if rows is None or total <= rows:
         return {name: max(stop, start.get(name, stop)) for name, stop in end.items()}
-    shares = {name: min(count, max(rows * count // total, 1)) if count else 0 for name, count in waiting.items()}
-    over = sum(shares.values()) - rows
-    for name in sorted(shares, key=lambda name: (-shares[name], name)):  # at least one each can be too many
-        if over <= 0:
-            break
-        taken = min(over, shares[name])
-        shares[name] -= taken
-        over -= taken
-    left = -over
-    for name in sorted(waiting, key=lambda name: (shares[name] - waiting[name], name)):
-        more = min(left, waiting[name] - shares[name])
-        shares[name] += more
-        left -= more
-    return {name: start.get(name, stop) + shares[name] for name, stop in end.items()}
+    biggest = sorted((name for name in waiting if waiting[name]), key=lambda name: (-waiting[name], name))
+    served = biggest[:rows]
+    spare, rest = rows - len(served), total - len(served)
+    shares = {name: 1 + spare * (waiting[name] - 1) // rest for name in served}
+    for name in served[: rows - sum(shares.values())]:  # what rounding down has left
+        shares[name] += 1
+    return {name: start.get(name, stop) + shares.get(name, 0) for name, stop in end.items()}
 
 
 def known_start(start: Mapping[str, int], partitions: Iterable[TopicPartition]) -> Offsets:

@@ -62,9 +62,8 @@ class Preparation:
         self._topic = topic
         self._most = min(most, MOST)
         self._immunity_us = round(immunity * 1e6)
-        self._open: dict[
-            int, tuple[bytes, int]
-        ] = {}  # by shard: the transaction that takes more rows, and how many it has
+        # by shard: the transaction that takes more rows, and how many it has
+        self._open: dict[int, tuple[bytes, int]] = {}
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Prepare one Arrow batch; durable when this returns. Raises what a row was refused with."""

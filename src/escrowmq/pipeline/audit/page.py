@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from html import escape
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from escrowmq.pipeline import timeline
 from escrowmq.pipeline.audit.events import Events
-from escrowmq.pipeline.audit.pictures import BUCKETS, Pictures
 from escrowmq.pipeline.audit.verdict import Verdict
 from escrowmq.pipeline.pages import charts, svg
 from escrowmq.pipeline.pages.html import AMBER, BLUE, GREEN, RED, SLATE, VIOLET, document, figure, section, table
 from escrowmq.pipeline.pages.svg import Mark, Series
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 NAME = "report.html"
+BUCKETS = 160
+"""Points in time that a chart shows."""
 
 _KILLS = {"broker": (RED, "broker killed"), "shop": ("#be185d", "shop killed")}
 _DECIDERS = (
@@ -29,6 +35,26 @@ _CONSUMER_COLORS = (VIOLET, "#0891b2", "#4d7c0f")
 _MOST_ROWS = 100
 
 
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """Counts by event and bucket of ``bucket_us`` from ``start_us`` (the first half message), and latencies by decider and step."""
+
+    start_us: int
+    bucket_us: int
+    over_time: dict[str, list[int]]
+    latencies: dict[str, dict[int, int]]
+
+    @classmethod
+    def of(cls, transactions: DataFrame, first_us: int | None, last_us: int | None) -> Pictures:
+        """Collect the numbers of :func:`timeline.transactions`; empty when there are none."""
+        if first_us is None or last_us is None:
+            return cls(0, 1, {}, {})
+        bucket_us = max((last_us - first_us) // BUCKETS + 1, 1)
+        counts = timeline.collected(timeline.over_time(transactions, "state", first_us, bucket_us))
+        latencies = timeline.collected(timeline.latencies(transactions, "decided_by"))
+        return cls(first_us, bucket_us, timeline.series(counts, BUCKETS), latencies)
+
+
 def write_page(folder: Path, verdict: Verdict, pictures: Pictures, events: Events) -> Path:
     """Write ``report.html`` into the run folder; its path."""
     path = folder / NAME
@@ -38,10 +64,8 @@ def write_page(folder: Path, verdict: Verdict, pictures: Pictures, events: Event
 
 def page(verdict: Verdict, pictures: Pictures, events: Events) -> str:
     """The whole page as text."""
-    body = "".join(
-        [_head(verdict), _charts(pictures, events), _comparisons(verdict), _findings(verdict), _kills(events, pictures)]
-    )
-    return document("EscrowMQ audit", body)
+    parts = [_head(verdict), _charts(pictures, events), _comparisons(verdict), _findings(verdict)]
+    return document("EscrowMQ audit", "".join([*parts, _kills(events, pictures)]))
 
 
 def _head(verdict: Verdict) -> str:
@@ -67,7 +91,6 @@ def _charts(pictures: Pictures, events: Events) -> str:
 
 
 def _states(pictures: Pictures, events: Events) -> str:
-    x = _times(pictures)
     series = [
         Series(label, color, _cumulative(pictures, event))
         for event, label, color in (
@@ -82,13 +105,8 @@ def _states(pictures: Pictures, events: Events) -> str:
         steps = [(0.0, 0), *[step for step in steps if step[0] > 0]]
         xs, values = [step[0] for step in steps], [step[1] for step in steps]
         series.append(Series(f"{who} applied", color, values, dashed=True, x=xs))
-    chart = svg.lines(
-        "Transactions over time",
-        x,
-        series,
-        y_label="transactions",
-        **_time_axis(pictures, events),
-    )
+    axes = _time_axis(pictures, events)
+    chart = svg.lines("Transactions over time", _times(pictures), series, y_label="transactions", **axes)
     return section(
         "States over time",
         "How many transactions were prepared and decided, and how many messages each consumer had applied. "
@@ -154,14 +172,7 @@ def _latency(pictures: Pictures) -> str:
 
 def _comparisons(verdict: Verdict) -> str:
     rows = [
-        [
-            escape(s.expected),
-            escape(s.found),
-            f"{s.ids:,}",
-            f"{s.expected_rows:,}",
-            f"{s.found_rows:,}",
-            f"{s.wrong_ids:,}",
-        ]
+        [escape(s.expected), escape(s.found), *(f"{n:,}" for n in (s.ids, s.expected_rows, s.found_rows, s.wrong_ids))]
         for s in verdict.comparisons
     ]
     heads = ["what must be there", "where it must be", "#ids", "#rows expected", "#rows found", "#ids that differ"]
@@ -209,15 +220,11 @@ def _cumulative(pictures: Pictures, event: str) -> list[int]:
 
 def _time_axis(pictures: Pictures, events: Events) -> dict[str, Any]:
     """What charts over time share: their axis, and a mark per kill."""
-    return {"marks": _marks(pictures, events), "x_label": "since the first half message"}
-
-
-def _marks(pictures: Pictures, events: Events) -> list[Mark]:
     marks = []
     for e in events.kills:
         color, group = _KILLS.get(e["who"], ("#0f766e", "service killed"))
         marks.append(Mark(max(_seconds(e["at_us"], pictures), 0.0), f"{e['who']} killed", color, group))
-    return marks
+    return {"marks": marks, "x_label": "since the first half message"}
 
 
 def _seconds(at_us: int, pictures: Pictures) -> float:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import sqlalchemy as sa
 from pyspark.sql import Column
 from pyspark.sql import functions as f
 from pyspark.sql.types import StringType, StructField, StructType
 
 from escrowmq.errors import Code, Misuse
+from escrowmq.outbox import engines
 from escrowmq.pipeline import timeline
 from escrowmq.pipeline.audit import frames
 from escrowmq.pipeline.audit.manifest import MESSAGE_COLUMNS, Comparison, Manifest, Table
 from escrowmq.pipeline.audit.rows import Cell, Role, Rows, Speaker
-from escrowmq.pipeline.audit.unique import is_unique
 from escrowmq.pipeline.log import Log
 from escrowmq.pipeline.sql.source import CELLS, SOURCE, read_texts
 from escrowmq.pipeline.sql.tables import SqlRead, readonly_url
@@ -109,6 +110,40 @@ class Readings:
         frame = self.log.half(_needed(roles) | {"state"}).where(wanted)
         slim = self.log.half(["topic", "key", "state"]).where(wanted)
         return Rows(frame, f.col("key"), _of_topics(roles), _made(roles), slim)
+
+
+def is_unique(read: SqlRead, column: str) -> bool:
+    """Whether no two rows of a read can have the same text in ``column``.
+
+    A unique index or primary key says so, if all its values there are of one type, text or whole number.
+    """
+    with engines.opened(read.url) as engine, engine.connect() as connection:
+        indexed = _unique_columns(connection, read.table, {column, *(name for name, _, _ in read.where)})
+        if indexed is None:
+            return False
+        for name in indexed:  # 1 and '1', or two nulls, are different to an index
+            value: sa.ColumnClause[Any] = sa.column(name)
+            kinds = set(
+                connection.scalars(sa.select(sa.func.typeof(value)).select_from(sa.table(read.table)).distinct())
+            )
+            if len(kinds) > 1 or not kinds <= {"text", "integer"}:
+                return False
+    return True
+
+
+def _unique_columns(connection: sa.Connection, table: str, within: set[str]) -> list[str] | None:
+    """The columns of a unique index, or a row id, that has no others than ``within``; None if there is none."""
+    listed = 'SELECT name FROM pragma_index_list(?) WHERE "unique" AND NOT partial'
+    for (index,) in connection.exec_driver_sql(listed, (table,)).all():
+        columns = connection.exec_driver_sql("SELECT name FROM pragma_index_info(?)", (index,))
+        names = [row[0] for row in columns]
+        if within.issuperset(names):  # a null stands for an expression
+            return names
+    keys = "SELECT name, upper(type) FROM pragma_table_info(?) WHERE pk"
+    found = connection.exec_driver_sql(keys, (table,)).all()
+    if len(found) == 1 and found[0][1] == "INTEGER" and found[0][0] in within:
+        return [found[0][0]]
+    return None
 
 
 def _columns(roles: Sequence[Role]) -> list[str]:

@@ -11,9 +11,8 @@ from escrowmq.pipeline import timeline
 from escrowmq.pipeline.audit import frames
 from escrowmq.pipeline.audit.comparing import Tallied, tallied
 from escrowmq.pipeline.audit.events import Events
-from escrowmq.pipeline.audit.manifest import Comparison, Manifest
-from escrowmq.pipeline.audit.page import write_page
-from escrowmq.pipeline.audit.pictures import Pictures
+from escrowmq.pipeline.audit.manifest import KINDS, Comparison, Manifest
+from escrowmq.pipeline.audit.page import Pictures, write_page
 from escrowmq.pipeline.audit.readings import Readings
 from escrowmq.pipeline.audit.verdict import Finding, Side, Verdict
 from escrowmq.pipeline.audit.windows import WINDOWS
@@ -118,11 +117,7 @@ def _verdict(
         committed=total["committed"],
         rolled_back=total["rolled_back"],
         consumed=_consumed(manifest, done),
-        lost=kinds.get("lost", 0),
-        repeated=kinds.get("repeated", 0),
-        altered=kinds.get("altered", 0),
-        leaked=kinds.get("leaked", 0),
-        orphaned=kinds.get("orphaned", 0),
+        **{kind: kinds.get(kind, 0) for kind in (*KINDS, "orphaned")},
         kills=len(events.kills),
         checks=total["asked"],
         consumers={name: sides[number].found_rows for name, number in zip(manifest.consumers, numbers, strict=True)},

@@ -16,7 +16,7 @@ Sets are compared, never counts: one id lost and another repeated leave the coun
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
@@ -111,5 +111,4 @@ def judged(tallies: DataFrame, due: Column) -> DataFrame:
 def moment(when: datetime) -> Column:
     """A point in time as a timestamp, whatever the time zone of the machine and the session. A naive one is UTC."""
     aware = when if when.tzinfo else when.replace(tzinfo=UTC)
-    since = aware - datetime(1970, 1, 1, tzinfo=UTC)
-    return f.timestamp_micros(f.lit((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds))
+    return f.timestamp_micros(f.lit((aware - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)))

@@ -12,7 +12,7 @@ from pathlib import Path
 from escrowmq.pipeline.pages import charts, svg
 from escrowmq.pipeline.pages.html import AMBER, BLUE, GREEN, RED, SLATE, VIOLET, document, figure, section, table
 from escrowmq.pipeline.pages.svg import Series
-from escrowmq.pipeline.report.numbers import Report
+from escrowmq.pipeline.report.measures import Report
 
 JSON, PAGE = "report.json", "report.html"
 

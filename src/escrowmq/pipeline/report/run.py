@@ -12,7 +12,7 @@ from escrowmq.pipeline import timeline
 from escrowmq.pipeline.failures import unwrap_errors
 from escrowmq.pipeline.log import BrokerLog, Log
 from escrowmq.pipeline.report import measures
-from escrowmq.pipeline.report.numbers import BUCKETS, Report, Rows
+from escrowmq.pipeline.report.measures import BUCKETS, Report, Rows
 from escrowmq.pipeline.session import local_session
 
 if TYPE_CHECKING:

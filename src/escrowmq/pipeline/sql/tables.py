@@ -9,6 +9,7 @@ URLs may hold passwords: what is shown or logged goes through :func:`safe_url`.
 from __future__ import annotations
 
 import itertools
+import operator
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,12 +36,12 @@ Bounds = tuple[Any, Any]
 """Keys from the first (None: from the beginning) to before the second (None: to the end)."""
 
 _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    "=": lambda a, b: a == b,
-    "!=": lambda a, b: a != b,
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
 }
 
 
@@ -106,9 +107,9 @@ class SqlRead:
     def batches(self, key: str, bounds: Bounds, kinds: Sequence[Kind] = ()) -> Iterator[tuple[int, list[pa.Array]]]:
         """The rows of a range in batches: how many, and their columns, of these ``kinds``; of ``texts`` one column of lists."""
         query = self._query(*self.columns)
-        for bound, operator in zip(bounds, (">=", "<"), strict=True):
+        for bound, comparison in zip(bounds, (">=", "<"), strict=True):
             if bound is not None:
-                query = query.where(_OPERATORS[operator](sa.column(key), bound))
+                query = query.where(_OPERATORS[comparison](sa.column(key), bound))
         check_there(self.url)
         with engines.opened(self.url) as engine, engine.connect() as connection:
             if self.texts:  # the driver's own rows of bytes: nothing is made of them one by one
@@ -124,7 +125,7 @@ class SqlRead:
 
     def _query(self, *columns: str) -> sa.Select[Any]:
         query = sa.select(*map(self._value, columns)).select_from(sa.table(self.table))
-        return query.where(*(_OPERATORS[operator](self._value(name), value) for name, operator, value in self.where))
+        return query.where(*(_OPERATORS[sign](self._value(name), value) for name, sign, value in self.where))
 
     def _value(self, name: str) -> sa.ColumnElement[Any]:
         column: sa.ColumnClause[Any] = sa.column(name)
