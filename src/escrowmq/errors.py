@@ -1,4 +1,4 @@
-"""Results and errors: every code, what it means, and the error tree of seven branches, by what the caller can do next.
+"""Result codes and exceptions: seven error classes, grouped by how the caller should react.
 
 Every refusal, on the wire, in a log line or in an exception, carries one :class:`Code`. The enumeration
 is the only place where a code gets its number, its branch, its sentence and its hint. The branch has a :class:`Meaning`, from

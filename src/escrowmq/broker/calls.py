@@ -1,4 +1,4 @@
-"""Every call of :class:`escrowmq.wire.Link` as a function on an engine: what embedded and served brokers share."""
+"""Implements every call of :class:`escrowmq.wire.Link` on an engine, for embedded brokers and server processes."""
 
 from __future__ import annotations
 

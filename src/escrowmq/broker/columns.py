@@ -1,4 +1,4 @@
-"""Makes batches: deliveries from stored columns, and acknowledgements that give leases back."""
+"""Builds Arrow batches: deliveries from stored rows, and acknowledgements that release leases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""How requests end badly, and how futures are answered. Bugs in the broker are logged, and are a code to the caller."""
+"""Builds the error for a failed request, and sets the result or the error of a future. Bugs in the broker are
+logged, and are a code to the caller.
+"""
 
 from __future__ import annotations
 

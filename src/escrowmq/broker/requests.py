@@ -1,4 +1,4 @@
-"""What enters is checked here, before any work: batches against their schemas and limits, JSON against its type.
+"""Validates requests before any work is done: batches against schemas and limits, JSON against its type.
 
 Limits of single rows (body, key, names) are the ledger's, because they are answered row by row.
 """

@@ -1,1 +1,1 @@
-"""The command ``escrowmq``, one command a file; it uses the client's public faces like anyone else."""
+"""The command ``escrowmq``, one subcommand per file, built only on the public client API."""

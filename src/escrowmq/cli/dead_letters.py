@@ -1,4 +1,4 @@
-"""``escrowmq dead-letters``: what a consumer group could not do, for a person to settle."""
+"""``escrowmq dead-letters``: list, show, retry or discard the dead letters of a consumer group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings table as flags of ``escrowmq serve``: every line of it, and nothing else."""
+"""Generates one flag of ``escrowmq serve`` for each entry of the settings table."""
 
 from __future__ import annotations
 

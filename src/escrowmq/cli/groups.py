@@ -1,4 +1,4 @@
-"""``escrowmq groups``: who consumes, how far they are, and who produces."""
+"""``escrowmq groups``: list consumer and producer groups, show their progress, list and fence members."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The jobs on Spark: ``escrowmq audit``, ``reconcile``, ``sweep`` and ``report``, and ``demo``, whose run is audited."""
+"""The Spark jobs as commands: ``escrowmq audit``, ``reconcile``, ``sweep`` and ``report``; also ``demo``."""
 
 from __future__ import annotations
 

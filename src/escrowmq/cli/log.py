@@ -1,4 +1,4 @@
-"""``escrowmq log``: look into a stored log."""
+"""``escrowmq log``: print the frames of a stored log, or check it for damage."""
 
 from __future__ import annotations
 

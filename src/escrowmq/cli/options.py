@@ -1,4 +1,4 @@
-"""Options that several commands share, how their values are read, and the connection that commands open."""
+"""Options that several commands share, the parsing of their values, and the connection to the broker."""
 
 from __future__ import annotations
 

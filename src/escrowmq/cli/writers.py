@@ -1,4 +1,4 @@
-"""``escrowmq writers``: who writes numbered batches (Spark queries, batch writes under a name), and how long ago."""
+"""``escrowmq writers``: list or forget writers of numbered batches (Spark queries, named batch writes)."""
 
 from __future__ import annotations
 

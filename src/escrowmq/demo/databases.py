@@ -1,4 +1,4 @@
-"""The three SQLite databases of the demo, and how the audit lays them beside the broker's log.
+"""The three SQLite databases of the demo, and the manifest by which the audit compares them with the log.
 
 Every column is one that the audit compares, so that no row can be changed by hand unnoticed. The business tables have no
 unique constraint: exactly-once is the work of ``trans_barrier`` and ``trans_recv_log``, not of an insert that fails, and a

@@ -1,4 +1,4 @@
-"""What the demo shows while it runs, and its verdict."""
+"""The demo's terminal output: progress while it runs, then the result of the audit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shop: places orders in its database under transactional messages, and answers the broker's questions about them.
+"""The shop: places orders with transactional messages and answers the broker's check-backs.
 
 One order is one database transaction and one message transaction, whose two messages (to the cart and to the points
 service) become visible together, or never. Tills work side by side; each waits for its own order.

@@ -1,4 +1,4 @@
-"""An HTTP face of the broker for programs that cannot hold a connection, and check-back to configured addresses.
+"""An HTTP gateway to the broker for clients with short connections, with check-back to configured URLs.
 
 What a receiver of check-backs needs (:func:`verify`, :func:`sign_answer`) works without FastAPI; the server itself needs
 ``escrowmq[http]`` and raises Misuse(MISSING_PACKAGE) without it.

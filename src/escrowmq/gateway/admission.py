@@ -1,4 +1,4 @@
-"""Admission of requests: checks each before any byte of it is read, and reads its body within the limits.
+"""Admits HTTP requests: checks the headers before the body, then reads the body within the limits.
 
 Rules:
 

@@ -1,4 +1,4 @@
-"""The application: routes, problems, the OpenAPI document and a page that shows it."""
+"""Builds the ASGI application: routes, error responses, the OpenAPI document and its HTML page."""
 
 from __future__ import annotations
 

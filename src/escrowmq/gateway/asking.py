@@ -1,4 +1,4 @@
-"""Check-back over HTTP: the gateway is a member of the producer group, and passes what it is asked on to the group's address.
+"""Check-back over HTTP: the gateway joins the producer group and forwards check-backs to the group's URL.
 
 Rules:
 

@@ -1,4 +1,4 @@
-"""What one gateway holds: a bus, the producers of its groups, receives, settlements, and a few threads for look-ups."""
+"""The gateway object that all routes use: a bus, a producer per group, receives, acknowledgements, look-ups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a gateway may take at once. Every limit holds before the memory is taken; the table is documented in docs/http.md."""
+"""The settings table ``[gateway]``: limits on requests, message counts, waiting receives and timeouts. Every limit
+holds before the memory is taken; the table is documented in docs/http.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What travels over HTTP, as pydantic models: the OpenAPI document is made from them, and nothing else is let in."""
+"""The HTTP request and response bodies as pydantic models: the source of the OpenAPI document."""
 
 from __future__ import annotations
 

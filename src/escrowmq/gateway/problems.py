@@ -1,4 +1,4 @@
-"""Refusals as HTTP sees them: one JSON problem, and the status that fits what the caller can do next."""
+"""Turns errors into HTTP responses: a status and a JSON problem document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receives of short connections: long polls at the brokers on behalf of clients that may leave at any moment.
+"""Long polls at the brokers on behalf of HTTP clients that may disconnect at any moment.
 
 Theory of operation. Requests that want the same (group, lease, number of messages) share a *line*; everything here runs on the
 event loop, except that a thread speaks to each link, because a full connection blocks.

@@ -1,4 +1,4 @@
-"""What can be asked of the ledger, and what it answers. All plain values; times are microseconds."""
+"""The commands that the ledger accepts, and their answers. All plain values; times are microseconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events: what ``decide`` asks the log to append, made from columns and read back as fast as Arrow allows."""
+"""Events that ``decide`` returns for the log: built from columns or rows, and decoded again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people want to see of a ledger: topics, producer groups, transactions, as plain dicts for JSON."""
+"""Lists topics, producer groups, writers and transactions of a ledger as plain dicts for JSON."""
 
 from __future__ import annotations
 

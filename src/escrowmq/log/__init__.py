@@ -1,1 +1,1 @@
-"""log"""
+"""The commit log: segment files, frames, snapshots, recovery and integrity checks."""

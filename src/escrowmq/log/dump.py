@@ -1,4 +1,6 @@
-"""The entries that ``escrowmq log dump`` prints: one per frame, in order, damage where it lies. Takes no lock and changes nothing."""
+"""The entries that ``escrowmq log dump`` prints: one per frame, in log order, damaged places included. Takes no
+lock and changes nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Where the frames of a segment are: four NumPy columns, growing for the newest segment, mapped from a side file for sealed
-ones. The side file is derived: it may be deleted at any time and is rebuilt equal."""
+"""The index of the frames in a segment: four NumPy columns, in memory or mapped from a side file. The side file is
+derived: it may be deleted at any time and is rebuilt equal.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A log as it lies in a folder: read, and never changed. No lock is taken, no frame appended, nothing cut or repaired.
+"""A read-only view of the log in a data folder. No lock is taken, no frame appended, nothing cut or repaired.
 
 A folder that a broker is using may be read too, up to what its own frames say is durable: what comes behind may still be lost in
 a crash, and must not be shown. Of a folder that is not in use everything counts that the next opening would keep. All files

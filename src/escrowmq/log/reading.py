@@ -1,4 +1,4 @@
-"""Reading what the log holds: frames decoded where they lie, rows gathered by position. Safe from any thread."""
+"""Reads the log: decodes frames in place and collects rows by position. Safe from any thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening a folder: what is there, what of it is the log, and what a crash left behind.
+"""Recovery when a data folder is opened: finds the end of the log and cuts off a torn tail.
 
 Rules:
 

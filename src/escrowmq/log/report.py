@@ -1,4 +1,4 @@
-"""What is wrong with a stored log, and where: found by opening, reading and checking."""
+"""Describes damage found in a stored log: the file, the byte offset and the error :class:`DamagedLog`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commit log as a seam: what the engine needs of any log, local segments today, a replicated one later.
+"""The commit log interface that the engine uses: local segment files today, a replicated log later.
 
 Contract, held by ``escrowmq.testing.log_conformance``:
 

@@ -1,4 +1,4 @@
-"""One message on its way out: checked against the limits, made a row of values, and given an id if it has none."""
+"""Checks one outgoing message against the limits, assigns a missing id, and converts it to a row of values."""
 
 from __future__ import annotations
 

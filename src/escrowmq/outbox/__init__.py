@@ -1,4 +1,5 @@
-"""The database side: local message table, receive log, barrier, relay. SQLAlchemy 2 sessions and connections.
+"""The outbox and other database tools: local message table, receive log, barrier, relay. SQLAlchemy 2 sessions and
+connections.
 
 ``_tx`` always means "inside your transaction": such a call writes through your session and commits nothing itself. Names
 load when they are first used; without SQLAlchemy they raise Misuse(MISSING_PACKAGE).

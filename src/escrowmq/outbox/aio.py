@@ -1,4 +1,4 @@
-"""The same names to await, for AsyncSession, async_scoped_session, AsyncConnection and AsyncEngine.
+"""The asyncio versions of the outbox functions, for AsyncSession, AsyncConnection and AsyncEngine.
 
 Each takes what its blocking namesake takes, with an asynchronous session, connection or engine (psycopg, asyncpg, aiosqlite,
 aiomysql) as the first argument; see :func:`escrowmq.outbox.awaiting.awaited`.

@@ -1,4 +1,5 @@
-"""What waits for a person: rows whose attempts ran out. List, look, send again, discard; every act leaves its note.
+"""Outbox rows whose attempts are used up, for an operator to settle. List, look, send again, discard; every act
+leaves its note.
 
 A note is a line before the row's ``error``: when, who, what was done. The same goes to the log.
 """

@@ -1,4 +1,4 @@
-"""The one way from a blocking call to one that is awaited: SQLAlchemy runs it over an asynchronous driver.
+"""Turns a blocking outbox function into an awaitable one, run by SQLAlchemy over an asynchronous driver.
 
 ``awaited(sending.send_tx, session_of)`` is ``send_tx`` to await: the same arguments and documentation, except that the first
 argument is asynchronous. Nothing blocks the event loop.

@@ -1,4 +1,4 @@
-"""The consumer's success sets the sender's row to DONE.
+"""Callbacks from consumer to sender: after a success the sender's outbox row is set to DONE.
 
 The consumer's side writes the word into its own outbox, in the transaction of the effect (:func:`confirm_tx`; its relay sends it), or sends it
 itself (:func:`report`). The sender's side listens (:class:`CallbackListener`), or has a callback of its own, by HTTP for example, that

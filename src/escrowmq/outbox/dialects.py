@@ -1,4 +1,4 @@
-"""Where SQLite, PostgreSQL and MariaDB/MySQL differ: what an error means, inserting what is not there yet, the relay's needs.
+"""Differences between SQLite, PostgreSQL and MariaDB/MySQL: error codes, insert-if-absent, relay statements.
 
 A row whose primary key is there already is passed over by the database itself, in one statement, and all other errors stay
 errors. (``INSERT IGNORE`` is not used: it turns every error of the row, a refused foreign key too, into "there already".)

@@ -1,4 +1,4 @@
-"""Engines for URLs that people type: the driver of our extras where the URL names none, and errors that say the fix."""
+"""Creates SQLAlchemy engines from user-supplied URLs, with default drivers and helpful error messages."""
 
 from __future__ import annotations
 

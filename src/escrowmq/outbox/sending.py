@@ -1,4 +1,4 @@
-"""``send_tx``: a message into ``trans_message``, inside the caller's transaction, so that both exist or neither does.
+"""``send_tx``: writes a message to ``trans_message`` inside the caller's database transaction.
 
 On PostgreSQL a notification goes with the rows: it is delivered when, and only when, they are committed (a savepoint rolled back
 takes it along, which is why "once per transaction" is left to PostgreSQL, which folds equal ones). With one row it is part

@@ -1,1 +1,1 @@
-"""PySpark jobs over both sides of every transaction: audit, reconcile, sweeps and report."""
+"""PySpark jobs that compare broker and databases: audit, reconcile, sweeps and report."""

@@ -1,4 +1,4 @@
-"""Checks the name of a Spark cluster: whether it is one, whether its master answers, and whether it is this machine."""
+"""Checks a Spark master URL: whether it is valid, whether it answers, and whether it is this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds our errors in those of Spark, which wraps what our sources raise in its Python processes into a long text."""
+"""Converts Spark exceptions that contain an EscrowMQ error back into that error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transactions over time: one row per transaction, and the counts that reports draw, down to some hundred rows.
+"""Transactions over time: one row per transaction, and aggregated counts for the report's charts.
 
 Computed in Spark from the log's own times.
 """

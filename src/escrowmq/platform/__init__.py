@@ -1,1 +1,3 @@
-"""The seams to the machine: disk, clock and process. Everything above is given these; tests give their twins."""
+"""Interfaces to the operating system: disk, clock and process. Everything above is given these; tests give their
+twins.
+"""

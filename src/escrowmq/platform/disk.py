@@ -1,4 +1,4 @@
-"""The disk seam: the few file operations that the log needs, so that a fault disk can stand in for the real one."""
+"""The disk interface: the few file operations that the log needs, replaceable by a faulty disk in tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses that a server of ours may listen on: read from text, and refused when nothing protects them."""
+"""Parses listen addresses of servers and refuses unprotected ones outside the loopback interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of processes that read much: what was freed is kept for the next batch.
+"""Makes the C allocator keep freed memory for the next batch, for processes that read a lot.
 
 A batch is some megabytes. Allocators give such a piece back to the system at once, and the system zeroes every page of the next
 one: in a virtual machine that costs a reader more than copying the bytes.

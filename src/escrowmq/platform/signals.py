@@ -1,4 +1,4 @@
-"""The signals that ask a program to stop, for the time of a block."""
+"""A context manager that handles SIGTERM and SIGINT as requests to stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The brokers (or the data folder) behind a source: one link per address and process, its topic partitions, reading a range.
+"""Access to brokers or a data folder for the Spark source: cached links, topic partitions, range reads.
 
 Nothing here knows Spark. Python processes of executors live on from task to task, so links are kept.
 """

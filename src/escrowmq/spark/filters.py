@@ -1,4 +1,4 @@
-"""Filter push-down: the filters of Spark that offsets or the broker evaluate exactly; the rest goes back to Spark.
+"""Filter push-down: filters that offsets or the broker can evaluate exactly; Spark evaluates the others.
 
 ``key``, ``tag``: equality (``tag`` also IN). ``queue``: equality. ``offset`` (not of a view), ``stored`` (``decided`` of
 ``%op``, ``acked`` of ``%acks``): bounds. ``group`` of ``%acks``: equality. Each is evaluated on the same values that Spark would

@@ -1,1 +1,1 @@
-"""Stand-ins for tests, yours too: disks and logs in memory, a simulated clock, conformance suites, real servers."""
+"""Test tools, also for your own tests: in-memory disks and logs, a simulated clock, conformance suites, servers."""

@@ -1,4 +1,4 @@
-"""The checker of histories: by id, never by count, so one lost and one repeated message do not cancel out.
+"""Checks recorded histories for lost, repeated or wrong messages, by id and never by count.
 
 Sets of values (see ``Report``):
 

@@ -1,4 +1,4 @@
-"""A ledger in a test's hand: commands in, answers out, events kept, with the purity of ``decide`` watched."""
+"""Drives a ledger in tests: runs commands, keeps the events, and checks that ``decide`` is pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An in-memory twin of a link and its broker: enough of the rules to test clients against, with faults on demand.
+"""An in-memory fake of a link and its broker, for client tests, with faults on demand.
 
 Cancelling the future of a receive withdraws it. What it keeps to: message ids are de-duplicated, the first decision is final, only the owner's group may end a
 transaction, messages become visible by COMMIT, receives lease and acks settle. What it leaves out: durability, time

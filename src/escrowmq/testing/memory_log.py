@@ -1,4 +1,6 @@
-"""The commit log's twin in memory: the same seam, without files. What it forgets in a crash is what was not synced."""
+"""An in-memory commit log for tests, with the same interface as the one on disk. What it forgets in a crash is what
+was not synced.
+"""
 
 from __future__ import annotations
 

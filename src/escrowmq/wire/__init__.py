@@ -1,4 +1,4 @@
-"""The calls that a client can make of a broker, whatever carries them: Arrow Flight, or a plain function call when embedded."""
+"""The client-broker protocol: the calls of a broker, over Arrow Flight or as function calls when embedded."""
 
 from escrowmq.wire.actions.action import Action, Call
 from escrowmq.wire.exchanges import (

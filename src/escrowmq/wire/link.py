@@ -1,4 +1,4 @@
-"""The seam between clients and brokers: a :class:`Link` is one broker, whatever carries the calls.
+"""The interface between clients and brokers: a :class:`Link` is one broker, over any transport.
 
 Three shapes:
 

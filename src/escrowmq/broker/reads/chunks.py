@@ -1,4 +1,4 @@
-"""Scans the log by position: the rows of some kinds in a range, small frames joined to chunks of a fair size.
+"""Scans a position range of the log for rows of given kinds and merges small frames into larger batches.
 
 Where no end is given, reading stops at what was durable when it began.
 """

@@ -1,4 +1,4 @@
-"""What a read asks for: which rows (tags, key, time) and which columns, so that the rest is neither read nor sent."""
+"""Filters and column selection of a read: rows by tag, key and time, only the requested columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reads, listings and look-ups need: a :class:`Readable`, which is an engine or a data folder without a broker."""
+""":class:`Readable`, the interface that reads and look-ups use: an engine, or a data folder without a broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The system views: what the log knows of half messages, of decisions and (``acks.py``) of acknowledgements, by log position.
+"""The system views of half messages, decisions and (in ``acks.py``) acknowledgements, in log order.
 
 The rows come from the log; what became of a transaction since is asked of the ledger, a chunk of rows at a time.
 """

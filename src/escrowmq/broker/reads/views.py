@@ -1,5 +1,4 @@
-"""Reads: topics and dead letters (and, in ``system_views.py``, what the log knows) as streams of batches, bounded by what
-is durable.
+"""Streams topics, dead letters and system views (``system_views.py``) as batches, up to the last durable row.
 
 The ledger is asked on the writer for a few thousand rows at a time; bodies are read on the reader's thread, and only the
 columns that are asked for are touched.

@@ -1,1 +1,1 @@
-"""The one writer of a shard: rounds, the step in which ledger and log meet, check-back, upkeep."""
+"""The single writer of a shard: its request queue, ledger and log updates, check-back and maintenance."""

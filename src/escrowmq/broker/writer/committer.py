@@ -1,4 +1,4 @@
-"""Overlapped syncs: while one round is written and synced, the writer decides the next.
+"""Syncs one round of commands on its own thread while the writer already decides the next round.
 
 At most a few rounds wait here, strictly in order, so an answer never leaves before everything older is durable. The
 log itself has one hand-over in the air at a time; the writer waits for it before it hands over the next.

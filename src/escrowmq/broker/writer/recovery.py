@@ -1,4 +1,4 @@
-"""Recovery: the ledger of a log is the newest snapshot and every frame after it, whoever opens the log."""
+"""Recovery: rebuilds the ledger from the newest snapshot and every log frame after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits for the writer, and how a round of it is arranged: small neighbours of one kind become one command.
+"""The writer's request types, and how waiting requests are sorted and merged into commands for one round.
 
 Requests that wait at the same moment are concurrent: any order of them is one that their callers may see. Only those of
 one kind keep theirs, because a client pipelines within a kind. So a round runs control first, then half messages, plain

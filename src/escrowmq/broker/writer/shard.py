@@ -1,4 +1,4 @@
-"""One shard: a commit log, the ledger that is its fold, and the step in which the two meet.
+"""One shard: a commit log, the ledger computed from it, and the step that decides, appends and applies events.
 
 Rules (no threads, no clock of its own: tests drive it with a memory log and a simulated clock):
 

@@ -1,4 +1,4 @@
-"""What waits for messages: receives that found nothing, and looks that have no answer yet.
+"""Long polls that wait on the writer: receives without messages yet, and state queries without an answer yet.
 
 Rules:
 

@@ -1,4 +1,4 @@
-"""Receiving and settling over short connections: the handle of a message is all that is needed to settle it."""
+"""HTTP routes to receive, acknowledge, return and extend messages, each identified by a handle."""
 
 from __future__ import annotations
 

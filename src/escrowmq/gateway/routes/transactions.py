@@ -1,4 +1,4 @@
-"""Transactions over short connections: prepare, then end by id, from any connection and after any time (4.10)."""
+"""HTTP routes for transactions: prepare, then commit or roll back by id, from any connection at any later time."""
 
 from __future__ import annotations
 

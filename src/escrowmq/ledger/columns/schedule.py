@@ -1,4 +1,4 @@
-"""Due times without a scan: entries wait in buckets of equal time and are looked at once, when the time has come.
+"""An index of due times: entries of equal time share a bucket, so finding what is due needs no full scan.
 
 Rules:
 

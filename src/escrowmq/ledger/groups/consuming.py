@@ -1,4 +1,4 @@
-"""Consuming: what follows from a consumer's command. Reads the state of the groups, changes nothing.
+"""Decides the commands of consumer groups. Reads the state of the groups, changes nothing.
 
 What may be leased next is ruled in ``receiving.py``, what acknowledgements come to in ``settling.py``, what becomes of
 silent members in ``members.py``.

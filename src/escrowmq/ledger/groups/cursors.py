@@ -1,4 +1,4 @@
-"""Cursors: a consumer group's way through one queue, one byte per message; and leases, the part of it that one member holds.
+"""Cursors: the state of each message of a queue for one consumer group; and the leases of its members.
 
 Every offset of the queue is in exactly one state (I26), and its place says where that is written:
 

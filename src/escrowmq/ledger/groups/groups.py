@@ -1,4 +1,4 @@
-"""Consumer groups: what is leased, what became of every message, per group, and what each event changes in it.
+"""The state of all consumer groups of a shard, and how each event changes it.
 
 Theory of operation:
 

@@ -1,4 +1,4 @@
-"""Named members (``in_doubt="hold"``): epochs, in-doubt leases, and handing them to the next process.
+"""Named members (``in_doubt="hold"``): their epochs, and leases of unknown outcome handed to a restarted member.
 
 Theory of operation:
 

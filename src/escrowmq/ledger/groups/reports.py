@@ -1,4 +1,4 @@
-"""What people want to see of a consumer group, as plain dicts for JSON."""
+"""Describes consumer groups and their dead letters as plain dicts for JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settling: what acknowledgements come to, row by row. Reads the state, changes nothing.
+"""Decides acknowledgements row by row. Reads the state, changes nothing.
 
 Rules:
 

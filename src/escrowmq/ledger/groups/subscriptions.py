@@ -1,4 +1,4 @@
-"""What a consumer group subscribes to: checked where it enters, stored as JSON, compared when a member joins."""
+"""Subscriptions of consumer groups: validation, storage as JSON, comparison when a member joins."""
 
 from __future__ import annotations
 

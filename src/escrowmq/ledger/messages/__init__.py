@@ -1,1 +1,1 @@
-"""Messages on their way in: what is admitted, what is a repeat, which queue and transaction each row gets."""
+"""Admission of messages: validation, de-duplication, and the queue and transaction of each row."""

@@ -1,4 +1,4 @@
-"""What a message must be to enter, plain or half: limits, topic, session, queue. One code per row, all in columns.
+"""Validates plain and half messages: limits, topic, session, queue. One code per row, all in columns.
 
 A row that is refused does not hold up its neighbours: the accepted ones become one event. The first check that a row
 fails gives its code.

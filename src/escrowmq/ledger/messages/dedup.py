@@ -1,4 +1,4 @@
-"""De-duplication by message id (I9): a repeated id within the window gets the position of its first message.
+"""De-duplication by message id (invariant I9): a repeated id gets the position of its first message.
 
 An id is (instance, sequence). Clients count the sequence up, so what is remembered is *runs* of consecutive ids at
 consecutive positions: one run for a whole batch, however long, and steady clients extend their last run. Ids that a

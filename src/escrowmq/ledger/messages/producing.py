@@ -1,4 +1,4 @@
-"""Messages on their way in: SEND and PREPARE become one event each, refused rows left out.
+"""Decides SEND and PREPARE: the accepted rows of a batch become one event, rejected rows get a code.
 
 The answer to each accepted row is known before the log has it, because the log numbers rows one after the other: a
 half message's transaction id *is* its position. A row whose message id is known gets the receipt of that first message.

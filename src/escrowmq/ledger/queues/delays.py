@@ -1,4 +1,6 @@
-"""Delayed messages: stored, in no queue yet. A release by the broker's clock puts them there (I21: never early)."""
+"""Delayed messages: stored in the log, but in no consume queue until their time has come. A release by the broker's
+clock puts them there (I21: never early).
+"""
 
 from __future__ import annotations
 

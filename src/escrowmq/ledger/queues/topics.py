@@ -1,4 +1,4 @@
-"""Topics, their queues and the numbers of their tags.
+"""Topics, their queues, and the number assigned to each tag.
 
 Which queue a message goes to (Kafka's custom, which RocketMQ users share): the one it names; else the one its key
 hashes to, so that equal keys keep their order; else, without a key, all such rows of a batch stay together and batches

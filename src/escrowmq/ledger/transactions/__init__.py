@@ -1,1 +1,1 @@
-"""Producers and their transactions: sessions, half messages, the one decision of each, check-back, writers of batches."""
+"""Producers and transactions: sessions, half messages, final decisions, check-back, writers of numbered batches."""

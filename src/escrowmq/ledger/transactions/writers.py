@@ -1,4 +1,4 @@
-"""Writers of numbered batches (a Spark query): all transactions of one batch are decided by one event, once.
+"""Writers of numbered batches (a Spark query): one event commits all transactions of a batch, exactly once.
 
 Theory of operation. A job prepares the rows of batch *n* in many processes, some of them more than once (a task is
 repeated, or runs twice at a time). Its driver then names the transactions that count and commits them as (writer, n). The

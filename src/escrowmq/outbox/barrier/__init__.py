@@ -1,4 +1,4 @@
-"""Automatic check-back from the database: the local transaction leaves a mark, and the broker's question is answered by it.
+"""The barrier: check-back answered from a row that the local transaction wrote to its own database.
 
 Theory of operation. ``trans_barrier`` holds at most one row for a transaction id and branch, because of its primary key.
 

@@ -1,4 +1,4 @@
-"""Binding: the mark that a local transaction leaves among its own changes."""
+"""Writes the barrier row of a message transaction inside the local database transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exactly once between two databases with the producer driving: which database holds the mark, and who tells whom.
+"""Producer-driven modes for exactly-once effects between two databases.
 
 Several modes; ``docs/modes.md`` says which one when. None of them needs a callback into the producer.
 """

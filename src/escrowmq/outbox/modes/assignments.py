@@ -1,4 +1,4 @@
-"""Who reads which queue, or which part of one: rows of ``trans_recv_offset``, assigned by hand, fenced by their epoch.
+"""Assigns queues, or parts of a queue, to consumers: rows of ``trans_recv_offset``, fenced by an epoch.
 
 A :class:`Slot` is a queue, or a virtual queue: the offsets of one whose remainder by ``stride`` is ``part``. The slots of a queue
 never overlap in one group. A row names its owner; another owner gets it only when it was let go, or taken over by hand, because

@@ -1,4 +1,5 @@
-"""Consumer-side de-duplication: prepares and decisions both reach the consumer. For any broker that acknowledges.
+"""Consumer-side de-duplication: the consumer receives prepares and decisions and matches them in its database. For
+any broker that acknowledges.
 
 The broker knows nothing of transactions. The producer sends PREPARE (with the body) and later COMMIT or ROLLBACK as ordinary
 messages; the consumer stores the prepare, and deletes it in the transaction of the effect. What that needs:

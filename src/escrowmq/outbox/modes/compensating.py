@@ -1,4 +1,4 @@
-"""Compensation: at least once with an idempotent consumer, for little: store, send, delete; send what is left again.
+"""Compensation mode: store, send, delete, send again what is left; needs an idempotent consumer.
 
 | step | what |
 | --- | --- |

@@ -1,4 +1,4 @@
-"""Producer-driven transactions: the seven steps, and what follows each state of a row after a restart.
+"""The steps of a producer-driven transaction, and the next step for each row state after a restart.
 
 Theory of operation. The producer's table is the only memory; a process that has it can finish what another began. Every state has exactly one
 next step, and every step may be repeated:

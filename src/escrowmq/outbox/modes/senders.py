@@ -1,4 +1,4 @@
-"""Sends ordinary messages, each to the one broker that was chosen for it: through a producer, or through a target.
+"""Sends ordinary messages, each to its assigned broker, through an EscrowMQ producer or a relay target.
 
 A sender chooses the broker when a message is stored, and never another one afterwards. It answers codes, one per row, as
 :mod:`escrowmq.outbox.targets.seam` reads them; it raises only Misuse.

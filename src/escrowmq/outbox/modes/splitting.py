@@ -1,4 +1,4 @@
-"""One topic as several: when one consumer of consumer-side de-duplication is too slow, each part gets a consumer of its own."""
+"""Splits one topic into several, so that consumer-side de-duplication can run several consumers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of a run, by id: a database on each side records every id, and at the end both hold the same *set*.
+"""Compares confirmed and consumed message ids of a run: reports lost, foreign and repeated ones.
 
 confirmed ≤ consumed ≤ confirmed + unconfirmed; with nothing unconfirmed they are equal. Counts are never compared: one lost and
 one foreign message would cancel out.

@@ -1,4 +1,4 @@
-"""The relay: moves what was committed into ``trans_message`` to a broker, in batches, in order per key, losing nothing.
+"""The relay: sends committed rows of ``trans_message`` to a broker in batches, in order per key, without loss.
 
 Theory of operation.
 

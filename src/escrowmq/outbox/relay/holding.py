@@ -1,4 +1,4 @@
-"""A worker's copy of which keys are held back, and by which row; the table is the truth.
+"""A worker's cache of the keys that are held back behind a failed row; the outbox table is authoritative.
 
 A key is held by its RETRYING row, or by a WAITING one that was never sent (with ``on_exhausted="hold_key"``). Rows behind it are
 HELD when they are met, and PENDING again, all at once and in their old order, when the head has gone: sent, discarded, or

@@ -1,4 +1,4 @@
-"""Which lanes a worker has: leased by the database's clock, shared fairly, taken over from the dead, given back at the end."""
+"""Leases of lanes (groups of keys) by relay workers: shared fairly, taken over from dead workers."""
 
 from __future__ import annotations
 

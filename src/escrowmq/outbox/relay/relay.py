@@ -1,4 +1,4 @@
-"""The relay as a program or a library sees it: start, stop, run, drain."""
+"""The public :class:`Relay`: start, stop, run, drain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides when a worker looks at the table again: at once when notified, soon after a find, seldom while nothing comes."""
+"""Decides when a worker polls the table again: on notification, soon after it found rows, else ever less often."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch as rows, for targets whose client sends single messages; and the rule that nothing overtakes within a key.
+"""Splits a batch into single messages for clients that need it, and keeps the order of messages per key.
 
 The rule is kept in one of two ways. A target that may refuse any one message of a stream is sent *waves*: the first message of every
 key at once, then the second of every key, and so on, so that a key's next message leaves only after the one before is

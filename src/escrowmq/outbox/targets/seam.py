@@ -1,4 +1,4 @@
-"""The contract between a relay and what it sends to: codes per row, order per key, a declared promise.
+"""The interface of a relay target: one result code per row, order per key, a declared durability.
 
 A target takes a record batch of schema :data:`escrowmq.schemas.OUTGOING` and answers every row with one
 :class:`escrowmq.errors.Code`:

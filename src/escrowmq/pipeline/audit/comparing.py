@@ -1,4 +1,4 @@
-"""Compares large sides: windows first, then row by row those windows that are not proven equal."""
+"""Compares large data sets: first by hash windows of ids, then row by row where a window may differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run folder holds and what has to agree: ``manifest.json``, written by the program that made the run, read by the audit.
+"""The manifest of a run folder, ``manifest.json``: its files, tables and log, and the comparisons to make.
 
 Everything is named relative to the run folder, so that a folder can be moved or copied as a whole::
 

@@ -1,4 +1,4 @@
-"""The rows that are compared: every side as an id and cells of text, whatever it is stored in."""
+"""Reads every source of the audit into one form: an id and the compared columns as text."""
 
 from __future__ import annotations
 

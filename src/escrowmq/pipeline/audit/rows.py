@@ -1,4 +1,4 @@
-"""The sides of all comparisons, laid out so that every source is read once per pass."""
+"""Groups the comparisons by source, so that each source is read only once per pass."""
 
 from __future__ import annotations
 

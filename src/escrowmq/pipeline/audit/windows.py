@@ -1,4 +1,4 @@
-"""Proves windows of ids equal without comparing their rows; the windows that are left are compared row by row.
+"""Proves windows (ids grouped by hash) equal by row counts and content hashes, without comparing their rows.
 
 A *window* is all ids with the same hash modulo some number, so an id is in one window on every side. Of each window and side
 the rows are counted and the hashes of (id, content) summed: sums do not care for order, and are made where the rows

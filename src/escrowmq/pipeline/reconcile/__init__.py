@@ -1,4 +1,4 @@
-"""Reconcile: which ids were announced and never committed (half ⟕ commit), in batches and as a stream, by id and content."""
+"""Reconcile: finds ids with a half message but no commit, as a batch or a stream, by id and content."""
 
 from escrowmq.pipeline.reconcile.frames import differing, findings, missing, tally, unexpected
 from escrowmq.pipeline.reconcile.reading import IDS, Side, read_side

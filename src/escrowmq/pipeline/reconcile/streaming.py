@@ -1,4 +1,5 @@
-"""Reconcile as a stream: sessions of an id, closed by a watermark, in Spark's own state. No Python runs per row.
+"""Reconcile as a stream: groups the messages of an id into sessions that a watermark closes, in Spark state. No
+Python runs per row.
 
 All sightings of an id that lie less than the grace time apart are one *session*, whichever side they come from and in whatever
 order and batch they arrive. When the watermark (the latest time seen on either side, less ``lateness``) has passed its end, which is

@@ -1,4 +1,4 @@
-"""The report: what a broker or a data folder holds, how fast it decides, what waits and how that changes; a page with charts."""
+"""The report: an HTML page with charts of messages, decision times and open transactions."""
 
 from escrowmq.pipeline.report.measures import Report
 from escrowmq.pipeline.report.page import write_report

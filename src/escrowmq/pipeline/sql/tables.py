@@ -1,4 +1,4 @@
-"""What is read of a database table: its columns, its ranges of keys, and the rows of a range as Arrow batches. No Spark in here.
+"""Reads a database table: its columns, its key ranges, and the rows of a range as Arrow batches. No Spark in here.
 
 The ranges begin before the first key and end after the last, so rows that come in between planning and reading are read, too. Each
 range is one query: the whole is no snapshot of one moment.

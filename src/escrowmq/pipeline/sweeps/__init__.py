@@ -1,4 +1,4 @@
-"""Sweeps over sharded databases: orders that are over, and stock that was frozen for an order that never came."""
+"""Sweeps over sharded databases: settle paid or expired orders, and release stock frozen without an order."""
 
 from escrowmq.pipeline.sweeps.acts import Act, Inconsistent, release, release_orphan, settle_order
 from escrowmq.pipeline.sweeps.books import Books

@@ -1,4 +1,4 @@
-"""The acts of a sweep on one order or one freeze, under lock: plain functions over connections, no Spark.
+"""The database changes of a sweep for one order or one stock freeze, under row locks, without Spark.
 
 Each may be killed anywhere and run again, and run by several at once: stock and orders end as after one clean run. Connections must
 have no transaction open, and come from engines of :func:`~escrowmq.outbox.engines.open_locking`. A candidate is

@@ -1,4 +1,4 @@
-"""The tables that the sweeps work on: which columns they must have, and the names of tables, columns and states.
+"""The tables that the sweeps use: required columns, and configurable names of tables, columns and states.
 
 Databases of orders (the *shards*) have two tables, the database of products two::
 

@@ -1,4 +1,4 @@
-"""A Kafka server of our own: one node, KRaft. Debian packages: ``maven`` and ``openjdk-17-jre-headless``.
+"""Starts a single-node Kafka server (KRaft) for tests. Debian packages: ``maven`` and ``openjdk-17-jre-headless``.
 
 Debian has no Kafka, so Maven fetches what ``kafka-pom.xml`` names, once, into the user's cache folder.
 """

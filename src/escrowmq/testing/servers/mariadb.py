@@ -1,4 +1,4 @@
-"""A MariaDB server of our own. Debian package: ``mariadb-server``."""
+"""Starts a MariaDB server for tests. Debian package: ``mariadb-server``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of our own. Debian package: ``postgresql``."""
+"""Starts a PostgreSQL server for tests. Debian package: ``postgresql``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A RabbitMQ server of our own, with an ``epmd`` of its own. Debian package: ``rabbitmq-server``.
+"""Starts a RabbitMQ server for tests, with its own ``epmd``. Debian package: ``rabbitmq-server``.
 
 The Debian command ``rabbitmq-server`` changes to the user rabbitmq and its folders; the script below the library does neither.
 """

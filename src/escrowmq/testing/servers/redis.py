@@ -1,4 +1,4 @@
-"""A Redis server of our own. Debian package: ``redis-server``."""
+"""Starts a Redis server for tests. Debian package: ``redis-server``."""
 
 from __future__ import annotations
 

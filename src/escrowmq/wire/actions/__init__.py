@@ -1,1 +1,3 @@
-"""The actions: small questions and admin acts, JSON both ways. One module per noun; ``table.py`` lists them all."""
+"""Actions: small queries and admin operations, with JSON requests and answers. One module per noun; ``table.py``
+lists them all.
+"""

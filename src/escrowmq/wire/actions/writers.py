@@ -1,4 +1,4 @@
-"""Actions on writers of numbered batches (Spark queries)."""
+"""Actions on writers of numbered batches (Spark queries): commit a batch, show, list, forget."""
 
 from __future__ import annotations
 
