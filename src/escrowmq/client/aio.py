@@ -19,8 +19,8 @@ from escrowmq.client.consuming.options import check_options, subscription
 from escrowmq.client.consuming.received import AsyncReceived, ReceivedBase
 from escrowmq.client.lanes.blocking import AsyncCloses
 from escrowmq.client.lanes.coalescer import Lane
-from escrowmq.client.lanes.loop import Loop, Waiting
 from escrowmq.client.lanes.request import Codec
+from escrowmq.client.lanes.waiting import Loop, Waiting
 from escrowmq.client.links.router import Router
 from escrowmq.client.producing.checker import AnyChecker
 from escrowmq.client.producing.producer import AsyncProducer, ProducerBase
@@ -135,8 +135,7 @@ class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, Consum
         """A consumer of consumer group ``group``, which is made if it does not exist.
 
         All consumers of a group have the same topics, ``tags`` and order. ``tags`` (None: all) is ``"a||b"`` or a list;
-        ``ordered`` (False) gives each queue in order; ``start`` (of a new group) is ``"earliest"`` (the default),
-        ``"latest"`` or a datetime; ``lease`` seconds until what is not acknowledged comes back, ``retry_backoff`` and
+        ``ordered`` gives each queue in order; ``start`` (of a new group) is ``"earliest"``, ``"latest"`` or a datetime; ``lease`` seconds until what is not acknowledged comes back, ``retry_backoff`` and
         ``retry_backoff_max`` seconds before the second and before later deliveries, ``max_attempts`` deliveries until a
         message is a dead letter (None, each: the broker's); ``prefetch`` (2) receives ahead, of up to ``max_bytes``
         (16 MiB) each; ``timeout`` (30.0) seconds per call; ``qos`` (1) and ``seen`` (a plain function; on an event loop it

@@ -9,7 +9,7 @@ from escrowmq.client.aio import BusBase, BusCalls
 from escrowmq.client.consuming.consumer import Consumer
 from escrowmq.client.consuming.received import Received
 from escrowmq.client.lanes.blocking import Closes, blocking
-from escrowmq.client.lanes.threads import Threads
+from escrowmq.client.lanes.waiting import Threads
 from escrowmq.client.producing.producer import Producer
 from escrowmq.client.reading.reader import Reader
 from escrowmq.wire import Link

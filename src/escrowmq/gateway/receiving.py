@@ -27,7 +27,7 @@ from typing import Any
 import pyarrow as pa
 
 from escrowmq.client.aio import AsyncBus
-from escrowmq.client.lanes.loop import Sender
+from escrowmq.client.lanes.waiting import Sender
 from escrowmq.errors import AWAY, Code, EscrowError, Overloaded, Unknown
 from escrowmq.gateway.limits import GatewaySettings
 from escrowmq.gateway.settling import Settler

@@ -17,7 +17,7 @@ from escrowmq.client.consuming.delivery import Rows
 from escrowmq.client.consuming.fetching import NO_ROWS, Fetcher
 from escrowmq.client.consuming.membership import Membership
 from escrowmq.client.consuming.settling import SettlingCodec, lease_runs, settling_batch
-from escrowmq.client.lanes.loop import Waiting
+from escrowmq.client.lanes.waiting import Waiting
 from escrowmq.client.links.patience import patient_action
 from escrowmq.client.links.router import Router
 from escrowmq.errors import Code, EscrowError, error

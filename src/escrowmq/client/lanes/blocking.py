@@ -2,7 +2,7 @@
 
 The class of a blocking face (``Producer``) and the class whose coroutines it takes over (``AsyncProducer``) have one base with
 all their state. The coroutine gets the blocking object as its ``self``, and everything it awaits blocks, because the state
-was made with :class:`~escrowmq.client.lanes.threads.Threads`. So a coroutine of a face awaits only what stands in the common
+was made with :class:`~escrowmq.client.lanes.waiting.Threads`. So a coroutine of a face awaits only what stands in the common
 base or below, never a public method of its own class, which on the other face is no coroutine.
 """
 

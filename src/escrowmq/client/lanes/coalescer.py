@@ -84,7 +84,7 @@ class Lane(ABC):
         self._sealed_rows = 0
         self._in_flight: list[Request] = []
         self._pumping = False
-        self._broken = False
+        self.broken = False  # the connection was lost, and requests wait to be sent again
         self._worth = 1.0  # rows that must wait before a request may leave; infinite while none may
         self._backoff = Backoff(FIRST_BACKOFF, LAST_BACKOFF)
         self._sweeping = False
@@ -108,11 +108,6 @@ class Lane(ABC):
     def waiting(self) -> int:
         """Rows that have not left yet."""
         return len(self._open) + self._sealed_rows
-
-    @property
-    def broken(self) -> bool:
-        """Whether the connection was lost and requests wait to be sent again."""
-        return self._broken
 
     def add(self, row: Row, waiter: Any, size: int) -> None:
         """Put a row (of about ``size`` bytes) into the open request; its result goes to ``waiter``, or nowhere if None.
@@ -191,7 +186,7 @@ class Lane(ABC):
     def _weigh(self) -> None:
         """How many rows are worth a request now; whenever what is in flight, or broken, changes."""
         in_flight = len(self._in_flight)
-        if self._broken or in_flight >= MAX_IN_FLIGHT:
+        if self.broken or in_flight >= MAX_IN_FLIGHT:
             self._worth = math.inf
         else:
             self._worth = max(sum(map(len, self._in_flight)), WORTH_OVERLAPPING) if in_flight else 1
@@ -209,8 +204,6 @@ class Lane(ABC):
             return None
         if not self._sealed:
             self._seal()
-        if not self._sealed:
-            return None
         request = self._sealed.popleft()
         self._sealed_rows -= len(request)
         self._in_flight.append(request)
@@ -237,7 +230,7 @@ class Lane(ABC):
                 options = self._options() if again is None else again
                 session: Any = options.get("session", 0)
                 request.session = session
-                if again is None and (self._broken or self._overtakes(request)):  # what was lost goes first
+                if again is None and (self.broken or self._overtakes(request)):  # what was lost goes first
                     self._failed(request, Unknown(Code.DISCONNECTED))
                     return
                 future = self._link.exchange(self._kind, request.batch, options)
@@ -284,7 +277,7 @@ class Lane(ABC):
             return
         with self._sending, self._lock:
             request.lost = problem
-            self._broken = True
+            self.broken = True
             self._weigh()
             self._sweep_later()
             self._resend_later()
@@ -308,16 +301,14 @@ class Lane(ABC):
         self._start_pump()
 
     def _settle(self, request: Request) -> bool:
-        if request.settled:
-            return False
-        request.settled = True
-        return True
+        first, request.settled = not request.settled, True
+        return first
 
     def _leave_flight(self, request: Request) -> None:
         if request in self._in_flight:
             self._in_flight.remove(request)
             self._weigh()
-        if self._broken:
+        if self.broken:
             self._resend_later()
         else:
             self._backoff.worked()
@@ -334,7 +325,7 @@ class Lane(ABC):
             if self._renewing:
                 return  # it ends with another call
             if self._pumping or any(request.lost is None for request in self._in_flight):
-                if self._pumping and self._broken:
+                if self._pumping and self.broken:
                     self._timer.after(FIRST_BACKOFF, self._resend)
                 return
             if self._forgotten:
@@ -346,7 +337,7 @@ class Lane(ABC):
                 request.lost = None
                 request.resends += 1
             self._pumping = True
-            self._broken = False
+            self.broken = False
             self._weigh()
         options = self._options()
         for request in again:

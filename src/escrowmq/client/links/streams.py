@@ -82,7 +82,7 @@ class Duplex(ABC):
     def __init__(self, client: flight.FlightClient, command: dict[str, Any], schema: pa.Schema) -> None:
         packed = json.dumps({"protocol": PROTOCOL_VERSION, **command}).encode()
         self._writing = threading.Lock()
-        self._done = False  # writing
+        self.withdrawn = False  # it takes no more requests
         self._writer, self._reader = client.do_exchange(flight.FlightDescriptor.for_command(packed))
         self._writer.begin(schema)
         self._thread = threading.Thread(target=self._read, name=f"escrowmq-{command['exchange']}", daemon=True)
@@ -107,7 +107,7 @@ class Duplex(ABC):
             problem = escrow_error(raised)
         self._ended(problem)
         with self._writing:
-            self._done = True
+            self.withdrawn = True
             with suppress(*_BROKEN):  # the reader has the reason
                 self._writer.close()  # or Arrow prints the end of the stream on standard error when the writer goes
 
@@ -121,8 +121,8 @@ class Duplex(ABC):
         if self._writing.acquire(timeout=1.0):
             try:
                 with suppress(*_BROKEN):  # it is gone already
-                    if not self._done:
-                        self._done = True
+                    if not self.withdrawn:
+                        self.withdrawn = True
                         self._writer.done_writing()
             finally:
                 self._writing.release()
@@ -152,18 +152,13 @@ class Stream(Duplex):
         self._dead: EscrowError | None = None
         super().__init__(client, {"exchange": str(kind)}, REQUEST[kind])
 
-    @property
-    def withdrawn(self) -> bool:
-        """Whether it takes no more requests."""
-        return self._done
-
     def request(self, batch: pa.RecordBatch, options: ExchangeOptions) -> Future[pa.RecordBatch]:
         """Send one request; the future of its answer."""
         future = _Poll(self.withdraw) if self.kind is Exchange.RECEIVE else Future[pa.RecordBatch]()
         wait_ms: Any = options.get("wait_ms", 0)
         expiry = time.monotonic() + wait_ms / 1000 + STALL_SECONDS
         with self._writing:
-            if self._done and self._dead is None:
+            if self.withdrawn and self._dead is None:
                 return failed_future(Unknown(Code.DISCONNECTED, "the stream takes no more requests"))
             number = next(self._ids)
             with self._lock:

@@ -89,7 +89,9 @@ class OutgoingCodec:
             elif field.name == "message_id":
                 arrays.append(column_of(self.ids.take(n)))
             else:
-                arrays.append(_filled(field, default, n))
+                arrays.append(
+                    pa.nulls(n, field.type) if default is None else pa.repeat(pa.scalar(default, field.type), n)
+                )
         return pa.RecordBatch.from_arrays(arrays, schema=schemas.OUTGOING)
 
     def _id_column(self, column: pa.Array) -> pa.Array:
@@ -105,10 +107,6 @@ def _optional(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 def _numbers(values: Sequence[int]) -> pa.Array:
     return pa.array(values, pa.int64()) if any(values) or len(values) > 1 << 16 else _ZEROS[: len(values)]
-
-
-def _filled(field: pa.Field, default: int | None, rows: int) -> pa.Array:
-    return pa.nulls(rows, field.type) if default is None else pa.repeat(pa.scalar(default, field.type), rows)
 
 
 def _cast(column: pa.Array, field: pa.Field, default: int | None) -> pa.Array:

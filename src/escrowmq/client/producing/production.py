@@ -16,9 +16,8 @@ import pyarrow as pa
 
 from escrowmq import schemas
 from escrowmq.client.lanes.coalescer import Lane
-from escrowmq.client.lanes.loop import Waiting
 from escrowmq.client.lanes.request import Codec
-from escrowmq.client.lanes.threads import ThreadLane
+from escrowmq.client.lanes.waiting import ThreadLane, Waiting
 from escrowmq.client.links.router import Router, broker_of
 from escrowmq.client.producing.checker import AnyChecker, CheckLoop, takes_batches
 from escrowmq.client.producing.ending import EndingCodec, first_time, outcome_column
@@ -263,8 +262,6 @@ class Production:
     def _end_parts(self, ids: pa.Array, outcomes: npt.NDArray[np.uint8]) -> Iterator[Part]:
         """Decisions by the broker that holds them, within the limits; rows with a null id are in no part. Blocks."""
         keep = np.flatnonzero(np.asarray(ids.is_valid()))
-        if not len(keep):
-            return
         valid = ids if len(keep) == len(ids) else ids.take(pa.array(keep))
         where = shards(valid)
         for shard in np.unique(where).tolist():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -68,7 +67,7 @@ class Receipts:
 
     def to_arrow(self) -> pa.RecordBatch:
         """Columns topic, message_id, code, position, queue, offset, transaction."""
-        columns: dict[str, Any] = {
+        columns = {
             "topic": self._topics,
             "message_id": self.message_ids,
             "code": pa.array(self.codes),
@@ -80,8 +79,7 @@ class Receipts:
         return pa.RecordBatch.from_pydict(columns)
 
     def __repr__(self) -> str:
-        refused = int(np.count_nonzero(self.codes))
-        return f"<Receipts: {len(self)} messages, {refused} refused>"
+        return f"<Receipts: {len(self)} messages, {np.count_nonzero(self.codes)} refused>"
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -114,8 +112,7 @@ class EndResults:
         return self
 
     def __repr__(self) -> str:
-        refused = int(np.count_nonzero(~_DONE[self.codes]))
-        return f"<EndResults: {len(self)} decisions, {refused} refused>"
+        return f"<EndResults: {len(self)} decisions, {np.count_nonzero(~_DONE[self.codes])} refused>"
 
 
 def receipts(

@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 
 from escrowmq.client.consuming.options import tag_list
-from escrowmq.client.lanes.loop import Waiting
+from escrowmq.client.lanes.waiting import Waiting
 from escrowmq.client.links.patience import patient_action
 from escrowmq.client.links.router import Router
 from escrowmq.errors import AWAY, Code, EscrowError, Misuse, Rejected, error
@@ -108,8 +108,9 @@ class Reading:
                 missing = problem
         if not found and missing is not None:
             raise missing
-        chosen = self._chosen(list(found))
-        self._move({partition: found[partition] for partition in chosen}, self._start, unnamed="head")
+        self._move(
+            {partition: found[partition] for partition in self._chosen(list(found))}, self._start, unnamed="head"
+        )
 
     def seek(self, start: Start) -> None:
         """Go on from ``start``; of a mapping, the partitions not named stay where they are."""

@@ -1,9 +1,8 @@
 """How the callers of a client wait: as threads, or as tasks of an event loop.
 
-All producers, consumers, readers and buses are written once, as coroutines over
-:class:`~escrowmq.client.lanes.threads.Threads` and :class:`Loop`, which have the same methods. On
-threads every awaitable blocks and is then done, so a coroutine ends in its first step (:mod:`escrowmq.client.lanes.blocking`);
-on an event loop it suspends.
+All producers, consumers, readers and buses are written once, as coroutines over :class:`Threads` and :class:`Loop`, which have
+the same methods. On threads every awaitable blocks and is then done, so a coroutine ends in its first step
+(:mod:`escrowmq.client.lanes.blocking`); on an event loop it suspends.
 
 - ``lane`` makes a coalescing lane whose ``waiter`` a caller awaits;
 - ``away`` runs a function that blocks, ``spawn`` one that may block on a full connection and has no result;
@@ -11,7 +10,7 @@ on an event loop it suspends.
 - ``returned`` is what a user's function returned: on an event loop it may be a coroutine function;
 - ``signal`` makes what wakes those who wait for a condition, ``lock`` a lock that is given in the order of the callers.
 
-Nothing here blocks the loop, and an answer wakes it once for all of its rows.
+Nothing blocks the loop, and an answer wakes it once for all of its rows.
 """
 
 from __future__ import annotations
@@ -20,20 +19,119 @@ import asyncio
 import inspect
 import queue
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from escrowmq.client.lanes.coalescer import Lane
 from escrowmq.client.lanes.request import Codec
-from escrowmq.client.lanes.threads import Threads
 from escrowmq.client.lanes.timer import Timer
-from escrowmq.errors import EscrowError
+from escrowmq.errors import Code, EscrowError, Unknown
 from escrowmq.wire import Exchange, ExchangeOptions, Link
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Waiter:
+    """A blocked caller: the cheapest wake-up that Python has. Awaiting it blocks, at most a little more than ``timeout``."""
+
+    __slots__ = ("lock", "timeout", "value")
+
+    def __init__(self, timeout: float) -> None:
+        self.lock = threading.Lock()
+        self.lock.acquire()
+        self.timeout = timeout
+        self.value: Any = None
+
+    def __await__(self) -> Generator[None, None, Any]:
+        yield from ()  # makes it a generator; it never suspends
+        # The lane gives up after ``timeout``; the rest guards against a lane that was cut off in the middle of that.
+        if not self.lock.acquire(timeout=1.2 * self.timeout + 2.0):
+            raise Unknown(Code.TIMED_OUT)
+        value = self.value
+        if isinstance(value, EscrowError):
+            raise value
+        return value
+
+
+class ThreadLane(Lane):
+    """A lane whose callers are threads: each waiter is a :class:`Waiter` (or None)."""
+
+    def __init__(self, *args: Any, timeout: float, **more: Any) -> None:
+        super().__init__(*args, waiter=partial(Waiter, timeout), timeout=timeout, **more)
+
+    def _deliver(self, waiters: list[Any], results: list[Any]) -> None:
+        for waiter, value in zip(waiters, results, strict=True):
+            if waiter is not None:
+                waiter.value = value
+                waiter.lock.release()
+
+
+class ThreadSignal:
+    """Wakes threads that wait for a condition to become true."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+
+    def set(self) -> None:
+        """Have all who wait look again."""
+        with self._condition:
+            self._condition.notify_all()
+
+    async def wait(self, ready: Callable[[], bool], timeout: float | None) -> bool:
+        """Block until ``ready()``; False if it is not within ``timeout`` seconds."""
+        with self._condition:
+            return self._condition.wait_for(ready, timeout)
+
+
+class Threads:
+    """How threads wait: everything is done on the caller's own thread."""
+
+    loop = None
+
+    def __init__(self) -> None:
+        self.timer = Timer()
+
+    def lane(
+        self, link: Link, kind: Exchange, codec: Codec, options: Callable[[], ExchangeOptions], **more: Any
+    ) -> ThreadLane:
+        """A lane whose callers block."""
+        return ThreadLane(link, kind, codec, options, self.timer, **more)
+
+    def signal(self) -> ThreadSignal:
+        """A new signal."""
+        return ThreadSignal()
+
+    def lock(self) -> AbstractAsyncContextManager[None]:
+        """None is needed: what it would guard is thread-safe."""
+        return nullcontext()
+
+    def spawn(self, call: Callable[[], None]) -> None:
+        """Call it."""
+        call()
+
+    async def away(self, act: Callable[P, T], *args: P.args, **given: P.kwargs) -> T:
+        """Call it."""
+        return act(*args, **given)
+
+    async def gather(self, waits: Sequence[Awaitable[T]]) -> list[T]:
+        """The results, one after the other."""
+        return [await wait for wait in waits]
+
+    async def result(self, future: Future[T], timeout: float) -> T:
+        """Block until it is done."""
+        return future.result(timeout)
+
+    async def returned(self, value: Any) -> Any:
+        """The value itself: there is nothing to await here."""
+        return value
+
+    def close(self) -> None:
+        """End the timer's thread."""
+        self.timer.close()
 
 
 class Sender:
@@ -66,9 +164,7 @@ class LoopLane(Lane):
         self, *args: Any, loop: asyncio.AbstractEventLoop, loop_thread: int, sender: Sender, **options: Any
     ) -> None:
         super().__init__(*args, waiter=partial(asyncio.Future, loop=loop), **options)
-        self._loop = loop
-        self._loop_thread = loop_thread
-        self._sender = sender
+        self._loop, self._loop_thread, self._sender = loop, loop_thread, sender
 
     def _start_pump(self) -> None:
         # After the callbacks that the loop has ready, and after the tasks that an answer just woke: those that are about
