@@ -1,4 +1,6 @@
-"""``escrowmq send``, ``tail`` and ``lookup``: messages in, a look into a topic or a system view, and single messages by key or id."""
+"""``escrowmq send``, ``tail`` and ``lookup``: send messages, print a topic or a system view, find messages by key
+or id.
+"""
 
 from __future__ import annotations
 

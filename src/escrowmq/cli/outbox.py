@@ -1,4 +1,6 @@
-"""``escrowmq outbox``: the local message table of a database: make it, see what waits for a person, settle it, relay it."""
+"""``escrowmq outbox``: create the outbox tables, run the relay, list and show messages, retry or discard failed
+ones.
+"""
 
 from __future__ import annotations
 

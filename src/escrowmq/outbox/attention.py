@@ -1,5 +1,5 @@
-"""Outbox rows whose attempts are used up, for an operator to settle. List, look, send again, discard; every act
-leaves its note.
+"""Outbox rows whose attempts are used up, for an operator: list, show, send again, discard. Every act is noted in
+the row.
 
 A note is a line before the row's ``error``: when, who, what was done. The same goes to the log.
 """

@@ -1,4 +1,5 @@
-"""Checks messages against the broker's limits before the business transaction commits: later there is no caller to raise an error to.
+"""Checks messages against the broker's limits before the business transaction commits. Later there is no caller to
+raise an error to.
 
 The limits come from the same table of settings and environment variables (``ESCROWMQ_MAX_BODY_BYTES``, ...); a caller
 whose broker has others passes its :class:`~escrowmq.settings.BrokerSettings`.

@@ -1,3 +1,3 @@
-"""Interfaces to the operating system: disk, clock and process. Everything above is given these; tests give their
-twins.
+"""Interfaces to the operating system: disk, clock and process. They are passed in, so that tests can pass simulated
+ones.
 """

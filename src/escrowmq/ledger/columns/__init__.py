@@ -1,1 +1,1 @@
-"""Storage shapes of the ledger: growing arrays, due times without a scan, the key hash, codes as integers."""
+"""Data structures of the ledger: growing and sparse arrays, a due-time index, the key hash, integer codes."""

@@ -1,4 +1,4 @@
-"""What failed, of one group in one queue: offsets that wait to be delivered again, and dead letters.
+"""What failed for a group in one queue: offsets that wait for their next delivery, and dead letters.
 
 Both are sparse sets of offsets, kept sorted in NumPy arrays. Adding and taking are batch operations; taking from the low end,
 the common case, copies nothing. Dead letters leave by a person's act (delivered again, or discarded) or with the log's

@@ -1,4 +1,4 @@
-"""A consumer group, the named members of one that holds what is in doubt, and all leases of a shard."""
+"""The data classes of a consumer group and of its named members, and the leases of a shard."""
 
 from __future__ import annotations
 

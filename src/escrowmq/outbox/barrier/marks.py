@@ -1,4 +1,5 @@
-"""The marks of one database: read, or closed for transactions that have none; with little waiting for those in flight.
+"""Reads the barrier rows of one database, and inserts a blocking row for each transaction that has none. Waits only
+briefly for transactions still in progress.
 
 Nothing about waiting makes an answer right or wrong (see the theory in ``__init__.py``): it only finds transactions in flight early,
 and gives up soon on those that were not found.

@@ -1,4 +1,4 @@
-"""Writes into the table what became of rows: of a batch, of those that were kept.
+"""Writes the results of a batch into the outbox table, and takes rows that were kept through their later states.
 
 If all was sent, that is one statement, a transaction of its own, which only touches rows of lanes that are leased at that moment. Anything
 else is one transaction that holds the worker's lanes while it writes, so that a worker that lost them changes nothing.

@@ -1,5 +1,5 @@
-"""Reading what is to be sent: a bounded number of rows of each lane, lowest numbers first, from the index of PENDING rows alone;
-and the batch that they make.
+"""Reads PENDING outbox rows through their index: a bounded number per lane, lowest sequence number first; and makes
+the batch of them.
 
 The cost follows from the rows that are read, not from how many are PENDING, SENT, HELD or gone. PostgreSQL reads every lane by itself in
 one statement (LATERAL); how deep, follows what the lanes turned out to hold. The others walk through the index lane by lane, from

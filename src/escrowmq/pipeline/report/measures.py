@@ -1,4 +1,5 @@
-"""What the report counts, beside :mod:`escrowmq.pipeline.timeline`: functions DataFrame → DataFrame, and the numbers that leave Spark.
+"""The report's aggregates besides :mod:`escrowmq.pipeline.timeline`, as functions DataFrame → DataFrame, and the
+numbers that leave Spark.
 
 Transactions are those of :func:`escrowmq.pipeline.timeline.transactions`: ``stored_us, checks, state, decided_us, decided_by``.
 """
