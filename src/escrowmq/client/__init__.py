@@ -1,1 +1,1 @@
-"""The client: producers, consumers and admin over links to one or several brokers, blocking and asyncio faces over one core."""
+"""The client: producers, consumers and admin for one or several brokers, as a blocking and an asyncio API."""

@@ -1,4 +1,5 @@
-"""What operators ask and do. With several brokers everything is asked of all of them; each answer names its ``broker``.
+"""The admin API: topics, groups, transactions, look-ups and dead letters. With several brokers everything is asked
+of all of them; each answer names its ``broker``.
 
 Entries of listings are dicts: the fields of :mod:`escrowmq.wire.actions` (``docs/protocol.md``) and the broker's address.
 """

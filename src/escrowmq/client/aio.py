@@ -1,4 +1,4 @@
-"""The same names to await: :class:`AsyncBus`, and the calls of a bus that wait.
+"""The asyncio API of the bus: :class:`AsyncBus` and its awaitable calls.
 
 Everything belongs to the event loop on which :func:`escrowmq.aconnect` was awaited. Calls of many tasks share batches;
 an answer wakes the loop once for all of them.

@@ -1,1 +1,1 @@
-"""Consumers: receives ahead of the caller, deliveries, acknowledgements, named members."""
+"""Consumers: prefetched receives, deliveries, acknowledgements, named group members."""

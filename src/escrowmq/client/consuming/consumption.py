@@ -1,4 +1,4 @@
-"""One consumer's machinery: the subscription, receives ahead, acknowledgements."""
+"""The shared implementation of blocking and asyncio consumers: subscription, prefetch, acknowledgements."""
 
 from __future__ import annotations
 

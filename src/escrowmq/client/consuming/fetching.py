@@ -1,4 +1,4 @@
-"""Receives ahead of the consumer: long polls at every broker, a few batches buffered."""
+"""Prefetches messages for a consumer: long polls at every broker, with a few batches buffered."""
 
 from __future__ import annotations
 

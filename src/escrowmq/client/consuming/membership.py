@@ -1,4 +1,4 @@
-"""A named member of a group that holds what is in doubt: its epoch at each broker, and what reached this process.
+"""A named member of a group with ``in_doubt="hold"``: its epoch at each broker and the leases it received.
 
 When an answer to a receive was lost, so that it is not known here what was leased, the process joins again and names the
 leases that it has; what never came is then handed to it once more (``ledger/groups/members.py`` has the rules).

@@ -1,4 +1,4 @@
-"""What may be said of a consumer, and how it is checked."""
+"""The options of a consumer and their validation."""
 
 from __future__ import annotations
 

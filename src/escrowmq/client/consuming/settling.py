@@ -1,4 +1,4 @@
-"""Acknowledgements on their way out: runs of offsets of one lease, made from columns or from rows in order."""
+"""Builds acknowledgement batches: consecutive offsets of one lease are combined into one row."""
 
 from __future__ import annotations
 

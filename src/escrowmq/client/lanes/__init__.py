@@ -1,1 +1,1 @@
-"""Lanes: how the calls of many threads or tasks become batches, and how callers wait for their own answers."""
+"""Lanes: combine the calls of many threads or tasks into batches and return each caller its own answer."""

@@ -1,4 +1,4 @@
-"""Blocking faces, derived from the coroutines that do the work: one line per method, with its parameters, types and docstring.
+"""Generates blocking methods from coroutines, each with its parameters, types and docstring.
 
 The class of a blocking face (``Producer``) and the class whose coroutines it takes over (``AsyncProducer``) have one base with
 all their state. The coroutine gets the blocking object as its ``self``, and everything it awaits blocks, because the state

@@ -1,4 +1,4 @@
-"""Lanes: concurrent callers of one client share batches without noticing.
+"""A lane: combines the rows of concurrent callers of one client into shared batches.
 
 Theory of operation. A lane carries rows of one kind of exchange over one link.
 

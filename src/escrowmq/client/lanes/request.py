@@ -1,4 +1,4 @@
-"""A lane's request: the rows that travel together, the codec that makes a batch of them, and their errors if it fails."""
+"""One request of a lane: its rows, the codec that encodes them as a batch, and the error for each waiter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Actions that wait for a broker that is away."""
+"""Retries an admin action while its broker cannot be reached, until a deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several brokers side by side: which message goes to which.
+"""Routes each message to one of several brokers.
 
 A key always goes to the same broker; messages without a key go to the brokers in rotation, a batch whole. A transaction stays on the
 broker that took its first message (the shard in its id says which), and nothing is ever sent again to another broker.

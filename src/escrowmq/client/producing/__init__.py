@@ -1,1 +1,1 @@
-"""Producers: sessions, messages and decisions as columns, transactions, check-back, numbered batches."""
+"""Producers: sessions, message and decision batches, transactions, check-back, commits of numbered batches."""

@@ -1,4 +1,4 @@
-"""One producer's machinery: sessions, lanes, routing, the check loops, and the calls that both of its faces are made of."""
+"""The shared implementation of blocking and asyncio producers: sessions, lanes, routing, check-back loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A producer's session with one broker: opened at the first need, kept for the producer's life.
+"""A producer's session with one broker: opened when first needed, kept for the producer's life.
 
 A session is durable (the broker gives it an epoch), so it survives reconnects and restarts of the broker. Only one that did nothing for
 the broker's ``producer_expiration`` is forgotten; it is renewed when the broker says so, and what was refused is sent again.

@@ -1,4 +1,4 @@
-"""One transaction: half messages under one outcome."""
+"""One transaction: half messages that are committed or rolled back together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of a numbered writer (a Spark query): committed once at every broker, however often they are tried.
+"""Commits numbered batches of a named writer (a Spark query) once at every broker, even when they are retried.
 
 Every broker gets the commit, those too that took nothing of the batch, so that each remembers it. When a driver dies between two
 brokers, the batch is tried again, and the first broker drops what the second still takes: that is right if a row goes to the

@@ -1,4 +1,4 @@
-"""One reader's machinery: where it is in each queue, and what comes next.
+"""The shared implementation of blocking and asyncio readers: positions per queue and fetching of batches.
 
 Rules:
 
