@@ -1,18 +1,17 @@
-"""What the client's tests share."""
-
-import time
+"""What the client's tests share: a bus over a link without a broker."""
 
 import pytest
 
+from escrowmq.client.bus import Bus
+from escrowmq.testing.link import TwinLink
+
 
 @pytest.fixture
-def eventually():
-    """Poll a condition: for states that have no signal of their own."""
+def twin():
+    return TwinLink()
 
-    def wait(condition, timeout=20.0):
-        deadline = time.monotonic() + timeout
-        while not condition():
-            assert time.monotonic() < deadline, "it did not come to pass"
-            time.sleep(0.002)
 
-    return wait
+@pytest.fixture
+def bus(twin):
+    with Bus([twin]) as bus:
+        yield bus

@@ -17,17 +17,6 @@ from escrowmq.testing.link import TwinLink
 from escrowmq.wire import Exchange
 
 
-@pytest.fixture
-def twin():
-    return TwinLink()
-
-
-@pytest.fixture
-def bus(twin):
-    with Bus([twin]) as bus:
-        yield bus
-
-
 def fill(bus, count, topic="t"):
     bus.producer("p").send_batch([mq.Message(topic, str(i).encode(), key=str(i)) for i in range(count)])
 

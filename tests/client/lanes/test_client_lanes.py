@@ -10,19 +10,7 @@ import pytest
 import escrowmq as mq
 from escrowmq import schemas
 from escrowmq.client.bus import Bus
-from escrowmq.testing.link import TwinLink
 from escrowmq.wire import Exchange
-
-
-@pytest.fixture
-def twin():
-    return TwinLink()
-
-
-@pytest.fixture
-def bus(twin):
-    with Bus([twin]) as bus:
-        yield bus
 
 
 def ids_of(batch):

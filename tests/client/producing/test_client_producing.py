@@ -18,17 +18,6 @@ from escrowmq.wire import Exchange
 
 
 @pytest.fixture
-def twin():
-    return TwinLink()
-
-
-@pytest.fixture
-def bus(twin):
-    with Bus([twin]) as bus:
-        yield bus
-
-
-@pytest.fixture
 def producer(bus):
     return bus.producer("orders", checker=lambda check: mq.UNKNOWN)
 
