@@ -21,7 +21,7 @@ import queue
 import threading
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -203,10 +203,8 @@ class LoopSignal:
 
     def set(self) -> None:
         """Have all who wait look again. From any thread."""
-        try:
+        with suppress(RuntimeError):  # the loop is closed: no task waits any more
             self._loop.call_soon_threadsafe(self._event.set)
-        except RuntimeError:
-            pass  # the loop is closed: no task waits any more
 
     async def wait(self, ready: Callable[[], bool], timeout: float | None) -> bool:
         """Wait until ``ready()``; False if it is not within ``timeout`` seconds."""

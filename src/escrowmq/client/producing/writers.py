@@ -42,9 +42,8 @@ def commit_batch(production: Production, writer: str, batch: int, ids: Sequence[
         for number, mine in by_broker.items()
     ]
     fresh = any(answer["status"] == Code.COMMITTED.name for answer in answers)
-    return BatchCommit(
-        Code.COMMITTED if fresh else Code.ALREADY_COMMITTED, sum(answer["rolled_back"] for answer in answers)
-    )
+    status = Code.COMMITTED if fresh else Code.ALREADY_COMMITTED
+    return BatchCommit(status, sum(answer["rolled_back"] for answer in answers))
 
 
 def _commit(session: Session, writer: str, batch: int, ids: list[str], timeout: float) -> Committed:

@@ -108,9 +108,8 @@ class Reading:
                 missing = problem
         if not found and missing is not None:
             raise missing
-        self._move(
-            {partition: found[partition] for partition in self._chosen(list(found))}, self._start, unnamed="head"
-        )
+        chosen = self._chosen(list(found))
+        self._move({partition: found[partition] for partition in chosen}, self._start, unnamed="head")
 
     def seek(self, start: Start) -> None:
         """Go on from ``start``; of a mapping, the partitions not named stay where they are."""
