@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -44,16 +45,19 @@ class MessageIds:
     """A series of ids for messages that were given none: 8 random bytes, then a counter from 1, both big-endian.
 
     They are made when a batch leaves, so the ids of a batch are consecutive, and the broker's de-duplication remembers a
-    steady client as one run. Used by one thread at a time, in one process.
+    steady client as one run. Thread-safe: a lane's sending thread and callers with whole batches take from one series, and
+    an id that was given twice would be taken for a repeat. Of one process: a forked child begins a series of its own.
     """
 
     def __init__(self) -> None:
         self._instance = int.from_bytes(os.urandom(8), "big")
         self._next = 1
+        self._lock = threading.Lock()
 
     def take(self, count: int) -> npt.NDArray[Any]:
         """``count`` consecutive ids (dtype MESSAGE_ID_DTYPE)."""
-        first, self._next = self._next, self._next + count
+        with self._lock:
+            first, self._next = self._next, self._next + count
         ids = np.empty(count, MESSAGE_ID_DTYPE)
         ids["instance"] = self._instance
         ids["sequence"] = np.arange(first, first + count, dtype=np.uint64)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import threading
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
@@ -72,8 +71,7 @@ def columns(data: pa.RecordBatch | pa.Table, settings: BrokerSettings | None) ->
     """
     if not data.num_rows:
         return []
-    with _lock:
-        batch = _codec.columns(one_batch(data) if isinstance(data, pa.Table) else data)
+    batch = _codec.columns(one_batch(data) if isinstance(data, pa.Table) else data)
     for topic in pc.unique(batch.column("topic")).to_pylist():
         check_name(topic, Code.BAD_TOPIC_NAME)
     codes = refusals(batch, checker(settings).limits)
@@ -106,15 +104,14 @@ def _nul() -> Misuse:
 
 def complete_ids(given: Sequence[bytes | None]) -> list[bytes]:
     """The ids given, with new ones in the place of None. Thread-safe."""
-    with _lock:
-        raw = _codec.ids.complete(given)
+    raw = _codec.ids.complete(given)
     return [raw[at : at + 16] for at in range(0, len(raw), 16)]
 
 
 def _renew() -> None:
-    global _lock, _codec
-    _lock, _codec = threading.Lock(), OutgoingCodec()
+    global _codec
+    _codec = OutgoingCodec()
 
 
-_lock, _codec = threading.Lock(), OutgoingCodec()
+_codec = OutgoingCodec()
 os.register_at_fork(after_in_child=_renew)
