@@ -232,7 +232,7 @@ def test_purged_offsets_are_an_error_unless_told_otherwise(
         consumer = OffsetConsumer(bus, local, "cart", t, owner="c")
         skipping = OffsetConsumer(bus, local, "other", t, owner="c", on_purged="skip")
 
-        engine: Any = bus.router.links[0]._shared.engine
+        engine: Any = bus.router.links[0]._calls.engine
 
         def trimmed() -> bool:
             engine.upkeep._retain_us = 0
