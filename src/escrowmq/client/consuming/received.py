@@ -7,7 +7,7 @@ import pyarrow as pa
 from escrowmq.client.consuming.consumption import Consumption
 from escrowmq.client.consuming.delivery import Batch, Content, Rows
 from escrowmq.client.consuming.options import delay_us
-from escrowmq.client.lanes.blocking import blocking
+from escrowmq.client.lanes.blocking import at_once, blocking
 from escrowmq.model import Act
 
 
@@ -22,10 +22,18 @@ class LeasedRows(Rows):
 
 
 class ReceivedBase(Content):
-    """What both faces of a received message share."""
+    """What both faces of a received message share: the calls that never wait."""
 
     __slots__ = ()
     _rows: LeasedRows
+
+    def _ack(self) -> None:
+        """Done with it. Sent in the background, together with others; :meth:`Consumer.flush` waits for them."""
+        self._rows.consumption.act(self._rows, self._row, Act.ACK, 0, None)
+
+    def _nack(self, delay: float | None = None, cause: str | None = None) -> None:
+        """Deliver it again in ``delay`` seconds (None: the group's back-off); ``cause`` is kept with a dead letter."""
+        self._rows.consumption.act(self._rows, self._row, Act.NACK, delay_us(delay), cause)
 
 
 class AsyncReceived(ReceivedBase):
@@ -33,13 +41,8 @@ class AsyncReceived(ReceivedBase):
 
     __slots__ = ()
 
-    async def ack(self) -> None:
-        """Done with it. Sent in the background, together with others; :meth:`Consumer.flush` waits for them."""
-        self._rows.consumption.act(self._rows, self._row, Act.ACK, 0, None)
-
-    async def nack(self, delay: float | None = None, cause: str | None = None) -> None:
-        """Deliver it again in ``delay`` seconds (None: the group's back-off); ``cause`` is kept with a dead letter."""
-        self._rows.consumption.act(self._rows, self._row, Act.NACK, delay_us(delay), cause)
+    ack = at_once(ReceivedBase._ack)
+    nack = at_once(ReceivedBase._nack)
 
     async def extend(self, seconds: float) -> None:
         """Keep its lease for ``seconds`` from now; waits for the broker. Raises LEASE_LOST if it is too late."""
@@ -51,8 +54,8 @@ class Received(ReceivedBase):
 
     __slots__ = ()
 
-    ack = blocking(AsyncReceived.ack)
-    nack = blocking(AsyncReceived.nack)
+    ack = ReceivedBase._ack  # once per message: not even a coroutine is made
+    nack = ReceivedBase._nack
     extend = blocking(AsyncReceived.extend)
 
 

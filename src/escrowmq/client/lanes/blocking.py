@@ -26,6 +26,16 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> C
     return call
 
 
+def at_once(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """The other way round: the coroutine function of a method that never waits."""
+
+    @functools.wraps(method)
+    async def call(face: Any, /, *args: P.args, **given: P.kwargs) -> T:
+        return method(face, *args, **given)
+
+    return call
+
+
 def iterating(
     method: Callable[Concatenate[Any, P], AsyncIterator[T]],
 ) -> Callable[Concatenate[Any, P], Iterator[T]]:
