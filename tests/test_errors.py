@@ -115,7 +115,11 @@ def test_every_code_has_one_meaning() -> None:
     for code in FAILURES:
         assert code.meaning is MEANING_OF_BRANCH[type(error(code))] is error(code).meaning
     assert {code: code.meaning for code in DONE} == dict.fromkeys(DONE, Meaning.DONE)
-    assert {code.meaning for code in AWAY} == {Meaning.UNKNOWN}
+    assert {code: code.meaning for code in AWAY} == {
+        Code.DISCONNECTED: Meaning.UNKNOWN,
+        Code.TIMED_OUT: Meaning.UNKNOWN,
+        Code.BROKER_AWAY: Meaning.NOT_NOW,  # nothing was sent
+    }
     assert [code for code in range(256) if flags(DONE)[code]] == sorted(DONE)
 
 
@@ -146,7 +150,9 @@ def test_a_code_means_the_same_everywhere(code: Code) -> None:
     # the command line, HTTP, the recorded histories
     assert (exit_code_of([code]) is Exit.OK) == done
     if not done:
-        assert (status_of(error(code)) >= 500) == (not surely_not or code in (Code.DISK_FULL, Code.QUEUE_FULL))
+        assert (status_of(error(code)) >= 500) == (
+            not surely_not or code in (Code.DISK_FULL, Code.QUEUE_FULL, Code.OUT_OF_RESOURCES, Code.BROKER_AWAY)
+        )
         assert (kind_of(error(code)) is Kind.FAIL) == surely_not
 
 

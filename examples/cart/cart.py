@@ -3,59 +3,74 @@
 import argparse
 import os
 import signal
-import sqlite3
 from pathlib import Path
 
+import sqlalchemy as sa
+
 import escrowmq as mq
+from escrowmq import outbox
+
+tables = sa.MetaData()
+orders = sa.Table(
+    "orders", tables, sa.Column("id", sa.String(20), primary_key=True), sa.Column("customer", sa.String(20))
+)
+cleared_carts = sa.Table(
+    "cleared_carts",
+    tables,
+    sa.Column("order_id", sa.String(20), primary_key=True),
+    sa.Column("customer", sa.String(20)),
+)
 
 
-def open_shop(folder: Path) -> sqlite3.Connection:
-    database = sqlite3.connect(folder / "shop.db", check_same_thread=False)
-    database.executescript(
-        """
-        CREATE TABLE IF NOT EXISTS orders (id TEXT PRIMARY KEY, customer TEXT, transaction_id TEXT);
-        CREATE TABLE IF NOT EXISTS cleared_carts (order_id TEXT PRIMARY KEY, customer TEXT);
-        """
-    )
+def open_shop(folder: Path) -> sa.Engine:
+    database = sa.create_engine(f"sqlite:///{folder / 'shop.db'}")
+    tables.create_all(database)
+    outbox.migrate(database)
     return database
 
 
-def place_order(producer: mq.Producer, database: sqlite3.Connection, order: str, customer: str, crash: bool) -> None:
+def place_order(producer: mq.Producer, database: sa.Engine, order: str, customer: str, crash: bool) -> None:
     with producer.transaction() as txn:
         txn.send("orders", customer.encode(), key=order)  # in escrow: durable, and nobody can see it
-        with database:  # the local transaction
-            database.execute("INSERT INTO orders VALUES (?, ?, ?)", (order, customer, str(txn.id)))
+        with database.begin() as connection:  # the local transaction
+            connection.execute(orders.insert(), {"id": order, "customer": customer})
+            outbox.bind_tx(connection, txn)  # the message stands and falls with it
         if crash:
             print(f"order {order} is in the database; killed before its COMMIT", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
     print(f"order {order} is placed")
 
 
+def clear_carts(consumer: mq.Consumer, database: sa.Engine) -> None:
+    for message in consumer.messages(idle_timeout=3):
+        with database.begin() as connection:
+            if outbox.claim_tx(connection, message, group="cart"):  # a message that comes twice has one effect
+                row = {"order_id": message.key, "customer": message.body.decode()}
+                connection.execute(cleared_carts.insert(), row)
+        message.ack()
+        print(f"the cart of {message.body.decode()} is cleared for order {message.key}")
+
+
 def main(folder: Path, order: str | None, customer: str, crash: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     database = open_shop(folder)
+    barrier = outbox.Barrier(database)
+    said = {mq.COMMIT: "it is in the database", mq.ROLLBACK: "there is no such order", mq.UNKNOWN: "it is being placed"}
 
     def decide(check: mq.Check) -> mq.Outcome:
-        """The broker asks what became of a transaction: look in the database."""
-        found = database.execute(
-            "SELECT id FROM orders WHERE transaction_id = ?", (str(check.transaction_id),)
-        ).fetchone()
-        print(
-            f"asked about {check.messages[0].key}: " + ("it is in the database" if found else "there is no such order")
-        )
-        return mq.COMMIT if found else mq.ROLLBACK
+        """The broker asks what became of a transaction: the barrier knows."""
+        outcome = barrier(check)
+        print(f"asked about {check.messages[0].key}: {said[outcome]}")
+        return outcome
 
     with mq.connect(f"file:{folder / 'broker'}", transaction_timeout=1, check_interval=1) as bus:
         producer = bus.producer("shop", checker=decide)
         producer.wait_until_listening()
         if order is not None:
             place_order(producer, database, order, customer, crash)
-        for message in bus.consumer("cart", ["orders"]).messages(idle_timeout=3):
-            with database:  # the key makes a message that comes twice have one effect
-                row = (message.key, message.body.decode())
-                database.execute("INSERT OR IGNORE INTO cleared_carts VALUES (?, ?)", row)
-            message.ack()
-            print(f"the cart of {message.body.decode()} is cleared for order {message.key}")
+        with bus.consumer("cart", ["orders"]) as consumer:
+            clear_carts(consumer, database)
+    database.dispose()
 
 
 if __name__ == "__main__":

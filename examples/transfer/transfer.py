@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import math
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -91,6 +92,13 @@ def main(arguments: argparse.Namespace) -> int:
             problems = run(urls, folder, max(arguments.transfers, len(deaths) + 1), arguments.way, deaths)
         except EscrowError as problem:
             print(problem, file=sys.stderr)
+            return 2
+        except (RuntimeError, TimeoutError) as problem:  # a process that did not do its part: its log says why
+            kept = Path(tempfile.mkdtemp(prefix="transfer-logs-")) if arguments.folder is None else folder
+            if kept != folder:
+                for log in folder.glob("*.log"):
+                    shutil.copy(log, kept)
+            print(f"{problem} (in {kept})", file=sys.stderr)
             return 2
     for problem in problems[:20]:
         say(f"WRONG: {problem}")

@@ -174,12 +174,12 @@ class Staff:
         deadline = time.monotonic() + PATIENCE
         while not (self.idle and until()):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"no end in {PATIENCE:.0f} s; see {self._folder}/*.log")
+                raise TimeoutError(f"no end in {PATIENCE:.0f} s; see the logs")
             if standing := next((death for death in self.left if (self._places / death.place).exists()), None):
                 self._kill(standing)
             for role, process in self._processes.items():
                 if not process.running:
-                    raise RuntimeError(f"{role} ended by itself; see {self._folder / role}.log")
+                    raise RuntimeError(f"{role} ended by itself; see {role}.log")
             time.sleep(0.05)
 
     def _kill(self, death: Death) -> None:
@@ -206,6 +206,6 @@ class Staff:
         deadline = time.monotonic() + PATIENCE
         while (word := process.heard("ready")) is None:
             if not process.running or time.monotonic() > deadline:
-                raise RuntimeError(f"{role} does not start; see {self._folder / role}.log")
+                raise RuntimeError(f"{role} does not start; see {role}.log")
             time.sleep(0.01)
         return word

@@ -70,7 +70,7 @@ def _served(url: str, rest: str) -> Sequence[Link]:
         raise Misuse(Code.BAD_URL, f"{url!r} names a broker twice")
     from escrowmq.client.links.flight import FlightLink
 
-    return [FlightLink(host, port) for host, port in addresses]
+    return [FlightLink(host, port, stays=len(addresses) > 1) for host, port in addresses]
 
 
 def _embedded(url: str, rest: str, options: dict[str, Any]) -> Link:

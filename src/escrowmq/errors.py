@@ -51,6 +51,8 @@ class Unknown(EscrowError):
 
     message_id: bytes | None = None
     """The id of the message in doubt, where the client gave it one: sending it again under this id cannot double it."""
+    left: bool = True
+    """Whether something may have left this process; False where there was not even a connection."""
 
 
 class Fenced(EscrowError):
@@ -120,25 +122,26 @@ class Code(IntEnum):
 
     # Rejected: surely not applied.
     CONFLICT = (16, Rejected, "the transaction was already decided the other way",
-        "the first durable decision is final; look the transaction up to see it")
+        "the first durable decision is final; `escrowmq transactions show ID` says who made it")
     UNKNOWN_TRANSACTION = (17, Rejected, "no such transaction on this broker",
         "ids come from a prepare on the same broker; it may also have left with the log's retention")
     WRONG_GROUP = (18, Rejected, "the transaction belongs to another producer group",
-        "end it with a producer of the group that prepared it")
+        "end it with a producer of the group that prepared it, which `escrowmq transactions show ID` names")
     EXPIRED = (19, Rejected, "the transaction expired undecided",
         "raise half_retention or retention if decisions can come this late")
     TRANSACTION_DECIDED = (20, Rejected, "a message cannot join a transaction that is already decided",
         "begin a new transaction")
     UNKNOWN_TOPIC = (21, Rejected, "no such topic, and auto-creation is off",
         "create it with `escrowmq topics create NAME` or set auto_create_topics")
-    UNKNOWN_GROUP = 22, Rejected, "no such group", "list groups with `escrowmq groups list`"
+    UNKNOWN_GROUP = 22, Rejected, "no such group", "`escrowmq groups list` shows them, with --producers those of producers"
     UNKNOWN_SESSION = 23, Rejected, "no such producer session on this broker", "open a new session"
-    GROUP_KIND = (24, Rejected, "a producer group of transactional messages serves no other kind of message",
-        "send plain messages under another producer group")
+    GROUP_KIND = (24, Rejected, "a producer group serves plain or transactional messages, not both",
+        "use another producer group; `escrowmq groups list --producers` shows the kinds, `escrowmq groups alter-producers`"
+        " changes one")
     NO_PERMISSION = (25, Rejected, "this broker refuses transactional messages",
         "unset reject_transactional on the broker, or use another broker")
-    MESSAGE_ID_TAKEN = (26, Rejected, "this message id was used for a message of another kind",
-        "a message id names one message for ever; use a new id")
+    MESSAGE_ID_TAKEN = (26, Rejected, "this message id names another message of the topic",
+        "its first use had another content, kind, group or transaction; one id, one message of a topic: use a new id")
     LEASE_LOST = (27, Rejected, "the lease on these messages ended; they are being delivered again",
         "acknowledge within the lease, extend it, or raise lease_seconds")
     NOT_FOUND = 28, Rejected, "not found"
@@ -160,11 +163,16 @@ class Code(IntEnum):
         "send fewer rows at a time: max_batch_rows, max_batch_bytes")
     BAD_REQUEST = 42, Rejected, "the request is not understood"
     SUBSCRIPTION_MISMATCH = (43, Rejected, "the consumer group exists with another subscription",
-        "all consumers of a group use the same topics, tags and order; alter the group or use another name")
+        "all consumers of a group use the same; alter the group with `escrowmq groups alter` or bus.admin.alter_group, or use"
+        " another name")
+    GROUP_RULES = (44, Rejected, "the producer group exists with other rules",
+        "leave them out, or alter the group with `escrowmq groups alter-producers` or bus.admin.alter_producers")
+    BAD_IMMUNITY = (45, Rejected, "the property CheckImmunityTimeInSeconds is not whole seconds as text, at most half_retention",
+        'give it as text such as "60"; if check_immunity is given, too, they must agree')
 
     # Fenced: someone newer took over.
     FENCED = (64, Fenced, "a newer session of the same producer instance took over",
-        "stop this process, or give it another instance name")
+        "stop this process, or give it another name: bus.producer(..., instance=NAME)")
     LATE_COMMIT = (65, Fenced, "the check-back already answered that this transaction rolled back",
         "roll the local transaction back and do the work again in a new one")
 
@@ -173,6 +181,10 @@ class Code(IntEnum):
     TOO_MANY_OPEN = (81, Overloaded, "the producer group has too many undecided transactions",
         "decide some first, or raise max_open_transactions")
     QUEUE_FULL = 82, Overloaded, "too many requests are waiting", "slow down; retry after a moment"
+    OUT_OF_RESOURCES = (83, Overloaded, "the broker has no file descriptors or memory left",
+        "no restart is needed; let it open more files (ulimit -n), or see who holds so many connections")
+    BROKER_AWAY = (84, Overloaded, "the broker that this belongs to is away, and nothing was sent to it",
+        'repeat it when that broker is back, or have calls wait for it: producer(..., absent="wait")')
 
     # Unknown: may have been applied.
     TIMED_OUT = 96, Unknown, "no answer in time", "it may have been applied; repeat with the same id"
@@ -192,7 +204,8 @@ class Code(IntEnum):
     # Misuse: a bug in the calling program.
     BAD_URL = 128, Misuse, "not a broker URL", "use escrow://HOST:PORT[,HOST:PORT...] or file:FOLDER"
     NO_CHECKER = (129, Misuse, "a transactional producer must have a checker",
-        "decorate a function with @producer.checker before the first transaction")
+        "decorate a function with @producer.checker before the first transaction, or give bus.producer(..., checker=...) an"
+        " outbox.Barrier; with unasked=True nobody is asked")
     BAD_SETTING = 130, Misuse, "bad setting"
     BAD_ARGUMENT = 131, Misuse, "bad argument"
     FOLDER_IN_USE = (132, Misuse, "the data folder is in use by another process",
@@ -208,6 +221,8 @@ class Code(IntEnum):
     NO_TRANSACTION = (137, Misuse, "the session has no transaction that could hold this",
         "use a session that commits (not AUTOCOMMIT) and has not failed; roll a failed one back first")
     MISSING_PACKAGE = 138, Misuse, "a package that this needs is not installed", "install the extra that is named"
+    NO_OUTCOME = (139, Misuse, "this is no outcome of a transaction",
+        "return mq.COMMIT, mq.ROLLBACK or mq.UNKNOWN, on every path; the transaction stays undecided and is asked about again")
 
     # Denied.
     DENIED = 144, Denied, "no right to do this"
@@ -221,6 +236,13 @@ def error(code: Code, message: str | None = None, hint: str | None = None, retry
     if code.branch is Overloaded:
         return Overloaded(code, message, hint, retry_after)
     return code.branch(code, message, hint)
+
+
+def unsent(message: str) -> Unknown:
+    """DISCONNECTED of a request that surely never left this process."""
+    problem = Unknown(Code.DISCONNECTED, message)
+    problem.left = False
+    return problem
 
 
 def flags(codes: Collection[Code]) -> bytes:
@@ -238,7 +260,7 @@ REFUSED = frozenset(code for code in Code if code.meaning is Meaning.REFUSED)
 """Surely not applied, and the same again would be refused again."""
 NOT_APPLIED = REFUSED | {code for code in Code if code.meaning is Meaning.NOT_NOW}
 """Surely not applied."""
-AWAY = frozenset({Code.DISCONNECTED, Code.TIMED_OUT})
+AWAY = frozenset({Code.DISCONNECTED, Code.TIMED_OUT, Code.BROKER_AWAY})
 """Nobody answered: the broker may be back in a moment, and the call can be made again."""
 STANDS_COMMITTED = frozenset({Code.COMMITTED, Code.ALREADY_COMMITTED})
 STANDS_ROLLED_BACK = frozenset({Code.ROLLED_BACK, Code.ALREADY_ROLLED_BACK})

@@ -47,6 +47,8 @@ class DecidedBy(IntEnum):
     OPERATOR = 2
     EXHAUSTED = 3
     RETENTION = 4
+    REPLACED = 5
+    """By a later prepare of the same message id, where the producer chose that (rolled back)."""
 
 
 class Act(IntEnum):
@@ -161,7 +163,10 @@ class MessageOptions(TypedDict, total=False):
 
 
 class HalfMessageOptions(MessageOptions, total=False):
-    """What may be said of a half message; ``check_immunity`` is seconds before the first check-back."""
+    """What may be said of a half message; ``check_immunity`` is seconds before the first check-back.
+
+    The property ``CheckImmunityTimeInSeconds`` says the same as text (``"60"``); if both are given, they must agree.
+    """
 
     check_immunity: float | None
 
@@ -202,6 +207,29 @@ class Check:
     transaction_id: TransactionId
     attempt: int
     messages: tuple[CheckedMessage, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckPolicy:
+    """How a producer group's check-back goes; None, each: as the broker's setting of that name says.
+
+    ``transaction_timeout`` is seconds before the first question (RocketMQ: ``transactionTimeOut``), ``check_interval``
+    seconds between two about one transaction, ``check_max`` how many there are, ``checks_exhausted`` what follows the last:
+    ``"park"`` (for a person) or ``"rollback"``.
+    """
+
+    transaction_timeout: float | None = None
+    check_interval: float | None = None
+    check_max: int | None = None
+    checks_exhausted: str | None = None
+
+
+REDELIVERY: Mapping[str, tuple[float, ...]] = {
+    "3x5min": (300.0,) * 3,
+    "rocketmq": (10.0, 30.0, *(60.0 * minutes for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120))),
+}
+"""Redelivery by name: seconds before the second, the third, ... delivery; after the last of them a message is a dead letter.
+``"3x5min"``: three times, five minutes apart. ``"rocketmq"``: RocketMQ's delay levels from 10 s to 2 h, 16 times."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,6 +167,10 @@ class Kind(IntEnum):
     HANDED = 23
     FENCED = 24
     FORGOTTEN = 25
+    KEYED = 26
+    PRODUCERS = 27
+    ALTERED = 28
+    BURIED = 29
 
 
 _STORED = _schema(
@@ -243,9 +247,26 @@ STORED: dict[Kind, pa.Schema] = {
         attempt=_INT32,
     ),
     Kind.FENCED: _schema(epoch=_INT64, group=_INT32, member=_INT64),
+    Kind.BURIED: _schema(  # as DEAD, of what could not be handed out
+        lease=_INT64,
+        start=_INT64,
+        count=_INT64,
+        cause=_UTF8,
+    ),
     Kind.FORGOTTEN: _schema(epoch=_UINT32),  # producer sessions; a group and its writer go with the last of it
+    Kind.KEYED: _schema(  # retries of an ordered group; offsets that were never delivered become such
+        group=_INT32,
+        queue_id=_INT32,
+        offset=_INT64,
+        key=_INT64,  # the hash of the message's key (ledger/groups/order.py)
+    ),
+    Kind.PRODUCERS: _schema(group=_UTF8, rules=_UTF8),  # JSON of ledger.ProducerRules
+    Kind.ALTERED: _schema(group=_INT32, subscription=_UTF8),  # a consumer group from now on
 }
 """The schema of each kind of frame, version 1 (see log/FORMAT.md)."""
+
+MESSAGES = (Kind.PLAIN, Kind.HALF)
+"""The kinds of frames whose rows are messages."""
 
 
 def is_fixed_width(schema: pa.Schema) -> bool:

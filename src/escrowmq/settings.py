@@ -93,8 +93,18 @@ class BrokerSettings:
     max_groups: int = _count(4096, "producer groups, and consumer groups, of a shard", least=1)
     max_open_transactions: int = _count(4_000_000, "undecided transactions of one producer group", least=1)
     max_transaction_messages: int = _count(10_000, "messages of one transaction", least=1)
+    max_connections: int = _count(
+        4096, "connections of clients; over it the one that is silent longest is closed", least=1
+    )
+    max_calls: int = _count(8192, "streams and reads under way; each takes a thread or two", least=1)
+    max_held_bytes: int = _bytes(
+        256 << 20, "requests, answers and reads under way; over it who does not read is closed", least=1 << 20
+    )
     max_waiting_bytes: int = _bytes(256 << 20, "requests waiting for the writer; more get QUEUE_FULL", least=1 << 10)
     max_writers: int = _count(1_000_000, "writers of numbered batches (Spark queries) remembered", least=1)
+    max_sessions: int = _count(
+        2_000_000, "producer sessions remembered; one for each start of a producer within producer_expiration", least=1
+    )
     max_leases: int = _count(10_000, "unsettled leases of one consumer group", least=1)
     max_receive_rows: int = _count(65_536, "messages of one receive", least=1)
 

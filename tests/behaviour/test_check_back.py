@@ -72,6 +72,40 @@ def test_a_decided_transaction_is_never_asked_about(bus, t, g, eventually):
     assert [check.transaction_id for check in asked.checks] == [identity]
 
 
+@pytest.mark.parametrize("how", ["prepare", "message", "batch", "transaction"])
+def test_1_13_the_property_of_rocketmq_is_immunity(bus, t, g, how):
+    producer = bus.producer(g, unasked=True)
+    properties = {"a": "b", "CheckImmunityTimeInSeconds": "60"}
+    if how == "prepare":
+        producer.prepare(t, b"x", properties=properties)
+    elif how == "message":
+        producer.prepare(mq.Message(t, b"x", properties=properties, check_immunity=60))
+    elif how == "batch":
+        producer.prepare_batch([mq.Message(t, b"x", properties=properties)])
+    else:
+        with producer.transaction() as txn:
+            txn.send(t, b"x", properties=properties)
+    producer.prepare(t, b"y")
+    rows = [row for row in bus.admin.read("%half").read_all().to_pylist() if row["topic"] == t]
+    assert [row["due_us"] - row["stored_us"] for row in rows] == [60_000_000, 200_000]
+
+
+@pytest.mark.parametrize("value", ["", "soon", "1.5", "-1", " 60", "60\n", "9999999999", str(72 * 3600 + 1)])
+def test_a_property_that_is_no_immunity_is_refused(bus, t, g, value):
+    producer = bus.producer(g, unasked=True)
+    with pytest.raises(mq.Rejected, match=r"BAD_IMMUNITY.*CheckImmunityTimeInSeconds"):
+        producer.prepare(t, b"x", properties={"CheckImmunityTimeInSeconds": value})
+    (code,) = producer.prepare_batch([mq.Message(t, b"x", properties={"CheckImmunityTimeInSeconds": value})]).codes
+    assert code == mq.Code.BAD_IMMUNITY
+    bus.producer(f"{g}-plain").send(t, b"x", properties={"CheckImmunityTimeInSeconds": value})
+
+
+def test_a_property_that_contradicts_check_immunity_is_refused(bus, t, g):
+    producer = bus.producer(g, unasked=True)
+    with pytest.raises(mq.Rejected, match=r"BAD_IMMUNITY.*must agree"):
+        producer.prepare(t, b"x", properties={"CheckImmunityTimeInSeconds": "60"}, check_immunity=30)
+
+
 def test_immunity_puts_the_first_check_off(bus, t, g, eventually):
     asked = Asked(mq.COMMIT)
     producer = bus.producer(g, checker=asked)
@@ -206,3 +240,21 @@ async def test_coroutine_checkers(broker, t, g):
         consumer = await bus.consumer(g, [t])
         (message,) = await consumer.receive(1, wait=10)
         assert message.transaction_id == txn.id
+
+
+@pytest.mark.parametrize("given", ["COMMIT", None])
+def test_an_answer_that_is_none_is_counted_and_asked_about_again(bus, t, g, eventually, given):
+    asked = []
+
+    def decide(check):
+        asked.append(check.attempt)
+        return given if len(asked) < 3 else mq.COMMIT
+
+    before = bus.admin.stats()[0]["checks_answered_unknown_total"]
+    producer = bus.producer(g, checker=decide)
+    assert producer.wait_until_listening()
+    transaction = producer.prepare(t, b"x").transaction_id
+    eventually(lambda: bus.admin.transaction(transaction)["state"] == "committed")
+    assert asked == [1, 2, 3]
+    assert producer.unanswered == 2
+    assert bus.admin.stats()[0]["checks_answered_unknown_total"] >= before + 2

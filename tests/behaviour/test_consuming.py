@@ -139,6 +139,69 @@ def test_another_subscription_is_refused(bus, t, g):
         bus.consumer(g, [t], tags="b")
 
 
+def test_a16_the_start_of_a_group_that_exists_is_not_passed_over_without_a_word(bus, t, g):
+    bus.consumer(g, [t], start="latest")
+    bus.consumer(g, [t], start="latest")
+    bus.consumer(g, [t])
+    with pytest.raises(
+        mq.Rejected, match=r"exists and began at latest, not earliest \(start= says where a new group"
+    ) as no:
+        bus.consumer(g, [t], start="earliest")
+    assert no.value.code is mq.Code.SUBSCRIPTION_MISMATCH
+    with pytest.raises(mq.Rejected, match=r"not 2026-01-02T00:00:00\+00:00"):
+        bus.consumer(g, [t], start=datetime(2026, 1, 2, tzinfo=UTC))
+    bus.consumer(f"{g}-since", [t], start=datetime(2026, 1, 2, tzinfo=UTC))
+    bus.consumer(f"{g}-since", [t], start=datetime(2026, 1, 2, tzinfo=UTC))
+
+
+@pytest.mark.parametrize(
+    ("redelivery", "delays"),
+    [("3x5min", [300.0] * 3), ([1, 2.5], [1.0, 2.5]), ("10s, 1min", [10.0, 60.0])],
+)
+def test_3_8_redelivery_is_a_groups_own(bus, t, g, redelivery, delays):
+    bus.consumer(g, [t], redelivery=redelivery)
+    bus.consumer(g, [t])
+    (group,) = (group for group in bus.admin.groups() if group["name"] == g)
+    assert (group["retry_delays"], group["max_attempts"]) == (delays, len(delays) + 1)
+    with pytest.raises(mq.Rejected, match=r"SUBSCRIPTION_MISMATCH: the consumer group .* has max_attempts"):
+        bus.consumer(g, [t], max_attempts=9)
+
+
+@pytest.mark.parametrize("redelivery", ["", "often", [], [-1], ["x"], 5])
+def test_redelivery_that_makes_no_sense_is_refused(bus, t, g, redelivery):
+    with pytest.raises(mq.Misuse, match="3x5min"):
+        bus.consumer(g, [t], redelivery=redelivery)
+
+
+def test_a_group_is_given_another_subscription(own, t, g, drain):
+    """By hand, as the refusal says; and it is the group's still after a restart."""
+    broker = own()
+    with broker.connect() as bus:
+        consumer = bus.consumer(g, [t], tags="a")
+        bus.producer("p").send_batch([mq.Message(t, b"1", tag="a"), mq.Message(t, b"2", tag="b")])
+        drain(consumer, 1)
+        with pytest.raises(mq.Rejected, match=r"bus\.admin\.alter_group"):
+            bus.consumer(g, [t, f"{t}-more"], tags="b")
+        (altered,) = bus.admin.alter_group(g, topics=[t, f"{t}-more"], tags="b", redelivery=[0.01, 0.02])
+        assert (altered["topics"], altered["tags"], altered["max_attempts"]) == ([t, f"{t}-more"], ["b"], 3)
+        with pytest.raises(mq.Misuse, match="did you mean 'ordered'"):
+            bus.admin.alter_group(g, order=True)
+    broker.restart()
+    with broker.connect() as bus:
+        bus.producer("p").send_batch([mq.Message(topic, b"3", tag=tag) for topic in (t, f"{t}-more") for tag in "ab"])
+        found = drain(bus.consumer(g, [t, f"{t}-more"], tags="b"), 2)
+        assert {(message.topic, message.tag) for message in found} == {(t, "b"), (f"{t}-more", "b")}
+        bus.producer("p").send(t, b"bad", tag="b")
+        again = bus.consumer(g, [t, f"{t}-more"], tags="b")
+        attempts = []
+        while not bus.admin.dead_letters(g):
+            for message in again.receive(1, wait=1.0):
+                attempts.append(message.attempt)
+                message.nack()
+            again.flush()
+        assert attempts == [1, 2, 3]
+
+
 def test_ordered_groups_give_each_queue_in_order_one_at_a_time(bus, t, g):
     producer = bus.producer(f"{g}-p")
     for i in range(30):

@@ -134,11 +134,66 @@ def test_a_group_serves_one_kind_of_message(bus, t, g):
     bus.producer(g, checker=unknown).prepare_batch([])
     with pytest.raises(mq.Rejected, match="GROUP_KIND"):
         bus.producer(g).send(t, b"x")
-    plain = bus.producer(f"{g}-plain")
+
+
+def test_a_mistaken_prepare_is_refused_and_the_plain_senders_go_on(bus, t, g):
+    plain = bus.producer(g)
     plain.send(t, b"x")
-    bus.producer(f"{g}-plain", checker=unknown).prepare(t, b"x")
+    with pytest.raises(mq.Rejected, match=f"alter-producers {g} --kind transactional"):
+        bus.producer(g, checker=unknown).prepare(t, b"x")
     with pytest.raises(mq.Rejected, match="GROUP_KIND"):
-        plain.send(t, b"y")
+        bus.producer(g, unasked=True).prepare(t, b"x")
+    plain.send(t, b"y")
+    bus.producer(g).send(t, b"z")
+
+
+def test_a_person_says_the_kind_of_a_group(bus, t, g):
+    mistaken = bus.producer(g, checker=unknown)
+    transaction = mistaken.prepare(t, b"x").transaction_id
+    bus.admin.alter_producers(g, kind="plain")
+    bus.producer(g).send(t, b"y")
+    with pytest.raises(mq.Rejected, match="GROUP_KIND"):
+        mistaken.prepare(t, b"x")
+    assert mistaken.rollback(transaction) is mq.Code.ROLLED_BACK
+    (listed,) = (group for group in bus.admin.producers() if group["group"] == g)
+    assert (listed["kind"], listed["own"]) == ("plain", ["kind"])
+
+
+def test_1_14_a_group_is_made_with_a_check_policy(bus, t, g):
+    policy = mq.CheckPolicy(transaction_timeout=60, check_interval=60, check_max=3, checks_exhausted="rollback")
+    bus.producer(g, checker=unknown, check_policy=policy).prepare(t, b"x")
+    bus.producer(g, checker=unknown).prepare(t, b"x")
+    with pytest.raises(mq.Rejected, match=r"GROUP_RULES.*check_max 3, not 5"):
+        bus.producer(g, checker=unknown, check_policy=mq.CheckPolicy(check_max=5)).prepare(t, b"x")
+    (listed,) = (group for group in bus.admin.producers() if group["group"] == g)
+    assert {name: listed[name] for name in listed["own"]} == {
+        "transaction_timeout": 60.0,
+        "check_interval": 60.0,
+        "check_max": 3,
+        "checks_exhausted": "rollback",
+    }
+    for row in bus.admin.read("%half").read_all().to_pylist():
+        if row["topic"] == t:
+            assert row["due_us"] - row["stored_us"] == 60_000_000
+    (altered,) = bus.admin.alter_producers(g, check_max=5, reset=["checks_exhausted"])
+    assert (altered["check_max"], "checks_exhausted" in altered) == (5, False)
+
+
+def test_1_14_a_groups_policy_outlives_the_broker(own, t, g):
+    """Asked twice by its own interval, then rolled back, while the broker's settings would ask in an hour and park."""
+    broker = own(transaction_timeout=3600, check_interval=3600)
+    quick = {"transaction_timeout": 0.1, "check_interval": 0.1, "check_max": 2, "checks_exhausted": "rollback"}
+    with broker.connect() as bus:
+        bus.admin.alter_producers(g, **quick)
+    broker.restart()
+    asked: list[int] = []
+    with broker.connect() as bus:
+        producer = bus.producer(g, checker=lambda check: asked.append(check.attempt) or mq.UNKNOWN)
+        transaction = producer.prepare(t, b"x").transaction_id
+        while bus.admin.transaction(transaction)["state"] != "rolled_back":
+            pass
+        assert bus.admin.transaction(transaction)["decided_by"] == "exhausted"
+    assert asked == [1, 2]
 
 
 def test_a_broker_can_refuse_transactions(own, t, g):

@@ -3,10 +3,12 @@
 import itertools
 import typing
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
 import escrowmq as mq
+from damaging import flip
 from escrowmq.broker.actions import HANDLERS, act
 from escrowmq.broker.embedded import open_embedded
 from escrowmq.broker.offline import READ_ONLY, OfflineLink
@@ -14,6 +16,7 @@ from escrowmq.broker.requests import checked
 from escrowmq.client.admin import Admin
 from escrowmq.client.async_admin import AsyncAdmin
 from escrowmq.client.bus import Bus
+from escrowmq.client.consuming.fetching import NO_ROWS
 from escrowmq.errors import Code, Rejected
 from escrowmq.settings import BrokerSettings
 from escrowmq.wire import OPTIONS, Exchange, ReadRequest
@@ -57,6 +60,8 @@ def everything(bus: Bus, until) -> None:
     plain, producer = bus.producer("plain", instance="p"), bus.producer("shop", checker=lambda _: mq.UNKNOWN)
     plain.send_batch([mq.Message("t", b"%d" % n, key=f"k{n}", tag="a", properties={"x": "y"}) for n in range(4)])
     bus.producer("early", qos=0).send("t", b"x")
+    driven = bus.producer("driven", unasked=True, replaces=True)
+    driven.rollback(driven.prepare("t", b"x").transaction_id)
     receipts = [producer.prepare("t", b"half", key=f"h{n}", tag="a", message_id=f"h{n}") for n in range(4)]
     ids = [receipt.transaction_id for receipt in receipts]
     link = bus.router.links[0]
@@ -94,6 +99,11 @@ def everything(bus: Bus, until) -> None:
     session = link.action("session.open", opened, 5)["session"]
     link.action("session.open", {**opened, "resume": session}, 5)
     admin.forget_writer("query")
+    rules = {"transaction_timeout": 6.0, "check_interval": 30.0, "check_max": 15, "checks_exhausted": "park"}
+    link.action("session.open", {**opened, "group": "made", "rules": rules}, 5)
+    admin.alter_producers("made", kind="mixed", **rules)
+    admin.alter_producers("made", reset=["check_max"])
+    admin.producers()
 
 
 def consume(bus: Bus, link) -> None:
@@ -113,8 +123,13 @@ def consume(bus: Bus, link) -> None:
         held.flush()
         with bus.consumer("held", "t", in_doubt="hold", instance="one", ordered=True, prefetch=1):
             assert [member["instance"] for member in admin.members("held")] == ["one"]
+    bus.consumer("dated", "t", start="latest", redelivery="3x5min")
+    change = {"topics": ["t"], "tags": ["a"], "ordered": True, "in_doubt": "hold", "start": "latest"}
+    admin.alter_group("dated", **change, redelivery="broker", retry_backoff=1.0, retry_backoff_max=2.0)
+    admin.alter_group("dated", redelivery="rocketmq", max_attempts=3)
     bus.consumer("leased", "t", lease=30.0).receive(1, wait=5.0)
     assert admin.members("leased")[0]["held"]
+    link.exchange(Exchange.RECEIVE, NO_ROWS, {"group": "leased", "member": 3, "return_rest": True}).result(30)
     member = {"group": "held", "instance": "one", "process": 1}
     link.action("groups.join", {**member, "keep": [(0, 0)]}, 5)
     assert admin.fence("held", "one") >= 0
@@ -135,7 +150,7 @@ def until():
 
 def test_every_action_has_a_handler_and_the_other_way_round():
     assert set(HANDLERS) == set(ACTIONS)
-    assert len(ACTIONS) == 25
+    assert len(ACTIONS) == 27
 
 
 def test_every_handler_has_the_types_of_its_action():
@@ -159,10 +174,35 @@ def test_requests_and_answers_have_their_types(tmp_path, until):
     with Bus([at_rest := Watched(OfflineLink(tmp_path / "d"), seen)]) as bus:
         look(bus)
     assert at_rest.names == set(READ_ONLY)
+    look_at_damage(tmp_path / "damaged", seen)
     shapes = {shape for action in ACTIONS.values() for shape in nested(action.answer) | nested(action.request)}
     shapes |= {shape for one in (*OPTIONS.values(), ReadRequest) for shape in nested(one)}
     named = {(f"{shape.__module__}.{shape.__name__}", field.name) for shape in shapes for field in fields_of(shape)}
     assert sorted(named - seen) == []
+
+
+def look_at_damage(folder: Path, seen) -> None:
+    """Answers about messages under which the log is damaged."""
+    settings = BrokerSettings(segment_bytes=1 << 12)
+    with Bus([Watched(open_embedded(folder, settings), seen)]) as bus:
+        bus.producer("p").send("t", b"lost with all it had", key="a", message_id="lost")
+        bus.producer("p").send_batch([mq.Message("t", b"its body is lost", key="b"), mq.Message("t", b"", key="c")])
+        half = bus.producer("h", unasked=True).prepare("t", b"a half message that is lost")
+        bus.producer("p").send("filler", bytes(5000))
+    flip(folder, b"lost with all it had")
+    flip(folder, b"its body is lost")
+    flip(folder, b"a half message that is lost")
+    with Bus([Watched(open_embedded(folder, settings), seen)]) as bus:
+        with bus.consumer("g", "t") as consumer:
+            assert [message.key for message in consumer.messages(idle_timeout=0.5)] == ["c"]
+        (shown,) = bus.admin.transaction(half.transaction_id)["messages"]
+        assert (shown["message_id"], bool(shown["damaged"])) == (None, True)
+        letters = bus.admin.dead_letters("g")
+        assert {letter["key"] for letter in letters} == {None, "b"}
+        assert {letter["attempts"] for letter in letters} == {0}
+        (whole,) = bus.admin.lookup(message_id="lost")
+        assert (whole["topic"], whole["message_id"], whole["body"]) == ("t", None, None)
+        assert bus.router.links[0].action("lookup", {"key": "nothing"}, 5) == {"messages": [], "unreadable": 2}
 
 
 def look(bus: Bus) -> None:

@@ -35,6 +35,13 @@ def run(url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 @pytest.fixture
+def made(url: str) -> None:
+    """The folder of ``url`` holds a log, with nothing in it: commands that look make none."""
+    with mq.connect(url):
+        pass
+
+
+@pytest.fixture
 def bus(url: str) -> Iterator[mq.Bus]:
     with mq.connect(url) as opened:
         yield opened

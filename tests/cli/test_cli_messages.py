@@ -7,6 +7,7 @@ import pytest
 from cli_runs import Run
 
 import escrowmq as mq
+from damaging import flip
 from escrowmq.cli.failures import Exit
 
 
@@ -26,6 +27,7 @@ def test_a_topic_is_made_once(run: Run) -> None:
     assert run("topics", "create", "orders", "--may-exist").code == 0
 
 
+@pytest.mark.usefixtures("made")
 def test_an_empty_list_is_a_list(run: Run) -> None:
     assert run("topics", "list", "--json").json == []
     told = run("topics", "list")
@@ -100,6 +102,7 @@ def test_a_delayed_message_has_no_place_yet(run: Run) -> None:
         (("no-such-command",), Exit.USAGE, "no-such-command"),
     ],
 )
+@pytest.mark.usefixtures("made")
 def test_what_is_wrong_is_said_and_has_its_exit_code(run: Run, words: tuple[str, ...], code: Exit, told: str) -> None:
     ran = run(*words)
     assert (ran.code, told in ran.err) == (code, True), ran
@@ -178,7 +181,51 @@ def test_lookup_finds_by_key_and_id_wherever_a_message_stands(run: Run, undecide
     assert "body of o-1" in run("lookup", "--id", found[0]["message_id"]).out
 
 
+@pytest.mark.usefixtures("made")
 def test_nothing_found_is_an_exit_code(run: Run) -> None:
     none = run("lookup", "absent", "--json")
     assert (none.code, none.json) == (Exit.FINDING, [])
     assert run("lookup", "absent").err == "nothing found\n"
+
+
+def test_tail_shows_what_is_asked_for(run: Run, undecided: Callable[[str], str]) -> None:
+    for n in range(12):
+        run("send", "orders", str(n), "-k", f"k{n % 2}", "-t", "paid" if n == 3 else "open")
+    undecided("o-1")
+    undecided("o-2")
+    assert [row["body"] for row in run("tail", "orders", "--key", "k1", "--json").lines] == [
+        "1",
+        "3",
+        "5",
+        "7",
+        "9",
+        "11",
+    ]
+    assert [row["body"] for row in run("tail", "orders", "--tag", "paid", "--json").lines] == ["3"]
+    assert len(run("tail", "orders", "--tag", "paid", "--tag", "open", "-s", "--json").lines) == 12
+    assert len(run("tail", "orders", "--since", "1h", "-n", "20", "--json").lines) == 12
+    assert [row["key"] for row in run("tail", "%half", "--key", "o-2", "--json").lines] == ["o-2"]
+    assert run("tail", "%op", "--key", "o-2").code == Exit.REJECTED
+
+
+def test_a_damaged_message_is_shown_without_content(run: Run, url: str) -> None:
+    folder = Path(url.removeprefix("file:"))
+    with mq.connect(f"file:{folder}", segment_bytes=1 << 12, default_queues=1) as bus:
+        bus.producer("p").send_batch([mq.Message("orders", b"body %d." % n, key=f"k{n}") for n in range(3)]).check()
+        bus.producer("p").send("filler", bytes(5000))
+    segment, _ = flip(folder, b"body 1.")
+    again = mq.connect(f"file:{folder}", segment_bytes=1 << 12, default_queues=1)
+    with again as bus, bus.consumer("cart", "orders") as consumer:
+        assert [message.key for message in consumer.messages(idle_timeout=0.5)] == ["k0", "k2"]
+    rows = run("tail", "orders", "--json").lines
+    assert [row["body"] for row in rows] == ["body 0.", None, "body 2."]
+    assert segment in rows[1]["damaged"]
+    assert "damaged" not in rows[0]
+    assert "key=k1 damaged: " + segment in run("tail", "orders").out
+    assert "(damaged: " in run("lookup", "k1").out
+    assert "(damaged: " in run("dead-letters", "show", "cart", "orders/0/1").out
+    (letter,) = run("dead-letters", "list", "cart", "--json").json
+    assert (letter["key"], letter["attempts"], letter["cause"][:8]) == ("k1", 0, "DAMAGED:")
+    assert run("tail", "%dead-letters.cart", "--json").lines[0]["damaged"] == rows[1]["damaged"]
+    retried = run("dead-letters", "retry", "cart", "orders/0/1", "--json")
+    assert (retried.code, retried.json["settled"]) == (Exit.FINDING, 0)

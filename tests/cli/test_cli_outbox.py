@@ -8,7 +8,7 @@ from cli_runs import Run
 
 from escrowmq.cli.failures import Exit
 from escrowmq.outbox import State, send_tx
-from escrowmq.outbox.tables import trans_message, trans_schema
+from escrowmq.outbox.tables import SCHEMA_VERSION, trans_message, trans_schema
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def waiting(run: Run, database: str) -> list[str]:
 
 
 def test_migrate_tells_what_was_there(run: Run, database: str) -> None:
-    assert run("outbox", "migrate", "--json").json == {"before": 0, "version": 1}
-    assert run("outbox", "migrate", "--json").json == {"before": 1, "version": 1}
+    assert run("outbox", "migrate", "--json").json == {"before": 0, "version": SCHEMA_VERSION}
+    assert run("outbox", "migrate", "--json").json == {"before": SCHEMA_VERSION, "version": SCHEMA_VERSION}
     assert "as before" in run("outbox", "migrate").err
 
 

@@ -1,13 +1,14 @@
 """What people read: numbers, times, bodies, rows as JSON."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.cli.flags import lines
-from escrowmq.cli.printing import body_text, cell, duration, moment, print_table, size
+from escrowmq.cli.printing import body_text, cell, duration, moment, print_facts, print_table, size
 from escrowmq.cli.rows import plain
 from escrowmq.model import DecidedBy, TransactionId, TransactionState
 from escrowmq.settings import BrokerSettings
@@ -67,9 +68,11 @@ def test_bodies_are_cut(body: bytes, most: int) -> None:
 
 def test_tables_fit_the_screen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a screen
+    monkeypatch.setenv("NO_COLOR", "1")
     print_table(("name", ">count"), [("long " * 40, 1_234_567)], "nothing")
     shown = capsys.readouterr().out
-    assert max(len(line) for line in shown.splitlines()) <= 60
+    assert max(len(re.sub(r"\x1b\[[0-9;]*m", "", line)) for line in shown.splitlines()) <= 60
     assert "1,234,567" in shown
     assert shown.count("long") == 40, "wrapped, not cut"
 
@@ -102,3 +105,34 @@ def test_rows_as_json_keep_everything(row: dict) -> None:
         assert made["body"].encode() == row["body"]
     if row["transaction"] is not None:
         assert bytes(TransactionId.parse(made["transaction"])) == row["transaction"]
+
+
+ID = "5512d6ce8039354f0000000000000001"
+WIDE = (
+    ["message id", ">count", "owner", "text"],
+    [(ID, 1, "a-relay-with-a-long-name", "words that may stand in lines of their own " * 3)],
+)
+
+
+def test_nothing_is_broken_in_a_pipe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    print_table(*WIDE, "")
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if ID in line]
+    assert "lines of their own words that" in row
+    print_facts({"message id": ID, "body": "x" * 200})
+    assert "x" * 200 in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("columns", [20, 80])
+def test_an_id_is_not_broken_on_a_narrow_screen(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a screen
+    print_table(*WIDE, "")
+    told = capsys.readouterr().out
+    assert ID in told
+    assert "a-relay-with-a-long-name" in told
+    assert "words that may stand in lines of their own " * 3 not in told
+    print_facts({"message id": ID})
+    assert ID in capsys.readouterr().out

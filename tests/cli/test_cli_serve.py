@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from cli_runs import Run, Served
 
+import escrowmq as mq
 from escrowmq.cli.failures import Exit
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
@@ -91,6 +92,32 @@ def test_tail_follows_and_ends_with_ctrl_c(serve: Serve, run: Run, monkeypatch: 
     finally:
         following.kill()
         following.communicate()
+
+
+def test_tail_follows_dead_letters(serve: Serve) -> None:
+    served = serve()
+    with mq.connect(served.url) as bus, bus.consumer("cart", "orders", max_attempts=1) as cart:
+
+        def fail(body: bytes) -> None:
+            bus.producer("p").send("orders", body)
+            next(iter(cart)).nack()
+            cart.flush()
+
+        fail(b"one")
+        words = [sys.executable, "-m", "escrowmq", "tail", "%dead-letters.cart", "--follow", "--json", "-u", served.url]
+        following = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            assert following.stdout is not None
+            assert json.loads(following.stdout.readline())["body"] == "one"
+            for body in ("two", "three"):
+                fail(body.encode())
+                assert json.loads(following.stdout.readline())["body"] == body
+            following.send_signal(signal.SIGINT)
+            _, err = following.communicate()
+            assert (following.returncode, err) == (Exit.INTERRUPTED, "")
+        finally:
+            following.kill()
+            following.communicate()
 
 
 def test_a_folder_in_use_is_said_to_be(serve: Serve, run: Run, tmp_path: Path) -> None:

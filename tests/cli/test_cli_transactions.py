@@ -38,6 +38,7 @@ def test_listing_by_state_group_and_age(run: Run, undecided: Prepare) -> None:
         (("commit",), Exit.USAGE, "Missing argument"),
     ],
 )
+@pytest.mark.usefixtures("made")
 def test_wrong_questions(run: Run, words: tuple[str, ...], code: Exit, told: str) -> None:
     ran = run("transactions", *words)
     assert (ran.code, told in ran.err) == (code, True), ran
@@ -116,6 +117,43 @@ def test_groups_show_who_consumes_and_who_produces(run: Run, bus: mq.Bus, undeci
     assert "transactional" in run("groups", "list", "--producers").out
     absent = run("groups", "show", "carts")
     assert (absent.code, "did you mean 'cart'?" in absent.err) == (Exit.REJECTED, True)
+
+
+def test_a_consumer_group_is_altered(run: Run, bus: mq.Bus) -> None:
+    bus.consumer("cart", "orders", tags="paid")
+    shown = run("groups", "show", "cart").out
+    assert "after 1 s, doubled, at most 5 min; 16 deliveries" in shown
+    assert "earliest" in shown
+    changes = ["--topic", "orders", "--topic", "points", "--tags", "*", "--redelivery", "3x5min", "--ordered"]
+    (altered,) = run("groups", "alter", "cart", *changes, "--json").json
+    assert (altered["topics"], altered["tags"], altered["ordered"]) == (["orders", "points"], [], True)
+    assert (altered["retry_delays"], altered["max_attempts"]) == ([300.0] * 3, 4)
+    assert "after 5 min, 5 min, 5 min; 4 deliveries" in run("groups", "show", "cart").out
+    assert (
+        "at most 1 min; 3 deliveries"
+        in run(
+            "groups", "alter", "cart", "--retry-backoff", "1s", "--retry-backoff-max", "1min", "--max-attempts", "3"
+        ).out
+    )
+    assert "16 deliveries" in run("groups", "alter", "cart", "--redelivery", "broker").out
+    assert "any" in run("groups", "alter", "cart", "--any-order", "--in-doubt", "redeliver", "--start", "latest").out
+    absent = run("groups", "alter", "carts", "--tags", "a")
+    assert (absent.code, "UNKNOWN_GROUP" in absent.err) == (Exit.REJECTED, True)
+
+
+def test_a_producer_group_is_altered(run: Run, undecided: Prepare) -> None:
+    undecided("o-1")
+    assert "producer group shop has of its own: nothing" in run("groups", "alter-producers", "shop").out
+    rules = ["--transaction-timeout", "1min", "--check-interval", "2min", "--check-max", "3", "--checks-exhausted"]
+    (altered,) = run("groups", "alter-producers", "shop", *rules, "rollback", "--json").json
+    own = {"transaction_timeout": 60.0, "check_interval": 120.0, "check_max": 3, "checks_exhausted": "rollback"}
+    assert own.items() <= altered.items()
+    assert "1 min, 3 x 2 min, rollback" in run("groups", "list", "--producers").out
+    assert "kind plain" in run("groups", "alter-producers", "shop", "--kind", "plain").out
+    assert run("send", "orders", "x", "--group", "shop").code == 0
+    assert "check_max" not in run("groups", "alter-producers", "shop", "--reset", "check-max").out
+    refused = run("groups", "alter-producers", "shop", "--kind", "both")
+    assert (refused.code, "one of plain, transactional, mixed" in refused.err) == (Exit.REJECTED, True)
 
 
 @pytest.fixture

@@ -2,23 +2,125 @@
 
 import re
 import shlex
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from cli_runs import Run, Served
 
+import escrowmq as mq
+
 README = (Path(__file__).parent.parent.parent / "README.md").read_text()
 
 
-def test_the_program_of_the_readme_runs(tmp_path: Path) -> None:
-    program, _ = re.findall(r"```python\n(.*?)```", README, re.DOTALL)  # the other: tests/spark/test_spark_docs.py
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], cwd=tmp_path, capture_output=True, text=True
+PROGRAM, OWN_CHECKER, _ = re.findall(
+    r"```python\n(.*?)```", README, re.DOTALL
+)  # the last: tests/spark/test_spark_docs.py
+INSERT = '            connection.execute(orders.insert(), {"id": order})\n'
+BIND = "            outbox.bind_tx(connection, txn)  # the message now stands and falls with it\n"
+ASKED = "            asked.wait()\n"
+RAISE = "            raise RuntimeError('no money')\n"
+LISTENING = """
+import threading
+
+from escrowmq import outbox
+
+asked = threading.Event()
+
+
+class Telling(outbox.Barrier):
+    def decide_ids(self, ids):
+        try:
+            return super().decide_ids(ids)
+        finally:
+            asked.set()
+
+
+outbox.Barrier = Telling
+"""
+"""Lets the local transaction wait until the checker has answered a first question about it."""
+LISTENING_TO_DECIDE = """
+import threading
+
+asked = threading.Event()
+answer = decide
+
+
+def decide(check):
+    try:
+        return answer(check)
+    finally:
+        asked.set()
+"""
+
+
+def run_program(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-W", "error", "-c", program]
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True)
+
+
+def impatient(program: str) -> str:
+    """The program, with a broker that asks soon and again."""
+    changed = program.replace(
+        'mq.connect("file:./data")', 'mq.connect("file:./data", transaction_timeout=0.2, check_interval=0.2)'
     )
-    assert (result.returncode, result.stdout, result.stderr) == (0, "o-1 b'one book'\n", "")
+    assert changed != program
+    return changed
+
+
+def orders_and_messages(folder: Path) -> tuple[list[str], list[str]]:
+    with closing(sqlite3.connect(folder / "shop.db")) as shop:
+        orders = [row[0] for row in shop.execute("SELECT id FROM orders ORDER BY id")]
+    with mq.connect(f"file:{folder / 'data'}") as bus:
+        topics = {topic["name"] for topic in bus.admin.topics()}
+        visible = bus.admin.read("orders").read_all().column("key").to_pylist() if "orders" in topics else []
+        assert not bus.admin.transactions(state="undecided")
+    return orders, sorted(visible)
+
+
+def test_the_program_of_the_readme_runs_twice(tmp_path: Path) -> None:
+    for _ in range(2):
+        result = run_program(PROGRAM, tmp_path)
+        assert (result.returncode, result.stderr) == (0, "")
+        key, _, body = result.stdout.partition(" ")
+        assert (len(key), body) == (36, "b'one book'\n")
+    orders, messages = orders_and_messages(tmp_path)
+    assert len(orders) == 2
+    assert orders == messages
+
+
+@pytest.mark.parametrize(
+    ("local", "stands"),
+    [
+        (INSERT + ASKED + RAISE + BIND, False),
+        (ASKED + INSERT + BIND, False),  # the answer was ROLLBACK: whoever comes after it is fenced
+        (INSERT + ASKED + BIND, True),
+    ],
+)
+def test_a_local_transaction_slower_than_the_timeout_and_its_message_agree(
+    tmp_path: Path, local: str, stands: bool
+) -> None:
+    assert INSERT + BIND in PROGRAM
+    result = run_program(impatient(LISTENING + PROGRAM.replace(INSERT + BIND, local)), tmp_path)
+    assert (result.returncode == 0) is stands, result.stderr
+    orders, messages = orders_and_messages(tmp_path)
+    assert len(orders) == stands
+    assert orders == messages
+
+
+@pytest.mark.parametrize(("local", "stands"), [(INSERT + ASKED + RAISE, False), (ASKED + INSERT, True)])
+def test_the_checker_of_ones_own_in_the_readme_does_not_guess(tmp_path: Path, local: str, stands: bool) -> None:
+    program = PROGRAM.replace("checker=outbox.Barrier(shop)", "checker=decide").replace(INSERT + BIND, local)
+    assert "outbox.B" not in program
+    result = run_program(impatient(OWN_CHECKER + LISTENING_TO_DECIDE + program), tmp_path)
+    assert (result.returncode == 0) is stands, result.stderr
+    orders, messages = orders_and_messages(tmp_path)
+    assert len(orders) == stands
+    assert orders == messages
 
 
 def test_the_session_of_the_readme_runs(

@@ -68,7 +68,7 @@ def test_the_faces_are_different_classes():
 
 
 TYPED = """
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import assert_type
 
 import escrowmq as mq
@@ -116,6 +116,18 @@ def wrong(bus: mq.Bus) -> None:
     bus.producer("p").send("t", b"x", key=1)  # type: ignore[arg-type]
     bus.consumer("c", "t", prefetch="2")  # type: ignore[arg-type]
     bus.consumer("c").receive()  # type: ignore[call-arg]
+    bus.producer("p", checker=says_nothing)  # type: ignore[arg-type]
+    bus.producer("p", checker=says_commit)  # type: ignore[arg-type]
+    bus.producer("p", checker=Batches())  # type: ignore[arg-type]
+    bus.producer("p").send_in_transaction(mq.Message("t", b"x"), lambda message, arg: "COMMIT")  # type: ignore[arg-type, return-value]
+
+
+def says_nothing(check: mq.Check) -> None: ...
+def says_commit(check: mq.Check) -> str: return "COMMIT"
+
+
+class Batches:
+    def decide_batch(self, checks: Sequence[mq.Check]) -> list[bool]: return [True for _ in checks]
 """
 
 

@@ -6,6 +6,7 @@ import mmap
 import re
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +16,12 @@ from hypothesis import strategies as st
 
 import escrowmq as mq
 from escrowmq import schemas
+from escrowmq.client.admin import Admin
 from escrowmq.client.lanes.timer import Timer
 from escrowmq.client.links.router import Router, broker_of
 from escrowmq.client.producing.ending import outcome_column
 from escrowmq.client.producing.outgoing import OutgoingCodec, as_batch, split
+from escrowmq.errors import Misuse
 from escrowmq.message.limits import Limits
 from escrowmq.message.row import Checker
 from escrowmq.testing.link import TwinLink
@@ -142,3 +145,24 @@ def test_importing_is_quick_because_heavy_parts_load_late():
     with pytest.raises(AttributeError):
         mq.nothing_of_that_name
     assert set(mq.__all__) <= set(dir(mq))
+
+
+def test_a_dead_letter_of_several_brokers_names_its_broker():
+    """Each broker has another message at the same topic, queue and offset: none is settled by mistake."""
+    admin = Admin(SimpleNamespace(links=[SimpleNamespace(address="a"), SimpleNamespace(address="b")]))
+    item = {"topic": "orders", "queue": 0, "offset": 17}
+    for act in (admin.retry_dead_letters, admin.discard_dead_letters):
+        with pytest.raises(Misuse, match="names none"):
+            act("cart", [item | {"broker": "a"}, item])
+
+
+def test_two_brokers_of_one_shard_are_refused():
+    """A copied data folder served beside the first one: a decision must not reach the other one's transaction."""
+    router = Router([TwinLink(shard=7, address="a"), TwinLink(shard=7, address="b"), TwinLink(shard=8, address="c")])
+    router.learn_shard(0, 7)
+    router.learn_shard(0, 7)
+    with pytest.raises(Misuse, match="a and b are the same broker"):
+        router.learn_shard(1, 7)
+    with pytest.raises(Misuse, match="a and b are the same broker"):
+        router.shard_of(1, 1.0)
+    assert (router.shard_of(2, 1.0), router.known_shard(7)) == (8, 0)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import runpy
 import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+import escrowmq as mq
+from escrowmq import outbox
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "cart" / "cart.py"
 
@@ -43,3 +52,42 @@ def test_a_crash_between_the_database_commit_and_the_commit_loses_and_doubles_no
     ]
     assert rows(folder, "cleared_carts") == [("o-1", "ann"), ("o-2", "bob")]
     assert run(folder).stdout == ""
+
+
+@pytest.mark.parametrize("slow", ["before its insert", "after its insert"])
+def test_a_local_transaction_slower_than_the_timeout_and_its_message_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    """It is asked about while it runs: before its insert, the answer ROLLBACK fences it; after it, it is in flight, and then rolls back."""
+    cart = runpy.run_path(str(SCRIPT))
+    asked = threading.Event()
+    bind, decide = outbox.bind_tx, outbox.Barrier.decide_ids
+
+    def deciding(self: outbox.Barrier, ids: Any) -> Any:
+        try:
+            return decide(self, ids)
+        finally:
+            asked.set()
+
+    def binding(connection: Any, txn: Any) -> None:
+        bind(connection, txn)
+        if slow == "after its insert":
+            assert asked.wait()
+            raise RuntimeError("no money")
+
+    def inserting(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if slow == "before its insert" and statement.startswith("INSERT INTO orders"):
+            assert asked.wait()
+
+    monkeypatch.setattr(outbox, "bind_tx", binding)
+    monkeypatch.setattr(outbox.Barrier, "decide_ids", deciding)
+    sa.event.listen(sa.Engine, "before_cursor_execute", inserting)
+    try:
+        with pytest.raises((RuntimeError, mq.Fenced)):
+            cart["main"](tmp_path / "run", "o-1", "ann", False)
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", inserting)
+    assert not rows(tmp_path / "run", "orders")
+    with mq.connect(f"file:{tmp_path / 'run' / 'broker'}") as bus:
+        assert not bus.admin.read("orders").read_all().num_rows
+        assert not bus.admin.transactions(state="undecided")

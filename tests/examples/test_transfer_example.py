@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -68,6 +71,24 @@ def test_what_cannot_be_run_says_why(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, SCRIPT, "--folder", tmp_path], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
     assert "transfer_bank_a.db exists already" in ended.stderr
+
+
+def test_a_process_that_cannot_go_on_leaves_its_log_where_it_is_said_to_be(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder of the run is removed at its end; what is named must be there to read."""
+
+    def run(urls: list[str], folder: Path, *_: object) -> list[str]:
+        (folder / "relay.log").write_text("why")
+        raise RuntimeError("relay ended by itself; see relay.log")
+
+    monkeypatch.setattr(transfer, "run", run)
+    given = {"way": "outbox", "kill": False, "folder": None, "database_url": None, "keep": False, "transfers": 1}
+    assert transfer.main(argparse.Namespace(**given)) == 2
+    told = capsys.readouterr().err
+    folder = Path(re.search(r"relay\.log \(in (.+)\)", told)[1])  # type: ignore[index]
+    assert (folder / "relay.log").read_text() == "why"
+    shutil.rmtree(folder)
 
 
 # The banks, without processes

@@ -77,10 +77,10 @@ def test_skip_folder_sync() -> None:
 def test_skip_the_sync_of_a_new_segments_header(monkeypatch: pytest.MonkeyPatch) -> None:
     def begin(self: active.PreparedSegment) -> active.ActiveSegment:
         self._file.write_at(0, [self.header.pack()])
-        self._file.close()
         self._disk.rename(self.name + active.TEMPORARY, self.name)
         self._disk.sync_folder()
-        return active.ActiveSegment(self._disk.open(self.name), active.HEADER_BYTES, self._allocated)
+        self._file.renamed(self.name)
+        return active.ActiveSegment(self._file, active.HEADER_BYTES, self._allocated, self._data)
 
     monkeypatch.setattr(active.PreparedSegment, "begin", begin)
     with pytest.raises(Violation, match="damaged"):

@@ -98,6 +98,19 @@ def test_nothing_but_a_clear_answer_decides(
     assert "status 500" in caplog.text
 
 
+@pytest.mark.parametrize("word", ["COMMIT", "commit", True, None, 1])
+def test_a_word_that_is_no_outcome_decides_nothing_and_is_said_once(
+    asking: Client, receiver: Receiver, t: str, g: str, eventually: Wait, caplog: pytest.LogCaptureFixture, word: Any
+) -> None:
+    receiver.answer = lambda asked: (200, {}, json.dumps({"outcomes": dict.fromkeys(asked.ids, word)}).encode())
+    transaction = asking.prepare(g, t)
+    eventually(lambda: len(receiver.asked) >= 3)
+    assert asking.state(g, transaction) == "open"
+    said = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and g in r.getMessage()]
+    assert len(said) == 1
+    assert f"{word!r} is no outcome" in said[0]
+
+
 def test_a_redirect_is_not_followed(asking: Client, receiver: Receiver, t: str, g: str, eventually: Wait) -> None:
     elsewhere = Receiver()
     elsewhere.answer = lambda asked: (200, {}, asked.all("committed"))

@@ -100,6 +100,28 @@ def test_a_repeat_by_message_id_or_idempotency_key_makes_nothing_twice(client: C
     assert sorted(found) == ["raw", "x", "y", "z1", "z2"]
 
 
+def test_an_id_names_one_message_of_its_topic(client: Client, t: str, g: str) -> None:
+    path, other = f"/v1/topics/{t}/messages", f"/v1/topics/{t}-2/messages"
+    given = {"text": "x", "message_id": f"order-{t}"}
+    first = client.ok(path, given)
+    assert client.ok(other, given | {"text": "y"})["offset"] == 0
+    keyed = {"Idempotency-Key": f"key-{t}"}
+    client.ok(path, {"text": "z"}, **keyed)
+    for body, headers in ((given | {"text": "y"}, {}), (given | {"key": "k"}, {}), ({"text": "y"}, keyed)):
+        status, problem = client.post(path, body, **headers)
+        assert (status, problem["name"]) == (409, "MESSAGE_ID_TAKEN")
+    assert client.ok(path, given) == first
+    half = {"messages": [{"topic": topic, "text": topic, "message_id": f"half-{t}"} for topic in (t, f"{t}-2")]}
+    prepared = client.ok(f"/v1/groups/{g}/transactions", half)
+    assert client.ok(f"/v1/groups/{g}/transactions", half) == prepared
+    client.ok(f"/v1/groups/{g}/transactions/{prepared['transaction_id']}/commit")
+    for topic, texts in ((t, ["x", "z", t]), (f"{t}-2", ["y", f"{t}-2"])):
+        found: list[str] = []
+        while got := client.receive(f"c-{topic}", topic, wait=0.2):
+            found += [message["text"] for message in got]
+        assert sorted(found) == sorted(texts)
+
+
 def test_a_transaction_is_invisible_until_it_is_committed(client: Client, t: str, g: str) -> None:
     points = f"{t}-points"
     half = {"messages": [{"topic": t, "text": "order"}, {"topic": points, "text": "points", "check_immunity": 5}]}
@@ -213,6 +235,15 @@ def test_a_lease_that_is_not_settled_ends_and_its_message_comes_again(client: Cl
     assert client.post(f"/v1/consumers/{g}/ack", {"handles": [first["handle"]]})[0] == 409
 
 
+def test_1_13_the_property_of_rocketmq_travels_over_http_and_is_read(client: Client, t: str, g: str) -> None:
+    def half(value: str) -> dict[str, Any]:
+        return {"messages": [{"topic": t, "text": "x", "properties": {"CheckImmunityTimeInSeconds": value}}]}
+
+    assert client.ok(f"/v1/groups/{g}/transactions", half("60"))["transaction_id"]
+    status, problem = client.post(f"/v1/groups/{g}/transactions", half("soon"))
+    assert (status, problem["name"]) == (400, "BAD_IMMUNITY")
+
+
 def test_tags_order_and_start_make_the_group(client: Client, t: str, g: str) -> None:
     messages = [{"text": "a", "tag": "red"}, {"text": "b", "tag": "blue"}]
     client.ok(f"/v1/topics/{t}/messages", {"messages": messages})
@@ -223,6 +254,20 @@ def test_tags_order_and_start_make_the_group(client: Client, t: str, g: str) -> 
     status, problem = client.post(f"/v1/consumers/{g}/receive", {"topics": [t], "tags": ["red"]})
     assert (status, problem["name"]) == (409, "SUBSCRIPTION_MISMATCH")
     assert client.ok(f"/v1/consumers/{g}/receive", {"max_messages": 5}) == {"messages": []}, "the group exists"
+    status, problem = client.post(f"/v1/consumers/{g}-late/receive", {"topics": [t], "start": "earliest"})
+    assert (status, problem["name"]) == (409, "SUBSCRIPTION_MISMATCH")
+
+
+@pytest.mark.parametrize("redelivery", ["0s, 0s", [0, 0]])
+def test_redelivery_makes_the_group(client: Client, t: str, g: str, redelivery: Any) -> None:
+    client.ok(f"/v1/topics/{t}/messages", {"text": "x"})
+    for attempt in (1, 2, 3):
+        (message,) = client.receive(g, t, wait=5, redelivery=redelivery)
+        assert message["attempt"] == attempt
+        client.ok(f"/v1/consumers/{g}/nack", {"handles": [message["handle"]]})
+    assert client.receive(g, t, redelivery=redelivery) == []
+    status, problem = client.post(f"/v1/consumers/{g}-2/receive", {"topics": [t], "redelivery": "often"})
+    assert (status, "3x5min" in problem["hint"]) == (400, True)
 
 
 def test_a_long_poll_is_woken_by_a_message(client: Client, t: str, g: str) -> None:
@@ -361,7 +406,7 @@ def test_messages_are_looked_up_by_id_and_by_key(client: Client, t: str, g: str)
     assert (half["state"], half["visible"], half["transaction_id"]) == ("open", False, transaction)
     assert (plain["state"], plain["visible"]) == ("plain", True)
     assert client.get("/v1/lookup", message_id=receipt["message_id"])[1]["messages"] == [plain]
-    assert client.get("/v1/lookup", message_id="unheard-of")[1] == {"messages": []}
+    assert client.get("/v1/lookup", message_id="unheard-of")[1] == {"messages": [], "missing": []}
     (topic,) = [topic for topic in client.get("/v1/topics")[1]["topics"] if topic["name"] == t]
     assert sum(queue["end"] - queue["head"] for queue in topic["queues"]) == 1
 

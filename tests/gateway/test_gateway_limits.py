@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 import threading
+import tracemalloc
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -195,4 +198,115 @@ def test_beyond_loopback_only_if_it_is_spelled_out(twin: TwinLink) -> None:
         port = int(ready["http"].rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port)) as connection:
             connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: somewhere.example\r\n\r\n")
+            assert answer_of(connection)[0] == 200
+
+
+def many(count: int, item: str = "{}") -> bytes:
+    return b'{"messages":[' + b",".join([item.encode()] * count) + b"]}"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/topics/t/messages", many(50_000), 413),
+        ("/v1/topics/t/messages", many(20_000), 400),
+        ("/v1/topics/t/messages", many(20_000, '{"text":1}'), 400),
+        ("/v1/topics/t/messages", b"[" * 30_000, 400),
+        (
+            "/v1/topics/t/messages",
+            b'{"text":"x","properties":{' + b",".join(b'"%d":1' % n for n in range(20_000)) + b"}}",
+            400,
+        ),
+        ("/v1/topics/t/messages", b'{"text":"x",' + b",".join(b'"%d":1' % n for n in range(20_000)) + b"}", 400),
+        ("/v1/topics/t/messages", '{"text":"x"}'.encode("utf-16"), 400),
+        ("/v1/consumers/g/ack", b'{"handles":[' + b",".join([b"1"] * 30_000) + b"]}", 400),
+    ],
+)
+def test_a_small_body_costs_little_memory_and_a_short_answer(
+    run_gateway: RunGateway, twin: TwinLink, path: str, body: bytes, status: int
+) -> None:
+    client = run_gateway([twin])
+    tracemalloc.start()
+    try:
+        answer = client.http.post(path, content=body, headers={"content-type": "application/json"})
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert answer.status_code == status, answer.text
+    assert len(answer.content) < 2000
+    assert most < 40 * len(body) + (4 << 20)
+
+
+def test_a_text_may_hold_any_number_of_commas(run_gateway: RunGateway, twin: TwinLink) -> None:
+    client = run_gateway([twin])
+    assert client.ok("/v1/topics/t/messages", {"text": '{"a":[1,2]}\\",' * 20_000})
+
+
+def closed_by(connection: socket.socket) -> bool:
+    """Whether the gateway closes the connection without a further word."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def turned_away(url: str) -> bool:
+    """Whether a new connection is closed without a word, be it while it is still being made."""
+    try:
+        with raw_connection(url) as connection:
+            return closed_by(connection)
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /healthz HTTP/1.1\r\nHost: "])
+def test_a_connection_without_a_request_is_closed(run_gateway: RunGateway, twin: TwinLink, said: bytes) -> None:
+    client = run_gateway([twin], header_timeout=0.1)
+    with raw_connection(client.url) as connection:
+        connection.sendall(said)
+        assert closed_by(connection)
+    assert client.ok("/v1/topics/t/messages", {"text": "x"})
+
+
+def test_half_a_second_request_has_the_same_deadline(run_gateway: RunGateway, twin: TwinLink) -> None:
+    client = run_gateway([twin], header_timeout=0.2)
+    with raw_connection(client.url) as connection:
+        connection.sendall(head(client, KIND, "Content-Length: 12") + b'{"text":"x"}')
+        assert answer_of(connection)[0] == 200
+        connection.sendall(b"GET /hea")
+        assert closed_by(connection)
+
+
+def test_a_client_that_reads_no_answer_is_closed(run_gateway: RunGateway, embedded: Callable[..., Any]) -> None:
+    client = run_gateway(embedded(), answer_timeout=0.2, max_receive_bytes=8 << 20)
+    for _ in range(4):
+        client.ok("/v1/topics/t/messages", {"text": "x" * (3 << 20), "key": "k"})
+    asked = json.dumps({"topics": ["t"]}).encode()
+    with raw_connection(client.url) as connection:
+        connection.sendall(head(client, KIND, f"Content-Length: {len(asked)}", path="/v1/consumers/g/receive") + asked)
+        # Not a byte is read until the gateway has hung up: then the connection is in error, and only then there is an event.
+        errors = select.poll()
+        errors.register(connection, 0)
+        assert errors.poll()
+
+
+def test_connections_are_bounded_and_the_longest_silent_one_makes_room(run_gateway: RunGateway, twin: TwinLink) -> None:
+    client = run_gateway([twin], max_connections=4)
+    with ExitStack() as stack:
+        silent = [stack.enter_context(raw_connection(client.url)) for _ in range(8)]
+        assert client.ok("/v1/topics/t/messages", {"text": "x"})
+        for connection in silent[:4]:
+            assert closed_by(connection)
+        assert client.ok("/v1/topics/t/messages", {"text": "x"})
+
+
+def test_when_all_connections_are_at_work_a_new_one_is_closed(run_gateway: RunGateway, twin: TwinLink) -> None:
+    client = run_gateway([twin], max_connections=2)
+    with raw_connection(client.url) as first, raw_connection(client.url) as second:
+        for connection in (first, second):
+            connection.sendall(head(client, KIND, "Content-Length: 12", "Expect: 100-continue"))
+            assert connection.recv(100).startswith(b"HTTP/1.1 100")
+        assert turned_away(client.url)
+        for connection in (first, second):
+            connection.sendall(b'{"text":"x"}')
             assert answer_of(connection)[0] == 200

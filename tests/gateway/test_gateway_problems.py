@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from gateway_runs import Client
 from hypothesis import given
 from hypothesis import strategies as st
 
+import escrowmq as mq
+from damaging import flip
+from escrowmq.connecting import links
 from escrowmq.errors import Code, Misuse, Overloaded, Rejected, Unknown, error
 from escrowmq.gateway.problems import described, refusal, status_of
 from escrowmq.gateway.settling import LeaseHandle
@@ -172,6 +176,24 @@ def test_a_broker_that_is_away_is_told(run_gateway: RunGateway) -> None:
     assert client.get("/healthz")[0] == 503
     assert client.post("/v1/topics/t/messages", {"text": "x"})[0] == 504
     assert client.get("/v1/topics")[0] == 504
+
+
+def test_a_damaged_message_is_told_as_such(run_gateway: RunGateway, tmp_path: Path) -> None:
+    url, settings = f"file:{tmp_path / 'data'}", {"segment_bytes": 1 << 12, "default_queues": 1}
+    with mq.connect(url, **settings) as bus:
+        messages = [mq.Message("t", b"content %d." % n, key=f"k{n}") for n in range(3)]
+        bus.producer("p").send_batch(messages).check()
+        bus.producer("p").send("filler", bytes(5000))
+    segment, _ = flip(tmp_path / "data", b"content 1.")
+    client = run_gateway(links(url, settings))
+    assert client.get("/healthz")[1]["status"] == "ok", "nobody has met it"
+    (found,) = client.get("/v1/lookup", key="k1")[1]["messages"]
+    assert (found["body"], found["key"], found["damaged"].startswith(segment)) == (None, "k1", True)
+    (other,) = client.get("/v1/lookup", key="k2")[1]["messages"]
+    assert (other["damaged"], bool(other["body"])) == (None, True)
+    status, told = client.get("/healthz")
+    assert (status, told["status"], told["brokers"][0]["status"]) == (200, "damaged", "damaged")
+    assert segment in told["brokers"][0]["reason"]
 
 
 def test_a_receive_that_the_broker_refuses_is_refused(run_gateway: RunGateway) -> None:

@@ -22,7 +22,7 @@ class Entry:
 
 
 class Consumer:
-    """An unordered group over all queues of its topics."""
+    """An unordered group over all queues of its topics, with one member, which takes whole batches."""
 
     def __init__(self, rules: Rules, tags: tuple[str, ...], starts: dict[Place, int]) -> None:
         self.rules = rules
@@ -114,10 +114,31 @@ class Consumer:
         ]
 
     def tick(self, now: int) -> None:
+        live: dict[int, list[Entry]] = {}
         for entries in self.entries.values():
             for entry in entries:
-                if entry.state == "leased" and self.deadlines[entry.lease] <= now:
+                if entry.state == "leased":
+                    live.setdefault(entry.lease, []).append(entry)
+        over = {lease for lease in live if self.deadlines[lease] <= now}
+        unreached = self._unreached(live, over)
+        for lease in sorted(over | unreached):
+            for entry in live[lease]:
+                if lease in unreached:
+                    entry.state, entry.due_us, entry.lease = "retrying", now, -1
+                else:
                     self._fail(entry, now, None)
+
+    def _unreached(self, live: dict[int, list[Entry]], over: set[int]) -> set[int]:
+        """Leases at their last attempt that their one member cannot have come to: nothing in them was settled, and before them
+        it was given another that is not done (ledger/groups/reaching.py)."""
+        found = set()
+        for lease, held in live.items():
+            before = [one for one in live if one < lease and self.deadlines[one] != self.deadlines[lease]]
+            untouched = len(held) == len(self.delivered[lease])
+            last = held[0].attempt >= self.rules.max_attempts
+            if last and untouched and (before if lease in over else over.intersection(before)):
+                found.add(lease)
+        return found
 
     def dead(self) -> list[tuple[Place, int]]:
         return [(p, o) for p, es in self.entries.items() for o, e in enumerate(es) if e.state == "dead"]

@@ -41,17 +41,18 @@ RULES = Rules(
 LEASE_US = 4 * SECOND
 
 groups = st.sampled_from(["g", "g", "h"])
-ids = st.integers(0, 25).map(lambda n: f"m{n}")
+numbers = st.integers(0, 25)
+contents = {n: {"key": "abcd"[n % 4] if n % 5 else None, "tag": ("red", "blue", None)[n % 3]} for n in range(26)}
 rows = st.fixed_dictionaries(
-    {"message_id": ids, "topic": st.sampled_from(["orders", "orders", "points"])},
+    {"message_id": numbers, "topic": st.sampled_from(["orders", "orders", "points"])},
     optional={
-        "key": st.sampled_from("abcd"),
-        "tag": st.sampled_from(["red", "blue"]),
+        "body": st.sampled_from([b"", b"", b"other"]),
         "queue": st.integers(0, 1),
         "delay_us": st.sampled_from([SECOND, 5 * SECOND]),
         "immunity_us": st.sampled_from([SECOND, 9 * SECOND]),
     },
-)
+).map(lambda row: row | contents[row["message_id"]] | {"message_id": f"m{row['message_id']}"})
+"""Mostly the same content for the same id: a repeat; sometimes another one."""
 indexes = st.integers(0, 40)
 jumps = st.sampled_from(["no", "a moment", "just before", "due", "due", "long after"])
 
@@ -143,6 +144,18 @@ class LedgerMachine(RuleBasedStateMachine):
         answers = self.driver.prepare(session, *chosen)
         self.model.produce(chosen, session, True, self.driver.now_us, answers)
 
+    @rule(chosen=st.lists(rows, min_size=1, max_size=4), data=indexes, body=st.sampled_from([b"", b"new"]))
+    def replace(self, chosen, data, body) -> None:
+        """4.3: the last prepare of an id counts. Often of what is undecided."""
+        undecided = {t.messages[0] for t in self.model.transactions.values() if t.state in UNDECIDED}
+        names = [name for name, message in self.model.by_id.items() if message in undecided]
+        if names:
+            topic, identity = names[data % len(names)]
+            chosen = [*chosen, {"topic": topic, "message_id": identity, "body": body}]
+        session = self.session_of(data)
+        answers = self.driver.replace(session, *chosen)
+        self.model.produce(chosen, session, True, self.driver.now_us, answers, replace=True)
+
     def session_of(self, number: int) -> int:
         """Mostly sessions that may act."""
         good = [e for e, s in self.model.sessions.items() if s[2] and e not in self.model.fenced]
@@ -169,7 +182,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 4), data=st.data(), outcome=st.sampled_from([None, *Outcome]), number=indexes)
     def transaction(self, count, data, outcome, number) -> None:
         """A whole one: several messages, often in one queue, plain ones between them, and perhaps its end."""
-        fresh = len(self.model.by_id)
+        fresh = self.model.next_position
         raw = None
         for n in range(count):
             row = {"message_id": f"t{fresh}-{n}", "topic": "orders", "queue": data.draw(st.sampled_from([0, 0, 1]))}

@@ -16,6 +16,15 @@ UNDECIDED = ("open", "parked")
 GONE = object()
 
 
+def name_of(row: dict) -> tuple[str, str]:
+    """What names a message: the topic and the id."""
+    return row["topic"], row["message_id"]
+
+
+def content_of(row: dict) -> tuple:
+    return row.get("key"), row.get("tag"), row.get("properties"), row.get("body", b"")
+
+
 @dataclass(eq=False)
 class Transaction:
     raw: bytes
@@ -39,6 +48,8 @@ class Message:
     tag: str | None
     due_us: int
     owner: Transaction | None
+    half: bool
+    content: tuple
     seen_us: int | None = None
 
 
@@ -53,7 +64,7 @@ class Model:
         self.used: dict[int, int] = {}
         self.transactional: set[str] = set()
         self.fenced: set[int] = set()
-        self.by_id: dict[str, Message] = {}
+        self.by_id: dict[tuple[str, str], Message] = {}
         self.transactions: dict[bytes, Transaction] = {}
         self.gone: set[bytes] = set()
         self.queues: dict[tuple[str, int], list[Message]] = {}
@@ -84,7 +95,7 @@ class Model:
         left = {group for group, _, _ in self.sessions.values()}
         self.transactional &= left
         for transaction in alive:
-            if transaction.group not in left:
+            if transaction.epoch not in self.sessions:  # nobody knows any more whose it was
                 assert transaction.state not in UNDECIDED
                 transaction.group = None
         self.next_position += len(idle)
@@ -106,22 +117,38 @@ class Model:
 
     # Messages
 
-    def produce(self, rows: list[dict], epoch: int, half: bool, now: int, answers: list[dict]) -> None:
+    def produce(
+        self, rows: list[dict], epoch: int, half: bool, now: int, answers: list[dict], replace: bool = False
+    ) -> None:
         assert len(answers) == len(rows)
-        made = {row["topic"] for row in rows} - {topic for topic, _ in self.queues}
-        opened = [a for row, a in zip(rows, answers, strict=True) if a["code"] == Code.OK and row["topic"] in made]
-        at = self.next_position + len({row["topic"] for row, a in zip(rows, answers, strict=True) if a in opened})
+        pairs = list(zip(rows, answers, strict=True))
+        made = {row["topic"] for row, a in pairs if a["code"] == Code.OK} - {topic for topic, _ in self.queues}
+        first = {name_of(row): number for number, row in reversed(list(enumerate(rows)))}
+        replacing = [
+            replace and first[name_of(row)] == number and self._is_replaceable(row, epoch)
+            for number, row in enumerate(rows)
+        ]
+        at = (
+            self.next_position
+            + len(made)
+            + sum(r and a["code"] == Code.OK for r, (_, a) in zip(replacing, pairs, strict=True))
+        )
         before = at
-        refused: dict[str, Code] = {}  # the first row of an id speaks for the others of the batch
-        for row, answer in zip(rows, answers, strict=True):
-            code = refused.get(row["message_id"]) or self._code(row, epoch, half)
+        refused: dict[tuple[str, str], Code] = {}  # the first row of a new message speaks for the others of the batch
+        for (row, answer), instead in zip(pairs, replacing, strict=True):
+            name = name_of(row)
+            new = name not in self.by_id or instead
+            code = refused.get(name) or (self._new_code if new else self._code)(row, epoch, half)
             assert answer["code"] == code, (row, Code(answer["code"]), code)
             if code != Code.OK:
-                refused[row["message_id"]] = code
+                if new:
+                    refused[name] = code
                 assert (answer["position"], answer["offset"], answer["transaction"]) == (-1, -1, None)
-            elif row["message_id"] in self.by_id:
-                self._repeat(self.by_id[row["message_id"]], row["topic"], answer, half)
+            elif not new:
+                self._repeat(self.by_id[name], answer, half)
             else:
+                if instead:
+                    self.decide(self.by_id[name].owner, "rolled_back", now)
                 assert answer["position"] == at, "positions count up over all rows of the log"
                 at += 1
                 self._take(row, epoch, half, now, answer)
@@ -129,27 +156,59 @@ class Model:
         if at > before and epoch:
             self.used[epoch] = now
 
+    def _is_replaceable(self, row: dict, epoch: int) -> bool:
+        """4.3: only the last prepare of an id counts, while it is undecided."""
+        known = self.by_id.get(name_of(row))
+        if known is None or not known.half or row.get("transaction") or self.session_code(epoch, True) != Code.OK:
+            return False
+        owner = known.owner
+        return (
+            owner.raw not in self.gone
+            and owner.state in UNDECIDED
+            and owner.group == self.sessions[epoch][0]
+            and len(owner.messages) == 1
+            and known.content != content_of(row)
+        )
+
     def _code(self, row: dict, epoch: int, half: bool) -> Code:
+        """Of a row whose id its topic knows: only the same message gets the receipt."""
         if (code := self.session_code(epoch, half)) != Code.OK:
             return code
-        known = self.by_id.get(row["message_id"])
-        if known is not None and known.position < self.trimmed:
-            return Code.UNKNOWN_TRANSACTION if half else Code.OK
-        if known is not None:
-            half_before = known.owner is not None and known.owner.raw not in self.gone
-            return Code.OK if half_before == half else Code.MESSAGE_ID_TAKEN
+        known = self.by_id[name_of(row)]
+        if known.half != half:
+            return Code.MESSAGE_ID_TAKEN
+        if half:
+            if known.position < self.trimmed or known.owner.raw in self.gone:
+                return self._left(known.owner)
+            begins = known.position == known.owner.first
+            same = row.get("transaction") == known.owner.raw or (row.get("transaction") is None and begins)
+            if known.owner.group not in (self.sessions[epoch][0], None) or not same:
+                return Code.MESSAGE_ID_TAKEN
+        stored = known.position >= self.trimmed  # else only the id is left to be compared
+        return Code.MESSAGE_ID_TAKEN if stored and known.content != content_of(row) else Code.OK
+
+    @staticmethod
+    def _left(transaction: Transaction | None) -> Code:
+        """Of a transaction that is not there (any more): only what left undecided is remembered (I12)."""
+        return Code.EXPIRED if transaction is not None and transaction.state == "expired" else Code.UNKNOWN_TRANSACTION
+
+    def _new_code(self, row: dict, epoch: int, half: bool) -> Code:
+        if (code := self.session_code(epoch, half)) != Code.OK:
+            return code
         group = self.sessions[epoch][0] if epoch else ""
         if half and row.get("transaction") is not None:
             owner = self.transactions.get(row["transaction"])
             if owner is None or owner.raw in self.gone:
-                return Code.UNKNOWN_TRANSACTION
+                return self._left(owner)
             if owner.group not in (group, None):
                 return Code.WRONG_GROUP
             return Code.OK if owner.state == "open" else Code.TRANSACTION_DECIDED
         count = sum(t.group == group and t.state == "open" for t in self.transactions.values())
+        if name_of(row) in self.by_id:  # the one that it replaces
+            count -= self.by_id[name_of(row)].owner.state == "open"
         return Code.TOO_MANY_OPEN if half and count >= self.rules.max_open_transactions else Code.OK
 
-    def _repeat(self, message: Message, topic: str, answer: dict, half: bool) -> None:
+    def _repeat(self, message: Message, answer: dict, half: bool) -> None:
         """I9: the receipt of the first time; a plain message's offset is that which it has by now."""
         assert answer["position"] == message.position
         if message.position < self.trimmed:
@@ -161,7 +220,7 @@ class Model:
         offset = listed.index(message) if not half and message in listed else -1
         if offset < self.heads[place]:
             offset = -1
-        assert answer["offset"] == offset or (answer["offset"] == -1 and topic != message.topic)
+        assert answer["offset"] == offset
         if half or message.seen_us is None or answer["offset"] >= 0:
             assert answer["queue"] == message.queue
 
@@ -175,8 +234,8 @@ class Model:
             self.queues.setdefault((topic, number), [])
             self.heads.setdefault((topic, number), 0)
         due = now + row["delay_us"] if row.get("delay_us") else 0
-        message = Message(position, topic, queue, row.get("tag"), due, None)
-        self.by_id[row["message_id"]] = message
+        message = Message(position, topic, queue, row.get("tag"), due, None, half, content_of(row))
+        self.by_id[name_of(row)] = message
         if not half:
             offset = len(self.queues[topic, queue])
             self._place(message, now)
@@ -218,7 +277,7 @@ class Model:
             return code
         transaction = self.transactions.get(raw)
         if transaction is None or raw in self.gone:
-            return Code.UNKNOWN_TRANSACTION
+            return self._left(transaction)
         if by == DecidedBy.OPERATOR:
             if epoch:
                 return Code.BAD_REQUEST
@@ -288,7 +347,7 @@ class Model:
         for raw, code in zip(raws, codes, strict=True):
             transaction = self.transactions.get(raw)
             if transaction is None or raw in self.gone:
-                assert code == Code.UNKNOWN_TRANSACTION
+                assert code == self._left(transaction)
             elif transaction.state not in UNDECIDED:
                 assert code == Code.TRANSACTION_DECIDED
             else:

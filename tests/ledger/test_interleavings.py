@@ -39,7 +39,7 @@ class World:
         return mine[0] if oldest else mine[-1]
 
     def raw(self, number: int) -> bytes:
-        message = self.model.by_id.get(f"m{number}")
+        message = self.model.by_id.get(("orders", f"m{number}"))
         if message is None:  # what a client would guess of a transaction that is not there yet
             return bytes(TransactionId(self.driver.ledger.shard, 1, 3 + number))
         return message.owner.raw

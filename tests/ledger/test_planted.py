@@ -44,6 +44,7 @@ from escrowmq.ledger.transactions.sessions import Sessions
 from escrowmq.ledger.transactions.table import COMMITTED, OPEN, PARKED, ROLLED_BACK, TransactionTable
 from escrowmq.model import COMMIT, DecidedBy, Outcome, TransactionId
 from escrowmq.schemas import TRANSACTION_ID_DTYPE, Kind
+from escrowmq.testing import ledgers
 from escrowmq.testing.ledgers import LedgerDriver
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -287,7 +288,7 @@ def forget_ids_one_moment_early(monkeypatch):
         gone = int(np.searchsorted(self._runs["time_us"], oldest, side="left"))
         for ordinal in range(self._runs.first, self._runs.first + gone):
             row = ordinal - self._runs.first
-            self._by_instance[int(self._runs["instance"][row])].remove((int(self._runs["sequence"][row]), ordinal))
+            self._unindex(int(self._runs["instance"][row]), (int(self._runs["sequence"][row]), ordinal))
         self._runs.trim(self._runs.first + gone)
 
     monkeypatch.setattr(Dedup, "_forget", forget)
@@ -295,12 +296,12 @@ def forget_ids_one_moment_early(monkeypatch):
 
 @planted(test_dedup.test_i9_against_a_dict)
 def forget_the_last_id_of_a_run(monkeypatch):
-    def find_run(self, known, sequence, out):
-        real(self, known, sequence, out)
+    def find_run(self, known, sequence, topics, positions, halves):
+        real(self, known, sequence, topics, positions, halves)
         for first, ordinal in known:
             last = first + int(self._runs["count"][ordinal - self._runs.first]) - 1
-            if sequence <= last < sequence + len(out):
-                out[last - sequence] = -1
+            if sequence <= last < sequence + len(topics):
+                positions[last - sequence] = -1
 
     real = Dedup._find_run
     monkeypatch.setattr(Dedup, "_find_run", find_run)
@@ -308,7 +309,56 @@ def forget_the_last_id_of_a_run(monkeypatch):
 
 @planted(walked)
 def forget_ids_in_a_crash(monkeypatch):
-    monkeypatch.setattr(Dedup, "restore", lambda self, tables: self._runs.load(tables["dedup"]))
+    monkeypatch.setattr(Dedup, "restore", lambda self, tables, places, rules: self._runs.load(tables["dedup"]))
+
+
+@planted(searched)
+def look_ids_up_in_any_topic(monkeypatch):
+    real = Dedup.find
+    monkeypatch.setattr(Dedup, "find", lambda self, ids, topics: real(self, ids, np.zeros(len(ids), np.int32)))
+    add = Dedup.add
+    monkeypatch.setattr(Dedup, "add", lambda self, ids, topics, *rest, **more: add(self, ids, 0, *rest, **more))
+
+
+@planted(test_dedup.test_batches_that_alternate_between_topics_are_one_run)
+def give_a_mixed_run_the_topic_of_its_first_row(monkeypatch):
+    real = Dedup._note_topics
+
+    def note(self, ordinal, count, topic):
+        real(self, ordinal, count, topic if isinstance(topic, int) else int(topic[0]))
+
+    monkeypatch.setattr(Dedup, "_note_topics", note)
+
+
+@planted(searched)
+def take_any_content_for_a_repeat(monkeypatch):
+    monkeypatch.setattr(ledgers, "differing", lambda given, stored: np.zeros(given.num_rows, np.bool_))
+
+
+@planted(searched)
+def answer_a_repeat_of_another_kind(monkeypatch):
+    def find(self, ids, topics):
+        found = real(self, ids, topics)
+        found.halves[:] = False
+        return found
+
+    real = Dedup.find
+    monkeypatch.setattr(Dedup, "find", find)
+
+
+@planted(searched)
+def leave_what_is_replaced_undecided(monkeypatch):
+    def decide(self, *arguments):
+        decision = real(self, *arguments)
+        return dataclasses.replace(decision, events=tuple(e for e in decision.events if e.kind != Kind.DECIDED))
+
+    real = messages.Producing.decide
+    monkeypatch.setattr(messages.Producing, "decide", decide)
+
+
+@planted(searched)
+def replace_what_is_decided(monkeypatch):
+    monkeypatch.setattr(messages.Producing, "_undecided", lambda self, owners: np.ones(len(owners), np.bool_))
 
 
 # Forgetting
@@ -435,7 +485,7 @@ def forget_acks(monkeypatch):
 def deliver_for_ever(monkeypatch):
     def settler(self, group, rules, now_us):
         made = real(self, group, rules, now_us)
-        made.max_attempts += 1
+        made.redelivery = made.redelivery._replace(attempts=made.redelivery.attempts + 1)
         return made
 
     real = Consuming._settling

@@ -316,5 +316,5 @@ def test_reads_check_what_they_read() -> None:
     (name,) = _segments(disk)
     disk._nodes[name].content[disk.files()[name].index(b"\0\0\0\x01....") + 5] ^= 1
     with pytest.raises(DamagedLog, match=f"{name}, byte .*frame 1: the checksum is wrong"):
-        log.read(segments.np.array([position]))
+        log.read(segments.np.arange(position, position + 3))
     log.close(clean=False)

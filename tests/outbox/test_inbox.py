@@ -4,6 +4,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -274,6 +275,65 @@ def test_claiming_without_tables_or_transaction(engine: sa.Engine) -> None:
     assert marks(engine) == 0
 
 
+# Topics
+
+
+def named(topic: str, identity: bytes = ID) -> SimpleNamespace:
+    return SimpleNamespace(topic=topic, message_id=identity)
+
+
+def test_the_same_id_in_another_topic_is_another_message(shop: sa.Engine) -> None:
+    for first in (True, False):  # and each has its effect once, however often and in whatever order it comes
+        for topic in ("points", "orders", "hints"):
+            with shop.begin() as connection:
+                assert claim_tx(connection, named(topic), group="cart") is first
+    with shop.begin() as connection:
+        assert claim_tx(connection, message_id=ID, topic="bills", group="cart")
+        assert not claim_tx(connection, named("bills"), group="cart")
+        assert not claim_tx(connection, message_id=ID, group="cart"), "without a topic it is every topic's"
+    assert marks(shop) == 4
+
+
+def test_what_was_claimed_by_its_id_alone_is_claimed_for_every_topic(shop: sa.Engine) -> None:
+    with shop.begin() as connection:
+        assert claim_tx(connection, message_id=ID, group="cart")
+        assert not claim_tx(connection, named("orders"), group="cart")
+        assert claim_tx(connection, named("orders"), group="points")
+
+
+def test_a_batch_with_one_id_in_several_topics(shop: sa.Engine) -> None:
+    messages = [named(topic, identity) for topic in ("orders", "points", "hints") for identity in ids(CHUNK_ROWS // 2)]
+    with shop.begin() as connection:
+        assert claim_batch_tx(connection, messages[:300], "cart") == [True] * 300
+        answers = claim_batch_tx(connection, [*messages, *messages[-9:]], "cart")
+    assert answers == [False] * 300 + [True] * (len(messages) - 300) + [False] * 9
+    with shop.begin() as connection:
+        assert not any(claim_batch_tx(connection, messages, "cart"))
+
+
+def test_a_purge_lets_no_first_mark_go_before_that_of_another_topic(shop: sa.Engine) -> None:
+    """Else a repeat in the other topic would take the first one's place, and have its effect again."""
+    with shop.begin() as connection:
+        assert claim_tx(connection, named("orders"), group="cart")
+        connection.execute(sa.update(trans_recv_log).values(seen_us=trans_recv_log.c.seen_us - 60_000_000))
+        assert claim_tx(connection, named("points"), group="cart")
+    assert inbox.purge_seen(shop, 30) == 0
+    with shop.begin() as connection:
+        assert not claim_tx(connection, named("points"), group="cart")
+        assert not claim_tx(connection, named("orders"), group="cart")
+
+
+def test_a_consumer_of_two_topics_has_both_effects_of_one_id(shop: sa.Engine, tmp_path: Path) -> None:
+    done: list[str] = []
+    with mq.connect(f"file:{tmp_path / 'broker'}") as bus:
+        for topic in ("orders", "points"):
+            bus.producer("shop", qos=2).send(topic, b"", message_id="order-17")
+        consumer = bus.consumer("cart", ["orders", "points"])
+        handled = inbox.consume(consumer, shop, lambda session, message: done.append(message.topic), idle_timeout=0.5)
+    assert handled == 2
+    assert sorted(done) == ["orders", "points"]
+
+
 # Purging
 
 
@@ -367,6 +427,28 @@ def test_consume_sends_back_only_what_fails(sqlite_shop: sa.Engine, bus: mq.Bus)
     assert letter["cause"].startswith("ValueError: four")
     with sqlite_shop.connect() as connection:
         assert sorted(connection.scalars(sa.select(orders.c.id))) == [0, 1, 2, 3, 5, 6, 7, 8]
+
+
+def test_consume_keeps_the_order_of_each_key_after_a_failure(sqlite_shop: sa.Engine, bus: mq.Bus) -> None:
+    producer = bus.producer("shop")
+    for number in range(8):
+        producer.send("orders", b"%d" % number, key="ab"[number % 2], queue=0)
+    done: list[int] = []
+    fails = {2: 2, 5: 1}  # the second time by itself, not with the batch
+
+    def place(session: Session, message: Any) -> None:
+        number = int(message.body)
+        session.execute(sa.insert(orders).values(id=number))
+        if fails.get(number):
+            fails[number] -= 1
+            raise ValueError(number)
+        sa.event.listen(session, "after_commit", lambda _: done.append(number), once=True)
+
+    with bus.consumer("cart", ["orders"], ordered=True, retry_backoff=0.05) as consumer:
+        assert inbox.consume(consumer, sessionmaker(sqlite_shop), place, max_messages=1000, idle_timeout=1) == 8
+        assert consumer.refused == 0
+    assert [number for number in done if number % 2 == 0] == [0, 2, 4, 6]
+    assert [number for number in done if number % 2] == [1, 3, 5, 7]
 
 
 def test_consume_stops_when_there_are_no_tables_and_gives_everything_back(bus: mq.Bus, tmp_path: Any) -> None:

@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session
 import escrowmq as mq
 from escrowmq import outbox
 from escrowmq.outbox import State, aio, attention
-from escrowmq.outbox.tables import trans_message
+from escrowmq.outbox.tables import SCHEMA_VERSION, trans_message
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ async def test_everything_from_migrate_to_retry(engine: sa.Engine, waiting_engin
             await aio.send_tx(connection, "orders", b"x")
     assert await aio.migrate(waiting_engine) == 0
     async with waiting_engine.begin() as connection:
-        assert await aio.migrate(connection) == 1
+        assert await aio.migrate(connection) == SCHEMA_VERSION
         await aio.check_schema(connection)
         identity = await aio.send_tx(connection, mq.Message("orders", b"1", message_id="o-1"))
         ids = await aio.send_batch_tx(connection, pa.table({"topic": ["orders"] * 3, "body": [b"2"] * 3}))

@@ -30,7 +30,7 @@ from escrowmq.pipeline.audit.events import Events
 from escrowmq.pipeline.audit.manifest import Manifest
 from escrowmq.pipeline.audit.page import page
 from escrowmq.pipeline.audit.readings import Readings
-from escrowmq.pipeline.audit.run import audit
+from escrowmq.pipeline.audit.run import audit, run
 from escrowmq.pipeline.audit.verdict import Verdict
 from escrowmq.pipeline.audit.windows import window
 from escrowmq.spark.columns import columns_of
@@ -124,7 +124,7 @@ def write(folder: Path, rows: list[dict[str, Any]], schema: pa.Schema, source: s
     """Rows of the wire as format "escrow" would give them."""
     folder.mkdir(parents=True)
     chosen = [column for column in columns_of(source) if column.name != "shard"]
-    batch = pa.RecordBatch.from_pylist(rows, schema=schema)
+    batch = pa.RecordBatch.from_pylist(rows, schema=schema.append(pa.field("damaged", pa.utf8())))
     arrays = {column.name: column.make(batch, 0) for column in chosen}
     pq.write_table(pa.Table.from_pydict(arrays), folder / "part-0.parquet")
 
@@ -313,3 +313,26 @@ def test_a_folder_that_is_no_run_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps(raw))
     with pytest.raises(Misuse, match="'table:nothing', which is not described"):
         Manifest.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda raw: raw.pop("log"), "it has no field 'log'"),
+        (lambda raw: raw["tables"]["orders"].pop("id"), "table 'orders' has no field 'id'"),
+        (lambda raw: raw["tables"]["orders"].update(idd="x"), "table 'orders' has a field 'idd', which is not one of"),
+        (lambda raw: raw["comparisons"][0].pop("expected"), "it has no field 'expected'"),
+        (
+            lambda raw: raw["tables"]["orders"].update(database="postgresql://u:secret@host/shop"),
+            r"table 'orders' is in a database by URL \(postgresql://...\), and the audit reads SQLite files",
+        ),
+    ],
+)
+def test_a_manifest_says_at_once_what_is_wrong_with_it(tmp_path: Path, change: Any, told: str) -> None:
+    """Before Spark starts, and not as a bare KeyError; nor is a password shown."""
+    raw = json.loads(json.dumps(manifest("broker")))
+    change(raw)
+    (tmp_path / "manifest.json").write_text(json.dumps(raw))
+    with pytest.raises(Misuse, match=told) as refused:
+        run(tmp_path)
+    assert "secret" not in str(refused.value)

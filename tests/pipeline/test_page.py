@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -131,3 +133,45 @@ def test_no_tick_is_cut_off_at_the_right_edge(places: list[float], text: str) ->
         assert (
             float(one.get("x", "")) + {"middle": width / 2, "end": 0.0}[one.get("text-anchor", "")] <= svg.WIDTH + 0.05
         )
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_a_legend_that_does_not_fit_goes_on_in_the_next_line() -> None:
+    names = [f"a series with a rather long name, number {n}" for n in range(9)]
+    chart = ElementTree.fromstring(svg.lines("lines", [0.0, 1.0], [svg.Series(n, "#000", [0.0, 1.0]) for n in names]))
+    entries = [one for one in chart.iter(f"{SVG}text") if one.get("class") == "legend"]
+    assert [one.text for one in entries] == names
+    places = [(float(one.attrib["y"]), float(one.attrib["x"]), one.text or "") for one in entries]
+    for (y, x, text), (next_y, next_x, _) in itertools.pairwise(places):
+        assert x + svg.LETTER * len(text) <= svg.WIDTH
+        assert next_y > y or next_x >= x + svg.LETTER * len(text) + 12  # the square of the next one
+    moved = chart.find(f"{SVG}g")
+    assert moved is not None
+    down = float(moved.attrib["transform"].split()[1].rstrip(")"))
+    assert places[-1][0] <= down + svg.TOP  # the plot begins below the last line
+    assert float(chart.attrib["viewBox"].split()[3]) == svg.HEIGHT + down
+
+
+def test_no_line_leaves_the_plot() -> None:
+    """A series with moments of its own may go on after the last of the others; a mark may come before the first."""
+    longer = svg.Series("applied", "#000", [0.0, 5.0, 9.0], x=[0.0, 30.0, 90.0])
+    mark = svg.Mark(-5.0, "killed", "#f00", "kills")
+    chart = ElementTree.fromstring(
+        svg.lines("lines", [0.0, 10.0], [svg.Series("all", "#111", [0.0, 9.0]), longer], marks=[mark])
+    )
+    for path in chart.iter(f"{SVG}path"):
+        if path.get("stroke-width") == "2":
+            for point in path.attrib["d"].removeprefix("M").split(" L"):
+                x, y = map(float, point.split(","))
+                assert svg.LEFT <= x <= svg.WIDTH - svg.RIGHT
+                assert svg.TOP <= y <= svg.HEIGHT - svg.BOTTOM
+    ends = [line for line in chart.iter(f"{SVG}line") if line.get("stroke") == "#f00"]
+    assert [float(line.attrib["x1"]) for line in ends] == [svg.LEFT]
+
+
+def test_a_page_says_when_and_by_which_command_it_was_made(tmp_path: Path) -> None:
+    text = write_page(tmp_path, CLEAN, PICTURES, EVENTS).read_text()
+    assert f"<code>escrowmq audit {tmp_path}</code>" in text
+    assert re.search(r"made 20\d\d-\d\d-\d\d \d\d:\d\d UTC", text)

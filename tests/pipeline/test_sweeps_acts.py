@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from sweeps_world import BOOKS, EVERYWHERE, KINDS, NOW, SHARDS, STOCK, World, wo
 
 from escrowmq.errors import Misuse
 from escrowmq.pipeline.sweeps import Act, Books, Databases, Inconsistent, release_orphan, settle_order
+from escrowmq.pipeline.sweeps import run as sweeping
 from escrowmq.platform import failpoints
 from escrowmq.testing.databases import databases
 
@@ -156,3 +158,21 @@ def test_names_are_in_one_place_and_checked(tmp_path: Path) -> None:
     assert BOOKS.ticks(1_500_000) == 1_500_000
     assert Books(ticks_per_second=1000).ticks(1_500_000) == 1500
     assert sum(STOCK.values()) == 2000
+
+
+def test_the_time_of_a_sweep_is_that_of_its_databases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is ahead would give stock back while its customer may still pay."""
+    urls = [f"sqlite:///{tmp_path / name}.db" for name in ("orders_0", "orders_1", "products")]
+    for url in urls:
+        engine = sa.create_engine(url)
+        with engine.begin() as connection:
+            connection.exec_driver_sql("CREATE TABLE t (x)")
+        engine.dispose()
+    now_us = time.time_ns() // 1000
+    monkeypatch.setattr(time, "time_ns", lambda: 0)
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert abs(sweeping._now(None, Databases(tuple(urls[:2]), urls[2])) - now_us) < 60e6
+    told = iter([5_000_000, 3_000_000, 4_000_000])
+    monkeypatch.setattr(sweeping, "database_now_us", lambda _: next(told))
+    assert sweeping._now(None, Databases(tuple(urls[:2]), urls[2])) == 3_000_000
+    assert sweeping._now(7, Databases(tuple(urls[:2]), urls[2])) == 7

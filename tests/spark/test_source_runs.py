@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 import escrowmq as mq
+from damaging import FILLER, flip
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 
@@ -127,6 +128,28 @@ def test_dead_letters(spark: SparkSession, folder: str) -> None:
     found = content(read(spark, folder, "%dead-letters.g"))
     assert found == plain(folder, "%dead-letters.g")
     assert sum(found.values()) == 2
+
+
+def test_a_damaged_row_is_a_row_without_content_and_marked(spark: SparkSession, tmp_path: Path) -> None:
+    url = f"file:{tmp_path / 'data'}"
+    with mq.connect(url, segment_bytes=1 << 16, default_queues=2) as bus:
+        fill(bus)
+        bus.producer("plain").send_batch([mq.Message("filler", FILLER) for _ in range(120)]).check()
+    segment, _ = flip(tmp_path / "data", b"body-123")
+    with mq.connect(url) as bus, bus.consumer("g", "t") as consumer:
+        assert len(list(consumer.messages(idle_timeout=1))) == ROWS + 10 - 1
+    topic = read(spark, url).cache()
+    assert topic.count() == ROWS + 10
+    (row,) = topic.where("damaged is not null").collect()
+    assert (row["key"], row["body"], row["damaged"].startswith(segment)) == ("k-123", None, True)
+    assert topic.where("body is null").count() == 1
+    (letter,) = read(spark, url, "%dead-letters.g").collect()
+    assert (letter["key"], letter["damaged"]) == ("k-123", row["damaged"])
+    assert read(spark, url, "%half").where("damaged is null").count() == 15
+    assert read(spark, url, columns="key").count() == ROWS + 10, "keys are whole"
+    with pytest.raises(Exception) as problem:
+        read(spark, url, columns="body").collect()
+    assert "DAMAGED" in told(problem)
 
 
 def test_filters_and_columns_go_to_the_broker(spark: SparkSession, folder: str) -> None:

@@ -13,6 +13,7 @@ from escrowmq.errors import Misuse
 from escrowmq.schemas import ACK_VIEW, DELIVERY, HALF_VIEW, OP_VIEW
 from escrowmq.spark.columns import as_spark, choose, columns_of, spark_schema, wire_columns
 from escrowmq.spark.filters import FAR, Pushed, push, pushable
+from escrowmq.wire import DAMAGED_COLUMN
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def test_pushed_bounds_and_those_left_keep_what_all_would(filters):
 )
 def test_every_column_is_made_of_columns_of_the_wire(source, wire):
     for column in columns_of(source):
-        assert set(column.needs) <= set(wire.names)
+        assert set(column.needs) <= {*wire.names, DAMAGED_COLUMN}
     assert wire_columns(source, []) == ["position"]
     assert spark_schema(choose(source, None)).count("`") == 2 * len(columns_of(source))
 

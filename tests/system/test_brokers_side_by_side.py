@@ -67,7 +67,9 @@ def test_one_of_two_is_killed_and_comes_back_under_load(pair: tuple[Broker, Brok
             broker.kill()
             history.add("monkey", Act.KILL, Kind.OK)
             broker.start()
+            eventually("both are there again", lambda: not bus.missing())
         progress(history, 80)
+        eventually("both take messages", lambda: min(stored(broker) for broker in pair) > 20)
         for writer in writers:
             writer.stopping.set()
         for writer in writers:
@@ -84,6 +86,12 @@ def test_one_of_two_is_killed_and_comes_back_under_load(pair: tuple[Broker, Brok
     assert report.ok, str(report)
     stands = Counter(event.broker for event in history.events if event.act is Act.STANDS)
     assert min(stands["a"], stands["b"]) > 20
+
+
+def stored(broker: Broker) -> int:
+    """How many messages stand in one broker's topics now."""
+    with mq.connect(broker.url) as bus:
+        return sum(bus.admin.read(topic).read_all().num_rows for topic in ("orders", "points"))
 
 
 def progress(history: History, count: int) -> None:

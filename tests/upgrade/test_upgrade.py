@@ -59,6 +59,24 @@ def test_a_folder_of_0_1_0_holds_what_it_held(folder: Path) -> None:
         assert_holds(version_writer.listed(bus), json.loads((GOLDEN / f"{folder.name}.json").read_text()))
 
 
+def test_a_group_of_0_1_0_that_a_mistake_spoilt_is_put_right_by_a_person(folder: Path) -> None:
+    """Its groups are of the kind that the log says; the word of a person comes before that, also after a restart."""
+    with mq.connect(f"file:{folder}", **SETTINGS) as bus:
+        kinds = {group["group"]: group["kind"] for group in bus.admin.producers()}
+        assert (kinds["shop"], kinds["plain"]) == ("transactional", "plain")
+        with pytest.raises(mq.Rejected, match="GROUP_KIND"):
+            bus.producer("shop").send("orders", b"x")
+        with pytest.raises(mq.Rejected, match="GROUP_KIND"):
+            bus.producer("plain", unasked=True).prepare("orders", b"x")
+        bus.admin.alter_producers("shop", kind="plain")
+    with mq.connect(f"file:{folder}", **SETTINGS) as bus:
+        bus.producer("shop").send("orders", b"plain again")
+        with pytest.raises(mq.Rejected, match="GROUP_KIND"):
+            bus.producer("shop", unasked=True).prepare("orders", b"x")
+        undecided = [row["id"] for row in bus.admin.transactions("undecided")]
+        assert [bus.admin.rollback(id) for id in undecided] == [mq.Code.ROLLED_BACK] * len(undecided)
+
+
 def test_a_folder_of_0_1_0_goes_on(folder: Path) -> None:
     """Its undecided transactions are decided, its messages delivered, new ones stored; and once more after a restart."""
     with mq.connect(f"file:{folder}", **SETTINGS) as bus:

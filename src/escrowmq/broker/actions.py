@@ -5,17 +5,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
 
+from escrowmq.broker.reads.following import view_beyond, view_range
 from escrowmq.broker.reads.lookups import find_messages, show_transaction
 from escrowmq.broker.reads.readable import HoldsLedger, Readable
 from escrowmq.broker.requests import MAX_IDS, checked, transaction_id
 from escrowmq.broker.writer.engine import Engine
+from escrowmq.broker.writer.shard import rules_of
 from escrowmq.errors import Code, error
+from escrowmq.ledger.columns.arrays import Bools, Int64s
 from escrowmq.ledger.commands import (
+    AlterGroup,
+    AlterProducers,
     Command,
     CommitBatch,
     CreateTopic,
@@ -24,26 +29,33 @@ from escrowmq.ledger.commands import (
     ForgetWriter,
     Join,
     OpenSession,
+    ProducerRules,
     Recheck,
     SettleDead,
     Subscribe,
     Subscription,
 )
+from escrowmq.ledger.groups.reports import described
 from escrowmq.ledger.listings import producers_list, queue_offsets, queues_beyond, topics_list, writers_list
 from escrowmq.ledger.listings import transactions as transactions_list
+from escrowmq.ledger.transactions import policies
 from escrowmq.model import DecidedBy, Outcome, message_id
 from escrowmq.schemas import ENDING, ID
 from escrowmq.settings import nearest
-from escrowmq.wire import PROTOCOL_VERSION, VIEWS, Action, Json
+from escrowmq.wire import PROTOCOL_VERSION, Action, Json
 from escrowmq.wire.actions import brokers, dead_letters, groups, messages, producers, topics, transactions, writers
 from escrowmq.wire.actions.action import Answer, Nothing, Request, Results
 from escrowmq.wire.actions.table import ACTIONS
 
 AnyEngine = TypeVar("AnyEngine", Engine, Readable)
 
+_VERSION = version("escrowmq")  # read once: it lies in a file, and there may be no descriptor left for it
+
 LONGEST_WAIT_MS = 60_000
 """No call waits longer, whatever it asks for; the client asks again."""
 PAGE = 1000
+SHOWN_PLACES = 3
+"""Places of damage that ``health`` names."""
 FOUND = 100
 """Messages that a look-up gives unless it asks for more."""
 
@@ -107,9 +119,10 @@ def _hello(engine: Readable, _: Nothing) -> brokers.Hello:
     settings = dataclasses.asdict(engine.settings)
     return {
         "protocol": PROTOCOL_VERSION,
-        "version": version("escrowmq"),
+        "version": _VERSION,
         "shard": engine.log.shard,
         "epoch": engine.log.epoch,
+        "time_us": engine.clock.now_us(),
         "limits": {name: settings[name] for name in settings if name.startswith("max_") or name == "half_retention"},
     }
 
@@ -117,8 +130,12 @@ def _hello(engine: Readable, _: Nothing) -> brokers.Hello:
 @_answers(brokers.HEALTH)
 def _health(engine: Readable, _: Nothing) -> brokers.Health:
     failure = engine.shard.failure
-    reason = failure.message if failure else "the disk is full: messages are refused" if engine.shard.full else ""
-    return {"status": engine.status, "reason": reason}
+    shard, places = engine.shard, engine.log.damages()
+    reason = failure.message if failure else f"{shard.full_because}: messages are refused" if shard.full else ""
+    if engine.status != "damaged":
+        return {"status": engine.status, "reason": reason}
+    more = f"; and {len(places) - SHOWN_PLACES:,} more frames" if len(places) > SHOWN_PLACES else ""
+    return {"status": "damaged", "reason": "; ".join(map(str, places[:SHOWN_PLACES])) + more}
 
 
 @_answers(brokers.STATS)
@@ -129,12 +146,14 @@ def _stats(engine: Engine, _: Nothing) -> dict[str, float]:
     return {
         **numbers,
         "checks_unanswered": engine.listeners.unanswered,
+        "checks_answered_unknown_total": engine.listeners.answered_unknown,
         "waiting_requests": requests,
         "waiting_bytes": size,
         "parked_receives": engine.waiting_receives,
         "rounds_total": engine.rounds,
         "log_bytes_total": engine.log.bytes_written,
         "log_position": engine.log.next_position,
+        "log_damaged_frames": len(engine.log.damages()),
     }
 
 
@@ -152,8 +171,8 @@ def _topic_offsets(engine: Readable, request: topics.AskOffsets) -> topics.Offse
     topic, queue, time_us = request["topic"], request.get("queue"), request.get("time_us")
 
     def look() -> list[Any]:
-        if topic in VIEWS:
-            return [{"queue": 0, "head": engine.log.first_position, "end": engine.log.next_position}]
+        if topic.startswith("%"):
+            return [view_range(engine, topic, time_us)]
         return queue_offsets(engine.shard.ledger, topic, queue, time_us)
 
     return {"shard": engine.log.shard, "queues": engine.look(look).result()}
@@ -163,18 +182,44 @@ def _topic_offsets(engine: Readable, request: topics.AskOffsets) -> topics.Offse
 def _wait_for_messages(engine: Readable, request: topics.Wait) -> topics.Ready:
     topic, after, every = request["topic"], dict(request.get("after", ())), request.get("every", False)
     wait_us = min(request.get("wait_ms", 0), LONGEST_WAIT_MS) * 1000
-    ready = engine.wait_for(lambda: queues_beyond(engine.shard.ledger, topic, after, every) or None, wait_us)
-    found: list[Any] = ready.result() or []
+    look: Callable[[], Any] = lambda: queues_beyond(engine.shard.ledger, topic, after, every) or None  # noqa: E731
+    if topic.startswith("%"):
+        look = lambda: view_beyond(engine, topic, after.get(0, 0)) or None  # noqa: E731
+    found: list[Any] = engine.wait_for(look, wait_us).result() or []
     return {"queues": found}
 
 
 # Producers and their sessions
 
 
+def _rules(request: producers.CheckRules, kind: str | None = None) -> ProducerRules:
+    exhausted = request.get("checks_exhausted")
+    return ProducerRules(
+        kind=kind,
+        transaction_timeout_us=_microseconds(request.get("transaction_timeout")),
+        check_interval_us=_microseconds(request.get("check_interval")),
+        check_max=request.get("check_max"),
+        exhausted_rollback=None if exhausted is None else exhausted == "rollback",
+    )
+
+
+def _alter_producers(engine: Engine, request: producers.Alter) -> producers.Altered:
+    fields = [policies.FIELDS[name] for name in request.get("reset", [])]
+    command = AlterProducers(request["group"], _rules(request, request.get("kind")), fields)
+    has = policies.described_values(engine.submit(command).result())
+    return cast(producers.Altered, {"group": request["group"]} | {k: v for k, v in has.items() if v is not None})
+
+
+_answers(producers.ALTER)(_alter_producers)
+
 _submits(
     producers.OPEN_SESSION,
     lambda request: OpenSession(
-        request["group"], request["instance"], request.get("transactional", False), request.get("resume")
+        request["group"],
+        request["instance"],
+        request.get("transactional", False),
+        request.get("resume"),
+        _rules(request["rules"]) if "rules" in request else None,
     ),
     lambda session: {"session": session},
 )
@@ -190,27 +235,63 @@ def _list_producers(engine: Readable, _: Nothing) -> producers.Producers:
 
 
 def _subscription(request: groups.Subscribe) -> Subscribe:
-    start = request.get("start", "earliest")
-    if start not in ("earliest", "latest") and not (start.isascii() and start.isdigit() and len(start) < 19):
-        raise error(Code.BAD_REQUEST, "'start' must be earliest, latest or microseconds since 1970")
     subscription = Subscription(
         topics=tuple(request["topics"]),
         tags=tuple(request.get("tags", ())),
         ordered=request.get("ordered", False),
-        start=start,
+        start=_start(request),
         max_attempts=request.get("max_attempts"),
         retry_backoff_us=_microseconds(request.get("retry_backoff")),
         retry_backoff_max_us=_microseconds(request.get("retry_backoff_max")),
         in_doubt=request.get("in_doubt", "redeliver"),
+        retry_delays_us=_delays_us(request) or (),
     )
     return Subscribe(request["group"], subscription)
+
+
+def _start(request: groups.Subscribe | groups.Alter) -> str:
+    start = request.get("start", "earliest")
+    if start not in ("earliest", "latest") and not (start.isascii() and start.isdigit() and len(start) < 19):
+        raise error(Code.BAD_REQUEST, "'start' must be earliest, latest or microseconds since 1970")
+    return start
+
+
+def _delays_us(request: groups.Subscribe | groups.Alter) -> tuple[int, ...] | None:
+    return tuple(round(delay * 1e6) for delay in request["retry_delays"]) if "retry_delays" in request else None
+
+
+def _alteration(request: groups.Alter) -> AlterGroup:
+    return AlterGroup(
+        group=request["group"],
+        topics=tuple(request["topics"]) if "topics" in request else None,
+        tags=tuple(request["tags"]) if "tags" in request else None,
+        ordered=request.get("ordered"),
+        in_doubt=request.get("in_doubt"),
+        start=_start(request),
+        max_attempts=request.get("max_attempts"),
+        retry_backoff_us=_microseconds(request.get("retry_backoff")),
+        retry_backoff_max_us=_microseconds(request.get("retry_backoff_max")),
+        retry_delays_us=_delays_us(request),
+        default_redelivery=request.get("default_redelivery", False),
+    )
+
+
+@_answers(groups.ALTER)
+def _alter_group(engine: Engine, request: groups.Alter) -> groups.Subscription:
+    altered = engine.submit(_alteration(request)).result()
+    return cast(groups.Subscription, described(altered, rules_of(engine.settings)))
 
 
 def _microseconds(seconds: float | None) -> int | None:
     return None if seconds is None else round(seconds * 1e6)
 
 
-_submits(groups.SUBSCRIBE, _subscription)
+@_answers(groups.SUBSCRIBE)
+def _subscribe(engine: Engine, request: groups.Subscribe) -> groups.Subscribed:
+    answer: groups.Subscribed = engine.submit(_subscription(request)).result()
+    return {**answer, "lease_seconds": engine.settings.lease_seconds}
+
+
 _submits(
     groups.JOIN,
     lambda request: Join(
@@ -222,7 +303,7 @@ _looks(
     groups.MEMBERS,
     lambda shard, request: {"members": shard.ledger.groups.members(request["group"], shard.ledger.topics)},
 )
-_looks(groups.LIST, lambda shard, _: {"groups": shard.ledger.groups.describe(shard.ledger.topics, shard.time_us)})
+_looks(groups.LIST, lambda shard, _: {"groups": shard.ledger.groups.describe(shard.ledger.topics, shard.ledger.rules)})
 
 
 # Transactions
@@ -308,10 +389,14 @@ def _list_dead_letters(engine: Readable, request: dead_letters.List) -> dead_let
 
     letters = engine.look(look).result()
     if letters:
-        stored = engine.log.read(np.array([letter["position"] for letter in letters], np.int64))
-        columns = [stored.column(name).to_pylist() for name in ("key", "tag", "message_id")]
-        for letter, key, tag, identity in zip(letters, *columns, strict=True):
-            letter |= {"key": key, "tag": tag, "message_id": identity.hex()}
+        positions = np.array([letter["position"] for letter in letters], np.int64)
+        stored, damaged = engine.log.salvage(positions, ["key", "tag", "message_id"])
+        for row, (letter, content) in enumerate(zip(letters, stored.to_pylist(), strict=True)):
+            damage = damaged.get(row)
+            known = damage is None or damage.body_only
+            identity = content["message_id"].hex() if known else None
+            letter |= {"key": content["key"], "tag": content["tag"], "message_id": identity}
+            letter["damaged"] = None if damage is None else str(damage)
     page: dead_letters.Page = _page("dead_letters", letters, limit, lambda last: [last["queue_id"], last["offset"]])
     return page
 
@@ -328,7 +413,30 @@ def _settle_dead_letters(engine: Engine, request: dead_letters.Settle) -> Result
 
     chosen = np.array(engine.look(look).result(), np.int64).reshape(-1, 2)
     retry = request["act"] == "retry"
-    return _results(engine.submit(SettleDead(request["group"], chosen[:, 0], chosen[:, 1], retry)).result())
+    damaged = _damaged(engine, chosen) if retry else np.zeros(len(chosen), bool)
+    codes = np.full(len(chosen), Code.DAMAGED, np.uint8)
+    good = chosen[~damaged]
+    codes[~damaged] = engine.submit(SettleDead(request["group"], good[:, 0], good[:, 1], retry)).result()
+    return _results(codes)
+
+
+def _damaged(engine: Engine, places: Int64s) -> Bools:
+    """Which of these (queue id, offset) cannot be delivered, because their content is lost."""
+
+    def look() -> Int64s:
+        found: list[int] = []
+        for queue_id, offset in places.tolist():
+            queue = engine.shard.ledger.queue(queue_id)
+            stored = queue.head <= offset < queue.end
+            found.append(int(queue.positions(offset, offset + 1)[0]) if stored else -1)
+        return np.array(found, np.int64)
+
+    positions = engine.look(look).result()
+    mask = np.zeros(len(places), bool)
+    stored = np.flatnonzero(positions >= engine.log.first_position)
+    _, damaged = engine.log.salvage(positions[stored], ["message_id"])
+    mask[stored[list(damaged)]] = True
+    return mask
 
 
 # Messages
@@ -340,4 +448,4 @@ def _lookup(engine: Readable, request: messages.Lookup) -> messages.Found:
     if text is None and key is None:
         raise error(Code.BAD_REQUEST, "'message_id' or 'key' is missing")
     identity = None if text is None else message_id(text)
-    return {"messages": find_messages(engine, identity, key, request.get("topic"), request.get("limit", FOUND))}
+    return find_messages(engine, identity, key, request.get("topic"), request.get("limit", FOUND))

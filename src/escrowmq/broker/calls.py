@@ -61,7 +61,7 @@ class Calls:
             return self.engine.submit(Settle(options["group"], batch))
         sessions = np.full(batch.num_rows, options.get("session", 0), np.int64)
         if kind == Exchange.PREPARE:
-            return self.engine.submit(Prepare(batch, sessions))
+            return self.engine.submit(Prepare(batch, sessions, replace=options.get("replace", False)))
         if kind == Exchange.SEND:
             early = options.get("flush") == "async"
             produced = self.engine.submit(Send(batch, sessions), early=early)
@@ -83,7 +83,9 @@ class Calls:
         """Close the questions that these answers were to, undecided ones too."""
         if done.cancelled() or done.exception() is not None:
             return
-        answered = ANSWERED[done.result().column("code").to_numpy()]
+        codes = done.result().column("code").to_numpy()
+        answered = ANSWERED[codes]
+        self.engine.listeners.count_unknown(int((codes == Code.NOTED).sum()))
         positions = records(batch.column("transaction"))["position"].astype(np.int64)
         self.engine.listeners.settled(positions[answered])
         self.engine.poke()
@@ -96,10 +98,11 @@ class Calls:
             max_messages=min(options.get("max_messages", MESSAGES), settings.max_receive_rows),
             lease_us=microseconds(settings.lease_seconds) if lease_ms is None else lease_ms * 1000,
             epoch=options.get("epoch"),
+            one_by_one=options.get("one_by_one", False),
         )
         max_bytes = min(options.get("max_bytes", settings.max_batch_bytes), settings.max_batch_bytes)
         wait_us = min(options.get("wait_ms", 0), LONGEST_WAIT_MS) * 1000
-        return self._deliveries.receive(command, wait_us, max_bytes)
+        return self._deliveries.receive(command, wait_us, max_bytes, options.get("return_rest", False))
 
     def action(self, name: str, request: Mapping[str, object]) -> Json:
         """One JSON question."""
@@ -118,6 +121,10 @@ class Calls:
     def leave(self, listener: Listener) -> None:
         """The carrier of a check-back subscription is gone."""
         self.engine.listeners.leave(listener)
+
+    def give_back(self) -> None:
+        """Release what was leased and has not left; to be called before the engine stops."""
+        self._deliveries.give_back()
 
     def close(self) -> None:
         """Finish reads that have begun."""

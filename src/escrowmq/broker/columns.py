@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
@@ -10,15 +11,14 @@ import pyarrow as pa
 from escrowmq.errors import EscrowError
 from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.commands import Leased
+from escrowmq.log.seam import StoredLog
 from escrowmq.message.ids import transaction_ids
 from escrowmq.model import Act
 from escrowmq.schemas import DELIVERY, SETTLING
 
-Read = Callable[[Int64s], pa.RecordBatch]
 
-
-def owners_of(stored: pa.RecordBatch, positions: Int64s, shard: int, read: Read) -> pa.Array:
-    """The transaction column of stored messages: null for plain ones.
+def owners_of(stored: pa.RecordBatch, positions: Int64s, log: StoredLog) -> pa.Array:
+    """The transaction column of stored messages: null for plain ones, and for those of which nothing can be read.
 
     An id carries the epoch of the session that *began* the transaction; a message that joined it from a later session
     of the same group has another, so for those the first message is looked up.
@@ -27,12 +27,15 @@ def owners_of(stored: pa.RecordBatch, positions: Int64s, shard: int, read: Read)
     epochs = stored.column("epoch").to_numpy().astype(np.int64)
     joined = np.flatnonzero((first >= 0) & (first != positions))
     if len(joined):
+        # Of a first message that left with retention, or is damaged, its own session is the best guess that is left.
+        joined = joined[first[joined] >= log.first_position]
         unique, inverse = np.unique(first[joined], return_inverse=True)
-        try:
-            epochs[joined] = read(unique).column("epoch").to_numpy()[inverse]
-        except EscrowError:
-            pass  # the first message left with retention; its own session is the best guess that is left
-    return transaction_ids(shard, epochs, first, first >= 0)
+        with suppress(EscrowError):  # retention came in between
+            begun, damaged = log.salvage(unique, ["epoch"])
+            lost = [row for row, damage in damaged.items() if not damage.body_only]
+            known = ~np.isin(inverse, lost)
+            epochs[joined[known]] = begun.column("epoch").to_numpy()[inverse[known]]
+    return transaction_ids(log.shard, epochs, first, first >= 0)
 
 
 DELIVERED: dict[str, tuple[str, ...]] = {
@@ -42,6 +45,7 @@ DELIVERED: dict[str, tuple[str, ...]] = {
     "attempt": (),
     "stored_us": (),
     "transaction": ("transaction", "epoch"),
+    "damaged": ("message_id",),  # any: it is looked at, and so are the checksums of its frame
 }
 """The stored columns that a column of DELIVERY is made of, where it is not the stored one of its name."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -15,10 +17,11 @@ from escrowmq.broker.calls import Calls
 from escrowmq.broker.failures import answer
 from escrowmq.broker.writer.checkback import Listener
 from escrowmq.broker.writer.engine import Engine
-from escrowmq.errors import Code, Misuse, error
+from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.log.commit_log import open_log
 from escrowmq.platform.clock import SystemClock
 from escrowmq.platform.disk import RealDisk
+from escrowmq.platform.forks import FORKED, tell_in_child
 from escrowmq.settings import BrokerSettings
 from escrowmq.wire import Exchange, ExchangeOptions, Json, ReadRequest
 
@@ -79,8 +82,22 @@ def _leave(folder: Path) -> None:
         shared.users -= 1
         if not shared.users:
             del _open[folder]
+            shared.calls.give_back()
             shared.calls.engine.stop()
             shared.calls.close()
+
+
+@atexit.register
+def _exit() -> None:
+    """Stop what the program has left open: a thread that is within Arrow when Python is taken down brings the process down."""
+    for link in list(_links):
+        link.end()
+    with _opening:
+        left = list(_open.values())
+        _open.clear()
+    for shared in left:
+        shared.calls.engine.stop()
+        shared.calls.close()
 
 
 def lent_link(folder: Path, calls: Calls) -> EmbeddedLink:
@@ -111,9 +128,9 @@ class _Watch:
         return not self._closed and not self._thread.is_alive()
 
     @property
-    def problem(self) -> None:
-        """What is wrong with a subscription is raised when it begins."""
-        return None
+    def problem(self) -> EscrowError | None:
+        """Why the broker asks no more."""
+        return self._member.problem
 
     def close(self) -> None:
         """Leave the list of those to ask."""
@@ -134,6 +151,18 @@ class EmbeddedLink:
         self._lock = threading.Lock()
         self._receives: set[Future[pa.RecordBatch]] = set()
         self._watches: list[_Watch] = []
+        self._closed_because = "the connection is closed"
+        tell_in_child(self)
+        _links.add(self)
+
+    def end(self) -> None:
+        """The process ends: take no more calls."""
+        self._closed = True
+
+    def forked(self) -> None:
+        """In a forked child: closed. The engine and its folder are the parent's."""
+        self._closed, self._closed_because = True, FORKED
+        _open.clear()
 
     @property
     def address(self) -> str:
@@ -143,7 +172,7 @@ class EmbeddedLink:
     def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: ExchangeOptions) -> Future[pa.RecordBatch]:
         """See :meth:`escrowmq.wire.Link.exchange`."""
         if self._closed:
-            return answer(Future(), error(Code.CLOSED, "the connection is closed"))
+            return answer(Future(), error(Code.CLOSED, self._closed_because))
         begun = self._calls.exchange(kind, batch, options)
         if kind == Exchange.RECEIVE:
             with self._lock:
@@ -175,7 +204,7 @@ class EmbeddedLink:
 
     def _used(self) -> None:
         if self._closed:
-            raise error(Code.CLOSED, "the connection is closed")
+            raise error(Code.CLOSED, self._closed_because)
 
     def close(self) -> None:
         """Leave; the last one to leave stops the engine. Its own waiting receives are withdrawn."""
@@ -189,3 +218,6 @@ class EmbeddedLink:
         for watch in watches:
             watch.close()
         self._leave()
+
+
+_links: weakref.WeakSet[EmbeddedLink] = weakref.WeakSet()

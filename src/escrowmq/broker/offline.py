@@ -20,7 +20,7 @@ from escrowmq.broker.reads.views import open_view
 from escrowmq.broker.writer.recovery import fold
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.log.offline import OfflineLog, open_offline
-from escrowmq.platform.clock import Clock, SystemClock
+from escrowmq.platform.clock import Clock, ContinuedClock, SystemClock
 from escrowmq.platform.disk import RealDisk
 from escrowmq.settings import BrokerSettings, nearest
 from escrowmq.wire import Exchange, ExchangeOptions, Json, ReadRequest
@@ -42,19 +42,24 @@ class _NoConnections:
 class OfflineShard:
     """A :class:`~escrowmq.broker.reads.readable.Readable` of a log and the ledger folded from it."""
 
-    status = "ok"
     failure: EscrowError | None = None
     full = False
+    full_because = ""
 
     def __init__(self, log: OfflineLog) -> None:
         self.log = log
         self.settings = BrokerSettings()
-        self.clock: Clock = SystemClock()
+        self.clock: Clock = ContinuedClock(SystemClock(), log.last_time_us)
         self.shard = self
         self.listeners = _NoConnections()
         self.time_us = log.last_time_us
         self.ledger, _ = fold(log)
         self._lock = threading.Lock()
+
+    @property
+    def status(self) -> str:
+        """ok or damaged."""
+        return "damaged" if self.log.is_damaged else "ok"
 
     def look(self, look: Callable[[], T]) -> Future[T]:
         """Run ``look`` at once; one at a time, as on a broker's writer."""

@@ -22,13 +22,16 @@ T = TypeVar("T")
 
 MAX_IDS = 100_000
 """Ids or items that one action may name."""
+MOST_SHOWN = 30
+"""Columns of a wrong schema that its refusal names."""
 MAX_TEXT = 1 << 16
 """Characters of one string."""
 
 
 def check_schema(kind: Exchange, given: Any) -> None:
     """Rejected(BAD_BATCH) unless ``given`` is the schema of the kind's requests."""
-    if not isinstance(given, pa.Schema) or not given.equals(REQUEST[kind]):
+    wanted = REQUEST[kind]
+    if not isinstance(given, pa.Schema) or len(given) != len(wanted) or not given.equals(wanted):
         raise error(Code.BAD_BATCH, f"{kind} wants {_words(REQUEST[kind])}; given {_words(given)}")
 
 
@@ -51,7 +54,11 @@ def check_batch(kind: Exchange, batch: pa.RecordBatch, settings: BrokerSettings)
 
 
 def _words(schema: Any) -> str:
-    text = ", ".join(f"{f.name}: {f.type}" for f in schema) if isinstance(schema, pa.Schema) else str(schema)
+    if not isinstance(schema, pa.Schema):
+        text = str(schema)
+    else:  # a stranger's may have a million columns
+        first = [schema.field(number) for number in range(min(len(schema), MOST_SHOWN))]
+        text = ", ".join(f"{f.name}: {f.type}" for f in first) + (", ..." if len(schema) > MOST_SHOWN else "")
     return (text if len(text) <= 600 else text[:600] + "...") or "no columns"
 
 

@@ -18,7 +18,11 @@ from escrowmq.errors import Code, error
 
 def bench(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Which benchmarks; all when none is named.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME]...",
+            help="Which benchmarks; all scripts when none is named (not `peers`, which takes long).",
+        ),
     ] = None,
     folder: Annotated[Path, typer.Option(help="Where the benchmark scripts are.")] = Path("bench"),
     list_only: Annotated[bool, typer.Option("--list", help="Only list what there is.")] = False,
@@ -26,6 +30,8 @@ def bench(
 ) -> None:
     """Run the benchmarks in bench/: one script a claim; each prints machine, settings, medians and spread."""
     scripts = {path.stem: path for path in sorted(folder.glob("*.py")) if not path.stem.startswith("_")}
+    every = list(scripts)
+    scripts |= {path.parent.name: path for path in sorted(folder.glob("*/__main__.py"))}
     if not scripts:
         raise error(
             Code.BAD_ARGUMENT,
@@ -42,7 +48,7 @@ def bench(
         else:
             print_table(("benchmark", "claim"), [(one["name"], one["claim"]) for one in listed], "none")
         return
-    failed = [name for name in names or list(scripts) if not _passes(scripts[name], json)]
+    failed = [name for name in names or every if not _passes(scripts[name], json)]
     if failed:
         notice(f"failed: {', '.join(failed)}")
         raise typer.Exit(Exit.FINDING)

@@ -12,6 +12,7 @@ from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, admin_at
 from escrowmq.cli.printing import Columns, body_text, cell, moment, notice, print_facts, print_json, print_rows
 from escrowmq.cli.rows import plain
 from escrowmq.errors import Code, error
+from escrowmq.wire import read_schema
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters: what was delivered too often without success.")
 
@@ -52,14 +53,17 @@ def show(
         found = [letter for letter in admin.dead_letters(group) if _place(letter) == place]
         if not found:
             raise error(Code.NOT_FOUND, f"{group} has no dead letter {place}", f"see `dead-letters list {group}`")
-        rows = admin.read(topic, queue=queue, start=offset, end=offset + 1).read_all().to_pylist()
+        columns = read_schema(topic, damaged=True).names
+        rows = admin.read(topic, queue=queue, start=offset, end=offset + 1, columns=columns).read_all().to_pylist()
     letter = {**(rows[0] if rows else {}), **found[0], "place": place}
     if json:
         return print_json(plain(letter))
     shown = {name: letter.get(name) for name in ("place", "attempts", "cause", "key", "tag")}
     times = {"born": moment(letter.get("born_us")), "dead since": moment(letter["dead_us"])}
     properties = {f"property {name}": cell(value) for name, value in letter.get("properties") or []}
-    print_facts({**shown, **times, **properties, "body": body_text(letter.get("body", b""), 2000)})
+    body = letter.get("body", b"")
+    shown_body = f"(damaged: {letter.get('damaged')})" if body is None else body_text(body, 2000)
+    print_facts({**shown, **times, **properties, "body": shown_body})
 
 
 @app.command("retry")

@@ -12,7 +12,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from escrowmq import errors
-from escrowmq.cli.printing import print_json, print_table
+from escrowmq.cli.printing import RUN, print_json, print_table, show_missing
 from escrowmq.errors import DONE, Code, EscrowError
 
 
@@ -37,6 +37,7 @@ class Exit(IntEnum):
     CORRUPT = 6, "stored data is damaged or unreadable (`Corrupt`)", errors.Corrupt
     DENIED = 7, "no right to do this (`Denied`)", errors.Denied
     FENCED = 8, "someone newer took over (`Fenced`)", errors.Fenced
+    MISSING = 9, "done at the brokers that are there; one of several is away, standard error names it"
     INTERRUPTED = 130, "stopped by Ctrl-C"
 
 
@@ -75,10 +76,16 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command."""
+        RUN.missing, RUN.json = [], False
         try:
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            if RUN.missing:
+                raise typer.Exit(Exit.MISSING)
+            return result
         except EscrowError as problem:
             show_error(problem)
             raise typer.Exit(exit_code(problem)) from None
         except KeyboardInterrupt:
             raise typer.Exit(Exit.INTERRUPTED) from None
+        finally:
+            show_missing()

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from escrowmq.cli.options import DEFAULT_URL, Json, Url, admin_at
-from escrowmq.cli.printing import Columns, age, print_facts, print_json, print_rows
+from escrowmq.cli.options import DEFAULT_URL, Json, Url, admin_at, broker_time, seconds
+from escrowmq.cli.printing import Columns, age, duration, print_facts, print_json, print_rows
 from escrowmq.errors import Code, error
 from escrowmq.settings import nearest
 
@@ -17,11 +17,11 @@ SHOWN_LEASES = 3
 
 _PRODUCERS: Columns = {
     "producer group": "group",
-    "kind": lambda group: "transactional" if group["transactional"] else "plain",
+    "kind": lambda group: group.get("kind", "transactional" if group["transactional"] else "plain") or "",
+    "check-back": lambda group: _check_back(group),
     ">to ask": "members",
     ">open": "open",
     ">parked": "parked",
-    ">oldest open": lambda group: age(group.get("oldest_us")),
 }
 
 app = typer.Typer(no_args_is_help=True, help="Consumer groups and producer groups.")
@@ -36,8 +36,10 @@ def list_(
     """List consumer groups with what waits for them, or producer groups with what they have undecided."""
     with admin_at(url) as admin:
         found = admin.producers() if producers else admin.groups()
+        now_us = broker_time(admin) if producers and not json else 0
     if producers:
-        return print_rows(found, json, _PRODUCERS, "no producer groups yet")
+        oldest: Columns = {">oldest open": lambda group: age(group.get("oldest_us"), now_us)}
+        return print_rows(found, json, _PRODUCERS | oldest, "no producer groups yet")
     columns: Columns = {
         "group": "name",
         "topics": lambda group: ", ".join(group["topics"]),
@@ -49,6 +51,98 @@ def list_(
         ">dead letters": "dead_letters",
     }
     print_rows(found, json, columns, "no consumer groups yet")
+
+
+@app.command("alter")
+def alter(
+    name: Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")],
+    topics: Annotated[
+        list[str] | None, typer.Option("--topic", "-t", help="All topics that it is to have. Repeatable.")
+    ] = None,
+    tags: Annotated[str | None, typer.Option("--tags", help="Such as 'a || b'; '*' is all.")] = None,
+    ordered: Annotated[bool | None, typer.Option("--ordered/--any-order", help="Messages of a key one by one.")] = None,
+    in_doubt: Annotated[
+        str | None, typer.Option("--in-doubt", help="What becomes of a silent member's messages: redeliver or hold.")
+    ] = None,
+    start: Annotated[str | None, typer.Option("--start", help="In topics new to it: earliest or latest.")] = None,
+    redelivery: Annotated[
+        str | None,
+        typer.Option("--redelivery", help="3x5min, rocketmq, a list such as 10s,1min, or broker: as the settings say."),
+    ] = None,
+    attempts: Annotated[
+        int | None, typer.Option("--max-attempts", min=1, help="Deliveries until a message is a dead letter.")
+    ] = None,
+    backoff: Annotated[str | None, typer.Option("--retry-backoff", help="Before the second delivery; doubles.")] = None,
+    longest: Annotated[str | None, typer.Option("--retry-backoff-max", help="Before a delivery, at most.")] = None,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Give a consumer group another subscription or redelivery; what is not given stays as it is.
+
+    Consumers that run get what the new subscription chooses; those that start must name it.
+    """
+    changes: dict[str, Any] = {
+        "topics": topics or None,
+        "tags": tags,
+        "ordered": ordered,
+        "in_doubt": in_doubt,
+        "start": start,
+        "redelivery": redelivery,
+        "max_attempts": attempts,
+        "retry_backoff": seconds(backoff, "--retry-backoff"),
+        "retry_backoff_max": seconds(longest, "--retry-backoff-max"),
+    }
+    with admin_at(url) as admin:
+        found = admin.alter_group(name, **changes)
+    if json:
+        return print_json(found)
+    for group in found:
+        print_facts({"group": name, **_subscription(group), "broker": group["broker"]})
+
+
+@app.command("alter-producers")
+def alter_producers(
+    name: Annotated[str, typer.Argument(metavar="GROUP", help="The producer group; it is made if it does not exist.")],
+    kind: Annotated[
+        str | None, typer.Option("--kind", help="Which messages it serves: plain, transactional or mixed.")
+    ] = None,
+    timeout: Annotated[
+        str | None, typer.Option("--transaction-timeout", help="Before the first question, such as 60s.")
+    ] = None,
+    interval: Annotated[
+        str | None, typer.Option("--check-interval", help="Between two questions, such as 30s.")
+    ] = None,
+    count: Annotated[int | None, typer.Option("--check-max", min=1, help="Questions about one transaction.")] = None,
+    exhausted: Annotated[
+        str | None, typer.Option("--checks-exhausted", help="What follows the last: park or rollback.")
+    ] = None,
+    reset: Annotated[
+        list[str] | None,
+        typer.Option("--reset", help="An option by its name: back to the broker's setting. Repeatable."),
+    ] = None,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Give a producer group a kind and check-back rules of its own; what is not given stays as it is.
+
+    --kind plain puts a group right that somebody prepared under by mistake.
+    """
+    rules: dict[str, Any] = {
+        "kind": kind,
+        "transaction_timeout": seconds(timeout, "--transaction-timeout"),
+        "check_interval": seconds(interval, "--check-interval"),
+        "check_max": count,
+        "checks_exhausted": exhausted,
+        "reset": [rule.replace("-", "_") for rule in reset or ()],
+    }
+    with admin_at(url, make=True) as admin:
+        found = admin.alter_producers(name, **rules)
+    if json:
+        return print_json(found)
+    for altered in found:
+        has = {rule: value for rule, value in altered.items() if rule not in ("group", "broker")}
+        words = ", ".join(f"{rule} {value}" for rule, value in has.items()) or "nothing"
+        typer.echo(f"{altered['broker']}: producer group {name} has of its own: {words}")
 
 
 @app.command("show")
@@ -67,11 +161,15 @@ def show(
     if json:
         return print_json(found)
     for group in found:
-        in_doubt = "held" if group["in_doubt"] == "hold" else "redelivered"
-        facts = {"group": name, "topics": ", ".join(group["topics"]), "tags": _tags(group), "order": _order(group)}
-        print_facts({**facts, "in doubt": in_doubt, "dead letters": group["dead_letters"], "broker": group["broker"]})
-        counts = ("queue", "head", "floor", "next", "end", "waiting", *_states(group))
-        columns: Columns = {"topic": "topic", **{f">{column}": column for column in counts}}
+        facts = {"group": name, **_subscription(group), "dead letters": group["dead_letters"]}
+        print_facts({**facts, "broker": group["broker"]})
+        columns: Columns = {
+            "queue": lambda queue: f"{queue['topic']}/{queue['queue']}",
+            ">stored": lambda queue: _offsets(queue["head"], queue["end"]),
+            ">settled before": "floor",
+            ">waiting": "waiting",
+            **{f">{state}": state for state in _states(group)},
+        }
         print_rows(group["queues"], json, columns, "no queues yet")
 
 
@@ -113,6 +211,14 @@ def fence(
     typer.echo(f"{instance} is fenced; {messages} messages went back to {name}")
 
 
+def _check_back(group: Mapping[str, Any]) -> str:
+    """First question, interval, count and what follows, if any of these is the group's own."""
+    if not set(group.get("own", ())) - {"kind"}:
+        return ""
+    first, between = duration(group["transaction_timeout"]), duration(group["check_interval"])
+    return f"{first}, {group['check_max']} x {between}, {group['checks_exhausted']}"
+
+
 def _held(leases: Sequence[Mapping[str, Any]]) -> str:
     """The offsets of the first few leases."""
     shown = [f"{x['topic']}/{x['queue']} {x['first']}-{x['last']}" for x in leases[:SHOWN_LEASES]]
@@ -123,8 +229,36 @@ _FIXED = {"queue_id", "topic", "queue", "head", "end", "floor", "next", "waiting
 
 
 def _states(group: Mapping[str, Any]) -> list[str]:
-    """The other counts per queue that the broker sends, by name."""
-    return [name for name in (group["queues"][0] if group["queues"] else {}) if name not in _FIXED]
+    """The other counts per queue that the broker sends, by name, where any queue has one."""
+    names = [name for name in (group["queues"][0] if group["queues"] else {}) if name not in _FIXED]
+    return [name for name in names if any(queue.get(name) for queue in group["queues"])]
+
+
+def _offsets(head: int, end: int) -> str:
+    return f"{head:,}-{end - 1:,}" if end > head else "nothing"
+
+
+def _subscription(group: Mapping[str, Any]) -> dict[str, Any]:
+    """What a group consumes, as facts."""
+    from escrowmq.client.consuming.options import start_words
+
+    return {
+        "topics": ", ".join(group["topics"]),
+        "tags": _tags(group),
+        "order": _order(group),
+        "in doubt": "held" if group["in_doubt"] == "hold" else "redelivered",
+        "redelivery": _redelivery(group),
+        "began at": start_words(group.get("start", "")),  # 0.1.0 does not say this
+    }
+
+
+def _redelivery(group: Mapping[str, Any]) -> str:
+    if "max_attempts" not in group:  # 0.1.0
+        return ""
+    times = ", ".join(duration(delay) for delay in group["retry_delays"])
+    if not times:
+        times = f"{duration(group['retry_backoff'])}, doubled, at most {duration(group['retry_backoff_max'])}"
+    return f"after {times}; {group['max_attempts']} deliveries"
 
 
 def _tags(group: Mapping[str, Any]) -> str:

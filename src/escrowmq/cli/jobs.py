@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from escrowmq.cli.failures import Exit
-from escrowmq.cli.options import DEFAULT_URL, Json, Url, seconds
+from escrowmq.cli.options import DEFAULT_URL, PATIENCE, Json, Url, broker_time, seconds
 from escrowmq.cli.printing import console, moment, notice, print_facts, print_json, print_json_line, print_table
 from escrowmq.errors import Code, error
 
@@ -222,7 +222,7 @@ def reconcile(
             raise error(Code.BAD_ARGUMENT, f"{name} is of --stream")
     checkpoint, out = _absolute(checkpoint), _absolute(out)
     grace_seconds, lateness_seconds = seconds(grace, "--grace") or 0.0, seconds(lateness, "--lateness") or 0.0
-    before = _before(settled_before, grace_seconds)
+    before = None if stream else _before(settled_before, grace_seconds, url)
     with local_session("escrowmq reconcile", master=master) as spark, unwrap_errors():
         sides = [
             read_side(spark, url, topic, kind, content=content, stream=stream)
@@ -232,6 +232,7 @@ def reconcile(
             assert checkpoint is not None
             found = stream_findings(*sides, grace_seconds=grace_seconds, lateness_seconds=lateness_seconds)
             return _stream(found, checkpoint, url, out_topic, once)
+        assert before is not None
         report = compare(*sides, settled_before=before, out=out, most=limit)
     if json:
         print_json(report.to_json())
@@ -246,9 +247,15 @@ def _absolute(folder: str | None) -> str | None:
     return folder if folder is None or "://" in folder else str(Path(folder).absolute())
 
 
-def _before(text: str | None, grace_seconds: float) -> datetime:
+def _before(text: str | None, grace_seconds: float, url: str) -> datetime:
+    """The time that is given; else so long before now, by the clock of the broker, which has stored the sightings."""
     if text is None:
-        return datetime.now(UTC) - timedelta(seconds=grace_seconds)
+        from escrowmq.client.admin import Admin
+        from escrowmq.connecting import connect
+
+        with connect(url, read_only=True) if url.startswith("file:") else connect(url) as bus:
+            now_us = broker_time(Admin(bus.router, PATIENCE))
+        return datetime.fromtimestamp(now_us / 1e6, UTC) - timedelta(seconds=grace_seconds)
     try:
         found = datetime.fromisoformat(text)
     except ValueError:

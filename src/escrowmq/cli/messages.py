@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,16 +19,27 @@ from rich.progress import track
 
 from escrowmq.cli.failures import Exit, exit_code, show_error
 from escrowmq.cli.options import DEFAULT_URL, PATIENCE, Json, JsonLines, Limit, Url, admin_at, bus_at, pairs, seconds
-from escrowmq.cli.printing import Columns, console, moment, notice, print_facts, print_json_line, print_rows, state
+from escrowmq.cli.printing import (
+    RUN,
+    Columns,
+    console,
+    moment,
+    notice,
+    print_facts,
+    print_json_line,
+    print_rows,
+    state,
+)
 from escrowmq.cli.rows import ack_line, body_of, half_line, message_line, op_line, plain
-from escrowmq.errors import Code, EscrowError, error
+from escrowmq.errors import AWAY, Code, EscrowError, error
 from escrowmq.model import Message
 from escrowmq.platform.signals import stop_signals
-from escrowmq.wire import ACK_VIEW_NAME, DEAD_LETTER_PREFIX, HALF_VIEW_NAME, OP_VIEW_NAME, VIEWS
+from escrowmq.wire import ACK_VIEW_NAME, DEAD_LETTER_PREFIX, HALF_VIEW_NAME, OP_VIEW_NAME, VIEWS, read_schema
 
 if TYPE_CHECKING:
     from escrowmq.client.admin import Admin
     from escrowmq.client.bus import Bus
+    from escrowmq.client.reading.reader import Reader
     from escrowmq.model import Receipt
 
 BATCH = 1000
@@ -35,7 +47,7 @@ BAR_FROM = 20 * BATCH
 """Messages from which on a progress bar is shown."""
 LOOK_AGAIN_SECONDS = 0.25
 LAST = 10
-"""Messages of each queue that ``tail`` shows unless asked otherwise."""
+"""Messages that ``tail`` shows unless asked otherwise."""
 
 Row = dict[str, Any]
 _VIEW_LINES = {HALF_VIEW_NAME: half_line, OP_VIEW_NAME: op_line, ACK_VIEW_NAME: ack_line}
@@ -91,22 +103,26 @@ def send(
     total = len(bodies) * count
     show_each = json or total <= 20
     failed: EscrowError | None = None
-    with bus_at(url) as bus, bus.producer(group, timeout=PATIENCE) as producer:
+    with bus_at(url, make=True) as bus, bus.producer(group, timeout=PATIENCE) as producer:
         batches: Iterable[list[Message]] = _batches(messages())
         if total >= BAR_FROM and not json:
             batches = track(batches, "sending", total=-(-total // BATCH), console=Console(stderr=True))
         sent = 0
-        for batch in batches:
-            receipts = producer.send_batch(batch)
-            for row in range(len(batch)):
-                try:
-                    receipt = receipts[row]
-                except EscrowError as problem:
-                    failed = failed or problem
-                    continue
-                sent += 1
-                if show_each:
-                    _show(receipt, json)
+        try:
+            for batch in batches:
+                receipts = producer.send_batch(batch)
+                for row in range(len(batch)):
+                    try:
+                        receipt = receipts[row]
+                    except EscrowError as problem:
+                        failed = failed or problem
+                        continue
+                    sent += 1
+                    if show_each:
+                        _show(receipt, json)
+        except (EscrowError, KeyboardInterrupt):
+            notice(f"ended early: {sent:,} of {total:,} were surely sent to {topic}")
+            raise
     if not show_each:
         notice(f"{sent:,} messages sent to {topic}")
     if failed is not None:
@@ -164,16 +180,27 @@ class QueueReader:
     source: str
     queue: int
     next: int
+    wanted: dict[str, Any]
+    """Filters of :meth:`Admin.read`."""
 
     @property
     def numbered_by(self) -> str:
         """The column that rises: offsets in a topic, log positions in a view."""
         return "position" if self.source in VIEWS else "offset"
 
+    @property
+    def _columns(self) -> list[str]:
+        names: list[str] = read_schema(self.source, damaged=True).names
+        return names
+
     def read(self, most: int | None = None) -> Iterator[Row]:
         """The rows from ``next`` on; moves ``next`` behind them."""
-        for batch in self.admin.read(self.source, queue=self.queue, start=self.next, max_rows=most):
+        for batch in self.admin.read(
+            self.source, queue=self.queue, start=self.next, max_rows=most, columns=self._columns, **self.wanted
+        ):
             for row in batch.to_pylist():
+                if row["damaged"] is None:
+                    del row["damaged"]
                 self.next = row[self.numbered_by] + 1
                 yield row
 
@@ -191,28 +218,76 @@ def tail(
     source: Annotated[str, typer.Argument(help="A topic, %half, %op, %acks, or %dead-letters.GROUP.")],
     queue: Annotated[int | None, typer.Option("--queue", "-q", min=0, help="Only this queue.")] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=1, help="At most so many a queue, before following.")
+        int | None, typer.Option("--limit", "-n", min=1, help="At most so many in all, before following.")
     ] = None,
     from_start: Annotated[
         bool, typer.Option("--from-start", "-s", help="Begin with the oldest that is stored.")
     ] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
+    tag: Annotated[
+        list[str] | None, typer.Option("--tag", "-t", help="Only messages with this tag; may be repeated.")
+    ] = None,
+    key: Annotated[str | None, typer.Option("--key", "-k", help="Only messages with this key.")] = None,
+    group: Annotated[
+        str | None, typer.Option("--group", "-g", help="Of %acks: only those of this consumer group.")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="TIME", help="Only what was stored (decided, ...) in the last 30s, 5min, 2h."),
+    ] = None,
     url: Url = DEFAULT_URL,
     json: JsonLines = False,
 ) -> None:
-    """Show messages of a topic, half messages (%half), decisions (%op) or acknowledgements (%acks), without consuming them.
+    """Show messages of a topic, half messages (%half), decisions (%op), acknowledgements (%acks) or dead letters, without consuming them.
 
-    Without --from-start: the last 10 of each queue, or as many as --limit says.
+    Without --from-start: the last 10, or as many as --limit says. Where the number is limited, they come in the order in which they were stored.
     """
-    if follow and source.startswith(DEAD_LETTER_PREFIX):
-        raise error(Code.BAD_ARGUMENT, "dead letters come and go; they cannot be followed", "leave --follow out")
+    ago = seconds(since, "--since")
+    wanted: dict[str, Any] = {
+        "tags": tag or None,
+        "key": key,
+        "group": group,
+        "stored_from": None if ago is None else datetime.now(UTC) - timedelta(seconds=ago),
+    }
     with bus_at(url) as bus:
-        readers = _readers(bus, source, queue, None if from_start else limit or LAST)
-        for reader in readers:
-            for row in reader.read(limit) if from_start else deque(reader.read(), limit or LAST):
+        readers = _readers(bus, source, queue, None if from_start or ago is not None else limit or LAST, wanted)
+        dead = source.startswith(DEAD_LETTER_PREFIX)
+        later = bus.reader(source, start="latest", tags=tag, key=key) if follow and dead else None
+        most = limit if from_start else limit or LAST
+        if most is None:
+            for reader in readers:
+                for row in reader.read():
+                    reader.show(row, json)
+        else:
+            rows = [(row, r) for r in readers for row in (r.read(most) if from_start else deque(r.read(), most))]
+            rows.sort(key=lambda found: _stored(found[0]))
+            for row, reader in rows[:most] if from_start else rows[-most:]:
                 reader.show(row, json)
-        if follow:
+        if later is not None:
+            _follow_dead(later, readers[0], json)
+        elif follow:
             _follow(readers, json)
+
+
+def _stored(row: Row) -> int:
+    """When a row of a topic or a view was stored (of several brokers each by its own clock)."""
+    return next((row[name] for name in ("stored_us", "decided_us", "acked_us") if row.get(name) is not None), 0)
+
+
+def _follow_dead(reader: Reader, shown_by: QueueReader, json: bool) -> None:
+    """As :func:`_follow`: dead letters come in the order in which they die, in whatever queue they stand."""
+    stop = threading.Event()
+
+    def interrupt() -> None:
+        stop.set()
+        raise KeyboardInterrupt
+
+    with stop_signals(interrupt):
+        while not stop.is_set():
+            for batch in reader.batches(idle_timeout=LOOK_AGAIN_SECONDS):
+                for row in batch.arrow.to_pylist():
+                    shown_by.show(row, json)
+    raise KeyboardInterrupt
 
 
 def _follow(readers: list[QueueReader], json: bool) -> None:
@@ -227,27 +302,40 @@ def _follow(readers: list[QueueReader], json: bool) -> None:
         while not stop.is_set():
             before = [reader.next for reader in readers]
             for reader in readers:
-                for row in reader.read():
-                    reader.show(row, json)
+                try:
+                    for row in reader.read():
+                        reader.show(row, json)
+                except EscrowError as problem:  # of several brokers, one may go and come back
+                    if problem.code not in AWAY or len(readers) == 1:
+                        raise
             if before == [reader.next for reader in readers]:
                 stop.wait(LOOK_AGAIN_SECONDS)
     raise KeyboardInterrupt
 
 
-def _readers(bus: Bus, source: str, queue: int | None, last: int | None) -> list[QueueReader]:
-    """One reader per queue of the source; ``last``: only so many messages from the end of each."""
+def _readers(bus: Bus, source: str, queue: int | None, last: int | None, wanted: dict[str, Any]) -> list[QueueReader]:
+    """One reader per queue of the source; ``last``: only so many messages from the end of each (all of them, where they are filtered)."""
     from escrowmq.client.admin import Admin
     from escrowmq.client.links.router import Router
 
-    admins = [Admin(Router([link]), PATIENCE) for link in bus.router.links]
+    every = [Admin(Router([link]), PATIENCE) for link in bus.router.links]
+    answers = bus.router.every(lambda number: every[number].topics(), PATIENCE)
+    RUN.missing += answers.missing
+    admins = [every[number] for number, _ in answers.found]
     if source.startswith("%"):
-        return [QueueReader(admin, source, 0, 0) for admin in admins]
+        return [QueueReader(admin, source, 0, 0, wanted) for admin in admins]
+    if any(value is not None for value in wanted.values()):
+        last = None
     readers = [
         QueueReader(
-            admin, source, each["queue"], each["head"] if last is None else max(each["head"], each["end"] - last)
+            admin,
+            source,
+            each["queue"],
+            each["head"] if last is None else max(each["head"], each["end"] - last),
+            wanted,
         )
-        for admin in admins
-        for topic in admin.topics()
+        for admin, listed in zip(admins, answers.values, strict=True)
+        for topic in listed
         if topic["name"] == source
         for each in topic["queues"]
         if queue in (None, each["queue"])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from escrowmq.cli.printing import RUN
 from escrowmq.errors import Code, error
 from escrowmq.settings import SECONDS, parse_quantity
 
@@ -31,21 +35,37 @@ Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this m
 
 
 @contextmanager
-def bus_at(url: str) -> Iterator[Bus]:
-    """A connection for the time of a command."""
+def bus_at(url: str, *, make: bool = False) -> Iterator[Bus]:
+    """A connection for the time of a command. A folder that holds no log is made by a command that writes (``make``), and refused by
+    one that looks: its name is mistyped. Raises Misuse(NOT_A_DATA_FOLDER)."""
     from escrowmq.connecting import connect
 
+    if not make and url.startswith("file:"):
+        folder = Path(url.removeprefix("file:").removeprefix("//"))
+        if not any(folder.glob("*.segment")):
+            raise error(
+                Code.NOT_A_DATA_FOLDER, f"there is no data in {folder}", "escrowmq send makes a folder, and serve"
+            )
     with connect(url) as bus:
         yield bus
 
 
 @contextmanager
-def admin_at(url: str) -> Iterator[Admin]:
-    """The admin face of the broker(s) at ``url``, with a command's patience."""
+def admin_at(url: str, *, make: bool = False) -> Iterator[Admin]:
+    """The admin face of the broker(s) at ``url``, with a command's patience. Those of several that are away are named on standard
+    error, and noted for the exit code."""
     from escrowmq.client.admin import Admin
 
-    with bus_at(url) as bus:
+    logging.getLogger("escrowmq.client.links.presence").setLevel(logging.ERROR)  # it is told at the end
+    with bus_at(url, make=make) as bus:
         yield Admin(bus.router, PATIENCE)
+        RUN.missing += bus.missing()
+
+
+def broker_time(admin: Admin) -> int:
+    """Microseconds since 1970 by the broker's clock, of which all times in its answers are (of several brokers the earliest); by this machine's
+    for a broker that does not tell it."""
+    return min((hello["time_us"] for hello in admin.hello() if "time_us" in hello), default=time.time_ns() // 1000)
 
 
 def seconds(text: str | None, option: str) -> float | None:

@@ -33,7 +33,7 @@ from escrowmq.platform.signals import stop_signals
 
 if TYPE_CHECKING:
     from escrowmq.outbox.attention import Row
-    from escrowmq.outbox.relay import Relay
+    from escrowmq.outbox.relay import Backlog, Relay
 
 app = typer.Typer(no_args_is_help=True, help="The local message table: messages that left with a database transaction.")
 
@@ -63,7 +63,7 @@ def migrate(database_url: DatabaseUrl, json: Json = False) -> None:
     """Create the tables, or upgrade them to this version. Harmless when it is run again, or twice at once."""
     from escrowmq import outbox
 
-    with outbox.engines.opened(database_url) as engine:
+    with outbox.engines.opened(database_url, make=True) as engine:
         before = outbox.migrate(engine)
     now = outbox.tables.SCHEMA_VERSION
     if json:
@@ -175,7 +175,9 @@ def relay(
             help="Where to: escrow://HOST:PORT[,HOST:PORT...], kafka://HOST:PORT[,...], amqp://..., redis://...",
         ),
     ] = DEFAULT_URL,
-    once: Annotated[bool, typer.Option("--once", help="Send what is there, then end.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="End when the table has nothing left to send, whichever relay sent it.")
+    ] = False,
     patience: Annotated[
         str, typer.Option("--patience", metavar="TIME", help="With --once: give up after this long.")
     ] = "1min",
@@ -214,12 +216,15 @@ def relay(
 ) -> None:
     """Send committed messages until SIGTERM or Ctrl-C; both finish the batch in hand and give the lanes back.
 
-    Several relays on one database share the work. With --once the exit code is 4 if something was left when the patience ended.
+    Several relays on one database share the work. With --once the exit code is 4 if rows are left that a relay still has to send, and they
+    are counted; rows that wait for a person are named apart. What a killed relay had leased is sent when its lease has ended.
     """
     from escrowmq import outbox
     from escrowmq.outbox.relay import Relay
     from escrowmq.outbox.targets.opening import open_target, read_options
+    from escrowmq.platform.descriptors import raise_descriptor_limit
 
+    raise_descriptor_limit()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)  # on stderr
     settings = {
         "workers": workers,
@@ -242,18 +247,34 @@ def relay(
         stack.callback(target.close)
         running = Relay(engine, target, **settings)
         stack.callback(running.stop)
-        drained = _drain(running, wait) if once else _run(running, to, every, json)
-        _show(running, json)
-    if not drained:
+        if once:
+            all_sent = _drain(running, wait, json)
+        else:
+            all_sent = _run(running, to, every, json)
+            _show(running, json)
+    if not all_sent:
         raise typer.Exit(Exit.UNKNOWN)
 
 
-def _drain(running: Relay, patience: float | None) -> bool:
+def _drain(running: Relay, patience: float | None, json: bool) -> bool:
+    """Send what is there; whether the table has nothing left that a relay has to send. Raises what the database raises that is away."""
     with stop_signals(running.ask_to_stop):
         drained = running.drain(patience)
+    left = running.backlog()
+    _show(running, json, left=left)
+    if left.unsent:
+        rows = {
+            "pending": left.pending,
+            "retrying (refused, tried again later)": left.retrying,
+            "held behind": left.held,
+        }
+        counted = ", ".join(f"{count:,} {name}" for name, count in rows.items() if count)
+        notice(f"not sent: {counted}; the oldest was written {duration(left.lag)} ago")
     if not drained:
-        notice("something is left: the target or the database is away, or there was not enough time")
-    return drained
+        notice("there was not enough time: the target or the database is away, or another relay has the rows leased")
+    if left.waiting:
+        notice(f"{left.waiting:,} wait for a person (escrowmq outbox list)")
+    return drained and not left.unsent
 
 
 def _run(running: Relay, to: str, every: float, json: bool) -> bool:
@@ -287,11 +308,12 @@ def _run(running: Relay, to: str, every: float, json: bool) -> bool:
     return True
 
 
-def _show(running: Relay, json: bool, rate: float | None = None) -> None:
+def _show(running: Relay, json: bool, rate: float | None = None, left: Backlog | None = None) -> None:
     now = running.statistics
     if json:
         event = "stopped" if rate is None else "status"
-        return print_json_line({"event": event, **now.as_dict()})
+        backlog = {} if left is None else {"lag": left.lag, "left": left.as_dict()}
+        return print_json_line({"event": event, **now.as_dict(), **backlog})
     troubles = ("refused", "waiting", "repeated", "target_failures", "database_failures")
     parts = [f"{now.sent:,} sent"]
     if rate is not None:

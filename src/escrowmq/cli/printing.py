@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from escrowmq.client.links.presence import Missing
 
 _STATE_STYLES = {
     "open": "yellow",
@@ -23,6 +28,19 @@ _STATE_STYLES = {
 }
 
 
+@dataclass(slots=True)
+class Run:
+    """What the end of a command must know of it."""
+
+    missing: list[Missing] = field(default_factory=list)
+    """Brokers, of several, that were away."""
+    json: bool = False
+    """Whether it printed JSON."""
+
+
+RUN = Run()
+"""Of the command that runs: there is one in a process."""
+
 Columns = dict[str, str | Callable[[Any], Any]]
 """The columns of a table of rows: a head, and the name of a field or a function of a row."""
 
@@ -32,32 +50,64 @@ def console() -> Console:
     return Console(highlight=False)
 
 
+WHOLE = 40
+"""Letters of a word that a table never breaks: ids, which people copy."""
+PIPED = 1 << 20
+"""Letters of a line where standard output is no screen: nothing is broken there."""
+
+
+def _print_whole(table: Table) -> None:
+    """Print a table so that no id is broken: on a screen that is too narrow its lines run over, and in a pipe they are as long as they are."""
+    out = console()
+    if not out.is_terminal:
+        out.width = PIPED
+    else:
+        out.width = max(out.width, Measurement.get(out, out.options.update_width(PIPED), table).minimum)
+    out.print(table, soft_wrap=True)
+
+
+def _longest_word(texts: Iterable[Text]) -> int:
+    return min(max((cell_len(word) for text in texts for word in text.plain.split()), default=1), WHOLE)
+
+
 def notice(text: str) -> None:
     """Print a line for a person, on stderr: standard output is for scripts."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(Text(text))
 
 
+def show_missing() -> None:
+    """Name the brokers that were away, on stderr: a line each, or one JSON object."""
+    if RUN.json and RUN.missing:
+        print(json.dumps({"missing": RUN.missing}, ensure_ascii=False), file=sys.stderr)
+        return
+    for one in RUN.missing:
+        notice(f"missing: {one['broker']}: {one['reason']}")
+
+
 def print_json(value: Any) -> None:
     """Print one JSON document, indented on a screen, on one line otherwise."""
+    RUN.json = True
     print(json.dumps(value, ensure_ascii=False, indent=2 if sys.stdout.isatty() else None))
 
 
 def print_json_line(value: Mapping[str, Any]) -> None:
     """Print one JSON object on one line, flushed, for streams."""
+    RUN.json = True
     print(json.dumps(value, ensure_ascii=False), flush=True)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> None:
     """Print a table, or the notice ``empty`` if there are no rows. A column ``">name"`` is aligned to the right."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
-    for column in columns:
-        table.add_column(
-            column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold"
-        )
-    for row in rows:
-        table.add_row(*(cell(value) for value in row))
+    shown = [[cell(value) for value in row] for row in rows]
+    for number, column in enumerate(columns):
+        head, side = column.removeprefix(">"), "right" if column.startswith(">") else "left"
+        least = _longest_word([Text(head), *(row[number] for row in shown)])
+        table.add_column(head, justify=side, overflow="fold", min_width=least)  # type: ignore[arg-type]
+    for row in shown:
+        table.add_row(*row)
     if table.row_count:
-        console().print(table)
+        _print_whole(table)
     else:
         notice(empty)
 
@@ -73,11 +123,12 @@ def print_rows(rows: Sequence[Mapping[str, Any]], json: bool, columns: Columns, 
 def print_facts(facts: Mapping[str, Any]) -> None:
     """Print names and values, one pair per line."""
     table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for name, value in facts.items():
-        table.add_row(name, cell(value))
-    console().print(table)
+    shown = {name: cell(value) for name, value in facts.items()}
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold", min_width=_longest_word(shown.values()))
+    for name, value in shown.items():
+        table.add_row(name, value)
+    _print_whole(table)
 
 
 def cell(value: Any) -> Text:
@@ -102,14 +153,14 @@ def moment(time_us: int | None) -> str | None:
     return datetime.fromtimestamp(time_us / 1e6, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
-def age(time_us: int | None) -> str | None:
-    """How long ago microseconds since 1970 were, by this machine's clock; None for 0, which stands for none."""
-    return duration(max(time.time() - time_us / 1e6, 0)) if time_us else None
+def age(time_us: int | None, now_us: int) -> str | None:
+    """How long ago microseconds since 1970 were, by the same clock as ``now_us``; None for 0, which stands for none."""
+    return duration(max(now_us - time_us, 0) / 1e6) if time_us else None
 
 
-def ago(time_us: int | None) -> str | None:
+def ago(time_us: int | None, now_us: int) -> str | None:
     """:func:`age` as ``2 h ago``."""
-    return None if (text := age(time_us)) is None else f"{text} ago"
+    return None if (text := age(time_us, now_us)) is None else f"{text} ago"
 
 
 def duration(seconds: float) -> str:

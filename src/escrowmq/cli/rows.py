@@ -44,6 +44,8 @@ def _body(body: bytes) -> dict[str, str | None]:
 
 def body_of(message: Mapping[str, Any], most: int) -> str:
     """The body of a :func:`plain` message, cut at ``most`` characters."""
+    if message.get("damaged"):
+        return f"(damaged: {message['damaged']})"
     return "(binary)" if message["body"] is None else body_text(message["body"].encode(), most)
 
 
@@ -51,16 +53,18 @@ def message_line(row: Mapping[str, Any], where: str) -> Text:
     """One message on one line: where it is, time, key, tag, body."""
     parts = [(where, "bold"), (moment(row.get("stored_us")) or "", "dim")]
     parts += [(f"{name}={cell(row[name])}", "cyan") for name in ("key", "tag") if row.get(name) is not None]
+    if row.get("damaged"):
+        return _line([*parts, (f"damaged: {row['damaged']}", "red")])
     return _line([*parts, (cell(body_text(row["body"])).plain, "")])
 
 
 def half_line(row: Mapping[str, Any], where: str) -> Text:
     """One half message on one line: where it is, its transaction and state, then the message."""
     state = TransactionState(row["state"]).name.lower()
-    transaction = str(TransactionId.from_bytes(row["transaction"]))
+    transaction = str(TransactionId.from_bytes(row["transaction"])) if row["transaction"] else "unknown"
     checks = f"checks={row['checks']}" if row["checks"] else ""
     return (
-        _line([(where, "bold"), (transaction, ""), (state, "yellow"), (checks, ""), (row["topic"], "bold")])
+        _line([(where, "bold"), (transaction, ""), (state, "yellow"), (checks, ""), (row["topic"] or "", "bold")])
         + Text(" ")
         + message_line(row, "")
     )
@@ -68,6 +72,8 @@ def half_line(row: Mapping[str, Any], where: str) -> Text:
 
 def op_line(row: Mapping[str, Any], where: str) -> Text:
     """One decision on one line: where it is, which transaction, what it came to, by whom."""
+    if row.get("damaged"):
+        return _damaged_line(row, where, "decided_us")
     return _line(
         [
             (where, "bold"),
@@ -82,6 +88,8 @@ def op_line(row: Mapping[str, Any], where: str) -> Text:
 
 def ack_line(row: Mapping[str, Any], where: str) -> Text:
     """One acknowledgement on one line: where it is, when, whose, and which offsets of which queue."""
+    if row.get("damaged"):
+        return _damaged_line(row, where, "acked_us")
     last = row["start"] + row["count"] - 1
     unknown = row["group"] is None
     return _line(
@@ -95,6 +103,10 @@ def ack_line(row: Mapping[str, Any], where: str) -> Text:
             (f"lease={row['lease']}", "dim"),
         ]
     )
+
+
+def _damaged_line(row: Mapping[str, Any], where: str, when: str) -> Text:
+    return _line([(where, "bold"), (moment(row[when]) or "", "dim"), (f"damaged: {row['damaged']}", "red")])
 
 
 def _line(parts: list[tuple[str, str]]) -> Text:

@@ -14,6 +14,8 @@ from escrowmq.cli.failures import Exit
 from escrowmq.cli.options import DEFAULT_URL, Url
 from escrowmq.cli.printing import notice, print_json_line
 from escrowmq.errors import Code, error
+from escrowmq.platform.arena import use_own_pool
+from escrowmq.platform.descriptors import raise_descriptor_limit
 from escrowmq.settings import BrokerSettings
 
 SWITCH_SECONDS = 0.001
@@ -78,6 +80,8 @@ def serve(
         configured = _configured(config, ask)
         beside = lambda link: run_gateway([link], listen=http, insecure=insecure, **configured)  # noqa: E731
     sys.setswitchinterval(SWITCH_SECONDS)
+    raise_descriptor_limit()
+    use_own_pool()
     status = run(
         folder,
         listen=listen,
@@ -114,6 +118,7 @@ def gateway(
         else:
             notice(f"serving {ready['http']} for {ready['url']}; see {ready['http']}/docs; Ctrl-C stops it")
 
+    raise_descriptor_limit()
     run(url, listen=listen, insecure=insecure, announce=announce, **_configured(config, ask))
 
 

@@ -42,7 +42,7 @@ def create(
     json: Json = False,
 ) -> None:
     """Create a topic, or give it more queues with --may-exist."""
-    with admin_at(url) as admin:
+    with admin_at(url, make=True) as admin:
         made = admin.create_topic(name, queues, may_exist=may_exist)
     if json:
         print_json(made)

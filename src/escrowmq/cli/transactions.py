@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from escrowmq.cli.failures import finish, show_error
-from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, admin_at, seconds
+from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, admin_at, broker_time, seconds
 from escrowmq.cli.printing import (
     Columns,
     ago,
@@ -49,13 +49,14 @@ def list_(
     """List transactions in the order of their prepare."""
     with admin_at(url) as admin:
         found = admin.transactions(state_, group, seconds(older_than, "--older-than"), limit)[:limit]
+        now_us = 0 if json else broker_time(admin)
     columns: Columns = {
         "transaction": "id",
         "state": lambda t: state(t["state"]),
         "group": "group",
         ">messages": "messages",
         ">checks": "checks",
-        "prepared": lambda t: ago(t["prepared_us"]),
+        "prepared": lambda t: ago(t["prepared_us"], now_us),
         "decided by": "decided_by",
     }
     print_rows(found, json, columns, "no such transactions")

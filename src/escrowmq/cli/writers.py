@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from escrowmq.cli.options import DEFAULT_URL, Json, Url, admin_at
+from escrowmq.cli.options import DEFAULT_URL, Json, Url, admin_at, broker_time
 from escrowmq.cli.printing import Columns, ago, print_json, print_rows
 
 app = typer.Typer(
@@ -22,12 +22,13 @@ def list_(url: Url = DEFAULT_URL, json: Json = False) -> None:
     """
     with admin_at(url) as admin:
         found = sorted(admin.writers(), key=lambda writer: int(writer["used_us"]))
+        now_us = 0 if json else broker_time(admin)
     columns: Columns = {
         "writer": "writer",
         "producer group": "group",
         ">last batch": "batch",
-        ">decided": lambda writer: ago(writer["decided_us"]),
-        ">used": lambda writer: ago(writer["used_us"]),
+        ">decided": lambda writer: ago(writer["decided_us"], now_us),
+        ">used": lambda writer: ago(writer["used_us"], now_us),
         ">undecided": lambda writer: writer["open"] + writer["parked"],
         ">connected": "members",
     }

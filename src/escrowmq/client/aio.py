@@ -21,13 +21,17 @@ from escrowmq.client.lanes.blocking import AsyncCloses
 from escrowmq.client.lanes.coalescer import Lane
 from escrowmq.client.lanes.request import Codec
 from escrowmq.client.lanes.waiting import Loop, Waiting
+from escrowmq.client.links.presence import Missing
 from escrowmq.client.links.router import Router
 from escrowmq.client.producing.checker import AnyChecker
+from escrowmq.client.producing.placing import Absent, Choice, Failover
 from escrowmq.client.producing.producer import AsyncProducer, ProducerBase
 from escrowmq.client.producing.production import Production
+from escrowmq.client.reading.browsing import Browsing, check_browsing, view_among
 from escrowmq.client.reading.reader import AsyncReader, ReaderBase
 from escrowmq.client.reading.reading import Partition, Reading, Start
 from escrowmq.errors import Code, Misuse, Unknown
+from escrowmq.model import CheckPolicy
 from escrowmq.wire import Exchange, ExchangeOptions, Link
 
 ProducerT = TypeVar("ProducerT", bound=ProducerBase[Any])
@@ -53,7 +57,7 @@ class BusBase(Generic[ProducerT, ConsumerT, ReaderT]):
         self._waiting = waiting
         self._make_producer, self._make_consumer, self._make_reader = producer, consumer, reader
         self._parts: list[ProducerT | ConsumerT | ReaderT] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may close the bus
         self._closed = False
 
     def producer(
@@ -65,6 +69,10 @@ class BusBase(Generic[ProducerT, ConsumerT, ReaderT]):
         timeout: float = 30.0,
         checker: AnyChecker | None = None,
         unasked: bool = False,
+        check_policy: CheckPolicy | None = None,
+        replaces: bool = False,
+        absent: Absent | None = None,
+        failover: Failover = "unsent",
     ) -> ProducerT:
         """A producer of producer group ``group``; see :class:`Producer` for ``qos`` and :meth:`Producer.checker` for
         ``checker``. It does not wait.
@@ -72,18 +80,37 @@ class BusBase(Generic[ProducerT, ConsumerT, ReaderT]):
         ``instance`` names this process within the group: a newer producer of the same name fences this one (its
         calls then raise Fenced). ``timeout`` is seconds per call. ``unasked``: transactions may begin without a
         checker. This producer is then never asked: they wait for their end by id, from any process, and are parked after
-        ``half_retention``.
+        ``half_retention``. ``check_policy``: when and how often a new group is asked about a transaction, and what follows;
+        a group that exists must have these rules (else its first call raises GROUP_RULES, see :meth:`Admin.alter_producers`).
+        ``replaces``: the last prepare of a message id counts while it is undecided: one with another content rolls the
+        earlier transaction back and takes its place (else it is refused with MESSAGE_ID_TAKEN, as after the decision).
+
+        With several brokers, a message without a key goes to one that is there. ``absent`` says what becomes of a call that
+        belongs to one that is away (a key, an id of the caller's, a transaction) and was surely not sent: ``"fail"`` with
+        Overloaded(BROKER_AWAY) at once (the default with several brokers), or ``"wait"`` for it, up to ``timeout`` (the default
+        with one). What may have been sent waits for its broker, because elsewhere it could be there twice;
+        ``failover="repeat"`` sends a plain message without a key or id of its own to another broker after three tries more,
+        under the same id: then a consumer must be idempotent by message id.
         """
         self._need_open()
-        production = Production(self.router, self._waiting, group, instance, qos, timeout, checker, unasked)
+        choice = Choice(absent or ("fail" if len(self.router) > 1 else "wait"), failover)
+        production = Production(
+            self.router, self._waiting, group, instance, qos, timeout, checker, unasked, check_policy, replaces, choice
+        )
         producer = self._make_producer(production)
         self._keep(producer)
         return producer
 
+    def missing(self) -> list[Missing]:
+        """The brokers that are away, of several, with the reason; as far as they were needed."""
+        return self.router.presence.missing()
+
     def lane(
         self, link: Link, kind: Exchange, codec: Codec, options: Callable[[], ExchangeOptions], **more: Any
     ) -> Lane:
-        """A coalescing lane of this bus, for a face that sends batches itself; its maker closes it."""
+        """A coalescing lane of this bus, for a face that sends batches itself; its maker closes it. Of several brokers, what was not
+        sent to one that is away is refused with BROKER_AWAY."""
+        more.setdefault("attended", self.router.attendances[self.router.links.index(link)])
         return self._waiting.lane(link, kind, codec, options, **more)
 
     async def _close(self) -> None:
@@ -95,9 +122,10 @@ class BusBase(Generic[ProducerT, ConsumerT, ReaderT]):
             await self._waiting.away(self._end)
 
     def _end(self) -> None:
-        self._waiting.close()
-        for link in self.router.links:
+        self.router.close()
+        for link in self.router.links:  # first: a thread of the others may be held up by a connection
             link.close()
+        self._waiting.close()
 
     def _need_open(self) -> None:
         if self._closed:
@@ -119,11 +147,12 @@ class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, Consum
         *,
         tags: str | Sequence[str] | None = None,
         ordered: bool = False,
-        start: str | datetime = "earliest",
+        start: str | datetime | None = None,
         lease: float | None = None,
         max_attempts: int | None = None,
         retry_backoff: float | None = None,
         retry_backoff_max: float | None = None,
+        redelivery: str | Sequence[float] | None = None,
         prefetch: int = 2,
         max_bytes: int = 16 << 20,
         qos: int = 1,
@@ -135,9 +164,14 @@ class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, Consum
         """A consumer of consumer group ``group``, which is made if it does not exist.
 
         All consumers of a group have the same topics, ``tags`` and order. ``tags`` (None: all) is ``"a||b"`` or a list;
-        ``ordered`` gives each queue in order; ``start`` (of a new group) is ``"earliest"``, ``"latest"`` or a datetime; ``lease`` seconds until what is not acknowledged comes back, ``retry_backoff`` and
+        ``ordered`` gives the messages of each key in order, also after one failed (messages without a key: those of each queue);
+        handle them in one thread or task, and where you do not iterate, look at ``message.withdrawn``; ``start`` says where
+        a new group begins: ``"earliest"`` (that is None, too), ``"latest"`` or a datetime. ``lease`` seconds until what is
+        not acknowledged comes back, ``retry_backoff`` and
         ``retry_backoff_max`` seconds before the second and before later deliveries, ``max_attempts`` deliveries until a
-        message is a dead letter (None, each: the broker's); ``prefetch`` (2) receives ahead, of up to ``max_bytes``
+        message is a dead letter (None, each: the broker's); instead of a back-off ``redelivery``, the seconds before each: a
+        list, or a name, ``"3x5min"`` or ``"rocketmq"``. What is given must be what the group has, if it exists (else
+        SUBSCRIPTION_MISMATCH; :meth:`Admin.alter_group` changes it); what is left out need not be. ``prefetch`` (2) receives ahead, of up to ``max_bytes``
         (16 MiB) each; ``timeout`` (30.0) seconds per call; ``qos`` (1) and ``seen`` (a plain function; on an event loop it
         runs on a thread) as in :mod:`escrowmq.client.consuming.consumer`.
 
@@ -145,11 +179,34 @@ class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, Consum
         consumer was handed is given to nobody else until the next process of its ``instance`` name gets it again, or
         :meth:`Admin.fence` gives it back to the group. The process that was replaced or fenced gets Fenced from its next
         receive, its late acknowledgements LEASE_LOST.
+
+        ``topics`` may be one system view instead (``"%half"``, ``"%op"``, ``"%acks"``, ``"%dead-letters.GROUP"``). It is browsed,
+        as by :meth:`reader`: no group is made, every consumer sees all of it from ``start`` on, and ``ack``, ``nack`` and ``extend`` raise
+        DENIED. Options of groups are refused (BAD_ARGUMENT).
         """
         self._need_open()
+        if (view := view_among(topics)) is not None:
+            check_browsing(
+                view,
+                ordered=ordered,
+                lease=lease,
+                max_attempts=max_attempts,
+                retry_backoff=retry_backoff,
+                retry_backoff_max=retry_backoff_max,
+                redelivery=redelivery,
+                qos=None if qos == 1 else qos,
+                seen=seen,
+                instance=instance,
+                in_doubt=in_doubt,
+            )
+            browsed = Reading(self.router, self._waiting, view, None, start or "earliest", tags, None, timeout)
+            await self._waiting.away(browsed.assign)
+            browser = self._make_consumer(Browsing(group, browsed))
+            self._keep(browser)
+            return browser
         check_options(qos, seen, prefetch, lease, instance, in_doubt)
         request = subscription(
-            group, topics, tags, ordered, start, max_attempts, retry_backoff, retry_backoff_max, in_doubt
+            group, topics, tags, ordered, start, max_attempts, retry_backoff, retry_backoff_max, in_doubt, redelivery
         )
         consumption = Consumption(
             self.router, self._waiting, request, lease, prefetch, max_bytes, qos, seen, timeout, instance
@@ -167,27 +224,38 @@ class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, Consum
         start: Start = "earliest",
         tags: str | Sequence[str] | None = None,
         columns: Sequence[str] | None = None,
+        key: str | None = None,
+        of_group: str | None = None,
         timeout: float = 30.0,
     ) -> ReaderT:
         """Read queues of a topic from given offsets, without a group: nothing is leased, the caller keeps the offsets.
+
+        ``topic`` may be a system view, too: ``%half``, ``%op`` and ``%acks``, whose one queue counts by log positions, or
+        ``%dead-letters.GROUP``, which counts by the time at which a message died (microseconds since 1970). Their rows come as messages
+        as :mod:`escrowmq.client.reading.views` says; ``arrow`` has the view's own columns.
 
         ``queues``: numbers (at every broker), or (shard or number of the broker, queue); None, the default: all, those made
         later too. ``start``: ``"earliest"`` (the default), ``"latest"``, a datetime (the first that became visible then), or
         the *next* offset of each partition, ``{(shard or number of the broker, queue): offset}``, as
         :meth:`Reader.positions` gives it; partitions that it does not name begin with their first message. ``tags`` as for a
-        consumer; ``columns`` of DELIVERY (None: all); ``timeout`` (30.0) seconds per call.
+        consumer; ``columns`` of DELIVERY or of the view (None: all); ``key`` (None: any) is that of the messages, ``of_group`` (None: any) the
+        consumer group of ``%acks``; ``timeout`` (30.0) seconds per call.
 
-        Raises UNKNOWN_TOPIC, BAD_QUEUE, Misuse(BAD_ARGUMENT), Unknown(TIMED_OUT) if a broker does not answer.
+        Raises UNKNOWN_TOPIC, UNKNOWN_GROUP, BAD_QUEUE, Misuse(BAD_ARGUMENT), Unknown(TIMED_OUT) if a broker does not answer.
         """
         self._need_open()
-        reading = Reading(self.router, self._waiting, topic, queues, start, tags, columns, timeout)
+        reading = Reading(self.router, self._waiting, topic, queues, start, tags, columns, timeout, key, of_group)
         await self._waiting.away(reading.assign)
         reader = self._make_reader(reading)
         self._keep(reader)
         return reader
 
     async def close(self) -> None:
-        """Close consumers and readers, then producers (letting what is on its way finish), then the connections."""
+        """Close consumers and readers, then producers (letting what is on its way finish), then the connections.
+
+        From any thread, and more than once. A broker that stands still is waited for as long as the ``timeout`` of each part
+        and some seconds for the connections. In a forked child it does nothing: what was connected is the parent's.
+        """
         await self._close()
 
 

@@ -7,6 +7,7 @@ Rules:
 2. A body over ``max_request_bytes`` is refused at its Content-Length, or, sent in chunks, at the chunk that goes over; what all
    requests hold together stays within ``max_bytes_in_flight``. No byte is taken before there is room for it.
 3. A client that is slow with its body is given up after ``body_timeout``.
+4. The names and values of a body are counted before it is parsed: more than ``max_values`` are refused.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from escrowmq.errors import Code, Denied, EscrowError, Overloaded, Rejected
 from escrowmq.gateway.limits import GatewaySettings
 from escrowmq.gateway.problems import refusal
 from escrowmq.platform.listening import is_loopback
+from escrowmq.wire.bounded import check_json
 
 _CLOSE = {"Connection": "close"}
 """After a refusal whose body was not read, the connection is of no further use."""
 
 RAW_TYPE = "application/octet-stream"
-TAKEN = ("application/json", RAW_TYPE)
+JSON_TYPE = "application/json"
+TAKEN = (JSON_TYPE, RAW_TYPE)
 """Kinds of bodies. A browser's page of another site cannot send these without asking first, and that question is not answered."""
 
 
@@ -73,6 +76,8 @@ class Admission:
                 self._hold(length, held)
             async with asyncio.timeout(self._settings.body_timeout):
                 body = b"" if length == 0 else await self._read(receive, length is None, held)
+            if body and kind_of(Headers(scope=scope)) == JSON_TYPE:
+                check_json(body, most_bytes=self._settings.max_request_bytes, most_values=self._settings.max_values)
         except _Gone:
             return
         except TimeoutError:

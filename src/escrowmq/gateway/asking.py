@@ -76,7 +76,7 @@ class Asker:
         self._waiting: deque[_Waiting] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._probing: asyncio.Task[None] | None = None
-        self._troubled = False
+        self._trouble: str | None = None  # why the last answer did not count, or not for all
 
     async def decide(self, check: Check) -> Outcome:
         """What the address says of a transaction; UNKNOWN for whatever is not a clear answer."""
@@ -103,8 +103,8 @@ class Asker:
         while taken := self._take():
             checks = [check for check, _ in taken]
             try:
-                outcomes = await self._ask(checks)
-                self._note(None, len(checks))
+                outcomes, unclear = await self._ask(checks)
+                self._note(unclear, len(checks))
             except (_Refused, EscrowError, httpx.HTTPError, httpx.InvalidURL, TimeoutError, OSError) as problem:
                 self._note(problem, len(checks))
                 outcomes = {}
@@ -148,7 +148,7 @@ class Asker:
             taken.append(self._waiting.popleft())
         return taken
 
-    async def _ask(self, checks: Sequence[Check]) -> dict[str, Outcome]:
+    async def _ask(self, checks: Sequence[Check]) -> tuple[dict[str, Outcome], _Refused | None]:
         body = question(checks)
         identity = f"msg_{uuid.uuid4().hex}"
         headers = {"content-type": "application/json", "accept": "application/json", "accept-encoding": "identity"}
@@ -163,15 +163,16 @@ class Asker:
         return outcomes_of(answer, {str(check.transaction_id) for check in checks})
 
     def _note(self, problem: BaseException | None, count: int) -> None:
-        """A line when an address begins to fail and one when it answers again; every failure for those who debug."""
+        """A line when an address begins to fail, or fails in another way, and one when it answers again; every failure for those who
+        debug."""
         if problem is None:
-            if self._troubled:
+            if self._trouble is not None:
                 logger.warning("group %s: %s answers again", self.address.group, self._shown)
-            self._troubled = False
+            self._trouble = None
             return
         reason = f"{type(problem).__name__}: {problem}" if not isinstance(problem, _Refused) else str(problem)
-        level = logging.DEBUG if self._troubled else logging.WARNING
-        self._troubled = True
+        level = logging.DEBUG if self._trouble == reason else logging.WARNING
+        self._trouble = reason
         text = "group %s: no answer from %s about %d transactions: %s"
         logger.log(level, text, self.address.group, self._shown, count, reason)
 
@@ -213,8 +214,9 @@ def question(checks: Sequence[Check]) -> bytes:
     return json.dumps({"transactions": asked}, separators=(",", ":")).encode()
 
 
-def outcomes_of(answer: bytes, asked: set[str]) -> dict[str, Outcome]:
-    """The outcomes in an answer {"outcomes": {id: word}}, of ids that were asked and words that are known."""
+def outcomes_of(answer: bytes, asked: set[str]) -> tuple[dict[str, Outcome], _Refused | None]:
+    """The outcomes in an answer {"outcomes": {id: word}}, of ids that were asked and words that are known; and why there are not as
+    many as were asked."""
     try:
         content = json.loads(answer)
     except (ValueError, RecursionError):
@@ -222,11 +224,11 @@ def outcomes_of(answer: bytes, asked: set[str]) -> dict[str, Outcome]:
     outcomes = content.get("outcomes") if isinstance(content, dict) else None
     if not isinstance(outcomes, dict):
         raise _Refused('the answer is not {"outcomes": {...}}')
-    found = {
-        name: OUTCOMES[word]
-        for name, word in outcomes.items()
-        if name in asked and isinstance(word, str) and word in OUTCOMES
-    }
-    if len(found) < len(asked):
-        logger.warning("an answer tells nothing of %d of %d transactions", len(asked) - len(found), len(asked))
-    return found
+    told = {name: word for name, word in outcomes.items() if name in asked}
+    found = {name: OUTCOMES[word] for name, word in told.items() if isinstance(word, str) and word in OUTCOMES}
+    if len(found) == len(asked):
+        return found, None
+    strange = next((word for name, word in told.items() if name not in found), None)
+    if len(told) == len(found):
+        return found, _Refused("the answer tells nothing of some transactions")
+    return found, _Refused(f"{strange!r:.80} is no outcome; those are {', '.join(map(repr, OUTCOMES))}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +12,8 @@ from typing import Any, TypeVar
 
 from escrowmq.client.admin import Admin, Health
 from escrowmq.client.aio import AsyncBus
-from escrowmq.client.links.patience import patient_action
-from escrowmq.errors import Code, Rejected
+from escrowmq.client.consuming.options import subscribe
+from escrowmq.errors import Code, EscrowError, Rejected
 from escrowmq.gateway.addresses import Address
 from escrowmq.gateway.asking import Asker
 from escrowmq.gateway.limits import GatewaySettings
@@ -24,6 +25,7 @@ from escrowmq.wire.actions import groups, transactions
 from escrowmq.wire.actions.brokers import HELLO
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 THREADS = 4
 HEALTH_SECONDS = 2.0
@@ -74,20 +76,33 @@ class Gateway:
             raise Rejected(Code.TOO_MANY, "the gateway speaks for too many consumer groups already")
 
         def ask() -> None:
-            deadline = time.monotonic() + self.settings.timeout
-            self.bus.router.every(lambda link: patient_action(link, groups.SUBSCRIBE(request), deadline))
+            router, deadline = self.bus.router, time.monotonic() + self.settings.timeout
+            answers = router.every(
+                lambda n: subscribe(router.links[n], request, deadline, router.attendances[n]), self.settings.timeout
+            )
+            there = {number for number, _ in answers.found}
+            for number in set(range(len(router))) - there:
+                router.presence.when_back(number, partial(self._subscribe_late, number, request))
 
         await self.on_thread(ask)
         self._subscribed[group] = (request, time.monotonic() + SUBSCRIBED_SECONDS)
+
+    def _subscribe_late(self, number: int, request: groups.Subscribe) -> None:
+        """Make or join a consumer group at a broker that has come."""
+        deadline = time.monotonic() + self.settings.timeout
+        try:
+            self.bus.router.ask(number, groups.SUBSCRIBE(request), deadline)
+        except EscrowError as problem:  # the next request subscribes again
+            _log.warning("%s at %s: %s", request["group"], self.bus.router.links[number].address, problem)
 
     async def shard(self, number: int) -> int:
         """The shard of a broker, by the broker's number; asked once."""
         if number not in self._shards:
             router = self.bus.router
             deadline = time.monotonic() + self.settings.timeout
-            answer = await self.on_thread(patient_action, router.links[number], HELLO({}), deadline)
+            answer = await self.on_thread(router.ask, number, HELLO({}), deadline)
             self._shards[number] = answer["shard"]
-            router.learn_shard(self._shards[number], number)
+            router.learn_shard(number, self._shards[number])
         return self._shards[number]
 
     async def transaction(self, identity: TransactionId) -> transactions.Transaction:
@@ -97,7 +112,7 @@ class Gateway:
             number = self.bus.router.of_shard(identity.shard, self.settings.timeout)
             deadline = time.monotonic() + self.settings.timeout
             call = transactions.LIST({"after": identity.position - 1, "limit": 1})
-            found = patient_action(self.bus.router.links[number], call, deadline)["transactions"]
+            found = self.bus.router.ask(number, call, deadline)["transactions"]
             if not found or found[0]["id"] != str(identity):
                 raise Rejected(Code.UNKNOWN_TRANSACTION, f"no transaction {identity} on this broker")
             return found[0]

@@ -23,10 +23,28 @@ MessageId = Annotated[str, BeforeValidator(lambda raw: raw.hex() if isinstance(r
 TransactionText = Annotated[str, Field(min_length=5, max_length=64, description="SHARD-EPOCH-POSITION, hexadecimal.")]
 
 
+def _texts(given: Any) -> Any:
+    """One error for a map of other things than texts, not one for each."""
+    if isinstance(given, dict) and not all(isinstance(value, str) for value in given.values()):
+        raise ValueError("every value is a text")
+    return given
+
+
+Texts = Annotated[dict[str, str], BeforeValidator(_texts)]
+
+
 class _In(BaseModel):
-    """A request: unknown names and other types are refused."""
+    """A request: unknown names and other types are refused. A list ends at its first wrong item: one error is enough."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, given: Any) -> Any:
+        """One error for many unknown names, not one for each."""
+        if isinstance(given, dict) and len(given) > len(cls.model_fields):
+            raise ValueError(f"{len(given)} fields; there are {', '.join(cls.model_fields)}")
+        return given
 
 
 class _Out(BaseModel):
@@ -50,7 +68,7 @@ class MessageIn(_In):
     text: str | None = Field(None, description="The body, as text; stored as UTF-8.")
     key: str | None = Field(None, description="Same key, same queue, in order.")
     tag: str | None = Field(None, description="What consumers filter by.")
-    properties: dict[str, str] | None = None
+    properties: Texts | None = None
     delay: Seconds = Field(0.0, description="Seconds before which it is not visible.")
     queue: Annotated[int, Field(ge=0, lt=MAX_QUEUE + 1)] | None = Field(
         None, description="This queue; else by key or by turns."
@@ -84,7 +102,7 @@ class MessageIn(_In):
 class MessagesIn(_In):
     """Several messages; each has its own result."""
 
-    messages: Annotated[list[MessageIn], Field(min_length=1)]
+    messages: Annotated[list[MessageIn], Field(min_length=1, fail_fast=True)]
 
 
 class HalfMessageIn(MessageIn):
@@ -97,14 +115,14 @@ class HalfMessageIn(MessageIn):
 class TransactionIn(_In):
     """The half messages of one transaction: all become visible, or none."""
 
-    messages: Annotated[list[HalfMessageIn], Field(min_length=1)]
+    messages: Annotated[list[HalfMessageIn], Field(min_length=1, fail_fast=True)]
     transaction_id: TransactionText | None = Field(None, description="Join this transaction instead of beginning one.")
 
 
 class TransactionsIn(_In):
     """Several transactions; each has its own result."""
 
-    transactions: Annotated[list[TransactionIn], Field(min_length=1)]
+    transactions: Annotated[list[TransactionIn], Field(min_length=1, fail_fast=True)]
 
 
 class Decision(_In):
@@ -117,21 +135,26 @@ class Decision(_In):
 class DecisionsIn(_In):
     """Several decisions; each has its own result."""
 
-    decisions: Annotated[list[Decision], Field(min_length=1)]
+    decisions: Annotated[list[Decision], Field(min_length=1, fail_fast=True)]
 
 
 class ReceiveIn(_In):
     """What to receive. With ``topics`` the consumer group is made if it is not there; without, it must be."""
 
-    topics: list[Name] | None = None
-    tags: list[Annotated[str, Field(min_length=1)]] | None = Field(None, description="Only messages with one of these.")
-    ordered: bool = Field(False, description="Nothing of a queue overtakes what failed.")
-    start: Literal["earliest", "latest"] | Time = Field(
-        "earliest", description="Where a new group begins; or a time with its zone."
+    topics: Annotated[list[Name], Field(fail_fast=True)] | None = None
+    tags: Annotated[list[Annotated[str, Field(min_length=1)]], Field(fail_fast=True)] | None = Field(
+        None, description="Only messages with one of these."
+    )
+    ordered: bool = Field(False, description="Nothing of a key overtakes what failed.")
+    start: Literal["earliest", "latest"] | Time | None = Field(
+        None, description="Where a new group begins, earliest unless given; or a time with its zone."
     )
     max_attempts: Annotated[int, Field(ge=1, le=1 << 30)] | None = None
     retry_backoff: Seconds | None = None
     retry_backoff_max: Seconds | None = None
+    redelivery: Annotated[str, Field(max_length=1000)] | Annotated[list[Seconds], Field(max_length=100)] | None = Field(
+        None, description="Seconds before the second, third, … delivery, or a name: 3x5min, rocketmq."
+    )
     max_messages: Annotated[int, Field(ge=1)] = 10
     wait: Seconds = Field(0.0, description="Seconds to wait for a first message (a long poll).")
     lease: Annotated[float, Field(ge=0.001, lt=1e6, allow_inf_nan=False)] | None = Field(
@@ -143,7 +166,7 @@ class ReceiveIn(_In):
 class HandlesIn(_In):
     """Messages to settle, by the handles with which they were received."""
 
-    handles: Annotated[list[Handle], Field(min_length=1)]
+    handles: Annotated[list[Handle], Field(min_length=1, fail_fast=True)]
 
 
 class NackIn(HandlesIn):
@@ -306,15 +329,16 @@ class SettleResults(_Out):
 class Found(_Out):
     """A stored message. ``state``: "plain", or that of its transaction."""
 
-    topic: str
+    topic: str | None
     queue: int
     offset: int | None
     position: int
-    message_id: str
+    message_id: str | None = Field(description="null: damaged, nothing of the message is left.")
     key: str | None
     tag: str | None
     properties: dict[str, str]
-    body: str = Field(description="The body, base64.")
+    body: str | None = Field(description="The body, base64; null: damaged.")
+    damaged: str | None = Field(None, description="Where the log is damaged under the message.")
     state: str
     visible: bool
     transaction_id: str | None
@@ -322,10 +346,18 @@ class Found(_Out):
     stored_us: int
 
 
+class MissingBroker(_Out):
+    """A broker that did not answer."""
+
+    broker: str
+    reason: str
+
+
 class FoundMessages(_Out):
     """What a look-up found, newest first."""
 
     messages: list[Found]
+    missing: list[MissingBroker] = Field(default=[], description="Brokers, of several, that are away: not looked at.")
 
 
 class Queue(_Out):
@@ -348,6 +380,7 @@ class Topics(_Out):
     """All topics."""
 
     topics: list[Topic]
+    missing: list[MissingBroker] = Field(default=[], description="Brokers, of several, that are away: not looked at.")
 
 
 class BrokerHealth(_Out):
@@ -359,7 +392,7 @@ class BrokerHealth(_Out):
 
 
 class Health(_Out):
-    """Status 200 if every broker takes messages, 503 otherwise."""
+    """Status 200 if every broker takes messages (also with "damaged" places in its log), 503 otherwise."""
 
-    status: Literal["ok", "not ok"]
+    status: Literal["ok", "damaged", "not ok"]
     brokers: list[BrokerHealth]

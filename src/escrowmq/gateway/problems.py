@@ -37,6 +37,7 @@ _STATUSES: dict[int, tuple[Code, ...]] = {
         Code.CONFLICT,
         Code.TRANSACTION_DECIDED,
         Code.GROUP_KIND,
+        Code.GROUP_RULES,
         Code.MESSAGE_ID_TAKEN,
         Code.LEASE_LOST,
         Code.ALREADY_EXISTS,

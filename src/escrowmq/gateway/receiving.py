@@ -42,6 +42,8 @@ PATIENCE = 5.0
 """Seconds past its own waiting time that a receive waits for a broker that is away."""
 WORTH_ASKING = 0.02
 """A shorter rest of the waiting time is not worth another question."""
+LOOK_SECONDS = 0.25
+"""Between two looks whether a broker that owes an answer is away."""
 CLOSE_SECONDS = 2.0
 _NO_ROWS = pa.RecordBatch.from_pylist([], schema=pa.schema([]))
 
@@ -83,6 +85,7 @@ class Receiving:
 
     def __init__(self, bus: AsyncBus, settings: GatewaySettings, settler: Settler) -> None:
         self._links = bus.router.links
+        self._attendances = bus.router.attendances
         self._settings = settings
         self._settler = settler
         self._loop = asyncio.get_running_loop()
@@ -105,9 +108,9 @@ class Receiving:
         client = _Client(self._loop.create_future(), time.monotonic() + wait)
         try:
             self._enter(line, client)
-            longest = wait + self._settings.timeout
-            done, _ = await asyncio.wait({client.result, gone}, timeout=longest, return_when=asyncio.FIRST_COMPLETED)
-            if not done:
+            if not await self._ends(client, gone, time.monotonic() + wait + self._settings.timeout):
+                if client.empty:
+                    return None
                 raise client.problem or Unknown(Code.TIMED_OUT, "no broker answered the receive")
             if gone.done():
                 self._give_back(group, client)
@@ -118,6 +121,25 @@ class Receiving:
             raise
         finally:
             self._leave(line, client)
+
+    async def _ends(self, client: _Client, gone: asyncio.Future[Any], deadline: float) -> bool:
+        """Wait for the client's result, or its leaving; False if neither is worth waiting for any longer: the deadline is over, or
+        all that is missing are answers of brokers that are away, and the others have nothing."""
+        while (left := deadline - time.monotonic()) > 0:
+            late = time.monotonic() > client.until + WORTH_ASKING
+            step = LOOK_SECONDS if late else min(left, client.until - time.monotonic() + 2 * WORTH_ASKING)
+            done, _ = await asyncio.wait(
+                {client.result, gone}, timeout=max(step, 0.0), return_when=asyncio.FIRST_COMPLETED
+            )
+            if done:
+                return True
+            if late and client.empty:
+                attended = [one for poll in client.polls if (one := self._attendances[poll.number]) is not None]
+                for one in attended:
+                    one.suspect()
+                if len(attended) == len(client.polls) and all(one.away for one in attended):
+                    return False
+        return False
 
     async def close(self) -> None:
         """Tell all who wait that nothing came, and withdraw their polls; what still comes is given back."""
@@ -185,6 +207,7 @@ class Receiving:
             "max_bytes": self._settings.max_receive_bytes,
             "wait_ms": max(round(wait * 1000), 0),
             "lease_ms": lease_ms,
+            "return_rest": True,
         }
 
         def exchange() -> None:
@@ -249,6 +272,8 @@ class Receiving:
             return True
         if not (isinstance(problem, EscrowError) and problem.code in AWAY):
             return False
+        if (attended := self._attendances[poll.number]) is not None:
+            attended.suspect()
         if left <= (0.0 if poll.owner.empty else -PATIENCE):
             return False
         pause = poll.backoff.failed()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 
@@ -22,8 +22,10 @@ from escrowmq.errors import Code, Misuse, Unknown
 from escrowmq.gateway.addresses import Address
 from escrowmq.gateway.admission import Admission
 from escrowmq.gateway.app import build
+from escrowmq.gateway.connections import BoundedProtocol
 from escrowmq.gateway.core import Gateway
 from escrowmq.gateway.limits import GatewaySettings
+from escrowmq.platform.disk import SHORTAGE
 from escrowmq.platform.listening import check_address, parse_address, shown
 from escrowmq.wire import Link
 
@@ -33,6 +35,11 @@ GRACE_SECONDS = 5
 """How long requests on their way may take to finish when the gateway stops."""
 START_SECONDS = 30.0
 MAX_HEADER_BYTES = 64 << 10
+BACKLOG = 1024
+"""Connections that the system keeps until they are accepted."""
+ACCEPTED_AT_ONCE = 32
+"""Between two of these, connections over the bound are closed. (asyncio accepts as many as its backlog in one go, and without
+descriptors fails, and logs, as often.)"""
 
 Announce = Callable[[dict[str, Any]], None]
 
@@ -133,12 +140,14 @@ async def _run(
     """Serve until ``stopping``; then answer waiting receives with nothing, let what is on its way finish, close the bus."""
     settings, addresses = settings or GatewaySettings(), addresses or {}
     gateway = Gateway(bus, settings, addresses)
+    asyncio.get_running_loop().set_exception_handler(_on_loop_problem)
     try:
         server = make_server(Admission(build(gateway), settings, host, insecure), settings)
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         waiting = asyncio.create_task(stopping.wait())
         try:
             await _started(server, serving)
+            listening.listen(BACKLOG)
             port = listening.getsockname()[1]
             announce({"http": f"http://{shown(host)}:{port}", "asks": sorted(addresses)})
             await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -150,6 +159,14 @@ async def _run(
             await serving
     finally:
         await gateway.close()
+
+
+def _on_loop_problem(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """One line, not a traceback, for each connection that cannot be accepted: asyncio tries again in a second."""
+    if isinstance(problem := context.get("exception"), OSError) and problem.errno in SHORTAGE:
+        logger.info("no connection can be accepted: %s", problem)
+    else:
+        loop.default_exception_handler(context)
 
 
 async def _started(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
@@ -165,7 +182,7 @@ def make_server(app: Any, settings: GatewaySettings) -> uvicorn.Server:
     return _Server(
         uvicorn.Config(
             app,
-            http="h11",
+            http=cast(Any, partial(BoundedProtocol, settings=settings)),
             ws="none",
             loop="asyncio",
             lifespan="off",
@@ -173,7 +190,7 @@ def make_server(app: Any, settings: GatewaySettings) -> uvicorn.Server:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=2 * settings.max_requests + 100,  # connections; Admission counts requests
+            backlog=ACCEPTED_AT_ONCE,
             timeout_graceful_shutdown=GRACE_SECONDS,
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         )
@@ -185,6 +202,6 @@ def _listen(listen: str, insecure: bool) -> tuple[str, socket.socket]:
     check_address(host, insecure)
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return host, socket.create_server((host, port), family=family, backlog=1024)
+        return host, socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as problem:
         raise Misuse(Code.BAD_URL, f"cannot listen on {shown(host)}:{port}: {problem}", "is the port in use?") from None

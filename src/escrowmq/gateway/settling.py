@@ -53,13 +53,17 @@ class Settler:
         self._lanes: dict[tuple[int, str], Lane] = {}
 
     async def settle(
-        self, group: str, handles: Sequence[LeaseHandle], act: Act, delay_us: int, cause: str | None
+        self, group: str, texts: Sequence[str], act: Act, delay_us: int, cause: str | None
     ) -> list[Code | EscrowError]:
-        """Settle messages of a consumer group; OK or an error each, in the order given."""
+        """Settle messages of a consumer group by their printed handles; OK or an error each, in the order given."""
         check_name(group, Code.BAD_GROUP_NAME)
-        numbers = await self._numbers({handle.shard for handle in handles})
+        handles = [_parsed(text) for text in texts]
+        numbers = await self._numbers({handle.shard for handle in handles if isinstance(handle, LeaseHandle)})
         waiting: list[Awaitable[Code] | EscrowError] = []
         for handle in handles:
+            if isinstance(handle, EscrowError):
+                waiting.append(handle)
+                continue
             number = numbers[handle.shard]
             if isinstance(number, EscrowError):
                 waiting.append(number)
@@ -111,6 +115,14 @@ class Settler:
                 timeout=self._settings.timeout,
             )
         return lane
+
+
+def _parsed(text: str) -> LeaseHandle | EscrowError:
+    """The handle, or what is wrong with it: that is no matter of its neighbours'."""
+    try:
+        return LeaseHandle.parse(text)
+    except EscrowError as problem:
+        return problem
 
 
 async def _outcome(one: Awaitable[Code] | EscrowError) -> Code | EscrowError:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.ledger.columns.arrays import Int64s
+from escrowmq.ledger.columns.arrays import Bools, Int64s
 from escrowmq.model import DecidedBy
 
 
@@ -31,12 +31,24 @@ class CreateTopic:
 @dataclass(frozen=True, slots=True)
 class OpenSession:
     """Begin a producer session; a newer one of the same group and instance fences the older. ``resume``: an epoch of this
-    process that is forgotten; Fenced if a newer process has the name. Answer: epoch (int)."""
+    process that is forgotten; Fenced if a newer process has the name. ``rules``: what a new group is made with, and one
+    that exists must have. Answer: epoch (int)."""
 
     group: str
     instance: str
     transactional: bool
     resume: int | None = None
+    rules: ProducerRules | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AlterProducers:
+    """Give a producer group rules of its own, which is made if it does not exist: those of ``rules`` that are not None, while
+    those named in ``reset`` go back to the shard's. Answer: the rules that it has now (:class:`ProducerRules`)."""
+
+    group: str
+    rules: ProducerRules
+    reset: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +61,14 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Half messages, else as :class:`Send`."""
+    """Half messages, else as :class:`Send`. ``replace``: only the last prepare of an id counts, while it is undecided (see
+    ``messages/producing.py``); ``same``: the rows whose content is that of the message that their id names already (None: none
+    is), found out by whoever has the log."""
 
     batch: pa.RecordBatch
     sessions: Int64s
+    replace: bool = False
+    same: Bools | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +106,13 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
+class Park:
+    """Park a transaction (the position of its first half message) of which nobody can be asked, if it is open. Answer: whether it was."""
+
+    transaction: int
+
+
+@dataclass(frozen=True, slots=True)
 class Recheck:
     """Open parked or undecided transactions anew: no checks spent, due now. Answer: codes (uint8 array)."""
 
@@ -109,10 +132,30 @@ class CommitBatch:
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """Make a consumer group, or join it (same subscription). Answer: {"group": ordinal, "created": bool}."""
+    """Make a consumer group, or join it (same subscription). Answer: {"group": ordinal, "created": bool, "start": where the
+    group began}."""
 
     group: str
     subscription: Subscription
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterGroup:
+    """Give a consumer group another subscription; None: as it is. Its redelivery is one thing: whoever names delays takes the
+    back-off away, and the other way round, and ``default_redelivery`` begins with the rules'. In queues that are new to the
+    group it begins at ``start``. Answer: the :class:`Subscription`."""
+
+    group: str
+    topics: tuple[str, ...] | None = None
+    tags: tuple[str, ...] | None = None
+    ordered: bool | None = None
+    in_doubt: str | None = None
+    start: str = "earliest"
+    max_attempts: int | None = None
+    retry_backoff_us: int | None = None
+    retry_backoff_max_us: int | None = None
+    retry_delays_us: tuple[int, ...] | None = None
+    default_redelivery: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +189,7 @@ class Receive:
     lease_us: int
     queue_ids: Sequence[int] | None = None  # restrict to these
     epoch: int | None = None  # of the member's Join; groups that hold what is in doubt want it
+    one_by_one: bool = False  # the member takes messages one after the other (groups/reaching.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +215,15 @@ class Settle:
 
     group: str
     batch: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Bury:
+    """Make dead letters of leased messages that cannot be handed out, each a lease, an offset and a cause. The attempt is not
+    counted. Answer: how many (int)."""
+
+    group: str
+    rows: Sequence[tuple[int, int, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,18 +266,22 @@ Command = (
     Configure
     | CreateTopic
     | OpenSession
+    | AlterProducers
     | Send
     | Prepare
     | End
     | AskChecks
     | Tick
     | Recheck
+    | Park
     | CommitBatch
     | Subscribe
+    | AlterGroup
     | Join
     | Fence
     | Receive
     | Settle
+    | Bury
     | SettleDead
     | Retain
     | Forget
@@ -263,6 +320,21 @@ class Rules:
     max_transaction_messages: int = 10_000
     max_leases: int = 10_000
     max_writers: int = 1_000_000
+    max_sessions: int = 2_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerRules:
+    """What one producer group has of its own instead of the shard's :class:`Rules`; None: nothing.
+
+    ``kind`` is ``"plain"``, ``"transactional"`` or ``"mixed"``; None: what the group did first says it (or ``mixed_groups``).
+    """
+
+    kind: str | None = None
+    transaction_timeout_us: int | None = None
+    check_interval_us: int | None = None
+    check_max: int | None = None
+    exhausted_rollback: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,7 +342,9 @@ class Subscription:
     """What a consumer group consumes, the same for all its members.
 
     ``start`` is ``"earliest"``, ``"latest"`` or microseconds since 1970 as a string; it is resolved once, when the group
-    first meets a queue. ``max_attempts`` and the back-offs None: the rules'. ``tags`` empty: all.
+    first meets a queue. ``max_attempts`` and the back-offs None: the rules'. ``retry_delays_us`` not empty: what to wait after
+    each attempt, the last for all that follow, instead of a back-off; there is one attempt more than delays unless
+    ``max_attempts`` says otherwise. ``tags`` empty: all.
     """
 
     topics: tuple[str, ...]
@@ -285,3 +359,4 @@ class Subscription:
     comes back or is fenced."""
     starts: dict[str, int] = field(default_factory=dict)
     """Resolved first offsets by queue id (as text, for JSON); filled by ``decide``, never by a caller."""
+    retry_delays_us: tuple[int, ...] = ()

@@ -22,6 +22,15 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Repeats:
+    """Rows of a command that were answered with the receipt of an earlier message of their topic and id, and where that one
+    stands (arrays of one length). Whether it is the same message is told by the contents: see ``messages/contents.py``."""
+
+    rows: Int64s
+    positions: Int64s
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """What ``decide`` returns: events to append and apply *in this order*, and the answer to give once they are durable.
 
@@ -31,6 +40,8 @@ class Decision:
 
     events: tuple[Event, ...] = ()
     answer: Any = None
+    repeats: Repeats | None = None
+    """Of SEND and PREPARE: what is to be held against the log, when the events are appended, before the answer is given."""
 
 
 def _plan(schema: pa.Schema) -> list[tuple[pa.DataType, Any]]:

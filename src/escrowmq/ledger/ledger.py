@@ -1,7 +1,7 @@
 """The ledger: ``decide(command, now) → events and answer``, ``apply(event)``; state is nothing but applied events.
 
 Both are pure in the sense of the design: no clock, disk, socket or randomness, and ``decide`` changes no state. Times
-come in with the call. Whoever holds a ledger appends a decision's events to the log in order, makes them durable,
+come in with the call, keys of stored messages (which never change) from the holder (:meth:`Ledger.ask_keys_of`). Whoever holds a ledger appends a decision's events to the log in order, makes them durable,
 applies them, and answers.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,11 +21,13 @@ from escrowmq.errors import Code, error
 from escrowmq.ledger import commands
 from escrowmq.ledger.columns.arrays import Int32s, Int64s, UInt8s
 from escrowmq.ledger.commands import Command, Rules
-from escrowmq.ledger.events import Decision, event_of
+from escrowmq.ledger.events import Decision, Repeats, event_of
 from escrowmq.ledger.groups.consuming import Consuming
 from escrowmq.ledger.groups.groups import Groups
+from escrowmq.ledger.groups.order import KeysOf
 from escrowmq.ledger.messages.admission import group_by_queue
 from escrowmq.ledger.messages.dedup import Dedup
+from escrowmq.ledger.messages.places import places_of
 from escrowmq.ledger.messages.producing import Producing
 from escrowmq.ledger.queues.delays import Delays
 from escrowmq.ledger.queues.queues import QueueIndex
@@ -38,8 +40,8 @@ from escrowmq.ledger.transactions.table import COMMITTED, EXPIRED, NONE, ROLLED_
 from escrowmq.ledger.transactions.writers import Writers
 from escrowmq.schemas import Kind
 
-FORMAT = 2
-"""Of snapshots; 1 had every session that ever was. A newer one is not read: the frames are, or, where they left with
+FORMAT = 3
+"""Of snapshots; 1 had every session that ever was, 1 and 2 message ids without topics and no rules of producer groups. A newer one is not read: the frames are, or, where they left with
 retention, the log is refused."""
 
 
@@ -78,6 +80,14 @@ class Ledger:
         self._ending = Ending(self.transactions, self.sessions)
         self._forgetting = Forgetting(self.sessions, self.transactions, self.checkback, self.writers)
 
+    def ask_keys_of(self, keys_of: KeysOf) -> None:
+        """Ask ``keys_of`` for the keys of stored messages when ordered groups need them; see :mod:`escrowmq.ledger.groups.order`.
+
+        Deciding only: what was decided names the keys, and applying asks nobody. Without it no key is known, and an ordered
+        group's whole queue waits for a message that failed.
+        """
+        self._consuming.keys_of = keys_of
+
     # Deciding
 
     def decide(self, command: Command, now_us: int) -> Decision:
@@ -95,18 +105,28 @@ class Ledger:
                 return self._consuming.decide_fence(command, self.rules, now_us, self.next_position)
             case commands.Settle():
                 return self._consuming.decide_settle(command, self.rules, now_us)
+            case commands.Bury():
+                return self._consuming.decide_bury(command)
             case commands.AskChecks():
                 return self.checkback.decide_ask(command, now_us)
             case commands.Tick():
                 return self._decide_tick(now_us, command.limit)
             case commands.OpenSession():
                 return self.sessions.decide_open(command, self.rules)
+            case commands.AlterProducers():
+                return self.sessions.decide_alter(command, self.rules)
             case commands.Subscribe():
                 return self._decide_subscribe(command)
+            case commands.AlterGroup():
+                return self._with_topics(
+                    command.topics or (), lambda known: self._consuming.decide_alter(command, known)
+                )
             case commands.CreateTopic():
                 return self.topics.decide_create(command, self.rules)
             case commands.CommitBatch():
                 return self.writers.decide_commit(command, self.rules)
+            case commands.Park():
+                return self.checkback.decide_park(command)
             case commands.Recheck():
                 return self.checkback.decide_recheck(command.transactions)
             case commands.SettleDead():
@@ -133,15 +153,19 @@ class Ledger:
         return Decision(tuple(events))
 
     def _decide_subscribe(self, command: commands.Subscribe) -> Decision:
+        topics, consuming = command.subscription.topics, self._consuming
+        return self._with_topics(topics, lambda known: consuming.decide_subscribe(command, known, self.rules))
+
+    def _with_topics(self, names: Sequence[str], decide: Callable[[Topics], Decision]) -> Decision:
         """A subscription makes topics that are missing, if the rules say so, and begins at their first message."""
-        missing = [name for name in command.subscription.topics if not self.topics.has(name)]
+        missing = [name for name in names if not self.topics.has(name)]
         if not missing or not self.rules.auto_create_topics:
-            return self._consuming.decide_subscribe(command, self.topics, self.rules)
+            return decide(self.topics)
         made = [self.topics.decide_create(commands.CreateTopic(name), self.rules) for name in dict.fromkeys(missing)]
         if len(self.topics.by_name) + len(made) > self.rules.max_topics:
             raise error(Code.TOO_MANY, f"there are {len(self.topics.by_name)} topics", "max_topics")
         creation = self.topics.creation([(d.answer["name"], d.answer["queues"]) for d in made])
-        decision = self._consuming.decide_subscribe(command, self.topics.with_created(creation), self.rules)
+        decision = decide(self.topics.with_created(creation))
         return Decision((creation, *decision.events), decision.answer)
 
     def _decide_retain(self, command: commands.Retain) -> Decision:
@@ -168,24 +192,27 @@ class Ledger:
             act(self, batch, position, time_us)
 
     def _apply_plain(self, batch: pa.RecordBatch, position: int, time_us: int) -> None:
-        tags = self._enter(batch, position, time_us)
+        tags = self._enter(batch, position, time_us, half=False)
         positions = np.arange(position, position + batch.num_rows)
         queue_ids, visible = batch.column("queue_id").to_numpy(), batch.column("visible_us").to_numpy()
         self.counters["messages_total"] += batch.num_rows
+        self.sessions.sent(batch.column("epoch").to_numpy())
         self._place(positions, queue_ids, tags, visible, time_us)
 
     def _apply_half(self, batch: pa.RecordBatch, position: int, time_us: int) -> None:
-        tags = self._enter(batch, position, time_us)
+        tags = self._enter(batch, position, time_us, half=True)
         self.counters["half_messages_total"] += batch.num_rows
         begun = self.transactions.enter(batch, tags, position, time_us)
         self.checkback.begin(begun, time_us)
 
-    def _enter(self, batch: pa.RecordBatch, position: int, time_us: int) -> Int32s:
+    def _enter(self, batch: pa.RecordBatch, position: int, time_us: int, *, half: bool) -> Int32s:
         """What every message changes on entering: remembered ids, the rotation of its topic, when its session was used last. The
         tag number of each row."""
         self.sessions.note(batch.column("epoch").to_numpy(), time_us)
-        self.dedup.add(batch.column("message_id"), position, time_us, self.rules)
-        queue_ids = np.flatnonzero(np.bincount(batch.column("queue_id").to_numpy()))
+        of_row = batch.column("queue_id").to_numpy()
+        topics = self.topics.numbers_of_queues(of_row)
+        self.dedup.add(batch.column("message_id"), topics, position, time_us, self.rules, half=half)
+        queue_ids = np.flatnonzero(np.bincount(of_row))
         for name in {self.topics.queues[queue_id].place.topic for queue_id in queue_ids.tolist()}:
             self.topics.by_name[name].turn += 1
         return self.topics.number_tags(batch.column("tag"))
@@ -235,6 +262,10 @@ class Ledger:
         self.transactions.trim(position)
         self.groups.apply_trim(self.topics)
 
+    def _apply_producers(self, batch: pa.RecordBatch, _position: int, _time_us: int) -> None:
+        self.sessions.apply_producers(batch)
+        self.checkback.apply_rules(self.rules)
+
     def _apply_rules(self, batch: pa.RecordBatch, _position: int, _time_us: int) -> None:
         self.rules = _read_rules(json.loads(batch.column("rules")[0].as_py()))
         self.checkback.apply_rules(self.rules)
@@ -251,6 +282,7 @@ class Ledger:
         Kind.TOPIC: lambda self, batch, _, __: self.topics.apply_topic(batch),
         Kind.SESSION: lambda self, batch, _, time_us: self.sessions.apply_session(batch, time_us),
         Kind.FORGOTTEN: lambda self, batch, _, __: self._forgetting.apply(batch),
+        Kind.PRODUCERS: _apply_producers,
         Kind.RULES: _apply_rules,
         Kind.TRIMMED: _apply_trimmed,
     }
@@ -273,7 +305,7 @@ class Ledger:
     @staticmethod
     def can_restore(tables: dict[str, pa.Table]) -> bool:
         """Whether this version knows the snapshot's format."""
-        return json.loads(tables["ledger"]["state"][0].as_py()).get("format") in (1, FORMAT)
+        return json.loads(tables["ledger"]["state"][0].as_py()).get("format") in (1, 2, FORMAT)
 
     @classmethod
     def restore(cls, shard: int, tables: dict[str, pa.Table]) -> Ledger:
@@ -284,10 +316,11 @@ class Ledger:
             setattr(ledger, name, scalars[name])
         ledger.counters |= scalars["counters"]
         ledger.rules = _read_rules(scalars["rules"])
-        for part in (ledger.topics, ledger.dedup, ledger.delays, ledger.groups):
+        for part in (ledger.topics, ledger.delays, ledger.groups):
             part.restore(tables)
         ledger.sessions.restore(tables, ledger.last_time_us)
         ledger.transactions.restore(tables)
+        ledger.dedup.restore(tables, lambda: places_of(ledger.topics, ledger.delays, ledger.transactions), ledger.rules)
         ledger.checkback.restore(ledger.rules)
         ledger.writers.restore(tables, ledger.last_time_us)
         return ledger
@@ -298,6 +331,10 @@ class Ledger:
     def wake_us(self) -> int:
         """:class:`~escrowmq.ledger.commands.Tick` has nothing to do before this; ``NEVER_US``: nothing waits for a time. A Tick that finds nothing moves it."""
         return min(self.delays.wake_us, self.checkback.wake_us, self.groups.wake_us)
+
+    def repeats_of(self, command: commands.Prepare) -> Repeats | None:
+        """The rows of a command whose message ids are known, and where their messages stand in the log."""
+        return self._producing.repeats_of(command, self.trimmed_position)
 
     def queue_id(self, topic: str, queue: int) -> int:
         """The id of a queue; Rejected(UNKNOWN_TOPIC or BAD_QUEUE)."""

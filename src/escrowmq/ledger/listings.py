@@ -10,6 +10,7 @@ import numpy as np
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.ledger import Ledger
+from escrowmq.ledger.transactions import policies
 from escrowmq.ledger.transactions.table import NONE, OPEN, PARKED
 from escrowmq.model import DecidedBy, TransactionId, TransactionState
 
@@ -56,15 +57,18 @@ def queues_beyond(ledger: Ledger, topic: str, after: Mapping[int, int], every: b
 def producers_list(ledger: Ledger) -> list[dict[str, Any]]:
     """Producer groups with what they have undecided; ``oldest_us``: when the oldest of that was prepared, None without."""
     oldest = _oldest_open(ledger)
+    sessions, rules = ledger.sessions, ledger.rules
     return [
         {
             "group": name,
-            "transactional": ledger.sessions.is_transactional(ordinal),
+            **policies.described(
+                sessions.own.get(ordinal), rules, sessions.kind(ordinal, rules), sessions.is_transactional(ordinal)
+            ),
             "open": ledger.transactions.open.get(ordinal, 0),
             "parked": ledger.transactions.parked.get(ordinal, 0),
             "oldest_us": oldest.get(ordinal),
         }
-        for ordinal, name in ledger.sessions.groups.items()
+        for ordinal, name in sessions.groups.items()
     ]
 
 

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
+from contextlib import suppress
 
 import pyarrow as pa
 
-from escrowmq.errors import Code, EscrowError, error
 from escrowmq.log.frames import Chunk
 from escrowmq.log.segments import HEADER_BYTES, SegmentHeader, segment_name
-from escrowmq.platform.disk import TEMPORARY, Disk, File
+from escrowmq.platform.disk import NO_SPACE, TEMPORARY, Disk, File
 
 RESERVE_STEP = 16 << 20
 _PAGE = 4096
 
 
 class ActiveSegment:
-    """An open segment file. ``end`` is where the next frame goes, buffered ones included. Raises OSError as it comes."""
+    """An open segment file. ``end`` is where the next frame goes, buffered ones included. Raises OSError as it comes.
 
-    def __init__(self, file: File, size: int, allocated: int) -> None:
+    Descriptors and address space are taken where blocks are, by :meth:`create` and :meth:`make_room`, before anything is written: what
+    follows (write, sync, seal) needs neither, so that a process without descriptors refuses and does not stop.
+    """
+
+    def __init__(self, file: File, size: int, allocated: int, data: pa.Buffer | None = None) -> None:
         self._file = file
         self._written = size
         self._allocated = allocated
-        self._mapped = -1
         self._buffer: list[Chunk] = []
         self.end = size
+        self.data = data
+        """The file as far as it is allocated, as a buffer that sees later writes; None until it is appended to."""
 
     @classmethod
     def resume(cls, disk: Disk, name: str, size: int) -> ActiveSegment:
@@ -34,22 +38,26 @@ class ActiveSegment:
 
     @classmethod
     def create(cls, disk: Disk, header: SegmentHeader, size: int, segment_bytes: int) -> PreparedSegment:
-        """A new segment under a temporary name, with room for ``size`` bytes of frames; OSError(ENOSPC) leaves nothing."""
+        """A new segment under a temporary name, with room for ``size`` bytes of frames; OSError leaves nothing."""
         temporary = segment_name(header.sequence) + TEMPORARY
         file = disk.open(temporary, create=True)
         try:
             file.truncate(0)
             allocated = _allocate(file, HEADER_BYTES + size, segment_bytes)
-        except OSError:
+            data = file.map(allocated)
+        except (OSError, MemoryError):
             file.close()
-            disk.remove(temporary)
+            with suppress(OSError):  # the next opening removes it
+                disk.remove(temporary)
             raise
-        return PreparedSegment(disk, header, file, allocated)
+        return PreparedSegment(disk, header, file, allocated, data)
 
     def make_room(self, size: int, segment_bytes: int) -> None:
-        """Reserve the blocks of the next ``size`` bytes; OSError(ENOSPC) changes nothing."""
+        """Reserve the blocks of the next ``size`` bytes, and map them; OSError changes nothing of what is stored."""
         if self.end + size > self._allocated:
-            self._allocated = _allocate(self._file, self.end + size, segment_bytes)
+            allocated = _allocate(self._file, self.end + size, segment_bytes)
+            self.data = self._file.map(allocated)
+            self._allocated = allocated
 
     def put(self, chunks: list[Chunk], size: int) -> None:
         """Buffer a frame."""
@@ -58,31 +66,27 @@ class ActiveSegment:
 
     def take(self) -> Callable[[], pa.Buffer | None]:
         """Take out what is buffered. The function returned writes it in one write and syncs once, while frames go on being
-        put; it gives the file mapped anew if it has grown, else None."""
-        chunks, at, allocated = self._buffer, self._written, self._allocated
+        put; it gives the file mapped, None if nothing was ever appended to it."""
+        chunks, at, data = self._buffer, self._written, self.data
         self._buffer, self._written = [], self.end
 
         def flush() -> pa.Buffer | None:
             if chunks:
                 self._file.write_at(at, chunks)
                 self._file.sync()
-            if self._mapped == allocated:
-                return None
-            self._mapped = allocated
-            return self._file.map(allocated)
+            return data
 
         return flush
 
-    def seal(self) -> pa.Buffer:
-        """Write what is buffered, cut the reserved tail, sync, close; the file mapped for good."""
+    def seal(self) -> pa.Buffer | None:
+        """Write what is buffered, cut the reserved tail, sync, close; the file mapped for good, if it was mapped."""
         if self._buffer:
             self._file.write_at(self._written, self._buffer)
             self._buffer = []
         self._file.truncate(self.end)
         self._file.sync()
-        data = self._file.map(self.end)
         self._file.close()
-        return data
+        return None if self.data is None else self.data.slice(0, self.end)
 
     def abandon(self) -> None:
         """Close the file as it is."""
@@ -92,10 +96,11 @@ class ActiveSegment:
 class PreparedSegment:
     """A segment with its space reserved and no name yet: a crash leaves a temporary file that recovery removes."""
 
-    def __init__(self, disk: Disk, header: SegmentHeader, file: File, allocated: int) -> None:
+    def __init__(self, disk: Disk, header: SegmentHeader, file: File, allocated: int, data: pa.Buffer) -> None:
         self._disk = disk
         self._file = file
         self._allocated = allocated
+        self._data = data
         self.header = header
         self.name = segment_name(header.sequence)
 
@@ -103,10 +108,10 @@ class PreparedSegment:
         """Give it its header and its name, durably: so a segment that has its name has a good header."""
         self._file.write_at(0, [self.header.pack()])
         self._file.sync()
-        self._file.close()
         self._disk.rename(self.name + TEMPORARY, self.name)
         self._disk.sync_folder()
-        return ActiveSegment(self._disk.open(self.name), HEADER_BYTES, self._allocated)
+        self._file.renamed(self.name)
+        return ActiveSegment(self._file, HEADER_BYTES, self._allocated, self._data)
 
 
 def _allocate(file: File, needed: int, segment_bytes: int) -> int:
@@ -116,15 +121,8 @@ def _allocate(file: File, needed: int, segment_bytes: int) -> int:
         file.allocate(generous)
         return generous
     except OSError as problem:
-        if problem.errno != errno.ENOSPC or generous == needed:
+        if problem.errno not in NO_SPACE or generous == needed:
             raise
     exact = needed + -needed % _PAGE
     file.allocate(exact)
     return exact
-
-
-def disk_error(problem: OSError) -> EscrowError:
-    """Overloaded(DISK_FULL) for a disk without space, Corrupt(LOG_FAILED) for any other failure."""
-    if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return error(Code.DISK_FULL)
-    return error(Code.LOG_FAILED, f"the disk failed: {problem}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
 import threading
@@ -15,10 +16,11 @@ import pyarrow as pa
 from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, error
 from escrowmq.log import frames as codec
 from escrowmq.log import snapshots
-from escrowmq.log.active import ActiveSegment, disk_error
+from escrowmq.log.active import ActiveSegment
 from escrowmq.log.index import Segment
 from escrowmq.log.reading import ReadableLog, Reader
 from escrowmq.log.recovery import Cut, Recovered, list_folder, recover, refuse_foreign, save_index
+from escrowmq.log.report import DAMAGED_NAME, Damage, pack_damaged, unpack_damaged
 from escrowmq.log.seam import Frame, Snapshot
 from escrowmq.log.segments import (
     CLOSED_NAME,
@@ -29,10 +31,14 @@ from escrowmq.log.segments import (
 )
 from escrowmq.log.snapshots import SnapshotName
 from escrowmq.platform.clock import Clock, SystemClock
-from escrowmq.platform.disk import Disk, replace_file
+from escrowmq.platform.disk import Disk, disk_error, read_file, replace_file
 from escrowmq.schemas import STORED, Kind
 
 Int64s = npt.NDArray[np.int64]
+
+MOST_DAMAGED = 1 << 20
+"""Bytes of the list of damaged frames that are read."""
+logger = logging.getLogger(__name__)
 
 _SEED = struct.Struct("<IQ")
 _KEPT_SNAPSHOTS = 2
@@ -51,7 +57,7 @@ def open_log(
 
     ``compression`` ("none", "lz4") is of message frames; ``version`` is this program's, for the record; ``seed`` (12 bytes) fixes
     the shard id and salt of a new log, random otherwise. Raises Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER), Corrupt(DAMAGED,
-    NEWER_FORMAT, LOG_FAILED), Overloaded(DISK_FULL); the folder is given back then.
+    NEWER_FORMAT, LOG_FAILED), Overloaded(DISK_FULL, OUT_OF_RESOURCES); the folder is given back then.
     """
     refuse_foreign(list_folder(disk))  # before the lock, which makes a file
     disk.lock()
@@ -65,8 +71,9 @@ def open_log(
         else:
             log = SegmentLog(disk, segment_bytes, compression == "lz4", found)
         log._begin_epoch(version, max(clock.now_us(), log.last_time_us))
+        log._look_at_damage(found.damaged if found is not None else [])
         return log
-    except OSError as problem:
+    except (OSError, MemoryError) as problem:
         disk.close()
         raise disk_error(problem) from problem
     except BaseException:
@@ -97,6 +104,8 @@ class SegmentLog(ReadableLog):
         self._flushed = threading.Event()  # not set while a hand-over is being written
         self._flushed.set()
         self._closed = False
+        self._listing = threading.Lock()
+        self._listed: list[int] = []  # what the file ``damaged`` says
         self.cut: Cut | None = found.cut
 
     @classmethod
@@ -116,6 +125,29 @@ class SegmentLog(ReadableLog):
         )
         self.sync()
 
+    def _look_at_damage(self, found: list[int]) -> None:
+        """Look again at the frames in which damage was met before, or ``found`` now, and note from now on where more is met."""
+        self._reader.noticed = self._noticed
+        with suppress(OSError):
+            self._listed = unpack_damaged(read_file(self._disk, DAMAGED_NAME, MOST_DAMAGED))
+        with suppress(OSError):
+            for sequence in sorted({*self._listed, *found}):
+                if self._reader.segments[0].sequence <= sequence < self.next_sequence:
+                    self._reader.frame(sequence, keep=False)
+            self._list_damage()
+
+    def _noticed(self, damage: Damage) -> None:
+        logger.error("damage in the log, nothing is deleted: %s", damage)
+        self._list_damage()
+
+    def _list_damage(self) -> None:
+        """The list is derived: what cannot be written now is met again."""
+        with suppress(OSError), self._listing:
+            frames = self._reader.damaged_frames()
+            if frames != self._listed:
+                replace_file(self._disk, DAMAGED_NAME, [[pack_damaged(frames)]], durable=False)
+                self._listed = frames
+
     def stored_bytes(self) -> int:
         """Bytes of all segments, without reserved space."""
         return sum(segment.size for segment in self._reader.segments)
@@ -123,14 +155,15 @@ class SegmentLog(ReadableLog):
     # Writing
 
     def reserve(self, size: int) -> None:
-        """Make sure that appends of ``size`` bytes (see frames.size_bound) will find room; Overloaded(DISK_FULL) if not."""
+        """Make sure that appends of ``size`` bytes (see frames.size_bound) will find room; Overloaded if not (DISK_FULL,
+        OUT_OF_RESOURCES)."""
         self._check_usable()
         try:
             if self._active.end + size > self._segment_bytes and self._segment.index.count:
                 self._roll(size)
             else:
                 self._active.make_room(size, self._segment_bytes)
-        except OSError as problem:
+        except (OSError, MemoryError) as problem:
             refusal = disk_error(problem)
             if not isinstance(refusal, Overloaded):
                 self._fail(refusal)
@@ -139,7 +172,7 @@ class SegmentLog(ReadableLog):
     def append(self, kind: Kind, batch: pa.RecordBatch, time_us: int) -> int:
         """Add one frame of at least one row, no older than the last; the position of its first row.
 
-        Overloaded(DISK_FULL) if nothing was reserved and there is no room; nothing is changed then.
+        Overloaded if nothing was reserved and there is no room; nothing is changed then.
         """
         self._check_usable()
         if time_us < self.last_time_us:
@@ -186,7 +219,7 @@ class SegmentLog(ReadableLog):
         def finish() -> None:
             try:
                 self._settled(segment, flush(), end)
-            except OSError as problem:
+            except OSError as problem:  # whatever it is: nobody knows how much of it is on the disk
                 raise self._fail(error(Code.LOG_FAILED, f"write or sync failed: {problem}")) from problem
             except BaseException as problem:
                 self._fail(error(Code.LOG_FAILED, f"write or sync broke off: {problem!r}"))
@@ -207,7 +240,8 @@ class SegmentLog(ReadableLog):
         self._durable = end
 
     def _roll(self, size: int) -> None:
-        """Begin a new segment with room for ``size`` bytes. What can run out of space comes first and changes nothing."""
+        """Begin a new segment with room for ``size`` bytes. What can run out (of space, descriptors, memory) comes first and
+        changes nothing."""
         header = self._segment.header
         following = SegmentHeader(
             header.shard, self.epoch, self.next_sequence, self.next_position, self.last_time_us, header.salt
@@ -240,7 +274,11 @@ class SegmentLog(ReadableLog):
     # Snapshots and retention
 
     def save_snapshot(self, tables: dict[str, pa.Table], sequence: int, position: int, time_us: int) -> None:
-        """Store a snapshot of durable frames durably; keeps the last two. Overloaded(DISK_FULL) leaves the old ones."""
+        """Store a snapshot of durable frames durably; keeps the last two.
+
+        What cannot be stored leaves the old ones, and the log goes on: Overloaded(DISK_FULL, OUT_OF_RESOURCES), or
+        Corrupt(LOG_FAILED) of this snapshot alone. It can be derived again from the frames.
+        """
         self._check_usable()
         if sequence > self._durable:
             raise Misuse(
@@ -248,9 +286,8 @@ class SegmentLog(ReadableLog):
             )
         try:
             name = snapshots.save(self._disk, self.shard, Snapshot(sequence, position, time_us, tables))
-        except OSError as problem:
-            refusal = disk_error(problem)
-            raise (refusal if isinstance(refusal, Overloaded) else self._fail(refusal)) from problem
+        except (OSError, MemoryError) as problem:
+            raise disk_error(problem) from problem
         with self._reader.lock:
             kept = sorted({*self._snapshots, name}, reverse=True)
             old = [s for s in kept if s.first < 0][_KEPT_SNAPSHOTS:]
@@ -267,7 +304,10 @@ class SegmentLog(ReadableLog):
     def _newest_snapshot(self) -> tuple[SnapshotName, Snapshot] | None:
         with self._reader.lock:
             names, first = list(self._snapshots), self._reader.segments[0].sequence
-        return snapshots.newest(self._disk, self.shard, names, first, self.next_sequence)
+        try:
+            return snapshots.newest(self._disk, self.shard, names, first, self.next_sequence)
+        except (OSError, MemoryError) as problem:
+            raise disk_error(problem) from problem
 
     def bytes_since_snapshot(self) -> int:
         """Bytes of the frames from the newest snapshot on."""
@@ -292,15 +332,23 @@ class SegmentLog(ReadableLog):
             self._remove(index_name(segment.name))
         for old in old_base:
             self._remove(str(old))
+        self._list_damage()
         return len(dropped)
 
     def _make_base(self, current: SnapshotName, first: int) -> list[SnapshotName]:
-        """Make the snapshot ``current`` the base of a log that begins with frame ``first``; the bases it replaces."""
+        """Make the snapshot ``current`` the base of a log that begins with frame ``first``; the bases it replaces.
+
+        A rename that fails changed nothing: Overloaded or Corrupt(LOG_FAILED), and the log goes on. When it is not known to
+        be durable, the log stops.
+        """
         base = SnapshotName(current.sequence, first)
         with self._reader.lock:
             others = [s for s in self._snapshots if s not in (current, base)]
         try:
             self._disk.rename(str(current), str(base))
+        except OSError as problem:
+            raise disk_error(problem) from problem
+        try:
             self._disk.sync_folder()
         except OSError as problem:
             raise self._fail(error(Code.LOG_FAILED, f"renaming a snapshot failed: {problem}")) from problem

@@ -14,9 +14,10 @@ from typing import NamedTuple, TypeAlias
 import pyarrow as pa
 import xxhash
 
-from escrowmq.errors import Code, Misuse
+from escrowmq.errors import Code, Misuse, error
+from escrowmq.log import bodies
 from escrowmq.log.report import DamagedLog
-from escrowmq.schemas import STORED, Kind, is_fixed_width
+from escrowmq.schemas import MESSAGES, STORED, Kind, is_fixed_width
 
 MAGIC = b"EMQF"
 VERSION = 1
@@ -26,6 +27,8 @@ _CHECKED = struct.Struct("<4sBBBBIIQQQII")
 _HEADER = struct.Struct("<4sBBBBIIQQQIIQ")
 _CHECKSUM = struct.Struct("<Q")
 _LARGEST_LAG = (1 << 32) - 1
+CHECKED_BODIES = 1
+"""A flag: checksums of the single bodies follow the record batch (``bodies.py``)."""
 
 Chunk: TypeAlias = bytes | memoryview | pa.Buffer
 
@@ -68,7 +71,8 @@ class FrameHeader(NamedTuple):
     @property
     def is_newer(self) -> bool:
         """Whether only a newer version of this program knows what the frame means. Ask after the checksum."""
-        known = self.kind in STORED and self.encoding <= Encoding.BARE and self.flags == 0
+        checkable = self.kind in MESSAGES and self.encoding == Encoding.ARROW
+        known = self.kind in STORED and self.encoding <= Encoding.BARE and self.flags <= CHECKED_BODIES * checkable
         return self.version > VERSION or not known
 
 
@@ -90,13 +94,23 @@ def encode(
         raise Misuse(Code.BAD_ARGUMENT, f"a {kind.name} frame has columns {schema.names}, not {batch.schema.names}")
     if batch.num_rows == 0:
         raise Misuse(Code.BAD_ARGUMENT, f"a {kind.name} frame of no rows")
-    encoding, payload = _payload(batch, is_fixed_width(schema), lz4)
+    encoding, flags = Encoding.ARROW, 0
+    if is_fixed_width(schema):
+        encoding, payload = Encoding.BARE, _bare(batch)
+    elif lz4:
+        encoding, payload = Encoding.ARROW_LZ4, _padded([_compressed(batch)])
+    else:
+        message = batch.serialize()
+        payload = _padded([message])
+        if kind in MESSAGES and batch.num_rows > 1:
+            flags = CHECKED_BODIES
+            payload.append(bodies.checksums(message, kind, sequence, salt))
     size = sum(len(chunk) for chunk in payload)
     if size > LARGEST_PAYLOAD:
         raise Misuse(Code.BATCH_TOO_LARGE, f"a frame of {size} bytes; the format ends at {LARGEST_PAYLOAD}")
     lag = min(sequence - synced, _LARGEST_LAG)
     head = _CHECKED.pack(
-        MAGIC, VERSION, kind, encoding, 0, size, batch.num_rows, sequence, position, time_us, epoch, lag
+        MAGIC, VERSION, kind, encoding, flags, size, batch.num_rows, sequence, position, time_us, epoch, lag
     )
     digest = xxhash.xxh3_64(head, seed=salt)
     for chunk in payload:
@@ -108,7 +122,7 @@ def size_bound(batch: pa.RecordBatch) -> int:
     """Bytes that a frame of this batch takes at most, whatever its encoding: what to ``reserve`` for it."""
     size = int(pa.ipc.get_record_batch_size(batch))
     # LZ4 can only lose a little: 1/255 of the content, and some 32 bytes for each buffer.
-    return int(HEADER_BYTES + size + size // 250 + 64 * (2 + 3 * batch.num_columns))
+    return int(HEADER_BYTES + size + size // 250 + 64 * (2 + 3 * batch.num_columns) + bodies.size_of(batch.num_rows))
 
 
 def read_header(data: pa.Buffer | memoryview, offset: int) -> FrameHeader:
@@ -128,26 +142,21 @@ def decode(data: pa.Buffer, offset: int, header: FrameHeader, file: str) -> pa.R
     if header.is_newer:
         raise DamagedLog(file, offset, header.sequence, "a frame of a newer version", newer=True)
     schema = STORED[Kind(header.kind)]
-    payload = data.slice(offset + HEADER_BYTES, header.payload_bytes)
+    size = header.payload_bytes - (bodies.size_of(header.rows) if header.flags & CHECKED_BODIES else 0)
+    payload = data.slice(offset + HEADER_BYTES, max(size, 0))
     try:
         if header.encoding == Encoding.BARE:
             batch = _from_bare(payload, schema, header.rows)
         else:
             batch = pa.ipc.read_record_batch(payload, schema)
+    except MemoryError as problem:  # Arrow's is one, and an ArrowException, too: the frame is as it was
+        raise error(Code.OUT_OF_RESOURCES, f"no memory to read a frame: {problem}") from problem
     except (pa.ArrowException, OSError, ValueError) as problem:
         raise DamagedLog(file, offset, header.sequence, f"the frame does not decode: {problem}") from problem
     if batch.num_rows != header.rows:
         what = f"the frame holds {batch.num_rows} rows, its header says {header.rows}"
         raise DamagedLog(file, offset, header.sequence, what)
     return batch
-
-
-def _payload(batch: pa.RecordBatch, fixed: bool, lz4: bool) -> tuple[Encoding, list[Chunk]]:
-    if fixed:
-        return Encoding.BARE, _bare(batch)
-    if lz4:
-        return Encoding.ARROW_LZ4, _padded([_compressed(batch)])
-    return Encoding.ARROW, _padded([batch.serialize()])
 
 
 def _compressed(batch: pa.RecordBatch) -> pa.Buffer:

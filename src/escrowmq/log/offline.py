@@ -18,6 +18,7 @@ from escrowmq.log.reading import ReadableLog, Reader
 from escrowmq.log.recovery import (
     check_chain_start,
     check_durable,
+    covered,
     durable_floor,
     last_time,
     list_folder,
@@ -54,7 +55,7 @@ def _open(disk: Disk, in_use: bool) -> OfflineLog:
         raise Misuse(Code.NOT_A_DATA_FOLDER, "the folder holds no log")
     check_chain_start(listing)
     headers = [read_segment_header(disk, sequence) for sequence in listing.segments]
-    segments, _ = sealed_segments(disk, headers)
+    segments, _, _ = sealed_segments(disk, headers, covered(listing))
     segments.append(_last(disk, headers[-1], durable_floor(disk, listing, headers[-1].shard), in_use))
     for segment in segments:
         segment.data = map_file(disk, segment.name, segment.size)

@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from escrowmq.errors import Code, Misuse, error
+from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, error
 from escrowmq.log import frames as codec
 from escrowmq.log.frames import Encoding
 from escrowmq.log.index import Segment
-from escrowmq.log.report import DamagedLog
+from escrowmq.log.report import Damage, DamagedLog, RowDamage
+from escrowmq.log.rows import Expected, Located, gather, row_damage, salvaged
 from escrowmq.log.seam import Frame
-from escrowmq.platform.disk import Disk, map_file
-from escrowmq.schemas import STORED, Kind, empty
+from escrowmq.platform.disk import Disk, disk_error, map_file
+from escrowmq.schemas import Kind
 
 Int64s = npt.NDArray[np.int64]
 
-READ_SCHEMA: pa.Schema = STORED[Kind.PLAIN].append(pa.field("stored_us", pa.int64(), nullable=False))
-"""What ``read`` answers."""
-
+RELOOK = 16
+"""Damaged frames that are looked at again when somebody asks for all of them."""
+LOOK_FRAMES = 4096
+"""Frames whose kinds are compared at a time."""
 _CACHE_BYTES = 64 << 20
 _FRAME_COST = 4096  # what a decoded frame takes apart from its mapped bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Located:
-    """For each position asked for (arrays of one length): its frame's sequence, first position, time and kind."""
-
-    sequences: Int64s
-    starts: Int64s
-    times: Int64s
-    kinds: npt.NDArray[np.uint8]
 
 
 class Reader:
@@ -54,6 +45,9 @@ class Reader:
         self._disk = disk
         self._cache: OrderedDict[int, tuple[Frame, int]] = OrderedDict()
         self._cached_bytes = 0
+        self._damages: dict[int, Damage] = {}  # by the sequence of the frame
+        self.noticed: Callable[[Damage], None] = lambda damage: None
+        """Called, on the reader's thread, when damage is met that was not known."""
 
     def locate(self, positions: Int64s) -> Located:
         """Find the frames of positions; Rejected(RANGE_PURGED) below the log, Misuse beyond it."""
@@ -84,7 +78,8 @@ class Reader:
             raise Misuse(Code.BAD_ARGUMENT, f"there is no position {high} yet")
 
     def frame(self, sequence: int, *, keep: bool = True) -> Frame:
-        """One frame, its checksum verified; ``keep`` remembers it for the next reader."""
+        """One frame, its checksum verified; what is left of it, with its ``damage``, if that is wrong. ``keep`` remembers it
+        for the next reader. Corrupt(NEWER_FORMAT)."""
         with self.lock:
             if (fresh := self.fresh.get(sequence)) is not None:
                 return fresh
@@ -92,12 +87,61 @@ class Reader:
                 self._cache.move_to_end(sequence)
                 return cached[0]
             segment = self._segment_of(sequence)
-            offset = int(segment.index.offsets[sequence - segment.sequence])
-            data = self._mapped(segment)
-        frame, encoding = _decoded(data, segment, offset, sequence)
+            offset, size, rows, expected = _expected(segment, sequence)
+            data, missing = self._found(segment)
+        try:
+            if missing is not None:
+                raise missing
+            frame, encoding = _decoded(data, segment, offset, sequence)
+        except DamagedLog as problem:
+            if problem.damage.newer:
+                raise
+            self._note(problem.damage, sequence)
+            part = None if data is None or offset + size > data.size else data.slice(offset, size)
+            return salvaged(expected, rows, part, segment.header.salt, problem.damage)  # not kept: it may be put right
+        if self._damages:
+            self._righted(sequence)
         if keep:
             self._remember(frame, frame.batch.nbytes if encoding == Encoding.ARROW_LZ4 else 0)
         return frame
+
+    def _found(self, segment: Segment) -> tuple[pa.Buffer | None, DamagedLog | None]:
+        """The segment's file, or why there is none. With the lock held."""
+        try:
+            return self._mapped(segment), None
+        except DamagedLog as missing:
+            return None, missing
+
+    def _note(self, damage: Damage, sequence: int) -> None:
+        """Damage was met: it is listed, and told once."""
+        with self.lock:
+            known = sequence in self._damages
+            self._damages[sequence] = damage
+        if not known:
+            self.noticed(damage)
+
+    def _righted(self, sequence: int) -> None:
+        """The frame is whole: somebody put it right."""
+        with self.lock:
+            self._damages.pop(sequence, None)
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether there is damage that was met."""
+        return bool(self._damages)
+
+    def damages(self) -> list[Damage]:
+        """Damage that was met in what is still stored, oldest frame first. The first places are looked at again."""
+        for sequence in self.damaged_frames()[:RELOOK]:
+            with suppress(EscrowError):  # retention took it meanwhile
+                self.frame(sequence, keep=False)
+        with self.lock:
+            return [self._damages[sequence] for sequence in sorted(self._damages)]
+
+    def damaged_frames(self) -> list[int]:
+        """The sequences of the frames of :meth:`damages`, rising."""
+        with self.lock:
+            return sorted(self._damages)
 
     def _segment_of(self, sequence: int) -> Segment:
         if sequence < self.segments[0].sequence:
@@ -105,16 +149,20 @@ class Reader:
         return self.segments[bisect_right(self.segments, sequence, key=lambda s: s.sequence) - 1]
 
     def _mapped(self, segment: Segment) -> pa.Buffer:
-        """The segment's file as a buffer; retention may delete the file meanwhile."""
+        """The segment's file as a buffer; retention may delete the file meanwhile. Overloaded(OUT_OF_RESOURCES) without a
+        descriptor or memory for it; any other failure is damage of this segment, for those who read it."""
         if segment.data is None:
             try:
                 data = map_file(self._disk, segment.name)
             except FileNotFoundError:
                 raise DamagedLog(segment.name, 0, segment.sequence, "the segment is missing") from None
-            if data.size < segment.size:
-                what = f"the file has {data.size} bytes of {segment.size}"
-                raise DamagedLog(segment.name, data.size, -1, what)
-            segment.data = data.slice(0, segment.size)
+            except (OSError, MemoryError) as problem:
+                refusal = disk_error(problem)
+                if isinstance(refusal, Overloaded):
+                    raise refusal from problem
+                what = f"the segment cannot be read: {problem}"
+                raise DamagedLog(segment.name, 0, segment.sequence, what) from problem
+            segment.data = data.slice(0, min(segment.size, data.size))
         return segment.data
 
     def _remember(self, frame: Frame, extra: int) -> None:
@@ -154,9 +202,12 @@ class Reader:
             self.segments = self.segments[count:]
             for gone in [s for s in self._cache if s < self.segments[0].sequence]:
                 self._cached_bytes -= self._cache.pop(gone)[1]
+            for gone in [s for s in self._damages if s < self.segments[0].sequence]:
+                del self._damages[gone]
 
-    def frames(self, start: int, end: int, kinds: Sequence[Kind] | None) -> Iterator[Frame]:
-        """Frames ``start`` <= sequence < ``end`` of the given kinds, in order."""
+    def frames(self, start: int, end: int, kinds: Sequence[Kind] | None, damaged: bool) -> Iterator[Frame]:
+        """Frames ``start`` <= sequence < ``end`` of the given kinds, in order; Corrupt at one that does not check, unless
+        ``damaged`` ones are wanted, too."""
         with self.lock:
             segments = self.segments
         for segment in segments:
@@ -168,7 +219,11 @@ class Reader:
             wanted = range(low, high)
             chosen = wanted if kinds is None else low + np.flatnonzero(np.isin(stored, [int(k) for k in kinds]))
             for sequence in chosen:
-                yield self.frame(int(sequence), keep=False)
+                frame = self.frame(int(sequence), keep=False)
+                if frame.damage is not None and not damaged:
+                    place = frame.damage.place
+                    raise DamagedLog(place.file, place.offset, place.sequence, place.what)
+                yield frame
 
 
 class ReadableLog:
@@ -202,14 +257,22 @@ class ReadableLog:
             newer = (s.header.position for s in segments if s.index.count and s.index.times[-1] > time_us)
             return next(newer, segments[-1].header.position)
 
-    def frames(self, start: int = 0, kinds: Sequence[Kind] | None = None, end: int | None = None) -> Iterator[Frame]:
-        """Stored frames with ``start <= sequence < end``, in order, of the given kinds; Corrupt at one that does not check."""
+    def frames(
+        self, start: int = 0, kinds: Sequence[Kind] | None = None, end: int | None = None, *, damaged: bool = False
+    ) -> Iterator[Frame]:
+        """Stored frames with ``start <= sequence < end``, in order, of the given kinds; Corrupt at one that does not check,
+        or what is left of it (``damaged``)."""
         self._check_usable()
         limit = self.next_sequence if end is None else min(end, self.next_sequence)
-        return self._reader.frames(start, limit, kinds)
+        return self._reader.frames(start, limit, kinds, damaged)
 
     def frames_at(
-        self, position: int, kinds: Sequence[Kind] | None = None, end_position: int | None = None
+        self,
+        position: int,
+        kinds: Sequence[Kind] | None = None,
+        end_position: int | None = None,
+        *,
+        damaged: bool = False,
     ) -> Iterator[Frame]:
         """As :meth:`frames`, from the frame that holds ``position``; Rejected(RANGE_PURGED) if that has left the log."""
         self._check_usable()
@@ -217,18 +280,75 @@ class ReadableLog:
         if position >= limit:
             return iter(())
         sequences = self._reader.locate(np.array([position, limit - 1], np.int64)).sequences
-        return self._reader.frames(int(sequences[0]), int(sequences[1]) + 1, kinds)
+        return self._reader.frames(int(sequences[0]), int(sequences[1]) + 1, kinds, damaged)
 
     def read(self, positions: Int64s, columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """The PLAIN and HALF rows at ``positions``, in that order (schema READ_SCHEMA, or some of its columns)."""
+        """The PLAIN and HALF rows at ``positions``, in that order (schema READ_SCHEMA, or some of its columns). Corrupt(DAMAGED)
+        if one of them is damaged in one of the columns."""
+        batch, damaged = self.salvage(positions, columns)
+        for row in damaged.values():
+            if not row.body_only or columns is None or "body" in columns:
+                raise row.error()
+        return batch
+
+    def salvage(
+        self, positions: Int64s, columns: Sequence[str] | None = None
+    ) -> tuple[pa.RecordBatch, dict[int, RowDamage]]:
+        """As :meth:`read`, damaged rows without content; these by row number. In ``damaged`` are also those of which only
+        columns are lost that were not asked for."""
         self._check_usable()
         positions = np.asarray(positions, np.int64)
-        return gather(positions, self._reader.locate(positions), self._reader.frame, columns)
+        located = self._reader.locate(positions)
+        damaged: dict[int, Frame] = {}
+
+        def fetch(sequence: int) -> Frame:
+            frame = self._reader.frame(sequence)
+            if frame.damage is not None:
+                damaged[sequence] = frame
+            return frame
+
+        batch = gather(positions, located, fetch, columns)
+        return batch, row_damage(damaged, located.sequences, positions - located.starts) if damaged else {}
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether damage was met in what is still stored."""
+        return self._reader.is_damaged
+
+    def damages(self) -> list[Damage]:
+        """Damage that was met in what is still stored, oldest frame first."""
+        return self._reader.damages()
 
     def time_at(self, positions: Int64s) -> Int64s:
         """The time_us of the frame that holds each position."""
         self._check_usable()
         return self._reader.locate(np.asarray(positions, np.int64)).times
+
+    def position_at(self, time_us: int) -> int:
+        """The position of the first row stored at ``time_us`` or later; the one that comes next if there is none."""
+        with self._reader.lock:
+            for segment in self._reader.segments:
+                if segment.index.count and segment.index.times[-1] >= time_us:
+                    return int(segment.index.positions[np.searchsorted(segment.index.times, time_us)])
+        return self.next_position
+
+    def holds(self, position: int, kinds: Sequence[Kind]) -> bool:
+        """Whether a frame of these kinds lies at ``position`` or behind it."""
+        with self._reader.lock:
+            segments = [s for s in self._reader.segments if s.next_position > position]
+            found = [(s.index.positions, s.index.kinds) for s in segments]
+        wanted = [int(kind) for kind in kinds]
+        for positions, stored in found:
+            first = max(int(np.searchsorted(positions, position, side="right")) - 1, 0)
+            for start in range(first, len(stored), LOOK_FRAMES):
+                if np.isin(stored[start : start + LOOK_FRAMES], wanted).any():
+                    return True
+        return False
+
+    def kind_at(self, positions: Int64s) -> npt.NDArray[np.uint8]:
+        """The kind of the frame that holds each position."""
+        self._check_usable()
+        return self._reader.locate(np.asarray(positions, np.int64)).kinds
 
     def sequence_at(self, positions: Int64s) -> Int64s:
         """The sequence of the frame that holds each position."""
@@ -236,9 +356,20 @@ class ReadableLog:
         return self._reader.locate(np.asarray(positions, np.int64)).sequences
 
 
+def _expected(segment: Segment, sequence: int) -> tuple[int, int, int, Expected]:
+    """What a segment's index says of a frame: offset, bytes, rows, and its numbers. With the lock held."""
+    index, at = segment.index, sequence - segment.sequence
+    offset, position, last = int(index.offsets[at]), int(index.positions[at]), at + 1 == index.count
+    size = (segment.size if last else int(index.offsets[at + 1])) - offset
+    rows = (segment.next_position if last else int(index.positions[at + 1])) - position
+    return offset, size, rows, (int(index.kinds[at]), sequence, position, int(index.times[at]), segment.epoch)
+
+
 def _decoded(data: pa.Buffer, segment: Segment, offset: int, sequence: int) -> tuple[Frame, int]:
     """The frame at ``offset``, which the index says is ``sequence``; Corrupt with the place if it is not, or is damaged."""
     view = memoryview(data)
+    if offset + codec.HEADER_BYTES > len(view):
+        raise DamagedLog(segment.name, offset, sequence, "the file ends before the frame")
     header = codec.read_header(view, offset)
     problem: str | None = None
     if header.magic != codec.MAGIC or offset + header.frame_bytes > len(view):
@@ -252,60 +383,3 @@ def _decoded(data: pa.Buffer, segment: Segment, offset: int, sequence: int) -> t
     batch = codec.decode(data, offset, header, segment.name)
     frame = Frame(Kind(header.kind), sequence, header.position, header.time_us, header.epoch, batch)
     return frame, header.encoding
-
-
-def gather(
-    positions: Int64s, located: Located, fetch: Callable[[int], Frame], columns: Sequence[str] | None = None
-) -> pa.RecordBatch:
-    """The PLAIN and HALF rows at ``positions``, in that order, with their frame's time as ``stored_us``; only ``columns``
-    of them, and in that order, if they are given (``stored_us`` comes last in any case).
-
-    Neighbouring rows of one frame come as slices: one run is not copied at all, several are copied once. Rows scattered
-    over their frames are taken frame by frame, then put in order if they were not.
-    """
-    schema = READ_SCHEMA if columns is None else pa.schema([*map(READ_SCHEMA.field, columns), READ_SCHEMA[-1]])
-    if not len(positions):
-        return empty(schema)
-    wrong = np.flatnonzero((located.kinds != Kind.PLAIN) & (located.kinds != Kind.HALF))
-    if len(wrong):
-        raise Misuse(Code.BAD_ARGUMENT, f"position {positions[wrong[0]]} holds no message")
-    if len(schema) == 1:
-        return pa.RecordBatch.from_arrays([pa.array(located.times)], schema=schema)
-    rows = positions - located.starts
-
-    def get(sequence: int) -> pa.RecordBatch:
-        batch = fetch(sequence).batch
-        return batch if columns is None else batch.select(list(columns))
-
-    breaks = np.flatnonzero((np.diff(located.sequences) != 0) | (np.diff(rows) != 1)) + 1
-    if 4 * len(breaks) <= len(rows):
-        batch = _slices(rows, located.sequences, breaks, get)
-    else:
-        batch = _takes(rows, located.sequences, get)
-    return pa.RecordBatch.from_arrays([*batch.columns, pa.array(located.times)], schema=schema)
-
-
-def _slices(rows: Int64s, sequences: Int64s, breaks: Int64s, get: Callable[[int], pa.RecordBatch]) -> pa.RecordBatch:
-    edges = itertools.pairwise([0, *breaks.tolist(), len(rows)])
-    runs = [get(int(sequences[start])).slice(int(rows[start]), end - start) for start, end in edges]
-    return runs[0] if len(runs) == 1 else pa.concat_batches(runs)
-
-
-def _takes(rows: Int64s, sequences: Int64s, get: Callable[[int], pa.RecordBatch]) -> pa.RecordBatch:
-    order = None
-    if (np.diff(sequences) < 0).any():
-        order = np.argsort(sequences, kind="stable")
-        rows, sequences = rows[order], sequences[order]
-    edges = [0, *(np.flatnonzero(np.diff(sequences)) + 1).tolist(), len(rows)]
-    pieces = []
-    for start, end in itertools.pairwise(edges):
-        batch = get(int(sequences[start]))
-        chosen = rows[start:end]
-        whole = end - start == 1 or (chosen[-1] - chosen[0] == end - start - 1 and (np.diff(chosen) == 1).all())
-        pieces.append(batch.slice(int(chosen[0]), end - start) if whole else batch.take(pa.array(chosen)))
-    combined = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
-    if order is None:
-        return combined
-    inverse = np.empty_like(order)
-    inverse[order] = np.arange(len(order))
-    return combined.take(pa.array(inverse))

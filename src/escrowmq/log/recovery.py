@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -24,7 +24,7 @@ from escrowmq.errors import Code, Misuse
 from escrowmq.log import index as side
 from escrowmq.log import snapshots
 from escrowmq.log.index import FrameIndex, Segment
-from escrowmq.log.report import DamagedLog
+from escrowmq.log.report import DAMAGED_NAME, DamagedLog
 from escrowmq.log.segments import (
     CLOSED_NAME,
     LARGEST_HEADER,
@@ -36,6 +36,7 @@ from escrowmq.log.segments import (
     scan,
     segment_base,
     segment_name,
+    step_over,
     unpack_closed,
 )
 from escrowmq.log.snapshots import SnapshotName
@@ -86,6 +87,8 @@ class Recovered:
     epoch: int
     time_us: int
     cut: Cut | None
+    damaged: list[int] = field(default_factory=list)
+    """Frames that were found damaged, and for which a snapshot stands."""
 
 
 def list_folder(disk: Disk) -> Listing:
@@ -96,12 +99,12 @@ def list_folder(disk: Disk) -> Listing:
     base = max(bases, key=lambda s: (s.first, s.sequence), default=None)
     first = base.first if base is not None else 0
     segments = sorted(sequence for name in names if (sequence := segment_base(name)) is not None)
-    known = {str(s) for s in found} | {segment_name(s) for s in segments} | {CLOSED_NAME}
+    known = {str(s) for s in found} | {segment_name(s) for s in segments} | {CLOSED_NAME, DAMAGED_NAME}
     known |= {index_name(segment_name(s)) for s in segments}
     temporary = [
         n for n in names if n.endswith((f".segment{TEMPORARY}", f".snapshot{TEMPORARY}", f".index{TEMPORARY}"))
     ]
-    temporary += [n for n in names if n == CLOSED_NAME + TEMPORARY]
+    temporary += [n for n in names if n in (CLOSED_NAME + TEMPORARY, DAMAGED_NAME + TEMPORARY)]
     foreign = [n for n in names if n not in known | _NEUTRAL and n not in temporary and not n.startswith(".")]
     return Listing(
         [s for s in segments if s >= first],
@@ -127,7 +130,7 @@ def recover(disk: Disk, listing: Listing) -> Recovered | None:
         return None
     check_chain_start(listing)
     headers = [read_segment_header(disk, sequence) for sequence in listing.segments]
-    sealed, unindexed = sealed_segments(disk, headers)
+    sealed, unindexed, damaged = sealed_segments(disk, headers, covered(listing))
     last, cut = _recover_last(disk, headers[-1], durable_floor(disk, listing, headers[-1].shard))
     for segment in unindexed:
         save_index(disk, segment)
@@ -137,20 +140,31 @@ def recover(disk: Disk, listing: Listing) -> Recovered | None:
     disk.sync_folder()
     segments = [*sealed, last]
     kept = [s for s in listing.snapshots if str(s) not in superseded]
-    return Recovered(segments, kept, last.epoch, last_time(segments), cut)
+    return Recovered(segments, kept, last.epoch, last_time(segments), cut, damaged)
 
 
-def sealed_segments(disk: Disk, headers: list[SegmentHeader]) -> tuple[list[Segment], list[Segment]]:
-    """All segments but the last, and those among them that have no good side file."""
+def covered(listing: Listing) -> int:
+    """The sequence below which a snapshot stands for every frame, as far as names tell. If that snapshot is damaged itself, the
+    frames are replayed, and one that is damaged stops that."""
+    return max((s.sequence for s in listing.snapshots), default=0)
+
+
+def sealed_segments(
+    disk: Disk, headers: list[SegmentHeader], covered: int
+) -> tuple[list[Segment], list[Segment], list[int]]:
+    """All segments but the last, those among them that have no good side file, and damaged frames that the walks over these
+    stepped over, as far as they lie below ``covered``."""
     sealed: list[Segment] = []
     unindexed: list[Segment] = []
+    damaged: list[int] = []
     for header, following in itertools.pairwise(headers):
-        segment, indexed = sealed_segment(disk, header)
+        segment, indexed, stepped = sealed_segment(disk, header, covered)
+        damaged += stepped
         check_link(segment, following)
         sealed.append(segment)
         if not indexed:
             unindexed.append(segment)
-    return sealed, unindexed
+    return sealed, unindexed, damaged
 
 
 def _recover_last(disk: Disk, header: SegmentHeader, floor: int) -> tuple[Segment, Cut | None]:
@@ -210,18 +224,21 @@ def read_segment_header(disk: Disk, sequence: int) -> SegmentHeader:
     return header
 
 
-def sealed_segment(disk: Disk, header: SegmentHeader) -> tuple[Segment, bool]:
-    """A segment that is not the last, and whether its side file was used: if that does not fit, the segment is walked."""
+def sealed_segment(disk: Disk, header: SegmentHeader, covered: int) -> tuple[Segment, bool, list[int]]:
+    """A segment that is not the last, and whether its side file was used: if that does not fit, the segment is walked. A damaged frame
+    below ``covered`` is stepped over where that is possible; the sequences of those."""
     name = segment_name(header.sequence)
     data = map_file(disk, name)
     with suppress(FileNotFoundError):
         known = side.unpack(map_file(disk, index_name(name)), header)
         if known is not None and known.size == data.size:
-            return known, True
+            return known, True, []
     found = scan(data, header)
+    while found.what is not None and found.sequence < covered and not found.newer and step_over(data, header, found):
+        found = scan(data, header, found)
     if found.what is not None:
         raise DamagedLog(name, found.end, found.sequence, found.what, newer=found.newer)
-    return segment_of(name, header, found), False
+    return segment_of(name, header, found), False, found.damaged
 
 
 def save_index(disk: Disk, segment: Segment) -> None:

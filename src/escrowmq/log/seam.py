@@ -21,12 +21,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from escrowmq.log.report import Damage, FrameDamage, RowDamage
 from escrowmq.schemas import Kind
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One batch of the log. ``position`` is that of the first row, ``time_us`` the broker's time of the append."""
+    """One batch of the log. ``position`` is that of the first row, ``time_us`` the broker's time of the append. With
+    ``damage`` some rows are without content."""
 
     kind: Kind
     sequence: int
@@ -34,6 +36,7 @@ class Frame:
     time_us: int
     epoch: int
     batch: pa.RecordBatch
+    damage: FrameDamage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +74,21 @@ class StoredLog(Protocol):
     def first_position(self) -> int:
         """The lowest position still stored."""
 
-    def frames(self, start: int = 0, kinds: Sequence[Kind] | None = None, end: int | None = None) -> Iterator[Frame]:
-        """Stored frames with ``start <= sequence < end``, in order, of the given kinds; bodies are not copied."""
+    def frames(
+        self, start: int = 0, kinds: Sequence[Kind] | None = None, end: int | None = None, *, damaged: bool = False
+    ) -> Iterator[Frame]:
+        """Stored frames with ``start <= sequence < end``, in order, of the given kinds; bodies are not copied.
+
+        One that does not check raises Corrupt(DAMAGED) with the place, or comes as what is left of it (``damaged``).
+        """
 
     def frames_at(
-        self, position: int, kinds: Sequence[Kind] | None = None, end_position: int | None = None
+        self,
+        position: int,
+        kinds: Sequence[Kind] | None = None,
+        end_position: int | None = None,
+        *,
+        damaged: bool = False,
     ) -> Iterator[Frame]:
         """As :meth:`frames`, from the frame that holds ``position`` to those that begin below ``end_position``."""
 
@@ -84,12 +97,33 @@ class StoredLog(Protocol):
 
         ``columns`` names those of STORED that are wanted (None: all); the others are not touched.
 
-        Rejected(RANGE_PURGED) if one has left the log, Corrupt(DAMAGED) with the place if a frame does not check.
-        Runs of neighbouring positions come without a copy of the bodies where they lie in one frame.
+        Rejected(RANGE_PURGED) if one has left the log, Corrupt(DAMAGED) with the place if one of these rows is damaged
+        in these columns. Runs of neighbouring positions come without a copy of the bodies where they lie in one frame.
         """
+
+    def salvage(
+        self, positions: npt.NDArray[np.int64], columns: Sequence[str] | None = None
+    ) -> tuple[pa.RecordBatch, dict[int, RowDamage]]:
+        """As :meth:`read`; the rows that are damaged come without content, and are named by their row number."""
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether there are :meth:`damages`."""
+
+    def damages(self) -> list[Damage]:
+        """Damage that was met in what is still stored, oldest frame first: at the opening, or by who read it since."""
 
     def time_at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The time_us of the frame that holds each position."""
+
+    def position_at(self, time_us: int) -> int:
+        """The position of the first row stored at ``time_us`` or later; the one that comes next if there is none."""
+
+    def holds(self, position: int, kinds: Sequence[Kind]) -> bool:
+        """Whether a frame of these kinds lies at ``position`` or behind it."""
+
+    def kind_at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        """The kind of the frame that holds each position."""
 
     def sequence_at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The sequence of the frame that holds each position: rows of one frame are read without joining parts."""

@@ -114,6 +114,8 @@ class Scan:
     times: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
+    damaged: list[int] = field(default_factory=list)
+    """Sequences of frames that do not check and were stepped over, see :func:`step_over`."""
 
 
 def scan(data: pa.Buffer, header: SegmentHeader, found: Scan | None = None) -> Scan:
@@ -135,6 +137,41 @@ def scan(data: pa.Buffer, header: SegmentHeader, found: Scan | None = None) -> S
             break
         _accept(frame, found)
     return found
+
+
+def step_over(data: pa.Buffer, header: SegmentHeader, found: Scan) -> bool:
+    """Take the frame at which a walk stopped into it although its checksum is wrong; whether that can be done: its header says what is
+    expected there, and the frame that checks behind it (or the end of the data) is where, and what, must follow."""
+    view = memoryview(data)
+    if len(view) - found.end < frames.HEADER_BYTES:
+        return False
+    frame = frames.read_header(view, found.end)
+    end, position = found.end + frame.frame_bytes, found.position + frame.rows
+    if (
+        frame.magic != frames.MAGIC
+        or frame.is_newer
+        or (frame.sequence, frame.position, frame.epoch) != (found.sequence, found.position, found.epoch)
+        or frame.time_us < found.time_us
+        or end > len(view)
+    ):
+        return False
+    if end < len(view):
+        if len(view) - end < frames.HEADER_BYTES:
+            return False
+        following = frames.read_header(view, end)
+        fits = following.magic == frames.MAGIC and end + following.frame_bytes <= len(view)
+        if not fits or not frames.checks(view, end, following, header.salt):
+            return False
+        if (following.sequence, following.position) != (
+            found.sequence + 1,
+            position,
+        ) or following.time_us < frame.time_us:
+            return False
+    found.damaged.append(found.sequence)
+    synced = found.synced
+    _accept(frame, found)
+    found.synced = synced
+    return True
 
 
 def _problem(frame: FrameHeader, found: Scan, view: memoryview, salt: int) -> str | None:

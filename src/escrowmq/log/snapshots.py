@@ -111,6 +111,8 @@ def _unpack_section(data: pa.Buffer, at: int, file: str, tables: dict[str, pa.Ta
         raise DamagedLog(file, at, -1, "the checksum of a section is wrong")
     try:
         tables[bytes(title[:name_bytes]).decode()] = pa.ipc.open_stream(payload).read_all()
+    except MemoryError as problem:  # Arrow's is one, and an ArrowException, too: the snapshot is as it was
+        raise error(Code.OUT_OF_RESOURCES, f"no memory to read a snapshot: {problem}") from problem
     except (pa.ArrowException, OSError, ValueError) as problem:
         raise DamagedLog(file, at, -1, f"a section does not decode: {problem}") from problem
     return int(end)

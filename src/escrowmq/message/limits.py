@@ -21,6 +21,9 @@ UInt8s = npt.NDArray[np.uint8]
 MAX_QUEUE = (1 << 31) - 1
 """The largest number of a queue: queues travel as int32."""
 
+MAX_CAUSE = 1024
+"""Characters that are kept of why a message was given back: enough for an exception's line, not for a core dump."""
+
 
 class RowLimits(Protocol):
     """The limits of one message: what :class:`Limits` and the ledger's rules have in common. Bytes, or microseconds."""

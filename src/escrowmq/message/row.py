@@ -16,6 +16,7 @@ from escrowmq.errors import Code, Misuse, Rejected
 from escrowmq.message.limits import MAX_QUEUE, Limits
 from escrowmq.message.names import check_name
 from escrowmq.model import Message, message_id
+from escrowmq.platform.forks import tell_in_child
 from escrowmq.schemas import MESSAGE_ID_DTYPE
 
 ROW_OVERHEAD = 128
@@ -50,6 +51,11 @@ class MessageIds:
     """
 
     def __init__(self) -> None:
+        self.forked()
+        tell_in_child(self)
+
+    def forked(self) -> None:
+        """This is another process: begin a series of its own."""
         self._instance = int.from_bytes(os.urandom(8), "big")
         self._next = 1
         self._lock = threading.Lock()

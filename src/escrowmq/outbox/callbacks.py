@@ -10,7 +10,6 @@ The word is a message whose body is one or many message ids, 16 bytes each.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from sqlalchemy.exc import DBAPIError
 
 from escrowmq import model
 from escrowmq.errors import Code, EscrowError, Misuse
+from escrowmq.outbox.dialects import database_now_us, in_a_line
 from escrowmq.outbox.inbox import identity_of
 from escrowmq.outbox.sending import send_batch_tx
 from escrowmq.outbox.session import AnySession, transaction_of
@@ -82,7 +82,7 @@ def mark_done(engine: sa.Engine, ids: Iterable[Any]) -> int:
     with engine.begin() as connection, transaction_of(connection, trans_message):
         for at in range(0, len(wanted), CHUNK_IDS):
             open_ = sa.update(trans_message).where(row.id.in_(wanted[at : at + CHUNK_IDS]), row.state.not_in(_ENDED))
-            now = time.time_ns() // 1000
+            now = database_now_us(connection)
             # a word that was quicker than the relay's own mark proves the send too
             sent_us = sa.func.coalesce(row.sent_us, now)
             done += connection.execute(open_.values(state=State.DONE.value, done_us=now, sent_us=sent_us)).rowcount
@@ -121,7 +121,7 @@ class CallbackListener:
         try:
             self.marked += mark_done(self._engine, (ids[at : at + 16] for at in range(0, len(ids), 16)))
         except DBAPIError as problem:
-            logger.warning("callbacks could not be marked and come again: %s", problem)
+            logger.warning("callbacks could not be marked and come again: %s", in_a_line(problem))
             return batch.nack(cause=f"{type(problem).__name__}: {problem}"[:500], wait=False)
         except Exception:
             batch.nack(0.0, "the listener cannot mark", wait=False)

@@ -7,6 +7,8 @@ errors. (``INSERT IGNORE`` is not used: it turns every error of the row, a refus
 from __future__ import annotations
 
 import json
+import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
@@ -39,6 +41,12 @@ def has_mark(problem: DBAPIError, marks: Set[Any]) -> bool:
 def is_duplicate(problem: DBAPIError) -> bool:
     """Whether a unique key refused a row."""
     return has_mark(problem, _DUPLICATE)
+
+
+def in_a_line(problem: Exception) -> str:
+    """What a database said, without the statement and the traceback."""
+    reason = problem.orig if isinstance(problem, DBAPIError) and problem.orig is not None else problem
+    return " ".join(str(reason).split()) or type(reason).__name__
 
 
 # Inserts
@@ -107,7 +115,7 @@ def _others(table: sa.Table, given: Any) -> dict[str, Any]:
     return {column.name: given[column.name] for column in table.columns if not column.primary_key}
 
 
-# The relay
+# The clock
 
 
 _NOW = {
@@ -115,6 +123,29 @@ _NOW = {
     "mysql": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000",
 }
+_ASK_AGAIN_NS = 60 * 10**9
+_ahead: weakref.WeakKeyDictionary[sa.Pool, tuple[int, int]] = weakref.WeakKeyDictionary()
+"""By pool of connections, which engines with other options share: how far its database's clock is ahead of this process's monotonic one (microseconds), and until when that is believed."""
+
+
+def database_now_us(connection: sa.Connection) -> int:
+    """Microseconds since 1970, about as the database's clock has them: asked once a minute, carried on by the monotonic clock.
+
+    Whatever is stored with a time, and whatever is found by its age, goes by this one clock: those who write a table and those who
+    purge or redrive it may be on machines whose clocks differ.
+    """
+    now_ns = time.monotonic_ns()
+    ahead_us, until_ns = _ahead.get(connection.engine.pool, (0, 0))
+    if now_ns >= until_ns:
+        name = "mysql" if connection.dialect.name == "mariadb" else connection.dialect.name
+        told_us = int(connection.scalar(sa.select(sa.literal_column(_NOW[name], sa.BigInteger))) or 0)
+        now_ns = time.monotonic_ns()
+        ahead_us = told_us - now_ns // 1000
+        _ahead[connection.engine.pool] = (ahead_us, now_ns + _ASK_AGAIN_NS)
+    return now_ns // 1000 + ahead_us
+
+
+# The relay
 
 
 class Dialect:

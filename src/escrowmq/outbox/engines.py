@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -47,9 +48,13 @@ def open_engine(url: str, **options: Any) -> sa.Engine:
 
 
 @contextmanager
-def opened(url: str) -> Iterator[sa.Engine]:
-    """:func:`open_engine` for the time of a command; a database that is away is Unknown(DISCONNECTED), its password not shown."""
+def opened(url: str, *, make: bool = False) -> Iterator[sa.Engine]:
+    """:func:`open_engine` for the time of a command; a database that is away is Unknown(DISCONNECTED), its password not shown. A SQLite
+    file that is not there is Misuse(NO_TABLES), unless the command makes one: SQLite itself would make an empty one."""
     engine = open_engine(url)
+    file = engine.url.database if engine.dialect.name == "sqlite" else None
+    if file and file != ":memory:" and not file.startswith("file:") and not make and not Path(file).exists():
+        raise Misuse(Code.NO_TABLES, f"there is no database {file}")
     try:
         yield engine
     except OperationalError as problem:

@@ -5,24 +5,29 @@ rolled back (then True), or fails it (a deadlock, a serialization failure, SQLit
 
 How a mark that is there already is noticed in each kind of database, without an error that aborts the transaction and without
 taking other errors for one: :func:`escrowmq.outbox.dialects.insert_new`.
+
+A message is named by its topic and id, so a mark knows its topic. The first message of an id is marked by that id. Where a message of another
+topic comes under the same id, which is rare, its mark is a digest of both, and the first mark is made to last as long. So the
+usual claim is one INSERT, and the id of what was handled can be read in the table.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
-import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 
 from escrowmq import model
 from escrowmq.errors import Code, EscrowError, Misuse
 from escrowmq.message.names import check_name
-from escrowmq.outbox.dialects import insert_new
+from escrowmq.outbox.dialects import database_now_us, in_a_line, insert_new
 from escrowmq.outbox.purging import age_of, delete_older
 from escrowmq.outbox.session import AnySession, transaction_of
 from escrowmq.outbox.tables import trans_recv_log
@@ -45,6 +50,9 @@ CHUNK_ROWS = 1_000
 
 _SEEN = trans_recv_log.c
 
+Name = tuple[bytes, str | None]
+"""Message id and topic (None: whatever its topic)."""
+
 
 def claim_tx(
     session: AnySession,
@@ -52,37 +60,39 @@ def claim_tx(
     *,
     group: str,
     message_id: str | bytes | uuid.UUID | None = None,
+    topic: str | None = None,
 ) -> bool:
     """Whether this is the first time that ``group`` handles the message: True, go on; False, skip the effect.
 
-    ``message`` is anything with a ``message_id`` (what a consumer gave you); or give the id itself, as for messages that came
-    by another broker (see :func:`header_id`). Call it before the effect, in the effect's transaction; if that rolls back, the
+    ``message`` is anything with a ``message_id`` and a ``topic`` (what a consumer gave you); or give both yourself, as for messages that
+    came by another broker (see :func:`header_id`). Without a topic the id is claimed for every topic. Call it before the effect, in the effect's transaction; if that rolls back, the
     mark is gone too. Errors as :func:`escrowmq.outbox.send_tx`; Rejected(BAD_GROUP_NAME).
     """
     check_name(group, Code.BAD_GROUP_NAME)
     if (message is None) == (message_id is None):
         raise Misuse(Code.BAD_ARGUMENT, "what is to be claimed? A message, or message_id=, and not both")
-    identity = identity_of(message if message_id is None else message_id)
+    name = _name_of(message if message_id is None else message_id, topic)
     with transaction_of(session, trans_recv_log) as connection:
-        return bool(_claim(connection, group, [identity]))
+        return bool(_claim(connection, group, [name]))
 
 
 def claim_batch_tx(session: AnySession, messages: Iterable[Any], group: str) -> list[bool]:
-    """:func:`claim_tx` for many: one answer per message, in their order. Of equal ids within ``messages`` the first is True.
+    """:func:`claim_tx` for many: one answer per message, in their order. Of equal ones within ``messages`` the first is True.
 
-    ``messages`` are received messages or ids. One statement for a thousand of them (a few more on MariaDB if some are repeats).
+    ``messages`` are received messages or ids (an id alone is claimed for every topic). One statement for a thousand of them (a few more on MariaDB if some are repeats).
     """
     check_name(group, Code.BAD_GROUP_NAME)
-    ids = [identity_of(message) for message in messages]
-    wanted = sorted(set(ids))  # one order for all consumers: those that overlap wait, they do not deadlock
-    fresh: set[bytes] = set()
+    names = [_name_of(message) for message in messages]
+    # one order for all consumers: those that overlap wait, they do not deadlock
+    wanted = sorted(set(names), key=lambda name: (name[0], name[1] or ""))
+    fresh: set[Name] = set()
     with transaction_of(session, trans_recv_log) as connection:
         for at in range(0, len(wanted), CHUNK_ROWS):
             fresh |= _claim(connection, group, wanted[at : at + CHUNK_ROWS])
     answers = []
-    for identity in ids:
-        answers.append(identity in fresh)
-        fresh.discard(identity)
+    for name in names:
+        answers.append(name in fresh)
+        fresh.discard(name)
     return answers
 
 
@@ -164,7 +174,9 @@ def _handle_apart(database: Database, handler: Handler, batch: ReceivedBatch, gr
         try:
             effects += _handle(database, handler, [message], group)
         except Exception as problem:
-            logger.warning("%r failed, attempt %d", message, message.attempt, exc_info=True)
+            known = isinstance(problem, DBAPIError)  # locked, away, a deadlock: a line says it all
+            reason = in_a_line(problem) if known else type(problem).__name__
+            logger.warning("%r failed, attempt %d: %s", message, message.attempt, reason, exc_info=not known)
             message.nack(cause=f"{type(problem).__name__}: {problem}"[:500])
         else:
             message.ack()
@@ -174,11 +186,65 @@ def _handle_apart(database: Database, handler: Handler, batch: ReceivedBatch, gr
 # One chunk
 
 
-def _claim(connection: sa.Connection, group: str, ids: Sequence[bytes]) -> set[bytes]:
+def _claim(connection: sa.Connection, group: str, names: Sequence[Name]) -> set[Name]:
     """Mark them; those that had no mark."""
-    now = time.time_ns() // 1000
-    rows = [{"consumer_group": group, "message_id": identity, "seen_us": now} for identity in ids]
-    return insert_new(connection, trans_recv_log.c.message_id, rows)
+    fresh: set[Name] = set()
+    left = list(names)
+    while left:  # once, unless an id stands here for several topics
+        first = dict(reversed(left))
+        now = [name for name in left if first[name[0]] == name[1]]
+        left = [name for name in left if first[name[0]] != name[1]]
+        fresh |= _claim_distinct(connection, group, dict(now))
+    return fresh
+
+
+def _claim_distinct(connection: sa.Connection, group: str, wanted: dict[bytes, str | None]) -> set[Name]:
+    """As :func:`_claim`, of each id one message."""
+    new = _mark(connection, group, wanted)
+    fresh: set[Name] = {(identity, wanted[identity]) for identity in new}
+    known = [identity for identity, topic in wanted.items() if identity not in new and topic is not None]
+    if not known:
+        return fresh
+    marked = _topics(connection, group, known)
+    if gone := {identity: wanted[identity] for identity in known if identity not in marked}:  # purged this moment
+        fresh |= _claim_distinct(connection, group, gone)
+    others: dict[bytes, Name] = {}
+    for identity in known:
+        topic, first = wanted[identity], marked.get(identity)
+        if topic is not None and first is not None and first != topic:
+            others[topic_mark(identity, topic)] = (identity, topic)
+    if others and (new := _mark(connection, group, {mark: topic for mark, (_, topic) in others.items()})):
+        lasting = [others[mark][0] for mark in new]  # a purge must not let the first mark go before these
+        change = sa.update(trans_recv_log).where(_SEEN.consumer_group == group, _SEEN.message_id.in_(lasting))
+        connection.execute(change.values(seen_us=database_now_us(connection)))
+        fresh |= {others[mark] for mark in new}
+    return fresh
+
+
+def _mark(connection: sa.Connection, group: str, marks: dict[bytes, str | None]) -> set[bytes]:
+    now = database_now_us(connection)
+    rows = [
+        {"consumer_group": group, "message_id": mark, "seen_us": now, "topic": topic} for mark, topic in marks.items()
+    ]
+    return insert_new(connection, _SEEN.message_id, rows)
+
+
+def _topics(connection: sa.Connection, group: str, ids: Sequence[bytes]) -> dict[bytes, str | None]:
+    """The topics of marks that are there."""
+    query = sa.select(_SEEN.message_id, _SEEN.topic).where(_SEEN.consumer_group == group, _SEEN.message_id.in_(ids))
+    if connection.dialect.name in ("mysql", "mariadb"):
+        query = query.with_for_update(read=True)  # a plain read may be older than the INSERT that met the mark
+    return {bytes(identity): topic for identity, topic in connection.execute(query)}
+
+
+def topic_mark(identity: bytes, topic: str) -> bytes:
+    """The mark of a message whose id alone is another topic's."""
+    return hashlib.blake2b(identity + topic.encode(), digest_size=16).digest()
+
+
+def _name_of(thing: Any, topic: str | None = None) -> Name:
+    own = None if isinstance(thing, str | bytes | uuid.UUID) else getattr(thing, "topic", None)
+    return identity_of(thing), own if isinstance(own, str) and topic is None else topic
 
 
 def identity_of(thing: Any) -> bytes:

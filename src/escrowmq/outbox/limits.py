@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
@@ -99,7 +98,7 @@ def _nul() -> Misuse:
     return Misuse(Code.BAD_ARGUMENT, "a key or tag has a NUL character", "PostgreSQL cannot store one in a text")
 
 
-# Ids are one series per process; a forked child begins its own.
+# Ids are one series per process.
 
 
 def complete_ids(given: Sequence[bytes | None]) -> list[bytes]:
@@ -108,10 +107,4 @@ def complete_ids(given: Sequence[bytes | None]) -> list[bytes]:
     return [raw[at : at + 16] for at in range(0, len(raw), 16)]
 
 
-def _renew() -> None:
-    global _codec
-    _codec = OutgoingCodec()
-
-
 _codec = OutgoingCodec()
-os.register_at_fork(after_in_child=_renew)

@@ -17,10 +17,21 @@ import sqlalchemy as sa
 from sqlalchemy import schema
 from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.compiler import compiles
 
 from escrowmq.errors import Code, Misuse, Unknown
 from escrowmq.outbox.dialects import insert_if_absent
-from escrowmq.outbox.tables import LANES, SCHEMA_VERSION, metadata, trans_lane, trans_schema
+from escrowmq.outbox.tables import (
+    BIG,
+    ID,
+    LANES,
+    NAME,
+    SCHEMA_VERSION,
+    metadata,
+    trans_lane,
+    trans_recv_log,
+    trans_schema,
+)
 
 DIALECTS = ("sqlite", "postgresql", "mysql", "mariadb")
 PATIENCE = 60
@@ -90,6 +101,39 @@ def include_object(thing: Any, name: str | None, kind: str, reflected: bool, com
 # The steps
 
 
+class AddColumn(schema.ExecutableDDLElement):
+    """ALTER TABLE ... ADD COLUMN, without harm when it is there already where the database can say so."""
+
+    def __init__(self, column: sa.Column[Any]) -> None:
+        self.column = column
+
+    def is_done(self, connection: sa.Connection) -> bool:
+        """Whether the column is there."""
+        told = sa.inspect(connection).get_columns(self.column.table.name, schema=translated(connection))
+        return any(column["name"] == self.column.name for column in told)
+
+
+@compiles(AddColumn)
+def _add_column(element: AddColumn, compiler: Any, **_: Any) -> str:
+    careful = "IF NOT EXISTS " if compiler.dialect.name in ("postgresql", "mariadb") else ""
+    table = compiler.preparer.format_table(element.column.table)
+    return f"ALTER TABLE {table} ADD COLUMN {careful}{compiler.get_column_specification(element.column)}"
+
+
+_RELEASED = {
+    "trans_recv_log": sa.Table(
+        "trans_recv_log",
+        sa.MetaData(),
+        sa.Column("consumer_group", NAME, primary_key=True),
+        sa.Column("message_id", ID, primary_key=True),
+        sa.Column("seen_us", BIG, nullable=False),
+        mysql_engine="InnoDB",
+        mariadb_engine="InnoDB",
+    )
+}
+"""Tables as version 1 had them, where ``tables.py`` has them otherwise by now."""
+
+
 def _first(dialect: sa.Dialect) -> list[sa.Executable]:
     """0 → 1: everything."""
     tables: list[sa.Executable] = []
@@ -97,7 +141,8 @@ def _first(dialect: sa.Dialect) -> list[sa.Executable]:
 
     def collect(statement: Any, *_: Any, **__: Any) -> None:
         if isinstance(statement, schema.CreateTable):
-            tables.append(schema.CreateTable(statement.element, if_not_exists=True))
+            table = _RELEASED.get(statement.element.name, statement.element)
+            tables.append(schema.CreateTable(table, if_not_exists=True))
         elif isinstance(statement, schema.CreateIndex):
             # MySQL has no IF NOT EXISTS here: an index that is there already is passed over when the step is run
             made = schema.CreateIndex(statement.element, if_not_exists=dialect.name != "mysql")
@@ -108,9 +153,14 @@ def _first(dialect: sa.Dialect) -> list[sa.Executable]:
     return [*tables, *(indexes[name] for name in sorted(indexes)), _insert_missing(dialect, trans_lane, rows)]
 
 
-STEPS: dict[int, Callable[[sa.Dialect], list[sa.Executable]]] = {1: _first}
-"""The step *to* each version. A change of released tables is a new step; step 1, which makes what ``tables.py`` has now, is then
-frozen to the texts that the tests keep of it."""
+def _second(_: sa.Dialect) -> list[sa.Executable]:
+    """1 → 2: a mark knows the topic of its message, because the same id may name a message of each topic."""
+    return [AddColumn(trans_recv_log.c.topic)]
+
+
+STEPS: dict[int, Callable[[sa.Dialect], list[sa.Executable]]] = {1: _first, 2: _second}
+"""The step *to* each version. A change of released tables is a new step; the tests keep the texts of each, and those of released
+versions stay as they are (``_RELEASED``)."""
 
 
 def _path(dialect: sa.Dialect, found: int, last: int) -> Iterator[sa.Executable]:
@@ -133,6 +183,8 @@ def _upgrade(connection: sa.Connection) -> int:
         if found > SCHEMA_VERSION:
             raise _newer(found)
         for statement in _path(connection.dialect, found, SCHEMA_VERSION):
+            if isinstance(statement, AddColumn) and statement.is_done(connection):
+                continue  # made whole by create_all, or a step that was cut short had made it
             try:
                 connection.execute(statement)
             except DBAPIError as problem:

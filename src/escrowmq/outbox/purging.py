@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from datetime import timedelta
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from escrowmq.errors import Code, Misuse
+from escrowmq.outbox.dialects import database_now_us
 from escrowmq.outbox.session import plain
 
 
@@ -27,12 +27,14 @@ def delete_older(
 
     About ``chunk`` rows per transaction: rows of one moment are deleted together.
     """
-    before_us = time.time_ns() // 1000 - round(age * 1e6)
     deleted, start_us = 0, -1
+    before_us: int | None = None
     while True:
-        window = [start_us < moment, before_us > moment, *only]
         try:
             with engine.begin() as connection:
+                if before_us is None:
+                    before_us = database_now_us(connection) - round(age * 1e6)
+                window = [start_us < moment, before_us > moment, *only]
                 last = sa.select(moment).where(*window).order_by(moment).offset(chunk - 1).limit(1)
                 end_us = connection.scalar(last)
                 if end_us is not None:

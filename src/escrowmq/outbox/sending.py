@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -21,7 +20,7 @@ from sqlalchemy.exc import IntegrityError
 
 from escrowmq.errors import Code, Misuse, Rejected
 from escrowmq.model import Message
-from escrowmq.outbox.dialects import is_duplicate
+from escrowmq.outbox.dialects import database_now_us, is_duplicate
 from escrowmq.outbox.limits import Content, checker, columns, contents
 from escrowmq.outbox.session import AnySession, transaction_of
 from escrowmq.outbox.tables import CHANNEL, LANES, State, trans_message
@@ -97,8 +96,8 @@ def lane_of(key: str | None) -> int:
 
 
 def _insert(session: AnySession, found: list[Content]) -> None:
-    now = time.time_ns() // 1000
     with transaction_of(session, trans_message) as connection:
+        now = database_now_us(connection)
         wakes = connection.dialect.name == "postgresql"
         try:
             if len(found) == 1:

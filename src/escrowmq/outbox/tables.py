@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """The version of this file; stored in ``trans_schema``."""
 
 LANES = 64
@@ -119,6 +119,7 @@ trans_recv_log = _table(
     sa.Column("consumer_group", NAME, primary_key=True),
     sa.Column("message_id", ID, primary_key=True),
     sa.Column("seen_us", BIG, nullable=False),
+    sa.Column("topic", NAME),  # null: claimed by its id alone, so for every topic (all marks of version 1)
 )
 
 trans_recv_offset = _table(

@@ -13,6 +13,18 @@ class Clock(Protocol):
         """Microseconds since 1970."""
 
 
+class ContinuedClock:
+    """Another clock, which goes on from ``floor_us`` if it is behind that: broker time goes on from the log's last frame."""
+
+    def __init__(self, clock: Clock, floor_us: int) -> None:
+        self._clock = clock
+        self._ahead_us = max(floor_us - clock.now_us(), 0)
+
+    def now_us(self) -> int:
+        """Microseconds since 1970."""
+        return self._clock.now_us() + self._ahead_us
+
+
 class SystemClock:
     """Wall time read once at the start, then carried on by the monotonic clock, so jumps of the wall clock change nothing."""
 

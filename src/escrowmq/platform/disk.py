@@ -12,12 +12,33 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from escrowmq.errors import Code, Misuse
+from escrowmq.errors import Code, EscrowError, Misuse, error
+from escrowmq.platform.descriptors import with_reserve
 
 LOCK_NAME = "lock"
 TEMPORARY = ".tmp"
 """Ends the name of a file that is not whole yet."""
 _MOST_CHUNKS = 1024  # IOV_MAX of Linux and macOS
+
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""The disk, the quota or the largest file is full."""
+SHORTAGE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN})
+"""The process or the system has no descriptor or no memory left, which may be over in a moment."""
+
+
+def disk_error(problem: OSError | MemoryError) -> EscrowError:
+    """What a failed operation means **if it changed nothing that is known to be stored**.
+
+    Overloaded(DISK_FULL) without space, Overloaded(OUT_OF_RESOURCES) without descriptors or memory: both may be over in a
+    moment. Corrupt(LOG_FAILED) for everything else, because nobody knows whether it passes (EIO, EROFS, EACCES, ENOENT...).
+    The table of docs/disk-errors.md says who asks, and what follows.
+    """
+    number = errno.ENOMEM if isinstance(problem, MemoryError) else problem.errno
+    if number in NO_SPACE:
+        return error(Code.DISK_FULL)
+    if number in SHORTAGE:
+        return error(Code.OUT_OF_RESOURCES, f"{Code.OUT_OF_RESOURCES.sentence}: {problem}")
+    return error(Code.LOG_FAILED, f"the disk failed: {problem}")
 
 
 class File(Protocol):
@@ -36,6 +57,9 @@ class File(Protocol):
         """Make the file at least ``size`` bytes long with its blocks reserved. Raises OSError(ENOSPC) and leaves it as it was."""
 
     def truncate(self, size: int) -> None: ...
+
+    def renamed(self, name: str) -> None:
+        """The disk calls the file ``name`` now: it is mapped under that."""
 
     def size(self) -> int: ...
 
@@ -120,9 +144,15 @@ class RealDisk:
         self.folder = Path(folder)
         self._read_only = read_only
         self._lock: int | None = None
+        self._opened: int | None = None
         if not read_only and not self.folder.exists():
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _sync_path(self.folder.parent)
+            try:
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _sync_path(self.folder.parent)
+            except OSError as problem:
+                if problem.errno in NO_SPACE | SHORTAGE:
+                    raise
+                raise Misuse(Code.NOT_A_DATA_FOLDER, f"{self.folder} cannot be made: {problem.strerror}") from problem
         if not self.folder.is_dir():
             raise Misuse(Code.NOT_A_DATA_FOLDER, f"{self.folder} is not a folder")
 
@@ -130,14 +160,14 @@ class RealDisk:
         """The file of that name; FileNotFoundError unless ``create``."""
         flags = os.O_RDONLY if self._read_only else os.O_RDWR | (os.O_CREAT if create else 0)
         path = self.folder / checked_name(name)
-        return RealFile(path, os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        return RealFile(path, with_reserve(lambda: os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)))
 
     def list(self) -> list[str]:
         """Names of everything in the folder, sorted."""
         return sorted(os.listdir(self.folder))
 
     def rename(self, old: str, new: str) -> None:
-        """Replace ``new`` by ``old`` atomically. An open file keeps its content but must be opened anew to be mapped."""
+        """Replace ``new`` by ``old`` atomically. An open file keeps its content; tell it its name before it is mapped again."""
         os.replace(self.folder / checked_name(old), self.folder / checked_name(new))
 
     def remove(self, name: str) -> None:
@@ -145,12 +175,20 @@ class RealDisk:
         os.unlink(self.folder / checked_name(name))
 
     def sync_folder(self) -> None:
-        """Make creations, renames and removals durable."""
-        _sync_path(self.folder)
+        """Make creations, renames and removals durable. Needs no descriptor while the folder is locked."""
+        if self._opened is not None:
+            os.fsync(self._opened)
+        else:
+            _sync_path(self.folder)
 
     def lock(self) -> None:
         """Take the folder until :meth:`close`; Misuse(FOLDER_IN_USE) names the process that has it."""
-        descriptor = os.open(self.folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            descriptor = os.open(self.folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as problem:
+            if problem.errno in NO_SPACE | SHORTAGE:
+                raise
+            raise Misuse(Code.NOT_A_DATA_FOLDER, f"{self.folder} cannot be written: {problem.strerror}") from problem
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as problem:
@@ -163,6 +201,12 @@ class RealDisk:
         with suppress(OSError):  # a full disk: the lock holds all the same, only the number is missing
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._lock = descriptor
+        try:
+            # Kept open: when a segment has begun, nothing may fail any more for want of a descriptor.
+            self._opened = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self.close()
+            raise
 
     def in_use(self) -> bool:
         """Whether a process has the folder; asks without making or taking anything."""
@@ -185,13 +229,14 @@ class RealDisk:
 
     def close(self) -> None:
         """Give the folder back."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        for descriptor in (self._opened, self._lock):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._opened = self._lock = None
 
 
 class RealFile:
-    """A file of a :class:`RealDisk`."""
+    """A file of a :class:`RealDisk`. It is mapped by its name: a map then keeps no descriptor open."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path = path
@@ -221,7 +266,7 @@ class RealFile:
         """The first ``size`` bytes, shared with the page cache. No descriptor stays open for it."""
         if size == 0:
             return pa.py_buffer(b"")
-        with pa.memory_map(str(self._path), "r") as mapped:
+        with with_reserve(lambda: pa.memory_map(str(self._path), "r")) as mapped:
             return mapped.read_buffer(size)
 
     def allocate(self, size: int) -> None:
@@ -237,6 +282,10 @@ class RealFile:
     def truncate(self, size: int) -> None:
         """Cut (or extend with zeros) to ``size`` bytes."""
         os.ftruncate(self._descriptor, size)
+
+    def renamed(self, name: str) -> None:
+        """The disk calls the file ``name`` now."""
+        self._path = self._path.with_name(checked_name(name))
 
     def size(self) -> int:
         """Bytes, the reserved tail included."""

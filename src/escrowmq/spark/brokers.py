@@ -12,7 +12,10 @@ from typing import cast
 
 import pyarrow as pa
 
+from escrowmq.client.links.answers import away
 from escrowmq.client.links.patience import patient_action
+from escrowmq.client.links.presence import Missing
+from escrowmq.client.links.router import Router
 from escrowmq.connecting import links
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.spark.filters import Pushed
@@ -58,6 +61,41 @@ def topic_partitions(found: Sequence[Link], options: ReadOptions) -> list[TopicP
     if len({partition.name for partition in made}) < len(made):
         raise error(Code.BAD_URL, "two of the addresses are the same broker")
     return sorted(made)
+
+
+def partitions_there(router: Router, options: ReadOptions) -> tuple[list[TopicPartition], list[Missing]]:
+    """The topic partitions at the brokers that are there, in order of name, and who is missing.
+
+    Raises UNKNOWN_TOPIC, Overloaded(BROKER_AWAY) if none of a source's partitions is there while a broker is missing, Unknown if
+    nobody answers within the timeout, Misuse(BAD_URL) when two addresses are of one broker.
+    """
+    deadline = time.monotonic() + options.timeout
+
+    def look(number: int) -> dict[str, list[TopicPartition] | EscrowError]:
+        shard = router.ask(number, HELLO({}), deadline)["shard"]
+        router.learn_shard(number, shard)
+        made: dict[str, list[TopicPartition] | EscrowError] = {}
+        for source in options.sources:
+            try:
+                made[source] = list(_partitions_at(router.links[number], shard, source, options, deadline))
+            except EscrowError as problem:
+                if problem.code is not Code.UNKNOWN_TOPIC:
+                    raise
+                made[source] = problem
+        return made
+
+    answers = router.every(look, options.timeout)
+    there: list[TopicPartition] = []
+    for source in options.sources:
+        found = [answer[source] for answer in answers.values]
+        problem = next((one for one in found if isinstance(one, EscrowError)), None)
+        mine = [partition for one in found if not isinstance(one, EscrowError) for partition in one]
+        if not mine and answers.missing:
+            raise away(answers.missing, f"no partition of {source} is there")
+        if not mine and problem is not None:
+            raise problem
+        there += mine
+    return sorted(there), answers.missing
 
 
 def _partitions_at(

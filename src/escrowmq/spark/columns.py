@@ -14,9 +14,8 @@ import pyarrow.compute as pc
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.model import DecidedBy, TransactionState
-from escrowmq.schemas import DELIVERY
 from escrowmq.settings import nearest
-from escrowmq.wire import ACK_VIEW_NAME, DEAD_LETTER_PREFIX, HALF_VIEW_NAME, OP_VIEW_NAME, VIEWS
+from escrowmq.wire import ACK_VIEW_NAME, DAMAGED_COLUMN, DEAD_LETTER_PREFIX, HALF_VIEW_NAME, OP_VIEW_NAME, read_schema
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 _TEXT = "string"
@@ -72,6 +71,9 @@ def _visible_state(batch: pa.RecordBatch, _: int) -> pa.Array:
     return pc.if_else(batch.column("transaction").is_valid(), "committed", pa.scalar(None, pa.utf8()))
 
 
+_DAMAGED = _plain(DAMAGED_COLUMN, _TEXT)
+"""Where the log is damaged under the row, whose content is null then."""
+
 _CONTENT = [
     _plain("topic", _TEXT),
     Column("shard", "bigint", (), _shard),
@@ -94,6 +96,7 @@ TOPIC = [
     _plain("position", "bigint"),
     _binary("transaction_id", "transaction"),
     Column("state", _TEXT, ("transaction",), _visible_state),
+    _DAMAGED,
 ]
 HALF = [
     *_CONTENT,
@@ -103,6 +106,7 @@ HALF = [
     _binary("transaction_id", "transaction"),
     _word("state", "state", _STATES),
     _plain("checks", "int"),
+    _DAMAGED,
 ]
 OP = [
     Column("shard", "bigint", (), _shard),
@@ -112,6 +116,7 @@ OP = [
     _word("state", "state", _STATES),
     _word("decided_by", "decided_by", _DECIDERS),
     _time("decided", "decided_us"),
+    _DAMAGED,
 ]
 ACKS = [
     Column("shard", "bigint", (), _shard),
@@ -124,6 +129,7 @@ ACKS = [
     _plain("count", "bigint"),
     _plain("attempt", "int"),
     _plain("lease", "bigint"),
+    _DAMAGED,
 ]
 
 _VIEWS = {HALF_VIEW_NAME: HALF, OP_VIEW_NAME: OP, ACK_VIEW_NAME: ACKS}
@@ -165,7 +171,7 @@ def spark_schema(chosen: Sequence[Column]) -> str:
 def wire_columns(source: str, chosen: Sequence[Column]) -> list[str]:
     """The wire columns to ask the broker for; the cheapest one if only the number of rows is wanted."""
     needed = {name for column in chosen for name in column.needs}
-    schema = VIEWS.get(source, DELIVERY)
+    schema = read_schema(source, damaged=True)
     return [name for name in schema.names if name in needed] or ["position"]
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 from escrowmq.client.links.router import broker_of
 from escrowmq.client.producing.producer import Producer
 from escrowmq.errors import Code, Misuse, Rejected, error
+from escrowmq.message.immunity import named
 from escrowmq.schemas import ID
 from escrowmq.settings import nearest
 
@@ -87,7 +88,10 @@ class Preparation:
         if self._topic is not None:
             columns["topic"] = pa.repeat(pa.scalar(self._topic), batch.num_rows)
         columns["body"] = columns["body"].cast(pa.binary())
-        columns["immunity_us"] = pa.repeat(pa.scalar(self._immunity_us, pa.int64()), batch.num_rows)
+        times = np.full(batch.num_rows, self._immunity_us, np.int64)
+        if "properties" in columns and pa.types.is_map(columns["properties"].type):
+            times[named(columns["properties"])[0]] = 0  # such a row says it itself
+        columns["immunity_us"] = pa.array(times)
         return pa.RecordBatch.from_pydict(columns)
 
     def _spread(self, content: pa.RecordBatch) -> npt.NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,10 +10,13 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
+from escrowmq.client.links.answers import away
+from escrowmq.client.links.presence import Missing
+from escrowmq.client.links.router import Router
 from escrowmq.errors import Code, Misuse
 from escrowmq.spark import brokers
 from escrowmq.spark.filters import Pushed
-from escrowmq.spark.options import ReadOptions
+from escrowmq.spark.options import EARLIEST, ReadOptions
 from escrowmq.spark.planning import (
     Offsets,
     TopicPartition,
@@ -28,14 +32,22 @@ from escrowmq.spark.planning import (
 from escrowmq.spark.reading import RangePartition, read_partition, times_as_filters
 from escrowmq.wire import DEAD_LETTER_PREFIX, Link
 
+_log = logging.getLogger(__name__)
+
 
 class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Offsets are ``{"topic/shard/queue": next offset}``. Queues and brokers that come later are read from their head."""
+    """Offsets are ``{"topic/shard/queue": next offset}``. Queues and brokers that come later are read from their head.
+
+    Of several brokers, the query goes on with those that are there; the partitions of the others stay where they are until they
+    come back. Only its first batch needs all of them, unless it starts at the earliest.
+    """
 
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         self.options = options
         self.schema = schema
         self._links: Sequence[Link] = ()
+        self._router: Router | None = None
+        self._missing: list[Missing] = []
         self._stop_at: Offsets | None = None
 
     def initialOffset(self) -> Offsets:
@@ -49,7 +61,13 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._stop_at is not None:
             end = {name: min(at, self._stop_at[name]) for name, at in end.items() if name in self._stop_at}
         before = ends(start)
-        known = known_start(before, there) if before else first_offsets(there, self.options.start)
+        if self._missing and not before and self.options.start != EARLIEST:
+            raise away(self._missing, "where the query begins is only known when all brokers are there")
+        known = (
+            known_start(self._of_those_there(before, there), there)
+            if before
+            else first_offsets(there, self.options.start)
+        )
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         reached = before | limited({name: known[name] for name in end}, end, rows)
         if reached == before:
@@ -72,7 +90,11 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         """The ranges between two sets of offsets. Raises RANGE_PURGED, and Misuse for the offsets of another cluster."""
         pushed = times_as_filters(self.options, Pushed(key=self.options.key, tags=self.options.tags))
-        found = ranges(self._partitions(), begun(start, end), ends(end))
+        there, first, last = self._partitions(), begun(start, end), ends(end)
+        mine = self._of_those_there(last, there)
+        if waits := sorted(name for name in last.keys() - mine.keys() if last[name] > first.get(name, 0)):
+            raise away(self._missing, f"the batch has messages of {waits[0]}")
+        found = ranges(there, first, mine)
         return [RangePartition(one, pushed) for one in cut(found, self.options.partition_rows)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -82,6 +104,9 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         """Close the connections."""
         links, self._links = self._links, ()
+        if self._router is not None:
+            self._router.close()
+        self._router = None
         for link in links:
             link.close()
 
@@ -89,15 +114,33 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._links or self.options.url.startswith("file:"):  # a folder is a view of one moment
             self.stop()
             self._links = brokers.open_links(self.options.url)
-        there = brokers.topic_partitions(self._links, self.options)
+            self._router = Router(self._links)
+        there = self._looked()
         if (source := self.options.sources[0]).startswith(DEAD_LETTER_PREFIX):
             raise Misuse(
                 Code.BAD_SETTING, f"{source} cannot be streamed: dead letters come and go", "read them as a batch"
             )
         return there
 
+    def _looked(self) -> list[TopicPartition]:
+        if len(self._links) == 1 or self._router is None:
+            return brokers.topic_partitions(self._links, self.options)
+        there, missing = brokers.partitions_there(self._router, self.options)
+        if missing and missing != self._missing:
+            names = ", ".join(f"{one['broker']} ({one['reason']})" for one in missing)
+            _log.warning("the query goes on without %s", names)
+        self._missing = missing
+        return there
+
+    def _of_those_there(self, offsets: Offsets, there: Sequence[TopicPartition]) -> Offsets:
+        """Without the offsets at brokers that are missing."""
+        if not self._missing:
+            return offsets
+        shards = {f"{partition.shard:08x}" for partition in there}
+        return {name: at for name, at in offsets.items() if name.split("/")[-2] in shards}
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_links": ()}
+        return {**self.__dict__, "_links": (), "_router": None}
 
 
 def _ends_of(partitions: Sequence[TopicPartition]) -> Offsets:

@@ -249,7 +249,7 @@ def _producer(options: WriteOptions, group: str) -> Producer:
                 _brokers[options.url] = _connected(options)
             bus = _brokers[options.url].bus
             checker = CheckpointChecker(options.checkpoint)
-            known = bus.producer(group, timeout=options.timeout, checker=checker)
+            known = bus.producer(group, timeout=options.timeout, checker=checker, absent="wait")
             while len(_producers) >= MOST_PRODUCERS:
                 _producers.pop(next(iter(_producers))).close()
         _producers[name] = known  # the most recently used one is last
@@ -266,5 +266,5 @@ def _connected(options: WriteOptions) -> Brokers:
         raise
     shards = [one["shard"] for one in hellos]
     for number, shard in enumerate(shards):
-        bus.router.learn_shard(shard, number)
+        bus.router.learn_shard(number, shard)
     return Brokers(bus, shards, min(int(one["limits"]["max_transaction_messages"]) for one in hellos))

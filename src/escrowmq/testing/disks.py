@@ -87,6 +87,7 @@ class MemoryFile:
         return bytes(self._node.content[offset : offset + size])
 
     def map(self, size: int) -> pa.Buffer:
+        self._disk._take_descriptor()
         return pa.py_buffer(memoryview(self._node.content)[:size])
 
     def allocate(self, size: int) -> None:
@@ -94,6 +95,9 @@ class MemoryFile:
 
     def truncate(self, size: int) -> None:
         self._disk._write(self._node, _Change(size, None))
+
+    def renamed(self, name: str) -> None:
+        """Nothing to do: it is mapped whatever its name."""
 
     def size(self) -> int:
         return len(self._node.content)
@@ -171,6 +175,9 @@ class MemoryDisk:
     def _change_names(self, change: tuple[str, str, str]) -> None:
         _apply_names(self._nodes, change, self._nodes.get(change[1]) or _Node())
 
+    def _take_descriptor(self) -> None:
+        pass
+
     def _write(self, node: _Node, change: _Change) -> None:
         _change_content(node, change)
 
@@ -183,7 +190,8 @@ class FaultDisk(MemoryDisk):
 
     ``crash_at``: at this operation everything stops (SimulatedCrash), and at every one after. ``budget``: bytes that all
     files together may have; beyond, OSError(ENOSPC). ``failures``: errno by operation; a failed write leaves half of itself,
-    a failed sync makes a random part durable and lets the rest read as before although it never will be.
+    a failed sync makes a random part durable and lets the rest read as before although it never will be. ``starved``: while it is
+    set, this errno for whatever takes a descriptor or memory of its own (opening, mapping); what is open goes on.
     """
 
     def __init__(
@@ -203,6 +211,7 @@ class FaultDisk(MemoryDisk):
         self.budget = budget
         self.failures = dict(failures or {})
         self.fail_next_sync = False
+        self.starved: int | None = None
         self.crashed = False
         self._random = random.Random(seed)
         self._durable_names: dict[str, _Node] = dict(self._nodes)
@@ -216,6 +225,14 @@ class FaultDisk(MemoryDisk):
             _apply_names(names, change, node)
         contents = {node: _surviving_content(node, mode, chance) for node in dict.fromkeys(names.values())}
         return FaultDisk(seed, files={name: contents[node] for name, node in names.items()}, **faults)
+
+    def open(self, name: str, *, create: bool = False) -> MemoryFile:
+        self._take_descriptor()
+        return super().open(name, create=create)
+
+    def _take_descriptor(self) -> None:
+        if self.starved is not None:
+            raise OSError(self.starved, os.strerror(self.starved))
 
     def free_bytes(self) -> int:
         """What is left of the budget."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.ledger.commands import (
@@ -20,7 +22,9 @@ from escrowmq.ledger.commands import (
     Send,
     Tick,
 )
+from escrowmq.ledger.events import Repeats
 from escrowmq.ledger.ledger import Ledger
+from escrowmq.ledger.messages.contents import differing, refused
 from escrowmq.model import DecidedBy, Outcome, message_id
 from escrowmq.schemas import ENDING, OUTGOING, STORED, Kind
 
@@ -96,7 +100,26 @@ class LedgerDriver:
             position = self.ledger.next_position
             self.events.append((event.kind, event.batch, position, self.now_us))
             self.ledger.apply(event.kind, event.batch, position, self.now_us)
-        return decision.answer
+        if decision.repeats is None:
+            return decision.answer
+        return self._compared(command, decision.repeats, decision.answer)
+
+    def _compared(self, command: Any, repeats: Repeats, answer: pa.RecordBatch) -> pa.RecordBatch:
+        """As the shard does it: repeats with another content than the message that they repeat are refused."""
+        given = command.batch.take(pa.array(repeats.rows))
+        return refused(answer, repeats.rows[differing(given, self.read(repeats.positions))])
+
+    def read(self, positions: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        """The stored messages at some positions."""
+        kinds = (Kind.PLAIN, Kind.HALF)
+        frames = [(position, batch) for kind, batch, position, _ in self.events if kind in kinds]
+        rows = [
+            batch.slice(wanted - position, 1)
+            for wanted in positions.tolist()
+            for position, batch in frames
+            if position <= wanted < position + batch.num_rows
+        ]
+        return pa.concat_batches(rows)
 
     def replay(self) -> Ledger:
         """A new ledger folded from the same events."""
@@ -127,6 +150,17 @@ class LedgerDriver:
     ) -> list[dict[str, Any]]:
         batch = outgoing(rows)
         answer: list[dict[str, Any]] = self.do(command(batch, np.full(batch.num_rows, session))).to_pylist()
+        return answer
+
+    def replace(self, session: int, *rows: dict[str, Any]) -> list[dict[str, Any]]:
+        """Half messages that replace undecided ones of their ids; the answer's rows."""
+        batch = outgoing(rows)
+        command = Prepare(batch, np.full(batch.num_rows, session), replace=True)
+        same = np.zeros(batch.num_rows, np.bool_)
+        if (repeats := self.ledger.repeats_of(command)) is not None:
+            given = batch.take(pa.array(repeats.rows))
+            same[repeats.rows] = ~differing(given, self.read(repeats.positions))
+        answer: list[dict[str, Any]] = self.do(dataclasses.replace(command, same=same)).to_pylist()
         return answer
 
     def end(self, session: int, *pairs: tuple[bytes, Outcome], by: DecidedBy = DecidedBy.PRODUCER) -> list[int]:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from escrowmq import schemas
 from escrowmq.errors import Code, EscrowError, Unknown, error
 from escrowmq.model import Act, Outcome, TransactionId
-from escrowmq.wire import ANSWER, Exchange, ExchangeOptions, Json, ReadRequest
+from escrowmq.wire import ANSWER, DAMAGED_COLUMN, Exchange, ExchangeOptions, Json, ReadRequest, read_schema
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class TwinLink:
         self.closed = False
         self._sessions: dict[int, tuple[str, bool]] = {}
         self._epochs = itertools.count(1)
-        self._known: dict[bytes, tuple[Any, ...]] = {}
+        self._known: dict[tuple[str, bytes], tuple[list[Any], tuple[Any, ...]]] = {}
         self._positions = itertools.count(10)
         self._taken: dict[str, int] = defaultdict(int)
         self._returned: dict[str, deque[tuple[str, int, int]]] = defaultdict(deque)
@@ -193,9 +193,10 @@ class TwinLink:
         last = request.get("end")
         end = len(messages) if last is None else min(last, len(messages))
         rows = [self._delivered(request["source"], at, -1, 0) for at in range(request.get("start") or 0, end)]
-        return pa.RecordBatchReader.from_batches(
-            schemas.DELIVERY, [pa.RecordBatch.from_pylist(rows, schema=schemas.DELIVERY)]
-        )
+        names = request.get("columns") or schemas.DELIVERY.names
+        every = read_schema(request["source"], damaged=DAMAGED_COLUMN in names)
+        schema = pa.schema([every.field(name) for name in names])
+        return pa.RecordBatchReader.from_batches(schema, [pa.RecordBatch.from_pylist(rows, schema=schema)])
 
     def watch(self, session: int, on_checks: Callable[[pa.RecordBatch], None]) -> TwinStream:
         """Remembered in ``streams``; :meth:`ask` asks."""
@@ -240,10 +241,14 @@ class TwinLink:
             refused = dict(zip(schemas.PRODUCED.names, (Code.UNKNOWN_SESSION, -1, -1, -1, None), strict=True))
             return pa.RecordBatch.from_pylist([refused] * batch.num_rows, schema=ANSWER[Exchange.SEND])
         for row in batch.to_pylist():
-            known = self._known.get(row["message_id"])
-            if known is None:
-                known = self._known[row["message_id"]] = self._take(row, options, half)
-            answers.append(dict(zip(schemas.PRODUCED.names, known, strict=True)))
+            name = row["topic"], row["message_id"]
+            content = [half, *(row[column] for column in ("key", "tag", "properties", "body"))]
+            if name not in self._known:
+                self._known[name] = content, self._take(row, options, half)
+            first, answer = self._known[name]
+            if first != content:
+                answer = Code.MESSAGE_ID_TAKEN, -1, -1, -1, None
+            answers.append(dict(zip(schemas.PRODUCED.names, answer, strict=True)))
         return pa.RecordBatch.from_pylist(answers, schema=ANSWER[Exchange.SEND])
 
     _send = partialmethod(_produce, half=False)

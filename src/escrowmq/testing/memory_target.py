@@ -41,7 +41,7 @@ class MemoryTarget:
         self.taken: list[Taken] = []
         """What got an OK, in order; repeats too, unless the target de-duplicates."""
         self.batches = 0
-        self._ids: set[bytes] = set()
+        self._known: dict[tuple[str, bytes], Taken] = {}
         self._lock = threading.RLock()
         self._deduplicates = deduplicates
 
@@ -73,10 +73,14 @@ class MemoryTarget:
         if taken.key in stuck:
             return Code.QUEUE_FULL
         code = self.answer(taken)
-        if code is Code.OK and not (self._deduplicates and taken.message_id in self._ids):
-            self._ids.add(taken.message_id)
+        if code is Code.OK and self._deduplicates:
+            first = self._known.setdefault((taken.topic, taken.message_id), taken)
+            code = Code.OK if first == taken else Code.MESSAGE_ID_TAKEN
+            if first is taken:
+                self.taken.append(taken)
+        elif code is Code.OK:
             self.taken.append(taken)
-        elif code is not Code.OK and taken.key is not None:
+        if code is not Code.OK and taken.key is not None:
             stuck.add(taken.key)
         return code
 

@@ -206,6 +206,20 @@ class TargetConformance:
         expected = 1 if target.promise.deduplicates else 2
         assert copies == dict.fromkeys(ids_of(sent), expected)
 
+    def test_the_same_id_for_another_content_and_in_another_topic(self, site: Site, target: Target, topic: str) -> None:
+        """A target that knows ids takes no other message for one of them: its row must wait for a person."""
+        sent = batch(topic, [{"key": "a", "body": b"first"}])
+        assert not target.send(sent).any()
+        same = {"message_id": ids_of(sent)[0], "key": "a"}
+        knows = target.promise.deduplicates
+        assert target.send(batch(topic, [{**same, "body": b"another"}])).tolist() == [
+            Code.MESSAGE_ID_TAKEN if knows else Code.OK
+        ]
+        assert [m.body for m in site.drain(topic)] == ([b"first"] if knows else [b"first", b"another"])
+        elsewhere = site.new_topic()
+        assert not target.send(batch(elsewhere, [{**same, "body": b"elsewhere"}])).any()
+        assert [m.body for m in site.drain(elsewhere)] == [b"elsewhere"]
+
     def test_delays_are_kept_or_refused(self, site: Site, target: Target, topic: str) -> None:
         first = target.send(batch(topic, [{"key": "a", "body": b"now"}]))
         assert first.tolist() == [Code.OK]

@@ -4,6 +4,7 @@ from escrowmq.wire.actions.action import Action, Call
 from escrowmq.wire.exchanges import (
     ACK_VIEW_NAME,
     ANSWER,
+    DAMAGED_COLUMN,
     DEAD_LETTER_PREFIX,
     HALF_VIEW_NAME,
     OP_VIEW_NAME,
@@ -14,15 +15,27 @@ from escrowmq.wire.exchanges import (
     Exchange,
     ExchangeOptions,
     ReadRequest,
+    read_schema,
 )
 from escrowmq.wire.link import CheckStream, Link, ask
-from escrowmq.wire.packing import Json, pack_error, pack_metadata, unpack_error, unpack_json, unpack_metadata
+from escrowmq.wire.packing import (
+    LAST,
+    Json,
+    pack_error,
+    pack_metadata,
+    unpack_error,
+    unpack_json,
+    unpack_metadata,
+    unpack_request,
+)
 
 __all__ = [
     "ACK_VIEW_NAME",
     "ANSWER",
+    "DAMAGED_COLUMN",
     "DEAD_LETTER_PREFIX",
     "HALF_VIEW_NAME",
+    "LAST",
     "OPTIONS",
     "OP_VIEW_NAME",
     "PROTOCOL_VERSION",
@@ -39,7 +52,9 @@ __all__ = [
     "ask",
     "pack_error",
     "pack_metadata",
+    "read_schema",
     "unpack_error",
     "unpack_json",
     "unpack_metadata",
+    "unpack_request",
 ]

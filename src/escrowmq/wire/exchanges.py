@@ -35,13 +35,23 @@ class Begin(TypedDict):
     exchange: Literal["send", "prepare", "end", "settle", "receive", "checks"]
 
 
-class PrepareOptions(TypedDict):
-    """Options of ``prepare``."""
+class ProducingOptions(TypedDict):
+    """Options of ``prepare`` and ``send``."""
 
     session: NotRequired[Annotated[Session, "0 or none: without one"]]
 
 
-class SendOptions(PrepareOptions):
+class PrepareOptions(ProducingOptions):
+    """Options of ``prepare``."""
+
+    replace: NotRequired[
+        Annotated[
+            bool, "the last prepare of a message id counts while it is undecided: another content takes its place"
+        ]
+    ]
+
+
+class SendOptions(ProducingOptions):
     """Options of ``send``."""
 
     flush: NotRequired[Annotated[Literal["sync", "async"], "`async`: answered before the sync; `sync` unless given"]]
@@ -69,7 +79,13 @@ class ReceiveOptions(TypedDict):
     max_bytes: NotRequired[Annotated[int, Bounds(1), "bytes, at most, of several messages"]]
     wait_ms: NotRequired[Annotated[int, "milliseconds to wait for the first message; 0 unless given"]]
     lease_ms: NotRequired[Annotated[int | None, Bounds(1, 1 << 40), "length of the lease; the broker's unless given"]]
+    one_by_one: NotRequired[
+        Annotated[bool, "the consumer takes messages one after the other: the last attempt of one is given alone"]
+    ]
     epoch: NotRequired[Annotated[int | None, "of `groups.join`, in groups that hold what is in doubt"]]
+    return_rest: NotRequired[
+        Annotated[bool, "what does not fit is given back, instead of being kept for the member's next receive"]
+    ]
 
 
 ExchangeOptions = SendOptions | PrepareOptions | EndOptions | SettleOptions | ReceiveOptions
@@ -97,6 +113,19 @@ VIEWS: dict[str, pa.Schema] = {
     ACK_VIEW_NAME: schemas.ACK_VIEW,
 }
 """The system views that are read by log position."""
+DAMAGED_COLUMN = "damaged"
+"""A column that every source has beside its own, if it is asked for by name: where the log is damaged under the row, else null."""
+
+
+def read_schema(source: str, *, damaged: bool) -> pa.Schema:
+    """The columns of a source. With ``damaged`` that column, too, and every column is nullable: the content of a damaged row
+    is null."""
+    own = VIEWS.get(source, schemas.DELIVERY)
+    if not damaged:
+        return own
+    return pa.schema([*(field.with_nullable(True) for field in own), pa.field(DAMAGED_COLUMN, pa.utf8())])
+
+
 DEAD_LETTER_PREFIX = "%dead-letters."  # + consumer group: its dead-letter queue, readable like a topic
 
 
@@ -108,10 +137,15 @@ class ReadRequest(TypedDict):
 
     source: Annotated[str, "a topic, a system view (`%half`, `%op`, `%acks`), or `%dead-letters.GROUP`"]
     queue: NotRequired[Annotated[QueueNumber, "0 unless given"]]
-    start: NotRequired[Annotated[int | None, "offset (of a view: log position); none, or 0 without `end`: the first"]]
+    start: NotRequired[
+        Annotated[
+            int | None,
+            "offset (of a view: log position; of dead letters: when they died, microseconds since 1970); none, or 0 without `end`: the first",
+        ]
+    ]
     end: NotRequired[Annotated[int | None, "offset or position to stop before; none: what is durable now"]]
     max_rows: NotRequired[Annotated[int | None, "rows, at most"]]
-    columns: NotRequired[Annotated[list[str] | None, "columns to send, in this order; none: all"]]
+    columns: NotRequired[Annotated[list[str] | None, "columns to send, in this order; none: all but `damaged`"]]
     tags: NotRequired[Annotated[list[str], "messages with one of these tags; not for `%op` and `%acks`"]]
     key: NotRequired[Annotated[str, "messages with this key; not for `%op` and `%acks`"]]
     stored_from_us: NotRequired[Annotated[TimeUs, "stored then or later (`%op`: decided, `%acks`: acknowledged)"]]

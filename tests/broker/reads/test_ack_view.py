@@ -344,8 +344,8 @@ def test_retention_may_come_while_leases_are_looked_up(outlived):
             self.told += 1
             return 0 if self.told == 1 else self.log.first_position
 
-        def frames_at(self, *asked):
-            return self.log.frames_at(*asked)
+        def frames_at(self, *asked, **more):
+            return self.log.frames_at(*asked, **more)
 
     log = outlived.engine.log
     leases = read(Looking(outlived))["lease"].to_numpy()

@@ -4,7 +4,9 @@ import pyarrow as pa
 import pytest
 
 from escrowmq.broker.embedded import EmbeddedLink, open_embedded
+from escrowmq.broker.reads.deliveries import Deliveries
 from escrowmq.client.bus import Bus
+from escrowmq.errors import Unknown
 from escrowmq.model import Act, Message
 from escrowmq.schemas import SETTLING
 from escrowmq.settings import BrokerSettings
@@ -83,3 +85,71 @@ def test_what_was_given_back_unseen_is_not_counted(link):
     settle = pa.RecordBatch.from_pylist([row], schema=SETTLING)
     assert link.exchange(Exchange.SETTLE, settle, {"group": "g"}).result(30)["code"].to_pylist() == [0]
     assert seen(receive(link)) == [(1, 1), (2, 1)]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_does_not_fit_is_given_back_to_the_group_if_nobody_asks_again(link, ordered):
+    link.action("groups.subscribe", {"group": "o", "topics": ["t"], "ordered": ordered}, 5)
+    send(link, 4)
+    first = receive(link, group="o", max_messages=4, max_bytes=1000, return_rest=True)
+    batch = first.result(30)
+    assert seen(first) == [(0, 1)]
+    if ordered:
+        assert seen(receive(link, group="o", member=2, wait_ms=0)) == [], "not beside the first of its key"
+        row = {"lease": batch["lease"][0].as_py(), "start": 0, "count": 1, "act": 0, "delay_us": 0, "cause": None}
+        link.exchange(Exchange.SETTLE, pa.RecordBatch.from_pylist([row], schema=SETTLING), {"group": "o"}).result(30)
+    assert seen(receive(link, group="o", member=2)) == [(1, 1), (2, 1), (3, 1)], "nobody had seen them"
+
+
+def by_another(link, **options) -> list[tuple[int, int]]:
+    return seen(link.exchange(Exchange.RECEIVE, NO_ROWS, {"group": "g", "member": 2, "wait_ms": 60_000, **options}))
+
+
+def test_what_never_left_the_broker_is_not_counted_when_its_member_leaves(link):
+    """It lies ready, behind what did fit; then the member's next receive is withdrawn, by closing or by the connection's end."""
+    send(link, 3)
+    assert seen(receive(link, max_bytes=1000)) == [(0, 1)]
+    deliveries = link._calls._deliveries
+    line = deliveries._lines["g", 1]
+    line.reading = True  # so that the next one waits
+    asked = receive(link, max_bytes=1000)
+    line.reading = False
+    asked.cancel()
+    assert by_another(link) == [(1, 1), (2, 1)]
+
+
+def test_what_lies_ready_for_half_of_its_lease_is_given_to_others_uncounted(link):
+    """Half a lease of 2 s; at its end the attempt would count."""
+    send(link, 3)
+    assert seen(receive(link, max_bytes=1000, lease_ms=2000)) == [(0, 1)]
+    assert by_another(link) == [(1, 1), (2, 1)]
+
+
+def test_a_broker_that_stops_gives_back_what_never_left_it(tmp_path):
+    """Three messages are leased at each start, and one of them leaves. Their leases would hold for days."""
+    settings = BrokerSettings(default_queues=1)
+    for start in range(3):
+        link = open_embedded(tmp_path / "d", settings)
+        with Bus([open_embedded(tmp_path / "d", settings)]) as link.bus:
+            link.action("groups.subscribe", {"group": "g", "topics": ["t"]}, 5)
+            if not start:
+                send(link, 3)
+            assert seen(receive(link, max_bytes=1000, lease_ms=1 << 30)) == [(start, 1)]
+        link.close()
+
+
+def test_what_could_not_be_read_is_not_counted(link, monkeypatch):
+    real, broken = Deliveries._read, [True, True]
+
+    def read(self, *args):
+        if broken:
+            broken.pop()
+            raise RuntimeError("a bug")
+        return real(self, *args)
+
+    monkeypatch.setattr(Deliveries, "_read", read)
+    send(link, 2)
+    for _ in range(2):
+        with pytest.raises(Unknown, match="BROKER_FAILED"):
+            receive(link).result(30)
+    assert seen(receive(link)) == [(0, 1), (1, 1)]

@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import threading
+import tracemalloc
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pytest
 from flight_served import Served, told
 from pyarrow import flight
 
-from escrowmq.errors import Code, Denied
+from escrowmq.errors import Code, Denied, EscrowError
 from escrowmq.platform.listening import check_address
 from escrowmq.schemas import CHECKS, ENDING, OUTGOING, PRODUCED
 from escrowmq.testing.ledgers import outgoing
@@ -320,14 +321,14 @@ def test_a_log_closed_under_a_receive_is_told_as_a_stopping_broker(tmp_path, mon
     served.act("groups.subscribe", {"group": "c", "topics": ["orders"]})
     with served.exchange(kind("send"), OUTGOING) as pipe:
         ask(*pipe, outgoing([{}]))
-    reading, closed, read = threading.Event(), threading.Event(), served.engine.log.read
+    reading, closed, read = threading.Event(), threading.Event(), served.engine.log.salvage
 
     def late(*arguments):
         reading.set()
         assert closed.wait(30)
         return read(*arguments)
 
-    monkeypatch.setattr(served.engine.log, "read", late)
+    monkeypatch.setattr(served.engine.log, "salvage", late)
     with served.exchange(kind("receive", group="c", member=1), NOTHING) as (writer, reader):
         writer.write_metadata(pack_metadata(1, {"max_messages": 10, "wait_ms": 10_000}))
         assert reading.wait(30)
@@ -368,3 +369,32 @@ def test_large_messages_pass_and_are_delivered_within_the_bytes_asked_for(served
             attempts |= set(batch["attempt"].to_pylist())
     assert seen == bodies
     assert attempts == {1}, "what did not fit was kept, not given again"
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b'{"ids":[' + b"{}," * 600_000 + b'{}],"outcome":"commit"}', Code.BATCH_TOO_LARGE),
+        (b'{"ids":["' + b"x" * (16 << 20) + b'"]}', Code.BATCH_TOO_LARGE),
+        (b'{"ids":' + b"[" * 50 + b"]" * 50 + b"}", Code.BAD_REQUEST),
+        ('{"ids":[],"outcome":"commit"}'.encode("utf-16"), Code.BAD_REQUEST),
+    ],
+)
+def test_an_actions_request_is_bounded_before_it_is_parsed(served, body, code):
+    tracemalloc.start()
+    try:
+        with pytest.raises(EscrowError) as caught:
+            served.act("transactions.settle", body)
+        assert caught.value.code is code
+        assert tracemalloc.get_traced_memory()[1] < 3 * len(body) + (4 << 20)
+    finally:
+        tracemalloc.stop()
+
+
+def test_texts_with_commas_are_counted_as_one_value(served):
+    name = ",:[{" * 5000
+    with pytest.raises(EscrowError) as caught:
+        served.act("transactions.settle", {"ids": [name + '"\\' + name], "outcome": "commit"})
+    assert caught.value.code is Code.BAD_REQUEST
+    assert "ids look like" in caught.value.hint
+    assert len(caught.value.message) <= 1000, "what it quotes is cut: gRPC would not carry it"

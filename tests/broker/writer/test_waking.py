@@ -4,9 +4,10 @@ import pyarrow as pa
 import pytest
 from broker_bench import Bench, asked, prepare, send, settle
 
+from escrowmq.broker.actions import act
 from escrowmq.errors import Code, error
 from escrowmq.ledger.commands import AskChecks, Receive, Recheck
-from escrowmq.model import COMMIT, UNKNOWN, Act, DecidedBy
+from escrowmq.model import COMMIT, UNKNOWN, Act, DecidedBy, TransactionId
 
 SECOND = 1_000_000
 
@@ -136,10 +137,27 @@ def test_waiting_is_counted_by_broker_time_also_with_the_wall_clock_behind_the_l
     assert look.result(timeout=0) is None
 
 
+def test_ages_are_counted_by_broker_time_also_with_the_wall_clock_behind_the_log():
+    """Metrics and listings by age read the wall clock: an hour behind the log, nothing was ever older than a minute."""
+    bench = Bench(transaction_timeout=600)
+    session = bench.session()
+    (row,) = bench.prepare(session, {})
+    bench.engine.stop()
+    bench.clock = type(bench.clock)(bench.engine.log.last_time_us - 3600 * SECOND)
+    bench.engine = bench._open()
+    bench.engine.start()
+    bench.clock.advance(100)
+    listed = act(bench.engine, "transactions.list", {"older_than": 90.0})["transactions"]
+    assert [found["id"] for found in listed] == [str(TransactionId.from_bytes(row["transaction"]))]
+    assert act(bench.engine, "transactions.list", {"older_than": 110.0})["transactions"] == []
+    assert 100 <= act(bench.engine, "stats", {})["oldest_half_age_seconds"] < 101
+    bench.engine.stop()
+
+
 def test_asking_reads_no_clock():
     bench = Bench()
     bench.subscribe()
-    bench.engine.clock = bench.engine.shard._clock = None  # whoever reads it on this thread fails
+    bench.engine.clock = bench.engine.shard.clock = None  # whoever reads it on this thread fails
     bench.engine.receive(Receive("c", 1, 1, SECOND), SECOND)
     bench.engine.wait_for(lambda: None, SECOND)
     bench.engine.submit(prepare(1, {}))

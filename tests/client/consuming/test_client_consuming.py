@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import threading
+import warnings
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -257,3 +260,123 @@ def test_rows_out_of_order_are_not_merged():
     )
     assert [(row["start"], row["count"], row["act"]) for row in batch.to_pylist()] == [(0, 4, 0), (9, 1, 0), (5, 1, 1)]
     assert memo.tolist() == [0, 0, 1, 2]
+
+
+@pytest.mark.parametrize("face", ["blocking", "awaited"])
+def test_a_receive_that_a_broker_never_answers_is_unknown(twin, face):
+    twin.hold(Exchange.RECEIVE)
+
+    async def receive():
+        bus = AsyncBus([twin])
+        await (await bus.consumer("c", ["t"], timeout=0.05)).receive()
+
+    blocking = Bus([twin]).consumer("c", ["t"], timeout=0.05)
+    with pytest.raises(mq.Unknown, match="TIMED_OUT"):
+        asyncio.run(receive()) if face == "awaited" else blocking.receive()
+
+
+def test_a_fenced_consumer_asks_no_more_and_every_call_says_so(twin, bus):
+    fill(bus, 3)
+    for _ in range(2):
+        twin.refuse(Exchange.RECEIVE, mq.Fenced(mq.Code.FENCED))
+    consumer = bus.consumer("c", ["t"])
+    for _ in range(3):
+        with pytest.raises(mq.Fenced):
+            next(iter(consumer))
+    fetcher = consumer._consumption.fetcher
+    assert fetcher._resting == [False], "no pause, after which it would ask again"
+    asked = len([request for request in twin.requests if request.kind is Exchange.RECEIVE])
+    fetcher._ask(0)
+    assert len([request for request in twin.requests if request.kind is Exchange.RECEIVE]) == asked <= 2
+
+
+async def test_an_ack_that_nobody_awaits_counts(twin):
+    bus = AsyncBus([twin])
+    await bus.producer("p").send_batch([mq.Message("t", b"x") for _ in range(4)])
+    consumer = await bus.consumer("c", ["t"])
+    first, second, third, fourth = await consumer.receive(4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first.ack()
+        gc.collect()
+    await second.ack()
+    await asyncio.create_task(third.ack())
+    await asyncio.gather(asyncio.wait_for(fourth.ack(), 1))
+    assert await consumer.flush() == 0
+    await bus.close()
+    assert twin.acked["c"] == [("t", offset) for offset in range(4)]
+
+
+async def test_nor_is_one_of_a_batch_lost_and_awaiting_it_tells_what_became_of_it(twin):
+    bus = AsyncBus([twin])
+    await bus.producer("p").send_batch([mq.Message("t", b"x") for _ in range(40)])
+    consumer = await bus.consumer("c", ["t"])
+    batches = consumer.batches(10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (await anext(batches)).ack()
+        gc.collect()
+    await (await anext(batches)).ack()
+    await asyncio.create_task((await anext(batches)).ack())
+    last = await anext(batches)
+    twin.refuse(Exchange.SETTLE, mq.Rejected(mq.Code.LEASE_LOST))
+    with pytest.raises(mq.Rejected, match="LEASE_LOST"):
+        await last.ack()
+    twin.hold(Exchange.SETTLE)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(last.ack(), 0.01)
+    twin.release(Exchange.SETTLE)
+    await consumer.flush()
+    await bus.close()
+    assert twin.acked["c"] == [("t", offset) for offset in range(40)]
+
+
+def test_a_cause_that_is_no_text_is_refused_at_once_and_harms_no_neighbour(twin, bus):
+    """Acts leave in batches: what no batch can hold must not get into one."""
+    fill(bus, 4)
+    consumer = bus.consumer("c", ["t"])
+    messages = consumer.receive(4)
+    twin.hold(Exchange.SETTLE)
+    messages[0].nack(cause="first")
+    messages[1].ack()
+    with pytest.raises(mq.Misuse, match="BAD_ARGUMENT"):
+        messages[2].nack(cause=ValueError("no"))
+    messages[2].nack(cause="lone \ud800 surrogate")
+    messages[3].nack(cause="x" * 40_000_000)
+    twin.release(Exchange.SETTLE)
+    assert consumer.flush() == 0
+    assert twin.acked["c"] == [("t", 1)]
+    causes = [row["cause"] for batch in twin.seen(Exchange.SETTLE) for row in batch.to_pylist()]
+    assert causes == ["first", None, "lone ? surrogate", "x" * 1024]
+    with pytest.raises(mq.Misuse, match="BAD_ARGUMENT"):
+        next(iter(consumer.batches(idle_timeout=0.1))).nack(cause=7)
+
+
+def test_what_nobody_took_is_given_back_before_its_lease_ends(twin, bus):
+    """The consumer is busy with its first batch; what was fetched ahead is released, and fetched anew when it comes back."""
+    fill(bus, 3000)
+    consumer = bus.consumer("c", ["t"], lease=0.3)
+    batches = consumer.batches(max_messages=1000, idle_timeout=5)
+    first = next(batches)
+    released = threading.Event()
+    real = twin.exchange
+
+    def exchange(kind, batch, options):
+        if kind is Exchange.SETTLE and mq.model.Act.RELEASE in batch["act"].to_pylist():
+            released.set()
+        return real(kind, batch, options)
+
+    twin.exchange = exchange
+    fill(bus, 10)
+    assert released.wait(30)
+    first.ack()
+    found = {offset for batch in batches for offset in batch.arrow["offset"].to_pylist() if batch.ack() is None}
+    assert found >= set(range(1000, 3000))
+
+
+def test_a_consumer_that_takes_messages_one_by_one_says_so(twin, bus):
+    fill(bus, 2)
+    one, whole = bus.consumer("one", ["t"]), bus.consumer("whole", ["t"])
+    assert next(iter(one)).body == next(iter(whole.batches())).arrow["body"][0].as_py()
+    said = {r.options["group"]: r.options.get("one_by_one") for r in twin.requests if r.kind is Exchange.RECEIVE}
+    assert said == {"one": True, "whole": False}

@@ -178,3 +178,86 @@ def test_big_batches_are_split_by_the_limits_of_the_broker(twin, bus):
     assert [receipts.offsets[i] for i in (6, 8)] == [41, 42]
     with pytest.raises(mq.Rejected, match="BODY_TOO_LARGE"):
         receipts[7]
+
+
+def test_small_batches_of_several_callers_share_a_request(twin, bus, eventually):
+    producer = bus.producer("p")
+    producer.send("orders", b"first")
+    twin.hold(Exchange.SEND)
+    lane = producer._production.lane(Exchange.SEND, 0)
+    parked, _ = in_threads(1, lambda _: producer.send("orders", b"in flight"))
+    eventually(lambda: lane.waiting == 0 and len(twin.seen(Exchange.SEND)) == 2)
+
+    def send(caller):
+        return producer.send_batch([mq.Message("orders", f"{caller}-{row}".encode()) for row in range(5)])
+
+    threads, results = in_threads(6, send)
+    eventually(lambda: lane.waiting == 30)
+    twin.release(Exchange.SEND)
+    for thread in (*threads, *parked):
+        thread.join()
+    assert [batch.num_rows for batch in twin.seen(Exchange.SEND)] == [1, 1, 30]
+    stored = {row["message_id"]: row["body"] for row in twin.topics["orders"]}
+    for caller, receipts in enumerate(results):  # each has its own part of the answer
+        assert receipts.ok
+        assert [stored[receipt.message_id] for receipt in receipts] == [f"{caller}-{row}".encode() for row in range(5)]
+        assert np.array_equal(np.diff(receipts.positions), np.ones(4))
+
+
+def test_batches_that_were_lost_together_are_answered_apart(twin, bus, eventually):
+    producer = bus.producer("p")
+    producer.send("orders", b"first")
+    twin.hold(Exchange.SEND)
+    lane = producer._production.lane(Exchange.SEND, 0)
+    lone, _ = in_threads(1, lambda _: producer.send("orders", b"in flight"))
+    eventually(lambda: lane.waiting == 0 and len(twin.seen(Exchange.SEND)) == 2)
+    threads, results = in_threads(
+        3, lambda caller: producer.send_batch([mq.Message("orders", b"%d" % caller)] * (caller + 1))
+    )
+    eventually(lambda: lane.waiting == 6)
+    twin.lose(Exchange.SEND, applied=True)
+    twin.release(Exchange.SEND)
+    for thread in (*lone, *threads):
+        thread.join()
+    assert [len(receipts) for receipts in results] == [1, 2, 3]
+    assert all(receipts.ok for receipts in results)
+    assert len(twin.topics["orders"]) == 8
+
+
+def test_requests_of_several_callers_keep_to_a_brokers_smaller_limits(twin, bus, eventually):
+    twin.limits = {"max_batch_rows": 8}
+    producer = bus.producer("p")
+    producer.send("orders", b"first")
+    twin.hold(Exchange.SEND)
+    lane = producer._production.lane(Exchange.SEND, 0)
+    lone, _ = in_threads(1, lambda _: producer.send("orders", b"in flight"))
+    eventually(lambda: lane.waiting == 0 and len(twin.seen(Exchange.SEND)) == 2)
+    ones, _ = in_threads(20, lambda i: producer.send("orders", b"one"))
+    eventually(lambda: lane.waiting == 20)
+    fives, _ = in_threads(4, lambda i: producer.send_batch([mq.Message("orders", b"five")] * 5))
+    eventually(lambda: lane.waiting == 40)
+    twin.release(Exchange.SEND)
+    for thread in (*lone, *ones, *fives):
+        thread.join()
+    assert max(batch.num_rows for batch in twin.seen(Exchange.SEND)) <= 8
+    assert len(twin.topics["orders"]) == 42
+
+
+def test_a_caller_that_is_interrupted_while_it_sends_holds_up_no_other(twin, monkeypatch):
+    """Ctrl-C: the interrupted caller was sending for all."""
+    exchange, raised = twin.exchange, []
+
+    def interrupted(*given):
+        if not raised:
+            raised.append(True)
+            raise KeyboardInterrupt
+        return exchange(*given)
+
+    with Bus([twin]) as bus:
+        producer = bus.producer("p", timeout=5)
+        producer.send("t", b"0")
+        monkeypatch.setattr(twin, "exchange", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            producer.send("t", b"1")
+        producer.send("t", b"2")
+    assert {row["body"] for row in twin.topics["t"]} == {b"0", b"1", b"2"}, "what was on its way is sent again"

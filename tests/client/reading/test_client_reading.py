@@ -94,3 +94,33 @@ def test_closing_ends_iteration(twins):
         assert not thread.is_alive()
         with pytest.raises(Misuse):
             reader._reading.partition("x")
+
+
+def test_threads_that_share_a_reader_get_each_message_once(twins):
+    put(twins[0], *(b"%d" % number for number in range(500)))
+    with Bus([twins[0]]) as bus, bus.reader("t") as reader:
+        found = [[], [], []]
+
+        def read(mine):
+            for batch in reader.batches(7, idle_timeout=0.5):
+                mine.extend(int(message.body) for message in batch)
+
+        threads = [threading.Thread(target=read, args=(mine,)) for mine in found]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert sorted(number for mine in found for number in mine) == list(range(500))
+        assert all(mine == sorted(mine) for mine in found)
+        assert reader.positions() == {(11, 0): 500}
+
+
+def test_what_another_thread_has_taken_is_not_there(twins):
+    put(twins[0], b"a0", b"a1", b"a2")
+    with Bus([twins[0]]) as bus, bus.reader("t") as reader:
+        reading = reader._reading
+        assert reading.fill(5)
+        assert reading.fill(5), "both threads see the same batch"
+        _, batch, _ = reading.take(10)
+        assert batch.num_rows == 3
+        assert reading.take(10) is None

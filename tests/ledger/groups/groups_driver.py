@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.ledger.commands import (
+    AlterGroup,
     Fence,
     Join,
     Leased,
@@ -21,6 +22,7 @@ from escrowmq.ledger.commands import (
 from escrowmq.ledger.events import Decision, Event
 from escrowmq.ledger.groups.consuming import Consuming
 from escrowmq.ledger.groups.groups import Groups
+from escrowmq.ledger.groups.order import UNKNOWN
 from escrowmq.ledger.queues.queues import Place, QueueIndex
 from escrowmq.model import Act
 from escrowmq.schemas import SETTLING, STORED
@@ -59,13 +61,22 @@ class Driver:
     def __init__(self, topics: FakeTopics, **rules: Any) -> None:
         self.topics = topics
         self.rules = Rules(**rules)
+        self.keys: dict[int, int] = {}  # by log position; what is not here is not known
         self.use(Groups())
         self.position = 1000
         self.now = 1_000_000
         self.log: list[tuple[Event, int, int]] = []
 
     def use(self, groups: Groups) -> None:
-        self.groups, self.consuming = groups, Consuming(groups, self.topics)
+        self.groups, self.consuming = groups, Consuming(groups, self.topics, self.keys_of)
+
+    def keys_of(self, positions: Any) -> Any:
+        return np.array([self.keys.get(position, UNKNOWN) for position in positions.tolist()], np.int64)
+
+    def put_keys(self, queue_id: int, keys: str) -> None:
+        """Messages at the end of a queue, one a letter, which is its key; "?" for a key that nobody can read."""
+        self.keys |= {self.position + n: ord(key) for n, key in enumerate(keys) if key != "?"}
+        self.put(queue_id, *[None] * len(keys))
 
     def put(self, queue_id: int, *tags: str | None) -> None:
         """Messages at the end of a queue, one a tag."""
@@ -98,6 +109,10 @@ class Driver:
         command = Subscribe(group, Subscription(topics=topics or ("t",), **options))
         return self.do(lambda: self.consuming.decide_subscribe(command, self.topics, self.rules))
 
+    def alter(self, group: str = "g", **changes: Any) -> Any:
+        command = AlterGroup(group=group, **changes)
+        return self.do(lambda: self.consuming.decide_alter(command, self.topics))
+
     def join(self, name: str, process: int = 1, *, resume: bool = False, keep: Any = (), group: str = "g") -> Any:
         command = Join(group, name, process, resume, keep)
         return self.do(lambda: self.consuming.decide_join(command, self.rules, self.position))
@@ -114,8 +129,9 @@ class Driver:
         queues: list[int] | None = None,
         member: int = 7,
         epoch: int | None = None,
+        one_by_one: bool = False,
     ) -> Leased:
-        command = Receive(group, member, most, lease, queues, epoch)
+        command = Receive(group, member, most, lease, queues, epoch, one_by_one)
         return self.do(lambda: self.consuming.decide_receive(command, self.rules, self.now, self.position))
 
     def settle(self, *rows: tuple[int, int, int, Act, int, str | None], group: str = "g") -> list[int]:
@@ -158,7 +174,7 @@ class Driver:
 
     def line(self, queue_id: int = 0, group: str = "g") -> dict[str, Any]:
         """The described queue."""
-        described = next(d for d in self.groups.describe(self.topics, self.now) if d["name"] == group)
+        described = next(d for d in self.groups.describe(self.topics, self.rules) if d["name"] == group)
         return next(q for q in described["queues"] if q["queue_id"] == queue_id)
 
 

@@ -11,7 +11,7 @@ from escrowmq.errors import Code, EscrowError
 from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.groups.failed import backoff_us
 from escrowmq.ledger.groups.groups import Groups
-from escrowmq.model import Act
+from escrowmq.model import Act, member_id
 from escrowmq.schemas import Kind
 
 
@@ -28,18 +28,36 @@ def refused(code: Code):
 class TestSubscribing:
     def test_made_once_then_joined(self):
         driver = one_queue()
-        assert driver.subscribe("g", "t", tags=("a", "b")) == {"group": 0, "created": True}
-        assert driver.subscribe("h") == {"group": 1, "created": True}
-        assert driver.subscribe("g", "t", "t", tags=("b", "a"), start="latest") == {"group": 0, "created": False}
+        began = {"start": "earliest"}
+        assert driver.subscribe("g", "t", tags=("a", "b")) == {"group": 0, "created": True, **began}
+        assert driver.subscribe("h") == {"group": 1, "created": True, **began}
+        again = driver.subscribe("g", "t", "t", tags=("b", "a"), start="latest")
+        assert again == {"group": 0, "created": False, **began}
         assert driver.events == []
         assert driver.groups.names() == ["g", "h"]
 
-    @pytest.mark.parametrize("other", [{"tags": ("a",)}, {"ordered": True}])
-    def test_another_subscription_is_refused(self, other):
+    @pytest.mark.parametrize(
+        ("other", "words"),
+        [
+            ({"tags": ("a",)}, r"the tags \(all\), not a"),
+            ({"ordered": True}, r"the order \(none\), not by key"),
+            ({"in_doubt": "hold"}, "the in_doubt redeliver, not hold"),
+            ({"max_attempts": 3}, "max_attempts 16, not 3"),
+            ({"retry_backoff_us": 5_000_000}, r"a back-off of 0\.0001 to 0\.001 s, not retry_backoff 5"),
+            ({"retry_delays_us": (5_000_000,)}, r"a back-off of 0\.0001 to 0\.001 s, not after 5 s"),
+        ],
+    )
+    def test_another_subscription_is_refused_and_the_refusal_says_what_differs(self, other, words):
         driver = one_queue()
         driver.subscribe("g")
-        with refused(Code.SUBSCRIPTION_MISMATCH):
+        with pytest.raises(EscrowError, match=words) as caught:
             driver.subscribe("g", **other)
+        assert caught.value.code is Code.SUBSCRIPTION_MISMATCH
+
+    def test_what_is_named_and_what_the_group_has_are_the_same_thing(self):
+        driver = one_queue()
+        driver.subscribe("g")
+        assert not driver.subscribe("g", max_attempts=16, retry_backoff_us=100)["created"]
 
     @pytest.mark.parametrize("name", ["", ".g", "%g", "a b", "g/h", "é", "x" * 128, "g\n"])
     def test_names(self, name):
@@ -56,7 +74,7 @@ class TestSubscribing:
         driver.subscribe("g")
         with refused(Code.TOO_MANY):
             driver.subscribe("h")
-        assert driver.subscribe("g") == {"group": 0, "created": False}
+        assert driver.subscribe("g") == {"group": 0, "created": False, "start": "earliest"}
 
     @pytest.mark.parametrize(
         "options", [{"start": "soon"}, {"start": "-1"}, {"max_attempts": 0}, {"retry_backoff_us": -1}, {"tags": ("",)}]
@@ -195,7 +213,7 @@ class TestTags:
         assert pairs(driver.receive()) == []
         assert driver.line()["filtered"] == 2
         assert not driver.groups.has_work("g", driver.topics, driver.now)
-        assert driver.groups.describe(driver.topics, 0)[0]["leases"] == 0
+        assert driver.groups.describe(driver.topics, driver.rules)[0]["leases"] == 0
         driver.put(0, "a")
         assert pairs(driver.receive()) == [(0, 2, 1)]
 
@@ -442,7 +460,7 @@ class TestDeadLetters:
         ]
         assert driver.account() == {"discarded": [0, 1], "dead": [2, 3]}
         assert driver.line()["floor"] == 2
-        assert driver.groups.describe(driver.topics, 0)[0]["dead_letters"] == 2
+        assert driver.groups.describe(driver.topics, driver.rules)[0]["dead_letters"] == 2
         assert driver.settle_dead((0, 0), retry=True) == [Code.NOT_FOUND]
 
 
@@ -674,3 +692,241 @@ def test_an_ordered_retry_is_no_work_while_its_queue_is_leased(early):
     assert driver.groups.has_work("g", driver.topics, driver.now) == early
     driver.ack(lease, 0, 2)
     assert driver.groups.has_work("g", driver.topics, driver.now)
+
+
+MINUTES = 60_000_000
+
+
+class TestRedelivery:
+    def test_3_8_three_times_five_minutes_apart_then_it_waits_for_a_person(self):
+        driver = one_queue(1)
+        driver.subscribe("g", retry_delays_us=(5 * MINUTES,) * 3)
+        for attempt in (1, 2, 3):
+            assert pairs(driver.receive()) == [(0, 0, attempt)]
+            driver.nack(driver.position - 1, 0)
+            driver.now += 5 * MINUTES - 1
+            assert pairs(driver.receive()) == []
+            driver.now += 1
+            driver.reopen()
+        assert pairs(driver.receive()) == [(0, 0, 4)]
+        driver.nack(driver.position - 1, 0, cause="no")
+        assert driver.account() == {"dead": [0]}
+        assert driver.groups.group("g").cursor(0).dead["cause"].tolist() == ["no, attempt 4 of 4"]
+
+    def test_the_last_delay_counts_for_all_that_follow(self):
+        driver = one_queue(1)
+        driver.subscribe("g", retry_delays_us=(1 * MINUTES, 2 * MINUTES), max_attempts=5)
+        waited = []
+        for _ in range(4):
+            driver.receive()
+            driver.nack(driver.position - 1, 0)
+            waited.append(int(driver.groups.group("g").cursor(0).retries.least_due_us - driver.now) // MINUTES)
+            driver.now += 2 * MINUTES
+        assert waited == [1, 2, 2, 2]
+
+    @pytest.mark.parametrize(
+        "options",
+        [{"retry_delays_us": (-1,)}, {"retry_delays_us": (1,) * 101}, {"retry_delays_us": (1,), "retry_backoff_us": 1}],
+    )
+    def test_nonsense(self, options):
+        with refused(Code.BAD_REQUEST):
+            one_queue().subscribe("g", **options)
+
+
+class TestAltering:
+    def test_tags_choose_among_what_was_not_passed_over_yet(self):
+        driver = one_queue(0)
+        driver.subscribe("g", tags=("a",))
+        driver.put(0, "a", "b", "a")
+        first = driver.receive()
+        driver.alter(tags=("b",))
+        driver.put(0, "b", "a")
+        assert pairs(driver.receive()) == [(0, 3, 1)]
+        assert driver.account() == {"leased": [0, 2, 3], "filtered": [1, 4]}
+        driver.nack(int(first.leases[0]), 0, 3, delay=0)
+        assert pairs(driver.receive())[:2] == [(0, 0, 2), (0, 2, 2)], (
+            "what was delivered once is delivered until it is done"
+        )
+        driver.alter(tags=())
+        driver.put(0, None)
+        driver.reopen()
+        assert pairs(driver.receive()) == [(0, 5, 1)]
+
+    def test_a_topic_that_is_new_to_the_group_begins_at_start_and_one_that_it_had_goes_on(self):
+        driver = Driver(FakeTopics(t=1, u=1))
+        driver.put(0, None, None)
+        driver.put(1, None, None)
+        driver.subscribe("g")
+        driver.receive(most=1)
+        driver.ack(driver.position - 1, 0)
+        driver.alter(topics=("u",), start="latest")
+        assert driver.account(1) == {"skipped": [0, 1]}
+        driver.put(1, None)
+        driver.put(0, None)
+        assert pairs(driver.receive()) == [(1, 2, 1)]
+        driver.alter(topics=("t", "u"), start="latest")
+        assert pairs(driver.receive()) == [(0, 1, 1), (0, 2, 1)]
+
+    def test_what_is_held_of_a_topic_that_is_left_can_be_settled_and_is_shown(self):
+        driver = Driver(FakeTopics(t=1, u=1), max_attempts=2)
+        driver.put(0, *[None] * 4)
+        driver.subscribe("g")
+        lease = int(driver.receive().leases[0])
+        driver.alter(topics=("u",))
+        assert driver.ack(lease, 0) == Code.OK
+        assert driver.line(0)["leased"] == 3
+        driver.now += 1_000
+        driver.tick()
+        assert driver.account() == {"acked": [0], "retrying": [1, 2, 3]}
+        driver.now += 10_000_000
+        assert pairs(driver.receive()) == [], "not a topic of the group's any more"
+        driver.trim(0, 2)
+        assert driver.account() == {"acked": [0], "expired": [1], "retrying": [2, 3]}
+        driver.alter(topics=("t",))
+        assert pairs(driver.receive()) == [(0, 2, 2), (0, 3, 2)]
+
+    @pytest.mark.parametrize("change", [{"ordered": True}, {"in_doubt": "hold"}])
+    def test_order_and_what_is_in_doubt_change_while_nothing_is_leased(self, change):
+        driver = one_queue(2)
+        driver.subscribe("g")
+        lease = int(driver.receive().leases[0])
+        with refused(Code.CONFLICT):
+            driver.alter(**change)
+        driver.nack(lease, 0, 2, delay=0)
+        driver.alter(**change)
+        if change.get("ordered"):
+            assert pairs(driver.receive()) == [(0, 0, 2), (0, 1, 2)]
+        else:
+            epoch = driver.join("one")["epoch"]
+            assert pairs(driver.receive(member=member_id("g", "one"), epoch=epoch)) == [(0, 0, 2), (0, 1, 2)]
+
+    def test_redelivery_is_one_thing(self):
+        driver = one_queue(1)
+        driver.subscribe("g", max_attempts=2)
+        assert driver.alter(retry_delays_us=(MINUTES,)).max_attempts is None
+        assert driver.alter(max_attempts=7).retry_delays_us == (MINUTES,)
+        assert driver.alter(retry_backoff_us=5).retry_delays_us == ()
+        altered = driver.alter(default_redelivery=True)
+        assert (altered.max_attempts, altered.retry_backoff_us) == (None, None)
+        assert driver.alter(default_redelivery=True) == altered
+        assert driver.events == []
+        with refused(Code.BAD_REQUEST):
+            driver.alter(retry_delays_us=(1,), retry_backoff_us=1)
+        with refused(Code.UNKNOWN_TOPIC):
+            driver.alter(topics=("nowhere",))
+        with refused(Code.UNKNOWN_GROUP):
+            driver.alter(group="nobody", tags=())
+
+    def test_fewer_attempts_count_for_what_fails_from_now_on(self):
+        driver = one_queue(1)
+        driver.subscribe("g")
+        for _ in range(3):
+            driver.receive()
+            driver.nack(driver.position - 1, 0, delay=0)
+        driver.alter(max_attempts=2)
+        assert pairs(driver.receive()) == [(0, 0, 4)]
+        driver.nack(driver.position - 1, 0)
+        assert driver.account() == {"dead": [0]}
+
+    def test_the_members_of_before_are_told_what_differs(self):
+        driver = one_queue()
+        driver.subscribe("g", tags=("a",))
+        driver.alter(tags=("b",))
+        with pytest.raises(EscrowError, match="the tags b, not a"):
+            driver.subscribe("g", tags=("a",))
+        assert not driver.subscribe("g", tags=("b",))["created"]
+
+
+class TestUnreached:
+    """A dead letter is never made of what nobody was handed (reaching.py)."""
+
+    def crash(self, driver: Driver, poison: int) -> list[int]:
+        """A consumer that takes messages one by one, with two answers fetched ahead, dies at one of them. What it acknowledged."""
+        handed, member = [], driver.position
+        for _ in range(3):
+            leased = driver.receive(most=4, lease=100, member=member, one_by_one=True)
+            handed += list(zip(leased.leases.tolist(), leased.offsets.tolist(), strict=True))
+            driver.now += 1
+        done = [offset for _, offset in handed[: [offset for _, offset in handed].index(poison)]]
+        for lease, offset in handed[: len(done)]:
+            assert driver.ack(lease, offset) == Code.OK
+        driver.now += 200
+        driver.tick()
+        driver.now += 1_000
+        return done
+
+    def test_a_message_that_kills_its_consumer_dies_alone(self):
+        driver = one_queue(20, max_attempts=3)
+        driver.subscribe("g")
+        for _ in range(3):
+            self.crash(driver, 0)
+        assert driver.account()["dead"] == [0]
+        leased = driver.receive(most=100)
+        assert sorted(leased.offsets.tolist()) == list(range(1, 20)), "all others are delivered to whoever comes"
+
+    def test_a_neighbour_at_its_last_attempt_that_was_not_come_to_is_given_back(self):
+        driver = one_queue(2, max_attempts=2)
+        driver.subscribe("g")
+        driver.nack(int(driver.receive().leases[0]), 0, 2, delay=0)
+        first = driver.receive(one_by_one=True, lease=100)
+        driver.now += 1
+        second = driver.receive(one_by_one=True, lease=100)
+        assert (pairs(first), pairs(second)) == ([(0, 0, 2)], [(0, 1, 2)])
+        driver.now += 99
+        driver.tick()
+        assert driver.account() == {"dead": [0], "retrying": [1]}
+        driver.reopen()
+        assert pairs(driver.receive(one_by_one=True, lease=100)) == [(0, 1, 2)], "the attempt did not count"
+        driver.now += 100
+        driver.tick()
+        assert driver.account() == {"dead": [0, 1]}, "now it was the first"
+
+    def test_the_earlier_of_two_leases_decides_also_when_it_ends_later(self):
+        driver = one_queue(2, max_attempts=1)
+        driver.subscribe("g")
+        driver.receive(most=1, lease=1_000)
+        driver.receive(most=1, lease=10)
+        driver.now += 10
+        driver.tick()
+        assert driver.account() == {"leased": [0], "retrying": [1]}
+
+    def test_what_was_handed_out_together_dies_together(self):
+        driver = Driver(FakeTopics(t=3), max_attempts=1)
+        for queue_id in range(3):
+            driver.put(queue_id, None, None)
+        driver.subscribe("g")
+        driver.receive(lease=10)
+        driver.now += 10
+        driver.tick()
+        assert [driver.account(queue_id) for queue_id in range(3)] == [{"dead": [0, 1]}] * 3
+
+    def test_what_was_begun_was_come_to(self):
+        driver = one_queue(3, max_attempts=1)
+        driver.subscribe("g")
+        driver.receive(most=1, lease=10)
+        driver.now += 1
+        second = int(driver.receive(most=2, lease=10).leases[0])
+        driver.ack(second, 1)
+        driver.now += 10
+        driver.tick()
+        assert driver.account() == {"dead": [0, 2], "acked": [1]}
+
+    def test_another_member_is_another_matter(self):
+        driver = one_queue(2, max_attempts=1)
+        driver.subscribe("g")
+        driver.receive(most=1, lease=1_000, member=1)
+        driver.receive(most=1, lease=10, member=2)
+        driver.now += 10
+        driver.tick()
+        assert driver.account() == {"leased": [0], "dead": [1]}
+
+    def test_in_order_the_last_attempt_is_the_only_lease_of_its_answer(self):
+        driver = Driver(FakeTopics(t=2), max_attempts=2, retry_backoff_us=0)
+        for queue_id in range(2):
+            driver.put_keys(queue_id, "ab")
+        driver.subscribe("g", ordered=True)
+        for lease in sorted(set(driver.receive().leases.tolist())):
+            driver.nack(lease, 0)
+            driver.ack(lease, 1)
+        leased = driver.receive(one_by_one=True, lease=100)
+        assert len(set(leased.queue_ids.tolist())) == 1

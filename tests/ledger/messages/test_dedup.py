@@ -1,4 +1,6 @@
-"""De-duplication (I9): the same message id within the window gets the same receipt, and one copy exists."""
+"""De-duplication (I9): the same message of a topic and id, within the window, gets the same receipt; one copy exists."""
+
+import json
 
 import numpy as np
 import pyarrow as pa
@@ -8,9 +10,12 @@ from hypothesis import strategies as st
 
 from escrowmq.errors import Code
 from escrowmq.ledger.commands import Prepare, Retain, Rules, Send
+from escrowmq.ledger.ledger import Ledger
 from escrowmq.ledger.messages.dedup import Dedup
-from escrowmq.model import COMMIT
-from escrowmq.testing.ledgers import LedgerDriver, outgoing
+from escrowmq.ledger.transactions.table import ROLLED_BACK
+from escrowmq.model import COMMIT, ROLLBACK, DecidedBy
+from escrowmq.schemas import Kind
+from escrowmq.testing.ledgers import LedgerDriver, outgoing, tables_equal
 
 WINDOW_US = 16_000_000
 RULES = Rules(dedup_window_us=WINDOW_US)
@@ -198,35 +203,302 @@ def test_a_message_that_left_with_retention_is_not_stored_again():
 
 
 sequences = st.integers(0, 12) | st.integers((1 << 64) - 3, (1 << 64) - 1)
-batches = st.lists(st.lists(st.tuples(st.integers(0, 1), sequences), min_size=1, max_size=8), max_size=12)
+topics = st.sampled_from(["orders", "orders", "points", "hints"])
+named = st.tuples(st.integers(0, 1), sequences, topics)
+batches = st.lists(st.lists(named, min_size=1, max_size=8), max_size=12)
 
 
 @given(batches)
 def test_i9_against_a_dict(batches):
-    """Whatever ids come in whatever order: each has one place, and every answer names it."""
+    """Whatever ids come in whatever order: each has one place in its topic, and every answer names it."""
     driver = LedgerDriver(strict=False)
-    places: dict[bytes, int] = {}
+    places: dict[tuple, int] = {}
     for batch in batches:
-        ids = [id_of(*pair) for pair in batch]
-        for identity, answer in zip(ids, driver.send(*({"message_id": i} for i in ids)), strict=True):
-            assert answer["position"] == places.setdefault(identity, answer["position"])
-    assert len(driver.visible() if batches else []) == len(places) == len(set(places.values()))
+        rows = [{"message_id": id_of(*pair), "topic": topic} for *pair, topic in batch]
+        for name, answer in zip(batch, driver.send(*rows), strict=True):
+            assert answer["code"] == Code.OK
+            assert answer["position"] == places.setdefault(name, answer["position"])
+    assert len(places) == len(set(places.values()))
+    for topic in ("orders", "points", "hints"):
+        assert driver.visible(topic) == sorted(at for (*_, name), at in places.items() if name == topic)
 
 
-@given(batches, st.integers(1, 5), st.lists(st.integers(0, 9), min_size=12, max_size=12))
-def test_restored_dedup_answers_the_same(batches, most, pauses):
+NAMES = ["orders", "points", "hints"]
+
+
+def filled(batches, most, pauses) -> Dedup:
     rules, now, position, dedup = Rules(dedup_max=most, dedup_window_us=16), 0, 0, Dedup()
     for batch, pause in zip(batches, pauses, strict=False):
         now += pause
-        ids = pa.array([id_of(*pair) for pair in dict.fromkeys(batch)], pa.binary(16))
-        fresh = ids.filter(pa.array(dedup.find(ids)[0] < 0))
-        if len(fresh):
-            dedup.add(fresh, position, now, rules)
-        position += len(fresh)
+        batch = list(dict.fromkeys(batch))
+        ids = pa.array([id_of(*pair) for *pair, _ in batch], pa.binary(16))
+        of_row = np.array([NAMES.index(topic) for *_, topic in batch], np.int32)
+        fresh = dedup.find(ids, of_row).positions < 0
+        if fresh.any():
+            dedup.add(ids.filter(pa.array(fresh)), of_row[fresh], position, now, rules, half=position % 2 == 1)
+        position += int(fresh.sum())
+    return dedup
+
+
+def everything(dedup: Dedup) -> list:
+    ids = [id_of(i, s) for i in (0, 1) for s in [*range(14), *range((1 << 64) - 4, 1 << 64)]]
+    founds = [dedup.find(pa.array(ids, pa.binary(16)), np.full(len(ids), n, np.int32)) for n in range(3)]
+    return [(found.positions.tolist(), found.halves.tolist()) for found in founds]
+
+
+def nothing_known():
+    raise AssertionError("only old snapshots ask where a message lies")
+
+
+pauses = st.lists(st.integers(0, 9), min_size=12, max_size=12)
+
+
+@given(batches, st.integers(1, 5), pauses)
+def test_restored_dedup_answers_the_same(batches, most, pauses):
+    dedup = filled(batches, most, pauses)
     restored = Dedup()
-    restored.restore(dedup.snapshot())
-    every = pa.array([id_of(i, s) for i in (0, 1) for s in [*range(14), *range((1 << 64) - 4, 1 << 64)]], pa.binary(16))
-    assert restored.find(every)[0].tolist() == dedup.find(every)[0].tolist()
+    restored.restore(dedup.snapshot(), nothing_known, Rules())
+    assert everything(restored) == everything(dedup)
+    more = [(0, n, NAMES[n % 3]) for n in range(13)]  # and goes on equally
+    for one in (dedup, restored):
+        ids = pa.array([id_of(*pair) for *pair, _ in more], pa.binary(16))
+        one.add(ids, np.arange(13, dtype=np.int32) % 3, 1000, 1000, Rules(dedup_max=most))
+    assert all(restored.snapshot()[name].equals(table) for name, table in dedup.snapshot().items())
+
+
+# Topics
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_i9_one_id_in_two_topics_is_two_messages(driver, half):
+    session = driver.session()
+    produce = (lambda *rows: driver.prepare(session, *rows)) if half else driver.send
+    orders, points = {"message_id": "a", "body": b"a"}, {"message_id": "a", "topic": "points", "body": b"b"}
+    [one], [other] = produce(orders), produce(points)
+    assert one["code"] == other["code"] == Code.OK
+    assert one["position"] != other["position"]
+    assert produce(points, orders, points) == [other, one, other]
+    if not half:
+        assert driver.visible("points") == [other["position"]]
+
+
+def test_i9_one_id_in_two_topics_of_one_batch(driver):
+    driver.send({"message_id": "a"}, {"message_id": "a", "topic": "points"}, {"message_id": "a"})
+    assert [len(driver.visible(topic)) for topic in ("orders", "points")] == [1, 1]
+
+
+def test_i9_two_messages_of_one_transaction_and_id_both_come_out(driver):
+    session = driver.session()
+    [begun] = driver.prepare(session, {"message_id": "order-17"})
+    row = {"message_id": "order-17", "topic": "points", "transaction": begun["transaction"]}
+    [joined] = driver.prepare(session, row)
+    assert (joined["code"], joined["transaction"]) == (Code.OK, begun["transaction"])
+    driver.end(session, (begun["transaction"], COMMIT))
+    assert driver.visible() == [begun["position"]]
+    assert driver.visible("points") == [joined["position"]]
+    assert driver.prepare(session, row) == [joined]
+
+
+def test_batches_that_alternate_between_topics_are_one_run():
+    driver = LedgerDriver(RULES, strict=False)
+    for start in range(0, 3000, 1000):
+        rows = [{"message_id": id_of(1, start + n), "topic": NAMES[n % 2]} for n in range(1000)]
+        first = driver.send(*rows)
+        assert driver.send(*rows) == first
+    assert driver.ledger.stats(driver.now_us)["dedup_runs"] == 1
+
+
+def test_single_messages_that_alternate_between_topics_are_one_run():
+    driver = LedgerDriver(RULES, strict=False)
+    driver.send({"message_id": id_of(1, 0)}, {"topic": "points", "message_id": id_of(1, 1)})
+    for n in range(2, 40):
+        driver.send({"message_id": id_of(1, n), "topic": NAMES[n % 2]})
+    assert driver.ledger.stats(driver.now_us)["dedup_runs"] == 1
+
+
+def test_the_same_ids_in_many_topics_and_what_is_forgotten_of_them():
+    driver = LedgerDriver(RULES, strict=False)
+    names = [f"t{n}" for n in range(20)]
+    first = {name: driver.send(*({"message_id": id_of(1, n), "topic": name} for n in range(5))) for name in names}
+    for name in names:
+        assert driver.send(*({"message_id": id_of(1, n), "topic": name} for n in range(5))) == first[name]
+    driver.now_us += WINDOW_US + WINDOW_US // 16 + 1
+    driver.send({})  # whatever forgets, forgets now
+    driver.send({"message_id": id_of(1, 0), "topic": "t7"})
+    assert driver.ledger.stats(0)["dedup_runs"] == 2
+    assert driver.ledger.counters["messages_total"] == 102
+    assert len(driver.visible("t7")) == 6
+
+
+# Contents and kinds
+
+OTHER = {"body": b"x", "key": "x", "tag": "x", "properties": {"x": "1"}}
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("column", OTHER)
+@pytest.mark.parametrize("together", [False, True], ids=["later", "in one batch"])
+def test_i9_another_content_under_a_taken_id_is_refused(driver, half, column, together):
+    session = driver.session()
+    produce = (lambda *rows: driver.prepare(session, *rows)) if half else driver.send
+    full = {"message_id": "a", "body": b"b", "key": "k", "tag": "t", "properties": {"p": "1", "q": "2"}}
+    other = full | {column: OTHER[column]}
+    if together:
+        first, again, *refused = produce(full, full, other, full | {column: b"" if column == "body" else None})
+    else:
+        ([first], [again]), refused = (produce(full), produce(full)), produce(other)
+    assert first == again
+    assert {(row["code"], row["position"], row["transaction"]) for row in refused} == {
+        (Code.MESSAGE_ID_TAKEN, -1, None)
+    }
+    assert driver.ledger.counters["half_messages_total" if half else "messages_total"] == 1
+
+
+def test_the_order_of_properties_and_none_of_them_say_nothing(driver):
+    [first] = driver.send({"message_id": "a", "properties": {"p": "1", "q": "2"}})
+    assert driver.send({"message_id": "a", "properties": {"q": "2", "p": "1"}}) == [first]
+    [bare] = driver.send({"message_id": "b", "properties": {}})
+    assert driver.send({"message_id": "b"}) == [bare]
+
+
+def test_a_repeat_from_another_group_or_for_another_transaction_is_refused(driver):
+    session, stranger = driver.session(), driver.session("h")
+    [a], [b] = driver.prepare(session, {"message_id": "a"}), driver.prepare(session, {"message_id": "b"})
+    [c] = driver.prepare(session, {"message_id": "c", "transaction": a["transaction"]})
+    refused = [
+        driver.prepare(stranger, {"message_id": "a"}),
+        driver.prepare(session, {"message_id": "a", "transaction": b["transaction"]}),
+        driver.prepare(session, {"message_id": "c"}),
+        driver.prepare(session, {"message_id": "c", "transaction": b["transaction"]}),
+        driver.prepare(session, {"message_id": "d"}, {"message_id": "d", "transaction": a["transaction"]})[1:],
+    ]
+    assert {row["code"] for rows in refused for row in rows} == {Code.MESSAGE_ID_TAKEN}
+    assert driver.prepare(session, {"message_id": "c", "transaction": a["transaction"]}) == [c]
+    batch = outgoing([{"message_id": "e"}] * 2)
+    answers = driver.do(Prepare(batch, np.array([session, stranger])))
+    assert answers.column("code").to_pylist() == [Code.OK, Code.MESSAGE_ID_TAKEN]
+
+
+def test_an_id_of_a_half_message_is_no_plain_one_after_retention_either():
+    """The message stands nowhere as a plain one, so it must not be acknowledged as one."""
+    driver = LedgerDriver(RULES)
+    session, plain = driver.session(), driver.session("p", transactional=False)
+    [begun] = driver.prepare(session, {"message_id": "begun"})
+    driver.prepare(session, {"message_id": "joined", "transaction": begun["transaction"]})
+    driver.end(session, (begun["transaction"], COMMIT))
+    driver.now_us += 10
+    driver.do(Retain(driver.now_us, driver.ledger.next_position))
+    answers = driver.send({"message_id": "begun"}, {"message_id": "joined"}, session=plain)
+    assert [row["code"] for row in answers] == [Code.MESSAGE_ID_TAKEN] * 2
+    [again] = driver.prepare(session, {"message_id": "begun"})
+    assert again["code"] == Code.UNKNOWN_TRANSACTION
+
+
+# Snapshots of before: ids without topics
+
+
+def test_a_snapshot_without_topics_finds_them_in_what_is_stored(driver):
+    session = driver.session()
+    rows = [{"message_id": id_of(1, n), "topic": NAMES[n % 3], "delay_us": 1000 * (n % 2)} for n in range(9)]
+    first = driver.send(*rows)
+    begun = driver.prepare(session, *({"message_id": id_of(2, n), "topic": NAMES[n % 2]} for n in range(4)))
+    joined = {"message_id": id_of(2, 9), "topic": "points", "transaction": begun[0]["transaction"]}
+    driver.prepare(session, joined)
+    driver.end(session, (begun[0]["transaction"], COMMIT), (begun[1]["transaction"], ROLLBACK))
+    tables = driver.ledger.snapshot()
+    state = json.loads(tables["ledger"]["state"][0].as_py()) | {"format": 2}
+    tables["ledger"] = pa.table({"state": [json.dumps(state)]})
+    tables["dedup"] = tables["dedup"].drop_columns(["topic", "half"])
+    del tables["dedup_topics"]
+    assert Ledger.can_restore(tables)
+    before, driver.ledger = driver.ledger, Ledger.restore(driver.ledger.shard, tables)
+    assert everything(driver.ledger.dedup) == everything(before.dedup)
+    assert driver.send(*rows) == first
+    assert driver.send({"message_id": id_of(1, 0), "topic": "points"})[0]["position"] == before.next_position
+
+
+def test_a_snapshot_without_topics_knows_nothing_of_what_has_left():
+    driver = LedgerDriver(RULES)
+    driver.send({"message_id": "a"})
+    driver.now_us += 10
+    driver.do(Retain(driver.now_us, driver.ledger.next_position))
+    tables = driver.ledger.snapshot()
+    tables["dedup"] = tables["dedup"].drop_columns(["topic", "half"])
+    del tables["dedup_topics"]
+    driver.ledger = Ledger.restore(driver.ledger.shard, tables)
+    [stored] = driver.send({"message_id": "a", "body": b"another"})
+    assert driver.visible() == [stored["position"]]
+
+
+# Replacing
+
+
+def test_the_last_prepare_of_an_id_counts_while_it_is_undecided(driver):
+    session = driver.session()
+    [a] = driver.prepare(session, {"message_id": "x", "body": b"a"})
+    [b] = driver.replace(session, {"message_id": "x", "body": b"b"})
+    assert b["code"] == Code.OK
+    assert b["transaction"] != a["transaction"]
+    assert driver.replace(session, {"message_id": "x", "body": b"b"}) == [b], "the same again is a repeat"
+    assert driver.end(session, (a["transaction"], COMMIT), (b["transaction"], COMMIT)) == [
+        Code.CONFLICT,
+        Code.COMMITTED,
+    ]
+    assert driver.visible() == [b["position"]]
+    decided = [batch.to_pylist() for kind, batch, _, _ in driver.events if kind == Kind.DECIDED]
+    assert [(row["state"], row["decided_by"]) for row in decided[0]] == [(ROLLED_BACK, DecidedBy.REPLACED)]
+    assert tables_equal(driver.replay().snapshot(), driver.ledger.snapshot())
+
+
+def test_nothing_is_replaced_after_the_decision(driver):
+    session = driver.session()
+    [a] = driver.prepare(session, {"message_id": "x", "body": b"a"})
+    driver.end(session, (a["transaction"], COMMIT))
+    assert driver.replace(session, {"message_id": "x", "body": b"b"})[0]["code"] == Code.MESSAGE_ID_TAKEN
+    assert driver.replace(session, {"message_id": "x", "body": b"a"}) == [a]
+    assert driver.visible() == [a["position"]]
+
+
+def test_only_a_transaction_of_one_message_and_of_its_own_group_is_replaced(driver):
+    session, stranger = driver.session(), driver.session("h")
+    [a] = driver.prepare(session, {"message_id": "x", "body": b"a"})
+    assert driver.replace(stranger, {"message_id": "x", "body": b"b"})[0]["code"] == Code.MESSAGE_ID_TAKEN
+    driver.prepare(session, {"message_id": "y", "transaction": a["transaction"]})
+    assert driver.replace(session, {"message_id": "x", "body": b"b"})[0]["code"] == Code.MESSAGE_ID_TAKEN
+    assert driver.end(session, (a["transaction"], COMMIT)) == [Code.COMMITTED]
+
+
+def test_rows_of_one_replacing_batch_with_one_id(driver):
+    session = driver.session()
+    driver.prepare(session, {"message_id": "x", "body": b"a"})
+    b, again, c = driver.replace(session, *({"message_id": "x", "body": body} for body in (b"b", b"b", b"c")))
+    assert b == again
+    assert c["code"] == Code.MESSAGE_ID_TAKEN
+    assert driver.end(session, (b["transaction"], COMMIT)) == [Code.COMMITTED]
+
+
+def test_replacing_needs_no_room():
+    driver = LedgerDriver(Rules(max_open_transactions=1))
+    session = driver.session()
+    driver.prepare(session, {"message_id": "x", "body": b"a"})
+    rows = {"message_id": "x", "body": b"b"}, {"message_id": "y"}
+    assert [row["code"] for row in driver.replace(session, *rows)] == [Code.OK, Code.TOO_MANY_OPEN]
+
+
+def test_a_crash_between_the_two_events_of_a_replacement(driver):
+    """The earlier transaction is rolled back, nothing stands in its place: whatever is prepared next counts."""
+    session = driver.session()
+    [a] = driver.prepare(session, {"message_id": "x", "body": b"a"})
+    for body in (b"b", b"a"):
+        driver.replace(session, {"message_id": "x", "body": body + b"!"})
+        kind, *_ = driver.events.pop()
+        assert kind == Kind.HALF
+        driver.ledger = driver.replay()
+        [after] = driver.replace(session, {"message_id": "x", "body": body})
+        assert after["code"] == Code.OK
+    assert driver.end(session, (after["transaction"], COMMIT)) == [Code.COMMITTED]
+    assert driver.visible() == [after["position"]]
+    assert driver.end(session, (a["transaction"], COMMIT)) == [Code.CONFLICT]
 
 
 def test_a_slice_of_ids_is_read_where_it_is(driver):

@@ -6,11 +6,19 @@ import pytest
 from escrowmq.errors import Code
 from escrowmq.ledger import listings
 from escrowmq.ledger.columns.schedule import NEVER_US
-from escrowmq.ledger.commands import Configure, Recheck, Retain, Rules
+from escrowmq.ledger.commands import (
+    AlterProducers,
+    Configure,
+    OpenSession,
+    ProducerRules,
+    Recheck,
+    Retain,
+    Rules,
+)
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.model import COMMIT, ROLLBACK, UNKNOWN, DecidedBy, TransactionId
 from escrowmq.schemas import Kind
-from escrowmq.testing.ledgers import LedgerDriver, ask_us, wake_us
+from escrowmq.testing.ledgers import LedgerDriver, ask_us, tables_equal, wake_us
 
 SECOND = 1_000_000
 HOUR = 3600.0
@@ -371,3 +379,84 @@ def test_an_expired_transaction_is_not_asked(driver):
     driver.do(Retain(driver.now_us, driver.ledger.next_position))
     assert asked(driver) == []
     driver.tick()
+
+
+# Rules of a group's own (1.14)
+
+MINUTE = 60 * SECOND
+OWN = ProducerRules(transaction_timeout_us=MINUTE, check_interval_us=2 * MINUTE, check_max=2, exhausted_rollback=True)
+
+
+def test_1_14_a_group_has_its_own_first_question_interval_count_and_end(driver):
+    driver.do(AlterProducers("slow", OWN))
+    slow, quick = driver.session("slow"), driver.session("quick")
+    [r], [q] = driver.prepare(slow, {}), driver.prepare(quick, {})
+    begun = driver.now_us
+    driver.now_us = begun + 6 * SECOND
+    assert (asked(driver, "slow"), asked(driver, "quick")) == ([], [(position(q), 1)])
+    driver.now_us = begun + MINUTE
+    assert asked(driver, "slow") == [(position(r), 1)]
+    assert asked(driver, "quick") == [(position(q), 2)]
+    driver.now_us += 2 * MINUTE - 1
+    assert asked(driver, "slow") == []
+    driver.now_us += 1
+    assert asked(driver, "slow") == [(position(r), 2)]
+    assert wake_us(driver.ledger, driver.now_us) == driver.now_us + 2 * MINUTE
+    driver.now_us += 2 * MINUTE - 1
+    driver.tick()
+    assert state(driver, r) == "open"
+    driver.now_us += 1
+    driver.tick()
+    assert (state(driver, r), state(driver, q)) == ("rolled_back", "open")
+    assert tables_equal(driver.replay().snapshot(), driver.ledger.snapshot())
+
+
+def test_1_14_what_follows_the_last_question_is_said_by_each_group():
+    driver = LedgerDriver(Rules(check_max=1, exhausted_rollback=True))
+    driver.do(AlterProducers("keep", ProducerRules(exhausted_rollback=False)))
+    [k], [d] = driver.prepare(driver.session("keep"), {}), driver.prepare(driver.session("drop"), {})
+    driver.advance(6)
+    asked(driver, "keep"), asked(driver, "drop")
+    driver.advance(30)
+    driver.tick()
+    assert (state(driver, k), state(driver, d)) == ("parked", "rolled_back")
+
+
+def test_a_group_in_which_something_is_undecided_is_altered(driver):
+    """Fewer questions than were asked already: the end of waiting is the next thing to come. More again: a question is."""
+    [r] = driver.prepare(driver.session(), {})
+    driver.advance(6)
+    asked(driver)
+    driver.advance(30)
+    asked(driver)
+    driver.do(AlterProducers("g", ProducerRules(check_max=2)))
+    driver.advance(30)
+    assert asked(driver) == []
+    driver.do(AlterProducers("g", ProducerRules(), ("check_max",)))
+    assert asked(driver) == [(position(r), 3)]
+    driver.do(AlterProducers("g", ProducerRules(check_max=3)))
+    driver.advance(30)
+    driver.tick()
+    assert state(driver, r) == "parked"
+
+
+def test_a_group_made_with_rules_survives_a_snapshot(driver):
+    driver.do(OpenSession("g", "i", True, rules=OWN))
+    [r] = driver.prepare(1, {})
+    restored = Ledger.restore(driver.ledger.shard, driver.ledger.snapshot())
+    driver.ledger = restored
+    driver.advance(59)
+    assert asked(driver) == []
+    driver.advance(1)
+    assert asked(driver) == [(position(r), 1)]
+    [listed] = listings.producers_list(driver.ledger)
+    assert (listed["transaction_timeout"], listed["check_interval"], listed["check_max"]) == (60, 120, 2)
+    assert (listed["checks_exhausted"], listed["kind"]) == ("rollback", "transactional")
+    assert listed["own"] == ["transaction_timeout", "check_interval", "check_max", "checks_exhausted"]
+
+
+def test_check_immunity_of_a_message_comes_before_that_of_its_group(driver):
+    driver.do(AlterProducers("g", OWN))
+    [r] = driver.prepare(driver.session(), {"immunity_us": SECOND})
+    driver.advance(1)
+    assert asked(driver) == [(position(r), 1)]

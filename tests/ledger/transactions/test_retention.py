@@ -1,14 +1,16 @@
 """Retention: nothing young, waiting or undecided-young is let go; what is old and undecided is decided first (4.11)."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.errors import Code
 from escrowmq.ledger import listings
-from escrowmq.ledger.commands import Receive, Retain, Rules, Subscribe, Subscription
+from escrowmq.ledger.commands import Receive, Recheck, Retain, Rules, Subscribe, Subscription
 from escrowmq.ledger.ledger import Ledger
+from escrowmq.ledger.transactions import table
 from escrowmq.model import COMMIT, ROLLBACK, DecidedBy, TransactionId, TransactionState
 from escrowmq.schemas import Kind
 from escrowmq.testing.ledgers import LedgerDriver, tables_equal
@@ -97,7 +99,8 @@ def test_4_11_old_and_undecided_is_expired_first_never_just_dropped(driver):
     assert {(d["state"], d["decided_by"]) for d in decided} == {(TransactionState.EXPIRED, DecidedBy.RETENTION)}
     assert driver.ledger.counters["expired_total"] == 2
     assert driver.ledger.stats(driver.now_us)["open_half_messages"] == 0
-    assert driver.end(session, (receipts[0]["transaction"], COMMIT)) == [Code.UNKNOWN_TRANSACTION]
+    assert driver.end(session, (receipts[0]["transaction"], COMMIT)) == [Code.EXPIRED]
+    assert driver.end(session, (receipts[2]["transaction"], ROLLBACK)) == [Code.UNKNOWN_TRANSACTION]
     states, _, _, first, _ = driver.ledger.half_states(np.array([r["position"] for r in receipts]))
     assert set(states.tolist()) == {TransactionState.EXPIRED}
     assert set(first.tolist()) == {-1}
@@ -116,7 +119,42 @@ def test_parked_is_kept_for_the_retention_and_then_expired():
     retain(driver, 3)
     assert listings.transactions(driver.ledger) == []
     assert listings.producers_list(driver.ledger)[0]["parked"] == 0
-    assert driver.end(session, (r["transaction"], COMMIT)) == [Code.UNKNOWN_TRANSACTION]
+    assert driver.end(session, (r["transaction"], COMMIT)) == [Code.EXPIRED]
+
+
+def test_i12_whoever_comes_after_retention_hears_that_it_expired(driver):
+    """Also the producer who repeats its prepare, and the message that joined; after a restart, too; I6 as ever."""
+    session = driver.session()
+    [first] = driver.prepare(session, {"message_id": "a"})
+    [joined] = driver.prepare(session, {"message_id": "b", "transaction": first["transaction"]})
+    driver.advance(10)
+    retain(driver, 5)
+    identity = TransactionId.from_bytes(first["transaction"])
+    others = [
+        bytes(TransactionId(identity.shard, identity.epoch + 1, identity.position)),
+        bytes(TransactionId(identity.shard, identity.epoch, joined["position"])),
+    ]
+    restored = Ledger.restore(driver.ledger.shard, driver.ledger.snapshot())
+    for ledger in (driver.ledger, restored, driver.replay()):
+        assert tables_equal(ledger.snapshot(), driver.ledger.snapshot())
+        driver.ledger = ledger
+        assert (
+            driver.end(session, (first["transaction"], COMMIT), (first["transaction"], ROLLBACK)) == [Code.EXPIRED] * 2
+        )
+        assert driver.end(session, *((other, COMMIT) for other in others)) == [Code.UNKNOWN_TRANSACTION] * 2
+        for repeat in ({"message_id": "a"}, {"message_id": "b", "transaction": first["transaction"]}):
+            assert driver.prepare(session, repeat)[0]["code"] == Code.EXPIRED
+        assert driver.do(Recheck(pa.array([first["transaction"]], pa.binary(16)))).tolist() == [Code.EXPIRED]
+
+
+def test_what_expired_is_remembered_within_a_bound(driver, monkeypatch):
+    monkeypatch.setattr(table, "MAX_EXPIRED", 2)
+    session = driver.session()
+    receipts = driver.prepare(session, {}, {}, {})
+    driver.advance(10)
+    retain(driver, 5)
+    codes = driver.end(session, *((r["transaction"], COMMIT) for r in receipts))
+    assert codes == [Code.UNKNOWN_TRANSACTION, Code.EXPIRED, Code.EXPIRED]
 
 
 def test_young_and_undecided_stops_retention(driver):
@@ -129,7 +167,7 @@ def test_young_and_undecided_stops_retention(driver):
     assert retain(driver, 5) == young["position"]
     assert listings.transactions(driver.ledger, state="open")[0]["position"] == young["position"]
     assert driver.end(session, (young["transaction"], COMMIT)) == [Code.COMMITTED]
-    assert driver.end(session, (old["transaction"], COMMIT)) == [Code.UNKNOWN_TRANSACTION]
+    assert driver.end(session, (old["transaction"], COMMIT)) == [Code.EXPIRED]
 
 
 def test_a_stop_keeps_older_undecided_ones_above_it_open(driver):

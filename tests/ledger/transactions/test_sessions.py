@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from escrowmq.errors import Code, EscrowError
-from escrowmq.ledger.commands import Configure, OpenSession, Prepare, Rules
+from escrowmq.ledger.commands import AlterProducers, Configure, Forget, OpenSession, Prepare, ProducerRules, Rules
+from escrowmq.ledger.events import event_of_rows
 from escrowmq.model import COMMIT
-from escrowmq.testing.ledgers import LedgerDriver, outgoing
+from escrowmq.schemas import Kind
+from escrowmq.testing.ledgers import LedgerDriver, outgoing, tables_equal
 
 
 def refusal(driver: LedgerDriver, group: str = "g", instance: str = "i", *, transactional: bool = True) -> Code:
@@ -71,11 +73,119 @@ def test_1_10_transactional_group_sends_nothing_plain(driver):
     assert driver.prepare(plain_in_it, {})[0]["code"] == Code.GROUP_KIND
 
 
-def test_1_10_a_plain_group_that_becomes_transactional_sends_nothing_plain_any_more(driver):
+def test_1_10_a_mistaken_prepare_is_refused_and_spoils_no_plain_group(driver):
     plain = driver.session("g", "a", transactional=False)
     assert driver.send({}, session=plain)[0]["code"] == Code.OK
-    driver.session("g", "b")
+    for ledger in (driver.ledger, driver.replay(), type(driver.ledger).restore(1, driver.ledger.snapshot())):
+        with pytest.raises(EscrowError, match="escrowmq groups alter-producers g --kind transactional") as refused:
+            ledger.decide(OpenSession("g", "b", True), driver.now_us)
+        assert refused.value.code is Code.GROUP_KIND
+    assert driver.send({}, session=plain)[0]["code"] == Code.OK
+    assert driver.ledger.sessions.kind(0, driver.ledger.rules) == "plain"
+
+
+def spoilt(driver) -> int:
+    """A group as 0.1.0 left it: it sends plain messages, and somebody prepared under it. Its plain session."""
+    plain = driver.session("g", "a", transactional=False)
+    driver.send({}, session=plain)
+    event = event_of_rows(Kind.SESSION, [(2, "g", "mistake", True)])
+    driver.events.append((event.kind, event.batch, driver.ledger.next_position, driver.now_us))
+    driver.ledger.apply(event.kind, event.batch, driver.ledger.next_position, driver.now_us)
+    return plain
+
+
+def test_1_10_a_person_puts_a_spoilt_group_right(driver):
+    plain = spoilt(driver)
     assert driver.send({}, session=plain)[0]["code"] == Code.GROUP_KIND
+    [receipt] = driver.prepare(2, {})
+    assert driver.do(AlterProducers("g", ProducerRules(kind="plain"))) == ProducerRules(kind="plain")
+    assert driver.send({}, session=plain)[0]["code"] == Code.OK
+    assert driver.prepare(2, {})[0]["code"] == Code.GROUP_KIND
+    driver.advance(6)
+    assert len(driver.ask().transactions) == 1, "what was prepared by mistake is asked about all the same"
+    assert driver.end(2, (receipt["transaction"], COMMIT)) == [Code.COMMITTED]
+    restored = type(driver.ledger).restore(driver.ledger.shard, driver.ledger.snapshot())
+    for ledger in (restored, driver.replay()):
+        assert tables_equal(ledger.snapshot(), driver.ledger.snapshot())
+        codes = ledger.sessions.check(np.array([plain, 2]), transactional=False, rules=ledger.rules)
+        assert codes.tolist() == [Code.OK, Code.OK]
+
+
+def test_a_kind_that_is_taken_back_is_said_anew_by_what_comes_next(driver):
+    plain = spoilt(driver)
+    driver.do(AlterProducers("g", ProducerRules(kind="plain")))
+    driver.do(AlterProducers("g", ProducerRules(), ("kind",)))
+    assert driver.ledger.sessions.kind(0, driver.ledger.rules) is None
+    assert driver.send({}, session=plain)[0]["code"] == Code.OK
+    assert driver.ledger.sessions.kind(0, driver.ledger.rules) == "plain"
+
+
+@pytest.mark.parametrize("kind", ["plain", "transactional", "mixed"])
+def test_a_kind_of_its_own_comes_before_everything_else(kind):
+    driver = LedgerDriver(Rules(mixed_groups=kind != "mixed"))
+    driver.do(AlterProducers("g", ProducerRules(kind=kind)))
+    plain = driver.session("g", "p", transactional=False)
+    assert driver.send({}, session=plain)[0]["code"] == (Code.GROUP_KIND if kind == "transactional" else Code.OK)
+    if kind == "plain":
+        with pytest.raises(EscrowError, match="GROUP_KIND"):
+            driver.session("g", "t")
+    else:
+        assert driver.prepare(driver.session("g", "t"), {})[0]["code"] == Code.OK
+
+
+def test_a_group_with_rules_of_its_own_outlives_its_sessions(driver):
+    driver.do(AlterProducers("g", ProducerRules(kind="transactional")))
+    first = driver.session()
+    driver.advance(10)
+    assert driver.do(Forget(driver.now_us, np.empty(0, np.int64))) == 1
+    assert driver.ledger.sessions.groups == {0: "g"}
+    again = driver.session()
+    assert again > first
+    assert driver.send({}, session=again)[0]["code"] == Code.GROUP_KIND
+    driver.advance(10)
+    driver.do(Forget(driver.now_us, np.empty(0, np.int64)))
+    driver.do(AlterProducers("g", ProducerRules(), ("kind",)))
+    assert driver.ledger.sessions.groups == {}, "nothing is left to remember"
+    assert tables_equal(driver.replay().snapshot(), driver.ledger.snapshot())
+
+
+def test_a_snapshot_of_before_takes_groups_that_are_not_transactional_for_plain(driver):
+    driver.session("shop", "a")
+    plain = driver.session("news", "a", transactional=False)
+    driver.send({}, session=plain)
+    tables = driver.ledger.snapshot()
+    tables["producer_groups"] = tables["producer_groups"].drop_columns(["plain", "rules"])
+    old = type(driver.ledger).restore(driver.ledger.shard, tables)
+    assert [old.sessions.kind(n, old.rules) for n in (0, 1)] == ["transactional", "plain"]
+
+
+@pytest.mark.parametrize(
+    ("rules", "reset", "code"),
+    [
+        (ProducerRules(kind="both"), (), Code.BAD_REQUEST),
+        (ProducerRules(check_max=0), (), Code.BAD_REQUEST),
+        (ProducerRules(check_interval_us=0), (), Code.BAD_REQUEST),
+        (ProducerRules(transaction_timeout_us=73 * 3600 * 1_000_000), (), Code.BAD_DELAY),
+        (ProducerRules(), ("colour",), Code.BAD_REQUEST),
+        (ProducerRules(kind="plain"), ("kind",), Code.BAD_REQUEST),
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(driver, rules, reset, code):
+    with pytest.raises(EscrowError) as refused:
+        driver.do(AlterProducers("g", rules, reset))
+    assert refused.value.code is code
+    assert driver.ledger.sessions.groups == {}
+
+
+def test_a_group_is_made_with_rules_and_keeps_them(driver):
+    wanted = ProducerRules(transaction_timeout_us=60_000_000, check_max=3)
+    driver.do(OpenSession("g", "a", True, rules=wanted))
+    driver.do(OpenSession("g", "b", True, rules=wanted))
+    driver.do(OpenSession("g", "c", True))
+    with pytest.raises(EscrowError, match="check_max 3, not 4") as refused:
+        driver.do(OpenSession("g", "d", True, rules=ProducerRules(check_max=4)))
+    assert refused.value.code is Code.GROUP_RULES
+    assert driver.ledger.sessions.own == {0: wanted}
 
 
 def test_mixed_groups_send_both():
@@ -126,3 +236,11 @@ def test_one_group_too_many():
     driver.session("b")
     assert refusal(driver, "c") == Code.TOO_MANY
     assert driver.session("a", "another instance of a group there is") == 3
+
+
+def test_one_session_too_many():
+    driver = LedgerDriver(Rules(max_sessions=3))
+    for instance in ("i", "i", "j"):
+        driver.session("a", instance)
+    assert refusal(driver, "a", "k") == Code.TOO_MANY
+    assert refusal(driver, "b") == Code.TOO_MANY

@@ -183,13 +183,13 @@ def test_one_wrong_row_holds_up_no_neighbour(driver):
     assert codes == [Code.COMMITTED, Code.WRONG_SHARD, Code.ROLLED_BACK]
 
 
-def test_an_expired_transaction_that_left_the_log_is_unknown():
+def test_an_expired_transaction_that_left_the_log_stays_expired():
     driver = LedgerDriver()
     session = driver.session()
     [receipt] = driver.prepare(session, {})
     driver.advance(1)
     driver.do(Retain(driver.now_us, driver.ledger.next_position))
-    assert driver.end(session, (receipt["transaction"], COMMIT)) == [Code.UNKNOWN_TRANSACTION]
+    assert driver.end(session, (receipt["transaction"], COMMIT)) == [Code.EXPIRED]
     assert driver.visible() == []
 
 

@@ -29,6 +29,7 @@ from escrowmq.outbox.modes import (
     Taken,
     slots_of,
 )
+from escrowmq.outbox.modes.journal import Stage
 from escrowmq.platform.failpoints import reach
 from escrowmq.settings import BrokerSettings
 
@@ -138,7 +139,7 @@ class DeletesFirst(Driven):
     """A planted bug: P7 before P6."""
 
     def _finish(self, batch: Any, shards: Any, outcome: Any) -> Any:
-        self._journal.settle(batch.column("message_id").to_pylist())
+        self._journal.settle(list(Stage), batch.column("message_id").to_pylist())
         reach("planted.deleted")
         return super()._finish(batch, shards, outcome)
 

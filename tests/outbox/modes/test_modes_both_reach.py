@@ -25,13 +25,13 @@ def local(make_database: Callable[[str], str]) -> Any:
     engine.dispose()
 
 
-def prepare(number: int, body: bytes = b"body") -> Arrival:
+def prepare(number: int, body: bytes = b"body", topic: str = "t") -> Arrival:
     headers = {SIGN: Sign.PREPARE, TRANSACTION: identity("t", number).hex(), KEY: f"k{number}", "own": "yes"}
-    return Arrival("t", body, headers, "tag")
+    return Arrival(topic, body, headers, "tag")
 
 
-def end(number: int, sign: Sign = Sign.COMMIT) -> Arrival:
-    return Arrival("t", b"", {SIGN: sign, TRANSACTION: identity("t", number).hex()})
+def end(number: int, sign: Sign = Sign.COMMIT, topic: str = "t") -> Arrival:
+    return Arrival(topic, b"", {SIGN: sign, TRANSACTION: identity("t", number).hex()})
 
 
 def nothing(_: Sequence[int]) -> None:
@@ -71,6 +71,26 @@ def test_with_marks_a_late_copy_of_everything_changes_nothing(local: sa.Engine) 
         consumer.handle([prepare(1)], nothing)
         consumer.handle([end(1)], nothing)
     assert noted(local, "effects") == [identity("t", 1)]
+    assert count(local, trans_prepared) == 0
+
+
+@pytest.mark.parametrize("marks", [True, False], ids=["marks", "no-marks"])
+@pytest.mark.parametrize("size", [1, 2, 6])
+@pytest.mark.parametrize("order", ["paired", "crossed", "apart"])
+def test_one_id_in_two_topics_has_both_effects(local: sa.Engine, marks: bool, size: int, order: str) -> None:
+    seen: list[tuple[bytes, str, bytes]] = []
+    consumer = BothReachConsumer(
+        local,
+        "cart",
+        lambda session, messages: seen.extend((m.message_id, m.topic, m.body) for m in messages),
+        marks=marks,
+    )
+    a, b = ([prepare(1, topic.encode(), topic), end(1, topic=topic)] for topic in ("a", "b"))
+    stream = {"paired": [a[0], b[0], a[1], b[1]], "crossed": [b[0], a[0], a[1], b[1]], "apart": [*a, *b]}[order]
+    for _ in range(2 if marks else 1):  # with marks everything may come again
+        for start in range(0, len(stream), size):
+            consumer.handle(stream[start : start + size], nothing)
+    assert sorted(seen) == [(identity("t", 1), "a", b"a"), (identity("t", 1), "b", b"b")]
     assert count(local, trans_prepared) == 0
 
 

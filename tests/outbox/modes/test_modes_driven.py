@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ import escrowmq as mq
 from escrowmq.errors import Code, Fenced, Misuse, Rejected, Unknown
 from escrowmq.outbox.modes import Driven, DrivenResult, Redriven, TableChecker
 from escrowmq.outbox.modes.driven import HalfMessages
-from escrowmq.outbox.modes.journal import Stage
+from escrowmq.outbox.modes.journal import Intake, Stage, ids_of
 from escrowmq.outbox.tables import trans_driven
 
 
@@ -440,3 +441,21 @@ def test_merged_a_half_message_without_a_row_stays_undecided_and_invisible(
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert bodies(bus, t) == []
+
+
+def test_a_forked_child_names_its_messages_otherwise() -> None:
+    """A way that was made before a fork (a server that forks its workers) gives no id twice."""
+    intake = Intake()
+    read, write = os.pipe()
+    with intake._lock:
+        child = os.fork()
+        if not child:  # pragma: no cover
+            os.write(write, ids_of(intake(mq.Message("orders", b"child")))[0])
+            os._exit(0)
+        os.waitpid(child, 0)
+    (ours,) = ids_of(intake(mq.Message("orders", b"parent")))
+    theirs = os.read(read, 16)
+    os.close(read)
+    os.close(write)
+    assert len(theirs) == 16
+    assert ours != theirs

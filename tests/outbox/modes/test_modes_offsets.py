@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from modes_roles import noted, offset_effect
 
 import escrowmq as mq
-from escrowmq.errors import Code, Fenced, Misuse, Rejected
+from damaging import flip
+from escrowmq.errors import Code, Corrupt, Fenced, Misuse, Rejected
 from escrowmq.outbox.modes import OffsetConsumer, Slot, Taken, divide, fence, slots_of, split_topic
 from escrowmq.outbox.tables import trans_recv_offset
 
@@ -304,3 +305,18 @@ def test_a_topic_in_parts() -> None:
             split_topic("t", parts)  # type: ignore[arg-type]
     with pytest.raises(Rejected):
         split_topic("%t", 2)
+
+
+def test_a_damaged_message_stops_an_effect_that_does_not_look(local: sa.Engine, tmp_path: Path) -> None:
+    url, settings = f"file:{tmp_path / 'data'}", {"segment_bytes": 1 << 12, "default_queues": 1}
+    with mq.connect(url, **settings) as bus:
+        messages = [mq.Message("t", b"content %d." % n, key=f"k{n}") for n in range(4)]
+        bus.producer("plain").send_batch(messages).check()
+        bus.producer("plain").send("filler", bytes(5000))
+    flip(tmp_path / "data", b"content 2.")
+    seen: list[bytes] = []
+    with mq.connect(url, **settings) as bus, OffsetConsumer(bus, local, "cart", "t", owner="c-1") as consumer:
+        with pytest.raises(Corrupt, match="DAMAGED"):
+            consumer.poll(lambda session, messages: [message.body for message in messages])
+        assert consumer.poll(lambda session, messages: seen.extend(m.body for m in messages if not m.damaged)) == 4
+    assert seen == [b"content 0.", b"content 1.", b"content 3."]

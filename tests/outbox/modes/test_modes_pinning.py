@@ -113,7 +113,8 @@ def test_compensation_sends_again_to_the_same_broker_only(pair: Any, local: sa.E
     left = way.resend()
     assert 0 < left < 20
     first.start()
-    assert way.resend() == 0
+    while way.resend():  # until the client has noticed
+        pass
     assert len(bus.admin.read(t).read_all()) == 20
 
 

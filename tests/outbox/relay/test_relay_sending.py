@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -13,6 +14,7 @@ from escrowmq import outbox
 from escrowmq.errors import Code, Misuse
 from escrowmq.outbox.relay import Relay
 from escrowmq.outbox.tables import State, trans_message
+from escrowmq.outbox.targets.escrow import EscrowTarget
 from escrowmq.testing.memory_target import MemoryTarget, Taken
 
 MakeRelay = Callable[..., Relay]
@@ -266,3 +268,28 @@ def test_bodies_of_all_sizes_do_not_fill_memory(tables: sa.Engine, target: Memor
     assert target.batches >= 4  # the first is a guess, the others have about 20: as many as fit
     with tables.connect() as connection:
         assert connection.scalar(sa.select(sa.func.count()).select_from(trans_message)) == 0
+
+
+def test_a_row_whose_id_another_message_of_its_topic_has_waits_for_a_person(
+    tables: sa.Engine, relay: MakeRelay, tmp_path: Path
+) -> None:
+    """The first row of the id was sent and deleted long ago; nothing may be marked sent that is stored nowhere."""
+    url = f"file:{tmp_path / 'broker'}"
+    target = EscrowTarget(url)
+
+    def row(topic: str, body: bytes) -> mq.Message:
+        return mq.Message(topic, body, message_id="order-17")
+
+    for topic, body in (("orders", b"first"), ("points", b"elsewhere"), ("orders", b"first")):
+        put(tables, row(topic, body))
+        assert relay(target).drain(30)
+    (other,) = put(tables, row("orders", b"another"))
+    with relay(target, redeliveries=0) as running:
+        eventually(lambda: running.statistics.waiting)
+    (waiting,) = outbox.attention.list_messages(tables)
+    assert (waiting.id, waiting.state) == (other, State.WAITING)
+    assert "MESSAGE_ID_TAKEN" in str(waiting.error)
+    target.close()
+    with mq.connect(url) as bus:
+        assert bus.admin.read("orders").read_all()["body"].to_pylist() == [b"first"]
+        assert bus.admin.read("points").read_all()["body"].to_pylist() == [b"elsewhere"]

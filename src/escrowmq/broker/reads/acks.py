@@ -7,7 +7,7 @@ Rules:
 2. A lease of a group that holds what is in doubt may have been handed over (HANDED). Its row has its attempt, and names the
    lease before it: the chain is followed back to a LEASED row, one hand-over of all leases at a time.
 3. Only the log is asked, never what the ledger happens to remember of leases. So the same range gives the same rows as long as
-   it is stored; when retention has dropped a lease's own row, group, topic, queue and attempt are null from then on.
+   it is stored; when retention has dropped a lease's own row, or it is damaged, group, topic, queue and attempt are null from then on.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from escrowmq.broker.columns import batch_of
 from escrowmq.broker.reads.chunks import Chunk, kept, scan
 from escrowmq.broker.reads.filters import Filter
+from escrowmq.broker.reads.marking import lost_rows, shown
 from escrowmq.broker.reads.readable import Readable
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.ledger.columns.arrays import Int64s
@@ -37,6 +37,7 @@ _SAYS = {
     kind: [(line, name) for line, name in enumerate(_LEASE_ROW) if name in STORED[kind].names]
     for kind in (Kind.LEASED, Kind.HANDED)
 }
+_OF_ROWS = frozenset({"group", "topic", "queue", "start", "count", "attempt", "lease"})
 _OF_LEASES = {"group", "topic", "queue", "attempt"}
 
 
@@ -44,7 +45,7 @@ def read_acks(engine: Readable, request: ReadRequest, wanted: Filter, schema: pa
     """The rows of ``%acks`` (columns of ACK_VIEW) from ``start`` to before ``end``, filtered by time and group."""
     if wanted.columns:
         raise error(Code.BAD_REQUEST, f"{ACK_VIEW_NAME} has neither tags nor keys")
-    chunks = scan(engine, [Kind.ACKED], STORED[Kind.ACKED].names, request)
+    chunks = scan(engine, [Kind.ACKED], STORED[Kind.ACKED].names, request, schema)
     return (_ack_rows(engine, wanted, schema, chunk) for chunk in chunks)
 
 
@@ -53,8 +54,11 @@ def _ack_rows(engine: Readable, wanted: Filter, schema: pa.Schema, chunk: Chunk)
     made = {"position": pa.array(positions), "acked_us": pa.array(times)}
     if wanted.group is not None or not _OF_LEASES.isdisjoint(schema.names):
         made |= _lease_columns(engine, acked.column("lease").to_numpy())
-    batch = batch_of(schema, made, acked)
-    return batch if wanted.group is None else batch.filter(pc.equal(made["group"], wanted.group))
+    batch = shown(schema, made, acked, _OF_ROWS, {})
+    if wanted.group is None:
+        return batch
+    chosen = pc.fill_null(pc.equal(made["group"], wanted.group), False)
+    return batch.filter(pc.or_(chosen, pa.array(lost_rows(acked))))
 
 
 def _lease_columns(engine: Readable, leases: Int64s) -> dict[str, pa.Array]:
@@ -111,7 +115,9 @@ def _fill(log: StoredLog, ids: Int64s, found: Int64s) -> None:
     edges = np.flatnonzero(np.diff(ids) > GAP) + 1
     for near in np.split(ids, edges) if len(ids) else ():
         first, last = int(near[0]), int(near[-1])
-        for frame in log.frames_at(first, list(_SAYS), last + 1):
+        for frame in log.frames_at(first, list(_SAYS), last + 1, damaged=True):
+            if frame.damage is not None:
+                continue  # as if it had left
             begin, end = ids.searchsorted((frame.position, frame.position + frame.batch.num_rows))
             if begin == end:
                 continue

@@ -11,12 +11,13 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.broker.reads.filters import joined
+from escrowmq.broker.reads.marking import marked_frame
 from escrowmq.broker.reads.readable import Readable
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.ledger.columns.arrays import Bools, Int64s
 from escrowmq.log.seam import Frame
 from escrowmq.schemas import Kind
-from escrowmq.wire import ReadRequest
+from escrowmq.wire import DAMAGED_COLUMN, ReadRequest
 
 ROWS = 8192
 """Rows of one batch, at most."""
@@ -50,20 +51,24 @@ def kept(chunk: Chunk, mask: Bools) -> Chunk:
     return positions[mask], rows.filter(pa.array(mask)), times[mask]
 
 
-def scan(engine: Readable, kinds: Sequence[Kind], columns: list[str], request: ReadRequest) -> Iterator[Chunk]:
-    """Rows of some kinds by position, from ``start`` to before ``end`` of a read request."""
+def scan(
+    engine: Readable, kinds: Sequence[Kind], columns: list[str], request: ReadRequest, schema: pa.Schema
+) -> Iterator[Chunk]:
+    """Rows of some kinds by position, from ``start`` to before ``end`` of a read request. If ``schema`` has the column ``damaged``,
+    damaged rows come, too; their chunks have the columns of ``marked_frame``."""
     first, durable = engine.log.first_position, engine.look(lambda: engine.log.next_position).result()
     start, end = range_of(request, "position", first, durable)
-    frames = engine.log.frames_at(start, kinds, end) if start < end else iter(())
-    return _of_frames(frames, start, end, columns)
+    marking = DAMAGED_COLUMN in schema.names
+    frames = engine.log.frames_at(start, kinds, end, damaged=marking) if start < end else iter(())
+    return _of_frames(frames, start, end, columns, marking)
 
 
-def _of_frames(frames: Iterator[Frame], start: int, end: int, columns: list[str]) -> Iterator[Chunk]:
+def _of_frames(frames: Iterator[Frame], start: int, end: int, columns: list[str], marking: bool) -> Iterator[Chunk]:
     """The rows ``start`` .. ``end``-1 of some frames, as chunks of up to ``ROWS`` rows and about ``BYTES``."""
     parts: list[tuple[int, int, pa.RecordBatch]] = []  # first position, time, rows
     count = size = 0
     for frame in frames:
-        rows = frame.batch.select(columns)
+        rows = marked_frame(frame, columns) if marking else frame.batch.select(columns)
         low, high = max(start - frame.position, 0), min(end - frame.position, rows.num_rows)
         row_bytes = max(_size(rows) // rows.num_rows, 1)
         while low < high:

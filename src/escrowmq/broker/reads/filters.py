@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns.arrays import Bools, Int64s
-from escrowmq.wire import ReadRequest
+from escrowmq.wire import DAMAGED_COLUMN, ReadRequest, read_schema
 
 MAX_TAGS = 1000
 """Tags that one read may name."""
@@ -80,8 +80,9 @@ def _as_mask(found: pa.Array) -> Bools:
     return np.asarray(pc.fill_null(found, False).to_numpy(zero_copy_only=False), bool)
 
 
-def chosen_columns(schema: pa.Schema, columns: list[str] | None) -> pa.Schema:
-    """The columns that a read asks for, in its order (None: all); Rejected(BAD_REQUEST) for one that is not there."""
+def chosen_columns(source: str, columns: list[str] | None) -> pa.Schema:
+    """The columns that a read asks for, in its order (None: the source's own); Rejected(BAD_REQUEST) for one that is not there."""
+    schema = read_schema(source, damaged=columns is not None and DAMAGED_COLUMN in columns)
     names = schema.names if columns is None else columns
     unknown = [name for name in names if name not in schema.names]
     if unknown:

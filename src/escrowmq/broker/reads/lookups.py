@@ -13,11 +13,13 @@ import pyarrow.compute as pc
 from escrowmq.broker.columns import owners_of
 from escrowmq.broker.reads.readable import Readable
 from escrowmq.ledger.columns.arrays import Int64s
+from escrowmq.ledger.ledger import Ledger
 from escrowmq.ledger.listings import transaction
+from escrowmq.ledger.queues.queues import Place
 from escrowmq.log.seam import Frame
 from escrowmq.model import DecidedBy, TransactionId, TransactionState
 from escrowmq.schemas import ID, Kind
-from escrowmq.wire.actions.messages import FoundMessage, Message, MessageFields
+from escrowmq.wire.actions.messages import Found, FoundMessage, Message, MessageFields
 from escrowmq.wire.actions.transactions import Event, Shown
 
 SCAN_FRAMES = 256
@@ -32,10 +34,9 @@ def show_transaction(engine: Readable, identity: TransactionId) -> Shown:
     found: Any = engine.look(lambda: transaction(engine.shard.ledger, identity)).result()
     positions: Int64s = found.pop("positions")
     end = engine.look(lambda: engine.log.next_position).result()
-    stored = engine.log.read(positions[:MAX_SHOWN])
     shown: Shown = found | {
         "message_count": len(positions),
-        "messages": [describe(row) for row in _rows(engine, stored, positions[:MAX_SHOWN])],
+        "messages": [describe(row) for row in _rows(engine, positions[:MAX_SHOWN])],
         "timeline": _timeline(engine, identity, positions, end),
     }
     return shown
@@ -47,7 +48,8 @@ def _timeline(engine: Readable, identity: TransactionId, positions: Int64s, end:
         {"time_us": int(time), "event": "prepared", "messages": int((times == time).sum())} for time in np.unique(times)
     ]
     asked = 0
-    for frame in engine.log.frames_at(identity.position, [*_CHECKING, Kind.DECIDED, Kind.BATCH_DECIDED], end):
+    kinds = [*_CHECKING, Kind.DECIDED, Kind.BATCH_DECIDED]
+    for frame in engine.log.frames_at(identity.position, kinds, end, damaged=True):
         at = np.flatnonzero(frame.batch.column("transaction").to_numpy() == identity.position)
         for row in at.tolist():
             event: Any = {"time_us": frame.time_us, "position": frame.position + row}
@@ -64,12 +66,12 @@ def _timeline(engine: Readable, identity: TransactionId, positions: Int64s, end:
     return events
 
 
-def find_messages(
-    engine: Readable, message_id: bytes | None, key: str | None, topic: str | None, limit: int
-) -> list[FoundMessage]:
-    """Messages of an id, or with a key, newest first; each with its state and body."""
+def find_messages(engine: Readable, message_id: bytes | None, key: str | None, topic: str | None, limit: int) -> Found:
+    """Messages of an id, or with a key, newest first; each with its state and body. Damaged ones that cannot be compared are
+    counted, but for the one of which the ledger still knows that it has the id."""
     found: list[FoundMessage] = []
-    end = engine.look(lambda: engine.log.next_sequence).result()
+    unreadable = 0
+    end, known = engine.look(lambda: (engine.log.next_sequence, _positions_of(engine, message_id))).result()
     for frame in _newest_first(engine, end):
         wanted = {"message_id": pa.scalar(message_id, ID) if message_id else None, "key": key, "topic": topic}
         mask = np.ones(frame.batch.num_rows, bool)
@@ -77,58 +79,89 @@ def find_messages(
             if value is not None:
                 same = pc.fill_null(pc.equal(frame.batch.column(column), value), False)
                 mask &= same.to_numpy(zero_copy_only=False)
+        if frame.damage is not None and not frame.damage.bodies_only:
+            mask = np.isin(np.arange(frame.position, frame.position + len(mask)), known)
+            unreadable += int((~mask).sum())
         rows = np.flatnonzero(mask)[::-1][: limit - len(found)]
         if len(rows):
             found += _states(engine, rows + frame.position)
         if len(found) >= limit:
             break
-    return found
+    answer: Found = {"messages": found}
+    return {**answer, "unreadable": unreadable} if unreadable else answer
+
+
+def _positions_of(engine: Readable, message_id: bytes | None) -> Int64s:
+    """Where the ledger remembers messages of this id, in whatever topic; -1: nowhere."""
+    numbers = np.arange(0 if message_id is None else len(engine.shard.ledger.topics.by_name), dtype=np.int32)
+    return engine.shard.ledger.dedup.find(pa.array([message_id] * len(numbers), ID), numbers).positions
 
 
 def _newest_first(engine: Readable, end: int) -> Iterator[Frame]:
     while end > 0:
         start = max(end - SCAN_FRAMES, 0)
-        frames = list(engine.log.frames(start, [Kind.PLAIN, Kind.HALF], end))
+        frames = list(engine.log.frames(start, [Kind.PLAIN, Kind.HALF], end, damaged=True))
         yield from reversed(frames)
-        if not frames and start and next(iter(engine.log.frames(0, None, start)), None) is None:
+        if not frames and start and next(iter(engine.log.frames(0, None, start, damaged=True)), None) is None:
             return  # nothing below is stored any more
         end = start
 
 
 def _states(engine: Readable, positions: Int64s) -> list[FoundMessage]:
-    stored = engine.log.read(positions)
-    half = stored.column("transaction").to_numpy() >= 0
-    queue_ids = stored.column("queue_id").to_numpy().tolist()
+    rows = _rows(engine, positions)
+    half = np.array([row["half"] for row in rows])
 
-    def look() -> tuple[list[int], list[int | None]]:
+    def look() -> tuple[list[int], list[tuple[Place | None, int | None]]]:
         ledger = engine.shard.ledger
         states = ledger.half_states(positions[half])[0].tolist() if half.any() else []
-        offsets = [ledger.queue(q).find(p) for q, p in zip(queue_ids, positions.tolist(), strict=True)]
-        return states, offsets
+        return states, [_standing(ledger, row) for row in rows]
 
-    states, offsets = engine.look(look).result()
+    states, standing = engine.look(look).result()
     of_halves = iter(states)
     found: list[FoundMessage] = []
-    for row, offset, is_half in zip(_rows(engine, stored, positions), offsets, half.tolist(), strict=True):
-        state: Any = TransactionState(next(of_halves)).name.lower() if is_half else "plain"
+    for row, (place, offset) in zip(rows, standing, strict=True):
+        state: Any = TransactionState(next(of_halves)).name.lower() if row["half"] else "plain"
+        if place is not None and row["lost"]:
+            row |= {"topic": place.topic, "queue": place.queue}
         found.append({**describe(row), "state": state, "offset": offset, "visible": offset is not None})
     return found
 
 
-def _rows(engine: Readable, stored: pa.RecordBatch, positions: Int64s) -> list[dict[str, Any]]:
-    transactions = owners_of(stored, positions, engine.log.shard, engine.log.read)
+def _standing(ledger: Ledger, row: dict[str, Any]) -> tuple[Place | None, int | None]:
+    """The queue in which a row stands, and its offset there. Of a row that is lost every queue is asked."""
+    queues = ledger.topics.queues if row["lost"] else [ledger.queue(row["queue_id"])]
+    for queue in queues:
+        if (offset := queue.find(row["position"])) is not None:
+            return queue.place, offset
+    return None, None
+
+
+def _rows(engine: Readable, positions: Int64s) -> list[dict[str, Any]]:
+    """Stored messages as dicts, with ``position, transaction, half, damaged`` (the place or None) and ``lost`` (all of it is)."""
+    stored, damaged = engine.log.salvage(positions)
+    kinds = np.asarray(engine.log.kind_at(positions))
+    transactions = owners_of(stored, positions, engine.log)
     rows: list[dict[str, Any]] = stored.to_pylist()
-    for row, position, owner in zip(rows, positions.tolist(), transactions.to_pylist(), strict=True):
-        row["position"] = position
+    for number, (row, owner) in enumerate(zip(rows, transactions.to_pylist(), strict=True)):
+        damage = damaged.get(number)
+        row["position"] = int(positions[number])
+        row["half"] = bool(kinds[number] == Kind.HALF)
         row["transaction"] = None if owner is None else str(TransactionId.from_bytes(owner))
+        row["damaged"] = None if damage is None else str(damage)
+        row["lost"] = damage is not None and not damage.body_only
+        if damage is not None:
+            row["body"] = None
+        if row["lost"]:
+            row |= {"topic": None, "message_id": None}
     return rows
 
 
 def describe(row: dict[str, Any]) -> Message:
     """One stored message for JSON."""
+    identity, body = row["message_id"], row["body"]
     message: Message = {name: row[name] for name in MessageFields.__annotations__} | {  # type: ignore[assignment]
         "properties": dict(row["properties"] or ()),
-        "message_id": row["message_id"].hex(),
-        "body_base64": base64.b64encode(row["body"]).decode(),
+        "message_id": None if identity is None else identity.hex(),
+        "body_base64": None if body is None else base64.b64encode(body).decode(),
     }
     return message

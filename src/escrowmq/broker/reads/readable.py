@@ -22,6 +22,7 @@ class HoldsLedger(Protocol):
     time_us: int
     failure: EscrowError | None
     full: bool
+    full_because: str
 
 
 class Connected(Protocol):

@@ -9,7 +9,7 @@ and the rest is read of what has the right one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,18 +18,27 @@ import pyarrow as pa
 from escrowmq.broker.columns import DELIVERED, delivered, owners_of
 from escrowmq.broker.reads.chunks import BYTES, ROWS, purged, range_of
 from escrowmq.broker.reads.filters import Filter, chosen_columns, coalesced, limited
+from escrowmq.broker.reads.marking import marked, marks_of
 from escrowmq.broker.reads.readable import Readable
 from escrowmq.broker.reads.system_views import SYSTEM_VIEWS
 from escrowmq.broker.requests import checked
 from escrowmq.errors import Code, error
-from escrowmq.ledger.columns.arrays import Int64s
+from escrowmq.ledger.columns.arrays import Bools, Int64s
+from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.groups.receiving import matching, tag_numbers
+from escrowmq.ledger.groups.reports import dead_between
+from escrowmq.ledger.queues.queues import Place
+from escrowmq.log.report import RowDamage
 from escrowmq.schemas import DELIVERY
 from escrowmq.settings import nearest
-from escrowmq.wire import ACK_VIEW_NAME, DEAD_LETTER_PREFIX, VIEWS, ReadRequest
+from escrowmq.wire import ACK_VIEW_NAME, DAMAGED_COLUMN, DEAD_LETTER_PREFIX, VIEWS, ReadRequest
 
 SPAN = 65_536
 """Offsets asked of the ledger at a time."""
+PROBE_ROWS = 16
+"""Rows from whose size that of the first batch is estimated: a message may be as large as a quarter of a batch."""
+FIRST_ROWS = 256
+"""Rows of the first batch, at most."""
 SHARE = 1024
 """Rows of one frame that are worth a batch of their own: parts of several frames must be joined, which copies every body."""
 
@@ -38,13 +47,13 @@ def open_view(engine: Readable, content: Mapping[str, object]) -> pa.RecordBatch
     """The stream of :meth:`escrowmq.wire.Link.read`; raises EscrowError for a bad request at once."""
     request = checked(ReadRequest, content)
     source = request["source"]
-    schema, wanted = chosen_columns(VIEWS.get(source, DELIVERY), request.get("columns")), Filter.of(request)
+    schema, wanted = chosen_columns(source, request.get("columns")), Filter.of(request)
     if wanted.group is not None and source != ACK_VIEW_NAME:
         raise error(Code.BAD_REQUEST, f"{source} has no consumer groups", f"{ACK_VIEW_NAME} has")
     if source in VIEWS:
         batches = SYSTEM_VIEWS[source](engine, request, wanted, schema)
     elif source.startswith(DEAD_LETTER_PREFIX):
-        batches = _dead_letters(engine, source[len(DEAD_LETTER_PREFIX) :], _Rows(engine, schema, wanted))
+        batches = _dead_letters(engine, request, _Rows(engine, schema, wanted))
     elif source.startswith("%"):
         names = [*VIEWS, DEAD_LETTER_PREFIX + "GROUP"]
         hint = nearest(source, names) or f"there are {', '.join(names)}"
@@ -56,6 +65,11 @@ def open_view(engine: Readable, content: Mapping[str, object]) -> pa.RecordBatch
     return pa.RecordBatchReader.from_batches(schema, limited(batches, request.get("max_rows")))
 
 
+Known = Callable[[Int64s], dict[str, pa.Array]]
+"""Of positions: columns (``topic``, ``queue``) that are known without reading the rows."""
+_FROM_ROWS = frozenset({"topic", "key", "tag", "properties", "body", "message_id", "queue", "born_us", "transaction"})
+
+
 class _Rows:
     """Messages by position, as rows of some columns of DELIVERY, in batches of about ``BYTES``."""
 
@@ -64,28 +78,46 @@ class _Rows:
         self._schema = schema
         self._wanted = wanted
         self._columns = list(dict.fromkeys(name for f in schema for name in DELIVERED.get(f.name, (f.name,))))
-        self._page = 256
+        self._page = 0  # not known yet
+        self._marked = DAMAGED_COLUMN in schema.names
         self.tags = wanted.tags
 
-    def read(self, positions: Int64s, offsets: Int64s, *, tagged: bool) -> Iterator[pa.RecordBatch]:
-        """The rows that the filter wants; ``tagged``: those of other tags are left out already."""
+    def read(self, positions: Int64s, offsets: Int64s, known: Known, *, tagged: bool) -> Iterator[pa.RecordBatch]:
+        """The rows that the filter wants; ``tagged``: those of other tags are left out already. ``known`` says of positions what
+        is known of them though they are damaged."""
         if self._wanted.timed and len(positions):
             mask = self._wanted.times(self._engine.log.time_at(positions))
             positions, offsets = positions[mask], offsets[mask]
         looked_at = [name for name in self._wanted.columns if not (tagged and name == "tag")]
         ends = self._shares(positions)
+        if not self._page and len(positions):
+            few, _ = self._engine.log.salvage(positions[:PROBE_ROWS], self._columns)
+            self._page = int(np.clip(BYTES * few.num_rows // max(few.nbytes, 1), 1, FIRST_ROWS))
         start = 0
         while start < len(positions):
             part = slice(start, min(start + self._page, int(ends[np.searchsorted(ends, start, side="right")])))
             at, numbers = positions[part], offsets[part]
             if looked_at:
-                mask = self._wanted.content(self._engine.log.read(at, self._wanted.columns))
+                mask = self._wants(at)
                 at, numbers = at[mask], numbers[mask]
-            stored = self._engine.log.read(at, self._columns)
-            yield self._delivered(stored, at, numbers)
+            if self._marked:
+                stored, damaged = self._engine.log.salvage(at, self._columns)
+            else:
+                stored, damaged = self._engine.log.read(at, self._columns), {}
+            yield self._delivered(stored, at, numbers, damaged, known)
             start = part.stop
             row_bytes = max(stored.nbytes // max(stored.num_rows, 1), 1)
             self._page = int(np.clip(BYTES // row_bytes, 1, min(8 * self._page, ROWS)))
+
+    def _wants(self, positions: Int64s) -> Bools:
+        """Which rows the filter wants by their content. Whether it wants a damaged one cannot be known: it comes, marked."""
+        columns = self._wanted.columns
+        if not self._marked:
+            return self._wanted.content(self._engine.log.read(positions, columns))
+        stored, damaged = self._engine.log.salvage(positions, columns)
+        mask = self._wanted.content(stored)
+        mask[[row for row, damage in damaged.items() if not damage.body_only]] = True
+        return mask
 
     def _shares(self, positions: Int64s) -> Int64s:
         """Where a batch must end: around every large share of one frame, and at the end."""
@@ -96,11 +128,23 @@ class _Rows:
         large = np.flatnonzero(np.diff(edges) >= SHARE)
         return np.unique(np.concatenate((edges[large], edges[large + 1], edges[-1:])))
 
-    def _delivered(self, stored: pa.RecordBatch, positions: Int64s, offsets: Int64s) -> pa.RecordBatch:
+    def _delivered(
+        self,
+        stored: pa.RecordBatch,
+        positions: Int64s,
+        offsets: Int64s,
+        damaged: Mapping[int, RowDamage],
+        known: Known,
+    ) -> pa.RecordBatch:
         transactions = None
         if "transaction" in self._schema.names:
-            transactions = owners_of(stored, positions, self._engine.log.shard, self._engine.log.read)
-        return delivered(stored, transactions, positions, offsets, schema=self._schema)
+            transactions = owners_of(stored, positions, self._engine.log)
+        if not self._marked:
+            return delivered(stored, transactions, positions, offsets, schema=self._schema)
+        own = pa.schema([DELIVERY.field(name) for name in self._schema.names if name != DAMAGED_COLUMN])
+        rows = delivered(stored, transactions, positions, offsets, schema=own)
+        marks = marks_of(damaged, rows.num_rows)
+        return marked(rows, self._schema, marks, _FROM_ROWS, known(positions) if damaged else {})
 
 
 def _topic(engine: Readable, request: ReadRequest, rows: _Rows) -> Iterator[pa.RecordBatch]:
@@ -118,6 +162,10 @@ def _topic(engine: Readable, request: ReadRequest, rows: _Rows) -> Iterator[pa.R
 def _queue_rows(engine: Readable, queue_id: int, start: int, end: int, rows: _Rows) -> Iterator[pa.RecordBatch]:
     topics = engine.shard.ledger.topics
     queue = engine.shard.ledger.queue(queue_id)
+
+    def known(positions: Int64s) -> dict[str, pa.Array]:
+        return _partitions([queue.place] * len(positions))
+
     while start < end:
         stop = min(start + SPAN, end)
 
@@ -130,12 +178,37 @@ def _queue_rows(engine: Readable, queue_id: int, start: int, end: int, rows: _Ro
             mask = matching(queue, start, stop, tags)
             return positions[mask], offsets[mask]
 
-        yield from rows.read(*engine.look(stored).result(), tagged=True)
+        yield from rows.read(*engine.look(stored).result(), known, tagged=True)
         start = stop
 
 
-def _dead_letters(engine: Readable, group: str, rows: _Rows) -> Iterator[pa.RecordBatch]:
-    """The dead letters of a group: their offsets are those of their own queues."""
+def _died_between(engine: Readable, group: str, start_us: int, end_us: int, rows: _Rows) -> Iterator[pa.RecordBatch]:
+    def look() -> tuple[Int64s, Int64s, Int64s]:
+        ledger = engine.shard.ledger
+        return dead_between(ledger.groups.group(group), ledger.topics, start_us, end_us)
+
+    positions, queue_ids, offsets = engine.look(look).result()
+    queues = engine.shard.ledger.topics.queues
+    where = dict(zip(positions.tolist(), queue_ids.tolist(), strict=True))
+
+    def known(asked: Int64s) -> dict[str, pa.Array]:
+        return _partitions([queues[where[position]].place for position in asked.tolist()])
+
+    return rows.read(positions, offsets, known, tagged=False)
+
+
+def _partitions(places: list[Place]) -> dict[str, pa.Array]:
+    topics, queues = [place.topic for place in places], [place.queue for place in places]
+    return {"topic": pa.array(topics, pa.utf8()), "queue": pa.array(queues, pa.int32())}
+
+
+def _dead_letters(engine: Readable, request: ReadRequest, rows: _Rows) -> Iterator[pa.RecordBatch]:
+    """The dead letters of a group: their offsets are those of their own queues. With ``start`` or ``end``, those that died from
+    one time to before the other, in that order; else by queue and offset."""
+    group = request["source"][len(DEAD_LETTER_PREFIX) :]
+    start_us, end_us = request.get("start"), request.get("end")
+    if start_us or end_us is not None:
+        return _died_between(engine, group, start_us or 0, NEVER_US if end_us is None else end_us, rows)
 
     def page(after: tuple[int, int] | None) -> list[dict[str, Any]]:
         ledger = engine.shard.ledger
@@ -148,7 +221,12 @@ def _dead_letters(engine: Readable, group: str, rows: _Rows) -> Iterator[pa.Reco
         while letters:
             positions = np.array([letter["position"] for letter in letters], np.int64)
             offsets = np.array([letter["offset"] for letter in letters], np.int64)
-            yield from rows.read(positions, offsets, tagged=False)
+            where = {letter["position"]: Place(letter["topic"], letter["queue"]) for letter in letters}
+
+            def known(asked: Int64s, where: dict[int, Place] = where) -> dict[str, pa.Array]:
+                return _partitions([where[position] for position in asked.tolist()])
+
+            yield from rows.read(positions, offsets, known, tagged=False)
             last = (letters[-1]["queue_id"], letters[-1]["offset"])
             letters = engine.look(lambda after=last: page(after)).result()  # type: ignore[misc]
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
@@ -23,12 +26,70 @@ logger = logging.getLogger(__name__)
 Health = Callable[[], Mapping[str, str]]
 
 
+MAX_CONNECTIONS = 32
+"""Open connections; each has a thread. Over it the oldest is closed: a page takes milliseconds."""
+LONGEST_SECONDS = 10.0
+"""From a connection's opening to its end, however its bytes drip."""
+_NO_DESCRIPTOR_SECONDS = 0.1
+"""Before the next look when no connection can be accepted, which would otherwise be tried without a pause."""
+
+
 class _Server(ThreadingMixIn, WSGIServer):
+    """Ends connections that are too old or too many. All of it runs on the thread of ``serve_forever``, but :meth:`shutdown_request`."""
+
     daemon_threads = True
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self._open: dict[socket.socket, float] = {}
+        self._lock = threading.Lock()
+        super().__init__(*arguments, **named)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """The next connection; OSError, after a moment, when the process has no descriptor left."""
+        try:
+            connection, address = super().get_request()
+        except OSError:
+            self._end_overdue()
+            time.sleep(_NO_DESCRIPTOR_SECONDS)
+            raise
+        with self._lock:
+            self._open[connection] = time.monotonic()
+            surplus = list(self._open)[:-MAX_CONNECTIONS]
+        for one in surplus:
+            self._end(one)
+        return connection, address
+
+    def service_actions(self) -> None:
+        """Every half second, and after every connection."""
+        self._end_overdue()
+
+    def shutdown_request(self, request: Any) -> None:
+        """A connection has had its answer, or failed."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that left early is none of our business."""
+        logger.debug("a connection failed: %s", client_address, exc_info=True)
+
+    def _end_overdue(self) -> None:
+        before = time.monotonic() - LONGEST_SECONDS
+        with self._lock:
+            overdue = [connection for connection, began in self._open.items() if began < before]
+        for connection in overdue:
+            self._end(connection)
+
+    def _end(self, connection: socket.socket) -> None:
+        """Wake the thread that waits for it; that closes it."""
+        with self._lock:
+            self._open.pop(connection, None)
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = 10  # seconds after which a silent client is given up, and its thread with it
+    timeout = LONGEST_SECONDS
 
     def log_message(self, format: str, *args: Any) -> None:
         logger.debug(format, *args)
@@ -71,5 +132,5 @@ class HttpServer:
         if path == "/healthz":  # alive: restarting it would not help a full disk, but it does help a stopped shard
             return 503 if health["status"] == "stopped" else 200, _JSON, body
         if path == "/readyz":  # ready to take messages
-            return 200 if health["status"] == "ok" else 503, _JSON, body
+            return 200 if health["status"] in ("ok", "damaged") else 503, _JSON, body
         return 404, _JSON, b"{}"

@@ -38,6 +38,12 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("transactions_rolled_back", COUNTER, "transactions rolled back", "rolled_back_total"),
     MetricSpec("transactions_expired", COUNTER, "transactions that left undecided by retention", "expired_total"),
     MetricSpec("checks_asked", COUNTER, "questions to producers", "checks_asked_total"),
+    MetricSpec(
+        "checks_answered_unknown",
+        COUNTER,
+        "questions answered UNKNOWN since the start: the checker does not know, raised, or gave no outcome",
+        "checks_answered_unknown_total",
+    ),
     MetricSpec("transactions_parked_ever", COUNTER, "transactions that were parked, once or more", "parked_total"),
     MetricSpec("messages_delivered", COUNTER, "messages leased to consumers, repeats counted", "delivered_total"),
     MetricSpec("messages_acknowledged", COUNTER, "messages acknowledged by consumers", "acked_messages_total"),
@@ -48,6 +54,12 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("topics", GAUGE, "topics", "topics"),
     MetricSpec("producer_groups", GAUGE, "producer groups", "producer_groups"),
     MetricSpec("producer_sessions", GAUGE, "producer sessions remembered, connected or not", "producer_sessions"),
+    MetricSpec(
+        "log_damaged_frames",
+        GAUGE,
+        "damaged places in the log that were met and are not put right",
+        "log_damaged_frames",
+    ),
     # How it works.
     MetricSpec("rounds", COUNTER, "rounds of the writer: at most one sync each", "rounds_total"),
     MetricSpec("log_bytes", COUNTER, "bytes appended to the log since the start", "log_bytes_total"),

@@ -65,6 +65,7 @@ def serve(
         with ExitStack() as running:  # ends first: every request is answered before the connections are closed
             running.callback(calls.close)
             running.callback(engine.stop)
+            running.callback(calls.give_back)
             engine.start()
             with _listening(host, port):
                 service = Service(calls, host, port, insecure=insecure)

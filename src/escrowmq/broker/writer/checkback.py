@@ -6,9 +6,11 @@ Rules:
    with room in its window: the ledger is not asked to take anything, so no attempt is spent (I11).
 2. The session that sent a half message is asked first; if it is gone or has no room, the others of its group in rotation.
 3. A listener has at most ``window`` questions open. One is closed by any answer about its transaction, by its decision from
-   whatever side, or after ``interval_us``, when the ledger may ask again.
+   whatever side, or after the group's ``interval_us``, when the ledger may ask again.
 4. A question waits for its listener as two numbers; bodies are read when it leaves, on the listener's own thread. So a slow
    listener costs no memory and delays no other, and a transaction that is decided meanwhile is not asked any more (I10).
+5. A transaction of which a half message is damaged is not asked about, for no checker could say what it has not seen: it is parked at
+   once, for a person. The others of its batch are asked about.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.broker.writer.shard import Shard
-from escrowmq.errors import DONE, EscrowError, flags
+from escrowmq.errors import DONE, Code, EscrowError, error, flags
 from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.commands import AskChecks, Asked
+from escrowmq.ledger.ledger import Ledger
 from escrowmq.ledger.listings import messages_of
 from escrowmq.message.ids import transaction_ids
 from escrowmq.schemas import CHECKS, Kind
@@ -67,7 +70,14 @@ class Questions:
 class Listener:
     """One connected producer session. :meth:`batches` belongs to one thread of its carrier."""
 
-    def __init__(self, group: str, session: int, read: Callable[[Int64s], pa.RecordBatch], shard: int) -> None:
+    def __init__(
+        self,
+        group: str,
+        session: int,
+        read: Callable[[Int64s], pa.RecordBatch],
+        shard: int,
+        park: Callable[[int], object],
+    ) -> None:
         self.group = group
         self.session = session
         self.open: set[int] = set()
@@ -76,8 +86,10 @@ class Listener:
         self._waiting: deque[Questions] = deque()
         self._changed = threading.Condition()
         self._closed = False
+        self.problem: EscrowError | None = None  # why it is asked no more, where it did not leave by itself
         self._read = read
         self._shard = shard
+        self._park = park
         self._row_bytes = BATCH_BYTES // _FIRST_READ
 
     # The engine's side (under the directory's lock)
@@ -150,7 +162,9 @@ class Listener:
             stored = self._read(questions.positions)
         except EscrowError as problem:
             if len(questions.transactions) == 1:
-                logger.warning("cannot ask about the transaction at %d: %s", questions.transactions[0], problem)
+                logger.error("cannot ask about the transaction at %d: %s", questions.transactions[0], problem)
+                if problem.code is Code.DAMAGED:
+                    self._park(int(questions.transactions[0]))
                 return
             for row in range(len(questions.transactions)):  # one bad record never stops the others
                 yield from self._build(questions.take(np.array([row])))
@@ -174,20 +188,24 @@ class Listeners:
     def __init__(
         self,
         window: int,
-        interval_us: int,
+        interval_us: Callable[[str], int],
         read: Callable[[Int64s], pa.RecordBatch],
         shard: int,
         poke: Callable[[], None],
+        park: Callable[[int], object],
     ) -> None:
         self._window = window
         self._interval_us = interval_us
         self._read = read
         self._shard = shard
         self._poke = poke
+        self._park = park
         self._lock = threading.Lock()
         self._listeners: dict[str, list[Listener]] = {}
         self._turns: dict[str, int] = {}
         self._news = False  # a listener came or left, or has room again
+        self.answered_unknown = 0  # since the start
+        self._taken_over = False  # a session was opened: it may have fenced that of a listener
         self._wake_us = NEVER_US
 
     @property
@@ -197,10 +215,10 @@ class Listeners:
 
     def join(self, group: str, session: int) -> Listener:
         """A new listener."""
-        listener = Listener(group, session, self._read, self._shard)
+        listener = Listener(group, session, self._read, self._shard, self._park)
         with self._lock:
             self._listeners.setdefault(group, []).append(listener)
-            self._news = True
+            self._taken_over = self._news = True  # since its session was looked at
         self._poke()
         return listener
 
@@ -248,12 +266,17 @@ class Listeners:
         with self._lock:
             return sum(len(m.open) for m in self._all())
 
+    def count_unknown(self, answers: int) -> None:
+        """So many questions were answered UNKNOWN."""
+        with self._lock:
+            self.answered_unknown += answers
+
     def room(self, group: str, now_us: int) -> int:
         """Questions that the listeners of a group may be asked now."""
         with self._lock:
             room = 0
             for listener in self._listeners.get(group, ()):
-                listener.expire(now_us - self._interval_us)
+                listener.expire(now_us - self._interval_us(group))
                 room += self._window - len(listener.open)
             return room
 
@@ -263,7 +286,9 @@ class Listeners:
             self.settled(batch.column("transaction").to_numpy())
         elif kind == Kind.HALF and self._listeners:
             self._wake_us = min(self._wake_us, int(batch.column("due_us").to_numpy().min()))
-        elif kind in (Kind.REOPENED, Kind.RULES):
+        elif kind == Kind.SESSION and self._listeners:
+            self._taken_over = self._news = True
+        elif kind in (Kind.REOPENED, Kind.RULES, Kind.PRODUCERS):
             self._news = True
 
     def settled(self, transactions: Int64s) -> None:
@@ -283,6 +308,9 @@ class Listeners:
         if now_us < self.wake_us:
             return
         self._news = False
+        if self._taken_over:
+            self._taken_over = False
+            self._disconnect_fenced(shard.ledger)
         self._wake_us = 0  # until this is done: it may be refused
         ledger, wake_us = shard.ledger, NEVER_US
         for group in self.groups():
@@ -296,13 +324,24 @@ class Listeners:
             wake_us = min(wake_us, max(ledger.checkback.ask_us(group), self._next_room_us(group)))
         self._wake_us = wake_us
 
+    def _disconnect_fenced(self, ledger: Ledger) -> None:
+        """Ask no session whose answers would be refused: each question would count, and come to nothing."""
+        with self._lock:
+            listeners = self._all()
+        sessions = np.array([listener.session for listener in listeners], np.int64)
+        for at in np.flatnonzero(ledger.sessions.fenced(sessions)).tolist():
+            listeners[at].problem = error(Code.FENCED)
+            self.leave(listeners[at])
+
     def _next_room_us(self, group: str) -> int:
         """No listener of a group has room before this: 0, or when its oldest open question is given up."""
         with self._lock:
             listeners = self._listeners.get(group, ())
             if any(len(m.open) < self._window for m in listeners):
                 return 0
-            return min((o for m in listeners if (o := m.oldest_us()) is not None), default=NEVER_US) + self._interval_us
+            return min(
+                (o for m in listeners if (o := m.oldest_us()) is not None), default=NEVER_US
+            ) + self._interval_us(group)
 
     def assign(self, group: str, asked: Asked, now_us: int) -> list[tuple[Listener, Int64s]]:
         """Whom to ask about what: listeners with row numbers into ``asked``, within their windows."""

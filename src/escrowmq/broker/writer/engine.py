@@ -21,12 +21,12 @@ import pyarrow as pa
 from escrowmq.broker.writer.checkback import Listener, Listeners, Questions
 from escrowmq.broker.writer.committer import Committer
 from escrowmq.broker.writer.rounds import Look, Request, WaitingLook, WaitingReceive
-from escrowmq.broker.writer.shard import Shard, microseconds
+from escrowmq.broker.writer.shard import Shard
 from escrowmq.broker.writer.upkeep import Upkeep
 from escrowmq.broker.writer.waiting import WaitingLooks, WaitingReceives
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.ledger.columns.schedule import NEVER_US
-from escrowmq.ledger.commands import Command, Receive, Tick, nothing_leased
+from escrowmq.ledger.commands import Command, Park, Receive, Tick, nothing_leased
 from escrowmq.log.seam import CommitLog
 from escrowmq.platform.clock import Clock
 from escrowmq.schemas import Kind
@@ -46,12 +46,17 @@ class Engine:
 
     def __init__(self, log: CommitLog, clock: Clock, settings: BrokerSettings) -> None:
         self.log = log
-        self.clock = clock
         self.settings = settings
         self.shard = Shard(log, clock, settings)
+        self.clock: Clock = self.shard.clock
         self.shard.observers.append(self._on_event)
         self.listeners = Listeners(
-            settings.checks_in_flight, microseconds(settings.check_interval), log.read, log.shard, self.poke
+            settings.checks_in_flight,
+            self._check_interval_us,
+            log.read,
+            log.shard,
+            self.poke,
+            lambda transaction: self.submit(Park(transaction)),
         )
         self.upkeep = Upkeep(self.shard, self.poke, self.listeners.sessions)
         self._committer = Committer()
@@ -98,6 +103,9 @@ class Engine:
                 self._changed.notify()
         return request.future
 
+    def _check_interval_us(self, group: str) -> int:
+        return self.shard.ledger.checkback.interval_us(group)
+
     def poke(self) -> None:
         """Make the writer run a round: a listener came or left, or a snapshot was saved."""
         with self._changed:
@@ -115,7 +123,7 @@ class Engine:
 
     @property
     def status(self) -> str:
-        """ok, full, stopping or stopped."""
+        """ok, damaged, full, stopping or stopped."""
         status = self.shard.status
         return "stopping" if self._stopping and status != "stopped" else status
 

@@ -132,7 +132,8 @@ def _mergeable(one: Request, other: Request) -> bool:
         return a.by == b.by
     if isinstance(a, Settle) and isinstance(b, Settle):
         return a.group == b.group
-    return True
+    # What replaces runs alone: each sees what the one before it left.
+    return not (isinstance(a, Prepare) and isinstance(b, Prepare) and (a.replace or b.replace))
 
 
 def _merge(run: list[Request]) -> Work:

@@ -5,7 +5,7 @@ Rules (no threads, no clock of its own: tests drive it with a memory log and a s
 1. State changes in one order only: decide, reserve room for all its events, append and apply them; then one sync for the
    round; then the answers.
 2. Nothing is answered, shown or asked before it is durable (``early`` sends, named by their caller, excepted).
-3. A full disk is found before anything is appended, and changes nothing (deciding is pure). Writers of messages leave
+3. A full disk, and a process without descriptors, are found before anything is appended, and change nothing (deciding is pure). Writers of messages leave
    ``HEADROOM`` free, so that acknowledgements, leases and decisions go on for a while.
 4. A failed append, sync or apply stops the shard: every answer of that round and after it is an error until it is opened
    anew, because what the disk holds is no longer known (I34).
@@ -20,17 +20,21 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from escrowmq.broker.failures import broker_failed
+from escrowmq.broker.writer.keys import StoredKeys
 from escrowmq.broker.writer.recovery import fold
+from escrowmq.broker.writer.repeats import Unchecked, judge
 from escrowmq.broker.writer.rounds import Look, Request, Work, arrange
 from escrowmq.errors import Code, EscrowError, Overloaded, error
+from escrowmq.ledger.columns.codes import OK
 from escrowmq.ledger.commands import Command, Configure, Prepare, Retain, Rules, Send
 from escrowmq.ledger.events import Decision
 from escrowmq.log.frames import size_bound
 from escrowmq.log.seam import CommitLog, Snapshot
-from escrowmq.platform.clock import Clock
+from escrowmq.platform.clock import Clock, ContinuedClock
 from escrowmq.platform.failpoints import reach
 from escrowmq.schemas import Kind
 from escrowmq.settings import BrokerSettings
@@ -68,14 +72,16 @@ class Shard:
         self.settings = settings
         self.failure: EscrowError | None = None
         self.full = False
+        self.full_because = ""
         self.observers: list[Callable[[Kind, pa.RecordBatch], None]] = []
         """Called with every event when it is applied (not during recovery), before it is durable."""
-        self._clock = clock
         self._dirty = False
         self._headroom = min(HEADROOM, settings.segment_bytes // 16)
         self.ledger, snapshot = fold(log)
+        self.ledger.ask_keys_of(StoredKeys(log))
         self._floor_us = max(log.last_time_us, snapshot.time_us if snapshot else 0)
-        self._ahead_us = max(self._floor_us - clock.now_us(), 0)
+        self.clock = ContinuedClock(clock, self._floor_us)
+        """Broker time: the one clock of the shard, of its waiting, its listings and its metrics."""
         self._snapshot_bytes = _size(snapshot.tables) if snapshot else 0
         self._snapshot_sequence = snapshot.sequence if snapshot else 0
         self.time_us = 0
@@ -87,7 +93,7 @@ class Shard:
 
     def now_us(self) -> int:
         """Broker time, microseconds; where the clock is behind the log's last frame, it goes on from that."""
-        return self._clock.now_us() + self._ahead_us
+        return self.clock.now_us()
 
     def begin(self) -> int:
         """Take the round's time, microseconds."""
@@ -97,11 +103,16 @@ class Shard:
     def execute(self, command: Command) -> Any:
         """Decide, reserve, append, apply; the answer, to be given once it is durable.
 
-        Raises EscrowError: a refusal of the whole command (nothing changed), Overloaded(DISK_FULL), or, once the shard
-        has stopped, Unknown(SHARD_STOPPED).
+        Raises EscrowError: a refusal of the whole command (nothing changed), Overloaded(DISK_FULL, OUT_OF_RESOURCES), or, once
+        the shard has stopped, Unknown(SHARD_STOPPED).
         """
+        return self._decided(command).answer
+
+    def _decided(self, command: Command) -> Decision:
         self._running()
         try:
+            if isinstance(command, Prepare) and command.replace:
+                command = self._informed(command)
             decision = self.ledger.decide(command, self.time_us)
         except EscrowError:
             raise
@@ -111,14 +122,21 @@ class Shard:
             self._reserve(decision, writes=isinstance(command, Send | Prepare))
         for event in decision.events:
             self._take_in(event.kind, event.batch)
-        return decision.answer
+        return decision
+
+    def _informed(self, command: Prepare) -> Prepare:
+        """A prepare that may replace, told which of its rows say what is stored already: those are repeats."""
+        same = np.zeros(command.batch.num_rows, np.bool_)
+        if (repeats := self.ledger.repeats_of(command)) is not None:
+            same[repeats.rows] = judge(self.log, command.batch, repeats) == OK
+        return dataclasses.replace(command, same=same)
 
     def _reserve(self, decision: Decision, *, writes: bool) -> None:
         size = sum(size_bound(event.batch) for event in decision.events)
         try:
             self.log.reserve(size + (self._headroom if writes else 0))
-        except Overloaded:
-            self.full = True
+        except Overloaded as problem:
+            self.full, self.full_because = True, problem.message
             raise
         except EscrowError as problem:
             raise self.stop(problem) from problem
@@ -193,7 +211,7 @@ class Shard:
         return pairs
 
     def _run_work(self, work: Work) -> list[tuple[Request, Any]]:
-        answer = self.attempt(lambda: self.execute(work.command))
+        answer = self.attempt(lambda: self._answer(work.command))
         if isinstance(answer, EscrowError) and len(work.requests) > 1 and self.failure is None:
             # Refused as a whole: each request runs alone, so that only those at fault are refused.
             return [pair for request in work.requests for pair in self._run_work(Work(request.command, [request]))]
@@ -202,8 +220,19 @@ class Shard:
         pairs = list(zip(work.requests, work.answers(answer), strict=True))
         for request, part in pairs:
             if request.early:
-                request.answer(part)
+                request.answer(self._checked(part))
         return pairs
+
+    def _answer(self, command: Command) -> Any:
+        decision = self._decided(command)
+        if decision.repeats is None:
+            return decision.answer
+        assert isinstance(command, Send | Prepare)  # nothing else repeats messages
+        return Unchecked(decision.answer, command.batch, decision.repeats)
+
+    def _checked(self, answer: Any) -> Any:
+        """The answer of a request as it is given, or the error that came of comparing it."""
+        return self.attempt(lambda: answer.checked(self.log)) if isinstance(answer, Unchecked) else answer
 
     @staticmethod
     def attempt(act: Callable[[], Any]) -> Any:
@@ -234,7 +263,7 @@ class Shard:
                     request.answer(self._refusal())
                 return False
             for request, answer in pairs:
-                request.answer(answer)
+                request.answer(self._checked(answer))
             reach("broker.answered")
             return True
 
@@ -274,5 +303,7 @@ class Shard:
 
     @property
     def status(self) -> str:
-        """ok, full (writers are refused) or stopped."""
-        return "stopped" if self.failure is not None else "full" if self.full else "ok"
+        """ok, damaged (the log, in places: the rest goes on), full (writers are refused) or stopped."""
+        if self.failure is not None:
+            return "stopped"
+        return "full" if self.full else "damaged" if self.log.is_damaged else "ok"

@@ -26,6 +26,8 @@ from escrowmq.ledger.commands import Settle, nothing_leased
 from escrowmq.schemas import Kind
 
 _MAKES_VISIBLE = frozenset({Kind.PLAIN, Kind.DECIDED, Kind.BATCH_DECIDED, Kind.RELEASED, Kind.TOPIC})
+_VIEWED = frozenset({Kind.HALF, Kind.ACKED, Kind.DEAD, Kind.BURIED})
+"""Events that bring something to those who follow a system view."""
 _BRINGS_NOTHING = frozenset(
     {
         Kind.HALF,
@@ -34,11 +36,13 @@ _BRINGS_NOTHING = frozenset(
         Kind.REOPENED,
         Kind.SESSION,
         Kind.FORGOTTEN,
+        Kind.PRODUCERS,
         Kind.TOPIC,
         Kind.GROUP,
         Kind.LEASED,
         Kind.HANDED,
         Kind.EXTENDED,
+        Kind.KEYED,
     }
 )
 """Events after which no consumer group can be given more than before."""
@@ -150,7 +154,7 @@ class WaitingLooks:
         self.wake_us = NEVER_US
 
     def on_event(self, kind: Kind) -> None:
-        self._changed = self._changed or kind in _MAKES_VISIBLE
+        self._changed = self._changed or kind in _MAKES_VISIBLE or kind in _VIEWED
 
     def serve(self, fresh: Sequence[WaitingLook], now_us: int, attempt: Callable[[Callable[[], Any]], Any]) -> Pairs:
         """Answers to new looks and, if anything became visible, to those that wait; ``attempt`` runs one."""

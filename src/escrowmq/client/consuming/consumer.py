@@ -32,6 +32,7 @@ from escrowmq.client.consuming.received import (
     ReceivedBatch,
 )
 from escrowmq.client.lanes.blocking import AsyncCloses, Closes, blocking, iterating
+from escrowmq.client.links.presence import Missing
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.model import Act
 
@@ -60,6 +61,11 @@ class ConsumerBase(Generic[MessageT, BatchT]):
         """Acknowledgements that came too late; those messages are delivered again."""
         return self._consumption.refused
 
+    @property
+    def missing(self) -> list[Missing]:
+        """Of several brokers, those that this consumer gets nothing from now, with the reason. It joins them by itself."""
+        return self._consumption.missing()
+
     async def _close(self) -> None:
         consumption = self._consumption
         with self._iterating:
@@ -71,9 +77,18 @@ class ConsumerBase(Generic[MessageT, BatchT]):
             consumption.arrival.set()
             await consumption.waiting.away(consumption.close)
 
+    def _without_withdrawn(self, batch: pa.RecordBatch, number: int) -> LeasedRows | None:
+        """What of the rest of a batch may still be handed out; None, and another batch is to be taken: nothing."""
+        consumption = self._consumption
+        self._rows = None
+        rows = LeasedRows(number, batch, consumption)
+        if (withdrawn := consumption.withdrawn_of(rows)) is not None:
+            rows = LeasedRows(number, batch.filter(pa.array(~withdrawn)), consumption)
+        return rows if rows.count else None
+
     async def _next_batch(self, idle_timeout: float | None) -> bool:
         """Have a batch to take messages from; False when iteration is over."""
-        rows = await self._next_rows(DEFAULT_BATCH, idle_timeout)
+        rows = await self._next_rows(DEFAULT_BATCH, idle_timeout, one_by_one=True)
         if rows is None:
             return False
         with self._iterating:
@@ -87,11 +102,13 @@ class ConsumerBase(Generic[MessageT, BatchT]):
             self._consumption.fetcher.put_back(rows.number, rows.batch)
         return not closed
 
-    async def _next_rows(self, max_messages: int, idle_timeout: float | None) -> LeasedRows | None:
+    async def _next_rows(
+        self, max_messages: int, idle_timeout: float | None, *, one_by_one: bool = False
+    ) -> LeasedRows | None:
         consumption, fetcher = self._consumption, self._consumption.fetcher
         deadline = None if idle_timeout is None else time.monotonic() + idle_timeout
         if not consumption.closed:
-            fetcher.start(max_messages)
+            fetcher.start(max_messages, one_by_one)
         while not consumption.closed:
             if (rows := await self._take(max_messages)) is not None:
                 return rows
@@ -113,6 +130,8 @@ class ConsumerBase(Generic[MessageT, BatchT]):
 
     async def _screened(self, rows: LeasedRows) -> LeasedRows | None:
         consumption = self._consumption
+        if (withdrawn := consumption.withdrawn_of(rows)) is not None:
+            rows = LeasedRows(rows.number, rows.batch.filter(pa.array(~withdrawn)), consumption)
         if not rows.batch.num_rows:
             return None
         if consumption.qos == 0:
@@ -134,7 +153,7 @@ class ConsumerBase(Generic[MessageT, BatchT]):
         """With qos=2: which rows the consumer's own database has a mark of."""
         seen = self._consumption.seen
         assert seen is not None
-        return np.array([seen(message) for message in self._batch(rows)], np.bool_)
+        return np.array([seen(self._message(rows, row)) for row in range(rows.count)], np.bool_)
 
 
 class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
@@ -142,14 +161,16 @@ class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
 
     async def messages(self, *, idle_timeout: float | None = None) -> AsyncIterator[MessageT]:
         """One message after the other, until :meth:`close`, or until none came for ``idle_timeout`` seconds."""
-        message = self._message
+        message, ordered = self._message, self._consumption.order is not None
         while True:
             with self._iterating:
                 if (rows := self._rows) is not None:
                     row = self._row
+                    if ordered and rows.withdrawn(row):
+                        rows, row = self._without_withdrawn(rows.batch.slice(row), rows.number), 0
+                if rows is not None:
                     self._row = row + 1
-                    if row + 1 == rows.count:
-                        self._rows = None
+                    self._rows = None if row + 1 == rows.count else rows
             if rows is not None:
                 yield message(rows, row)
             elif not await self._next_batch(idle_timeout):
@@ -168,8 +189,9 @@ class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
         if (taken := await self._take(max_messages)) is not None:
             return list(self._batch(taken))
         found: list[MessageT] = []
-        for number, future in await consumption.waiting.away(consumption.receive_now, max_messages, wait):
-            batch = await consumption.waiting.result(future, wait + consumption.timeout)
+        for number, batch in await consumption.receive_once(max_messages, wait):
+            if consumption.order is not None:
+                consumption.order.came(number, batch)
             if (rows := await self._screened(LeasedRows(number, batch, consumption))) is not None:
                 found.extend(self._batch(rows))
         return found
@@ -181,8 +203,9 @@ class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
         """
         consumption = self._consumption
         patience = consumption.timeout if timeout is None else timeout
+        deadline = time.monotonic() + patience
         for lane in consumption.lanes:
-            if not await consumption.waiting.away(lane.drain, patience):
+            if not await consumption.waiting.away(lane.drain, max(deadline - time.monotonic(), 0.0)):
                 raise error(Code.TIMED_OUT, "acknowledgements are still on their way")
         return self.refused
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -11,21 +12,30 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.client.consuming.delivery import Rows
 from escrowmq.client.consuming.fetching import NO_ROWS, Fetcher
 from escrowmq.client.consuming.membership import Membership
+from escrowmq.client.consuming.options import subscribe
+from escrowmq.client.consuming.order import Order
 from escrowmq.client.consuming.settling import SettlingCodec, lease_runs, settling_batch
 from escrowmq.client.lanes.waiting import Waiting
-from escrowmq.client.links.patience import patient_action
+from escrowmq.client.links.presence import AWAY_SECONDS, Missing
 from escrowmq.client.links.router import Router
-from escrowmq.errors import Code, EscrowError, error
+from escrowmq.client.links.streams import failed_future
+from escrowmq.errors import AWAY, Code, EscrowError, Unknown, error
 from escrowmq.model import Act
+from escrowmq.platform.forks import tell_in_child
 from escrowmq.wire import Exchange
 from escrowmq.wire.actions import groups
 from escrowmq.wire.exchanges import ReceiveOptions
 
+_log = logging.getLogger(__name__)
+
+KEPT = 2 / 3
+"""The part of a lease for which messages may lie here before somebody takes them; then they are given back."""
 WITHDRAW_SECONDS = 2.0
 """How long closing waits for the broker to withdraw receives."""
 
@@ -59,35 +69,124 @@ class Consumption:
             "lease_ms": None if lease is None else max(round(lease * 1000), 1),
         }
         links = router.links
-        self._membership = None if instance is None else Membership(links, group, instance, timeout)
+        attendances = router.attendances
+        self.order = Order(lease) if request.get("ordered") else None
+        self._withdrawn = 0  # acts that were refused here
+        self._membership = None if instance is None else Membership(links, group, instance, timeout, attendances)
         self.fetcher = Fetcher(
-            links, self._options, prefetch, waiting.timer, self.arrival.set, waiting.spawn, self._membership
+            links,
+            self._options,
+            prefetch,
+            waiting.timer,
+            self.arrival.set,
+            waiting.spawn,
+            self._membership,
+            self.order,
+            self._suspect,
+            self.give_back,
         )
-        self._codecs = [SettlingCodec() for _ in links]
+        self._lease: float | None = None
+        self._not_joined: dict[int, str] = {}
+        """Brokers at which the group could not be joined yet, and why."""
+        self._codecs = [
+            SettlingCodec(None if self.order is None else partial(self.order.lost, number))
+            for number in range(len(links))
+        ]
         self.lanes = [
-            waiting.lane(link, Exchange.SETTLE, codec, lambda: {"group": group}, timeout=timeout)
-            for link, codec in zip(links, self._codecs, strict=True)
+            waiting.lane(
+                link,
+                Exchange.SETTLE,
+                codec,
+                lambda: {"group": group},
+                timeout=timeout,
+                attended=attended,
+                moves=lambda _: False,  # an act belongs to the broker of its lease
+            )
+            for link, codec, attended in zip(links, self._codecs, attendances, strict=True)
         ]
         self.closed = False
+        tell_in_child(self)
+
+    def forked(self) -> None:
+        """In a forked child: closed. What was received is the parent's."""
+        self.closed = True
 
     def subscribe(self) -> None:
-        """Make or join the group at every broker. Raises SUBSCRIPTION_MISMATCH, Unknown(TIMED_OUT) and so on."""
-        deadline = time.monotonic() + self.timeout
-        self.router.every(lambda link: patient_action(link, groups.SUBSCRIBE(self._request), deadline))
-        if self._membership is not None:
-            for number in range(len(self.router)):
-                self._membership.join(number, resume=False)
+        """Make or join the group at every broker that is there; at the others as soon as they are.
+
+        Raises SUBSCRIPTION_MISMATCH, Unknown(TIMED_OUT) or Overloaded(BROKER_AWAY) if none is there, and so on.
+        """
+        self._deadline = time.monotonic() + self.timeout
+        answers = self.router.every(self._join, self.timeout)
+        there = {number for number, _ in answers.found}
+        for number in range(len(self.router)):
+            if number not in there:
+                self.fetcher.hold(number)
+                self._not_joined[number] = "it did not answer when this consumer was made"
+                self.router.presence.when_back(number, partial(self._join_late, number))
+
+    def missing(self) -> list[Missing]:
+        """The brokers that this consumer gets nothing from now."""
+        away = {one["broker"]: one for one in self.router.presence.missing()}
+        for number, reason in list(self._not_joined.items()):
+            address = self.router.links[number].address
+            away.setdefault(address, {"broker": address, "reason": reason})
+        return [away[link.address] for link in self.router.links if link.address in away]
+
+    def _join(self, number: int) -> None:
+        answer = subscribe(self.router.links[number], self._request, self._deadline, self.router.attendances[number])
+        if self._membership is None:
+            self._learn_lease(answer.get("lease_seconds"))
+        else:
+            self._membership.join(number, resume=False)
+
+    def _join_late(self, number: int) -> None:
+        """Join at a broker that has come, without the application noticing, unless the broker refuses."""
+        if self.closed:
+            return
+        self._deadline = time.monotonic() + self.timeout
+        try:
+            self._join(number)
+        except EscrowError as problem:
+            self._not_joined[number] = str(problem)
+            if problem.code in AWAY:
+                self.router.presence.when_back(number, partial(self._join_late, number))
+            elif not self.closed and problem.code is not Code.CLOSED:
+                self.fetcher.refuse(problem)
+            return
+        del self._not_joined[number]
+        _log.info("consumer group %s receives from %s, too", self.group, self.router.links[number].address)
+        self.fetcher.admit(number)
+
+    def _suspect(self, number: int) -> None:
+        if (attended := self.router.attendances[number]) is not None:
+            attended.suspect()
+
+    def _learn_lease(self, theirs: float | None) -> None:
+        """How long leases last: as this consumer asks, else the shortest of what the brokers say."""
+        given = self._options["lease_ms"]
+        known = [seconds for seconds in (self._lease, theirs if given is None else given / 1000) if seconds is not None]
+        self._lease = min(known, default=None)
+        if self.order is not None:
+            self.order.lease = self._lease
+        self.fetcher.keep = None if self._lease is None else self._lease * KEPT
 
     @property
     def refused(self) -> int:
         """Acts that came too late: their lease had ended."""
-        return sum(codec.refused for codec in self._codecs)
+        return sum(codec.refused for codec in self._codecs) + self._withdrawn
 
     def act(self, rows: Rows, row: int, act: Act, delay_us: int, cause: str | None, waiter: Any = None) -> None:
         """Settle one message, coalesced with others; ``waiter`` gets its answer."""
         handle = rows.handle(row)
         if self._membership is not None and act != Act.EXTEND:
             self._membership.acted(rows.number, handle[0])
+        if (order := self.order) is not None and waiter is None:
+            if order.changes and rows.withdrawn(row):
+                self._withdrawn += 1
+                return
+            if act is Act.NACK:
+                order.failed(rows.number, handle[0], handle[1], rows.list("key")[row])
         self.lanes[rows.number].add((*handle, act, delay_us, cause), waiter, 64)
 
     async def extend(self, rows: Rows, row: int, delay_us: int) -> None:
@@ -95,34 +194,133 @@ class Consumption:
         waiter = self.lanes[rows.number].waiter()
         self.act(rows, row, Act.EXTEND, delay_us, None, waiter)
         await waiter
+        if self.order is not None:
+            self.order.extended(rows.number, [rows.handle(row)[0]], delay_us / 1e6)
 
     async def act_on_all(self, rows: Rows, act: Act, delay_us: int, cause: str | None, wait: bool) -> None:
-        """Settle a whole batch; with ``wait``, raises the first refusal."""
-        if not rows.count:
+        """Settle a whole batch, but for what of it was withdrawn; with ``wait``, raises the first refusal."""
+        mine = rows.batch if act == Act.EXTEND else self._without_withdrawn(rows)
+        if not mine.num_rows:
+            if rows.count and wait:
+                raise error(Code.LEASE_LOST)
             return
-        lane, batch = self.lanes[rows.number], self._settling(rows.number, rows.batch, act, delay_us, cause)
+        lane, batch = self.lanes[rows.number], self._settling(rows.number, mine, act, delay_us, cause)
+        if self.order is not None and act == Act.NACK:
+            self.order.failed_all(rows)
         if not wait:
             lane.add_batch(batch, None)
             return
         answer, resent = await lane.call_batch(batch)
         codes = SettlingCodec.codes(answer, resent)
+        if self.order is not None:
+            self._note(self.order, rows.number, batch, codes, act, delay_us)
         if codes.any():
             raise error(Code(int(codes[np.flatnonzero(codes)[0]])))
 
-    def receive_now(self, max_messages: int, wait: float) -> list[tuple[int, Future[pa.RecordBatch]]]:
-        """Start one receive at every broker; their futures with the brokers' numbers. Blocks."""
+    def _without_withdrawn(self, rows: Rows) -> pa.RecordBatch:
+        """Those of a batch that was handed out that may be settled; the others are counted as refused."""
+        withdrawn = None if self.order is None else self.order.withdrawn_of(rows)
+        if withdrawn is None:
+            return rows.batch
+        self._withdrawn += int(withdrawn.sum())
+        if self._membership is not None:
+            self._membership.acted_on_all(rows.number, rows.batch.filter(pa.array(withdrawn)))
+        return rows.batch.filter(pa.array(~withdrawn))
+
+    @staticmethod
+    def _note(order: Order, number: int, batch: pa.RecordBatch, codes: Any, act: Act, delay_us: int) -> None:
+        """What the answers to a whole batch mean for the messages that were not handed out yet."""
+        leases, starts, counts = (batch.column(name).to_numpy() for name in ("lease", "start", "count"))
+        if act == Act.EXTEND:
+            order.extended(number, leases[codes == Code.OK].tolist(), delay_us / 1e6)
+        gone = np.flatnonzero((codes == Code.LEASE_LOST) | (codes == Code.DISCONNECTED))
+        for row in gone.tolist():
+            order.lost(number, int(leases[row]), int(starts[row] + counts[row]) - 1)
+
+    def withdrawn_of(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
+        """Which of these, which were not handed out, must not be; None: none. They are given back: of a lost lease the broker may
+        think that they are here."""
+        withdrawn = None if self.order is None else self.order.withdrawn_of(rows)
+        if withdrawn is not None:
+            self.give_back(rows.number, rows.batch.filter(pa.array(withdrawn)))
+        return withdrawn
+
+    async def receive_once(self, max_messages: int, wait: float) -> list[tuple[int, pa.RecordBatch]]:
+        """One receive at every broker: their numbers and what they gave. Raises a refusal; and what went wrong if no broker
+        answered. One that is away or silent is not waited for, once others have answered and it counts as away."""
+        found: list[tuple[int, pa.RecordBatch]] = []
+        problem: EscrowError | None = None
+        deadline = time.monotonic() + wait + self.timeout
+        answered = False
+        asked = await self.waiting.away(self._asked, max_messages, wait)
+        try:
+            while asked:
+                number, future = asked[0]
+                if not await self._comes(number, future, deadline, answered):
+                    problem = Unknown(Code.TIMED_OUT, f"{self.router.links[number].address} did not answer the receive")
+                    self._let_go(*asked.pop(0))
+                    continue
+                asked.pop(0)
+                try:
+                    found.append((number, future.result()))
+                    answered = True
+                except EscrowError as failed:
+                    if failed.code not in AWAY:
+                        raise
+                    problem = failed
+                    self._suspect(number)
+            if not answered and problem is not None:
+                raise problem
+        except BaseException:  # a refusal, or the caller's task was cancelled
+            for number, future in asked:
+                self._let_go(number, future)
+            for number, batch in found:
+                self.give_back(number, batch)
+            raise
+        return found
+
+    async def _comes(self, number: int, future: Future[pa.RecordBatch], deadline: float, answered: bool) -> bool:
+        """Wait for the answer to a receive; False if it is not worth waiting for any longer."""
+        while not future.done() and (left := deadline - time.monotonic()) > 0:
+            if answered and self.router.presence.away(number):
+                return False
+            if time.monotonic() > deadline - self.timeout + AWAY_SECONDS:
+                self._suspect(number)
+            await self.arrival.wait(future.done, min(left, 0.2))
+        return future.done()
+
+    def _let_go(self, number: int, future: Future[pa.RecordBatch]) -> None:
+        """Withdraw a receive; what comes nevertheless is given back."""
+        future.add_done_callback(partial(self._came_late, number))
+        future.cancel()
+
+    def _asked(self, max_messages: int, wait: float) -> list[tuple[int, Future[pa.RecordBatch]]]:
+        """Start one receive at every broker at which the group is; blocks. Those that are there first."""
         options: ReceiveOptions = {**self._options, "max_messages": max_messages, "wait_ms": max(round(wait * 1000), 0)}
         asked, membership = [], self._membership
-        for number, link in enumerate(self.router.links):
+        presence = self.router.presence
+        for number in sorted(range(len(self.router)), key=lambda number: (presence.away(number), number)):
+            if number in self._not_joined:
+                continue
             if membership is not None:
                 if membership.has_lost(number):
-                    membership.join(number, resume=True)
+                    try:
+                        membership.join(number, resume=True)
+                    except EscrowError as problem:
+                        asked.append((number, failed_future(problem)))
+                        continue
                 options = {**options, **membership.options(number)}
-            future = link.exchange(Exchange.RECEIVE, NO_ROWS, options)
+            future = self.router.links[number].exchange(Exchange.RECEIVE, NO_ROWS, options)
             if membership is not None:
                 future.add_done_callback(partial(membership.answered, number))
+            future.add_done_callback(lambda _: self.arrival.set())
             asked.append((number, future))
         return asked
+
+    def _came_late(self, number: int, done: Future[pa.RecordBatch]) -> None:
+        """Give back what a receive brought after nobody waited for it any more."""
+        if not done.cancelled() and done.exception() is None:
+            self.give_back(number, done.result())
 
     def give_back(self, number: int, batch: pa.RecordBatch) -> None:
         """Return messages that were not handed out: they are delivered again at once, and their attempt is not counted."""
@@ -135,12 +333,13 @@ class Consumption:
     ) -> pa.RecordBatch:
         if self._membership is not None and act != Act.EXTEND:
             self._membership.acted_on_all(number, batch)
-        return settling_batch(*lease_runs(batch), act, delay_us, cause)
+        return settling_batch(*lease_runs(batch, self.order is not None), act, delay_us, cause)
 
     def close(self) -> None:
         """Stop receiving, give back what was not handed out, send the acks that wait (at most ``timeout`` seconds)."""
         for number, batch in self.fetcher.close(WITHDRAW_SECONDS):
             self.give_back(number, batch)
+        deadline = time.monotonic() + self.timeout
         for lane in self.lanes:
-            lane.drain(self.timeout)
+            lane.drain(max(deadline - time.monotonic(), 0.0))
             lane.close()

@@ -18,6 +18,8 @@ class Rows:
     """A DELIVERY batch whose columns become Python lists when they are first looked at."""
 
     __slots__ = ("_handles", "_lists", "batch", "count", "number")
+    apart = False
+    """Whether offsets that lie between two rows may be someone else's, so that no run may span them."""
 
     def __init__(self, number: int, batch: pa.RecordBatch) -> None:
         self.number = number  # of the broker
@@ -35,6 +37,10 @@ class Rows:
             values = self._lists[name] = column.to_numpy().tolist() if numeric else column.to_pylist()
         return values
 
+    def withdrawn(self, row: int) -> bool:
+        """Whether a row must not be handed out any more (see ``order.py``)."""
+        return False
+
     def handle(self, row: int) -> tuple[int, int, int]:
         """What an acknowledgement names: lease, offset, and the offset of the row before if that is an earlier one of the
         same lease, else -2."""
@@ -42,6 +48,8 @@ class Rows:
             leases, offsets = (self.batch.column(name).to_numpy() for name in ("lease", "offset"))
             before = np.full(self.count, -2, np.int64)
             follows = (leases[1:] == leases[:-1]) & (offsets[1:] > offsets[:-1])
+            if self.apart:
+                follows &= offsets[1:] == offsets[:-1] + 1
             before[1:][follows] = offsets[:-1][follows]
             self._handles = list(zip(leases.tolist(), offsets.tolist(), before.tolist(), strict=True))
         return self._handles[row]
@@ -97,6 +105,11 @@ class Content:
         return self._rows.list("offset")[self._row]  # type: ignore[no-any-return]
 
     @property
+    def position(self) -> int:
+        """Its position in the broker's log (of a half message: of its prepare)."""
+        return self._rows.list("position")[self._row]  # type: ignore[no-any-return]
+
+    @property
     def attempt(self) -> int:
         """How often this group got it, this time included."""
         return self._rows.list("attempt")[self._row]  # type: ignore[no-any-return]
@@ -109,12 +122,12 @@ class Content:
     @property
     def born(self) -> datetime:
         """When the producer made it, by the producer's clock."""
-        return _time(self._rows.list("born_us")[self._row])
+        return moment(self._rows.list("born_us")[self._row])
 
     @property
     def stored(self) -> datetime:
         """When it became durable, by the broker's clock (of a half message: the prepare)."""
-        return _time(self._rows.list("stored_us")[self._row])
+        return moment(self._rows.list("stored_us")[self._row])
 
     @property
     def transaction_id(self) -> TransactionId | None:
@@ -147,11 +160,16 @@ class Batch(Generic[ContentT]):
         return self._rows.count
 
     def __iter__(self) -> Iterator[ContentT]:
-        return (self._message(self._rows, row) for row in range(len(self)))
+        rows = self._rows
+        return (self._at(row) for row in range(rows.count) if not rows.withdrawn(row))
 
     def __getitem__(self, row: int) -> ContentT:
-        return self._message(self._rows, range(len(self))[row])
+        return self._at(range(len(self))[row])
+
+    def _at(self, row: int) -> ContentT:
+        return self._message(self._rows, row)
 
 
-def _time(microseconds: int) -> datetime:
+def moment(microseconds: int) -> datetime:
+    """A time of the wire."""
     return _EPOCH + timedelta(microseconds=microseconds)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from escrowmq.client.consuming.membership import Membership
+from escrowmq.client.consuming.order import Order
 from escrowmq.client.lanes.timer import Timer
-from escrowmq.errors import AWAY, Code, EscrowError, Unknown
+from escrowmq.errors import AWAY, Code, EscrowError, Unknown, error
 from escrowmq.platform.backoff import Backoff
 from escrowmq.wire import Exchange, Link
 from escrowmq.wire.exchanges import ReceiveOptions
@@ -24,8 +28,20 @@ NO_ROWS = pa.RecordBatch.from_pylist([], schema=pa.schema([]))
 """What an exchange RECEIVE carries."""
 
 
+class _Ready(NamedTuple):
+    """Messages of one broker that came, and until when they may lie here."""
+
+    number: int
+    batch: pa.RecordBatch
+    until: float
+
+
 class Fetcher:
-    """Keeps up to ``ahead`` receives per broker asked for or buffered. ``arrived`` is called on any thread."""
+    """Keeps up to ``ahead`` receives per broker asked for or buffered. ``arrived`` is called on any thread.
+
+    What lies here for ``keep`` seconds (None: for ever) goes to ``give_back``, before its lease ends and counts an attempt for
+    messages that nobody was handed. A broker of which that was so is asked again when somebody takes.
+    """
 
     def __init__(
         self,
@@ -34,18 +50,29 @@ class Fetcher:
         ahead: int,
         timer: Timer,
         arrived: Callable[[], None],
-        spawn: Callable[[Callable[[], None]], None] = lambda call: call(),
+        spawn: Callable[[Link, Callable[[], None]], None] = lambda _, call: call(),
         membership: Membership | None = None,
+        order: Order | None = None,
+        suspect: Callable[[int], None] = lambda _: None,
+        give_back: Callable[[int, pa.RecordBatch], None] = lambda number, batch: None,
     ) -> None:
+        self.keep: float | None = None
+        self._give_back = give_back
+        self._left: set[int] = set()  # brokers that are not asked until somebody takes
         self._links = links
+        self._withdrawals = order
         self._membership = membership
         self._options: ReceiveOptions = {"wait_ms": WAIT_MS, **options}
         self._ahead = ahead
         self._timer = timer
         self._arrived = arrived
         self._spawn = spawn  # how a caller's thread asks: it must not block an event loop
+        self._suspect = suspect  # told of a broker that could not be reached
+        self._held = [False] * len(links)  # brokers at which the group is not yet are not asked
         self._lock = threading.Condition()  # notified when an answer came
-        self._ready: deque[tuple[int, pa.RecordBatch] | EscrowError] = deque()
+        self._ready: deque[_Ready | EscrowError] = deque()
+        self._taken = [math.inf] * len(links)  # until when what was taken last could have lain here
+        self._looking = False  # the timer will call _return_late
         self._asked = 0  # receives on their way
         self._buffered = [0] * len(links)
         self._backoff = [Backoff(FIRST_BACKOFF, LAST_BACKOFF) for _ in links]
@@ -56,36 +83,82 @@ class Fetcher:
         self._order: list[deque[Future[pa.RecordBatch]]] = [deque() for _ in links]
         self._started = False
         self._closed = False
+        self._fenced: EscrowError | None = None  # another process is the member now: nothing is asked any more
 
-    def start(self, max_messages: int) -> None:
-        """Begin to receive, at most ``max_messages`` per batch from now on."""
-        self._options["max_messages"] = max_messages
+    def start(self, max_messages: int, one_by_one: bool = False) -> None:
+        """Begin to receive, at most ``max_messages`` per batch from now on. ``one_by_one``: they are handed out that way."""
+        self._options["max_messages"], self._options["one_by_one"] = max_messages, one_by_one
         if not self._started:
             self._started = True
-            for number in range(len(self._links)):
-                self._spawn(partial(self._ask, number))
+            for number, link in enumerate(self._links):
+                self._spawn(link, partial(self._ask, number))
+
+    def hold(self, number: int) -> None:
+        """Ask this broker nothing yet: the group is not there."""
+        self._held[number] = True
+
+    def admit(self, number: int) -> None:
+        """Ask this broker from now on."""
+        self._held[number] = False
+        if self._started:
+            self._ask(number)
+
+    def refuse(self, problem: EscrowError) -> None:
+        """Have :meth:`take` raise what a broker that came back refused."""
+        with self._lock:
+            self._ready.append(problem)
+        self._arrived()
 
     def take(self) -> tuple[int, pa.RecordBatch] | None:
         """The next batch and its broker's number, None if there is none yet; raises what a receive came to."""
         with self._lock:
-            if not self._ready:
-                return None
-            entry = self._ready.popleft()
-            if isinstance(entry, EscrowError):
-                raise entry
-            self._buffered[entry[0]] -= 1
-        self._spawn(partial(self._ask, entry[0]))
-        return entry
+            if self._fenced is not None:
+                raise error(self._fenced.code, self._fenced.message, self._fenced.hint)
+            left, self._left = self._left, set()
+            entry = self._ready.popleft() if self._ready else None
+            if isinstance(entry, _Ready):
+                self._buffered[entry.number] -= 1
+                self._taken[entry.number] = entry.until
+                left.add(entry.number)
+        for number in left:
+            self._spawn(self._links[number], partial(self._ask, number))
+        if isinstance(entry, EscrowError):
+            raise entry
+        return entry and (entry.number, entry.batch)
 
     def has_something(self) -> bool:
         """Whether :meth:`take` would return or raise."""
-        return bool(self._ready)
+        return bool(self._ready) or self._fenced is not None
 
     def put_back(self, number: int, batch: pa.RecordBatch) -> None:
         """Give the unread rest of a batch back, to be taken next."""
         with self._lock:
-            self._ready.appendleft((number, batch))
+            self._ready.appendleft(_Ready(number, batch, self._taken[number]))
             self._buffered[number] += 1
+            self._look_later()
+
+    def _look_later(self) -> None:
+        """See after what lies here when the first of it has lain for long enough. With the lock held."""
+        times = [entry.until for entry in self._ready if isinstance(entry, _Ready)]
+        if self.keep is not None and times and not self._looking:
+            self._looking = True
+            self._timer.after(max(min(times) - time.monotonic(), 0.0), self._return_late)
+
+    def _return_late(self) -> None:
+        """Give back what has lain here for too long."""
+        now = time.monotonic()
+        with self._lock:
+            self._looking = False
+            if self._closed:
+                return
+            late = [entry for entry in self._ready if isinstance(entry, _Ready) and entry.until <= now]
+            self._ready = deque(x for x in self._ready if not isinstance(x, _Ready) or x.until > now)
+            for entry in late:
+                self._buffered[entry.number] -= 1
+                self._left.add(entry.number)
+            self._look_later()
+        for entry in late:
+            self._give_back(entry.number, entry.batch)
 
     def close(self, timeout: float) -> list[tuple[int, pa.RecordBatch]]:
         """Ask no more, withdraw what was asked (at most ``timeout`` seconds); what was received and not taken."""
@@ -96,7 +169,7 @@ class Fetcher:
             poll.cancel()
         with self._lock:
             self._lock.wait_for(lambda: not self._asked, timeout)
-            left = [entry for entry in self._ready if not isinstance(entry, EscrowError)]
+            left = [(entry.number, entry.batch) for entry in self._ready if isinstance(entry, _Ready)]
             self._ready.clear()
             return left
 
@@ -108,8 +181,9 @@ class Fetcher:
             self._asking[number] = True
         while True:
             with self._lock:
-                full = len(self._order[number]) + self._buffered[number] >= self._ahead
-                if self._closed or full or self._resting[number]:
+                full = len(self._order[number]) + self._buffered[number] >= self._ahead or number in self._left
+                resting = self._resting[number] or self._held[number]
+                if self._closed or self._fenced is not None or full or resting:
                     self._asking[number] = False
                     return
                 self._asked += 1
@@ -137,6 +211,8 @@ class Fetcher:
                 self._rest(number, known)
             self._hand_out(number)
             self._lock.notify_all()
+        if isinstance(problem, EscrowError) and problem.code in AWAY:
+            self._suspect(number)
         self._arrived()
         self._ask(number)
 
@@ -151,11 +227,19 @@ class Fetcher:
             if batch.num_rows:
                 if self._membership is not None:
                     self._membership.came(number, batch)
-                self._ready.append((number, batch))
+                if self._withdrawals is not None:
+                    self._withdrawals.came(number, batch)
+                until = math.inf if self.keep is None else time.monotonic() + self.keep
+                self._ready.append(_Ready(number, batch, until))
                 self._buffered[number] += 1
+                self._look_later()
 
     def _rest(self, number: int, problem: EscrowError) -> None:
-        """Ask again after a pause; the caller gets a refusal, and may go on."""
+        """Ask again after a pause; the caller gets a refusal, and may go on. Fenced is for ever: what was received is another's now,
+        so none of it is handed out."""
+        if problem.code is Code.FENCED:
+            self._fenced = problem
+            return
         if problem.code not in AWAY and not self._closed:
             self._ready.append(problem)
         if not self._resting[number] and not self._closed:
@@ -168,7 +252,10 @@ class Fetcher:
             return
         with self._lock:
             self._resting[number] = False
-        self._ask(number)
+        if len(self._links) == 1:
+            self._ask(number)
+        else:  # connecting may take a moment, and the timer is for the other brokers, too
+            threading.Thread(target=self._ask, args=(number,), name="escrowmq-ask", daemon=True).start()
 
     def _resume(self, number: int) -> None:
         """Say at the broker what reached us, before anything more is asked of it."""

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.client.links.patience import patient_action
+from escrowmq.client.links.presence import Attendance
 from escrowmq.wire import Link
 from escrowmq.wire.actions.groups import JOIN, Join, Joined
 
@@ -38,8 +39,16 @@ class _Reached:
 class Membership:
     """One process's membership at all brokers. Thread-safe."""
 
-    def __init__(self, links: Sequence[Link], group: str, instance: str, timeout: float) -> None:
+    def __init__(
+        self,
+        links: Sequence[Link],
+        group: str,
+        instance: str,
+        timeout: float,
+        attendances: Sequence[Attendance | None] = (),
+    ) -> None:
         self._links = links
+        self._attendances = attendances or [None] * len(links)
         self._group, self._instance, self._timeout = group, instance, timeout
         self._process = random.getrandbits(62)
         self._lock = threading.Lock()
@@ -60,7 +69,8 @@ class Membership:
             "resume": resume,
             "keep": keep,
         }
-        answer = patient_action(self._links[number], JOIN(request), time.monotonic() + self._timeout)
+        deadline = time.monotonic() + self._timeout
+        answer = patient_action(self._links[number], JOIN(request), deadline, self._attendances[number])
         with self._lock:
             broker.joined, broker.lost = answer, False
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, cast
 
-from escrowmq.errors import Code, Misuse
+from escrowmq.client.links.patience import patient_action
+from escrowmq.client.links.presence import Attendance
+from escrowmq.errors import Code, Misuse, Rejected
+from escrowmq.message.limits import MAX_CAUSE
 from escrowmq.message.names import check_name
+from escrowmq.model import REDELIVERY
+from escrowmq.settings import SECONDS, parse_quantity
+from escrowmq.wire import Link
 from escrowmq.wire.actions import groups
 
 DEFAULT_BATCH = 1000
@@ -19,22 +25,28 @@ def subscription(
     topics: str | Sequence[str],
     tags: str | Sequence[str] | None,
     ordered: bool,
-    start: str | datetime,
+    start: str | datetime | None,
     max_attempts: int | None,
     retry_backoff: float | None,
     retry_backoff_max: float | None,
     in_doubt: str = "redeliver",
+    redelivery: str | Sequence[float] | None = None,
 ) -> groups.Subscribe:
-    """The request ``groups.subscribe``; raises Misuse(BAD_ARGUMENT), BAD_GROUP_NAME, BAD_TOPIC_NAME."""
+    """The request ``groups.subscribe``; raises Misuse(BAD_ARGUMENT), BAD_GROUP_NAME, BAD_TOPIC_NAME.
+
+    ``start`` None: the caller has no opinion; then the request does not name it.
+    """
     check_name(group, Code.BAD_GROUP_NAME)
     names = [topics] if isinstance(topics, str) else list(topics)
     if not names:
         raise Misuse(Code.BAD_ARGUMENT, "a consumer needs a topic")
     for name in names:
         check_name(name, Code.BAD_TOPIC_NAME)
-    request = {"group": group, "topics": names, "ordered": bool(ordered), "start": _start(start)}
+    request = {"group": group, "topics": names, "ordered": bool(ordered)}
     optional = {
         "tags": tag_list(tags) or None,
+        "start": None if start is None else start_text(start),
+        "retry_delays": None if redelivery is None else retry_delays(redelivery),
         "max_attempts": max_attempts,
         "retry_backoff": retry_backoff,
         "retry_backoff_max": retry_backoff_max,
@@ -53,7 +65,53 @@ def tag_list(tags: str | Sequence[str] | None) -> list[str]:
     return parts
 
 
-def _start(start: str | datetime) -> str:
+def retry_delays(redelivery: str | Sequence[float]) -> list[float]:
+    """Seconds before the second, third, ... delivery: the name of one of :data:`~escrowmq.model.REDELIVERY`, durations as text
+    (``"10s, 1min"``), or numbers. Raises Misuse(BAD_ARGUMENT)."""
+    hint = f"{', '.join(map(repr, REDELIVERY))}, or the seconds before each redelivery, such as [10, 60]"
+    if isinstance(redelivery, str) and redelivery in REDELIVERY:
+        return list(REDELIVERY[redelivery])
+    try:
+        parts = redelivery.split(",") if isinstance(redelivery, str) else list(redelivery)
+        delays = [
+            float(parse_quantity(part.strip(), SECONDS)) if isinstance(part, str) else float(part) for part in parts
+        ]
+    except (TypeError, ValueError):
+        raise Misuse(Code.BAD_ARGUMENT, f"redelivery = {redelivery!r}", hint) from None
+    if not delays or not all(0 <= delay < 1e9 for delay in delays):
+        raise Misuse(Code.BAD_ARGUMENT, f"redelivery = {redelivery!r}", hint)
+    return delays
+
+
+def subscribe(
+    link: Link, request: groups.Subscribe, deadline: float, attendance: Attendance | None = None
+) -> groups.Subscribed:
+    """Make or join a group at one broker. Raises SUBSCRIPTION_MISMATCH, also if the caller named a start and the group, which
+    exists, began elsewhere; Unknown(TIMED_OUT), BROKER_AWAY and so on.
+
+    About the start the broker says no more than where the group began: clients of 0.1.0 name ``earliest`` when their caller
+    named nothing.
+    """
+    answer = patient_action(link, groups.SUBSCRIBE(request), deadline, attendance)
+    if "start" in request and request["start"] != (
+        began := answer.get("start", request["start"])
+    ):  # 0.1.0 does not say it
+        raise Rejected(
+            Code.SUBSCRIPTION_MISMATCH,
+            f"the consumer group {request['group']!r} exists and began at {start_words(began)}, "
+            f"not {start_words(request['start'])}",
+            "start= says where a new group begins: leave it out to go on where this group stands, or name another group",
+        )
+    return answer
+
+
+def start_words(start: str) -> str:
+    """A start as people write it: a time as ISO 8601."""
+    return datetime.fromtimestamp(int(start) / 1e6, UTC).isoformat() if start.isdigit() else start
+
+
+def start_text(start: str | datetime) -> str:
+    """A start as it travels. Raises Misuse(BAD_ARGUMENT)."""
     if isinstance(start, datetime):
         return str(round(start.timestamp() * 1_000_000))
     if start not in ("earliest", "latest"):
@@ -95,3 +153,12 @@ def delay_us(delay: float | None) -> int:
     if isinstance(delay, bool) or not isinstance(delay, int | float) or not 0 <= delay < 1e9:
         raise Misuse(Code.BAD_ARGUMENT, f"delay = {delay!r}: seconds, 0 or more")
     return round(delay * 1_000_000)
+
+
+def cause_text(cause: str | None) -> str | None:
+    """A NACK's cause as it can travel: Unicode, no longer than what is kept of it."""
+    if cause is None:
+        return None
+    if not isinstance(cause, str):
+        raise Misuse(Code.BAD_ARGUMENT, f"cause = {cause!r:.100}: a text", "of an exception: cause=str(problem)")
+    return cause[:MAX_CAUSE].encode(errors="replace").decode()

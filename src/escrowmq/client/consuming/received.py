@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import time
+
 import pyarrow as pa
 
 from escrowmq.client.consuming.consumption import Consumption
 from escrowmq.client.consuming.delivery import Batch, Content, Rows
-from escrowmq.client.consuming.options import delay_us
-from escrowmq.client.lanes.blocking import at_once, blocking
+from escrowmq.client.consuming.options import cause_text, delay_us
+from escrowmq.client.lanes.blocking import at_once, begun, blocking
 from escrowmq.model import Act
+from escrowmq.wire import DAMAGED_COLUMN
 
 
 class LeasedRows(Rows):
     """Rows of a consumer, by whose machinery they are settled."""
 
-    __slots__ = ("consumption",)
+    __slots__ = ("_changes", "_until", "apart", "consumption")
 
     def __init__(self, number: int, batch: pa.RecordBatch, consumption: Consumption) -> None:
         super().__init__(number, batch)
         self.consumption = consumption
+        self.apart = consumption.order is not None
+        self._until, self._changes = 0.0, -1  # what Order.until said, and when
+
+    def withdrawn(self, row: int) -> bool:
+        order = self.consumption.order
+        if order is None:
+            return False
+        if self._changes != order.changes:
+            self._changes = order.changes
+            self._until = order.until(self)
+        return time.monotonic() >= self._until and order.withdrawn(self, row)
 
 
 class ReceivedBase(Content):
@@ -27,13 +41,26 @@ class ReceivedBase(Content):
     __slots__ = ()
     _rows: LeasedRows
 
+    @property
+    def withdrawn(self) -> bool:
+        """Whether it comes again, in an ordered group, because an earlier message of its key failed or its lease ended since it was
+        received. Iterating passes such messages over; who has a list of them looks here before each effect."""
+        return self._rows.withdrawn(self._row)
+
+    @property
+    def damaged(self) -> str | None:
+        """Of a row of a system view: where the log is damaged under it; what is lost of it is None. A message of a topic is never
+        handed out so."""
+        names = self._rows.batch.schema.names
+        return self._rows.list(DAMAGED_COLUMN)[self._row] if DAMAGED_COLUMN in names else None
+
     def _ack(self) -> None:
         """Done with it. Sent in the background, together with others; :meth:`Consumer.flush` waits for them."""
         self._rows.consumption.act(self._rows, self._row, Act.ACK, 0, None)
 
     def _nack(self, delay: float | None = None, cause: str | None = None) -> None:
         """Deliver it again in ``delay`` seconds (None: the group's back-off); ``cause`` is kept with a dead letter."""
-        self._rows.consumption.act(self._rows, self._row, Act.NACK, delay_us(delay), cause)
+        self._rows.consumption.act(self._rows, self._row, Act.NACK, delay_us(delay), cause_text(cause))
 
 
 class AsyncReceived(ReceivedBase):
@@ -66,6 +93,7 @@ class AsyncReceivedBatch(Batch[AsyncReceived]):
     _message = AsyncReceived
     _rows: LeasedRows
 
+    @begun
     async def ack(self, *, wait: bool = True) -> None:
         """Done with all of them; durable when this returns (with ``wait=False``: sent in the background).
 
@@ -74,17 +102,20 @@ class AsyncReceivedBatch(Batch[AsyncReceived]):
         """
         await self._rows.consumption.act_on_all(self._rows, Act.ACK, 0, None, wait)
 
+    @begun
     async def nack(self, delay: float | None = None, cause: str | None = None, *, wait: bool = True) -> None:
         """Deliver all of them again in ``delay`` seconds (None: the group's back-off)."""
-        await self._rows.consumption.act_on_all(self._rows, Act.NACK, delay_us(delay), cause, wait)
+        await self._rows.consumption.act_on_all(self._rows, Act.NACK, delay_us(delay), cause_text(cause), wait)
 
+    @begun
     async def extend(self, seconds: float) -> None:
         """Keep their leases for ``seconds`` from now. Raises LEASE_LOST if some have ended."""
         await self._rows.consumption.act_on_all(self._rows, Act.EXTEND, delay_us(seconds), None, True)
 
 
 class ReceivedBatch(Batch[Received]):
-    """Received messages as columns: ``arrow`` is a record batch of schema DELIVERY. Iterating gives its messages."""
+    """Received messages as columns: ``arrow`` is a record batch of schema DELIVERY. Iterating gives its messages, in an ordered
+    group without those that were withdrawn meanwhile."""
 
     __slots__ = ()
     _message = Received

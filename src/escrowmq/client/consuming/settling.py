@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,10 +36,11 @@ def settling_batch(
     return pa.RecordBatch.from_arrays(arrays, schema=schemas.SETTLING)
 
 
-def lease_runs(delivery: pa.RecordBatch) -> tuple[Any, Any, Any]:
+def lease_runs(delivery: pa.RecordBatch, apart: bool = False) -> tuple[Any, Any, Any]:
     """Leases, first offsets and counts that cover the rows of a DELIVERY batch: one run per unbroken range of one lease.
 
-    A run may span offsets that are not in the lease (of other tags); the broker passes them over.
+    A run may span offsets that are not in the lease (of other tags); the broker passes them over. Not if the rows are ``apart``:
+    in an ordered group messages that were withdrawn may lie between.
     """
     leases = delivery.column("lease").to_numpy()
     offsets = delivery.column("offset").to_numpy()
@@ -47,12 +48,15 @@ def lease_runs(delivery: pa.RecordBatch) -> tuple[Any, Any, Any]:
         return leases, offsets, offsets
     new = np.ones(len(leases), np.bool_)
     new[1:] = (leases[1:] != leases[:-1]) | (offsets[1:] <= offsets[:-1])
+    if apart:
+        new[1:] |= offsets[1:] != offsets[:-1] + 1
     first = np.flatnonzero(new)
     last = np.append(first[1:], len(leases)) - 1
     return leases[first], offsets[first], offsets[last] - offsets[first] + 1
 
 
 _NOT_REFUSED = (Code.OK, Code.DISCONNECTED)
+_LOST = (Code.LEASE_LOST, Code.DISCONNECTED)
 
 
 class SettlingCodec:
@@ -62,8 +66,9 @@ class SettlingCodec:
     lease had ended, so the messages are delivered again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_refused: Callable[[int, int], None] | None = None) -> None:
         self.refused = 0
+        self._on_refused = on_refused  # is told lease and offset
         self._lock = threading.Lock()
 
     def encode(self, rows: Sequence[tuple[Any, ...]]) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
@@ -91,6 +96,10 @@ class SettlingCodec:
         if refused:
             with self._lock:
                 self.refused += refused
+        if self._on_refused is not None and any(code in _LOST for code in codes):
+            for row, code in zip(rows, codes, strict=True):
+                if code in _LOST:
+                    self._on_refused(row[0], row[1])
         return [Code.OK if code == 0 else error(Code(code)) for code in codes]
 
     @staticmethod

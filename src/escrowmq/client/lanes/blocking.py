@@ -9,7 +9,8 @@ base or below, never a public method of its own class, which on the other face i
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 P = ParamSpec("P")
@@ -27,13 +28,90 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> C
 
 
 def at_once(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """The other way round: the coroutine function of a method that never waits."""
+    """The other way round: a method that never waits, to be awaited. It has acted when it returns: a forgotten ``await`` loses nothing."""
 
     @functools.wraps(method)
-    async def call(face: Any, /, *args: P.args, **given: P.kwargs) -> T:
-        return method(face, *args, **given)
+    def call(face: Any, /, *args: P.args, **given: P.kwargs) -> Coroutine[Any, Any, T]:
+        return Done(method(face, *args, **given))
 
     return call
+
+
+def begun(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """The same coroutine function, which has gone as far as it can without waiting when the call returns: what it sends leaves, also
+    where the ``await`` is forgotten. What it raises until then is raised by the call."""
+
+    @functools.wraps(method)
+    def call(face: Any, /, *args: P.args, **given: P.kwargs) -> Coroutine[Any, Any, T]:
+        coroutine = method(face, *args, **given)
+        try:
+            waits_for = coroutine.send(None)
+        except StopIteration as done:
+            return Done(done.value)
+        return Rest(coroutine, waits_for)
+
+    return call
+
+
+class Rest(Coroutine[Any, Any, T]):
+    """A coroutine that has begun to wait for something before it is awaited itself."""
+
+    __slots__ = ("_coroutine", "_waits_for")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], waits_for: Any) -> None:
+        self._coroutine = coroutine
+        self._waits_for = [waits_for]
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        step: Callable[[], Any] = partial(self.send, None)
+        while True:
+            try:
+                waits_for = step()
+            except StopIteration as done:
+                return done.value  # type: ignore[no-any-return]
+            try:
+                step = partial(self.send, (yield waits_for))
+            except BaseException as problem:  # a cancellation
+                step = partial(self.throw, problem)
+
+    def send(self, value: Any) -> Any:
+        """Go on; the first time, say again what is waited for."""
+        return self._waits_for.pop() if self._waits_for else self._coroutine.send(value)
+
+    def throw(self, kind: Any, value: Any = None, trace: Any = None) -> Any:
+        """Raise it where the coroutine waits."""
+        self._waits_for.clear()
+        return self._coroutine.throw(kind if value is None else value)
+
+    def close(self) -> None:
+        """Wait no more."""
+        self._coroutine.close()
+
+
+class Done(Coroutine[Any, Any, T]):
+    """A coroutine that has ended before it is awaited, with ``value``."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self.value
+        yield  # makes it a generator
+
+    def send(self, value: Any) -> Any:
+        """End."""
+        raise StopIteration(self.value)
+
+    def throw(self, kind: Any, value: Any = None, trace: Any = None) -> Any:
+        """Raise it where it is awaited."""
+        raise kind if value is None else value
+
+    def close(self) -> None:
+        """Nothing is left to do."""
 
 
 def iterating(

@@ -1,4 +1,4 @@
-"""A lane: combines the rows of concurrent callers of one client into shared batches.
+"""A lane: combines the rows, and the small batches, of concurrent callers of one client into shared batches.
 
 Theory of operation. A lane carries rows of one kind of exchange over one link.
 
@@ -6,12 +6,16 @@ Theory of operation. A lane carries rows of one kind of exchange over one link.
    that arrive meanwhile are sent with it. A second, third and fourth request may leave before the first is answered, but only
    with ``WORTH_OVERLAPPING`` rows or more, and with at least as many as are in flight: a request costs about as much as
    some hundred rows, so small requests wait and grow, big ones overlap.
+   A caller's whole batch joins the batches that wait before it, as long as all of them are no more than a request of rows may be.
 2. Requests leave in the order in which they were filled; one thread at a time sends (``_pumping``).
 3. A request that the connection may have lost waits until every other request in flight was answered or lost too; then all
    of them are sent again, in order, unchanged (the same bytes, the same message ids), before anything newer.
 4. So does a request that the broker refuses because it has forgotten the session (nothing of it was taken in), after the session was
    renewed. While requests of one session are in flight, none leaves under another: a newer one must not get ahead of them.
-5. A request's deadline counts from the moment it was sealed. At its deadline its callers get Unknown(TIMED_OUT), and a
+5. Where the broker is one of several and counts as away, rows that surely never left are given back with BROKER_AWAY, if they may
+   go elsewhere (``moves``). What may have left stays here, because it must not be in two places; with ``repeats`` it is given
+   back, too, with Unknown, after it was tried three times more.
+6. A request's deadline counts from the moment it was sealed. At its deadline its callers get Unknown(TIMED_OUT), and a
    late answer is ignored.
 """
 
@@ -28,19 +32,27 @@ from typing import Any
 
 import pyarrow as pa
 
-from escrowmq.client.lanes.request import Codec, Request, Row, copies
+from escrowmq.client.lanes.request import Attended, Codec, Request, Row, copies
 from escrowmq.client.lanes.timer import Timer
 from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, Unknown
 from escrowmq.platform.backoff import Backoff
+from escrowmq.platform.forks import FORKED, tell_in_child
 from escrowmq.wire import Exchange, ExchangeOptions, Link
 
 MAX_IN_FLIGHT = 4
 WORTH_OVERLAPPING = 64
-MAX_ROWS, MAX_BYTES = 4096, 16 << 20  # of one request
+MAX_ROWS, MAX_BYTES = 4096, 16 << 20
+"""Of one request of several callers; a caller's own batch may be larger."""
+JOINED_WITHIN = 0.1
+"""Batches join one that began to wait at most this part of the timeout ago, because they get its deadline."""
 MAX_WAITING_ROWS = 1 << 18
 """Rows that may wait in one lane before Overloaded(QUEUE_FULL): bounds the memory of a client whose broker is away."""
 FIRST_BACKOFF, LAST_BACKOFF = 0.02, 2.0
 """Seconds before what the connection lost is sent again."""
+TRIES = 3
+"""How often a request that may have left is sent again before it may go elsewhere, where its producer has chosen that."""
+OVERDUE_SECONDS = 1.0
+"""A request of one of several brokers that is unanswered this long makes one ask whether that broker is there."""
 
 
 class Lane(ABC):
@@ -61,7 +73,12 @@ class Lane(ABC):
         waiter: Callable[[], Any],
         timeout: float,
         max_waiting: int = MAX_WAITING_ROWS,
+        max_rows: int = MAX_ROWS,
+        max_bytes: int = MAX_BYTES,
         renew: Callable[[int], None] | None = None,
+        attended: Attended | None = None,
+        moves: Callable[[Row | None], bool] = lambda _: True,
+        repeats: Callable[[Row | None], bool] = lambda _: False,
     ) -> None:
         self._link = link
         self._kind = kind
@@ -71,7 +88,11 @@ class Lane(ABC):
         self.waiter = waiter
         self._timeout = timeout
         self._max_waiting = max_waiting
+        self._max_rows = min(max_rows, MAX_ROWS)  # what the broker takes, if that is less
+        self._max_bytes = min(max_bytes, MAX_BYTES)
         self._renew = renew  # the session of this number
+        self._attended, self._moves, self._repeats = attended, moves, repeats
+        self.overdue = False  # an answer of one of several brokers has not come for long
         self._forgotten = 0  # the number of the session to be renewed before anything is sent
         self._renewing = False
         self._lock = threading.Lock()
@@ -89,6 +110,16 @@ class Lane(ABC):
         self._backoff = Backoff(FIRST_BACKOFF, LAST_BACKOFF)
         self._sweeping = False
         self._closed = False
+        self._closed_because = "the producer or consumer is closed"
+        tell_in_child(self)
+
+    def forked(self) -> None:
+        """In a forked child: closed, and empty, because what was added is the parent's."""
+        self._lock, self._sending = threading.Lock(), threading.RLock()
+        self._idle = threading.Condition(self._lock)
+        self._closed, self._closed_because = True, FORKED
+        self._open, self._open_waiters, self._in_flight = [], [], []
+        self._sealed.clear()
 
     # What callers do
 
@@ -116,14 +147,14 @@ class Lane(ABC):
         """
         with self._lock:
             if self._closed:
-                raise Unknown(Code.CLOSED, "the producer or consumer is closed")
+                raise Unknown(Code.CLOSED, self._closed_because)
             rows = self._open
             if len(rows) + self._sealed_rows >= self._max_waiting:
                 raise Overloaded(Code.QUEUE_FULL)
             rows.append(row)
             self._open_waiters.append(waiter)
             self._open_bytes += size
-            if len(rows) >= MAX_ROWS or self._open_bytes >= MAX_BYTES:
+            if len(rows) >= self._max_rows or self._open_bytes >= self._max_bytes:
                 self._seal()
             if self._pumping or len(self._open) + self._sealed_rows < self._worth:
                 if not self._sweeping:
@@ -133,28 +164,38 @@ class Lane(ABC):
         self._start_pump()
 
     def add_batch(self, batch: pa.RecordBatch, waiter: Any) -> None:
-        """Send a whole batch as its own request, in order with the rows; ``waiter`` gets the whole answer."""
+        """Send a whole batch, in order with the rows; ``waiter`` gets its whole answer."""
         with self._lock:
             if self._closed:
-                raise Unknown(Code.CLOSED, "the producer or consumer is closed")
+                raise Unknown(Code.CLOSED, self._closed_because)
             if self._sealed_rows and self._sealed_rows + batch.num_rows > self._max_waiting:
                 raise Overloaded(Code.QUEUE_FULL)
             self._seal()
             request = Request(None, [waiter], time.monotonic() + self._timeout, batch)
-            self._sealed.append(request)
+            if self._joins(request):
+                self._sealed[-1].join(request)
+            else:
+                self._sealed.append(request)
             self._sealed_rows += len(request)
             self._sweep_later()
         self._go_on()
 
     def drain(self, timeout: float) -> bool:
         """Wait until everything added so far and since was answered or given up; False if not within ``timeout``."""
-        with self._idle:
-            return self._idle.wait_for(self._is_empty, timeout)
+        deadline = time.monotonic() + timeout
+        if not self._lock.acquire(timeout=timeout):  # the caller itself holds it, if this is called by a signal handler
+            return False
+        try:
+            return self._idle.wait_for(self._is_empty, max(deadline - time.monotonic(), 0.0))
+        finally:
+            self._lock.release()
 
     def close(self) -> None:
         """Refuse new rows and give what has not been answered Unknown(CLOSED)."""
-        with self._lock:
-            self._closed = True
+        self._closed = True
+        if not self._lock.acquire(timeout=self._timeout):  # as for drain: the sweep gives what is left its answer
+            return
+        try:
             self._seal()
             left = [*self._in_flight, *self._sealed]
             self._in_flight.clear()
@@ -163,6 +204,8 @@ class Lane(ABC):
             self._sealed_rows = 0
             left = [request for request in left if self._settle(request)]
             self._idle.notify_all()
+        finally:
+            self._lock.release()
         for request in left:
             self._deliver(request.waiters, copies(Unknown(Code.CLOSED), request))
 
@@ -198,6 +241,17 @@ class Lane(ABC):
             self._sealed_rows += len(request)
             self._open, self._open_waiters, self._open_bytes = [], [], 0
 
+    def _joins(self, request: Request) -> bool:
+        """Whether a new request's batch may ride in the last one that waits."""
+        last = self._sealed[-1] if self._sealed else None
+        return (
+            last is not None
+            and last.rows is None
+            and last.count + request.count <= self._max_rows
+            and last.size + request.size <= self._max_bytes
+            and request.deadline - last.deadline <= JOINED_WITHIN * self._timeout
+        )
+
     def _take(self) -> Request | None:
         """The next request to send, now in flight; None when there is none or it has to wait."""
         if not self._sendable():
@@ -224,8 +278,7 @@ class Lane(ABC):
     def _dispatch(self, request: Request, again: ExchangeOptions | None = None) -> None:
         """Send a request; ``again``: with these options, those of all that are sent again with it."""
         try:
-            if request.batch is None and request.rows is not None:
-                request.batch, request.memo = self._codec.encode(request.rows)
+            batch = request.encode(self._codec)
             with self._sending:
                 options = self._options() if again is None else again
                 session: Any = options.get("session", 0)
@@ -233,10 +286,15 @@ class Lane(ABC):
                 if again is None and (self.broken or self._overtakes(request)):  # what was lost goes first
                     self._failed(request, Unknown(Code.DISCONNECTED))
                     return
-                future = self._link.exchange(self._kind, request.batch, options)
+                request.sent += 1
+                future = self._link.exchange(self._kind, batch, options)
         except EscrowError as problem:
             self._failed(request, problem)
             return
+        except (KeyboardInterrupt, SystemExit):  # the caller is interrupted, and the rows of others ride along
+            self._failed(request, Unknown(Code.DISCONNECTED, "interrupted"))
+            self._pumping = False
+            raise
         except Exception as problem:
             bug = Misuse(Code.BAD_ARGUMENT, f"cannot send: {problem}")
             bug.__cause__ = problem
@@ -258,20 +316,15 @@ class Lane(ABC):
             self._forgotten = request.session
             self._failed(request, Unknown(Code.DISCONNECTED, "the broker has forgotten the session"))
         elif problem is None:
-            self._finish(request, self._decode(request, done.result()))
+            self._finish(request, request.decode(self._codec, done.result()))
         elif isinstance(problem, EscrowError):
             self._failed(request, problem)
         else:
             self._failed(request, Unknown(Code.CLOSED, f"the link failed: {problem!r}"))
 
-    def _decode(self, request: Request, answer: pa.RecordBatch) -> list[Any]:
-        if request.batch is None or answer.num_rows != request.batch.num_rows:
-            return copies(Unknown(Code.DISCONNECTED, "the answer does not match the request"), request)
-        if request.rows is None:
-            return [(answer, request.resends > 0)]
-        return self._codec.decode(request.rows, request.memo, answer, request.resends > 0)
-
     def _failed(self, request: Request, problem: EscrowError) -> None:
+        if isinstance(problem, Unknown) and not problem.left:
+            request.sent -= 1
         if problem.code is not Code.DISCONNECTED or self._closed or time.monotonic() >= request.deadline:
             self._finish(request, copies(problem, request))
             return
@@ -281,11 +334,14 @@ class Lane(ABC):
             self._weigh()
             self._sweep_later()
             self._resend_later()
+        if self._attended is not None:
+            self._attended.suspect()
 
     def _finish(self, request: Request, results: list[Any]) -> None:
         with self._lock:
             if not self._settle(request):
                 return
+            self.overdue = False
             self._leave_flight(request)
         self._deliver(request.waiters, results)
         self._go_on()
@@ -339,6 +395,12 @@ class Lane(ABC):
             self._pumping = True
             self.broken = False
             self._weigh()
+        if self._attended is None:
+            self._send_again(again)
+        else:  # connecting may take a moment, and the timer is for the lanes of the other brokers, too
+            threading.Thread(target=self._send_again, args=(again,), name="escrowmq-resend", daemon=True).start()
+
+    def _send_again(self, again: list[Request]) -> None:
         options = self._options()
         for request in again:
             if not request.settled:
@@ -362,7 +424,8 @@ class Lane(ABC):
     def _sweep_later(self) -> None:
         if not self._sweeping:
             self._sweeping = True
-            self._timer.after(min(max(self._timeout / 20, 0.005), 1.0), self._sweep)
+            longest = 1.0 if self._attended is None else 0.1
+            self._timer.after(min(max(self._timeout / 20, 0.005), longest), self._sweep)
 
     def _sweep(self) -> None:
         """Give up requests past their deadline; seal what waits, so that its deadline counts from now."""
@@ -377,13 +440,47 @@ class Lane(ABC):
                     self._sealed_rows -= len(request)
                 else:
                     self._leave_flight(request)
+            given_up = [] if self._attended is None else self._attend(self._attended, now)
             if not self._is_empty():
                 self._sweep_later()
         for request in late:
-            problem = Unknown(Code.TIMED_OUT, str(request.lost) if request.lost else None)
+            problem: EscrowError = Unknown(Code.TIMED_OUT, str(request.lost) if request.lost else None)
+            if self._attended is not None and not request.sent:
+                problem = self._attended.refusal()
             self._deliver(request.waiters, copies(problem, request))
-        if late:
+        for request in given_up:
+            assert self._attended is not None
+            refusal = self._attended.refusal()
+            problem = Unknown(Code.DISCONNECTED, refusal.message)
+            self._deliver(request.waiters, copies(problem if request.sent else refusal, request))
+        if late or given_up:
             self._go_on()
+
+    def _attend(self, attended: Attended, now: float) -> list[Request]:
+        """See whether one of several brokers owes an answer for long; what is taken back because it is away."""
+        sent = [request for request in self._in_flight if request.lost is None]
+        self.overdue = any(now - (request.deadline - self._timeout) > OVERDUE_SECONDS for request in sent)
+        if self.overdue:
+            attended.suspect()
+        if not attended.away:
+            return []
+        taken: list[Request] = []
+        for request in [*self._in_flight, *self._sealed]:
+            if request in sent or (request.sent > 0 and request.resends < TRIES):
+                continue
+            if (part := request.taken_back(self._repeats if request.sent else self._moves)) is None:
+                continue
+            part.sent = request.sent
+            if not self._settle(part):
+                continue
+            taken.append(part)
+            if request in self._sealed:
+                self._sealed_rows -= len(part)
+                if part is request:
+                    self._sealed.remove(request)
+            elif part is request:
+                self._leave_flight(request)
+        return taken
 
 
 def _forgets(answer: pa.RecordBatch) -> bool:

@@ -9,7 +9,11 @@ import threading
 import time
 from collections.abc import Callable
 
+from escrowmq.platform.forks import tell_in_child
+
 _log = logging.getLogger(__name__)
+CLOSE_SECONDS = 2.0
+"""How long closing waits for a call in progress."""
 
 
 class Timer:
@@ -25,6 +29,12 @@ class Timer:
         self._order = itertools.count()
         self._thread: threading.Thread | None = None
         self._closed = False
+        tell_in_child(self)
+
+    def forked(self) -> None:
+        """In a forked child: closed."""
+        self._wake = threading.Condition()
+        self._closed = True
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
         """Call ``call`` in ``seconds``; never, if the timer is closed before."""
@@ -38,14 +48,14 @@ class Timer:
             self._wake.notify()
 
     def close(self) -> None:
-        """Forget what is not yet due and end the thread."""
+        """Forget what is not yet due and end the thread; waits for a call in progress, but not for ever."""
         with self._wake:
             self._closed = True
             self._due.clear()
             self._wake.notify()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            thread.join(CLOSE_SECONDS)
 
     def _run(self) -> None:
         while (call := self._next()) is not None:

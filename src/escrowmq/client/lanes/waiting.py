@@ -19,6 +19,7 @@ import asyncio
 import inspect
 import queue
 import threading
+import time
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
@@ -27,7 +28,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from escrowmq.client.lanes.coalescer import Lane
 from escrowmq.client.lanes.request import Codec
-from escrowmq.client.lanes.timer import Timer
+from escrowmq.client.lanes.timer import CLOSE_SECONDS, Timer
 from escrowmq.errors import Code, EscrowError, Unknown
 from escrowmq.wire import Exchange, ExchangeOptions, Link
 
@@ -109,21 +110,29 @@ class Threads:
         """None is needed: what it would guard is thread-safe."""
         return nullcontext()
 
-    def spawn(self, call: Callable[[], None]) -> None:
-        """Call it."""
+    def spawn(self, link: Link, call: Callable[[], None]) -> None:
+        """Call what sends to this link."""
         call()
 
     async def away(self, act: Callable[P, T], *args: P.args, **given: P.kwargs) -> T:
         """Call it."""
         return act(*args, **given)
 
+    async def pause(self, seconds: float) -> None:
+        """Do nothing for a while."""
+        time.sleep(seconds)
+
     async def gather(self, waits: Sequence[Awaitable[T]]) -> list[T]:
         """The results, one after the other."""
         return [await wait for wait in waits]
 
     async def result(self, future: Future[T], timeout: float) -> T:
-        """Block until it is done."""
-        return future.result(timeout)
+        """Block until it is done. Raises Unknown(TIMED_OUT), and cancels it, when the time is over."""
+        try:
+            return future.result(timeout)
+        except TimeoutError:
+            future.cancel()
+            raise Unknown(Code.TIMED_OUT) from None
 
     async def returned(self, value: Any) -> Any:
         """The value itself: there is nothing to await here."""
@@ -150,7 +159,7 @@ class Sender:
         """End the thread after what was put before."""
         self._work.put(None)
         if self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(CLOSE_SECONDS)
 
     def _run(self) -> None:
         while (call := self._work.get()) is not None:
@@ -242,21 +251,28 @@ class Loop:
         """A lock between tasks."""
         return asyncio.Lock()
 
-    def spawn(self, call: Callable[[], None]) -> None:
-        """Call it on a sending thread."""
-        next(iter(self._senders.values())).put(call)
+    def spawn(self, link: Link, call: Callable[[], None]) -> None:
+        """Call what sends to this link, on its sending thread."""
+        self._senders[link].put(call)
 
     async def away(self, act: Callable[P, T], *args: P.args, **given: P.kwargs) -> T:
         """Call it on a thread."""
         return await asyncio.to_thread(act, *args, **given)
+
+    async def pause(self, seconds: float) -> None:
+        """Do nothing for a while."""
+        await asyncio.sleep(seconds)
 
     async def gather(self, waits: Sequence[Awaitable[T]]) -> list[T]:
         """The results of all; raises the first error."""
         return await asyncio.gather(*waits)
 
     async def result(self, future: Future[T], timeout: float) -> T:
-        """Wait until it is done; cancels it when the time is over."""
-        return await asyncio.wait_for(asyncio.wrap_future(future), timeout)
+        """Wait until it is done. Raises Unknown(TIMED_OUT), and cancels it, when the time is over."""
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(future), timeout)
+        except TimeoutError:
+            raise Unknown(Code.TIMED_OUT) from None
 
     async def returned(self, value: Any) -> Any:
         """The value, or what it gives when it is awaited."""

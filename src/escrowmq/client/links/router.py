@@ -1,7 +1,8 @@
-"""Routes each message to one of several brokers.
+"""Routes each message to one of several brokers, and asks all of them what only all can answer.
 
-A key always goes to the same broker; messages without a key go to the brokers in rotation, a batch whole. A transaction stays on the
-broker that took its first message (the shard in its id says which), and nothing is ever sent again to another broker.
+A key always goes to the same broker, whether that is there or not; messages without a key go to those that are there in rotation,
+a batch whole. A transaction stays on the broker that took its first message (the shard in its id says which). What may have left
+for one broker is never sent to another.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +18,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from escrowmq.client.links.patience import patient_action
-from escrowmq.errors import Code, EscrowError, Rejected
-from escrowmq.wire import Link, ask
+from escrowmq.client.links.answers import Answers, away
+from escrowmq.client.links.patience import TRY_SECONDS, patient_action
+from escrowmq.client.links.presence import AWAY_SECONDS, Attendance, Presence
+from escrowmq.errors import AWAY, Code, EscrowError, Misuse, Rejected, error
+from escrowmq.wire import Call, Link, ask
+from escrowmq.wire.actions.action import Answer
 from escrowmq.wire.actions.brokers import HELLO
+
+T = TypeVar("T")
+
+_BY_NUMBER = -2
+"""What stands for broker 0 where its shard is not known yet, -3 for broker 1, and so on."""
 
 
 def broker_of(key: str, brokers: int) -> int:
@@ -29,10 +38,14 @@ def broker_of(key: str, brokers: int) -> int:
 
 
 class Router:
-    """The links of one client, by number, and their shards."""
+    """The links of one client, by number, their shards, and which of them are there."""
 
     def __init__(self, links: Sequence[Link]) -> None:
         self.links = tuple(links)
+        self.presence = Presence(self.links, self.learn_shard)
+        several = len(self.links) > 1
+        self.attendances = [Attendance(self.presence, number) if several else None for number in range(len(self.links))]
+        """One per broker; None where there is only one, which everything waits for."""
         self._last = 0
         self._shards: dict[int, int] = {}
         self._lock = threading.Lock()
@@ -40,54 +53,90 @@ class Router:
     def __len__(self) -> int:
         return len(self.links)
 
+    def close(self) -> None:
+        """Ask nobody any more."""
+        self.presence.close()
+
     def next_in_rotation(self, usable: Callable[[int], bool]) -> int:
-        """The number of the next broker; those not ``usable`` are passed over while there are others."""
+        """The number of the next broker; those that are away or not ``usable`` are passed over while there are others."""
         with self._lock:
-            for _ in self.links:
-                self._last = (self._last + 1) % len(self.links)
-                if usable(self._last):
+            best: int | None = None
+            for step in range(1, len(self.links) + 1):
+                number = (self._last + step) % len(self.links)
+                if not self.presence.there(number):
+                    continue
+                if usable(number):
+                    best = number
                     break
+                best = number if best is None else best
+            self._last = (self._last + 1) % len(self.links) if best is None else best
             return self._last
 
     def known_shard(self, shard: int) -> int | None:
         """The number of the broker that holds ``shard``, if that is known yet."""
         return self._shards.get(shard)
 
-    def learn_shard(self, shard: int, number: int) -> None:
-        """Note which broker holds a shard."""
-        self._shards[shard] = number
+    def learn_shard(self, number: int, shard: int) -> None:
+        """Note which broker holds a shard. Raises Misuse(BAD_URL) if two addresses turn out to be one broker."""
+        known = self._shards.setdefault(shard, number)
+        if known != number:
+            one, other = self.links[known].address, self.links[number].address
+            raise Misuse(
+                Code.BAD_URL,
+                f"{one} and {other} are the same broker: both have shard {shard:08x}",
+                "name each broker once",
+            )
 
     def of_shard(self, shard: int, timeout: float) -> int:
-        """The number of the broker that holds ``shard``; asks all brokers if need be.
+        """The number of the broker that holds ``shard`` (or that a number of :meth:`name_of` stands for); asks who is there if
+        need be.
 
-        Raises Rejected(WRONG_SHARD) if none of them holds it, or the error of a broker that could not be asked.
+        Raises Rejected(WRONG_SHARD) if none of them holds it, Overloaded(BROKER_AWAY) while those that answer do not and others
+        are away, or the error of the only broker.
         """
         if (known := self._shards.get(shard)) is not None:
             return known
+        if _BY_NUMBER - len(self.links) < shard <= _BY_NUMBER:
+            return _BY_NUMBER - shard
         addresses = ", ".join(link.address for link in self.links)
-        problem: EscrowError = Rejected(Code.WRONG_SHARD, f"shard {shard:08x} is at none of {addresses}")
-        for number in range(len(self.links)):
+        if len(self.links) == 1:
+            self._ask_shard(0, timeout, False)
+        else:
+            self.presence.meet(timeout)
+        if (known := self._shards.get(shard)) is not None:
+            return known
+        if missing := self.presence.missing():
+            raise away(missing, f"shard {shard & 0xFFFFFFFF:08x} is at none of the brokers that answer")
+        raise Rejected(Code.WRONG_SHARD, f"shard {shard & 0xFFFFFFFF:08x} is at none of {addresses}")
+
+    def name_of(self, number: int, timeout: float) -> int:
+        """What names broker ``number`` for as long as the list of brokers stays as it is: its shard, or, if it was never met, a
+        negative number that :meth:`of_shard` understands. Raises Misuse(BAD_URL) if two addresses are one broker."""
+        if (shard := self._shard_at(number)) is None:
             try:
-                self._ask_shard(number, timeout, False)
-            except EscrowError as unreachable:
-                problem = unreachable
-        if (known := self._shards.get(shard)) is None:
-            raise problem
-        return known
+                if len(self.links) == 1:
+                    return self._ask_shard(0, timeout, False)
+                self.presence.meet(timeout)
+            except EscrowError as problem:
+                if problem.code not in AWAY:
+                    raise
+            shard = self._shard_at(number)
+        return _BY_NUMBER - number if shard is None else shard
 
     def shard_of(self, number: int, timeout: float, *, patient: bool = False) -> int:
         """The shard at broker ``number``; asks it once. Raises Unknown if it is away; if ``patient``, after ``timeout``."""
-        for shard, known in list(self._shards.items()):
-            if known == number:
-                return shard
-        return self._ask_shard(number, timeout, patient)
+        known = self._shard_at(number)
+        return self._ask_shard(number, timeout, patient) if known is None else known
+
+    def _shard_at(self, number: int) -> int | None:
+        return next((shard for shard, known in list(self._shards.items()) if known == number), None)
 
     def _ask_shard(self, number: int, timeout: float, patient: bool) -> int:
         link = self.links[number]
         deadline = time.monotonic() + timeout
         hello = patient_action(link, HELLO({}), deadline) if patient else ask(link, HELLO({}), timeout)
         shard = hello["shard"]
-        self._shards[shard] = number
+        self.learn_shard(number, shard)
         return shard
 
     def spread(self, keys: pa.Array, keyless: Callable[[], int]) -> npt.NDArray[np.int64]:
@@ -102,6 +151,63 @@ class Router:
         codes = pc.fill_null(encoded.indices, len(table)).to_numpy(zero_copy_only=False)
         return np.asarray(np.array([*table, without], np.int64)[codes])
 
-    def every(self, ask: Callable[[Link], Any]) -> list[Any]:
-        """What each broker answers to ``ask``, in order of the URL."""
-        return [ask(link) for link in self.links]
+    # Asking all of them
+
+    def ask(self, number: int, call: Call[Answer], deadline: float, *, longest: float = TRY_SECONDS) -> Answer:
+        """An action at one broker, repeated while it cannot be reached; see :func:`patient_action`."""
+        return patient_action(self.links[number], call, deadline, self.attendances[number], longest=longest)
+
+    def every(self, act: Callable[[int], T], timeout: float) -> Answers[T]:
+        """What ``act(number)`` gives for each broker, in order of the URL; several are asked beside each other.
+
+        Those that are away are named in the answer, as long as one answers. Else raises the last problem; and at once any that
+        is a broker's answer. Nothing is waited for longer than ``timeout`` seconds.
+        """
+        if len(self.links) == 1:
+            return Answers([(0, act(0))])
+        results: dict[int, T] = {}
+        problems: dict[int, BaseException] = {}
+        news = threading.Condition()
+
+        def work(number: int) -> None:
+            try:
+                result = act(number)
+            except BaseException as problem:
+                with news:
+                    problems[number] = problem
+                    news.notify_all()
+            else:
+                with news:
+                    results[number] = result
+                    news.notify_all()
+
+        for number in range(len(self.links)):
+            threading.Thread(target=work, args=(number,), name="escrowmq-ask", daemon=True).start()
+        deadline, suspects = time.monotonic() + timeout, time.monotonic() + AWAY_SECONDS
+        with news:
+            while (left := deadline - time.monotonic()) > 0:
+                open_ = [n for n in range(len(self.links)) if n not in results and n not in problems]
+                if not open_ or (results and all(self.presence.away(number) for number in open_)):
+                    break
+                if time.monotonic() >= suspects:  # slow, or silent?
+                    for number in open_:
+                        self.presence.suspect(number)
+                    suspects = time.monotonic() + AWAY_SECONDS
+                news.wait(min(left, 0.05))
+            return self._answers(dict(results), dict(problems))
+
+    def _answers(self, results: dict[int, T], problems: dict[int, BaseException]) -> Answers[T]:
+        answers = Answers[T]()
+        problem: EscrowError | None = None
+        for number, link in enumerate(self.links):
+            if number in results:
+                answers.found.append((number, results[number]))
+                continue
+            raised = problems.get(number) or self.presence.refusal(number)
+            if not isinstance(raised, EscrowError) or raised.code not in AWAY:
+                raise raised
+            problem = raised
+            answers.missing.append({"broker": link.address, "reason": raised.message})
+        if not answers.found and problem is not None:
+            raise error(problem.code, "; ".join(f"{one['broker']}: {one['reason']}" for one in answers.missing))
+        return answers

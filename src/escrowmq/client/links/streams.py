@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import json
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -16,8 +17,8 @@ import pyarrow as pa
 from pyarrow import flight
 
 from escrowmq import wire
-from escrowmq.errors import Code, EscrowError, Unknown
-from escrowmq.wire import PROTOCOL_VERSION, REQUEST, Exchange, ExchangeOptions
+from escrowmq.errors import Code, EscrowError, Unknown, unsent
+from escrowmq.wire import PROTOCOL_VERSION, REQUEST, Exchange, ExchangeOptions, ReadRequest
 
 STALL_SECONDS = 15.0
 """A request unanswered this long (past its own waiting time) makes the link give its stream up and connect anew."""
@@ -59,6 +60,15 @@ def failed_future(problem: EscrowError) -> Future[pa.RecordBatch]:
     return future
 
 
+inside: set[int] = set()
+"""The threads that wait for the answer to an action or for a batch of a read."""
+
+
+def leak(thing: object) -> None:
+    """Never let a Flight object go: in a forked child its end would wait for the threads of the parent."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
 class _Poll(Future[pa.RecordBatch]):
     """The future of a receive. Cancelling withdraws the receives of its stream: each is then answered, or fails."""
 
@@ -74,19 +84,27 @@ class _Poll(Future[pa.RecordBatch]):
 
 
 class Duplex(ABC):
-    """One DoExchange: the writer, which one thread at a time uses and none after its end, and the thread that reads.
+    """One DoExchange: the writer, which one thread at a time uses, and the thread that reads, which alone ends it.
 
-    gRPC aborts the process where two threads use one writer, or one uses it after its end.
+    gRPC aborts the process where a stream is half-closed twice at once, and Arrow half-closes by itself, without a lock, on the
+    thread that reads the end of a stream. So nobody else may: ``done_writing`` is never called. Who wants to write no more
+    writes a last chunk that says so (:data:`~escrowmq.wire.LAST`), upon which the broker ends the exchange; a broker
+    that does not is cut off by ``cancel``, which any thread may call at any time. A write beside the half-close is harmless.
     """
 
     def __init__(self, client: flight.FlightClient, command: dict[str, Any], schema: pa.Schema) -> None:
         packed = json.dumps({"protocol": PROTOCOL_VERSION, **command}).encode()
         self._writing = threading.Lock()
         self.withdrawn = False  # it takes no more requests
+        self._over = False  # nothing may be written any more
         self._writer, self._reader = client.do_exchange(flight.FlightDescriptor.for_command(packed))
-        self._writer.begin(schema)
         self._thread = threading.Thread(target=self._read, name=f"escrowmq-{command['exchange']}", daemon=True)
-        self._thread.start()
+        try:
+            self._writer.begin(schema)
+            self._thread.start()
+        except BaseException:
+            self.cancel()  # or the writer would wait for the broker's end when it goes
+            raise
 
     @abstractmethod
     def _came(self, chunk: flight.FlightStreamChunk) -> None:
@@ -105,9 +123,10 @@ class Duplex(ABC):
             pass
         except Exception as raised:
             problem = escrow_error(raised)
+            self.cancel()  # what could not be taken in is no end: nothing is waited for any more
         self._ended(problem)
         with self._writing:
-            self.withdrawn = True
+            self.withdrawn = self._over = True
             with suppress(*_BROKEN):  # the reader has the reason
                 self._writer.close()  # or Arrow prints the end of the stream on standard error when the writer goes
 
@@ -116,25 +135,49 @@ class Duplex(ABC):
         with suppress(*_BROKEN):  # it ended by itself
             self._reader.cancel()
 
+    def forked(self) -> None:
+        """See :func:`leak`."""
+        leak(self._writer)
+        leak(self._reader)
+
     def withdraw(self) -> None:
-        """Write no more: the broker answers what it has begun, takes waiting receives back, and ends the stream."""
-        if self._writing.acquire(timeout=1.0):
-            try:
-                with suppress(*_BROKEN):  # it is gone already
-                    if not self.withdrawn:
-                        self.withdrawn = True
-                        self._writer.done_writing()
-            finally:
-                self._writing.release()
+        """Write no more: the broker answers what it has begun, takes waiting receives back, and ends the stream.
+
+        Returns at once, because a full connection or a writer at work would hold the caller up.
+        """
+        if not self.withdrawn:
+            self.withdrawn = True
+            threading.Thread(target=self._say_end, name="escrowmq-withdraw", daemon=True).start()
+
+    def _say_end(self) -> None:
+        with self._writing, suppress(*_BROKEN):  # it is gone already
+            if not self._over:
+                self._over = True
+                self._writer.write_metadata(wire.pack_metadata(0, wire.LAST))
 
     def close(self) -> None:
-        """Let the broker finish what it has begun, shortly, then end."""
-        self.withdraw()
-        if self._thread is not threading.current_thread():
-            self._thread.join(CLOSE_SECONDS)
-            if self._thread.is_alive():
-                self.cancel()
-                self._thread.join(CLOSE_SECONDS)
+        """Let the broker finish what it has begun, shortly, then end. At most twice ``CLOSE_SECONDS``."""
+        close_all([self])
+
+    def ends_by(self, deadline: float) -> bool:
+        """Wait until nothing more is read; whether that came before ``deadline`` (monotonic seconds)."""
+        if self._thread is threading.current_thread():
+            return True
+        self._thread.join(max(deadline - time.monotonic(), 0.0))
+        return not self._thread.is_alive()
+
+
+def close_all(streams: Sequence[Duplex]) -> None:
+    """Let the broker finish what it has begun on these streams, shortly, then end them; all beside each other."""
+    for stream in streams:
+        stream.withdraw()
+    deadline = time.monotonic() + CLOSE_SECONDS
+    left = [stream for stream in streams if not stream.ends_by(deadline)]
+    for stream in left:
+        stream.cancel()
+    deadline = time.monotonic() + CLOSE_SECONDS
+    for stream in left:
+        stream.ends_by(deadline)
 
 
 class Stream(Duplex):
@@ -159,11 +202,13 @@ class Stream(Duplex):
         expiry = time.monotonic() + wait_ms / 1000 + STALL_SECONDS
         with self._writing:
             if self.withdrawn and self._dead is None:
-                return failed_future(Unknown(Code.DISCONNECTED, "the stream takes no more requests"))
+                return failed_future(unsent("the stream takes no more requests"))
             number = next(self._ids)
             with self._lock:
                 if self._dead is not None:
-                    return failed_future(Unknown(self._dead.code, self._dead.message))
+                    problem = Unknown(self._dead.code, self._dead.message)
+                    problem.left = False
+                    return failed_future(problem)
                 self._pending[number] = (future, expiry)
             try:
                 metadata = wire.pack_metadata(number, options)
@@ -214,7 +259,7 @@ class Checks(Duplex):
 
     def __init__(self, client: flight.FlightClient, session: int, on_checks: Callable[[pa.RecordBatch], None]) -> None:
         self._on_checks = on_checks
-        self._over = threading.Event()
+        self._lost = threading.Event()
         self._closed = False
         self.problem: EscrowError | None = None
         super().__init__(client, {"exchange": "checks", "session": session}, pa.schema([]))
@@ -222,17 +267,85 @@ class Checks(Duplex):
     @property
     def broken(self) -> bool:
         """Whether the carrier lost it."""
-        return self._over.is_set() and not self._closed
+        return self._lost.is_set() and not self._closed
 
-    def close(self) -> None:
+    def withdraw(self) -> None:
         """Leave the list of those to ask."""
         self._closed = True
-        super().close()
+        super().withdraw()
 
     def _came(self, chunk: flight.FlightStreamChunk) -> None:
-        if chunk.data is not None and chunk.data.num_rows:
+        if chunk.data is None:
+            self._refused(wire.unpack_metadata(chunk.app_metadata.to_pybytes())[1])
+        elif chunk.data.num_rows:
             self._on_checks(chunk.data)
 
+    def _refused(self, content: wire.Json) -> None:
+        """The broker asks no more, and says why."""
+        if "error" in content:
+            self.problem = wire.unpack_error(content["error"])
+            self._lost.set()
+
     def _ended(self, problem: EscrowError | None) -> None:
-        self.problem = problem
-        self._over.set()
+        self.problem = self.problem or problem
+        self._lost.set()
+
+
+class Read:
+    """One DoGet: its batches as they are asked for. ``lost`` is called when the connection broke. Raises what Flight does."""
+
+    def __init__(self, client: flight.FlightClient, request: ReadRequest, lost: Callable[[EscrowError], None]) -> None:
+        self.client = client
+        self._lost = lost
+        self._expiry: float | None = None  # none while nobody waits for a batch
+        self._reader = client.do_get(flight.Ticket(json.dumps(request).encode()))
+
+    def schema(self) -> pa.Schema:
+        """The schema of the batches; waits for the broker. Raises EscrowError."""
+        with self._waiting():
+            return self._reader.schema
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """To the end. Raises EscrowError. Who stops before gives the rest up."""
+        try:
+            while True:
+                with self._waiting():
+                    chunk = self._reader.read_chunk()
+                yield chunk.data
+        except StopIteration:
+            return
+        finally:
+            self.cancel()
+
+    def stalled(self, now: float) -> bool:
+        """Whether the next batch is overdue."""
+        expiry = self._expiry
+        return expiry is not None and expiry < now
+
+    def more_time(self) -> None:
+        """It is not overdue before another ``STALL_SECONDS``."""
+        self._expiry = time.monotonic() + STALL_SECONDS
+
+    def cancel(self) -> None:
+        """Give it up. From any thread."""
+        with suppress(*_BROKEN):  # it ended by itself
+            self._reader.cancel()
+
+    def forked(self) -> None:
+        """See :func:`leak`."""
+        leak(self._reader)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self.more_time()
+        inside.add(threading.get_ident())
+        try:
+            yield
+        except _BROKEN as raised:
+            problem = escrow_error(raised)
+            if problem.code is Code.DISCONNECTED:
+                self._lost(problem)
+            raise problem from None
+        finally:
+            inside.discard(threading.get_ident())
+            self._expiry = None

@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq import schemas
-from escrowmq.client.lanes.blocking import finished
 from escrowmq.client.lanes.coalescer import Lane
 from escrowmq.client.producing.ending import outcome_column
+from escrowmq.client.producing.judging import Judge, name_of
 from escrowmq.client.producing.session import Session
 from escrowmq.errors import Code, EscrowError, Misuse
 from escrowmq.message.ids import records
@@ -32,15 +32,15 @@ WATCH_SECONDS = 0.2
 """How often a broken subscription is noticed; then also the pause before it is opened anew."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-Decide = Callable[[Check], Outcome | Awaitable[Outcome | None] | None]
+Decide = Callable[[Check], Outcome | Awaitable[Outcome]]
 """A function of one question."""
 
 
 class BatchChecker(Protocol):
     """An object that answers a whole batch of questions in one call: as many outcomes, in the same order."""
 
-    def decide_batch(self, checks: Sequence[Check], /) -> Any:
-        """``Sequence[Outcome | None]``, or what gives one when awaited. None is UNKNOWN."""
+    def decide_batch(self, checks: Sequence[Check], /) -> Sequence[Outcome] | Awaitable[Sequence[Outcome]]:
+        """One outcome per question, or what gives them when awaited."""
         ...
 
 
@@ -63,10 +63,10 @@ AnyChecker = Decide | BatchChecker | IdChecker
 class Whole:
     """A batch or id checker as one call: a CHECKS batch in, an ENDING batch out."""
 
-    def __init__(self, checker: AnyChecker) -> None:
+    def __init__(self, checker: AnyChecker, judge: Judge) -> None:
         self._by_id = getattr(checker, "decide_ids", None)
         self._by_batch = getattr(checker, "decide_batch", None)
-        self.is_async = inspect.iscoroutinefunction(self._by_id or self._by_batch)
+        self._judge = judge
 
     def ask(self, batch: pa.RecordBatch) -> Any:
         """The checker's answer as it gives it; for an async one, what is to be awaited."""
@@ -76,10 +76,11 @@ class Whole:
         return self._by_batch(list(checks_of(batch)))
 
     def answers(self, batch: pa.RecordBatch, given: Any) -> pa.RecordBatch:
-        """The answers to a batch as decisions. Raises Misuse(BAD_ARGUMENT) if ``given`` is not one outcome per question."""
+        """The answers to a batch as decisions; what is no outcome is UNKNOWN. Raises Misuse(BAD_ARGUMENT) if ``given`` is not one per
+        question, or a column of anything but outcomes."""
         ids = distinct_ids(batch)
         if not isinstance(given, np.ndarray | pa.Array | pa.ChunkedArray):
-            given = [one if isinstance(one, Outcome) else Outcome.UNKNOWN for one in given]
+            given = self._judge.each(given if isinstance(given, Iterable) else [given])
         outcomes = pa.array(outcome_column(given, len(ids)))
         return pa.RecordBatch.from_arrays([ids, outcomes], schema=schemas.ENDING)
 
@@ -96,6 +97,23 @@ def takes_batches(checker: AnyChecker) -> bool:
         hint = "a checker is a function, or an object with decide_batch(checks) or decide_ids(ids)"
         raise Misuse(Code.BAD_ARGUMENT, f"{type(checker).__name__} is not a checker", hint)
     return False
+
+
+def need_checker_of(checker: AnyChecker, loop: asyncio.AbstractEventLoop | None) -> None:
+    """Raises Misuse(BAD_ARGUMENT) for what is no checker, or is a coroutine function where there is no event loop."""
+    takes_batches(checker)
+    if loop is None and is_coroutine_function(checker):
+        hint = "use a plain function, or a bus of escrowmq.aconnect"
+        raise Misuse(
+            Code.BAD_ARGUMENT, f"the checker {name_of(checker)} is to be awaited, and nothing awaits here", hint
+        )
+
+
+def is_coroutine_function(checker: AnyChecker) -> bool:
+    """Whether calling it gives what is to be awaited, as far as that can be known without calling it."""
+    if takes_batches(checker):
+        checker = getattr(checker, "decide_ids", None) or getattr(checker, "decide_batch")  # noqa: B009
+    return inspect.iscoroutinefunction(checker) or inspect.iscoroutinefunction(getattr(checker, "__call__", None))  # noqa: B004
 
 
 def distinct_ids(batch: pa.RecordBatch) -> pa.FixedSizeBinaryArray:
@@ -135,7 +153,8 @@ class CheckLoop:
 
     A function is called once per question, a batch checker once per batch (and its answers leave as one request); on ``pool``,
     or as a task of ``loop`` if it is a coroutine function. An exception, or anything that is not an Outcome, is UNKNOWN:
-    the broker asks again. Answers go into ``answers``, a lane of END by CHECK.
+    the broker asks again, and ``judge`` says so. Answers go into ``answers``, a lane of END by CHECK. When a newer process has taken
+    over the producer's name, ``fenced`` is set and nothing is listened for any more.
     """
 
     def __init__(
@@ -147,17 +166,19 @@ class CheckLoop:
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._session = session
-        self._whole = Whole(checker) if takes_batches(checker) else None
+        self.judge = Judge(checker, _log)
+        self._whole = Whole(checker, self.judge) if takes_batches(checker) else None
         self._decide: Decide = checker  # type: ignore[assignment]  # a function, where it is used
         self._pool = pool
         self._answers = answers
-        is_async = inspect.iscoroutinefunction(checker) if self._whole is None else self._whole.is_async
-        self._loop = loop if is_async else None
+        self._loop = loop
+        self._to_await = loop is not None and is_coroutine_function(checker)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = threading.Event()
         self._present = threading.Event()
         self._present.set()
         self.listening = threading.Event()
+        self.fenced: EscrowError | None = None
         self._thread = threading.Thread(target=self._run, name="escrowmq-check-back", daemon=True)
         self._thread.start()
 
@@ -181,12 +202,13 @@ class CheckLoop:
                 number = self._session.open(True)
                 stream = self._session.link.watch(number, self._asked)
             except EscrowError as problem:
-                if self._closing.is_set() or problem.code is Code.CLOSED:
+                if self._closing.is_set() or problem.code is Code.CLOSED or self._is_fenced(problem):
                     return
                 if problem.code is not logged:
                     _log.warning("cannot listen for checks at %s: %s", self._session.link.address, problem)
                     logged = problem.code
-                self._renew_if_forgotten(number, problem)
+                if self._is_fenced(self._renew_if_forgotten(number, problem)):
+                    return
                 self._closing.wait(WATCH_SECONDS)
                 continue
             logged = None
@@ -194,60 +216,101 @@ class CheckLoop:
             while self._present.is_set() and not stream.broken and not self._closing.wait(WATCH_SECONDS):
                 pass
             self.listening.clear()
-            if stream.broken:
-                self._renew_if_forgotten(number, stream.problem)
+            broke = stream.problem if stream.broken else None
             stream.close()
+            if self._is_fenced(broke) or self._is_fenced(self._renew_if_forgotten(number, broke)):
+                return
 
-    def _renew_if_forgotten(self, number: int, problem: EscrowError | None) -> None:
+    def _is_fenced(self, problem: EscrowError | None) -> bool:
+        """Whether this is the end: a newer process has the name, and is asked from now on."""
+        if problem is None or problem.code is not Code.FENCED:
+            return False
+        self.fenced = problem
+        _log.warning("no longer asked at %s: %s", self._session.link.address, problem)
+        self.listening.set()  # whoever waits for it is told
+        return True
+
+    def _renew_if_forgotten(self, number: int, problem: EscrowError | None) -> EscrowError | None:
+        """What was wrong with renewing."""
         if problem is None or problem.code is not Code.UNKNOWN_SESSION:
-            return
+            return None
         try:
             self._session.renew(number)
         except EscrowError as refused:
-            _log.warning("cannot renew the session at %s: %s", self._session.link.address, refused)
+            if refused.code is not Code.FENCED:
+                _log.warning("cannot renew the session at %s: %s", self._session.link.address, refused)
+            return refused
+        return None
 
     def _asked(self, batch: pa.RecordBatch) -> None:
         with suppress(RuntimeError):  # closing: another member will be asked
             if self._whole is not None:
-                self._begin(self._answer_whole, batch)
+                self._begin(self._whole.ask, batch, self._answer_whole)
             else:
                 for check in checks_of(batch):
-                    self._begin(self._answer, check)
+                    self._begin(self._decide, check, self._answer)
 
-    def _begin(self, answer: Callable[[Any], Coroutine[Any, Any, None]], question: Any) -> None:
-        """Answer on the event loop, or on a thread of the pool, where nothing suspends."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._start_task, answer, question)
+    def _begin(self, ask: Callable[[Any], Any], question: Any, answer: Callable[[Any, Any], None]) -> None:
+        """Ask on the event loop, or on a thread of the pool."""
+        if self._to_await:
+            self._start_task(ask(question), question, answer)
         else:
-            self._pool.submit(lambda: finished(answer(question)))
+            self._pool.submit(self._ask, ask, question, answer)
 
-    def _start_task(self, answer: Callable[[Any], Coroutine[Any, Any, None]], question: Any) -> None:
+    def _ask(self, ask: Callable[[Any], Any], question: Any, answer: Callable[[Any, Any], None]) -> None:
+        try:
+            given = ask(question)
+        except Exception as problem:
+            given = _Raised(problem)
+        if self._loop is not None and inspect.isawaitable(given):  # a plain function that returns a coroutine
+            with suppress(RuntimeError):  # the loop is closed
+                self._start_task(given, question, answer)
+        else:
+            answer(question, given)
+
+    def _start_task(self, awaited: Awaitable[Any], question: Any, answer: Callable[[Any, Any], None]) -> None:
         assert self._loop is not None
-        task = self._loop.create_task(answer(question))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
-    async def _answer_whole(self, batch: pa.RecordBatch) -> None:
+        async def work() -> None:
+            try:
+                given = await awaited
+            except Exception as problem:
+                given = _Raised(problem)
+            answer(question, given)
+
+        def start() -> None:
+            task = asyncio.ensure_future(work())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        self._loop.call_soon_threadsafe(start)
+
+    def _answer_whole(self, batch: pa.RecordBatch, given: Any) -> None:
         assert self._whole is not None
         try:
-            given = self._whole.ask(batch)
-            answers = self._whole.answers(batch, given if self._loop is None else await given)
-        except Exception:
-            _log.exception("the checker failed for a batch of questions")
+            if isinstance(given, _Raised):
+                raise given.problem
+            answers = self._whole.answers(batch, given)
+        except Exception as problem:
+            self.judge.blame(problem, len(distinct_ids(batch)), trace=not isinstance(problem, Misuse))
             answers = self._whole.unknown(batch)
         step = self._session.checker.limits.max_batch_rows
         with suppress(EscrowError):  # closing: another member will be asked
             for start in range(0, answers.num_rows, step):
                 self._answers.add_batch(answers.slice(start, step), None)
 
-    async def _answer(self, check: Check) -> None:
-        outcome: Any = None
-        try:
-            answer: Any = self._decide(check)
-            outcome = answer if self._loop is None else await answer
-        except Exception:
-            _log.exception("the checker failed for %s", check.transaction_id)
-        if not isinstance(outcome, Outcome):
+    def _answer(self, check: Check, given: Any) -> None:
+        if isinstance(given, _Raised):
+            self.judge.blame(given.problem, 1, trace=not isinstance(given.problem, Misuse))
             outcome = Outcome.UNKNOWN
+        else:
+            outcome = self.judge.one(given)
         with suppress(EscrowError):  # closing: another member will be asked
             self._answers.add((bytes(check.transaction_id), int(outcome)), None, 32)
+
+
+class _Raised:
+    """That a checker raised, and what."""
+
+    def __init__(self, problem: Exception) -> None:
+        self.problem = problem

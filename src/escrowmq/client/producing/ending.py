@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -50,14 +51,25 @@ def first_time(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return first
 
 
+def _foreign(one: Any) -> bool:
+    """Whether it is a number only by accident: True, or a member of another enumeration."""
+    return isinstance(one, bool) or (isinstance(one, Enum) and not isinstance(one, Outcome))
+
+
+def _number(one: Any) -> int:
+    if _foreign(one):
+        raise TypeError
+    return operator.index(one)
+
+
 def outcome_column(outcomes: Any, count: int) -> npt.NDArray[np.uint8]:
     """Outcomes as a uint8 array of ``count``: from one for all, an array, or an iterable. Misuse(BAD_ARGUMENT) otherwise."""
-    if isinstance(outcomes, int):
+    if isinstance(outcomes, int) and not _foreign(outcomes):
         outcomes = np.full(count, outcomes, np.uint8)
     elif isinstance(outcomes, pa.Array | pa.ChunkedArray):
         outcomes = outcomes.to_numpy(zero_copy_only=False) if isinstance(outcomes, pa.Array) else outcomes.to_numpy()
     try:
-        column = np.asarray(outcomes if isinstance(outcomes, np.ndarray) else [operator.index(one) for one in outcomes])
+        column = np.asarray(outcomes if isinstance(outcomes, np.ndarray) else [_number(one) for one in outcomes])
     except (TypeError, ValueError):
         raise Misuse(Code.BAD_ARGUMENT, "outcomes are COMMIT, ROLLBACK or UNKNOWN") from None
     if len(column) != count:

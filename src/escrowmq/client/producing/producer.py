@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from escrowmq.client.lanes.blocking import AsyncCloses, Closes, blocking
 from escrowmq.client.producing.checker import AnyChecker
+from escrowmq.client.producing.judging import name_of, outcome_of
 from escrowmq.client.producing.production import AnyTransactionId, Production, require
 from escrowmq.client.producing.results import EndResults, Receipts
 from escrowmq.client.producing.transaction import AsyncTransaction, Transaction, TransactionBase
@@ -40,7 +41,7 @@ from escrowmq.model import (
 )
 from escrowmq.wire import Exchange
 
-LocalTransaction = Callable[[Message, Any], Outcome | Awaitable[Outcome | None] | None]
+LocalTransaction = Callable[[Message, Any], Outcome | Awaitable[Outcome]]
 """What :meth:`Producer.send_in_transaction` runs: a function, or on an event loop a coroutine function."""
 CheckerT = TypeVar("CheckerT", bound=AnyChecker)
 TransactionT = TypeVar("TransactionT", bound=TransactionBase)
@@ -73,11 +74,17 @@ class ProducerBase(Generic[TransactionT]):
 
         A function of one :class:`~escrowmq.model.Check`, or an object that answers a whole batch in one call: with
         ``decide_ids(ids)`` (columns in, columns out; see :class:`~escrowmq.client.producing.checker.IdChecker`), such as
-        ``outbox.Barrier``, or with ``decide_batch(checks)``. An exception is UNKNOWN, for a batch to all of its questions.
+        ``outbox.Barrier``, or with ``decide_batch(checks)``. An exception is UNKNOWN, for a batch to all of its questions; so is an answer that is no
+        Outcome. Both are logged once per cause and counted in :attr:`unanswered`.
         On an event loop these may be coroutine functions.
         """
         self._production.set_checker(decide)
         return decide
+
+    @property
+    def unanswered(self) -> int:
+        """Questions that the checker left open: it raised, or gave what is no outcome. The broker asks them again."""
+        return self._production.unanswered
 
     def attend(self, present: bool) -> None:
         """Stop being asked for a while, or be asked again, if what the checker needs is away: a question that is answered
@@ -124,9 +131,10 @@ class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
         """
         return await self._production.produce_batch(Exchange.SEND, messages, shard)
 
-    async def place(self, keys: pa.Array) -> npt.NDArray[np.uint32]:
+    async def place(self, keys: pa.Array) -> npt.NDArray[np.int64]:
         """The shard of the broker that messages with these keys would go to, one per row; those with a null key go to the
-        brokers in rotation.
+        brokers that are there in rotation. A broker that was never met has no shard yet: a number below -1 stands for its place
+        in the URL, and means the same wherever a shard is asked for, as long as the URL names the same brokers in the same order.
 
         For programs that must remember it: a message that is sent again must go to the broker that may have it already.
         """
@@ -135,7 +143,10 @@ class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
     # Transactions
 
     async def wait_until_listening(self, timeout: float = 10.0) -> bool:
-        """Wait until every broker counts this producer among those to ask; False if not within ``timeout`` seconds."""
+        """Wait until every broker that is there counts this producer among those to ask; False if not within ``timeout`` seconds.
+
+        Raises Fenced if a newer process has this producer's name: it is asked in this one's place.
+        """
         return await self._production.waiting.away(self._production.listening, timeout)
 
     async def send_in_transaction(
@@ -143,8 +154,9 @@ class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
     ) -> TransactionResult:
         """Send a half message, run ``local_transaction(message, arg)``, end the transaction with what it returns.
 
-        An exception of the local transaction, or no Outcome, is UNKNOWN: the check-back will ask. Raises only if the
-        half message was not taken; if the end failed, ``status`` has its code and the check-back settles it.
+        An exception of the local transaction is UNKNOWN: the check-back will ask. If the end failed, ``status`` has its code and the
+        check-back settles it. Raises if the half message was not taken; Misuse(NO_OUTCOME) if the local transaction gave anything
+        but an Outcome, such as None, True or "COMMIT": the transaction is left undecided then, and the check-back asks.
         """
         production = self._production
         production.need_checker()
@@ -153,9 +165,11 @@ class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
         outcome, problem = Outcome.UNKNOWN, None
         try:
             returned = await production.waiting.returned(local_transaction(message, arg))
-            outcome = returned if isinstance(returned, Outcome) else Outcome.UNKNOWN
         except Exception as raised:
             problem = raised
+        else:
+            who = f"{name_of(local_transaction)}, the local transaction of {receipt.transaction_id},"
+            outcome = outcome_of(returned, who)
         try:
             status = await production.end(receipt.transaction_id, outcome)
         except EscrowError as refused:

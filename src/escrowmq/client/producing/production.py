@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -14,32 +16,35 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from escrowmq import schemas
 from escrowmq.client.lanes.coalescer import Lane
 from escrowmq.client.lanes.request import Codec
 from escrowmq.client.lanes.waiting import ThreadLane, Waiting
 from escrowmq.client.links.router import Router, broker_of
-from escrowmq.client.producing.checker import AnyChecker, CheckLoop, takes_batches
-from escrowmq.client.producing.ending import EndingCodec, first_time, outcome_column
+from escrowmq.client.producing.checker import AnyChecker, CheckLoop, need_checker_of
+from escrowmq.client.producing.ending import EndingCodec, outcome_column
 from escrowmq.client.producing.outgoing import OutgoingCodec, as_batch, split
+from escrowmq.client.producing.placing import PAUSE_SECONDS, BatchPlacement, Choice, Placement, end_parts
 from escrowmq.client.producing.results import EndResults, Receipts, receipts
 from escrowmq.client.producing.session import Session
-from escrowmq.errors import Code, Misuse, Overloaded, error
-from escrowmq.message.ids import id_bytes, id_column, shards
+from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, Unknown, error
+from escrowmq.message.ids import id_bytes, id_column
 from escrowmq.message.limits import byte_lengths
 from escrowmq.message.names import check_name
 from escrowmq.message.row import ROW_OVERHEAD
-from escrowmq.model import DecidedBy, Message, Outcome, Receipt, TransactionId
+from escrowmq.model import CheckPolicy, DecidedBy, Message, Outcome, Receipt, TransactionId
 from escrowmq.model import message_id as message_bytes
+from escrowmq.platform.forks import tell_in_child
 from escrowmq.wire import Exchange
 
 CHECKER_THREADS = 4
+WAIT_STEP = 0.1
+"""Seconds between two looks whether a broker is away."""
 QOS_0_WAITING = 100_000
 """Messages that a producer with qos=0 holds back before it drops them."""
 
 AnyTransactionId = TransactionId | str | bytes
-Part = tuple[int, npt.NDArray[np.int64], pa.RecordBatch]
-"""A broker's number, the rows of the whole that go there, and they."""
+Part = tuple[npt.NDArray[np.int64], pa.RecordBatch]
+"""Rows of the whole, and they."""
 
 
 class Production:
@@ -55,6 +60,9 @@ class Production:
         timeout: float,
         checker: AnyChecker | None,
         unasked: bool,
+        policy: CheckPolicy | None,
+        replaces: bool,
+        choice: Choice | None = None,
     ) -> None:
         check_name(group, Code.BAD_GROUP_NAME)
         if qos not in (0, 1, 2) or isinstance(qos, bool):
@@ -68,10 +76,14 @@ class Production:
         self.router = router
         self.waiting = waiting
         named = instance is not None
-        self.sessions = [Session(link, group, self.instance, self.timeout, named=named) for link in router.links]
+        self.sessions = [
+            Session(link, group, self.instance, self.timeout, named=named, policy=policy) for link in router.links
+        ]
         self._several = len(router) > 1
+        self.choice = choice or Choice("fail" if self._several else "wait")
         self.dropped = 0
         self._unasked = unasked
+        self._replaces = replaces
         # by the broker's number, each made once the session is open; attributes and lists, because hashing an Exchange for
         # every message would show
         self._sending: list[Lane | None] = [None] * len(router)
@@ -86,6 +98,7 @@ class Production:
         self._loops: list[CheckLoop] = []
         self._pool: ThreadPoolExecutor | None = None
         self._closed = False
+        tell_in_child(self)
         if checker is not None:
             self.set_checker(checker)
 
@@ -117,34 +130,46 @@ class Production:
             topic, body, key, tag, properties, delay = m.topic, m.body, m.key, m.tag, m.properties, m.delay
             queue, message_id, check_immunity = m.queue, m.message_id, m.check_immunity
         half = kind is Exchange.PREPARE
-        if joined is not None:
-            number = await self.broker(joined.shard)
-        else:
-            number = self._number(kind, key, message_id) if self._several else 0
-        lane = (self._preparing if half else self._sending)[number] or await self._open(kind, number)
-        row = self.sessions[number].checker.row(
-            topic,
-            body,  # type: ignore[arg-type]  # None is refused
-            key,
-            tag,
-            properties,
-            delay,
-            queue,
-            message_id,
-            check_immunity,
-            None if joined is None else bytes(joined),
-        )
-        size = len(row.body) + ROW_OVERHEAD
-        if self.qos == 0 and not half:
+        number, placement = 0, None
+        if self._several:
+            placement = await self._placement(kind, key, message_id, joined)
+        elif joined is not None:
+            await self.broker(joined.shard)  # or WRONG_SHARD
+        while True:
+            if placement is not None:
+                number = await placement.number()
             try:
-                lane.add(row, None, size)
-            except Overloaded:
-                self.dropped += 1
-            return Receipt(row.message_id or b"", row.topic, row.queue, -1)
-        receipt: Receipt = await lane.call(row, size)
-        if half and receipt.transaction_id is not None:
-            self.router.learn_shard(receipt.transaction_id.shard, number)
-        return receipt
+                lane = (self._preparing if half else self._sending)[number] or await self.open(
+                    kind, number, placement is not None and placement.fixed is None
+                )
+                row = self.sessions[number].checker.row(
+                    topic,
+                    body,  # type: ignore[arg-type]  # None is refused
+                    key,
+                    tag,
+                    properties,
+                    delay,
+                    queue,
+                    message_id,
+                    check_immunity,
+                    None if joined is None else bytes(joined),
+                )
+                size = len(row.body) + ROW_OVERHEAD
+                if self.qos == 0 and not half:
+                    try:
+                        lane.add(row, None, size)
+                    except Overloaded:
+                        self.dropped += 1
+                    return Receipt(row.message_id or b"", row.topic, row.queue, -1)
+                receipt: Receipt = await lane.call(row, size)
+            except EscrowError as problem:
+                if placement is None:
+                    raise
+                message_id = await placement.failed(problem) or message_id
+                continue
+            if half and receipt.transaction_id is not None:
+                self.router.learn_shard(number, receipt.transaction_id.shard)
+            return receipt
 
     async def end(self, transaction_id: AnyTransactionId, outcome: Outcome) -> Code:
         """End a transaction by its id; see :meth:`Producer.end`."""
@@ -154,46 +179,74 @@ class Production:
         shard = int.from_bytes(raw[:4], "big")
         if (number := self.router.known_shard(shard)) is None:
             number = await self.broker(shard)
-        lane = self._ending[number] or await self._open(Exchange.END, number)
-        return await lane.call((raw, int(outcome)), 32)  # type: ignore[no-any-return]
+        placement = Placement(self, Exchange.END, number) if self._several else None
+        while True:
+            if placement is not None:
+                await placement.number()
+            try:
+                lane = self._ending[number] or await self.open(Exchange.END, number)
+                return await lane.call((raw, int(outcome)), 32)  # type: ignore[no-any-return]
+            except EscrowError as problem:
+                if placement is None:
+                    raise
+                await placement.failed(problem)
 
     async def broker(self, shard: int) -> int:
         """The number of the broker that holds a shard; asks the brokers if it is not known yet."""
         known = self.router.known_shard(shard)
-        return await self.waiting.away(self.router.of_shard, shard, self.timeout) if known is None else known
+        if known is not None:
+            return known
+        deadline = time.monotonic() + self.timeout
+        while True:
+            try:
+                return await self.waiting.away(self.router.of_shard, shard, self.timeout)
+            except Overloaded as away:
+                if self.choice.absent == "fail" or time.monotonic() >= deadline:
+                    raise away
+            await self.waiting.pause(PAUSE_SECONDS)
 
-    async def _open(self, kind: Exchange, number: int) -> Lane:
+    async def open(self, kind: Exchange, number: int, free: bool = False) -> Lane:
         """The lane of one kind to one broker, once the session is open; calls that wait for it go on in the order in which
-        they came."""
-        async with self._opening[number]:
-            session, transactional = self.sessions[number], kind is not Exchange.SEND
-            if not session.ready(transactional):
-                await self.waiting.away(session.open, transactional or self._decide is not None)
+        they came. ``free``: the call may go elsewhere, so it does not wait for a broker that is away."""
+        session, transactional = self.sessions[number], kind is not Exchange.SEND
+        wanted = transactional or self._decide is not None
+        if self._several:
+            await self.met()
+        if not session.ready(transactional):
+            gives_up = self.router.attendances[number] if free or self.choice.absent == "fail" else None
+            if free:  # in no order, and not behind those that do wait
+                await self.waiting.away(partial(session.open, wanted, gives_up, patience=self.timeout / 3))
+            else:
+                async with self._opening[number]:
+                    if not session.ready(transactional):
+                        await self.waiting.away(session.open, wanted, gives_up)
         return self.lane(kind, number)
+
+    async def met(self) -> None:
+        """See once which of several brokers are there. Raises Overloaded(BROKER_AWAY) if none is, Misuse(BAD_URL)."""
+        if not self.router.presence.known:
+            await self.waiting.away(self.router.presence.meet, self.timeout)
 
     # Whole batches
 
     async def produce_batch(self, kind: Exchange, messages: Any, shard: int | None) -> Receipts:
         """Send or prepare many; to the broker of ``shard`` if that is given."""
         only = None if shard is None else await self.broker(shard)
-        for number in range(len(self.sessions)) if only is None else [only]:
-            if self._by_kind[kind][number] is None:
-                await self._open(kind, number)
-        batch, parts = await self.waiting.away(self._parts, kind, messages, only)
-        waits = [self.lane(kind, number).call_batch(piece) for number, _, piece in parts]
+        if self._several:
+            await self.met()
+            return await BatchPlacement(self, kind, only).receipts(messages)
+        await self.open(kind, 0)
+        batch, parts = await self.waiting.away(self._parts, kind, messages)
+        waits = [self.lane(kind, 0).call_batch(piece) for _, piece in parts]
         answers = await self.waiting.gather(waits)
-        return receipts(batch, [rows for _, rows, _ in parts], [answer for answer, _ in answers])
+        return receipts(batch, [rows for rows, _ in parts], [answer for answer, _ in answers])
 
     async def end_batch(self, transaction_ids: Any, outcomes: Any) -> EndResults:
         """End many; see :meth:`Producer.end_batch`."""
         ids = id_column(transaction_ids)
         column = outcome_column(outcomes, len(ids))
-        parts = await self.waiting.away(lambda: list(self._end_parts(ids, column)))
-        waits = [self.lane(Exchange.END, number).call_batch(piece) for number, _, piece in parts]
         codes = np.full(len(ids), Code.UNKNOWN_TRANSACTION, np.uint8)  # what rows with a null id get
-        for (_, rows, _), (answer, resent) in zip(parts, await self.waiting.gather(waits), strict=True):
-            given = answer.column(0).to_numpy()
-            codes[rows] = first_time(given) if resent else given
+        await end_parts(self, ids, column, codes)
         return EndResults(codes)
 
     # Where things go
@@ -205,8 +258,38 @@ class Production:
             return broker_of(key, len(self.sessions))
         if isinstance(identity, str | bytes | uuid.UUID):
             return broker_of(message_bytes(identity).hex(), len(self.sessions))
+        return self.rotate(kind)
+
+    def rotate(self, kind: Exchange) -> int:
+        """The broker that takes the next message that any may take."""
         lanes = self._by_kind[kind]
-        return self.router.next_in_rotation(lambda number: (lane := lanes[number]) is None or not lane.broken)
+        return self.router.next_in_rotation(
+            lambda number: (lane := lanes[number]) is None or not (lane.broken or lane.overdue)
+        )
+
+    async def _placement(
+        self, kind: Exchange, key: str | None, identity: Any, joined: TransactionId | None
+    ) -> Placement:
+        """Where a message goes. Raises as :meth:`broker`."""
+        if joined is not None:
+            return Placement(self, kind, await self.broker(joined.shard))
+        await self.met()
+        fixed = isinstance(key, str) or isinstance(identity, str | bytes | uuid.UUID)
+        return Placement(self, kind, self._number(kind, key, identity) if fixed else None)
+
+    def repeats(self, kind: Exchange, problem: Unknown) -> bool:
+        """Whether a plain message that may have reached one broker goes to another: the producer's choice."""
+        chosen = kind is Exchange.SEND and self.choice.failover == "repeat"
+        return chosen and problem.code is Code.DISCONNECTED and problem.message_id is not None
+
+    def is_there(self, shard: int) -> bool:
+        """Whether the broker of a shard is known and not away."""
+        number = self.router.known_shard(shard)
+        return number is not None and not self.router.presence.away(number)
+
+    def codec(self, kind: Exchange, number: int) -> OutgoingCodec:
+        """The codec of a lane of SEND or PREPARE that is open."""
+        return self._codecs[kind, number]
 
     def lane(self, kind: Exchange, number: int) -> Lane:
         """The lane of one kind to one broker, made when it is first asked for."""
@@ -217,63 +300,48 @@ class Production:
             codec: Codec = EndingCodec()
             if kind is not Exchange.END:
                 codec = self._codecs[kind, number] = OutgoingCodec()
-            options, more = session.options, {}
+            limits = session.checker.limits
+            options: Any = session.options
+            more: dict[str, Any] = {"max_rows": limits.max_batch_rows, "max_bytes": limits.max_batch_bytes // 2}
             if kind is Exchange.SEND and self.qos == 0:
-                options, more = partial(session.options, flush="async"), {"max_waiting": QOS_0_WAITING}
+                options, more = partial(session.options, flush="async"), {**more, "max_waiting": QOS_0_WAITING}
+            if kind is Exchange.PREPARE and self._replaces:
+                options = partial(session.options, replace=True)
+            if self._several:
+                more |= {"attended": self.router.attendances[number], **self.choice.lane(kind)}
             lane = self.waiting.lane(
                 session.link, kind, codec, options, timeout=self.timeout, renew=session.renew, **more
             )
             self._by_kind[kind][number] = lane
             return lane
 
-    def place(self, keys: pa.Array) -> npt.NDArray[np.uint32]:
-        """The shard that each row would go to. Blocks until every broker among them has named its shard."""
+    def place(self, keys: pa.Array) -> npt.NDArray[np.int64]:
+        """What names the broker that each row would go to. Blocks until it is known which brokers are there."""
+        if self._several:
+            with suppress(Overloaded):  # none is there: keys have their places all the same
+                self.router.presence.meet(self.timeout)
         numbers = self.router.spread(keys, lambda: self._number(Exchange.SEND, None))
-        shards = np.zeros(len(self.router), np.uint32)
+        names = np.zeros(len(self.router), np.int64)
         for number in np.unique(numbers).tolist():
-            shards[number] = self.router.shard_of(number, self.timeout)
-        return np.asarray(shards[numbers])
+            names[number] = self.router.name_of(number, self.timeout)
+        return np.asarray(names[numbers])
 
-    def _parts(self, kind: Exchange, data: Any, only: int | None) -> tuple[pa.RecordBatch, list[Part]]:
-        """A user's batch in wire form, and its parts. Rows that must not travel are in no part.
+    def _parts(self, kind: Exchange, data: Any) -> tuple[pa.RecordBatch, list[Part]]:
+        """A user's batch in wire form for the only broker, and its parts. Rows that must not travel are in no part.
 
-        Sessions must be open (the limits come from the broker). ``only``: the broker that all of it goes to.
+        The session must be open (the limits come from the broker).
         """
-        number = self._number(kind, None) if only is None else only
-        checker, codec = self.sessions[number].checker, self._codecs[kind, number]
+        checker, codec = self.sessions[0].checker, self._codecs[kind, 0]
         batch = as_batch(data, checker, codec)
         limits = checker.limits
         keep = np.flatnonzero(byte_lengths(batch.column("body")) <= limits.max_body_bytes)
-        brokers = (
-            self.router.spread(batch.column("key"), lambda: number)
-            if only is None
-            else np.full(batch.num_rows, only, np.int64)
-        )
+        whole = batch if len(keep) == batch.num_rows else batch.take(pa.array(keep))
         parts: list[Part] = []
-        for broker in np.unique(brokers[keep]).tolist():
-            rows = keep[brokers[keep] == broker]
-            whole = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
-            start = 0
-            for piece in split(whole, limits):
-                parts.append((broker, rows[start : start + piece.num_rows], piece))
-                start += piece.num_rows
+        start = 0
+        for piece in split(whole, limits):
+            parts.append((keep[start : start + piece.num_rows], piece))
+            start += piece.num_rows
         return batch, parts
-
-    def _end_parts(self, ids: pa.Array, outcomes: npt.NDArray[np.uint8]) -> Iterator[Part]:
-        """Decisions by the broker that holds them, within the limits; rows with a null id are in no part. Blocks."""
-        keep = np.flatnonzero(np.asarray(ids.is_valid()))
-        valid = ids if len(keep) == len(ids) else ids.take(pa.array(keep))
-        where = shards(valid)
-        for shard in np.unique(where).tolist():
-            chosen = np.flatnonzero(where == shard)
-            number = self.router.of_shard(shard, self.timeout)
-            self.sessions[number].open(True)
-            step = self.sessions[number].checker.limits.max_batch_rows
-            for start in range(0, len(chosen), step):
-                some = chosen[start : start + step]
-                part = valid if len(some) == len(valid) else valid.take(pa.array(some))
-                rows = keep[some]
-                yield number, rows, pa.RecordBatch.from_arrays([part, pa.array(outcomes[rows])], schema=schemas.ENDING)
 
     # Check-back
 
@@ -284,13 +352,13 @@ class Production:
 
     def set_checker(self, decide: AnyChecker) -> None:
         """Begin to listen for checks. Raises Misuse if there is a checker already, or this is none."""
-        takes_batches(decide)
+        need_checker_of(decide, self.waiting.loop)
         with self._lock:
             if self._decide is not None:
                 raise Misuse(Code.BAD_ARGUMENT, "this producer has a checker already")
             self._decide = decide
             self._pool = ThreadPoolExecutor(CHECKER_THREADS, thread_name_prefix="escrowmq-checker")
-            for session in self.sessions:
+            for session, attended in zip(self.sessions, self.router.attendances, strict=True):
                 answers = ThreadLane(
                     session.link,
                     Exchange.END,
@@ -299,6 +367,7 @@ class Production:
                     self.waiting.timer,
                     timeout=self.timeout,
                     renew=session.renew,
+                    attended=attended,
                 )
                 self._answers.append(answers)
                 self._loops.append(CheckLoop(session, decide, self._pool, answers, self.waiting.loop))
@@ -309,14 +378,40 @@ class Production:
             loop.attend(present)
 
     def listening(self, timeout: float) -> bool:
-        """Wait until every broker counts this producer among those to ask; False if not within ``timeout``."""
-        return all(loop.listening.wait(timeout) for loop in self._loops)
+        """Wait until every broker that is there counts this producer among those to ask; False if not within ``timeout``. Raises
+        Fenced."""
+        deadline = time.monotonic() + timeout
+        listening = [self._is_asked_by(number, deadline) for number in range(len(self._loops))]
+        for loop in self._loops:
+            if loop.fenced is not None:
+                raise error(loop.fenced.code, loop.fenced.message, loop.fenced.hint)
+        return all(one is not False for one in listening) and any(listening)
+
+    def _is_asked_by(self, number: int, deadline: float) -> bool | None:
+        """Whether a broker asks this producer, at last at the deadline; None for one of several that is away."""
+        while not self._loops[number].listening.wait(min(WAIT_STEP, max(deadline - time.monotonic(), 0.0))):
+            if self._several and self.router.presence.away(number):
+                return None
+            if time.monotonic() >= deadline:
+                return False
+        return True
+
+    @property
+    def unanswered(self) -> int:
+        """Questions that the checker left open."""
+        return sum(loop.judge.unanswered for loop in self._loops)
 
     # The end
 
+    def forked(self) -> None:
+        """In a forked child: closed."""
+        self._closed = True
+        self._loops, self._pool = [], None
+
     def drain(self, timeout: float) -> bool:
         """Wait for everything on its way; False if not within ``timeout``."""
-        return all(lane.drain(timeout) for lane in self._all_lanes())
+        deadline = time.monotonic() + timeout
+        return all(lane.drain(max(deadline - time.monotonic(), 0.0)) for lane in self._all_lanes())
 
     async def close(self) -> None:
         """Stop listening for checks, wait for what is on its way (at most ``timeout``), refuse what comes."""

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Unpack
 
 from escrowmq.client.lanes.blocking import blocking
+from escrowmq.client.producing.judging import name_of, outcome_of
 from escrowmq.client.producing.production import Production, require
 from escrowmq.errors import Code, EscrowError, Misuse, Rejected, Unknown
 from escrowmq.model import COMMIT, ROLLBACK, UNKNOWN, HalfMessageOptions, Message, Outcome, Receipt, TransactionId
@@ -44,7 +45,7 @@ class TransactionBase:
         """Bind the outcome to an answer: from now on every end first asks, and does as the answer says.
 
         ``ask(id)`` answers COMMIT or ROLLBACK only when that can no longer change, and UNKNOWN (or an exception) otherwise:
-        then nothing is decided and the check-back will ask. Of several, all must say the same. On an event loop it may be a
+        then nothing is decided and the check-back will ask. Anything else is Misuse(NO_OUTCOME) where the transaction ends. Of several, all must say the same. On an event loop it may be a
         coroutine function.
         """
         self._need_active()
@@ -61,7 +62,11 @@ class TransactionBase:
         if self.id is None:
             return Code.OK
         if self._asks:
-            answers = {await self._asked(ask, self.id) for ask in self._asks}
+            try:
+                answers = {await self._asked(ask, self.id) for ask in self._asks}
+            except Misuse:
+                self._phase = Phase.LEFT
+                raise
             agreed = answers.pop() if len(answers) == 1 else UNKNOWN
             failpoints.reach("transaction.told")
             if agreed is UNKNOWN:
@@ -78,11 +83,11 @@ class TransactionBase:
 
     async def _asked(self, ask: Ask, transaction: TransactionId) -> Outcome:
         try:
-            answer: Outcome = await self._production.waiting.returned(ask(transaction))
+            answer = await self._production.waiting.returned(ask(transaction))
         except Exception:
             _log.exception("the database could not be asked about %s; the check-back will", transaction)
             return UNKNOWN
-        return answer
+        return outcome_of(answer, f"{name_of(ask)}, asked about {transaction},")
 
     def _need_active(self) -> None:
         if self._phase is not Phase.ACTIVE:

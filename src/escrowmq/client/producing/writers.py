@@ -70,5 +70,5 @@ def last_batch(production: Production, writer: str) -> int | None:
         deadline = time.monotonic() + production.timeout
         return patient_action(link, SHOW({"writer": writer}), deadline)["batch"]
 
-    batches = production.router.every(ask)
-    return None if None in batches else min(batches)
+    batches = [ask(link) for link in production.router.links]
+    return min((one for one in batches if one is not None), default=None) if None not in batches else None

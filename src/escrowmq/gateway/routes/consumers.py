@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from escrowmq.client.consuming.delivery import Rows
-from escrowmq.client.consuming.options import delay_us, subscription
+from escrowmq.client.consuming.options import cause_text, delay_us, subscription
 from escrowmq.errors import Code, EscrowError
 from escrowmq.gateway.models import (
     Delivered,
@@ -45,6 +45,7 @@ async def receive(group: str, body: ReceiveIn, request: Request) -> DeliveredMes
                 body.max_attempts,
                 body.retry_backoff,
                 body.retry_backoff_max,
+                redelivery=body.redelivery,
             )
         )
     wanted = min(body.max_messages, gateway.settings.max_messages)
@@ -75,7 +76,7 @@ async def ack(group: str, body: HandlesIn, request: Request, response: Response)
 @router.post("/nack")
 async def nack(group: str, body: NackIn, request: Request, response: Response) -> SettleResults:
     """Give back: these messages come again after ``delay`` or the group's back-off, and at last are dead letters."""
-    return await _settle(group, body, Act.NACK, delay_us(body.delay), body.cause, request, response)
+    return await _settle(group, body, Act.NACK, delay_us(body.delay), cause_text(body.cause), request, response)
 
 
 @router.post("/extend")
@@ -88,8 +89,7 @@ async def _settle(
     group: str, body: HandlesIn, act: Act, delay: int, cause: str | None, request: Request, response: Response
 ) -> SettleResults:
     check_count(request, body.handles)
-    handles = [LeaseHandle.parse(text) for text in body.handles]
-    outcomes = await gateway_of(request).settler.settle(group, handles, act, delay, cause)
+    outcomes = await gateway_of(request).settler.settle(group, body.handles, act, delay, cause)
     results = [
         SettleResult(handle=text, problem=described(outcome) if isinstance(outcome, EscrowError) else None)
         for text, outcome in zip(body.handles, outcomes, strict=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
-from escrowmq.gateway.models import BrokerHealth, Found, FoundMessages, Health, Queue, Topic, Topics
+from escrowmq.client.links.answers import Listing
+from escrowmq.gateway.models import BrokerHealth, Found, FoundMessages, Health, MissingBroker, Queue, Topic, Topics
 from escrowmq.gateway.routes import gateway_of
 from escrowmq.message.names import MAX_NAME
 
@@ -31,7 +32,7 @@ async def lookup(
     gateway = gateway_of(request)
     find = gateway.admin.lookup
     found = await gateway.on_thread(find, message_id=message_id, key=key, topic=topic, limit=limit)
-    return FoundMessages(messages=[_found(row) for row in found[:limit]])
+    return FoundMessages(messages=[_found(row) for row in found[:limit]], missing=_missing(found))
 
 
 @router.get("/topics")
@@ -40,17 +41,26 @@ async def topics(request: Request) -> Topics:
     gateway = gateway_of(request)
     rows = await gateway.on_thread(gateway.admin.topics)
     queues = [[Queue.of_row(queue) for queue in row["queues"]] for row in rows]
-    return Topics(topics=[Topic.of_row(row, queues=each) for row, each in zip(rows, queues, strict=True)])
+    listed = [Topic.of_row(row, queues=each) for row, each in zip(rows, queues, strict=True)]
+    return Topics(topics=listed, missing=_missing(rows))
 
 
 @health_router.get("/healthz")
 async def healthz(request: Request, response: Response) -> Health:
     """Whether every broker takes messages."""
     rows = await gateway_of(request).health()
-    well = all(row["status"] == "ok" for row in rows)
-    response.status_code = 200 if well else 503
-    return Health(status="ok" if well else "not ok", brokers=[BrokerHealth.of_row(row) for row in rows])
+    said = {row["status"] for row in rows}
+    response.status_code = 200 if said <= {"ok", "damaged"} else 503
+    status: Literal["ok", "damaged", "not ok"] = "damaged" if "damaged" in said else "ok"
+    return Health(
+        status="not ok" if response.status_code == 503 else status, brokers=[BrokerHealth.of_row(row) for row in rows]
+    )
+
+
+def _missing(listing: Listing[Any]) -> list[MissingBroker]:
+    return [MissingBroker.of_row(one) for one in listing.missing]
 
 
 def _found(row: Mapping[str, Any]) -> Found:
-    return Found.of_row(row, body=base64.b64encode(row["body"]).decode(), transaction_id=row["transaction"])
+    body = None if row["body"] is None else base64.b64encode(row["body"]).decode()
+    return Found.of_row(row, body=body, transaction_id=row["transaction"])

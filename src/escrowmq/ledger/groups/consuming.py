@@ -6,43 +6,71 @@ silent members in ``members.py``.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pyarrow as pa
 
 from escrowmq.errors import Code, error
+from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.columns.schedule import NEVER_US
-from escrowmq.ledger.commands import Fence, Join, Receive, Rules, Settle, SettleDead, Subscribe
+from escrowmq.ledger.commands import AlterGroup, Bury, Fence, Join, Receive, Rules, Settle, SettleDead, Subscribe
 from escrowmq.ledger.events import Decision, Event, event_of, event_of_rows, rows_of
-from escrowmq.ledger.groups import members, receiving, subscriptions
+from escrowmq.ledger.groups import members, order, reaching, receiving, subscriptions
 from escrowmq.ledger.groups.cursors import Lease
 from escrowmq.ledger.groups.group import Group
 from escrowmq.ledger.groups.groups import DISCARD, RETRY, Groups
-from escrowmq.ledger.groups.settling import Settling
+from escrowmq.ledger.groups.order import UNKNOWN, KeysOf
+from escrowmq.ledger.groups.settling import Settling, keyed_events
 from escrowmq.ledger.queues.topics import Topics
+from escrowmq.message.limits import MAX_CAUSE
 from escrowmq.model import member_id
 from escrowmq.schemas import ENDED, Kind
 
 
 class Consuming:
-    """Decides for consumer groups. It has no state of its own."""
+    """Decides for consumer groups. It has no state of its own.
 
-    def __init__(self, groups: Groups, topics: Topics) -> None:
+    ``keys_of`` gives the keys of messages by their log positions (None: nobody knows them). What it gives must never change.
+    """
+
+    def __init__(self, groups: Groups, topics: Topics, keys_of: KeysOf | None = None) -> None:
         self._groups = groups
         self._topics = topics
+        self.keys_of = keys_of
 
     def decide_subscribe(self, cmd: Subscribe, topics: Topics, rules: Rules) -> Decision:
         """Make a group or join it; ``topics``: as they will be. BAD_GROUP_NAME, UNKNOWN_TOPIC, BAD_REQUEST, SUBSCRIPTION_MISMATCH or TOO_MANY."""
         subscriptions.check(cmd.group, cmd.subscription, topics)
         if (group := self._groups.by_name.get(cmd.group)) is not None:
-            if not subscriptions.same(group.subscription, cmd.subscription):
-                raise error(Code.SUBSCRIPTION_MISMATCH, f"the consumer group {cmd.group!r} has another subscription")
-            return Decision((), {"group": group.ordinal, "created": False})
+            if wrong := subscriptions.differences(group.subscription, cmd.subscription, rules):
+                raise error(Code.SUBSCRIPTION_MISMATCH, f"the consumer group {cmd.group!r} has {wrong}")
+            return Decision((), {"group": group.ordinal, "created": False, "start": group.subscription.start})
         if len(self._groups.groups) >= rules.max_groups:
             raise error(Code.TOO_MANY, f"there are {len(self._groups.groups)} consumer groups", "max_groups")
         text = subscriptions.dump(subscriptions.resolve(cmd.subscription, topics))
-        return Decision(
-            (event_of(Kind.GROUP, [cmd.group], [text]),), {"group": len(self._groups.groups), "created": True}
-        )
+        answer = {"group": len(self._groups.groups), "created": True, "start": cmd.subscription.start}
+        return Decision((event_of(Kind.GROUP, [cmd.group], [text]),), answer)
+
+    def decide_alter(self, cmd: AlterGroup, topics: Topics) -> Decision:
+        """Give a group another subscription; ``topics``: as they will be. UNKNOWN_GROUP, UNKNOWN_TOPIC, BAD_REQUEST; CONFLICT for
+        another order, or another fate of what is in doubt, while something is leased."""
+        group = self._groups.group(cmd.group)
+        altered = subscriptions.altered(group.subscription, cmd)
+        subscriptions.check(cmd.group, dataclasses.replace(altered, start=cmd.start), topics)
+        was = group.subscription
+        if group.leases and (altered.ordered, altered.in_doubt) != (was.ordered, was.in_doubt):
+            raise error(
+                Code.CONFLICT,
+                f"consumers of group {cmd.group!r} hold {group.leases} leases",
+                "stop them, and wait for their leases to end (`escrowmq groups members`, `escrowmq groups fence`)",
+            )
+        new = subscriptions.resolve(dataclasses.replace(altered, start=cmd.start), topics)
+        starts = {id: start for id, start in new.starts.items() if int(id) not in group.cursors}
+        altered = dataclasses.replace(new, start=was.start, starts=was.starts | starts)
+        if altered == was:
+            return Decision((), altered)
+        return Decision((event_of(Kind.ALTERED, [group.ordinal], [subscriptions.dump(altered)]),), altered)
 
     def decide_receive(self, cmd: Receive, rules: Rules, now_us: int, next_position: int) -> Decision:
         """Lease what ``receiving.py`` rules. UNKNOWN_GROUP, BAD_QUEUE (not a queue of the group's), BAD_REQUEST; in a group
@@ -59,11 +87,14 @@ class Consuming:
         handing, deadline_us = members.Handing(), now_us + cmd.lease_us
         if subscriptions.holds(group.subscription):
             member, deadline_us = members.member_of(group, cmd), NEVER_US
-            attempts, _, _ = subscriptions.retry_rules(group.subscription, rules)
+            attempts = subscriptions.redelivery(group.subscription, rules).attempts
             handing = members.hand_over(plan, group, member, self._topics, attempts)
         if not plan.full:
-            self._plan(plan, group, receiving.rotated(known, group.served), now_us)
-        events = handing.events(next_position)
+            queue_ids = receiving.rotated(known, group.served)
+            attempts = subscriptions.redelivery(group.subscription, rules).attempts
+            if not (cmd.one_by_one and self._plan_last(plan, group, queue_ids, now_us, attempts)):
+                self._plan(plan, group, queue_ids, now_us)
+        events = [*handing.events(next_position), *keyed_events(plan.keyed)]
         position = next_position + sum(event.batch.num_rows for event in events)
         if (event := plan.event(group.ordinal, cmd.member, deadline_us, position)) is not None:
             events.append(event)
@@ -87,15 +118,35 @@ class Consuming:
         held = sum(lease.pending for lease in group.leases_of(member.id))
         return Decision((fenced, *settling.events()), {"member": member.id, "messages": held})
 
+    def _plan_last(self, plan: receiving.Plan, group: Group, queue_ids: list[int], now_us: int, attempts: int) -> bool:
+        """Plan what is given for the last time, alone (``reaching.py``); whether there was such a thing."""
+        tags = receiving.tag_numbers(group.subscription.tags, self._topics)
+        for queue_id in queue_ids:
+            cursor, queue = group.cursor(queue_id), self._topics.queues[queue_id]
+            if not len(cursor.retries) or int(cursor.retries["attempt"].max()) < attempts:
+                continue
+            if group.subscription.ordered:
+                next_one = None if cursor.leases else order.next_attempt(order.waiting(cursor), now_us)
+                if next_one is not None and next_one >= attempts:
+                    receiving.add_in_order(plan, group.ordinal, cursor, queue, tags, now_us, self._keys)
+                    return True
+            elif receiving.add_last(plan, cursor, queue, now_us, attempts):
+                return True
+        return False
+
     def _plan(self, plan: receiving.Plan, group: Group, queue_ids: list[int], now_us: int) -> None:
         topics, ordered = self._topics, group.subscription.ordered
         tags = receiving.tag_numbers(group.subscription.tags, topics)
         for queue_id in queue_ids:
             if plan.full:
                 return
-            cursor = group.cursor(queue_id)
-            if len(cursor.retries):
-                receiving.add_retries(plan, cursor, topics.queues[queue_id], ordered, now_us)
+            cursor, queue = group.cursor(queue_id), topics.queues[queue_id]
+            if not len(cursor.retries):
+                continue
+            if ordered:
+                receiving.add_in_order(plan, group.ordinal, cursor, queue, tags, now_us, self._keys)
+            else:
+                receiving.add_retries(plan, cursor, queue, now_us)
         for queue_id in queue_ids:
             if plan.full:
                 return
@@ -114,6 +165,16 @@ class Consuming:
         answer = pa.RecordBatch.from_arrays([pa.array(codes, pa.uint8())], schema=ENDED)
         return Decision(settling.events(), answer)
 
+    def decide_bury(self, cmd: Bury) -> Decision:
+        """Dead letters of what is pending in its lease; what is not is passed over. UNKNOWN_GROUP."""
+        group = self._groups.group(cmd.group)
+        rows = []
+        for id, offset, cause in cmd.rows:
+            lease = self._groups.leases.live.get(id)
+            if lease is not None and lease.group == group.ordinal and lease.holds(offset):
+                rows.append((id, offset, 1, cause[:MAX_CAUSE]))
+        return Decision((event_of_rows(Kind.BURIED, rows),) if rows else (), len(rows))
+
     def decide_settle_dead(self, cmd: SettleDead) -> Decision:
         """Answer: one code per row, OK or NOT_FOUND (no dead letter there, or named twice). UNKNOWN_GROUP for the whole."""
         group = self._groups.group(cmd.group)
@@ -127,7 +188,11 @@ class Consuming:
             return Decision((), codes)
         size, act = int(found.sum()), RETRY if cmd.retry else DISCARD
         places = (cmd.queue_ids[found], cmd.offsets[found])
-        return Decision((event_of(Kind.DEAD_SETTLED, [group.ordinal] * size, *places, [act] * size),), codes)
+        events = [event_of(Kind.DEAD_SETTLED, [group.ordinal] * size, *places, [act] * size)]
+        if cmd.retry and group.subscription.ordered:
+            of_queue = [(queue_id, places[1][places[0] == queue_id]) for queue_id in np.unique(places[0]).tolist()]
+            events += keyed_events([(group.ordinal, id, offsets, self._keys(id, offsets)) for id, offsets in of_queue])
+        return Decision(tuple(events), codes)
 
     def decide_tick(self, rules: Rules, now_us: int, limit: int) -> list[Event]:
         """End leases whose time is over, at most ``limit`` of them."""
@@ -136,14 +201,29 @@ class Consuming:
             found.setdefault(lease.group, []).append(lease)
         retried: list[list[int]] = []
         dead: list[tuple[int, int, int, str]] = []
+        keyed: list[tuple[int, int, Int64s, Int64s]] = []
         for ordinal, leases in found.items():
-            settling = self._settling(self._groups.groups[ordinal], rules, now_us)
+            group = self._groups.groups[ordinal]
+            settling = self._settling(group, rules, now_us)
+            unseen = reaching.unreached(group, leases, settling.redelivery.attempts)
+            for lease in unseen:
+                settling.give_up(lease)
             for lease in leases:
-                settling.expire(lease)
+                if lease not in unseen:
+                    settling.expire(lease)
             retried += settling.retried
             dead += settling.dead
-        return [event_of_rows(kind, rows) for kind, rows in ((Kind.RETRIED, retried), (Kind.DEAD, dead)) if rows]
+            keyed += settling.keyed
+        events = [event_of_rows(kind, rows) for kind, rows in ((Kind.RETRIED, retried), (Kind.DEAD, dead)) if rows]
+        return events + keyed_events(keyed)
 
     def _settling(self, group: Group, rules: Rules, now_us: int) -> Settling:
-        attempts, first_us, most_us = subscriptions.retry_rules(group.subscription, rules)
-        return Settling(attempts, first_us, most_us, group.subscription.ordered, now_us, rules.max_delay_us)
+        redelivery, ordered = subscriptions.redelivery(group.subscription, rules), group.subscription.ordered
+        return Settling(redelivery, ordered, now_us, rules.max_delay_us, self._keys)
+
+    def _keys(self, queue_id: int, offsets: Int64s) -> Int64s:
+        """The keys of stored offsets of a queue."""
+        if self.keys_of is None or not len(offsets):
+            return np.full(len(offsets), UNKNOWN)
+        first = int(offsets.min())
+        return self.keys_of(self._topics.queues[queue_id].positions(first, int(offsets.max()) + 1)[offsets - first])

@@ -109,6 +109,14 @@ class Cursor:
         self.counts[state] += count
         self.next = end
 
+    def take_up(self, offsets: Int64s, keys: Int64s, due_us: int) -> None:
+        """In order: the rising ``offsets`` from ``next`` on wait in the retries now, still to be delivered for the first time; what
+        lies between them is passed over."""
+        self.advance(int(offsets[-1]) + 1, State.FILTERED)
+        self.move(offsets, State.FILTERED, State.RETRYING)
+        size = len(offsets)
+        self.retries.put(offsets, attempt=np.ones(size, np.int32), due_us=np.full(size, due_us), key=keys)
+
     def move_run(self, start: int, end: int, old: State, new: State) -> None:
         """Offsets ``start`` .. ``end``-1, all in ``old``, become ``new``."""
         base = self.base
@@ -213,6 +221,10 @@ class Lease:
         if self.mask is None:
             return max(self.end - offset, 0) if self.pending else 0
         return self.mask.count(PENDING, max(offset - self.start, 0))
+
+    def holds(self, offset: int) -> bool:
+        """Whether an offset is pending."""
+        return self.start <= offset < self.end and self.copy_mask()[offset - self.start] == PENDING
 
     def take(self, start: int, end: int, to: int) -> Int64s | None:
         """Pending offsets of ``start`` .. ``end``-1 become ``to``; they are returned, None standing for all of the range."""

@@ -8,7 +8,7 @@ retention; never by themselves.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,6 @@ from escrowmq.ledger.columns.arrays import Bools, Int64s, locate
 
 MAX_GAP = 256
 """Neighbours further apart than this are leased apart, so that a lease's mask stays in proportion to its messages."""
-
-MAX_CAUSE = 1024
-"""Characters of a cause that are kept: enough for an exception's line, not for a client's core dump."""
 
 _CHUNK = 16_384
 
@@ -104,20 +101,38 @@ def _without(array: npt.NDArray[Any], first: int, last: int) -> npt.NDArray[Any]
 
 
 class Retries(SparseOffsets):
-    """The retry set of one group in one queue."""
+    """The retry set of one group in one queue. ``key`` is -1 until it is told (ordered groups, see ``order.py``)."""
 
-    __slots__ = ("_least_due",)
+    __slots__ = ("_least_due", "quiet_until_us")
 
     def __init__(self) -> None:
-        super().__init__({"attempt": np.int32, "due_us": np.int64})
+        super().__init__({"attempt": np.int32, "due_us": np.int64, "key": np.int64})
         self._least_due: int | None = None
+        self.quiet_until_us = 0
+        """In order: nothing is free before this, unless they change. Not state: what was found at the last look."""
+
+    def _changed(self) -> None:
+        self._least_due, self.quiet_until_us = None, 0
 
     def put(self, offsets: Int64s, **values: npt.NDArray[Any]) -> None:
-        self._least_due = None
+        self._changed()
+        values.setdefault("key", np.full(len(offsets), -1, np.int64))
         super().put(offsets, **values)
 
+    def take(self, offsets: Int64s) -> Int64s:
+        """Take out ``offsets``, each of them here; they are returned."""
+        self._changed()
+        self.remove(offsets)
+        return offsets
+
+    def tell_keys(self, offsets: Int64s, keys: Int64s) -> None:
+        """Note the keys of those ``offsets`` that are here."""
+        self._changed()
+        at = locate(self.offsets, offsets)
+        self._columns["key"][at[at >= 0]] = keys[at >= 0]
+
     def cut(self, first: int, last: int) -> Int64s:
-        self._least_due = None
+        self._changed()
         return super().cut(first, last)
 
     @property
@@ -126,11 +141,6 @@ class Retries(SparseOffsets):
         if self._least_due is None:
             self._least_due = int(self["due_us"].min())
         return self._least_due
-
-    @property
-    def head_due_us(self) -> int:
-        """When the lowest offset is due. There must be one."""
-        return int(self["due_us"][0])
 
     def due_runs(self, now_us: int) -> Iterator[tuple[int, int]]:
         """Index ranges of neighbours that are due and come to the same attempt, lowest offset first.
@@ -152,6 +162,22 @@ class Retries(SparseOffsets):
             for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
                 if due[first]:
                     yield base + first, base + last
+
+
+class Redelivery(NamedTuple):
+    """When a group gets a message again that failed, and how often: after ``delays_us``, if there are any (the last for all
+    that follow), else after a back-off."""
+
+    attempts: int
+    first_us: int
+    most_us: int
+    delays_us: tuple[int, ...] = ()
+
+    def wait_us(self, attempt: int) -> int:
+        """How long to wait after ``attempt`` (from 1) failed."""
+        if self.delays_us:
+            return self.delays_us[min(attempt, len(self.delays_us)) - 1]
+        return backoff_us(attempt, self.first_us, self.most_us)
 
 
 def backoff_us(attempt: int, first_us: int, most_us: int) -> int:

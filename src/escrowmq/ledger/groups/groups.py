@@ -4,9 +4,9 @@ Theory of operation:
 
 1. A group has one :class:`~escrowmq.ledger.groups.cursors.Cursor` per queue. Any member may lease from any queue of the group's topics.
 2. A lease is a row of a LEASED event: a range of a queue and an attempt. A range that starts at the cursor's ``next`` is a
-   first delivery of those of its offsets that the group's tags choose; one below takes what waits for a retry in it.
-   The lease's id is the log position of its row.
-3. ACKED, RETRIED, DEAD and EXTENDED name a lease and touch only what is pending in it. So a lease that ended can do nothing
+   first delivery of those of its offsets that the group's tags choose; one below takes what waits for a retry in it (in
+   order: what is free of it, see ``order.py``). The lease's id is the log position of its row.
+3. ACKED, RETRIED, DEAD, BURIED and EXTENDED name a lease and touch only what is pending in it. So a lease that ended can do nothing
    (I27), and an acknowledgement can be repeated.
 4. What follows from a command is decided in ``consuming.py``; ``apply`` depends on the state and its arguments only.
 """
@@ -25,7 +25,7 @@ from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.commands import Rules
 from escrowmq.ledger.events import rows_of
-from escrowmq.ledger.groups import members, receiving, reports, snapshots, subscriptions
+from escrowmq.ledger.groups import members, order, receiving, reports, snapshots, subscriptions
 from escrowmq.ledger.groups.cursors import ACKED, NOT_LEASED, PENDING, TAKEN, Cursor, Lease, State
 from escrowmq.ledger.groups.group import Group, Leases, Member
 from escrowmq.ledger.groups.settling import RELEASED, UNSEEN
@@ -62,7 +62,14 @@ class Groups:
             self.groups.append(group)
             self.by_name[group.name] = group
 
-    def _apply_leased(self, batch: pa.RecordBatch, _time_us: int, topics: Topics, _rules: Rules) -> None:
+    def _apply_altered(self, batch: pa.RecordBatch, _time_us: int, _topics: Topics, _rules: Rules) -> None:
+        for ordinal, text in rows_of(batch):
+            group = self.groups[ordinal]
+            group.subscription = subscriptions.load(text)
+            for id, start in group.subscription.starts.items():
+                group.cursors.setdefault(int(id), Cursor(int(id), start))
+
+    def _apply_leased(self, batch: pa.RecordBatch, time_us: int, topics: Topics, _rules: Rules) -> None:
         for id, ordinal, queue_id, start, count, attempt, member, deadline_us in rows_of(batch):
             group = self.groups[ordinal]
             group.served = queue_id
@@ -70,6 +77,8 @@ class Groups:
             if start >= cursor.next:
                 tags = receiving.tag_numbers(group.subscription.tags, topics)
                 mask = _deliver_first(cursor, start, end, tags, topics)
+            elif group.subscription.ordered:
+                mask = _deliver_in_order(cursor, start, end, attempt, time_us)
             else:
                 mask = _deliver_again(cursor, start, end)
             lease = Lease(id, ordinal, cursor, start, end, attempt, member, deadline_us, mask)
@@ -150,7 +159,7 @@ class Groups:
                 attempt, due_us = lease.attempt, time_us
             elif due_us == RELEASED:
                 subscription = self.groups[lease.group].subscription
-                attempt = max(lease.attempt, min(2, subscriptions.retry_rules(subscription, rules)[0]))
+                attempt = max(lease.attempt, min(2, subscriptions.redelivery(subscription, rules).attempts))
                 due_us = time_us
             found.setdefault((lease.group, lease.cursor.queue_id), (lease.cursor, []))[1].append(
                 (offsets, attempt, due_us)
@@ -165,13 +174,20 @@ class Groups:
             self._wake_at({due_us for _, _, due_us in parts}, time_us)
 
     def _apply_dead(self, batch: pa.RecordBatch, time_us: int, _topics: Topics, _rules: Rules) -> None:
+        self._bury(batch, time_us, handed_out=1)
+
+    def _apply_buried(self, batch: pa.RecordBatch, time_us: int, _topics: Topics, _rules: Rules) -> None:
+        self._bury(batch, time_us, handed_out=0)
+
+    def _bury(self, batch: pa.RecordBatch, time_us: int, handed_out: int) -> None:
+        """Dead letters; the attempt of their lease counts only if they were handed out."""
         for id, start, count, cause in rows_of(batch):
             if (taken := self._take(id, start, count, TAKEN, State.DEAD)) is None:
                 continue
             lease, offsets = taken
             if offsets is None:
                 offsets = np.arange(start, start + count)
-            lease.cursor.dead.bury(offsets, lease.attempt, time_us, cause)
+            lease.cursor.dead.bury(offsets, lease.attempt - 1 + handed_out, time_us, cause)
 
     def _apply_dead_settled(self, batch: pa.RecordBatch, time_us: int, _topics: Topics, _rules: Rules) -> None:
         ordinals, queue_ids, offsets, acts = (column.to_numpy() for column in batch.columns)
@@ -188,6 +204,17 @@ class Groups:
             size = len(chosen)
             cursor.retries.put(chosen, attempt=np.ones(size, np.int32), due_us=np.full(size, time_us))
 
+    def _apply_keyed(self, batch: pa.RecordBatch, time_us: int, _topics: Topics, _rules: Rules) -> None:
+        ordinals, queue_ids, offsets, keys = (column.to_numpy() for column in batch.columns)
+        for ordinal, queue_id in sorted(set(zip(ordinals.tolist(), queue_ids.tolist(), strict=True))):
+            chosen = np.flatnonzero((ordinals == ordinal) & (queue_ids == queue_id))
+            chosen = chosen[np.argsort(offsets[chosen])]
+            cursor = self.groups[ordinal].meet(queue_id)
+            cursor.retries.tell_keys(offsets[chosen], keys[chosen])
+            new = chosen[offsets[chosen] >= cursor.next]
+            if len(new):
+                cursor.take_up(offsets[new], keys[new], time_us)
+
     def _apply_extended(self, batch: pa.RecordBatch, _time_us: int, _topics: Topics, _rules: Rules) -> None:
         for id, deadline_us in rows_of(batch):
             if (lease := self.leases.live.get(id)) is not None:
@@ -196,7 +223,8 @@ class Groups:
     def apply_trim(self, topics: Topics) -> None:
         """Retention moved heads of queues: what lies below and was not done expires, and is counted as such."""
         for group in self.groups:
-            for queue_id in subscriptions.queue_ids(group.subscription.topics, topics):
+            subscribed = subscriptions.queue_ids(group.subscription.topics, topics)
+            for queue_id in sorted({*subscribed, *group.cursors}):
                 head = topics.queues[queue_id].head
                 cursor = group.meet(queue_id) if head else group.cursor(queue_id)
                 if head <= cursor.base:
@@ -208,16 +236,19 @@ class Groups:
 
     _acts: ClassVar[dict[Kind, Callable[[Groups, pa.RecordBatch, int, Topics, Rules], None]]] = {
         Kind.GROUP: _apply_group,
+        Kind.ALTERED: _apply_altered,
         Kind.LEASED: _apply_leased,
         Kind.ACKED: _apply_acked,
         Kind.RETRIED: _apply_retried,
         Kind.DEAD: _apply_dead,
+        Kind.BURIED: _apply_buried,
         Kind.DEAD_SETTLED: _apply_dead_settled,
         Kind.EXTENDED: _apply_extended,
         Kind.JOINED: _apply_joined,
         Kind.KEPT: _apply_kept,
         Kind.HANDED: _apply_handed,
         Kind.FENCED: _apply_fenced,
+        Kind.KEYED: _apply_keyed,
     }
 
     KINDS: ClassVar = frozenset(_acts)
@@ -239,12 +270,12 @@ class Groups:
                     return True
             elif ordered and cursor.leases:
                 continue
-            elif len(cursor.retries):
-                if (cursor.retries.head_due_us if ordered else cursor.retries.least_due_us) <= now_us:
+            elif ordered and len(cursor.retries):
+                if order.has_work(cursor, topics.queues[queue_id].end, now_us):
                     return True
-                if not ordered and cursor.next < topics.queues[queue_id].end:
-                    return True
-            elif cursor.next < topics.queues[queue_id].end:
+            elif (len(cursor.retries) and cursor.retries.least_due_us <= now_us) or cursor.next < topics.queues[
+                queue_id
+            ].end:
                 return True
         return False
 
@@ -276,9 +307,9 @@ class Groups:
         """All consumer groups, by ordinal."""
         return [group.name for group in self.groups]
 
-    def describe(self, topics: Topics, now_us: int) -> list[dict[str, Any]]:
+    def describe(self, topics: Topics, rules: Rules) -> list[dict[str, Any]]:
         """All groups for people and JSON: see :func:`escrowmq.ledger.groups.reports.describe`."""
-        return [reports.describe(group, topics) for group in self.groups]
+        return [reports.describe(group, topics, rules) for group in self.groups]
 
     def members(self, group: str, topics: Topics) -> list[dict[str, Any]]:
         """What each member holds: see :func:`escrowmq.ledger.groups.members.describe`; UNKNOWN_GROUP."""
@@ -324,7 +355,19 @@ def _deliver_first(cursor: Cursor, start: int, end: int, tags: list[int] | None,
 
 def _deliver_again(cursor: Cursor, start: int, end: int) -> bytearray | None:
     """Take what waits for a retry in the range; its mask, None: all of the range."""
-    offsets = cursor.retries.cut(*cursor.retries.span(start, end))
+    return _delivered(cursor, cursor.retries.cut(*cursor.retries.span(start, end)), start, end)
+
+
+def _deliver_in_order(cursor: Cursor, start: int, end: int, attempt: int, time_us: int) -> bytearray | None:
+    """Take what is free of the range; its mask, None: all of the range."""
+    rows = order.waiting(cursor)
+    offsets = rows.offsets[order.deliverable(rows, attempt, time_us)]
+    first, last = np.searchsorted(offsets, (start, end))
+    return _delivered(cursor, cursor.retries.take(offsets[first:last]), start, end)
+
+
+def _delivered(cursor: Cursor, offsets: Int64s, start: int, end: int) -> bytearray | None:
+    """The mask of a lease of these retries, None: all of the range."""
     cursor.move(offsets, State.RETRYING, State.LEASED)
     if len(offsets) == end - start:
         return None

@@ -6,14 +6,14 @@ Rules:
    queues, beginning after the queue that was served last, so that no queue starves another.
 2. A first delivery takes the next offsets of its queue as one range. What the tags exclude lies inside the range and is
    done with it; what lies before the first match is a range of its own, which holds nothing and makes no lease.
-3. In an ordered group a queue has one lease at a time, and while it has retries nothing but their lowest run is
-   delivered, once it is due: nothing overtakes a message that failed.
+3. In an ordered group a queue has one lease at a time, and while it has retries nothing but they is leased: no message
+   overtakes one of its key that failed (``order.py``).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ import numpy as np
 from escrowmq.ledger.columns.arrays import Bools, Int64s
 from escrowmq.ledger.commands import Leased, nothing_leased
 from escrowmq.ledger.events import Event, event_of
+from escrowmq.ledger.groups import order
 from escrowmq.ledger.groups.cursors import Cursor
 from escrowmq.ledger.queues.queues import QueueIndex
 from escrowmq.ledger.queues.topics import Topics
@@ -45,6 +46,8 @@ class Plan:
     rows: list[tuple[int, int, int, int]] = field(default_factory=list)
     held: list[tuple[int, int, Int64s, Int64s]] = field(default_factory=list)
     """Row, queue id, offsets and log positions."""
+    keyed: list[tuple[int, int, Int64s, Int64s]] = field(default_factory=list)
+    """Group, queue id, offsets that are taken up into the retries of an ordered group, and their keys."""
 
     @property
     def full(self) -> bool:
@@ -107,11 +110,9 @@ def rotated(queue_ids: Sequence[int], last: int) -> list[int]:
     return [*queue_ids[turn:], *queue_ids[:turn]]
 
 
-def add_retries(plan: Plan, cursor: Cursor, queue: QueueIndex, ordered: bool, now_us: int) -> None:
+def add_retries(plan: Plan, cursor: Cursor, queue: QueueIndex, now_us: int) -> None:
     """Lease what is due again."""
     retries = cursor.retries
-    if ordered and (cursor.leases or not len(retries) or retries.head_due_us > now_us):
-        return
     for first, last in retries.due_runs(now_us):
         if plan.full:
             return
@@ -120,8 +121,49 @@ def add_retries(plan: Plan, cursor: Cursor, queue: QueueIndex, ordered: bool, no
         start, end = int(offsets[0]), int(offsets[-1]) + 1
         chosen = None if end - start == last - first else offsets
         plan.add(cursor, queue, start, end, int(retries["attempt"][first]), chosen)
-        if ordered:
-            return
+
+
+def add_last(plan: Plan, cursor: Cursor, queue: QueueIndex, now_us: int, attempts: int) -> bool:
+    """Lease the first message that is due for its last attempt; whether there is one."""
+    retries = cursor.retries
+    due = np.flatnonzero((retries["due_us"] <= now_us) & (retries["attempt"] >= attempts))
+    if not len(due):
+        return False
+    row = int(due[0])
+    offset = int(retries.offsets[row])
+    plan.add(cursor, queue, offset, offset + 1, int(retries["attempt"][row]), None)
+    return True
+
+
+def add_in_order(
+    plan: Plan,
+    group: int,
+    cursor: Cursor,
+    queue: QueueIndex,
+    tags: list[int] | None,
+    now_us: int,
+    keys_of: Callable[[int, Int64s], Int64s],
+) -> None:
+    """Lease what is free of an ordered group's queue with retries, having taken up what follows if there is room for it."""
+    if not order.has_work(cursor, queue.end, now_us):
+        return
+    rows = order.waiting(cursor)
+    if order.may_take_up(cursor, queue.end) and order.fresh(rows, now_us) < plan.budget:
+        start = cursor.next
+        end, chosen = _search(queue, start, tags, order.TAKE_UP)
+        if not len(chosen):
+            plan.add(cursor, queue, start, end, 1, _NONE)
+        else:
+            keys = keys_of(cursor.queue_id, chosen)
+            known = int(np.append(keys == order.UNKNOWN, True).argmax())  # an unreadable one waits until it is alone
+            plan.keyed.append((group, cursor.queue_id, chosen[:known], keys[:known]))
+            rows = order.with_taken(rows, chosen[:known], keys[:known], now_us)
+    if (attempt := order.next_attempt(rows, now_us)) is None:
+        return
+    offsets = rows.offsets[order.deliverable(rows, attempt, now_us)][: plan.budget]
+    offsets = offsets[offsets < offsets[0] + SPAN]
+    start, end = int(offsets[0]), int(offsets[-1]) + 1
+    plan.add(cursor, queue, start, end, attempt, None if end - start == len(offsets) else offsets)
 
 
 def add_fresh(plan: Plan, cursor: Cursor, queue: QueueIndex, ordered: bool, tags: list[int] | None) -> None:
@@ -155,8 +197,11 @@ def _first_match(queue: QueueIndex, start: int, tags: list[int]) -> int:
     return last
 
 
-def _search(queue: QueueIndex, start: int, tags: list[int], most: int) -> tuple[int, Int64s]:
-    """At most ``most`` offsets from ``start`` on that have one of the tags, and where the search ended."""
+def _search(queue: QueueIndex, start: int, tags: list[int] | None, most: int) -> tuple[int, Int64s]:
+    """At most ``most`` offsets from ``start`` on that have one of the tags (None: any), and where the search ended."""
+    if tags is None:
+        end = min(queue.end, start + most)
+        return end, np.arange(start, end)
     found: list[Int64s] = []
     last, end, step = min(queue.end, start + SPAN), start, 2 * most
     while end < last and most > 0:

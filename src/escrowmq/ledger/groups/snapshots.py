@@ -12,12 +12,21 @@ from escrowmq.ledger.columns.arrays import int64s, table_of
 from escrowmq.ledger.groups import subscriptions
 from escrowmq.ledger.groups.cursors import Cursor, Lease
 from escrowmq.ledger.groups.group import Group, Leases, Member
+from escrowmq.ledger.groups.order import UNKNOWN
 
 _LIST = pa.schema([("name", pa.utf8()), ("subscription", pa.utf8()), *int64s("turn", "delivered", "acked")])
 _PLACE = [("group", pa.int32()), ("queue_id", pa.int32())]
 _CURSORS = pa.schema([*_PLACE, *int64s("base", "next"), ("counts", pa.list_(pa.int64()))])
 _RUNS = pa.schema([*_PLACE, ("start", pa.int64()), ("state", pa.uint8())])
-_RETRIES = pa.schema([*_PLACE, ("offset", pa.int64()), ("attempt", pa.int32()), ("due_us", pa.int64())])
+_RETRIES = pa.schema(
+    [
+        *_PLACE,
+        ("offset", pa.int64()),
+        ("attempt", pa.int32()),
+        ("due_us", pa.int64()),
+        ("key", pa.int64()),  # -1: not known; absent in older snapshots
+    ]
+)
 _DEAD = pa.schema(
     [*_PLACE, ("offset", pa.int64()), ("attempts", pa.int32()), ("dead_us", pa.int64()), ("cause", pa.utf8())]
 )
@@ -80,6 +89,7 @@ def load(tables: dict[str, pa.Table]) -> tuple[list[Group], Leases, int, int]:
         group = Group(len(groups), row["name"], subscriptions.load(row["subscription"]))
         group.served, delivered, acked = row["turn"], row["delivered"], row["acked"]
         groups.append(group)
+    tables = {**tables, "groups_retries": _with_keys(tables["groups_retries"])}
     runs, retries, dead = (_Slices(tables[f"groups_{name}"]) for name in ("runs", "retries", "dead"))
     for row in tables["groups_cursors"].to_pylist():
         place = (row["group"], row["queue_id"])
@@ -94,6 +104,13 @@ def load(tables: dict[str, pa.Table]) -> tuple[list[Group], Leases, int, int]:
             row["member"], row["instance"], row["epoch"], row["process"], row["joined_us"], fenced=row["fenced"]
         )
     return groups, _load_leases(groups, tables["groups_leases"].to_pylist()), delivered, acked
+
+
+def _with_keys(retries: pa.Table) -> pa.Table:
+    """The table of an older snapshot with a column of unknown keys."""
+    if "key" in retries.column_names:
+        return retries
+    return retries.append_column("key", pa.array(np.full(retries.num_rows, UNKNOWN, np.int64)))
 
 
 def _load_leases(groups: Sequence[Group], rows: Sequence[dict[str, Any]]) -> Leases:

@@ -8,12 +8,15 @@ import re
 from collections.abc import Sequence
 
 from escrowmq.errors import Code, error
-from escrowmq.ledger.commands import Rules, Subscription
+from escrowmq.ledger.commands import AlterGroup, Rules, Subscription
+from escrowmq.ledger.groups.failed import Redelivery
 from escrowmq.ledger.queues.topics import Topics
 from escrowmq.message.names import is_name
 
 HOLD = "hold"
 IN_DOUBT = ("redeliver", HOLD)
+MAX_DELAYS = 100
+"""Delays before a redelivery that one group may have."""
 
 
 def check(name: str, subscription: Subscription, topics: Topics) -> None:
@@ -40,6 +43,11 @@ def check(name: str, subscription: Subscription, topics: Topics) -> None:
         value is not None and not 0 <= value < 1 << 62 for value in (first, most)
     ):
         raise error(Code.BAD_REQUEST, "max_attempts is at least 1, and a back-off is not negative")
+    delays = subscription.retry_delays_us
+    if len(delays) > MAX_DELAYS or not all(0 <= delay < 1 << 62 for delay in delays):
+        raise error(Code.BAD_REQUEST, f"at most {MAX_DELAYS} delays before a redelivery, none of them negative")
+    if delays and (first is not None or most is not None):
+        raise error(Code.BAD_REQUEST, "redelivery is after given delays or with a back-off, not both")
 
 
 def holds(subscription: Subscription) -> bool:
@@ -47,10 +55,63 @@ def holds(subscription: Subscription) -> bool:
     return subscription.in_doubt == HOLD
 
 
-def same(one: Subscription, other: Subscription) -> bool:
-    """Whether members with these subscriptions can share a group: topics and tags as sets, the order, what is in doubt."""
-    sets = set(one.topics) == set(other.topics) and set(one.tags) == set(other.tags)
-    return sets and one.ordered == other.ordered and one.in_doubt == other.in_doubt
+def differences(have: Subscription, given: Subscription, rules: Rules) -> str:
+    """In words, why a member with the subscription ``given`` cannot share a group of ``have``; empty if it can. Topics and tags are
+    sets; of the redelivery only what is given counts. Where the group began is no difference here."""
+    wrong = [
+        f"the {name} {_words(mine)}, not {_words(theirs)}"
+        for name, mine, theirs in _shared(have, given)
+        if mine != theirs
+    ]
+    redelivered, wanted = redelivery(have, rules), redelivery(given, rules)
+    if given.max_attempts is not None and redelivered.attempts != given.max_attempts:
+        wrong.append(f"max_attempts {redelivered.attempts}, not {given.max_attempts}")
+    if given.retry_delays_us and given.retry_delays_us != have.retry_delays_us:
+        wrong.append(f"the redelivery {_times(have, redelivered)}, not {_times(given, wanted)}")
+    for name in ("retry_backoff_us", "retry_backoff_max_us"):
+        value = getattr(given, name)
+        effective = redelivered.first_us if name == "retry_backoff_us" else redelivered.most_us
+        if value is not None and (have.retry_delays_us or value != effective):
+            wrong.append(f"the redelivery {_times(have, redelivered)}, not {name.removesuffix('_us')} {value / 1e6:g}")
+    return "; ".join(wrong)
+
+
+def _shared(have: Subscription, given: Subscription) -> list[tuple[str, object, object]]:
+    return [
+        ("topics", set(have.topics), set(given.topics)),
+        ("tags", set(have.tags), set(given.tags)),
+        ("order", have.ordered, given.ordered),
+        ("in_doubt", have.in_doubt, given.in_doubt),
+    ]
+
+
+def _words(value: object) -> str:
+    if isinstance(value, set):
+        return ", ".join(sorted(value)) or "(all)"
+    return {True: "by key", False: "(none)"}[value] if isinstance(value, bool) else str(value)
+
+
+def _times(subscription: Subscription, times: Redelivery) -> str:
+    if subscription.retry_delays_us:
+        return "after " + ", ".join(f"{delay / 1e6:g}" for delay in times.delays_us) + " s"
+    return f"with a back-off of {times.first_us / 1e6:g} to {times.most_us / 1e6:g} s"
+
+
+def altered(had: Subscription, cmd: AlterGroup) -> Subscription:
+    """A subscription after an act of a person. BAD_REQUEST for delays and a back-off at once."""
+    backoff = {name: getattr(cmd, name) for name in ("retry_backoff_us", "retry_backoff_max_us")}
+    backoff = {name: value for name, value in backoff.items() if value is not None}
+    if cmd.retry_delays_us is not None and backoff:
+        raise error(Code.BAD_REQUEST, "redelivery is after given delays or with a back-off, not both")
+    changes: dict[str, object] = {}
+    if cmd.default_redelivery or cmd.retry_delays_us is not None:
+        changes = {"max_attempts": None, "retry_backoff_us": None, "retry_backoff_max_us": None, "retry_delays_us": ()}
+    elif backoff:
+        changes = {"retry_delays_us": ()}
+    for name in ("topics", "tags", "ordered", "in_doubt", "max_attempts", "retry_delays_us"):
+        if (value := getattr(cmd, name)) is not None:
+            changes[name] = value
+    return dataclasses.replace(had, **{**changes, **backoff})
 
 
 def resolve(subscription: Subscription, topics: Topics) -> Subscription:
@@ -88,21 +149,26 @@ def dump(subscription: Subscription) -> str:
     fields = dataclasses.asdict(subscription)
     if not holds(subscription):
         del fields["in_doubt"]
+    if not subscription.retry_delays_us:
+        del fields["retry_delays_us"]
     return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
 
 def load(text: str) -> Subscription:
     """The subscription from its JSON."""
     fields = json.loads(text)
-    fields["topics"], fields["tags"] = tuple(fields["topics"]), tuple(fields["tags"])
+    for name in ("topics", "tags", "retry_delays_us"):
+        fields[name] = tuple(fields.get(name, ()))
     return Subscription(**fields)
 
 
-def retry_rules(subscription: Subscription, rules: Rules) -> tuple[int, int, int]:
-    """Attempts, first back-off and longest back-off of a group: its own, else those of the rules."""
+def redelivery(subscription: Subscription, rules: Rules) -> Redelivery:
+    """When and how often a group gets a message again that failed: its own rules, else the shard's."""
     own = subscription
-    return (
-        rules.max_attempts if own.max_attempts is None else own.max_attempts,
+    attempts = len(own.retry_delays_us) + 1 if own.retry_delays_us else rules.max_attempts
+    return Redelivery(
+        attempts if own.max_attempts is None else own.max_attempts,
         rules.retry_backoff_us if own.retry_backoff_us is None else own.retry_backoff_us,
         rules.retry_backoff_max_us if own.retry_backoff_max_us is None else own.retry_backoff_max_us,
+        own.retry_delays_us,
     )

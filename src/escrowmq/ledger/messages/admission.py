@@ -44,6 +44,27 @@ def _excess_tags(tags: pa.Array, topics: Topics, rules: Rules) -> npt.NDArray[np
 
 
 @dataclass(frozen=True, slots=True)
+class TopicNames:
+    """The topics of a batch: the distinct names, the name of each row (index into them), and each row's topic number. Names
+    that are no topic yet have numbers that no topic has."""
+
+    names: list[str]
+    of_row: npt.NDArray[np.int32]
+    numbers: npt.NDArray[np.int32]
+
+
+def topics_of(batch: pa.RecordBatch, topics: Topics) -> TopicNames:
+    """The topics that a batch of schema OUTGOING names."""
+    encoded = batch.column("topic").dictionary_encode()
+    names, of_row = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+    numbers = np.arange(len(topics.by_name), len(topics.by_name) + len(names), dtype=np.int32)
+    for index, name in enumerate(names):
+        if (topic := topics.by_name.get(name)) is not None:
+            numbers[index] = topic.number
+    return TopicNames(names, of_row, numbers[of_row])
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """Where the rows of a batch belong. ``queues`` and ``queue_ids`` are -1 for refused rows."""
 
@@ -52,13 +73,11 @@ class Placement:
     made: list[tuple[str, int]]  # topics to create first: name and queues
 
 
-def place(batch: pa.RecordBatch, codes: UInt8s, topics: Topics, rules: Rules) -> Placement:
+def place(batch: pa.RecordBatch, named: TopicNames, codes: UInt8s, topics: Topics, rules: Rules) -> Placement:
     """Find each row's topic and queue; rows without get a code. Topics that do not exist are made if the rules say so."""
     size = batch.num_rows
     queues, queue_ids = np.full(size, -1, np.int32), np.full(size, -1, np.int32)
-    encoded = batch.column("topic").dictionary_encode()
-    of_row = encoded.indices.to_numpy()
-    names = encoded.dictionary.to_pylist()
+    names, of_row = named.names, named.of_row
     made: list[tuple[str, int]] = []
     next_id = len(topics.queues)
     for number, name in enumerate(names):

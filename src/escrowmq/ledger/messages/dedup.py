@@ -1,24 +1,39 @@
-"""De-duplication by message id (invariant I9): a repeated id gets the position of its first message.
+"""De-duplication by topic and message id (invariant I9): a repeat gets the position of the first message of its id in its topic.
 
 An id is (instance, sequence). Clients count the sequence up, so what is remembered is *runs* of consecutive ids at
 consecutive positions: one run for a whole batch, however long, and steady clients extend their last run. Ids that a
 caller made up are runs of one.
+
+Theory of operation. The same id in two topics is two messages, so a run knows its topic; where its rows lie in several (a
+transaction of two topics), it is *mixed* and keeps the topic of each row. Runs of one instance that overlap, being of several
+topics, lie in several layers; within a layer none overlap, so a look-up is one bisection a layer, and nearly all instances
+have one. Layers are an index only: what is found does not depend on which run lies in which.
+
+Where an id stands twice in one topic (a prepare that was replaced), the newer one is found: positions rise.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from escrowmq.ledger.columns.arrays import Columns, Int64s
+from escrowmq.ledger.columns.arrays import Bools, Columns, Int32s, Int64s, all_equal
 from escrowmq.ledger.commands import Rules
 from escrowmq.message.ids import records
 from escrowmq.schemas import MESSAGE_ID_DTYPE
 
 _SLICES = 16  # a run is extended for at most this part of the window, so that it can leave as a whole
+_MIXED = -1  # "topic" of a run whose rows lie in several
+_LONGEST_MIXED = 65_536  # a longer run of one topic does not become mixed: its topics would be written out row by row
+
+Known = tuple[int, int]  # first sequence of a run, its ordinal
+Places = Callable[[Int64s], tuple[Int32s, Bools]]
+"""The topic (-1: not known any more) and the kind (half?) of the messages at some positions."""
 
 
 def split_runs(ids: pa.Array) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], Int64s]:
@@ -30,77 +45,174 @@ def split_runs(ids: pa.Array) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.ui
     return instances, sequences, np.flatnonzero(np.concatenate(([True], breaks))) if len(ids) else np.empty(0, np.int64)
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is known of the ids of a batch, row by row."""
+
+    positions: Int64s
+    """Of the newest message with the row's topic and id; -1: none."""
+    halves: Bools
+    """Whether that one is a half message."""
+    firsts: Int64s
+    """The first row of this batch with the same topic and id; the row itself when there is none before it."""
+
+
 class Dedup:
-    """Which message ids were stored lately, and at which position."""
+    """Which message ids were stored lately, in which topic and at which position."""
 
     def __init__(self) -> None:
         ids, counts = ("instance", "sequence"), ("count", "position", "time_us")
-        self._runs = Columns(dict.fromkeys(ids, np.uint64) | dict.fromkeys(counts, np.int64))
-        self._by_instance: dict[int, list[tuple[int, int]]] = {}  # sorted (first sequence, run ordinal)
+        types = dict.fromkeys(ids, np.uint64) | dict.fromkeys(counts, np.int64)
+        self._runs = Columns(types | {"topic": np.int32, "half": np.bool_})
+        self._mixed: dict[int, Columns] = {}  # the topic of each row of the mixed runs, by ordinal
+        self._layers: list[dict[int, list[Known]]] = []  # by instance, sorted; no layer has one that those below lack
 
     def __len__(self) -> int:
         return len(self._runs)
 
-    def find(self, ids: pa.Array) -> tuple[Int64s, Int64s]:
-        """For each row the position of an earlier message with its id, else -1; and the first row of this batch with
-        the same id (its own number when there is none before it)."""
+    # Finding
+
+    def find(self, ids: pa.Array, topics: Int32s) -> Found:
+        """Look up ids, each in its topic (a number)."""
         size = len(ids)
-        positions = np.full(size, -1, np.int64)
-        firsts = np.arange(size)
+        found = Found(np.full(size, -1, np.int64), np.zeros(size, np.bool_), np.arange(size))
         if not size:
-            return positions, firsts
+            return found
         instances, sequences, starts = split_runs(ids)
         ends = np.append(starts[1:], size)
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-            if known := self._by_instance.get(int(instances[start])):
-                self._find_run(known, int(sequences[start]), positions[start:end])
+            instance = int(instances[start])
+            for layer in self._layers:
+                if (known := layer.get(instance)) is None:
+                    break
+                out = found.positions[start:end], found.halves[start:end]
+                self._find_run(known, int(sequences[start]), topics[start:end], *out)
         if len(starts) > 1:
-            order = np.lexsort((sequences, instances))
-            same = (instances[order][1:] == instances[order][:-1]) & (sequences[order][1:] == sequences[order][:-1])
+            order = np.lexsort((topics, sequences, instances))
+            same = np.ones(size - 1, np.bool_)
+            for column in (instances, sequences, topics):
+                same &= column[order][1:] == column[order][:-1]
             if same.any():
                 begins = np.flatnonzero(np.concatenate(([True], ~same)))
-                firsts[order] = np.repeat(order[begins], np.diff(np.append(begins, size)))
-        return positions, firsts
+                found.firsts[order] = np.repeat(order[begins], np.diff(np.append(begins, size)))
+        return found
 
-    def _find_run(self, known: list[tuple[int, int]], sequence: int, out: Int64s) -> None:
-        """Fill ``out`` for ids ``sequence``, ``sequence`` + 1, ...; overlapping runs: the first stored wins."""
-        end = sequence + len(out)
+    def _find_run(self, known: list[Known], sequence: int, topics: Int32s, positions: Int64s, halves: Bools) -> None:
+        """Fill in what one layer knows of ids ``sequence``, ``sequence`` + 1, ... of these topics."""
+        end = sequence + len(topics)
         index = bisect_right(known, (sequence, 1 << 62)) - 1
         for first, ordinal in known[max(index, 0) :]:
             if first >= end:
                 break
             row = ordinal - self._runs.first
-            count = int(self._runs["count"][row])
-            low, high = max(first, sequence), min(first + count, end)
-            if low < high:
-                begin = int(self._runs["position"][row]) + low - first
-                out[low - sequence : high - sequence] = np.arange(begin, begin + high - low)
+            low, high = max(first, sequence), min(first + int(self._runs["count"][row]), end)
+            if low >= high:
+                continue
+            here = slice(low - sequence, high - sequence)
+            topic = int(self._runs["topic"][row])
+            theirs = self._mixed[ordinal]["topic"][low - first : high - first] if topic == _MIXED else topic
+            begin = int(self._runs["position"][row]) + low - first
+            found = np.arange(begin, begin + high - low)
+            newer = (topics[here] == theirs) & (found > positions[here])
+            positions[here][newer] = found[newer]
+            halves[here][newer] = self._runs["half"][row]
 
-    def add(self, ids: pa.Array, position: int, time_us: int, rules: Rules) -> None:
-        """Remember ids (none of them known) whose messages stand at ``position``, ``position`` + 1, ...; forget the old."""
+    # Remembering
+
+    def add(
+        self, ids: pa.Array, topics: Int32s | int, position: int, time_us: int, rules: Rules, *, half: bool = False
+    ) -> None:
+        """Remember ids whose messages stand at ``position``, ``position`` + 1, ... in ``topics`` (or all in one); forget the
+        old. An id that its topic knew is from now on that of the newer message."""
         instances, sequences, starts = split_runs(ids)
         ends = np.append(starts[1:], len(ids))
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-            self._add_run(int(instances[start]), int(sequences[start]), end - start, position + start, time_us, rules)
+            mine = topics if isinstance(topics, int) else topics[start:end]
+            if not isinstance(mine, int) and all_equal(mine):
+                mine = int(mine[0])
+            place = (int(instances[start]), int(sequences[start]), end - start, mine, half, position + start)
+            self._add_run(*place, time_us, rules)
         self._forget(time_us, rules)
 
-    def _add_run(self, instance: int, sequence: int, count: int, position: int, time_us: int, rules: Rules) -> None:
-        known = self._by_instance.setdefault(instance, [])
-        if known:
-            first, ordinal = known[-1]
-            row = ordinal - self._runs.first
-            has = int(self._runs["count"][row])
-            if (
-                first + has == sequence
-                and int(self._runs["position"][row]) + has == position
-                and time_us - int(self._runs["time_us"][row]) <= rules.dedup_window_us // _SLICES
-            ):
-                self._runs["count"][row] += count
-                return
+    def _add_run(
+        self,
+        instance: int,
+        sequence: int,
+        count: int,
+        topic: Int32s | int,
+        half: bool,
+        position: int,
+        time_us: int,
+        rules: Rules,
+    ) -> None:
+        """One more run, or the end of the one that it follows. Which one it may lengthen does not depend on the layers."""
+        free, before, apart = -1, -1, True
+        for number, layer in enumerate(self._layers):
+            known = layer.get(instance)
+            index = -1 if known is None else bisect_left(known, (sequence + count, -1)) - 1
+            if known is not None and index >= 0:
+                first, ordinal = known[index]
+                end = first + int(self._runs["count"][ordinal - self._runs.first])
+                if end > sequence:
+                    apart = False
+                    continue
+                if end == sequence and self._goes_on(ordinal, half, position, time_us, rules):
+                    before = ordinal
+            free = number if free < 0 else free
+            if known is None:
+                break
+        if before >= 0 and apart and self._lengthen(before, count, topic):
+            return
+        mixed = not isinstance(topic, int)
         ordinal = self._runs.extend(
-            1, instance=instance, sequence=sequence, count=count, position=position, time_us=time_us
+            1,
+            instance=instance,
+            sequence=sequence,
+            count=count,
+            position=position,
+            time_us=time_us,
+            topic=_MIXED if mixed else topic,
+            half=half,
         )
-        insort(known, (sequence, ordinal))
+        if mixed:
+            self._note_topics(ordinal, count, topic)
+        self._index(instance, (sequence, ordinal), free)
+
+    def _goes_on(self, ordinal: int, half: bool, position: int, time_us: int, rules: Rules) -> bool:
+        """Whether a message at ``position`` may be one of the run that ends before its id."""
+        row = ordinal - self._runs.first
+        runs = self._runs
+        return (
+            int(runs["position"][row]) + int(runs["count"][row]) == position
+            and bool(runs["half"][row]) == half
+            and time_us - int(runs["time_us"][row]) <= rules.dedup_window_us // _SLICES
+        )
+
+    def _lengthen(self, ordinal: int, count: int, topic: Int32s | int) -> bool:
+        row = ordinal - self._runs.first
+        own, has = int(self._runs["topic"][row]), int(self._runs["count"][row])
+        if own == _MIXED:
+            self._note_topics(ordinal, count, topic)
+        elif not isinstance(topic, int) or topic != own:
+            if has > _LONGEST_MIXED:
+                return False
+            self._note_topics(ordinal, has, own)
+            self._note_topics(ordinal, count, topic)
+            self._runs["topic"][row] = _MIXED
+        self._runs["count"][row] += count
+        return True
+
+    def _note_topics(self, ordinal: int, count: int, topic: Int32s | int) -> None:
+        self._mixed.setdefault(ordinal, Columns({"topic": np.int32})).extend(count, topic=topic)
+
+    def _index(self, instance: int, run: Known, free: int) -> None:
+        """Put a run into layer ``free``, -1: one more."""
+        if free < 0:
+            free = len(self._layers)
+            self._layers.append({})
+        insort(self._layers[free].setdefault(instance, []), run)
+
+    # Forgetting
 
     def _forget(self, time_us: int, rules: Rules) -> None:
         oldest = time_us - rules.dedup_window_us - rules.dedup_window_us // _SLICES
@@ -111,17 +223,75 @@ class Dedup:
         instances = self._runs["instance"][:gone].tolist()
         sequences = self._runs["sequence"][:gone].tolist()
         for ordinal, (instance, sequence) in enumerate(zip(instances, sequences, strict=True), self._runs.first):
-            known = self._by_instance[instance]
-            known.remove((sequence, ordinal)) if len(known) > 1 else self._by_instance.pop(instance)
+            self._unindex(instance, (sequence, ordinal))
+            self._mixed.pop(ordinal, None)
         self._runs.trim(self._runs.first + gone)
 
-    def snapshot(self) -> dict[str, pa.Table]:
-        return {"dedup": self._runs.to_table()}
+    def _unindex(self, instance: int, run: Known) -> None:
+        for number, layer in enumerate(self._layers):
+            known = layer[instance]
+            index = bisect_left(known, run)
+            if index < len(known) and known[index] == run:
+                del known[index]
+                if not known:
+                    self._close_ranks(instance, number)
+                return
 
-    def restore(self, tables: dict[str, pa.Table]) -> None:
+    def _close_ranks(self, instance: int, number: int) -> None:
+        """An instance has nothing left in a layer: what it has above moves down."""
+        above = [layer.pop(instance) for layer in self._layers[number:] if instance in layer]
+        for place, known in enumerate(above[1:], number):
+            self._layers[place][instance] = known
+        while self._layers and not self._layers[-1]:
+            self._layers.pop()
+
+    # Snapshots
+
+    def snapshot(self) -> dict[str, pa.Table]:
+        topics = [self._mixed[ordinal]["topic"] for ordinal in sorted(self._mixed)]
+        column = np.concatenate(topics) if topics else np.empty(0, np.int32)
+        return {"dedup": self._runs.to_table(), "dedup_topics": pa.table({"topic": column})}
+
+    def restore(self, tables: dict[str, pa.Table], places: Callable[[], Places], rules: Rules) -> None:
+        """Become what :meth:`snapshot` gave. Snapshots of formats 1 and 2 had ids without topics: ``places`` knows them."""
+        if "dedup_topics" not in tables:
+            self._restore_without_topics(tables["dedup"], places(), rules)
+            return
         self._runs.load(tables["dedup"])
-        rows = zip(self._runs["instance"].tolist(), self._runs["sequence"].tolist(), strict=True)
-        for ordinal, (instance, sequence) in enumerate(rows, self._runs.first):
-            self._by_instance.setdefault(instance, []).append((sequence, ordinal))
-        for known in self._by_instance.values():
-            known.sort()
+        topics, at = tables["dedup_topics"]["topic"].to_numpy(), 0
+        for row in np.flatnonzero(self._runs["topic"] == _MIXED).tolist():
+            count = int(self._runs["count"][row])
+            self._note_topics(self._runs.first + row, count, topics[at : at + count])
+            at += count
+        columns = (self._runs[name].tolist() for name in ("instance", "sequence", "count"))
+        for ordinal, (instance, sequence, count) in enumerate(zip(*columns, strict=True), self._runs.first):
+            self._index(instance, (sequence, ordinal), self._free_layer(instance, sequence, count))
+
+    def _free_layer(self, instance: int, sequence: int, count: int) -> int:
+        for number, layer in enumerate(self._layers):
+            known = layer.get(instance)
+            if known is None:
+                return number
+            index = bisect_left(known, (sequence + count, -1)) - 1
+            if index < 0:
+                return number
+            first, ordinal = known[index]
+            if first + int(self._runs["count"][ordinal - self._runs.first]) <= sequence:
+                return number
+        return -1
+
+    def _restore_without_topics(self, old: pa.Table, places: Places, rules: Rules) -> None:
+        """Runs of ids alone. What has left with retention is let go: sent again, it is stored, never answered out of nothing."""
+        self._runs.first = int((old.schema.metadata or {}).get(b"first", b"0"))
+        names = ("instance", "sequence", "count", "position", "time_us")
+        for instance, sequence, count, position, time_us in zip(*(old[n].to_pylist() for n in names), strict=True):
+            topics, halves = places(np.arange(position, position + count))
+            kinds = np.where(topics < 0, -1, halves)
+            starts = np.flatnonzero(np.concatenate(([True], kinds[1:] != kinds[:-1])))
+            for start, end in zip(starts.tolist(), [*starts[1:].tolist(), count], strict=True):
+                if kinds[start] < 0:
+                    continue
+                mine = topics[start:end]
+                topic = int(mine[0]) if all_equal(mine) else mine
+                place = (instance, sequence + start, end - start, topic, bool(kinds[start]), position + start)
+                self._add_run(*place, time_us, rules)

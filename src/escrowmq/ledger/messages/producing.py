@@ -1,7 +1,16 @@
 """Decides SEND and PREPARE: the accepted rows of a batch become one event, rejected rows get a code.
 
 The answer to each accepted row is known before the log has it, because the log numbers rows one after the other: a
-half message's transaction id *is* its position. A row whose message id is known gets the receipt of that first message.
+half message's transaction id *is* its position.
+
+Rules:
+
+1. A row whose message id its topic knows gets the receipt of that first message (I9), if it can be the same message: of the
+   same kind, and, half, from the same group and in the same transaction. Else MESSAGE_ID_TAKEN. Whether the contents are the same is not
+   known here: the decision names the :class:`~escrowmq.ledger.events.Repeats`, and whoever has the log compares.
+2. ``replace`` (a choice of the request): a prepare of a known id whose transaction is undecided, has no other message and
+   other content, takes its place: the earlier transaction is rolled back, the new half message is stored, in this order. Should a crash
+   keep only the first of the two events, the next prepare of the id begins anew: nothing stands in its place.
 """
 
 from __future__ import annotations
@@ -10,18 +19,21 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from escrowmq.ledger.columns import codes as code
 from escrowmq.ledger.columns.arrays import Bools, Int32s, Int64s, UInt8s
 from escrowmq.ledger.commands import Prepare, Rules, Send
-from escrowmq.ledger.events import Decision, Event
-from escrowmq.ledger.messages.admission import Placement, check_limits, group_by_queue, place
-from escrowmq.ledger.messages.dedup import Dedup
+from escrowmq.ledger.events import Decision, Event, Repeats
+from escrowmq.ledger.messages.admission import Placement, check_limits, group_by_queue, place, topics_of
+from escrowmq.ledger.messages.dedup import Dedup, Found
 from escrowmq.ledger.queues.delays import Delays
 from escrowmq.ledger.queues.topics import Topics
 from escrowmq.ledger.transactions.sessions import Sessions
-from escrowmq.ledger.transactions.table import NONE, OPEN, TransactionTable
+from escrowmq.ledger.transactions.table import NONE, OPEN, PARKED, ROLLED_BACK, TransactionTable, decided
 from escrowmq.message.ids import transaction_ids
+from escrowmq.message.immunity import immunities
+from escrowmq.model import DecidedBy
 from escrowmq.schemas import PRODUCED, STORED, Kind
 
 
@@ -52,7 +64,8 @@ class Producing:
     def decide(
         self, command: Send | Prepare, rules: Rules, now_us: int, next_position: int, trimmed_position: int
     ) -> Decision:
-        """The events (topics to be made first, then the messages) and the answer, one row per message."""
+        """The events (topics to be made, transactions that are replaced, the messages), the answer, one row per message, and
+        which rows are repeats."""
         half = isinstance(command, Prepare)
         batch = command.batch
         size = batch.num_rows
@@ -62,32 +75,90 @@ class Producing:
             codes = self._sessions.check(command.sessions, transactional=half, rules=rules)
             limits = check_limits(batch, self._topics, rules)
             codes = np.where(codes == code.OK, limits, codes)
-        known, repeats = self._dedup.find(batch.column("message_id"))
-        leaders = _leaders(repeats, codes)
+        immunity = batch.column("immunity_us").to_numpy()
+        if half:
+            immunity, wrong = immunities(batch, rules)
+            codes = np.where(codes == code.OK, wrong, codes)
+        named = topics_of(batch, self._topics)
+        found = self._dedup.find(batch.column("message_id"), named.numbers)
+        known = found.positions
+        leaders = _leaders(found.firsts, codes)
         leads = leaders == np.arange(size)
+        replacing, replaced = self._replaceable(command, found, codes, leads)
+        if len(replacing):
+            known[np.isin(leaders, replacing)] = NONE
         new = (known == NONE) & leads
         owners = self._join(command, codes, new, rules) if half else np.empty(0, np.int64)
-        placement = place(batch, codes, self._topics, rules)
+        placement = place(batch, named, codes, self._topics, rules)
         none = np.full(size, NONE, np.int64)
         answers = _Answers(codes, none, placement.queues.copy(), none.copy(), none.copy(), np.zeros(size, np.int64))
-        self._repeat_known(batch, answers, known, half, trimmed_position)
+        self._repeat_known(command, answers, found, half, trimmed_position)
         if half:
-            self._limit_open(command.sessions, codes, (codes == code.OK) & (owners == NONE) & new, rules)
+            begins = (codes == code.OK) & (owners == NONE) & new
+            if len(replacing):  # what is replaced makes room
+                begins[replacing[self._transactions.column("state", replaced) == OPEN]] = False
+            self._limit_open(command.sessions, codes, begins, rules)
         fresh = np.flatnonzero((codes == code.OK) & new)
-        base = next_position + len(placement.made)
+        if len(replacing):
+            kept = (codes[replacing] == code.OK) & self._undecided(replaced)
+            replacing, replaced = replacing[kept], replaced[kept]
+        base = next_position + len(placement.made) + len(replaced)
         answers.positions[fresh] = np.arange(base, base + len(fresh))
         if half:
             self._begin_or_join(command.sessions, answers, fresh, owners)
         else:
             self._offsets(batch, answers, fresh, placement)
-        _repeat_leaders(answers, np.flatnonzero((known == NONE) & ~leads), leaders)
+        if not leads.all():
+            followers = np.flatnonzero((known == NONE) & ~leads)
+            _repeat_leaders(answers, followers, leaders)
+            if half and len(followers):
+                self._follow(command, answers, followers, leaders)
         events = []
         if len(fresh):
             if placement.made:
                 events.append(self._topics.creation(placement.made))
-            stored = _stored(batch, command.sessions, placement, answers, fresh, now_us, rules)
+            if len(replaced):
+                first = self._transactions.column("first", replaced)
+                events.append(decided(first, ROLLED_BACK, DecidedBy.REPLACED, command.sessions[replacing]))
+            due = np.zeros(len(fresh), np.int64)
+            if half:
+                first_us = self._sessions.timeouts_us(command.sessions[fresh], rules)
+                due = now_us + np.where(immunity[fresh] > 0, immunity[fresh], first_us)
+            stored = _stored(batch, command.sessions, placement, answers, fresh, now_us, due)
             events.append(Event(Kind.HALF if half else Kind.PLAIN, stored))
-        return Decision(tuple(events), self._produced(answers, half))
+        repeats = None
+        if len(fresh) < size:
+            again = np.flatnonzero((codes == code.OK) & ~new & (answers.positions >= trimmed_position))
+            repeats = Repeats(again, answers.positions[again]) if len(again) else None
+        return Decision(tuple(events), self._produced(answers, half), repeats)
+
+    def repeats_of(self, command: Prepare, trimmed_position: int) -> Repeats | None:
+        """The rows whose message ids are known, and where those messages stand in the log."""
+        topics = topics_of(command.batch, self._topics).numbers
+        positions = self._dedup.find(command.batch.column("message_id"), topics).positions
+        rows = np.flatnonzero((positions != NONE) & (positions >= trimmed_position))
+        return Repeats(rows, positions[rows]) if len(rows) else None
+
+    def _replaceable(self, command: Send | Prepare, found: Found, codes: UInt8s, leads: Bools) -> tuple[Int64s, Int64s]:
+        """Rows that take the place of an earlier prepare, and the transactions (ordinals) that they replace."""
+        none = np.empty(0, np.int64)
+        if not (isinstance(command, Prepare) and command.replace):
+            return none, none
+        fit = (codes == code.OK) & leads & (found.positions != NONE) & found.halves
+        rows = np.flatnonzero(fit & pc.is_null(command.batch.column("transaction")).to_numpy(zero_copy_only=False))
+        table = self._transactions
+        owners = table.owner_of(found.positions[rows])
+        rows, owners = rows[owners != NONE], owners[owners != NONE]
+        own = ~table.foreign(owners, self._sessions.groups_of(command.sessions[rows]))
+        alone = table.column("messages", owners) == 1
+        other = np.ones(len(rows), np.bool_) if command.same is None else ~command.same[rows]
+        lost = (table.column("state", owners) == ROLLED_BACK) & (table.column("by", owners) == int(DecidedBy.REPLACED))
+        chosen = own & alone & ((self._undecided(owners) & other) | lost)
+        return rows[chosen], owners[chosen]
+
+    def _undecided(self, owners: Int64s) -> Bools:
+        undecided: Bools = np.isin(self._transactions.column("state", owners), (OPEN, PARKED))
+        return undecided
 
     def _join(self, command: Send | Prepare, codes: UInt8s, new: Bools, rules: Rules) -> Int64s:
         """The transaction (ordinal) that each row joins, -1 for those that begin one; unfit rows get their code.
@@ -126,35 +197,60 @@ class Producing:
             room = rules.max_open_transactions - self._transactions.open.get(group, 0)
             codes[mine[max(room, 0) :]] = code.TOO_MANY_OPEN
 
-    def _repeat_known(self, batch: pa.RecordBatch, answers: _Answers, known: Int64s, half: bool, trimmed: int) -> None:
-        """Rows whose message id was stored before get that message's receipt (I9), or hear that it left the log since."""
+    def _repeat_known(self, command: Send | Prepare, answers: _Answers, found: Found, half: bool, trimmed: int) -> None:
+        """Rows whose topic knows their message id get that message's receipt (I9), or hear that it is another message, or
+        that it left the log since."""
+        known = found.positions
         rows = np.flatnonzero((known != NONE) & (answers.codes == code.OK))
         if not len(rows):
             return
+        taken = found.halves[rows] != half
+        answers.codes[rows[taken]] = code.MESSAGE_ID_TAKEN
+        rows = rows[~taken]
         if half:
-            gone = known[rows] < trimmed
-            answers.codes[rows[gone]] = code.UNKNOWN_TRANSACTION
-            rows = rows[~gone]
-        positions = known[rows]
-        owners = self._transactions.owner_of(positions)
-        answers.positions[rows] = positions
-        was_half = owners != NONE
-        answers.codes[rows[(was_half != half) & (positions >= trimmed)]] = code.MESSAGE_ID_TAKEN
-        if half:
-            rows, owners = rows[was_half], owners[was_half]
-            answers.transactions[rows] = self._transactions.column("first", owners)
-            answers.epochs[rows] = self._transactions.column("epoch", owners)
-            answers.queues[rows] = self._topics.numbers_of(self._transactions.queue_ids_of(known[rows], owners))
+            self._repeat_halves(command, answers, rows, known[rows], trimmed)
             return
-        rows, positions = rows[~was_half], positions[~was_half]
+        positions = known[rows]
+        answers.positions[rows] = positions
         answers.queues[rows] = self._topics.numbers_of(self._delays.queue_ids_of(positions))
-        topics = np.array(batch.column("topic").take(pa.array(rows)).to_pylist(), object)
+        topics = np.array(command.batch.column("topic").take(pa.array(rows)).to_pylist(), object)
         for topic in set(topics.tolist()):
             mine = topics == topic
             queues, offsets = self._topics.find(topic, positions[mine])
             placed = offsets != NONE
             at = rows[mine][placed]
             answers.queues[at], answers.offsets[at] = queues[placed], offsets[placed]
+
+    def _repeat_halves(
+        self, command: Send | Prepare, answers: _Answers, rows: Int64s, positions: Int64s, trimmed: int
+    ) -> None:
+        """As :meth:`_repeat_known`: a repeat comes from the group of the first one, and names its transaction, if any."""
+        owners = self._transactions.owner_of(positions)
+        gone = (positions < trimmed) | (owners == NONE)
+        answers.codes[rows[gone]] = code.UNKNOWN_TRANSACTION
+        answers.codes[rows[self._transactions.expired(positions)]] = code.EXPIRED
+        rows, positions, owners = rows[~gone], positions[~gone], owners[~gone]
+        first = self._transactions.column("first", owners)
+        taken = self._transactions.foreign(owners, self._sessions.groups_of(command.sessions[rows]))
+        names = command.batch.column("transaction").take(pa.array(rows))
+        named = names.is_valid().to_numpy(zero_copy_only=False)
+        taken |= ~named & (first != positions)
+        taken[named] |= self._transactions.find_ids(names.filter(pa.array(named)))[0] != owners[named]
+        answers.codes[rows[taken]] = code.MESSAGE_ID_TAKEN
+        rows, positions, owners = rows[~taken], positions[~taken], owners[~taken]
+        answers.positions[rows] = positions
+        answers.transactions[rows] = first[~taken]
+        answers.epochs[rows] = self._transactions.column("epoch", owners)
+        answers.queues[rows] = self._topics.numbers_of(self._transactions.queue_ids_of(positions, owners))
+
+    def _follow(self, command: Send | Prepare, answers: _Answers, rows: Int64s, leaders: Int64s) -> None:
+        """Half messages that repeat an earlier row of their batch: they must be of its group and transaction."""
+        rows = rows[answers.codes[rows] == code.OK]
+        before = leaders[rows]
+        groups = (self._sessions.groups_of(command.sessions[at]) for at in (rows, before))
+        names = [command.batch.column("transaction").take(pa.array(at)).to_pylist() for at in (rows, before)]
+        other = np.not_equal(*groups) | np.array([a != b for a, b in zip(*names, strict=True)], np.bool_)
+        answers.codes[rows[other]] = code.MESSAGE_ID_TAKEN
 
     def _begin_or_join(self, sessions: Int64s, answers: _Answers, fresh: Int64s, owners: Int64s) -> None:
         """The transaction of each fresh row: the one it joins, else its own."""
@@ -214,16 +310,13 @@ def _stored(
     answers: _Answers,
     fresh: Int64s,
     now_us: int,
-    rules: Rules,
+    due: Int64s,
 ) -> pa.RecordBatch:
-    """The rows of the event; bodies are copied only when some rows are left out."""
+    """The rows of the event; ``due``: when each is asked about first; bodies are copied only when some rows are left out."""
     whole = len(fresh) == batch.num_rows
     kept = batch if whole else batch.take(pa.array(fresh))
     delay = kept.column("delay_us").to_numpy()
     visible = np.where(delay > 0, now_us + delay, 0)
-    half = answers.transactions[fresh] != NONE
-    immunity = kept.column("immunity_us").to_numpy()
-    due = np.where(half, now_us + np.where(immunity > 0, immunity, rules.transaction_timeout_us), 0)
     columns = {
         **{name: kept.column(name) for name in ("topic", "key", "tag", "properties", "body", "message_id", "born_us")},
         "queue": pa.array(placement.queues[fresh]),

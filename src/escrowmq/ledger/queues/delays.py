@@ -67,6 +67,11 @@ class Delays:
         index = locate(self._rows["position"][waiting], positions)
         return np.where(index >= 0, np.append(self._rows["queue_id"][waiting], 0)[index], -1)
 
+    def held(self) -> tuple[Int64s, Int32s]:
+        """The positions and queue ids of what waits."""
+        waiting = self._rows["waiting"]
+        return self._rows["position"][waiting], self._rows["queue_id"][waiting]
+
     def lowest_position(self) -> int | None:
         """The lowest position that still waits."""
         waiting = self._rows["position"][self._rows["waiting"]]

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.errors import Code, error
-from escrowmq.ledger.columns.arrays import Int32s, Int64s, int64s, table_of
+from escrowmq.ledger.columns.arrays import Columns, Int32s, Int64s, all_equal, int64s, table_of
 from escrowmq.ledger.commands import CreateTopic, Rules
 from escrowmq.ledger.events import Decision, Event, event_of_rows
 from escrowmq.ledger.queues.queues import NO_TAG, Place, QueueIndex
@@ -27,9 +27,11 @@ _QUEUES = pa.schema([("topic", pa.utf8()), *int64s("head", "entries", "times")])
 
 @dataclass(slots=True)
 class Topic:
-    """A topic: its queue ids by queue number, and how many batches came (``turn``): those without keys take its queues in rotation."""
+    """A topic: its queue ids by queue number, and how many batches came (``turn``): those without keys take its queues in rotation.
+    Topics are never taken away, so ``number`` (0, 1, ... as they were made) names one for ever."""
 
     name: str
+    number: int
     queue_ids: list[int] = field(default_factory=list)
     turn: int = 0
 
@@ -41,6 +43,7 @@ class Topics:
         self.queues: list[QueueIndex] = []
         self.by_name: dict[str, Topic] = {}
         self._tags: dict[str, int] = {}
+        self._topic_of = Columns({"topic": np.int32})  # by queue id
 
     def has(self, name: str) -> bool:
         return name in self.by_name
@@ -58,6 +61,11 @@ class Topics:
         if not 0 <= queue < len(ids):
             raise error(Code.BAD_QUEUE, f"{name!r} has queues 0 to {len(ids) - 1}, not {queue}")
         return ids[queue]
+
+    def numbers_of_queues(self, queue_ids: Int32s) -> Int32s | int:
+        """The topic number of each queue id; one for all where they are of one topic."""
+        numbers: Int32s = self._topic_of["topic"][queue_ids]
+        return int(numbers[0]) if len(numbers) and all_equal(numbers) else numbers
 
     def find(self, name: str, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Queue and offset of each log position in a topic; -1 for those that stand in none of its queues. For repeats."""
@@ -131,17 +139,24 @@ class Topics:
         """A directory as it will be after :meth:`creation`; the queues that exist are shared, not copied."""
         planned = Topics()
         planned.queues = list(self.queues)
-        planned.by_name = {name: Topic(name, list(topic.queue_ids), topic.turn) for name, topic in self.by_name.items()}
+        planned.by_name = {
+            topic.name: Topic(topic.name, topic.number, list(topic.queue_ids), topic.turn)
+            for topic in self.by_name.values()
+        }
         planned._tags = self._tags
         planned.apply_topic(creation.batch)
         return planned
 
     def apply_topic(self, batch: pa.RecordBatch) -> None:
         for row in batch.to_pylist():
-            topic = self.by_name.setdefault(row["name"], Topic(row["name"]))
+            topic = self.by_name.setdefault(row["name"], Topic(row["name"], len(self.by_name)))
             while len(topic.queue_ids) < row["queues"]:
-                topic.queue_ids.append(len(self.queues))
-                self.queues.append(QueueIndex(Place(topic.name, len(topic.queue_ids) - 1)))
+                self._add(topic, QueueIndex(Place(topic.name, len(topic.queue_ids))))
+
+    def _add(self, topic: Topic, queue: QueueIndex) -> None:
+        topic.queue_ids.append(len(self.queues))
+        self.queues.append(queue)
+        self._topic_of.extend(1, topic=topic.number)
 
     # Snapshots
 
@@ -165,7 +180,7 @@ class Topics:
 
     def restore(self, tables: dict[str, pa.Table]) -> None:
         for row in tables["topics"].to_pylist():
-            self.by_name[row["name"]] = Topic(row["name"], turn=row["turn"])
+            self.by_name[row["name"]] = Topic(row["name"], len(self.by_name), turn=row["turn"])
         self._tags = {tag: number for number, tag in enumerate(tables["tags"]["tag"].to_pylist(), 1)}
         entry_at = time_at = 0
         for row in tables["queues"].to_pylist():
@@ -177,5 +192,4 @@ class Topics:
                 tables["queue_times"].slice(time_at, row["times"]),
             )
             entry_at, time_at = entry_at + row["entries"], time_at + row["times"]
-            topic.queue_ids.append(len(self.queues))
-            self.queues.append(queue)
+            self._add(topic, queue)

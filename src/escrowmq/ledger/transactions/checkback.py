@@ -12,11 +12,13 @@ Rules:
 2. After the last question an interval passes; then the transaction is parked or rolled back, as the rules say (I12). The
    same at ``half_retention``, asked or not; but one that a person opened anew is past that age on purpose, and is
    asked about again in full instead.
+3. A producer group may have an interval, a number of questions and an end of waiting of its own (``policies.py``). They count
+   for all that it has undecided from then on; the next question that is due already comes at the time that it had.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -25,8 +27,9 @@ import pyarrow as pa
 from escrowmq.ledger.columns import codes as code
 from escrowmq.ledger.columns.arrays import Bools, Int64s, all_equal
 from escrowmq.ledger.columns.schedule import NEVER_US, DueIndex
-from escrowmq.ledger.commands import AskChecks, Asked, Rules
+from escrowmq.ledger.commands import AskChecks, Asked, Park, Rules
 from escrowmq.ledger.events import Decision, Event, event_of
+from escrowmq.ledger.transactions.policies import Asking, asking
 from escrowmq.ledger.transactions.sessions import OPERATOR, Sessions
 from escrowmq.ledger.transactions.table import BY_OPERATOR, OPEN, PARKED, ROLLED_BACK, TransactionTable, decided
 from escrowmq.model import DecidedBy
@@ -79,14 +82,15 @@ class CheckBack:
         return Decision((event_of(Kind.CHECKED, first),), Asked(first, epochs, checks + 1))
 
     def apply_checked(self, batch: pa.RecordBatch, time_us: int) -> None:
-        table, due_us = self._table, time_us + self._rules.check_interval_us
+        table = self._table
         ordinals = table.find(batch.column("transaction").to_numpy())
+        due_us = time_us + self._of(ordinals, lambda rules: rules.interval_us)
         rows = ordinals - table.rows.first
         table.rows["checks"][rows] += 1
         table.rows["due_us"][rows] = due_us
-        last = table.rows["checks"][rows] >= self._rules.check_max
-        self._last_waits.put(ordinals[last], due_us)
-        self._schedule(ordinals[~last], np.full(int((~last).sum()), due_us))
+        last = table.rows["checks"][rows] >= self._of(ordinals, lambda rules: rules.most)
+        self._last_waits.put(ordinals[last], due_us[last])
+        self._schedule(ordinals[~last], due_us[~last])
         for group, _ in self._by_group(ordinals):
             self._due[group].done()
 
@@ -119,9 +123,13 @@ class CheckBack:
         if not len(ordinals):
             return []
         first = self._table.column("first", ordinals)
-        if self._rules.exhausted_rollback:
-            return [decided(first, ROLLED_BACK, DecidedBy.EXHAUSTED, OPERATOR)]
-        return [event_of(Kind.PARKED, first)]
+        rolled_back = self._of(ordinals, lambda rules: rules.rollback).astype(np.bool_)
+        events = []
+        if rolled_back.any():
+            events.append(decided(first[rolled_back], ROLLED_BACK, DecidedBy.EXHAUSTED, OPERATOR))
+        if not rolled_back.all():
+            events.append(event_of(Kind.PARKED, first[~rolled_back]))
+        return events
 
     def _aged(self, now_us: int, limit: int) -> Int64s:
         """OPEN transactions that have come to half_retention, but for those that a person opened anew."""
@@ -137,9 +145,33 @@ class CheckBack:
         high = len(table.rows) if whole else int(np.searchsorted(table.rows["first"], table.times["position"][index]))
         return np.flatnonzero(table.open_rows(low, high, reopened=False))[:limit] + self._young
 
+    def decide_park(self, cmd: Park) -> Decision:
+        """Park one that cannot be asked about; see :class:`~escrowmq.ledger.commands.Park`."""
+        ordinals = self._table.find(np.array([cmd.transaction], np.int64))
+        if ordinals[0] < self._table.rows.first or self._table.column("state", ordinals)[0] != OPEN:
+            return Decision((), False)
+        return Decision((event_of(Kind.PARKED, self._table.column("first", ordinals)),), True)
+
     def apply_parked(self, batch: pa.RecordBatch) -> None:
         self._table.park(self._table.find(batch.column("transaction").to_numpy()))
         self._last_waits.done()
+
+    # Rules of groups
+
+    def interval_us(self, group: str) -> int:
+        """Time between two questions about one transaction of a producer group."""
+        ordinal = self._sessions.ordinal(group)
+        return asking(None if ordinal is None else self._sessions.own.get(ordinal), self._rules).interval_us
+
+    def _of(self, ordinals: Int64s, value: Callable[[Asking], int]) -> Int64s:
+        """One of the rules of asking, for each transaction that of its group. (Of those whose group is forgotten, which are
+        decided, the shard's.)"""
+        own = self._sessions.own
+        if not own:
+            return np.broadcast_to(np.int64(value(asking(None, self._rules))), len(ordinals))
+        groups, row = np.unique(self._table.groups_of(ordinals), return_inverse=True)
+        values = [value(asking(own.get(group), self._rules)) for group in groups.tolist()]
+        return np.array(values, np.int64)[row]
 
     # Keeping the indexes
 
@@ -149,7 +181,7 @@ class CheckBack:
         if not alive.all():
             due_us = due_us if isinstance(due_us, int) else due_us[alive]
             rows = rows[alive]
-        spent = table.rows["checks"][rows] >= self._rules.check_max
+        spent = table.rows["checks"][rows] >= self._of(rows + table.rows.first, lambda rules: rules.most)
         alive[alive] = (table.rows["state"][rows] == OPEN) & (table.rows["due_us"][rows] == due_us) & (spent == last)
         return alive
 
@@ -176,11 +208,12 @@ class CheckBack:
         self.apply_rules(rules)
 
     def apply_rules(self, rules: Rules) -> None:
-        """Who waits for a question and who for the end of waiting depends on how many questions there are."""
+        """The shard's rules, or a group's. Who waits for a question and who for the end of waiting depends on how many
+        questions there are."""
         self._rules = rules
         self._aged_us = 0  # look at once: half_retention may be another
         self._due, self._last_waits = {}, DueIndex(partial(self._alive, last=True))
         waiting = np.flatnonzero(self._table.rows["state"] == OPEN)
-        last = self._table.rows["checks"][waiting] >= rules.check_max
+        last = self._table.rows["checks"][waiting] >= self._of(waiting + self._table.rows.first, lambda of: of.most)
         for rows, put in ((waiting[last], self._last_waits.put), (waiting[~last], self._schedule)):
             put(rows + self._table.rows.first, self._table.rows["due_us"][rows])

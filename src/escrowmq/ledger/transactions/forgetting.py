@@ -10,7 +10,7 @@ Rules:
    fold, and a restart neither forgets it nor begins anew.
 2. A session that prepared something undecided stays: its transaction's group is asked, and decides. So does one whose process
    listens for questions now.
-3. What is decided needs no session. A transaction whose group is forgotten answers late decisions of any group by its state:
+3. What is decided needs no session. A transaction whose session is forgotten answers late decisions of any group by its state:
    the first decision stands (I5), and nothing can change it. Message ids are remembered without sessions (I9).
 4. By hand a writer is forgotten at once, with all sessions of its group; not while anything is undecided there.
 """

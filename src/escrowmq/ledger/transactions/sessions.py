@@ -5,11 +5,13 @@ Rules:
 1. Epochs count up from 1 over the whole shard; an epoch is never given twice, nor is the number of a group.
 2. Opening a session of a (group, instance) fences the session of the same pair before it: from then on every act under
    the older epoch is refused (I7).
-3. A group becomes transactional with its first transactional session and stays so; from then on it serves no other
-   kind of message (systems.md 1.10), unless the rules say ``mixed_groups``.
+3. What a group does first says its kind: a transactional session makes it transactional, a plain message plain. From then on
+   it serves no other kind of message (systems.md 1.10), and it is the other kind that is refused: a plain message of a
+   transactional group, a transactional session of a plain one. The group's own rules come before that (``policies.py``),
+   and ``mixed_groups`` lets every group without a kind of its own do both.
 4. Every act of a session says when it was used last, by the time of its frame. What is not used is forgotten after a while
    (``forgetting.py``), and a group with its last session. A process that comes back *resumes*: it gets a new session, unless a
-   newer process has its name.
+   newer process has its name. A group that has rules of its own stays, without sessions, until a person takes them away.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ import pyarrow as pa
 
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns import codes as code
-from escrowmq.ledger.columns.arrays import Columns, Int64s, UInt8s, all_equal, locate
-from escrowmq.ledger.commands import OpenSession, Rules
-from escrowmq.ledger.events import Decision, event_of_rows
+from escrowmq.ledger.columns.arrays import Bools, Columns, Int64s, UInt8s, all_equal, locate
+from escrowmq.ledger.commands import AlterProducers, OpenSession, ProducerRules, Rules
+from escrowmq.ledger.events import Decision, Event, event_of_rows
+from escrowmq.ledger.transactions import policies
+from escrowmq.ledger.transactions.policies import MIXED, PLAIN, TRANSACTIONAL
 from escrowmq.message.names import is_name, is_text
 from escrowmq.schemas import Kind
 
@@ -41,7 +45,10 @@ class Sessions:
         self.next_epoch = 1
         self._next_group = 0
         self._ordinals: dict[str, int] = {}
-        self._transactional: set[int] = set()
+        self.own: dict[int, ProducerRules] = {}
+        """The rules that groups have of their own."""
+        self._transactional: set[int] = set()  # groups that had a transactional session
+        self._plain: set[int] = set()  # groups that sent a plain message
         self._sizes: dict[int, int] = {}  # sessions of each group
         self._instances: dict[tuple[int, str], int] = {}  # the newest of each name, so none that is fenced
         self._rows = Columns(_COLUMNS)  # by epoch, rising
@@ -59,6 +66,17 @@ class Sessions:
     def is_transactional(self, ordinal: int) -> bool:
         """Whether the group has had a transactional session."""
         return ordinal in self._transactional
+
+    def kind(self, ordinal: int, rules: Rules) -> str | None:
+        """Which messages a group serves: ``"plain"``, ``"transactional"`` or ``"mixed"``; None: it has done neither yet."""
+        own = self.own.get(ordinal)
+        if own is not None and own.kind is not None:
+            return own.kind
+        if rules.mixed_groups:
+            return MIXED
+        if ordinal in self._transactional:
+            return TRANSACTIONAL
+        return PLAIN if ordinal in self._plain else None
 
     def instance(self, epoch: int) -> str | None:
         """The instance name of a session; None if it is forgotten."""
@@ -133,37 +151,118 @@ class Sessions:
             return code.UNKNOWN_SESSION
         if self._rows["fenced"][row]:
             return code.FENCED
-        if transactional and not self._rows["transactional"][row]:
-            return code.GROUP_KIND
-        of_group = int(self._rows["group"][row]) in self._transactional
-        if transactional is False and of_group and not rules.mixed_groups:
-            return code.GROUP_KIND
-        return code.OK
+        if transactional is None:
+            return code.OK
+        kind = self.kind(int(self._rows["group"][row]), rules)
+        half_refused = kind == PLAIN or not self._rows["transactional"][row]
+        refused = half_refused if transactional else kind == TRANSACTIONAL
+        return code.GROUP_KIND if refused else code.OK
+
+    def fenced(self, epochs: Int64s) -> Bools:
+        """Which of these sessions a newer one of their instance has taken over."""
+        rows = self._rows_of(epochs)
+        if not len(rows) or not len(self._rows["fenced"]):
+            return np.zeros(len(rows), bool)
+        return np.asarray((rows >= 0) & self._rows["fenced"][rows].astype(bool))
+
+    def timeouts_us(self, epochs: Int64s, rules: Rules) -> Int64s | int:
+        """How long the transactions of these sessions wait for their first question: one number for all, or one each."""
+        if not self.own:
+            return rules.transaction_timeout_us
+        groups, row = np.unique(self.groups_of(epochs), return_inverse=True)
+        times = [policies.asking(self.own.get(group), rules).first_us for group in groups.tolist()]
+        return np.array(times, np.int64)[row]
 
     # Opening
 
     def decide_open(self, command: OpenSession, rules: Rules) -> Decision:
-        """A new session. Refuses a plain one in a transactional group only when it sends, not here."""
+        """A new session, and before it the rules of a group that is made with some. A transactional one in a plain group is
+        refused; a plain one in a transactional group only when it sends."""
         if not is_name(command.group):
             raise error(Code.BAD_GROUP_NAME, f"{command.group!r} is not a group name")
         if len(command.instance.encode(errors="replace")) > 255 or not is_text(command.instance):
             raise error(Code.BAD_GROUP_NAME, "an instance name is text of at most 255 bytes")
         if command.group not in self._ordinals and len(self.groups) >= rules.max_groups:
             raise error(Code.TOO_MANY, f"there are {len(self.groups)} producer groups", "max_groups")
+        if len(self) >= rules.max_sessions:
+            raise error(Code.TOO_MANY, f"there are {len(self)} producer sessions", "max_sessions, producer_expiration")
         if command.transactional and rules.reject_transactional:
             raise error(Code.NO_PERMISSION)
+        made = self._made_with(command, rules)
+        kind = made.kind if made is not None else self.kind(self._ordinals.get(command.group, NO_GROUP), rules)
+        if command.transactional and kind == PLAIN:
+            raise error(
+                Code.GROUP_KIND,
+                f"producer group {command.group!r} serves plain messages",
+                "prepare under another producer group; should this one be transactional: "
+                f"`escrowmq groups alter-producers {command.group} --kind transactional`",
+            )
         newest = self._instances.get((self._ordinals.get(command.group, NO_GROUP), command.instance), OPERATOR)
         if command.resume is not None and newest > command.resume:
             raise error(Code.FENCED)
         row = (self.next_epoch, command.group, command.instance, command.transactional)
-        return Decision((event_of_rows(Kind.SESSION, [row]),), self.next_epoch)
+        opened = event_of_rows(Kind.SESSION, [row])
+        return Decision((opened,) if made is None else (self._altered(command.group, made), opened), self.next_epoch)
+
+    def _made_with(self, command: OpenSession, rules: Rules) -> ProducerRules | None:
+        """The rules that a new group is made with. One that exists must have them: GROUP_RULES."""
+        if command.rules is None:
+            return None
+        policies.check(command.rules, rules)
+        ordinal = self._ordinals.get(command.group)
+        if ordinal is None:
+            return command.rules
+        have = policies.effective(self.own.get(ordinal), rules, self.kind(ordinal, rules))
+        if wrong := policies.differences(command.rules, have):
+            raise error(Code.GROUP_RULES, f"producer group {command.group!r} has {wrong}")
+        return None
+
+    # Rules of a group's own
+
+    def decide_alter(self, command: AlterProducers, rules: Rules) -> Decision:
+        """Give a group rules of its own. BAD_GROUP_NAME, BAD_REQUEST, BAD_DELAY; TOO_MANY for one too many groups."""
+        if not is_name(command.group):
+            raise error(Code.BAD_GROUP_NAME, f"{command.group!r} is not a group name")
+        ordinal = self._ordinals.get(command.group)
+        if ordinal is None and len(self.groups) >= rules.max_groups:
+            raise error(Code.TOO_MANY, f"there are {len(self.groups)} producer groups", "max_groups")
+        had = ProducerRules() if ordinal is None else self.own.get(ordinal, ProducerRules())
+        made = policies.altered(had, command)
+        policies.check(made, rules)
+        if made == had and "kind" not in command.reset:
+            return Decision((), made)
+        return Decision((self._altered(command.group, made),), made)
+
+    def _altered(self, group: str, own: ProducerRules) -> Event:
+        return event_of_rows(Kind.PRODUCERS, [(group, policies.dump(own))])
+
+    def apply_producers(self, batch: pa.RecordBatch) -> None:
+        """Kind.PRODUCERS. A group without a kind of its own begins anew: what it does next says what it is."""
+        for row in batch.to_pylist():
+            group, own = self._number(row["group"]), policies.load(row["rules"])
+            if own.kind is None and self.own.get(group, own).kind is not None:
+                self._transactional.discard(group)
+                self._plain.discard(group)
+            self.own[group] = own
+            if own == ProducerRules():
+                del self.own[group]
+                if group not in self._sizes:
+                    self._leave(group)
+
+    def _number(self, name: str) -> int:
+        """The number of a group, made if it does not exist."""
+        group = self._ordinals.setdefault(name, self._next_group)
+        if group == self._next_group:
+            self._next_group += 1
+            self.groups[group] = name
+        return group
+
+    def _leave(self, group: int) -> None:
+        del self._ordinals[self.groups.pop(group)]
 
     def apply_session(self, batch: pa.RecordBatch, time_us: int) -> None:
         for row in batch.to_pylist():
-            group = self._ordinals.setdefault(row["group"], self._next_group)
-            if group == self._next_group:
-                self._next_group += 1
-                self.groups[group] = row["group"]
+            group = self._number(row["group"])
             if row["transactional"]:
                 self._transactional.add(group)
             before = self._instances.get((group, row["instance"]))
@@ -190,8 +289,14 @@ class Sessions:
             return
         self._rows["used_us"][self._rows_of(epochs[epochs != OPERATOR].astype(np.int64))] = time_us
 
+    def sent(self, epochs: npt.NDArray[np.uint32]) -> None:
+        """These sessions (``OPERATOR`` among them) sent plain messages."""
+        for epoch in epochs[:1].tolist() if all_equal(epochs) else np.unique(epochs).tolist():
+            if epoch != OPERATOR:
+                self._plain.add(int(self._rows["group"][self._row(epoch)]))
+
     def forget(self, epochs: Int64s) -> list[int]:
-        """Let go of sessions; the groups that went with their last one."""
+        """Let go of sessions; the groups that had their last one among them, and are gone unless they have own rules."""
         rows = self._rows_of(epochs)
         gone = []
         for epoch, group in zip(epochs.tolist(), self._rows["group"][rows].tolist(), strict=True):
@@ -203,8 +308,11 @@ class Sessions:
                 gone.append(group)
         self._drop(rows)
         for group in gone:
-            del self._sizes[group], self._ordinals[self.groups.pop(group)]
+            del self._sizes[group]
             self._transactional.discard(group)
+            self._plain.discard(group)
+            if group not in self.own:
+                self._leave(group)
         return gone
 
     def _drop(self, rows: Int64s) -> None:
@@ -220,14 +328,20 @@ class Sessions:
             "name": pa.array(self.groups.values(), pa.utf8()),
             "transactional": pa.array([group in self._transactional for group in self.groups], pa.bool_()),
             "ordinal": pa.array(self.groups, pa.int64()),
+            "plain": pa.array([group in self._plain for group in self.groups], pa.bool_()),
+            "rules": pa.array([self._own_text(group) for group in self.groups], pa.utf8()),
         }
         rows = self._rows.to_table().append_column("instance", pa.array(self._names.values(), pa.utf8()))
         next_ones = {"next_epoch": str(self.next_epoch), "next_group": str(self._next_group)}
         return {"producer_groups": pa.table(groups), "sessions": rows.replace_schema_metadata(next_ones)}
 
+    def _own_text(self, group: int) -> str | None:
+        return policies.dump(self.own[group]) if group in self.own else None
+
     def restore(self, tables: dict[str, pa.Table], time_us: int) -> None:
         """Become what :meth:`snapshot` gave. Those of format 1 held every session, and not when it was used: let that be
-        ``time_us``, the time of the snapshot."""
+        ``time_us``, the time of the snapshot. Before format 3 nobody noted who sent plain messages: let it be every group that
+        is not transactional, for its sessions were opened to send."""
         groups, sessions = tables["producer_groups"], tables["sessions"]
         names = groups["name"].to_pylist()
         if "epoch" not in sessions.column_names:
@@ -243,9 +357,14 @@ class Sessions:
         self._next_group = int(sessions.schema.metadata[b"next_group"])
         self.groups = dict(zip(ordinals, names, strict=True))
         self._ordinals = dict(zip(names, ordinals, strict=True))
-        self._transactional = {
-            n for n, is_one in zip(ordinals, groups["transactional"].to_pylist(), strict=True) if is_one
-        }
+        transactional = groups["transactional"].to_pylist()
+        self._transactional = {n for n, is_one in zip(ordinals, transactional, strict=True) if is_one}
+        if "plain" in groups.column_names:
+            plain, own = groups["plain"].to_pylist(), groups["rules"].to_pylist()
+            self.own = {n: policies.load(text) for n, text in zip(ordinals, own, strict=True) if text is not None}
+        else:
+            plain = [not is_one for is_one in transactional]
+        self._plain = {n for n, is_one in zip(ordinals, plain, strict=True) if is_one}
         self._rows.load(sessions)
         columns = (sessions[name].to_pylist() for name in ("epoch", "group", "instance", "fenced"))
         for epoch, group, instance, fenced in zip(*columns, strict=True):

@@ -2,7 +2,8 @@
 
 A transaction is one row: the position of its first half message, the session that prepared it, its state. Further half
 messages of it are rows of a second table that hang on it as a chain. Positions rise, so a transaction is found from its
-id by binary search; nothing is kept per message but these columns. What may become of a row is ruled in ``ending.py`` and ``checkback.py``.
+id by binary search; nothing is kept per message but these columns. Of a transaction that left with retention nothing is kept,
+unless it was undecided until then: that it EXPIRED is remembered, so that whoever comes late hears it. What may become of a row is ruled in ``ending.py`` and ``checkback.py``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,12 @@ OPEN, COMMITTED, ROLLED_BACK, PARKED, EXPIRED = (int(s) for s in TransactionStat
 UNKNOWN, COMMIT, ROLLBACK = (int(o) for o in Outcome)
 BY_OPERATOR = int(DecidedBy.OPERATOR)
 NONE = -1
+
+MAX_EXPIRED = 1 << 20
+"""Half messages remembered that left the log undecided; beyond, the oldest are forgotten. Someone who comes back after a weekend finds
+them, and they take 20 MiB at most."""
+
+_EXPIRED = {"position": np.int64, "first": np.int64, "epoch": np.uint32}
 
 
 def decided(first: Int64s, state: UInt8s | int, by: DecidedBy, epochs: Int64s | int) -> Event:
@@ -59,6 +66,7 @@ class TransactionTable:
         )
         self._delayed = Columns({"position": np.int64, "visible_us": np.int64})  # half messages with a delay
         self.times = Columns({"position": np.int64, "time_us": np.int64})  # when positions were prepared
+        self._expired = Columns(_EXPIRED)  # what left undecided, by position
         self.open: dict[int, int] = {}
         """OPEN transactions of each producer group, as ``parked`` has those that are PARKED."""
         self.parked: dict[int, int] = {}
@@ -217,17 +225,28 @@ class TransactionTable:
         return np.where(index >= 0, index + self.rows.first, NONE)
 
     def find_ids(self, ids: pa.Array) -> tuple[Int64s, UInt8s]:
-        """Ordinals of transaction ids, and one code per row: OK, WRONG_SHARD or UNKNOWN_TRANSACTION."""
+        """Ordinals of transaction ids, and one code per row: OK, WRONG_SHARD, UNKNOWN_TRANSACTION, or EXPIRED of what left
+        undecided."""
         raw = records(ids)
         codes = np.zeros(len(ids), np.uint8)
         ordinals = self.find(raw["position"].astype(np.int64))
         known = np.flatnonzero(ordinals != NONE)
         wrong = self.rows["epoch"][ordinals[known] - self.rows.first] != raw["epoch"][known]
         ordinals[known[wrong]] = NONE
-        codes[ordinals == NONE] = code.UNKNOWN_TRANSACTION
+        lost = np.flatnonzero(ordinals == NONE)
+        codes[lost] = code.UNKNOWN_TRANSACTION
+        if len(lost) and len(self._expired):
+            at = locate(self._expired["position"], raw["position"][lost].astype(np.int64))
+            same = self._expired["epoch"][at] == raw["epoch"][lost]
+            same &= self._expired["first"][at] == self._expired["position"][at]
+            codes[lost[(at >= 0) & same]] = code.EXPIRED
         foreign = raw["shard"] != self.shard
         codes[foreign], ordinals[foreign] = code.WRONG_SHARD, NONE
         return ordinals, codes
+
+    def expired(self, positions: Int64s) -> Bools:
+        """Which half messages left the log undecided."""
+        return np.asarray(locate(self._expired["position"], positions) >= 0, bool)
 
     def owner_of(self, positions: Int64s) -> Int64s:
         """Ordinals of the transactions that half messages belong to; -1 where there is none (any more)."""
@@ -239,12 +258,12 @@ class TransactionTable:
         return owners
 
     def groups_of(self, ordinals: Int64s) -> Int64s:
-        """Producer groups of transactions; ``NO_GROUP`` of those decided whose group is forgotten."""
+        """Producer groups of transactions; ``NO_GROUP`` of those decided whose session is forgotten."""
         return self._sessions.groups_of(self.column("epoch", ordinals).astype(np.int64))
 
     def foreign(self, ordinals: Int64s, groups: Int64s | int) -> Bools:
-        """Which transactions belong to another group than ``groups``. Those whose group is forgotten belong to no other:
-        they are decided, and any group may learn how."""
+        """Which transactions belong to another group than ``groups``. Those whose session is forgotten belong to no
+        other: they are decided, and any group may learn how."""
         owners = self.groups_of(ordinals)
         others: Bools = (owners != groups) & (owners != NO_GROUP)
         return others
@@ -283,6 +302,12 @@ class TransactionTable:
         ids[hanging] = self.joined["queue_id"][np.searchsorted(self.joined["position"], positions[hanging])]
         return ids
 
+    def halves(self) -> tuple[Int64s, Int32s]:
+        """The positions and queue ids of all half messages."""
+        parts = ((self.rows["first"], self.joined["position"]), (self.rows["queue_id"], self.joined["queue_id"]))
+        positions, queue_ids = map(np.concatenate, parts)
+        return positions, queue_ids
+
     def visible_us(self, positions: Int64s) -> Int64s:
         """Until when half messages are to be held back; 0: not at all."""
         if not len(self._delayed):
@@ -295,11 +320,26 @@ class TransactionTable:
     def trim(self, position: int) -> None:
         """Let go of everything below ``position``; all of it is decided."""
         gone = int(np.searchsorted(self.rows["first"], position))
+        self._remember(np.flatnonzero(self.rows["state"][:gone] == EXPIRED) + self.rows.first)
         self.rows.trim(self.rows.first + gone)
         for table in (self.joined, self._delayed):
             table.trim(table.first + int(np.searchsorted(table["position"], position)))
         keep = max(int(np.searchsorted(self.times["position"], position, side="right")) - 1, 0)
         self.times.trim(self.times.first + keep)
+
+    def _remember(self, ordinals: Int64s) -> None:
+        """These transactions leave, and were never decided."""
+        if not len(ordinals):
+            return
+        index, positions, _, _ = self.messages_of(ordinals)
+        firsts, epochs = (self.column(name, ordinals)[index] for name in ("first", "epoch"))
+        columns = [
+            np.concatenate([self._expired[name], new])
+            for name, new in zip(_EXPIRED, (positions, firsts, epochs), strict=True)
+        ]
+        order = np.argsort(columns[0], kind="stable")[-MAX_EXPIRED:]
+        self._expired = Columns(_EXPIRED)
+        self._expired.extend(len(order), **{name: c[order] for name, c in zip(_EXPIRED, columns, strict=True)})
 
     def snapshot(self) -> dict[str, pa.Table]:
         return {
@@ -307,6 +347,7 @@ class TransactionTable:
             "joined": self.joined.to_table(),
             "delayed_halves": self._delayed.to_table(),
             "prepare_times": self.times.to_table(),
+            "expired_halves": self._expired.to_table(),
         }
 
     def restore(self, tables: dict[str, pa.Table]) -> None:
@@ -315,6 +356,8 @@ class TransactionTable:
         self.joined.load(tables["joined"])
         self._delayed.load(tables["delayed_halves"])
         self.times.load(tables["prepare_times"])
+        if "expired_halves" in tables:  # since format 3
+            self._expired.load(tables["expired_halves"])
         self._floor = self.rows.first
         for counts, state in ((self.parked, PARKED), (self.open, OPEN)):
             self._count(counts, np.flatnonzero(self.rows["state"] == state) + self.rows.first, 1)

@@ -71,7 +71,11 @@ class Writers:
         if known is None and len(self._last) >= rules.max_writers:
             raise error(Code.TOO_MANY, f"there are {len(self._last)} writers", "max_writers")
         if self._writers.get(group, command.writer) != command.writer or (known is not None and known[0] != group):
-            raise error(Code.WRONG_GROUP, "a writer has a producer group of its own")
+            raise error(
+                Code.WRONG_GROUP,
+                "a writer has a producer group of its own, and this is another",
+                "`escrowmq writers list` shows it; `escrowmq writers forget WRITER` lets the writer begin anew",
+            )
         repeated = known is not None and known[1] >= command.number
         ordinals = self._owned(command, group, skip_unknown=repeated)
         undecided = self._table.undecided_of(group)
@@ -91,7 +95,8 @@ class Writers:
         """Ordinals of the batch's transactions, each once. Of a repeat, some may have left with retention."""
         ordinals, codes = self._table.find_ids(command.transactions)
         wrong = np.flatnonzero(codes != code.OK)
-        if len(wrong) and not (skip_unknown and (codes[wrong] == code.UNKNOWN_TRANSACTION).all()):
+        left = np.isin(codes[wrong], (code.UNKNOWN_TRANSACTION, code.EXPIRED))
+        if len(wrong) and not (skip_unknown and left.all()):
             raise error(Code(int(codes[wrong[0]])), f"{len(wrong)} transactions of the batch are not known here")
         ordinals = np.unique(ordinals[ordinals != NONE])
         if self._table.foreign(ordinals, group).any():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from datetime import timedelta
 
@@ -9,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import sqlalchemy as sa
+from sqlalchemy.exc import DisconnectionError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
@@ -18,10 +21,17 @@ from escrowmq.model import Check, Outcome, TransactionId
 from escrowmq.outbox.awaiting import awaited
 from escrowmq.outbox.barrier.columns import CHUNK, COMMITTED, ROLLED_BACK, Ids, as_ids
 from escrowmq.outbox.barrier.marks import marks_of
+from escrowmq.outbox.dialects import in_a_line
 from escrowmq.outbox.purging import age_of, delete_older
 from escrowmq.outbox.tables import trans_barrier
+from escrowmq.platform.backoff import Backoff
 from escrowmq.settings import BrokerSettings
 
+_log = logging.getLogger(__name__)
+AWAY = (OperationalError, InterfaceError, DisconnectionError, PoolTimeout)
+"""What is raised by a database that is away or locked, or by a pool that is used up."""
+FIRST_WORD, LAST_WORD = 1.0, 300.0
+"""Seconds after which it is said again that a database cannot be read: at first, and at most."""
 Outcomes = npt.NDArray[np.uint8]
 _OUTCOME = np.zeros(3, np.uint8)
 _OUTCOME[COMMITTED], _OUTCOME[ROLLED_BACK] = Outcome.COMMIT, Outcome.ROLLBACK
@@ -46,13 +56,14 @@ class Barrier:
             raise Misuse(Code.BAD_ARGUMENT, f"wait = {wait!r}: a number of seconds")
         self._databases = [marks_of(need_engine(engine), need_branch(branch), float(wait)) for engine in engines]
         self._wait = float(wait)
+        self._said = Backoff(FIRST_WORD, LAST_WORD)
 
     def decide_ids(self, ids: pa.FixedSizeBinaryArray) -> Outcomes:
         """What became of these transactions (a column of ids, or what :meth:`Producer.end_batch` takes): one
         :class:`~escrowmq.model.Outcome` each, as uint8.
 
-        COMMIT and ROLLBACK are final and durable. Raises Misuse(NO_TABLES) without the tables, and the database's own error if
-        it cannot even be read.
+        COMMIT and ROLLBACK are final and durable. What a database that is away or locked cannot answer is UNKNOWN, with a line in the
+        log now and then. Raises Misuse(NO_TABLES) without the tables.
         """
         column = id_column(ids)
         known = np.flatnonzero(np.asarray(column.is_valid()))
@@ -103,7 +114,20 @@ class Barrier:
         return sum(delete_older(each.engine, mark.decided_us, age, chunk, others) for each in self._databases)
 
     def _decide(self, ids: Ids, deadline: float) -> Outcomes:
-        """Of a chunk of distinct ids, sorted."""
+        """Of a chunk of distinct ids, sorted; UNKNOWN if the databases cannot be read."""
+        try:
+            outcomes = self._decided(ids, deadline)
+        except AWAY as problem:
+            if not self._said.left():
+                text = "%s: the barrier cannot read its database (%s); %d transactions stay undecided and are asked about again"
+                _log.warning(text, Code.DISCONNECTED.name, in_a_line(problem), len(ids))
+                self._said.failed()
+            return np.zeros(len(ids), np.uint8)
+        if self._said.worked():
+            _log.info("the barrier can read its database again")
+        return outcomes
+
+    def _decided(self, ids: Ids, deadline: float) -> Outcomes:
         found = np.zeros(len(ids), np.uint8)
         for database in self._databases:
             found = np.maximum(found, database.read(ids) == COMMITTED)

@@ -5,7 +5,6 @@ The ids travel as one run of bytes; the database cuts it into pieces of 16 itsel
 
 from __future__ import annotations
 
-import time
 from functools import cache
 from typing import Any
 
@@ -15,7 +14,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from escrowmq.message.ids import records
-from escrowmq.outbox.dialects import insert_if_absent
+from escrowmq.outbox.dialects import database_now_us, insert_if_absent
 from escrowmq.outbox.tables import NAME, Reason, trans_barrier
 
 COMMITTED, ROLLED_BACK = int(Reason.COMMITTED), int(Reason.ROLLED_BACK)
@@ -49,7 +48,7 @@ def read(connection: sa.Connection, ids: Ids, branch: str) -> npt.NDArray[np.uin
 def insert(connection: sa.Connection, ids: Ids, branch: str, reason: int, *, strict: bool) -> None:
     """Insert a row for each of these ids. Where there is one: nothing, or ``strict``: fail."""
     dialect = connection.dialect.name
-    now_us = time.time_ns() // 1000
+    now_us = database_now_us(connection)
     given = {**_given(dialect, ids), "branch_": branch, "reason_": reason, "now_us": now_us}
     connection.execute(_inserting(dialect, _digits(ids), strict), given)
 

@@ -23,7 +23,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from escrowmq.outbox.barrier import columns
 from escrowmq.outbox.barrier.columns import Ids
-from escrowmq.outbox.dialects import has_mark
+from escrowmq.outbox.dialects import has_mark, in_a_line
 from escrowmq.outbox.session import plain
 from escrowmq.platform import failpoints
 
@@ -64,7 +64,7 @@ class Marks(ABC):
             self.insert_free(ids, deadline)
         except DBAPIError as problem:
             # a full disk, a replica, a lost connection: what stands already is an answer all the same
-            _log.warning("the barrier could not be closed for %d transactions: %s", len(ids), problem.orig)
+            _log.warning("the barrier could not be closed for %d transactions: %s", len(ids), in_a_line(problem))
         failpoints.reach("barrier.closed")
         return self.read(ids)
 

@@ -62,9 +62,9 @@ class Claim:
 def slots_of(
     bus: Bus, topic: str, *, queues: Iterable[int] | None = None, stride: int = 1, part: int = 0
 ) -> list[Slot]:
-    """Slots of a topic's queues at all brokers (or of some queues): whole, or one part of each.
+    """Slots of a topic's queues at all brokers that are there (or of some queues): whole, or one part of each.
 
-    Raises UNKNOWN_TOPIC, BAD_QUEUE.
+    Raises UNKNOWN_TOPIC, BAD_QUEUE; Overloaded(BROKER_AWAY) if that cannot be told while a broker is away.
     """
     found = ends_of(bus, topic)
     wanted = None if queues is None else set(queues)
@@ -74,17 +74,9 @@ def slots_of(
 
 
 def ends_of(bus: Bus, topic: str) -> dict[tuple[int, int], tuple[int, int]]:
-    """By shard and queue: the first offset that is stored and the one that comes next. Raises UNKNOWN_TOPIC."""
-    shards = {link.address: bus.router.shard_of(number, 30.0) for number, link in enumerate(bus.router.links)}
-    found = {
-        (shards[entry["broker"]], queue["queue"]): (queue["head"], queue["end"])
-        for entry in bus.admin.topics()
-        if entry["name"] == topic
-        for queue in entry["queues"]
-    }
-    if not found:
-        raise Rejected(Code.UNKNOWN_TOPIC, f"no topic {topic!r}")
-    return found
+    """By shard and queue, of the brokers that are there: the first offset that is stored and the one that comes next. Raises
+    UNKNOWN_TOPIC, Overloaded(BROKER_AWAY) if a broker that has it may be away."""
+    return {(line["shard"], line["queue"]): (line["head"], line["end"]) for line in bus.admin.offsets(topic)}
 
 
 class Assignments:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -38,7 +37,8 @@ from escrowmq.client.consuming.received import ReceivedBatch
 from escrowmq.client.producing.producer import Producer
 from escrowmq.errors import Code, Rejected, error
 from escrowmq.model import COMMIT, Outcome
-from escrowmq.outbox.dialects import insert_or_replace
+from escrowmq.outbox.dialects import database_now_us, insert_or_replace
+from escrowmq.outbox.inbox import topic_mark
 from escrowmq.outbox.modes.driving import Driving
 from escrowmq.outbox.modes.journal import Int64s, ids_of, replaced
 from escrowmq.outbox.modes.senders import Sender, sender_of
@@ -254,11 +254,12 @@ class BothReachConsumer:
 
         Longer than any producer may stay away with a decision in its table: its COMMIT would be skipped.
         """
-        oldest = time.time_ns() // 1000 - round(older_than * 1e6)
         t = trans_prepared.c
         with self._sessions() as session, session.begin():
+            connection = session.connection()
+            oldest = database_now_us(connection) - round(older_than * 1e6)
             gone = sa.delete(trans_prepared).where(t.consumer_group == self._group, t.prepared_us < oldest)
-            return session.connection().execute(gone).rowcount
+            return connection.execute(gone).rowcount
 
     def handle(self, arrivals: Iterable[Arrival], acknowledge: Acknowledge) -> None:
         """Handle messages in the order in which they came, and have them acknowledged by their numbers.
@@ -282,45 +283,69 @@ class BothReachConsumer:
 
     def _apply(self, came: list[Arrival], signs: list[Sign]) -> None:
         """One transaction: the prepares stored, the ends with their effect."""
-        prepares: dict[bytes, Arrival] = {}  # the last of each id
-        ends: dict[bytes, Sign] = {}  # the first of each id
-        for arrival, sign in zip(came, signs, strict=True):
-            if sign is not Sign.PREPARE:
-                ends.setdefault(arrival.message_id, sign)
-            elif arrival.message_id not in ends:  # a prepare after its end is a late copy
-                prepares[arrival.message_id] = arrival
-        now = time.time_ns() // 1000
         with self._sessions() as session, session.begin():
             connection = session.connection()
-            finished = self._finished(connection, [*prepares, *ends]) if self._marks else set()
-            rows = [self._row(arrival, now) for i, arrival in prepares.items() if i not in finished]
+            now = database_now_us(connection)
+            names, finished = self._names(connection, came)
+            real = {name: arrival.message_id for name, arrival in zip(names, came, strict=True)}
+            prepares: dict[bytes, Arrival] = {}  # the last of each message
+            ends: dict[bytes, Arrival] = {}  # the first of each message
+            for name, arrival, sign in zip(names, came, signs, strict=True):
+                if sign is not Sign.PREPARE:
+                    ends.setdefault(name, arrival)
+                elif name not in ends:  # a prepare after its end is a late copy
+                    prepares[name] = arrival
+            rows = [self._row(arrival, name, now) for name, arrival in prepares.items() if name not in finished]
             if rows:
                 connection.execute(insert_or_replace(connection.dialect.name, trans_prepared), rows)
-            found = self._take(connection, [i for i in ends if i not in finished])
-            effects = [p for i, p in found.items() if ends[i] is Sign.COMMIT]
+            found = self._take(connection, {name: real[name] for name in ends if name not in finished})
+            effects = [p for name, p in found.items() if ends[name].sign is Sign.COMMIT]
             if self._marks and found:
-                marks = [{"consumer_group": self._group, "message_id": i, "seen_us": now} for i in found]
+                marks = [
+                    {"consumer_group": self._group, "message_id": n, "seen_us": now, "topic": p.topic}
+                    for n, p in found.items()
+                ]
                 connection.execute(sa.insert(trans_recv_log), marks)
             if effects:
                 self._effect(session, effects)
             session.flush()
             reach("both_reach.applying")
-        for identity in ends.keys() - found.keys():
-            _log.info("%s %s: no stored prepare; done already, or not of this consumer", ends[identity], identity.hex())
+        for name in ends.keys() - found.keys():
+            text = "%s %s: no stored prepare; done already, or not of this consumer"
+            _log.info(text, ends[name].sign, real[name].hex())
         self.counts.effects += len(effects)
         self.counts.rolled_back += len(found) - len(effects)
         self.counts.skipped += len(ends) - len(found)
 
-    def _finished(self, connection: sa.Connection, ids: list[bytes]) -> set[bytes]:
-        t = trans_recv_log.c
-        query = sa.select(t.message_id).where(t.consumer_group == self._group, t.message_id.in_(set(ids)))
-        return set(connection.scalars(query))
+    def _names(self, connection: sa.Connection, came: list[Arrival]) -> tuple[list[bytes], set[bytes]]:
+        """What each arrival's message is called in the tables, and which of these names have come to their end.
 
-    def _row(self, arrival: Arrival, now: int) -> dict[str, Any]:
-        own = {name: value for name, value in arrival.headers.items() if name not in (SIGN, TRANSACTION, KEY)}
+        It is the message id; but where that is another topic's already, a digest of both (see ``outbox/inbox.py``).
+        """
+        pairs = [(arrival.message_id, arrival.topic) for arrival in came]
+        asked = {name for identity, topic in set(pairs) for name in (identity, topic_mark(identity, topic))}
+        topics: dict[bytes, str | None] = {}
+        finished: set[bytes] = set()
+        for table in (trans_recv_log, trans_prepared) if self._marks else (trans_prepared,):
+            t = table.c
+            known = sa.select(t.message_id, t.topic).where(t.consumer_group == self._group, t.message_id.in_(asked))
+            there = {bytes(name): topic for name, topic in connection.execute(known)}
+            topics = {**there, **topics}
+            finished |= there.keys() if table is trans_recv_log else set()
+        names = []
+        for identity, topic in pairs:
+            other = topic_mark(identity, topic)
+            if other not in topics and topics.setdefault(identity, topic) in (None, topic):
+                names.append(identity)
+            else:
+                names.append(other)
+        return names, finished
+
+    def _row(self, arrival: Arrival, name: bytes, now: int) -> dict[str, Any]:
+        own = {header: value for header, value in arrival.headers.items() if header not in (SIGN, TRANSACTION, KEY)}
         return {
             "consumer_group": self._group,
-            "message_id": arrival.message_id,
+            "message_id": name,
             "topic": arrival.topic,
             "key": arrival.headers.get(KEY),
             "tag": arrival.tag,
@@ -329,16 +354,17 @@ class BothReachConsumer:
             "prepared_us": now,
         }
 
-    def _take(self, connection: sa.Connection, ids: list[bytes]) -> dict[bytes, Prepared]:
-        """Read and delete stored prepares; in the order of ``ids``."""
-        if not ids:
+    def _take(self, connection: sa.Connection, real: dict[bytes, bytes]) -> dict[bytes, Prepared]:
+        """Read and delete stored prepares by their names, in the order of ``real``, which has their message ids."""
+        if not real:
             return {}
         t = trans_prepared.c
-        mine = (t.consumer_group == self._group, t.message_id.in_(ids))
-        rows = {row["message_id"]: row for row in connection.execute(sa.select(trans_prepared).where(*mine)).mappings()}
+        mine = (t.consumer_group == self._group, t.message_id.in_(list(real)))
+        found = connection.execute(sa.select(trans_prepared).where(*mine)).mappings()
+        rows = {bytes(row["message_id"]): row for row in found}
         if rows:
             connection.execute(sa.delete(trans_prepared).where(*mine))
-        return {i: _prepared(rows[i]) for i in ids if i in rows}
+        return {name: _prepared(rows[name], identity) for name, identity in real.items() if name in rows}
 
 
 def _runs(signs: list[Sign]) -> list[list[int]]:
@@ -348,6 +374,6 @@ def _runs(signs: list[Sign]) -> list[list[int]]:
     return [rows for rows in (prepares, ends) if rows]
 
 
-def _prepared(row: Any) -> Prepared:
+def _prepared(row: Any, identity: bytes) -> Prepared:
     properties = json.loads(row["properties"]) if row["properties"] else {}
-    return Prepared(row["message_id"], row["topic"], row["body"], row["key"], row["tag"], properties)
+    return Prepared(identity, row["topic"], row["body"], row["key"], row["tag"], properties)

@@ -105,6 +105,6 @@ class Compensating:
         ids = ids_of(batch)
         for row in np.flatnonzero(REFUSED[codes]).tolist():
             _log.error("%s was refused with %s and stays here", ids[row].hex(), Code(int(codes[row])).name)
-        self._journal.settle(some(ids, codes == 0), left=some(ids, codes != 0))
+        self._journal.settle([Stage.TO_SEND], some(ids, codes == 0), left=some(ids, codes != 0))
         reach("compensating.deleted")
         return codes

@@ -33,7 +33,9 @@ class Driven(Driving):
 
     ``merged=True`` stores the message together with the business change (P1 within P4): one local transaction less, but a
     process that dies between the prepare and P4 leaves a half message that no process can decide; it is parked after
-    ``half_retention`` and leaves with the broker's log, invisible all the time. ``sessions`` makes sessions for the business (default: plain ones on
+    ``half_retention`` and leaves with the broker's log, invisible all the time. ``replaces=True``: only the last prepare of a
+    message id counts, while it is undecided; a message that was stored under its id and not decided is replaced, and whoever was about to
+    decide it is Fenced (not the default: else such an id is MESSAGE_ID_TAKEN). ``sessions`` makes sessions for the business (default: plain ones on
     ``engine``); ``timeout`` is seconds for a request. Raises Misuse(NO_TABLES) at the first use if the tables are missing.
     """
 
@@ -44,15 +46,16 @@ class Driven(Driving):
         group: str,
         *,
         merged: bool = False,
+        replaces: bool = False,
         sessions: Callable[[], Session] | None = None,
         instance: str | None = None,
         timeout: float = 30.0,
     ) -> None:
         name = group + MERGED_SUFFIX if merged else group
-        producer = bus.producer(name, instance=instance, timeout=timeout)
+        producer = bus.producer(name, instance=instance, timeout=timeout, replaces=replaces)
         producer.checker(TableChecker(engine, name, merged=merged))
         self.producer = producer
-        super().__init__(HalfMessages(producer), engine, name, merged=merged, sessions=sessions)
+        super().__init__(HalfMessages(producer), engine, name, merged=merged, replaces=replaces, sessions=sessions)
 
     def close(self) -> None:
         """Close the producer. What is under way stays in the table."""
@@ -96,6 +99,7 @@ class TableChecker:
     | row | answer |
     | --- | --- |
     | STORED | UNKNOWN: a business transaction may be about to decide it |
+    | DECIDED | UNKNOWN: it was prepared late, and its row is about to say so |
     | ABANDONED, ROLLING_BACK | ROLLBACK |
     | COMMITTING, and it is this transaction | COMMIT |
     | COMMITTING, but another transaction | ROLLBACK: only the last prepare of an id counts |

@@ -9,12 +9,17 @@ next step, and every step may be repeated:
 | ABANDONED | given up before P4 | prepare once more under the same id to learn the transaction, roll it back, delete |
 | COMMITTING | P4: together with the business change | commit (P5, P6), delete (P7) |
 | ROLLING_BACK | P4 failed | roll back (P5, P6), delete (P7) |
+| DECIDED | P4 while the broker was away, and nothing was sent to it | prepare under the same id; then COMMITTING |
 | STUCK | the broker holds the opposite decision, or is none of those given | a person looks; nothing is done |
 
 P4 moves STORED to COMMITTING inside the business transaction and demands that it does: a row that another process has abandoned
 meanwhile fails the business transaction (Fenced). Whether a business transaction that failed has committed after all (a
 connection lost in COMMIT) is asked of the row, which waits for it: never guessed. Merged mode has no STORED: a row comes with
 the business change, and a prepare whose process died before that leaves with the broker's log.
+
+A message whose broker is away is decided all the same: the business change needs no broker's answer first, as long as the prepare
+surely did not leave (BROKER_AWAY). Where that is not known, the business does not happen, because the half message might be
+there without its row.
 
 P7 follows P6 alone: a row goes only when the broker has said that it is done.
 """
@@ -53,6 +58,10 @@ _ENDED: dict[Outcome, list[int]] = {
     # a transaction that the broker does not know, or that expired, is as good as rolled back: it will never be seen
     ROLLBACK: [*STANDS_ROLLED_BACK, Code.EXPIRED, Code.UNKNOWN_TRANSACTION],
 }
+
+
+_STAGES = {COMMIT: [Stage.COMMITTING], ROLLBACK: [Stage.ROLLING_BACK, Stage.ABANDONED]}
+"""Where the rows stand that come to an end with each outcome."""
 
 
 class Carrier(Protocol):
@@ -138,6 +147,7 @@ class Driving:
         group: str,
         *,
         merged: bool = False,
+        replaces: bool = False,
         sessions: Callable[[], Session] | None = None,
     ) -> None:
         self._carrier = carrier
@@ -146,6 +156,7 @@ class Driving:
         self._journal = Journal(engine, group)
         self._intake = Intake()
         self._merged = merged
+        self._replaces = replaces
 
     def __enter__(self) -> Any:
         return self
@@ -191,31 +202,39 @@ class Driving:
         """
         batch = self._intake(messages)
         shards = self._carrier.place(batch)
+        stamp = None
         if not self._merged:
             with self._engine.begin() as connection:
-                self._journal.insert(connection, batch, shards, Stage.STORED)
+                if self._replaces:
+                    shards, stamp = self._journal.replace(connection, batch, shards)
+                else:
+                    self._journal.insert(connection, batch, shards, Stage.STORED)
             reach("driven.stored")
-        prepared = self._prepared(batch, shards)
-        with self._deciding(prepared, shards, sessions or self._sessions) as session:
+        prepared, codes = self._prepared(batch, shards)
+        away = codes != 0
+        with self._deciding(prepared, shards, sessions or self._sessions, stamp, away) as session:
             yield session
         reach("driven.decided")
-        codes = self._finish(prepared, shards, COMMIT)
+        if not away.all() or not len(away):
+            codes[~away] = self._finish(prepared.filter(pa.array(~away)), shards[~away], COMMIT)
         if results is not None:
             results.append(DrivenResults(prepared, codes))
 
-    def _prepared(self, batch: pa.RecordBatch, shards: Int64s) -> pa.RecordBatch:
-        """P2 and P3: the batch with its transactions; what was not taken takes everything back, and is raised."""
+    def _prepared(self, batch: pa.RecordBatch, shards: Int64s) -> tuple[pa.RecordBatch, Codes]:
+        """P2 and P3: the batch with its transactions, and codes: OK, or BROKER_AWAY of rows that were not sent. What was not taken
+        otherwise takes everything back, and is raised."""
         codes, transactions = self._carrier.prepare(batch, shards)
         prepared = replaced(batch, transaction=transactions)
         reach("driven.prepared")
-        if codes.any():
-            problem = error(Code(int(codes[np.flatnonzero(codes)[0]])))
+        wrong = (codes != 0) & (codes != Code.BROKER_AWAY)
+        if wrong.any():
+            problem = error(Code(int(codes[np.flatnonzero(wrong)[0]])))
             try:
                 self._take_back(prepared, shards, codes)
             except (EscrowError, SQLAlchemyError) as another:
                 _noted(problem, another)
             raise problem
-        return prepared
+        return prepared, codes
 
     def _take_back(self, batch: pa.RecordBatch, shards: Int64s, codes: Codes) -> None:
         """After a prepare that failed in part: rows surely not taken go, those taken are rolled back, the rest is left."""
@@ -227,7 +246,14 @@ class Driving:
             self._finish(batch.take(pa.array(rows)), shards[rows], ROLLBACK)
 
     @contextmanager
-    def _deciding(self, batch: pa.RecordBatch, shards: Int64s, sessions: Callable[[], Session]) -> Iterator[Session]:
+    def _deciding(
+        self,
+        batch: pa.RecordBatch,
+        shards: Int64s,
+        sessions: Callable[[], Session],
+        stamp: int | None,
+        away: Flags,
+    ) -> Iterator[Session]:
         """P4: the business transaction and the new state, together."""
         ours = False
         try:
@@ -235,9 +261,10 @@ class Driving:
                 # First of all, so that nothing of the business is done in vain, and the rows are locked until its end.
                 with transaction_of(session, trans_driven) as connection:
                     if self._merged:
-                        self._journal.insert(connection, batch, shards, Stage.COMMITTING)
+                        for chosen, stage in ((~away, Stage.COMMITTING), (away, Stage.DECIDED)):
+                            self._journal.insert(connection, batch.filter(pa.array(chosen)), shards[chosen], stage)
                     else:
-                        self._journal.decide(connection, batch)
+                        self._journal.decide(connection, batch, away, stamp)
                 ours = True
                 yield session
                 session.flush()
@@ -246,7 +273,7 @@ class Driving:
             if not ours and isinstance(problem, Fenced | Rejected):
                 raise  # the rows are in other hands: there is nothing to take back
             try:
-                committed = self._undone(batch, shards)
+                committed = self._undone(batch, shards, stamp)
             except (EscrowError, SQLAlchemyError) as another:
                 _noted(problem, another)
                 raise problem from None
@@ -254,7 +281,7 @@ class Driving:
                 raise
             _log.warning("a business transaction had committed although its end raised %r", problem)
 
-    def _undone(self, batch: pa.RecordBatch, shards: Int64s) -> bool:
+    def _undone(self, batch: pa.RecordBatch, shards: Int64s, stamp: int | None) -> bool:
         """After a failed P4: whether it had committed after all, as the rows tell; if not, the messages are taken back."""
         ids = ids_of(batch)
         if self._merged:
@@ -267,8 +294,8 @@ class Driving:
                 return True
         else:
             with self._engine.begin() as connection:
-                stages = self._journal.undo(connection, batch)
-            if ids and all(stages.get(i) is Stage.COMMITTING for i in ids):
+                stages = self._journal.undo(connection, batch, stamp)
+            if ids and all(stages.get(i) in (Stage.COMMITTING, Stage.DECIDED) for i in ids):
                 return True
             if not all(stages.get(i) is Stage.ROLLING_BACK for i in ids):
                 return False  # another process has given them up, and ends them
@@ -280,16 +307,37 @@ class Driving:
     def _finish(self, batch: pa.RecordBatch, shards: Int64s, outcome: Outcome) -> Codes:
         """P5, P6, P7 of rows that are decided. What may still be taken stays; what is surely refused is STUCK."""
         codes = self._carrier.end(batch, shards, outcome)
+        if outcome is COMMIT and self._replaces:
+            codes = self._end_anew(batch, shards, codes)
         reach("driven.ended")
         ids = ids_of(batch)
         ended, contrary = sorted_out(codes, outcome)
         for row in np.flatnonzero(contrary).tolist():
             _log.error("%s: the broker answers %s to %s", ids[row].hex(), Code(codes[row]).name, outcome.name)
         try:
-            self._journal.settle(some(ids, ended), some(ids, ~ended & ~contrary), some(ids, contrary))
+            self._journal.settle(_STAGES[outcome], some(ids, ended), some(ids, ~ended & ~contrary), some(ids, contrary))
         except SQLAlchemyError as problem:
             _log.warning("rows that have come to their end are left for the next redrive: %s", problem)
         reach("driven.deleted")
+        return codes
+
+    def _end_anew(self, batch: pa.RecordBatch, shards: Int64s, codes: Codes) -> Codes:
+        """COMMITTING rows whose transaction was replaced by a prepare that came late, of a process that can decide nothing any
+        more: the row says what counts, so it is prepared once more and committed."""
+        rows = np.flatnonzero(codes == Code.CONFLICT)
+        if not len(rows):
+            return codes
+        piece = batch.take(pa.array(rows))
+        answers, transactions = self._carrier.prepare(piece, shards[rows])
+        moved = (answers == 0) & np.array(
+            [a != b for a, b in zip(transactions.to_pylist(), piece.column("transaction").to_pylist(), strict=True)]
+        )
+        if moved.any():
+            mask = pa.array(moved)
+            anew = replaced(piece, transaction=transactions).filter(mask)
+            self._journal.rename(anew)
+            codes = codes.copy()
+            codes[rows[moved]] = self._carrier.end(anew, shards[rows[moved]], COMMIT)
         return codes
 
     # After a restart
@@ -310,6 +358,8 @@ class Driving:
                 self._redo(batch, shards, redo, report)
         for batch, shards in self._journal.pages(Stage.ABANDONED):
             self._roll_back_unknown(batch, shards, report)
+        for batch, shards in self._journal.pages(Stage.DECIDED, older_than):
+            self._prepare_decided(batch, shards, report)
         for batch, shards in self._journal.pages(Stage.COMMITTING, older_than):
             _count(report, self._finish(batch, shards, COMMIT), COMMIT)
         for batch, shards in self._journal.pages(Stage.ROLLING_BACK):
@@ -317,21 +367,38 @@ class Driving:
         return report
 
     def _redo(self, batch: pa.RecordBatch, shards: Int64s, redo: Redo, report: Redriven) -> None:
+        stamp = None
+        if self._replaces:
+            batch, shards, stamp = self._journal.retake(ids_of(batch))
         codes, transactions = self._carrier.prepare(batch, shards)
         rows = np.flatnonzero(codes == 0)
         report.left += batch.num_rows - len(rows)
         if not len(rows):
             return
         prepared = replaced(batch, transaction=transactions).take(pa.array(rows))
-        with self._deciding(prepared, shards[rows], self._sessions) as session:
+        there = np.zeros(len(rows), np.bool_)
+        with self._deciding(prepared, shards[rows], self._sessions, stamp, there) as session:
             redo(session, [_message(row) for row in prepared.to_pylist()])
         _count(report, self._finish(prepared, shards[rows], COMMIT), COMMIT)
+
+    def _prepare_decided(self, batch: pa.RecordBatch, shards: Int64s, report: Redriven) -> None:
+        """DECIDED: prepare what the broker could not be given when the business decided; it is committed like the others then."""
+        codes, transactions = self._carrier.prepare(batch, shards)
+        reach("driven.prepared-late")
+        taken, refused = codes == 0, REFUSED[codes]
+        ids = ids_of(batch)
+        for row in np.flatnonzero(refused).tolist():
+            _log.error("%s: decided here, but the broker refuses it: %s", ids[row].hex(), Code(codes[row]).name)
+        self._journal.prepared(replaced(batch, transaction=transactions).filter(pa.array(taken)))
+        self._journal.settle([Stage.DECIDED], (), some(ids, ~taken & ~refused), some(ids, refused))
+        report.stuck += int(refused.sum())
+        report.left += int((~taken & ~refused).sum())
 
     def _roll_back_unknown(self, batch: pa.RecordBatch, shards: Int64s, report: Redriven) -> None:
         """ABANDONED: learn the transaction by preparing the same id again, then roll it back."""
         codes, transactions = self._carrier.prepare(batch, shards)
         refused = REFUSED[codes]  # then as now, or it is out of reach for ever: no one is left to roll it back
-        self._journal.settle(some(ids_of(batch), refused))
+        self._journal.settle([Stage.ABANDONED], some(ids_of(batch), refused))
         report.rolled_back += int(refused.sum())
         rows = np.flatnonzero(codes == 0)
         report.left += batch.num_rows - len(rows) - int(refused.sum())

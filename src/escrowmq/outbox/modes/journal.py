@@ -25,9 +25,13 @@ from escrowmq.errors import Code, Fenced, Misuse, Rejected
 from escrowmq.message.limits import Limits
 from escrowmq.message.row import Checker
 from escrowmq.model import Message
+from escrowmq.outbox.dialects import database_now_us
 from escrowmq.outbox.tables import trans_driven
+from escrowmq.platform.forks import tell_in_child
 
 Int64s = npt.NDArray[np.int64]
+ONLY_PLACE = -1
+"""Instead of a shard, where the way out has only one place. Other negative numbers name a broker: see ``Producer.place``."""
 PAGE = 1000
 """Rows read, and ids named, in one statement."""
 _T = trans_driven.c
@@ -42,6 +46,7 @@ class Stage(IntEnum):
     ROLLING_BACK = 3
     TO_SEND = 4
     STUCK = 5
+    DECIDED = 6
 
 
 class Intake:
@@ -49,6 +54,11 @@ class Intake:
 
     def __init__(self) -> None:
         self._codec = OutgoingCodec()
+        self.forked()
+        tell_in_child(self)
+
+    def forked(self) -> None:
+        """This is another process, in which nobody holds the lock."""
         self._lock = threading.Lock()
 
     def __call__(self, messages: Any) -> pa.RecordBatch:
@@ -94,59 +104,137 @@ class Journal:
 
     def insert(self, connection: sa.Connection, batch: pa.RecordBatch, shards: Int64s, stage: Stage) -> None:
         """Store every row. Raises Rejected(MESSAGE_ID_TAKEN) if one of the ids is there already."""
-        now = time.time_ns() // 1000
-        rows = batch.drop_columns(["queue", "born_us", "immunity_us"]).to_pylist()
-        for row, shard in zip(rows, shards.tolist(), strict=True):
-            row["id"], row["transaction_id"] = row.pop("message_id"), row.pop("transaction")
-            row["properties"] = None if row["properties"] is None else json.dumps(dict(row["properties"]))
-            row["shard"] = None if shard < 0 else shard
-            row.update(producer_group=self.group, state=int(stage), attempts=0, created_us=now)
+        if not batch.num_rows:
+            return
+        rows = self._rows(batch, shards, stage, database_now_us(connection))
         try:
             connection.execute(sa.insert(trans_driven), rows)
         except sa.exc.IntegrityError as problem:
-            raise Rejected(Code.MESSAGE_ID_TAKEN, "a message of this id is under way already") from problem
+            raise _taken() from problem
 
-    def decide(self, connection: sa.Connection, batch: pa.RecordBatch) -> None:
-        """STORED to COMMITTING, with the broker's transactions. Raises Fenced unless all rows were STORED."""
-        if self._move(connection, batch, Stage.COMMITTING) != batch.num_rows:
+    def replace(self, connection: sa.Connection, batch: pa.RecordBatch, shards: Int64s) -> tuple[Int64s, int]:
+        """Store every row as STORED; one that is STORED already gets this content and keeps its shard. The shards of all, and
+        their stamp: whoever stored the same ids before has an older one, and can decide nothing any more.
+
+        Raises Rejected(MESSAGE_ID_TAKEN) if one of the ids is decided or given up, or another group's.
+        """
+        found: dict[bytes, Any] = {}
+        for piece in _pieces(ids_of(batch)):
+            there = sa.select(_T.id, _T.producer_group, _T.state, _T.shard, _T.created_us).where(_T.id.in_(piece))
+            found.update({row.id: row for row in connection.execute(there.with_for_update())})
+        if any(row.producer_group != self.group or row.state != int(Stage.STORED) for row in found.values()):
+            raise _taken()
+        stamp = max([database_now_us(connection), *(row.created_us + 1 for row in found.values())])
+        old = {identity: ONLY_PLACE if row.shard is None else row.shard for identity, row in found.items()}
+        kept = np.array([old.get(i, s) for i, s in zip(ids_of(batch), shards.tolist(), strict=True)], np.int64)
+        rows = self._rows(batch, kept, Stage.STORED, stamp)
+        for row in rows:
+            if row["id"] in found:
+                of = _T.id == row["id"]
+                connection.execute(sa.update(trans_driven).where(of, self._mine).values(row))
+        if fresh := [row for row in rows if row["id"] not in found]:
+            try:
+                connection.execute(sa.insert(trans_driven), fresh)
+            except sa.exc.IntegrityError as problem:
+                raise _taken() from problem
+        return kept, stamp
+
+    def retake(self, ids: Sequence[bytes]) -> tuple[pa.RecordBatch, Int64s, int]:
+        """In a transaction of its own: those of ``ids`` that are STORED as they are now, with their shards, under a new stamp."""
+        with self._engine.begin() as connection:
+            rows: list[Any] = []
+            for piece in _pieces(ids):
+                stored = sa.select(trans_driven).where(_T.id.in_(piece), self._mine, _T.state == int(Stage.STORED))
+                rows += connection.execute(stored.with_for_update()).mappings()
+            stamp = max([database_now_us(connection), *(row["created_us"] + 1 for row in rows)])
+            mark = sa.update(trans_driven).where(_T.state == int(Stage.STORED)).values(created_us=stamp)
+            self._execute(connection, mark, [row["id"] for row in rows])
+        return _batch(rows), _shards(rows), stamp
+
+    def _rows(self, batch: pa.RecordBatch, shards: Int64s, stage: Stage, now: int) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = batch.drop_columns(["queue", "born_us", "immunity_us"]).to_pylist()
+        for row, shard in zip(rows, shards.tolist(), strict=True):
+            row["id"], row["transaction_id"] = row.pop("message_id"), row.pop("transaction")
+            row["properties"] = None if row["properties"] is None else json.dumps(dict(row["properties"]))
+            row["shard"] = None if shard == ONLY_PLACE else shard
+            row.update(producer_group=self.group, state=int(stage), attempts=0, created_us=now)
+        return rows
+
+    def decide(
+        self, connection: sa.Connection, batch: pa.RecordBatch, away: npt.NDArray[np.bool_], stamp: int | None = None
+    ) -> None:
+        """STORED to COMMITTING, with the broker's transactions; to DECIDED where the broker is ``away``. Raises Fenced unless all
+        rows were STORED, and under ``stamp`` if that is given."""
+        moved = self._move(connection, batch.filter(pa.array(~away)), Stage.COMMITTING, stamp)
+        if moved + self._move(connection, batch.filter(pa.array(away)), Stage.DECIDED, stamp) != batch.num_rows:
             raise Fenced(
                 Code.FENCED,
-                "another process of this group has given these messages up",
+                "another process of this group has given these messages up, or replaced them",
                 "let redrive() leave messages alone that are younger than your slowest business transaction (older_than)",
             )
 
-    def _move(self, connection: sa.Connection, batch: pa.RecordBatch, to: Stage) -> int:
+    def prepared(self, batch: pa.RecordBatch) -> None:
+        """In a transaction of its own: DECIDED to COMMITTING, with the broker's transactions."""
+        with self._engine.begin() as connection:
+            self._move(connection, batch, Stage.COMMITTING, None, Stage.DECIDED)
+
+    def _move(
+        self, connection: sa.Connection, batch: pa.RecordBatch, to: Stage, stamp: int | None, was: Stage = Stage.STORED
+    ) -> int:
+        if not batch.num_rows:
+            return 0
+        only = () if stamp is None else (_T.created_us == stamp,)
         change = (
             sa.update(trans_driven)
-            .where(_T.id == sa.bindparam("of"), self._mine, _T.state == int(Stage.STORED))
+            .where(_T.id == sa.bindparam("of"), self._mine, _T.state == int(was), *only)
             .values(state=int(to), transaction_id=sa.bindparam("transaction"))
         )
         transactions = batch.column("transaction").to_pylist()
         rows = [{"of": i, "transaction": t} for i, t in zip(ids_of(batch), transactions, strict=True)]
         return connection.execute(change, rows).rowcount
 
-    def undo(self, connection: sa.Connection, batch: pa.RecordBatch) -> dict[bytes, Stage]:
-        """STORED to ROLLING_BACK, and where each row stands then: at COMMITTING if the commit did arrive after all.
+    def rename(self, batch: pa.RecordBatch) -> None:
+        """In a transaction of its own: rows at COMMITTING get other transactions."""
+        change = (
+            sa.update(trans_driven)
+            .where(_T.id == sa.bindparam("of"), self._mine, _T.state == int(Stage.COMMITTING))
+            .values(transaction_id=sa.bindparam("transaction"))
+        )
+        pairs = zip(ids_of(batch), batch.column("transaction").to_pylist(), strict=True)
+        with self._engine.begin() as connection:
+            connection.execute(change, [{"of": i, "transaction": t} for i, t in pairs])
+
+    def undo(self, connection: sa.Connection, batch: pa.RecordBatch, stamp: int | None = None) -> dict[bytes, Stage]:
+        """STORED to ROLLING_BACK, and where each row stands then: at COMMITTING or DECIDED if the commit did arrive after all.
 
         Waits for a transaction that is still about to decide one of them: its row lock holds this back.
         """
-        self._move(connection, batch, Stage.ROLLING_BACK)
+        self._move(connection, batch, Stage.ROLLING_BACK, stamp)
         return {i: stage for i, (stage, _) in self.stages(connection, ids_of(batch)).items()}
 
     def abandon(self, ids: Sequence[bytes], gone: Sequence[bytes] = ()) -> None:
-        """In a transaction of its own: those of ``ids`` that are STORED are ABANDONED; then ``gone`` are forgotten."""
+        """In a transaction of its own: those of ``ids`` that are STORED are ABANDONED; then ``gone`` are forgotten,
+        those that are."""
         given_up = sa.update(trans_driven).where(_T.state == int(Stage.STORED)).values(state=int(Stage.ABANDONED))
         with self._engine.begin() as connection:
             self._execute(connection, given_up, ids)
-            self._execute(connection, sa.delete(trans_driven), gone)
+            abandoned = _T.state == int(Stage.ABANDONED)  # another message may have come under the id
+            self._execute(connection, sa.delete(trans_driven).where(abandoned), gone)
 
-    def settle(self, ended: Sequence[bytes], left: Sequence[bytes] = (), stuck: Sequence[bytes] = ()) -> None:
+    def settle(
+        self,
+        stages: Sequence[Stage],
+        ended: Sequence[bytes],
+        left: Sequence[bytes] = (),
+        stuck: Sequence[bytes] = (),
+    ) -> None:
         """In a transaction of its own: forget what has come to its end, count one more try of what is ``left``, leave ``stuck``
-        to a person."""
+        to a person. Only rows at ``stages``: under an id that has come to its end there may be another message by now."""
+        only = _T.state.in_([int(stage) for stage in stages])
         with self._engine.begin() as connection:
-            self._execute(connection, sa.delete(trans_driven), ended)
-            self._execute(connection, sa.update(trans_driven).values(state=int(Stage.STUCK)), stuck)
-            self._execute(connection, sa.update(trans_driven).values(attempts=_T.attempts + 1), left)
+            self._execute(connection, sa.delete(trans_driven).where(only), ended)
+            self._execute(connection, sa.update(trans_driven).where(only).values(state=int(Stage.STUCK)), stuck)
+            self._execute(connection, sa.update(trans_driven).where(only).values(attempts=_T.attempts + 1), left)
 
     def _execute(self, connection: sa.Connection, statement: sa.Update | sa.Delete, ids: Sequence[bytes]) -> None:
         for piece in _pieces(ids):
@@ -167,14 +255,15 @@ class Journal:
         """
         after = b""
         while True:
-            oldest = time.time_ns() // 1000 - round(older_than * 1e6)
-            where = (self._mine, _T.state == int(stage), _T.id > after, _T.created_us <= oldest)
-            page = sa.select(trans_driven).where(*where).order_by(_T.id).limit(PAGE)
+            page = sa.select(trans_driven).where(self._mine, _T.state == int(stage), _T.id > after)
             with self._engine.begin() as connection:
+                if older_than > 0:
+                    page = page.where(_T.created_us <= database_now_us(connection) - round(older_than * 1e6))
+                page = page.order_by(_T.id).limit(PAGE)
                 rows = connection.execute(page).mappings().all()
             if not rows:
                 return
-            yield _batch(rows), np.array([-1 if row["shard"] is None else row["shard"] for row in rows], np.int64)
+            yield _batch(rows), _shards(rows)
             after = rows[-1]["id"]
 
 
@@ -191,6 +280,14 @@ def _batch(rows: Sequence[Any]) -> pa.RecordBatch:
         for row in rows
     ]
     return pa.RecordBatch.from_pylist(messages, schema=schemas.OUTGOING)
+
+
+def _shards(rows: Sequence[Any]) -> Int64s:
+    return np.array([ONLY_PLACE if row["shard"] is None else row["shard"] for row in rows], np.int64)
+
+
+def _taken() -> Rejected:
+    return Rejected(Code.MESSAGE_ID_TAKEN, "a message of this id is under way already")
 
 
 def _pieces(ids: Sequence[bytes]) -> Iterator[Sequence[bytes]]:

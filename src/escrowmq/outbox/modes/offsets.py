@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from math import inf
 from typing import Any, overload
 
@@ -18,11 +19,12 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, sessionmaker
 
 from escrowmq.client.bus import Bus
-from escrowmq.client.consuming.delivery import Content, Rows
-from escrowmq.client.reading.reader import ReadBatch
+from escrowmq.client.consuming.delivery import Rows
+from escrowmq.client.links.presence import Missing
+from escrowmq.client.reading.reader import ReadBatch, ReadMessage, message_at
 from escrowmq.errors import Code, Misuse, Rejected
 from escrowmq.message.names import check_name
-from escrowmq.outbox.modes.assignments import Assignments, Claim, Slot, ends_of, slots_of
+from escrowmq.outbox.modes.assignments import Assignments, Claim, Slot, ends_of
 from escrowmq.platform.failpoints import reach
 
 _log = logging.getLogger(__name__)
@@ -30,8 +32,9 @@ LOOK_UP_SECONDS = 0.5
 """How long a wait for messages goes on before one looks whether to stop."""
 
 
-class Taken(Sequence[Content]):
-    """Messages of one queue, in order: ``arrow`` is a record batch of schema DELIVERY; iterating gives its messages."""
+class Taken(Sequence[ReadMessage]):
+    """Messages of one queue, in order: ``arrow`` is a record batch of schema DELIVERY; iterating gives its messages.
+    One that is damaged says so (``damaged``), and its body raises DAMAGED: an effect that does not look stops there, and nothing of it counts."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.arrow = batch
@@ -41,13 +44,13 @@ class Taken(Sequence[Content]):
         return int(self.arrow.num_rows)
 
     @overload
-    def __getitem__(self, row: int) -> Content: ...
+    def __getitem__(self, row: int) -> ReadMessage: ...
     @overload
-    def __getitem__(self, row: slice) -> list[Content]: ...
+    def __getitem__(self, row: slice) -> list[ReadMessage]: ...
     def __getitem__(self, row: Any) -> Any:
         if isinstance(row, slice):
-            return [Content(self._rows, one) for one in range(*row.indices(len(self)))]
-        return Content(self._rows, range(len(self))[row])
+            return [message_at(self._rows, one) for one in range(*row.indices(len(self)))]
+        return message_at(self._rows, range(len(self))[row])
 
 
 Effect = Callable[[Session, Taken], object]
@@ -88,22 +91,54 @@ class OffsetConsumer:
         self._skips = on_purged == "skip"
         self._sessions = sessions or sessionmaker(engine)
         self._rows = Assignments(group, topic)
-        wanted = slots_of(bus, topic) if assignment is None else list(assignment)
-        ends = ends_of(bus, topic)
-        if unknown := [slot for slot in wanted if (slot.shard, slot.queue) not in ends]:
-            raise Rejected(Code.BAD_QUEUE, f"{topic!r} has no queue {unknown[0].queue} at shard {unknown[0].shard:08x}")
-
-        def first(slot: Slot) -> int:
-            if isinstance(start, int):
-                return start
-            return ends[slot.shard, slot.queue][start == "latest"]
-
-        with engine.begin() as connection:
-            claims = self._rows.claim(connection, wanted, owner, first, take_over)
-        self._claims = {claim.slot: claim for claim in claims}
+        self._assignment = None if assignment is None else list(assignment)
+        self._owner, self._take_over, self._start = owner, take_over, start
+        self._made = datetime.now(UTC)
+        self._claims: dict[Slot, Claim] = {}
+        self._missing: list[Missing] = []
+        self._claim(None)
         self._behind = False
         places = self._positions()
         self._reader = bus.reader(topic, queues=list(places), start=places)
+
+    @property
+    def missing(self) -> list[Missing]:
+        """Of several brokers, those from which nothing is read now, with the reason. Their slots are claimed when they are back."""
+        known = {one["broker"] for one in self._missing}
+        return [*self._missing, *(one for one in self._reader.missing if one["broker"] not in known)]
+
+    def _claim(self, since: datetime | None) -> bool:
+        """Claim the slots at brokers that are there; whether there were new ones. ``since``: where "latest" was, of late ones."""
+        at_latest = since if self._start == "latest" else None
+        lines = self._bus.admin.offsets(self._topic, time=at_latest)
+        self._missing = lines.missing
+        found = {(line["shard"], line["queue"]): line for line in lines}
+        wanted = [Slot(*place) for place in sorted(found)] if self._assignment is None else self._assignment
+        unknown = [slot for slot in wanted if (slot.shard, slot.queue) not in found]
+        if unknown and not self._missing:
+            place = f"queue {unknown[0].queue} at shard {unknown[0].shard:08x}"
+            raise Rejected(Code.BAD_QUEUE, f"{self._topic!r} has no {place}")
+        fresh = [slot for slot in wanted if slot not in self._claims and slot not in unknown]
+
+        def first(slot: Slot) -> int:
+            if isinstance(self._start, int):
+                return self._start
+            line: Any = found[slot.shard, slot.queue]
+            return int(line["head"] if self._start == "earliest" else line.get("offset_at", line["end"]))
+
+        with self._engine.begin() as connection:
+            claims = self._rows.claim(connection, fresh, self._owner, first, self._take_over)
+        self._claims.update((claim.slot, claim) for claim in claims)
+        return bool(claims)
+
+    def _claim_late(self) -> None:
+        """Take in a broker that was away when this consumer was made."""
+        away = {one["broker"] for one in self._bus.missing()}
+        if all(one["broker"] in away for one in self._missing) or not self._claim(self._made):
+            return
+        self._reader.close()
+        places = self._positions()
+        self._reader = self._bus.reader(self._topic, queues=list(places), start=places)
 
     def __enter__(self) -> OffsetConsumer:
         return self
@@ -156,6 +191,8 @@ class OffsetConsumer:
 
     def _steps(self, effect: Effect, max_messages: int, idle_timeout: float) -> Iterator[int]:
         """Batch by batch, each given to the slots that it belongs to; how many messages of it were theirs."""
+        if self._missing:
+            self._claim_late()
         if self._behind:
             self._reader.seek(self._positions())
             self._behind = False
@@ -206,7 +243,7 @@ class OffsetConsumer:
         """After RANGE_PURGED: every slot to what is left of its queue."""
         ends = ends_of(self._bus, self._topic)
         for slot, claim in self._claims.items():
-            head = ends[slot.shard, slot.queue][0]
+            head = ends.get((slot.shard, slot.queue), (0, 0))[0]  # nothing is known of a broker that is away
             if claim.next_offset >= head:
                 continue
             lost = (claim.next_offset, head - 1, slot.queue, self._topic)

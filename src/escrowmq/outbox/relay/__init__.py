@@ -12,13 +12,15 @@ Theory of operation.
    the same message ids, in the same order.
 5. A row that was refused is put aside (RETRYING, later WAITING); later rows of its key are HELD, those of other keys are not.
    Both states leave the index that reads use, so a thousand of them do not slow the rest down.
-6. A target that is away is no row's fault: nothing is counted, the relay comes back later and later, with jitter.
+6. What is left, and how old it is, is asked of the table: a worker's lanes say nothing about those of another, living or dead.
+7. A target that is away is no row's fault: nothing is counted, the relay comes back later and later, with jitter.
 """
 
 from __future__ import annotations
 
+from escrowmq.outbox.relay.backlog import Backlog
 from escrowmq.outbox.relay.options import RelayOptions
 from escrowmq.outbox.relay.relay import Relay
 from escrowmq.outbox.relay.statistics import Statistics
 
-__all__ = ["Relay", "RelayOptions", "Statistics"]
+__all__ = ["Backlog", "Relay", "RelayOptions", "Statistics"]

@@ -33,10 +33,7 @@ class Holding:
         self.heads: dict[Key, int] = {}
         self._dialect = dialect
         self._look_seconds = look_seconds
-        states = [state_is(State.RETRYING)]
-        if waiting_holds:
-            states.append(sa.and_(state_is(State.WAITING), _c.sent_us.is_(None)))
-        self._is_head = sa.or_(*states)
+        self._is_head = is_head(waiting_holds)
         self._next = 0.0
         self._next_orphans = 0.0
 
@@ -81,6 +78,13 @@ class Holding:
         for lane, key, seq in connection.execute(found):
             heads[lane, key] = min(seq, heads.get((lane, key), seq))
         return heads
+
+
+def is_head(waiting_holds: bool) -> sa.ColumnElement[bool]:
+    """The rows that hold the later ones of their key."""
+    retrying = state_is(State.RETRYING)
+    never_sent = sa.and_(state_is(State.WAITING), _c.sent_us.is_(None))
+    return sa.or_(retrying, never_sent) if waiting_holds else retrying
 
 
 def free(connection: sa.Connection, keys: Iterable[Key]) -> None:

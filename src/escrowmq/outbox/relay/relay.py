@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,10 +14,11 @@ import sqlalchemy as sa
 from escrowmq.errors import Code, Misuse
 from escrowmq.outbox.dialects import Dialect
 from escrowmq.outbox.migrations import check_schema
+from escrowmq.outbox.relay.backlog import Backlog, read_backlog
 from escrowmq.outbox.relay.options import RelayOptions
 from escrowmq.outbox.relay.statistics import Counters, Statistics
 from escrowmq.outbox.relay.waking import Bell, Listener, Pause
-from escrowmq.outbox.relay.worker import SharedTarget, Step, Worker
+from escrowmq.outbox.relay.worker import SharedTarget, Worker
 from escrowmq.outbox.targets.seam import Target
 from escrowmq.platform.backoff import Backoff
 
@@ -43,6 +46,8 @@ class Relay:
         self._bell = Bell(self.options.workers)
         self._problem: BaseException | None = None
         self._single: Worker | None = None
+        self._here = threading.RLock()  # one thread at a time uses the worker and its connection
+        self._stepping = False  # its holder is within a step: it may be interrupted by a signal handler
 
     # In the background
 
@@ -51,7 +56,6 @@ class Relay:
         if self._threads:
             raise Misuse(Code.BAD_ARGUMENT, "the relay is running already")
         self._check_tables()
-        self._stopping.clear()
         self._problem = None
         self._listener = Listener(self._engine, self._bell)
         self._listener.start()
@@ -76,9 +80,8 @@ class Relay:
             thread.join()
         if threads:
             self._listener.stop()
-        if self._single is not None:
-            self._single.close()
-            self._single = None
+        self._let_go()
+        self._stopping.clear()  # here and not at the next start: a signal that came before it counts
         if threads and self._problem is not None:
             raise self._problem
 
@@ -97,7 +100,9 @@ class Relay:
 
     def wait(self) -> None:
         """Return when it is asked to stop, or a worker fails."""
-        while not self._stopping.wait(0.2):  # never for ever: signals are handled when this thread wakes
+        while self._threads and not self._stopping.wait(
+            0.2
+        ):  # never for ever: signals are handled when this thread wakes
             pass
 
     def __enter__(self) -> Relay:
@@ -121,34 +126,69 @@ class Relay:
     def run_once(self) -> int:
         """One batch, in the caller's thread, of whatever lanes are free; how many messages were sent.
 
-        The lanes stay leased until :meth:`stop`. Raises Misuse(NO_TABLES, ...).
+        The lanes stay leased until :meth:`stop`: call it, or :meth:`drain`, at the end. Raises Misuse(NO_TABLES, ...).
         """
-        return self._one_step().sent
+        with self._alone():
+            return self._worker_here().step().sent
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Send, in the caller's thread, until nothing is left to send now; False if that was not so after ``timeout`` seconds.
+        """Send, in the caller's thread, until the table holds nothing that is to be sent now; False if it still does after ``timeout`` seconds.
 
-        What waits for its next try, or for a person, is not waited for.
+        Rows in lanes that another relay has leased are waited for: it sends them, or, if it is dead, its leases end (``lease`` seconds after
+        its last word) and its lanes are taken over. A refused row that waits for its next try, and what waits for a person, is not waited
+        for; :meth:`backlog` names them. All leases are given back at the end. Raises Misuse(NO_TABLES, ...).
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            step = self._one_step()
-            if step.idle and not step.pause:
-                return True
-            if self._stopping.is_set() or (deadline is not None and time.monotonic() + step.pause >= deadline):
-                return False
-            self._bell.wait(0, step.pause) if step.pause else None
+        try:
+            while True:
+                with self._alone():
+                    step = self._worker_here().step()
+                    pause = step.pause or (self._worker_here().look() if step.idle else 0.0)
+                if step.idle and not pause:
+                    return True
+                left = None if deadline is None else deadline - time.monotonic()
+                if self._stopping.is_set() or (left is not None and left <= 0):
+                    return False
+                if pause:
+                    self._bell.wait(0, pause if left is None else min(pause, left))
+        finally:
+            self._let_go()
 
-    def _one_step(self) -> Step:
+    def backlog(self) -> Backlog:
+        """What the table still holds, counted now. Raises what the database raises."""
+        with self._dialect.single.connect() as connection:
+            return read_backlog(self._dialect, connection)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Use the worker of the caller's thread. Whoever stops the relay meanwhile leaves it to this thread to let go."""
+        with self._here:
+            self._stepping = True
+            try:
+                yield
+            finally:
+                self._stepping = False
+                if self._stopping.is_set():
+                    self._let_go()
+
+    def _let_go(self) -> None:
+        """Close the worker, once no other thread is within a step."""
+        with self._here:
+            if self._stepping:  # the caller interrupted the step itself, which does it at its end
+                return
+            worker, self._single = self._single, None
+            if worker is not None:
+                worker.close()
+
+    def _worker_here(self) -> Worker:
         if self._threads:
             raise Misuse(
                 Code.BAD_ARGUMENT, "the relay is running in the background", "use another Relay, or stop this one"
             )
         if self._single is None:
             self._check_tables()
-            self._stopping.clear()
             self._single = self._worker(0)
-        return self._single.step()
+        return self._single
 
     # Inside
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -32,7 +33,8 @@ class Statistics:
     lanes: int = 0
     """Lanes leased now."""
     lag: float = 0.0
-    """Seconds from creation to OK, of the oldest message of the last batch; 0 when nothing is left."""
+    """Age in seconds of the oldest row of the table that is still to be sent, whoever has its lane, by the database's clock; 0: there is
+    none. Looked at once a second; rows that wait for a person are not counted."""
 
     def as_dict(self) -> dict[str, Any]:
         """Names and numbers, for JSON."""
@@ -46,7 +48,8 @@ class Counters:
         self._lock = threading.Lock()
         self._counts: dict[str, int] = {}
         self._lanes: dict[int, int] = {}
-        self._lags: dict[int, float] = {}
+        self._lag = 0.0
+        self._lag_seen = 0.0
 
     def add(self, **counts: int) -> None:
         """Count up."""
@@ -59,13 +62,15 @@ class Counters:
         with self._lock:
             self._lanes[worker] = lanes
 
-    def lagging(self, worker: int, seconds: float) -> None:
-        """The oldest message of this worker's last batch was so old; 0: nothing is left."""
+    def lagging(self, seconds: float) -> None:
+        """The oldest row that is to be sent is so old; 0: nothing is left."""
         with self._lock:
-            self._lags[worker] = max(seconds, 0.0)
+            self._lag, self._lag_seen = seconds, time.monotonic()
 
     def now(self) -> Statistics:
         """The numbers as of now."""
         with self._lock:
-            lag = max(self._lags.values(), default=0.0)
+            lag = (
+                self._lag + (time.monotonic() - self._lag_seen) if self._lag else 0.0
+            )  # it grows until it is looked at
             return Statistics(**self._counts, lanes=sum(self._lanes.values()), lag=lag)

@@ -15,8 +15,9 @@ from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from escrowmq.errors import Code, Misuse
-from escrowmq.outbox.dialects import Dialect
+from escrowmq.outbox.dialects import Dialect, in_a_line
 from escrowmq.outbox.relay import marking
+from escrowmq.outbox.relay.backlog import due_now, lag_seconds
 from escrowmq.outbox.relay.holding import Holding
 from escrowmq.outbox.relay.leases import Leases
 from escrowmq.outbox.relay.options import RelayOptions
@@ -35,6 +36,8 @@ LOOK_SECONDS = 1.0
 """How often is looked for RETRYING rows whose time has come, and for what a person did; or more often, where tries are closer."""
 AWAY = (DBAPIError, DisconnectionError, PoolTimeout)
 """What a database raises that is away, full, locked, or being upgraded."""
+LAG_SECONDS = 1.0
+"""How often it is looked how far behind the table is; less often where that takes long."""
 LANE_ZERO = 0
 """The worker that has this lane purges for all."""
 
@@ -54,8 +57,9 @@ class SharedTarget:
                 return np.asarray(self._target.send(batch), np.uint8)
             except Misuse:
                 raise
-            except Exception:
-                _log.exception("the target failed")
+            except Exception as problem:
+                said = self.backoff.failing  # the traceback is in the log already
+                _log.log(logging.DEBUG if said else logging.ERROR, "the target failed: %r", problem, exc_info=not said)
                 return np.full(batch.num_rows, Code.DISCONNECTED, np.uint8)
 
     def partly_there(self) -> bool:
@@ -104,7 +108,9 @@ class Worker:
         self._database = Backoff(options.backoff, options.backoff_max)
         self._connection: sa.Connection | None = None
         self._clock_ahead = 0
-        self._next_retries = self._next_unconfirmed = self._next_purge = 0.0
+        self._next_retries = self._next_unconfirmed = self._next_purge = self._next_lag = 0.0
+        self._waiting_holds = holds
+        self._was_idle = False
 
     # The outside
 
@@ -114,21 +120,33 @@ class Worker:
             return Step(pause=pause)
         try:
             step = self._step()
+            self._measure(step)
         except AWAY as problem:
             return self._database_failed(problem)
         if self._database.worked():
             _log.info("the database is back")
         return step
 
+    def look(self) -> float:
+        """Seconds after which another step makes sense, because the table holds rows that are to be sent now, in whoever's lanes; 0: none."""
+        try:
+            due = due_now(self._dialect, self._connected(), self._waiting_holds)
+        except AWAY as problem:
+            return self._database_failed(problem).pause
+        reach("relay.looked")
+        return max(min(self.leases.due_in(), self._options.poll_interval), 0.01) if due else 0.0
+
     def close(self) -> None:
         """Give the lanes back, let the connection go."""
         try:
             self.leases.give_back()
+            self._next_lag = 0.0
+            self._measure(Step())
         except AWAY as problem:
-            _log.warning("the lanes could not be given back, they come free with their leases: %s", problem)
+            text = "the lanes could not be given back, they come free with their leases: %s"
+            _log.warning(text, in_a_line(problem))
         self._disconnect()
         self._counters.leased(self._number, 0)
-        self._counters.lagging(self._number, 0.0)
 
     # One step
 
@@ -142,19 +160,17 @@ class Worker:
             return Step(pause=pause)
         self._holding.look(self.leases.lanes)
         connection = self._connected()
-        rows, pending = self._read(connection)
+        rows = self._read(connection)
         connection.commit()  # an SQLite engine whose listener begins transactions (a known recipe) begins them here too
         reach("relay.read")
         step = self._relay(connection, rows) if rows else Step()
         if not step.pause:
             self._maintain(connection)
-        if not pending and not step.pause:
-            self._counters.lagging(self._number, 0.0)
         connection.commit()
         return step
 
-    def _read(self, connection: sa.Connection) -> tuple[list[Any], bool]:
-        """Retries that are due, then what is pending; whether there was anything pending."""
+    def _read(self, connection: sa.Connection) -> list[Any]:
+        """Retries that are due, then what is pending."""
         lanes, probing = self.leases.lanes, PROBE_ROWS if self._target.backoff.failing else None
         retries: list[Any] = []
         now = time.monotonic()
@@ -162,8 +178,7 @@ class Worker:
             most = probing or max(self._options.batch_rows // 4, 1)
             retries = self._reader.retries(connection, lanes, self._now_us(), most)
             self._next_retries = now if len(retries) == most else now + self._look_seconds
-        pending = self._reader.pending(connection, lanes, probing)
-        return retries + pending, bool(pending)
+        return retries + self._reader.pending(connection, lanes, probing)
 
     def _relay(self, connection: sa.Connection, rows: list[Any]) -> Step:
         rows, behind = self._holding.part(rows)
@@ -216,11 +231,19 @@ class Worker:
             _log.error("message %d waits for a person after %d refusals: %s", aside.seq, aside.attempts, aside.error)
         sent = len(verdict.sent)
         self._counters.add(sent=sent, refused=verdict.refused, waiting=len(waiting), batches=int(sent > 0))
-        if sent:
-            oldest = min(rows[place].created_us for place in verdict.sent)
-            self._counters.lagging(self._number, (self._now_us() - oldest) / 1e6)
 
     # What is done now and then
+
+    def _measure(self, step: Step) -> None:
+        """One worker tells how far behind the table is: now and then, and at once when there is nothing left for it."""
+        begun, ended = time.monotonic(), step.idle and not self._was_idle
+        self._was_idle = step.idle
+        if self._number == 0 and (ended or begun >= self._next_lag):
+            connection = self._connected()
+            self._counters.lagging(lag_seconds(self._dialect, connection))
+            connection.commit()
+            now = time.monotonic()
+            self._next_lag = now + max(LAG_SECONDS, 20 * (now - begun))
 
     def _maintain(self, connection: sa.Connection) -> None:
         now, options = time.monotonic(), self._options
@@ -258,7 +281,7 @@ class Worker:
 
     def _database_failed(self, problem: Exception) -> Step:
         self._counters.add(database_failures=1)
-        reason = problem.orig if isinstance(problem, DBAPIError) else problem
+        reason = in_a_line(problem)
         self._disconnect()
         self._holding.look_soon()
         return Step(pause=_pause(self._database, f"the database failed: {reason}"))

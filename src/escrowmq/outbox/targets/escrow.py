@@ -39,6 +39,8 @@ _log = logging.getLogger(__name__)
 GROUP = "outbox"
 FIRST_PAUSE, LAST_PAUSE = 0.2, 10.0
 """Seconds that a broker that is away is left alone."""
+SILENCE = 1.0
+"""Seconds that a broker which was away may be silent when it is asked whether it is back: the others' rows wait that long."""
 _TROUBLE = "the broker refuses everything from this relay"
 
 Places = npt.NDArray[np.int64]
@@ -129,7 +131,8 @@ class _Broker:
             return Code.DISCONNECTED
         if anew or not self._met:
             try:
-                answer = ask(self._bus.router.links[0], HELLO({}), self._timeout)
+                patience = min(self._timeout, SILENCE) if self._backoff.failing else self._timeout
+                answer = ask(self._bus.router.links[0], HELLO({}), patience)
             except EscrowError as problem:
                 return self._failed(problem)
             self.limits, self._met = Limits.of(answer["limits"]), True
@@ -174,7 +177,8 @@ class _Broker:
                 codes[start:] = self._failed(problem)
                 return codes
             start += piece.num_rows
-        self._backoff.worked()
+        if self._backoff.worked():
+            _log.info("%s is back", self._url)
         taken = batch.column("topic").filter(pa.array(codes == Code.OK))
         self._good.update(pc.unique(taken).to_pylist())
         return codes
@@ -184,7 +188,12 @@ class _Broker:
             raise problem
         if isinstance(problem, Rejected):
             raise Misuse(Code.BAD_ARGUMENT, f"{_TROUBLE}: {problem.message}", problem.hint) from problem
-        _log.debug("%s: %s; left alone for %.1f s", self._url, problem, self._backoff.failed())
+        self._met = False  # ask it something small first, when it is tried again
+        known = self._backoff.failing
+        pause = self._backoff.failed()
+        (_log.debug if known else _log.warning)(
+            "%s: %s; its rows wait, it is tried again in %.1f s", self._url, problem, pause
+        )
         return problem.code
 
 

@@ -7,6 +7,7 @@ for Redis Cluster, where a batch's streams live on several.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,17 +32,22 @@ SCRIPT = """
 local max_length, mark_seconds = ARGV[1], ARGV[2]
 local at, failed, answers = 3, {}, {}
 for row = 1, #KEYS / 2 do
-  local stream, mark, key, count = KEYS[2 * row - 1], KEYS[2 * row], ARGV[at], tonumber(ARGV[at + 1])
+  local stream, mark, key, content = KEYS[2 * row - 1], KEYS[2 * row], ARGV[at], ARGV[at + 1]
+  local count = tonumber(ARGV[at + 2])
+  local known = mark_seconds ~= '0' and redis.call('GET', mark)
   if failed[key] then
     answers[row] = 'held back'
-  elseif mark_seconds ~= '0' and redis.call('EXISTS', mark) == 1 then
+  elseif known and (known == content or string.find(known, '-', 1, true)) then
     answers[row] = ''
+  elseif known then
+    failed[key] = true
+    answers[row] = 'taken'
   else
     local added
     if max_length == '0' then
-      added = redis.pcall('XADD', stream, '*', unpack(ARGV, at + 2, at + 1 + count))
+      added = redis.pcall('XADD', stream, '*', unpack(ARGV, at + 3, at + 2 + count))
     else
-      added = redis.pcall('XADD', stream, 'MAXLEN', '~', max_length, '*', unpack(ARGV, at + 2, at + 1 + count))
+      added = redis.pcall('XADD', stream, 'MAXLEN', '~', max_length, '*', unpack(ARGV, at + 3, at + 2 + count))
     end
     if type(added) == 'table' and added.err then
       failed[key] = true
@@ -49,14 +55,15 @@ for row = 1, #KEYS / 2 do
     else
       answers[row] = ''
       if mark_seconds ~= '0' then
-        redis.call('SET', mark, added, 'EX', mark_seconds)
+        redis.call('SET', mark, content, 'EX', mark_seconds)
       end
     end
   end
-  at = at + 2 + count
+  at = at + 3 + count
 end
 return answers
 """
+"""A mark is the digest of the message's content; those of version 0.1.0 were the entry's id, which has a dash, and say nothing of it."""
 
 DURABILITY = {
     "always": "it is in Redis's append-only file, synced to disk (appendfsync always)",
@@ -173,7 +180,7 @@ class RedisTarget:
             fields: list[Any] = [BODY_FIELD, rows.bodies[row]]
             for name, value in rows.headers(row, key=True):
                 fields += [name, value]
-            arguments += [int(rows.key_numbers[row]), len(fields), *fields]
+            arguments += [int(rows.key_numbers[row]), _digest(fields), len(fields), *fields]
         return keys, arguments
 
     def _connected(self) -> redis.Redis:
@@ -233,6 +240,15 @@ def _parts(wanted: Int64s, rows: Rows) -> Iterator[Int64s]:
         yield wanted[start:]
 
 
+def _digest(fields: list[Any]) -> str:
+    """Of names and values; equal for equal messages."""
+    found = hashlib.blake2b(digest_size=16)
+    for field in fields:
+        raw = field if isinstance(field, bytes) else str(field).encode()
+        found.update(len(raw).to_bytes(8, "big") + raw)
+    return found.hexdigest()
+
+
 def _code(answer: str) -> Code:
     """What an answer of Redis means; an error begins with a word in capitals."""
     if not answer:
@@ -242,6 +258,7 @@ def _code(answer: str) -> Code:
         return Code.DISK_FULL
     return {
         "held": Code.QUEUE_FULL,
+        "taken": Code.MESSAGE_ID_TAKEN,
         "MISCONF": Code.DISK_FULL,
         "NOREPLICAS": Code.QUEUE_FULL,
         "BUSY": Code.QUEUE_FULL,

@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from escrowmq.errors import Code, Misuse
 
 NAME = "manifest.json"
+_HINT = "docs/audit.md has its fields; `escrowmq demo` makes one"
 KINDS = ("lost", "repeated", "altered", "leaked")
 """What a comparison can find wrong with an id (see :mod:`escrowmq.pipeline.audit.frames`)."""
 
@@ -66,6 +67,20 @@ class Comparison:
     judges: tuple[str, ...] = KINDS
 
 
+Described = TypeVar("Described", Table, File)
+
+
+def _described(kind: type[Described], what: str, name: str, value: dict[str, Any]) -> Described:
+    """One table or file; ValueError that names the field that is missing, or not known."""
+    known = {one.name: one for one in fields(kind)}
+    if unknown := sorted(set(value) - set(known)):
+        raise ValueError(f"{what} {name!r} has a field {unknown[0]!r}, which is not one of {', '.join(known)}")
+    needed = [one for one in known if known[one].default is MISSING and known[one].default_factory is MISSING]
+    if missing := [one for one in needed if one not in value]:
+        raise ValueError(f"{what} {name!r} has no field {missing[0]!r}")
+    return kind(**value)
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """The description of a run folder."""
@@ -89,8 +104,10 @@ class Manifest:
             )
         try:
             return cls.of(folder, json.loads(path.read_text()))
-        except (ValueError, TypeError, KeyError, AttributeError) as problem:
-            raise Misuse(Code.BAD_ARGUMENT, f"{path} cannot be used: {problem}") from problem
+        except KeyError as problem:
+            raise Misuse(Code.BAD_ARGUMENT, f"{path} cannot be used: it has no field {problem}", _HINT) from problem
+        except (ValueError, TypeError, AttributeError) as problem:
+            raise Misuse(Code.BAD_ARGUMENT, f"{path} cannot be used: {problem}", _HINT) from problem
 
     @classmethod
     def of(cls, folder: Path, raw: dict[str, Any]) -> Manifest:
@@ -98,14 +115,14 @@ class Manifest:
         manifest = cls(
             folder=folder,
             log=raw["log"],
-            tables={name: Table(**value) for name, value in raw["tables"].items()},
+            tables={name: _described(Table, "table", name, value) for name, value in raw["tables"].items()},
             topics=tuple(raw["topics"]),
             comparisons=tuple(
                 Comparison(c["expected"], c["found"], tuple(c["columns"]), tuple(c.get("judges", KINDS)))
                 for c in raw["comparisons"]
             ),
             consumers=dict(raw.get("consumers", {})),
-            files={name: File(**value) for name, value in raw.get("files", {}).items()},
+            files={name: _described(File, "file", name, value) for name, value in raw.get("files", {}).items()},
             events=raw.get("events"),
         )
         manifest._check()
@@ -126,6 +143,13 @@ class Manifest:
         return f"topic {name}" if kind == "topic" else f"committed half messages of {name}"
 
     def _check(self) -> None:
+        for name, table in self.tables.items():
+            kind, url, _ = table.database.partition("://")
+            if url:
+                raise ValueError(
+                    f"table {name!r} is in a database by URL ({kind}://...), and the audit reads SQLite files beside the manifest; "
+                    "compare others with escrowmq.pipeline.audit.compare (docs/audit.md)"
+                )
         known: dict[str, Collection[str]] = {
             "table": self.tables,
             "file": self.files,

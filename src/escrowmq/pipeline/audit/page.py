@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from html import escape
 from itertools import accumulate
 from pathlib import Path
@@ -58,14 +59,15 @@ class Pictures:
 def write_page(folder: Path, verdict: Verdict, pictures: Pictures, events: Events) -> Path:
     """Write ``report.html`` into the run folder; its path."""
     path = folder / NAME
-    path.write_text(page(verdict, pictures, events), encoding="utf-8")
+    made = f"made {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    path.write_text(page(verdict, pictures, events, command=f"escrowmq audit {folder}", made=made), encoding="utf-8")
     return path
 
 
-def page(verdict: Verdict, pictures: Pictures, events: Events) -> str:
-    """The whole page as text."""
+def page(verdict: Verdict, pictures: Pictures, events: Events, *, command: str = "", made: str = "") -> str:
+    """The whole page as text; at its foot how and when it was made."""
     parts = [_head(verdict), _charts(pictures, events), _comparisons(verdict), _findings(verdict)]
-    return document("EscrowMQ audit", "".join([*parts, _kills(events, pictures)]))
+    return document("EscrowMQ audit", "".join([*parts, _kills(events, pictures)]), command=command, made=made)
 
 
 def _head(verdict: Verdict) -> str:
@@ -76,8 +78,8 @@ def _head(verdict: Verdict) -> str:
     figures = "".join(figure(name, getattr(verdict, name), "") for name in plain)
     judgement = "".join(figure(name, v := getattr(verdict, name), "bad" if v else "good") for name in judged)
     return (
-        "<h1>Did every order reach everyone it concerns, once?</h1>"
-        '<p class="lead">The orders database, the broker’s log and every consumer’s database, '
+        "<h1>Did every message reach everyone it concerns, once?</h1>"
+        '<p class="lead">The producer’s database, the broker’s log and every consumer’s database, '
         "compared by id and content on Spark.</p>"
         f'<div class="verdict {mood}">{words}</div><div class="figures">{figures}</div>'
         f'<div class="figures">{judgement}</div>'

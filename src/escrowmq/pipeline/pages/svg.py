@@ -11,7 +11,9 @@ WIDTH, HEIGHT = 960, 300
 LEFT, RIGHT, TOP, BOTTOM = 92, 20, 34, 46
 """Pixels around the plotting area of a chart."""
 LETTER = 7.5
-"""Pixels of one letter of a tick's text, at most."""
+"""Pixels of one letter of a tick's or a legend's text, at most."""
+LEGEND_LINE, LEGEND_GAP = 20, 36
+"""Pixels between two lines of a legend, and beside the letters of an entry: its square, and the space to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +48,13 @@ class Frame:
     y_ticks: tuple[float, ...] = field(default=())
 
     def x(self, value: float) -> float:
-        """Pixels from the left edge."""
+        """Pixels from the left edge; what is beyond the range stands at its end."""
         low, high = self.x_range
-        return LEFT + (value - low) / ((high - low) or 1) * (WIDTH - LEFT - RIGHT)
+        return LEFT + min(max((value - low) / ((high - low) or 1), 0.0), 1.0) * (WIDTH - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
-        """Pixels from the top edge."""
-        return self.height - BOTTOM - value / (self.y_top or 1) * (self.height - TOP - BOTTOM)
+        """Pixels from the top edge; what is beyond the range stands at its end."""
+        return self.height - BOTTOM - min(max(value / (self.y_top or 1), 0.0), 1.0) * (self.height - TOP - BOTTOM)
 
 
 def nice_ticks(top: float, about: int = 5) -> list[float]:
@@ -79,7 +81,8 @@ def lines(
 ) -> str:
     """Lines over a common x axis, in seconds from 0 unless ``x_ticks`` are given, with marks as dashed verticals."""
     ticks = nice_ticks(max((max(s.values, default=0) for s in series), default=0))
-    span = max(x[-1] if x else 1.0, max((mark.at for mark in marks), default=0.0))
+    ends = [each[-1] for each in (x, *(s.x for s in series if s.x)) if each]
+    span = max([*ends, *(mark.at for mark in marks)], default=1.0)
     frame = Frame((0.0, span or 1.0), ticks[-1], height)
     x_ticks = x_ticks if x_ticks is not None else [(t, f"{t:g} s") for t in nice_ticks(span, 8) if t <= span]
     parts = [_axes(frame, ticks, x_ticks, x_label, y_label)]
@@ -138,10 +141,14 @@ def _scaled_ticks(top: float, scale: Callable[[float], float]) -> list[float]:
 
 def _chart(title: str, frame: Frame, parts: Sequence[str], series: Sequence[Series], marks: Sequence[Mark]) -> str:
     legend = [(s.name, s.color) for s in series] + sorted({(mark.group, mark.color) for mark in marks})
-    inside = "".join([*parts, *(_mark(frame, mark) for mark in marks), _legend(legend)])
+    inside = "".join([*parts, *(_mark(frame, mark) for mark in marks)])
+    named, lines_of_names = _legend(legend)
+    above = LEGEND_LINE * (lines_of_names - 1)
+    if above:  # the legend needs more than the line that is kept for it: the plot moves down
+        inside = f'<g transform="translate(0 {above})">{inside}</g>'
     return (
-        f'<svg viewBox="0 0 {WIDTH} {frame.height}" role="img" aria-label="{escape(title, quote=True)}" '
-        f'xmlns="http://www.w3.org/2000/svg">{inside}</svg>'
+        f'<svg viewBox="0 0 {WIDTH} {frame.height + above}" role="img" aria-label="{escape(title, quote=True)}" '
+        f'xmlns="http://www.w3.org/2000/svg">{inside}{named}</svg>'
     )
 
 
@@ -205,11 +212,15 @@ def _mark(frame: Frame, mark: Mark) -> str:
     )
 
 
-def _legend(entries: Sequence[tuple[str, str]]) -> str:
-    """One line above the plot, left to right; widths are guessed from the number of characters."""
-    parts, x = [], float(LEFT)
+def _legend(entries: Sequence[tuple[str, str]]) -> tuple[str, int]:
+    """Names and colours above the plot, left to right, and how many lines they take; widths are guessed from the number of characters."""
+    parts, x, line = [], float(LEFT), 0
     for name, color in entries:
-        parts.append(f'<rect x="{x:.0f}" y="6" width="12" height="12" rx="3" fill="{color}"/>')
-        parts.append(f'<text class="legend" x="{x + 18:.0f}" y="16">{escape(name)}</text>')
-        x += 18 + 6.7 * len(name) + 15
-    return "".join(parts)
+        width = LEGEND_GAP + LETTER * len(name)
+        if x > LEFT and x + width > WIDTH:
+            x, line = float(LEFT), line + 1
+        y = LEGEND_LINE * line
+        parts.append(f'<rect x="{x:.0f}" y="{y + 6}" width="12" height="12" rx="3" fill="{color}"/>')
+        parts.append(f'<text class="legend" x="{x + 18:.0f}" y="{y + 16}">{escape(name)}</text>')
+        x += width
+    return "".join(parts), line + 1

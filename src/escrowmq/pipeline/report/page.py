@@ -41,7 +41,8 @@ def write_report(folder: Path, report: Report) -> None:
 def page(report: Report) -> str:
     """The whole page as text."""
     parts = [_head(report), _volumes(report), _latency(report), _checks(report), _waits(report), _escrow(report)]
-    return document("EscrowMQ report", "".join(parts))
+    when = f"as of {_moment(report.as_of_us)} UTC" if report.as_of_us else ""
+    return document("EscrowMQ report", "".join(parts), command=f"escrowmq report --url {report.url}", made=when)
 
 
 def _head(report: Report) -> str:
@@ -61,7 +62,7 @@ def _head(report: Report) -> str:
         figure("consumer lag", lag),
     ]
     return (
-        f'<h1>What is in the broker</h1><p class="lead"><code>{escape(report.url)}</code> · as of {when}</p>'
+        f'<h1>What is in the broker</h1><p class="lead"><code>{escape(report.url)}</code> · as of {when}{" UTC" if report.as_of_us else ""}</p>'
         f'<div class="figures">{"".join(figures)}</div><div class="figures">{"".join(care)}</div>'
     )
 

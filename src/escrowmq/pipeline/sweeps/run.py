@@ -7,7 +7,6 @@ too much the act leaves alone. A task that Spark runs twice does nothing the sec
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,6 +16,8 @@ import sqlalchemy as sa
 from pyspark.sql import functions as f
 
 from escrowmq.errors import Code, EscrowError, Misuse
+from escrowmq.outbox import engines
+from escrowmq.outbox.dialects import database_now_us
 from escrowmq.pipeline.failures import unwrap_errors
 from escrowmq.pipeline.sql.source import SOURCE, read_sql
 from escrowmq.pipeline.sql.tables import SqlRead
@@ -68,11 +69,11 @@ def sweep_orders(
 ) -> Swept:
     """Sweep 1, every 15 minutes: orders unpaid ``unpaid_seconds`` after their time → timed out, stock back; paid → sold.
 
-    ``now_us``: microseconds since 1970, None: this machine's clock. Raises Misuse for databases that lack a table or a column, Unknown
+    ``now_us``: microseconds since 1970, None: the earliest of the databases' clocks. Raises Misuse for databases that lack a table or a column, Unknown
     for one that is away when the sweep is planned. What fails later is in the result.
     """
     books.check(databases.orders, databases.products)
-    over = books.ticks(_now(now_us) - round(unpaid_seconds * 1e6))
+    over = books.ticks(_now(now_us, databases) - round(unpaid_seconds * 1e6))
     due = (
         (books.order_state, "=", books.paid),
         (books.order_state, "=", books.unpaid),
@@ -109,7 +110,7 @@ def sweep_freezes(
     ``books.shard_by`` says.
     """
     books.check(databases.orders, databases.products)
-    old = books.ticks(_now(now_us) - round(orphan_seconds * 1e6))
+    old = books.ticks(_now(now_us, databases) - round(orphan_seconds * 1e6))
     where = ((books.freeze_state, "=", books.frozen), (books.freeze_time, "<=", old))
     more = () if books.shard_by is None else (books.shard_by,)
     frozen = read_sql(spark, [SqlRead(databases.products, books.freezes, (books.freeze_trans_id, *more), where)])
@@ -173,5 +174,12 @@ def _reason(problem: Exception) -> str:
     return str(original if original is not None else problem).strip().partition("\n")[0]
 
 
-def _now(now_us: int | None) -> int:
-    return time.time_ns() // 1000 if now_us is None else now_us
+def _now(now_us: int | None, databases: Databases) -> int:
+    """None: the earliest of the databases' clocks. Nothing is over early because the machine that sweeps is ahead."""
+    if now_us is not None:
+        return now_us
+    told = []
+    for url in (databases.products, *databases.orders):
+        with engines.opened(url) as engine, engine.connect() as connection:
+            told.append(database_now_us(connection))
+    return min(told)

@@ -40,6 +40,8 @@ class Call(Generic[Answer]):
 
     name: str
     request: Mapping[str, object]
+    reads_only: bool = False
+    """Whether it changes nothing, answered or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,4 +58,4 @@ class Action(Generic[Request, Answer]):
 
     def __call__(self, request: Request) -> Call[Answer]:
         """One call with this request."""
-        return Call(self.name, request)
+        return Call(self.name, request, self.reads_only)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypedDict
+from typing import Annotated, NotRequired, TypedDict
 
 from escrowmq.wire.actions.action import Action, Nothing
 
@@ -14,14 +14,18 @@ class Hello(TypedDict):
     version: Annotated[str, "of the program"]
     shard: Annotated[int, "number of its shard, part of every transaction id"]
     epoch: Annotated[int, "how often its log was opened"]
+    time_us: NotRequired[Annotated[int, "broker time now, microseconds since 1970; not told by 0.1.0"]]
     limits: Annotated[dict[str, float], "every setting whose name begins with `max_`, by name"]
 
 
 class Health(TypedDict):
     """Whether a broker works."""
 
-    status: Annotated[str, "`ok`, `full` (the disk: messages are refused), `stopping`, `stopped`"]
-    reason: Annotated[str, "empty when it is ok"]
+    status: Annotated[
+        str,
+        "`ok`, `damaged` (the log, in places: the rest goes on), `full` (the disk: messages are refused), `stopping`, `stopped`",
+    ]
+    reason: Annotated[str, "empty when it is ok; of `damaged` the places"]
 
 
 HELLO = Action("hello", Nothing, Hello, "Who this broker is and what its limits are.", reads_only=True)

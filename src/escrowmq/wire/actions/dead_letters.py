@@ -32,7 +32,8 @@ class DeadLetter(Item):
     dead_us: Annotated[TimeUs, "when it was given up"]
     key: str | None
     tag: str | None
-    message_id: MessageId
+    message_id: Annotated[MessageId | None, "null: damaged, nothing of the message is left"]
+    damaged: Annotated[str | None, "where the log is damaged under it; null: it is whole"]
 
 
 class Page(TypedDict):
@@ -51,4 +52,6 @@ class Settle(OfGroup):
 
 
 LIST = Action("dead_letters.list", List, Page, "Dead letters of a consumer group, by pages.", reads_only=True)
-SETTLE = Action("dead_letters.settle", Settle, Results, "Deliver dead letters again, or discard them.")
+SETTLE = Action(
+    "dead_letters.settle", Settle, Results, "Deliver dead letters again (DAMAGED: that cannot be), or discard them."
+)

@@ -13,16 +13,20 @@ InDoubt = Annotated[
 ]
 
 
+Delays = "before the second, the third, … delivery, the last for all that follow; instead of a back-off"
+
+
 class Subscribe(OfGroup):
     """What a group consumes; the same for all its members."""
 
     topics: Annotated[list[str], "names of topics"]
     tags: NotRequired[Annotated[list[str], "messages with one of these tags; all unless given"]]
-    ordered: NotRequired[Annotated[bool, "messages of one key one after another"]]
+    ordered: NotRequired[Annotated[bool, "messages of one key one after another, also after one failed"]]
     start: NotRequired[Annotated[str, "in queues new to it: `earliest` (default), `latest`, microseconds since 1970"]]
     max_attempts: NotRequired[Annotated[int, Bounds(1, 1 << 30), "deliveries until a message is a dead letter"]]
     retry_backoff: NotRequired[Annotated[Seconds, "before the second delivery; doubled each time"]]
     retry_backoff_max: NotRequired[Annotated[Seconds, "before a delivery, at most"]]
+    retry_delays: NotRequired[Annotated[list[Seconds], Delays]]
     in_doubt: NotRequired[
         Annotated[InDoubt, "what becomes of the messages of a silent member; `redeliver` unless given"]
     ]
@@ -33,6 +37,37 @@ class Subscribed(TypedDict):
 
     group: Annotated[int, "number of the consumer group"]
     created: Annotated[bool, "it did not exist"]
+    start: NotRequired[Annotated[str, "where it began in the queues that there were"]]
+    lease_seconds: NotRequired[Annotated[Seconds, "how long a lease lasts unless a receive says otherwise"]]
+
+
+class Alter(OfGroup):
+    """What a group consumes from now on; what is not given stays as it is."""
+
+    topics: NotRequired[Annotated[list[str], "names of topics"]]
+    tags: NotRequired[Annotated[list[str], "messages with one of these tags, of those not passed over yet; none: all"]]
+    ordered: NotRequired[Annotated[bool, "messages of one key one after another; CONFLICT while something is leased"]]
+    in_doubt: NotRequired[Annotated[InDoubt, "CONFLICT while something is leased"]]
+    start: NotRequired[Annotated[str, "in queues new to the group, as of `groups.subscribe`"]]
+    max_attempts: NotRequired[Annotated[int, Bounds(1, 1 << 30), "deliveries until a message is a dead letter"]]
+    retry_backoff: NotRequired[Annotated[Seconds, "before the second delivery; doubled each time"]]
+    retry_backoff_max: NotRequired[Annotated[Seconds, "before a delivery, at most"]]
+    retry_delays: NotRequired[Annotated[list[Seconds], Delays]]
+    default_redelivery: NotRequired[Annotated[bool, "begin with the broker's settings of redelivery"]]
+
+
+class Subscription(TypedDict):
+    """What a group consumes."""
+
+    topics: list[str]
+    tags: Annotated[list[str], "empty: all"]
+    ordered: bool
+    in_doubt: InDoubt
+    start: Annotated[str, "where it began in the queues that there were"]
+    max_attempts: Annotated[int, "deliveries until a message is a dead letter"]
+    retry_backoff: Annotated[Seconds, "before the second delivery; doubled each time"]
+    retry_backoff_max: Annotated[Seconds, "before a delivery, at most"]
+    retry_delays: Annotated[list[Seconds], Delays, "empty: a back-off"]
 
 
 class NamedMember(OfGroup):
@@ -105,7 +140,7 @@ class GroupQueue(NumberedQueue):
     next: Annotated[Offset, "everything from there on waits"]
     waiting: int
     leased: int
-    retrying: int
+    retrying: Annotated[int, "wait for their next delivery; in an ordered group also those behind them, by key"]
     dead: int
     acked: int
     filtered: Annotated[int, "passed over because of their tags"]
@@ -114,15 +149,11 @@ class GroupQueue(NumberedQueue):
     skipped: Annotated[int, "before the group's start"]
 
 
-class Group(TypedDict):
+class Group(Subscription):
     """One consumer group."""
 
     group: Annotated[int, "number of the group"]
     name: ConsumerGroup
-    topics: list[str]
-    tags: Annotated[list[str], "empty: all"]
-    ordered: bool
-    in_doubt: InDoubt
     leases: Annotated[int, "unsettled ones"]
     dead_letters: int
     queues: list[GroupQueue]
@@ -135,6 +166,7 @@ class Groups(TypedDict):
 
 
 SUBSCRIBE = Action("groups.subscribe", Subscribe, Subscribed, "Make a consumer group, or join it.")
+ALTER = Action("groups.alter", Alter, Subscription, "Give a consumer group another subscription.")
 JOIN = Action("groups.join", Join, Joined, "Be a named member of a consumer group of `in_doubt` `hold`.")
 MEMBERS = Action("groups.members", OfGroup, Members, "Which member of a consumer group holds what.", reads_only=True)
 FENCE = Action("groups.fence", NamedMember, Fenced, "Give back to a consumer group what a silent named member holds.")

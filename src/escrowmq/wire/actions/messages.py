@@ -13,23 +13,24 @@ State = Literal["open", "committed", "rolled_back", "parked", "expired"]
 class MessageFields(TypedDict):
     """A stored message without its body."""
 
-    topic: TopicName
+    topic: Annotated[TopicName | None, "null: damaged, and in no queue yet"]
     queue: QueueNumber
     key: str | None
     tag: str | None
     properties: dict[str, str]
-    message_id: MessageId
+    message_id: Annotated[MessageId | None, "null: damaged, nothing of the message is left"]
     position: Position
     transaction: Annotated[str | None, "its transaction's id as printed; null: a plain message"]
     born_us: Annotated[TimeUs, "when its producer made it"]
     stored_us: Annotated[TimeUs, "when it became durable"]
     visible_us: Annotated[TimeUs, "not delivered before; 0: at once"]
+    damaged: Annotated[str | None, "where the log is damaged under its body, or all of it; null: it is whole"]
 
 
 class Message(MessageFields):
     """A stored message."""
 
-    body_base64: Annotated[str, "its body, base64"]
+    body_base64: Annotated[str | None, "its body, base64; null: damaged"]
 
 
 class Standing(TypedDict):
@@ -57,6 +58,9 @@ class Found(TypedDict):
     """The messages, newest first."""
 
     messages: list[FoundMessage]
+    unreadable: NotRequired[
+        Annotated[int, "damaged messages that could not be compared; any of them may be one of those"]
+    ]
 
 
 LOOKUP = Action("lookup", Lookup, Found, "Messages by id or key, half messages included.", reads_only=True)

@@ -91,10 +91,14 @@ OFFSETS = Action(
     "topics.offsets",
     AskOffsets,
     Offsets,
-    "Where the queues of a topic begin and end, and which offset became visible at a time.",
+    "Where the queues of a topic begin and end, and which offset became visible at a time. A system view has one queue, numbered 0.",
     reads_only=True,
 )
 WAIT = Action(
-    "topics.wait", Wait, Ready, "Wait until queues of a topic have messages at given offsets or later.", reads_only=True
+    "topics.wait",
+    Wait,
+    Ready,
+    "Wait until queues of a topic, or of a system view, have messages at given offsets or later.",
+    reads_only=True,
 )
 CREATE = Action("topics.create", Create, Created, "Make a topic, or give it more queues.")

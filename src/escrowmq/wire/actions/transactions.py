@@ -8,7 +8,7 @@ from escrowmq.wire.actions.action import Action, Paged, Results
 from escrowmq.wire.actions.messages import Message, State
 from escrowmq.wire.values import Bounds, Instance, Position, ProducerGroup, Seconds, TimeUs, TransactionText
 
-Decider = Literal["producer", "check", "operator", "exhausted", "retention"]
+Decider = Literal["producer", "check", "operator", "exhausted", "retention", "replaced"]
 
 
 class List(Paged):

@@ -1,0 +1,161 @@
+"""Room for what all calls of a served broker hold together: bytes of requests, answers and reads, and the calls themselves.
+
+Each call alone is bounded by its limits; this bounds the sum. Rules:
+
+1. Who needs room waits for it, up to ``PATIENCE`` seconds, then gets Overloaded(QUEUE_FULL). Nothing alone is too large: a call is
+   always given room when nobody else holds any.
+2. Bytes that are there already (an answer) are counted without waiting.
+3. When room is missing, the call whose client has not taken what was written for the longest time, ``STUCK_SECONDS`` at least, is
+   closed with its connection. So those who read are not kept waiting by those who do not.
+4. There are at most ``most_calls`` calls. A further one is refused; if one connection has more than its ``SHARE`` of them, that
+   connection is closed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+
+from escrowmq.errors import Code, error
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 10.0
+STUCK_SECONDS = 0.5
+READS = 0.5
+"""The part of all bytes that reads may hold: those who send and receive do not wait for who reads much."""
+SHARE = 64
+"""Calls of one connection that are never taken for too many; our clients have a handful."""
+
+
+class Held:
+    """What one call holds. ``stuck_since``: when the writing under way began, by the monotonic clock; None while nothing is written."""
+
+    __slots__ = ("closed", "peer", "size", "stuck_since")
+
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        self.size = 0
+        self.stuck_since: float | None = None
+        self.closed = False
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around a write, which lasts as long as the client does not read."""
+        self.stuck_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self.stuck_since = None
+
+
+class Room:
+    """Bytes and calls of one broker. ``shut`` closes the connection of a peer."""
+
+    def __init__(self, most_bytes: int, most_calls: int, shut: Callable[[str], None]) -> None:
+        self.most_bytes = most_bytes
+        self.most_calls = most_calls
+        self._shut = shut
+        self._changed = threading.Condition()
+        self._held: set[Held] = set()
+        self._calls: Counter[str] = Counter()
+        self._arrived: Counter[str] = Counter()
+        self.used = 0
+
+    def peers(self) -> set[str]:
+        """Those with calls under way."""
+        with self._changed:
+            return set(self._calls)
+
+    def arrived(self, peer: str) -> None:
+        """Something whole came from a peer: a call, or a request of one."""
+        with self._changed:
+            self._arrived[peer] += 1
+
+    def arrivals(self, connected: Collection[str]) -> dict[str, int]:
+        """How much came whole from each peer; those that are not ``connected`` any more are forgotten."""
+        with self._changed:
+            self._arrived = Counter({peer: self._arrived[peer] for peer in connected if peer in self._arrived})
+            return dict(self._arrived)
+
+    @contextmanager
+    def call(self, peer: str) -> Iterator[Held]:
+        """Around a call; whatever it still holds at its end is given back. Overloaded(QUEUE_FULL) when there are too many."""
+        held = Held(peer)
+        self.arrived(peer)
+        with self._changed:
+            greedy = None
+            if len(self._held) >= self.most_calls:
+                ((greedy, count),) = self._calls.most_common(1)
+                greedy = greedy if count > SHARE else None
+            refused = len(self._held) >= self.most_calls
+            if not refused:
+                self._held.add(held)
+                self._calls[peer] += 1
+        if greedy is not None:
+            logger.warning("closing a connection with too many calls: %s", greedy)
+            self._shut(greedy)
+        if refused:
+            raise error(Code.QUEUE_FULL, "the broker has too many calls under way")
+        try:
+            yield held
+        finally:
+            with self._changed:
+                self._held.discard(held)
+                self._calls[peer] -= 1
+                self._calls += Counter()  # without those that are at zero
+                self.used -= held.size
+                held.size = 0
+                self._changed.notify_all()
+
+    def take(self, held: Held, size: int, part: float = 1.0) -> None:
+        """Wait until ``size`` bytes more fit into a ``part`` of all room. Overloaded(QUEUE_FULL)."""
+        most = part * self.most_bytes
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            with self._changed:
+                if self.used - held.size == 0 or self.used + size <= most:
+                    self.used += size
+                    held.size += size
+                    return
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise error(Code.QUEUE_FULL, "requests and answers under way hold too many bytes")
+                stuck = self._longest_stuck()
+                if stuck is None:
+                    self._changed.wait(min(left, STUCK_SECONDS / 4))
+            if stuck is not None:
+                self._close(stuck)
+
+    def change(self, held: Held, size: int) -> None:
+        """Count ``size`` bytes more (or, negative, fewer) that are there already (or gone)."""
+        with self._changed:
+            self.used += size
+            held.size += size
+            if size < 0:
+                self._changed.notify_all()
+
+    def relieve(self) -> None:
+        """Close those that do not read while more is held than there is room for. Called now and then."""
+        while True:
+            with self._changed:
+                stuck = self._longest_stuck() if self.used > self.most_bytes else None
+            if stuck is None:
+                return
+            self._close(stuck)
+
+    def _longest_stuck(self) -> Held | None:
+        before = time.monotonic() - STUCK_SECONDS
+        stuck = [
+            (since, held) for held in self._held if not held.closed and (since := held.stuck_since) and since < before
+        ]
+        return min(stuck, key=lambda pair: pair[0])[1] if stuck else None
+
+    def _close(self, held: Held) -> None:
+        held.closed = True
+        logger.warning("closing a connection that does not read: %s holds %d bytes", held.peer, held.size)
+        self._shut(held.peer)

@@ -1,0 +1,71 @@
+"""What can be changed of a group by hand, and the requests that change it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Literal, TypedDict, cast
+
+from escrowmq.client.consuming.options import retry_delays, start_text, tag_list
+from escrowmq.errors import Code, Misuse
+from escrowmq.settings import nearest
+from escrowmq.wire.actions import groups, producers
+from escrowmq.wire.actions.producers import ExhaustedName, KindName, RuleName
+
+
+class GroupChanges(TypedDict, total=False):
+    """What a consumer group is to be. What is not given, or None, stays as it is."""
+
+    topics: str | Sequence[str] | None
+    tags: str | Sequence[str] | None
+    ordered: bool | None
+    in_doubt: Literal["redeliver", "hold"] | None
+    start: str | datetime | None
+    max_attempts: int | None
+    retry_backoff: float | None
+    retry_backoff_max: float | None
+    redelivery: str | Sequence[float] | None
+
+
+class ProducersChanges(TypedDict, total=False):
+    """What a producer group is to have of its own. What is not given, or None, stays as it is."""
+
+    kind: KindName | None
+    transaction_timeout: float | None
+    check_interval: float | None
+    check_max: int | None
+    checks_exhausted: ExhaustedName | None
+    reset: Sequence[RuleName]
+
+
+def group_request(group: str, changes: GroupChanges) -> groups.Alter:
+    """The request ``groups.alter``. Raises Misuse(BAD_ARGUMENT)."""
+    _refuse_others(changes, GroupChanges)
+    topics, tags, start = changes.get("topics"), changes.get("tags"), changes.get("start")
+    redelivery = changes.get("redelivery")
+    default = redelivery == "broker"
+    request = {
+        **changes,
+        "group": group,
+        "topics": [topics] if isinstance(topics, str) else topics and list(topics),
+        "tags": None if tags is None else tag_list(tags),
+        "start": None if start is None else start_text(start),
+        "redelivery": None,
+        "retry_delays": None if redelivery is None or default else retry_delays(redelivery),
+        "default_redelivery": default or None,
+    }
+    return cast(groups.Alter, {name: value for name, value in request.items() if value is not None})
+
+
+def producers_request(group: str, changes: ProducersChanges) -> producers.Alter:
+    """The request ``producers.alter``. Raises Misuse(BAD_ARGUMENT)."""
+    _refuse_others(changes, ProducersChanges)
+    request = {**changes, "group": group, "reset": list(changes.get("reset") or ()) or None}
+    return cast(producers.Alter, {name: value for name, value in request.items() if value is not None})
+
+
+def _refuse_others(changes: Mapping[str, object], shape: type) -> None:
+    """A name that is none must not be passed over without a word."""
+    known = list(shape.__annotations__)
+    if unknown := [name for name in changes if name not in known]:
+        raise Misuse(Code.BAD_ARGUMENT, f"{unknown[0]!r} is nothing that can be altered", nearest(unknown[0], known))

@@ -1,0 +1,186 @@
+"""Which of several brokers are there: whoever cannot reach one says so, and a thread asks that one until it answers again.
+
+A broker counts as away once it has not answered for ``AWAY_SECONDS``. From then on no call waits for it unless it must: calls
+that may go elsewhere do, the others fail with BROKER_AWAY or wait, as their maker chose. One that is silent (it accepts, and
+says nothing) is noticed like one that refuses.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Annotated, TypedDict
+
+from escrowmq.errors import AWAY, Code, EscrowError, Misuse, Overloaded
+from escrowmq.platform.backoff import Backoff
+from escrowmq.platform.forks import tell_in_child
+from escrowmq.wire import Link, ask
+from escrowmq.wire.actions.brokers import HELLO
+
+_log = logging.getLogger(__name__)
+
+AWAY_SECONDS = 1.0
+"""Without an answer for this long, a broker is away. Shorter than most restarts; a restart is worth waiting for where one can."""
+PROBE_SECONDS = 3.0
+"""How long one question may remain unanswered."""
+FIRST_BACKOFF, LAST_BACKOFF = 0.02, 1.0
+
+
+class Missing(TypedDict):
+    """A broker that did not answer."""
+
+    broker: Annotated[str, "address of the broker"]
+    reason: Annotated[str, "what came of the last try"]
+
+
+class Attendance:
+    """One of several brokers, as calls to it see it."""
+
+    def __init__(self, presence: Presence, number: int) -> None:
+        self._presence, self._number = presence, number
+
+    @property
+    def away(self) -> bool:
+        """Whether nothing should wait for it without need."""
+        return self._presence.away(self._number)
+
+    def suspect(self) -> None:
+        """It could not be reached, or owes an answer: have it asked."""
+        self._presence.suspect(self._number)
+
+    def refusal(self) -> Overloaded:
+        """BROKER_AWAY, with its address and what came of the last try."""
+        return self._presence.refusal(self._number)
+
+
+class Presence:
+    """All brokers of one client. ``learn(number, shard)`` notes what a broker said of itself, and raises if that cannot be."""
+
+    def __init__(self, links: Sequence[Link], learn: Callable[[int, int], None]) -> None:
+        self._links = links
+        self._learn = learn
+        self._news = threading.Condition()
+        self.known = False  # whether everybody was asked once, and one answered
+        self._tried = [False] * len(links)  # whether a first question was answered, or came to nothing
+        self._met = [False] * len(links)
+        self._reasons: list[str | None] = [None] * len(links)  # why it is away; None while it is not
+        self._probing = [False] * len(links)
+        self._waiting: list[list[Callable[[], None]]] = [[] for _ in links]
+        self._wrong: EscrowError | None = None
+        self._closed = threading.Event()
+        tell_in_child(self)
+
+    def forked(self) -> None:
+        """In a forked child: there is nobody who asks, and nothing to ask over."""
+        self._news, self._closed = threading.Condition(), threading.Event()
+        self._closed.set()
+
+    def away(self, number: int) -> bool:
+        """Whether broker ``number`` is away."""
+        return self._reasons[number] is not None
+
+    def there(self, number: int) -> bool:
+        """Whether broker ``number`` has answered and is not away."""
+        return self._met[number] and self._reasons[number] is None
+
+    def missing(self) -> list[Missing]:
+        """The brokers that are away."""
+        return [
+            {"broker": link.address, "reason": reason}
+            for link, reason in zip(self._links, self._reasons, strict=True)
+            if reason is not None
+        ]
+
+    def refusal(self, number: int) -> Overloaded:
+        """The error of what belongs to broker ``number`` and was not sent because it is away."""
+        reason = self._reasons[number] or "it does not answer"
+        return Overloaded(Code.BROKER_AWAY, f"{self._links[number].address} is away: {reason}")
+
+    def suspect(self, number: int) -> None:
+        """Have broker ``number`` asked until it answers, on a thread."""
+        with self._news:
+            if self._probing[number] or self._closed.is_set():
+                return
+            self._probing[number] = True
+        threading.Thread(target=self._probe, args=(number,), name="escrowmq-presence", daemon=True).start()
+
+    def when_back(self, number: int, call: Callable[[], None]) -> None:
+        """Have broker ``number`` asked, and call ``call`` once, on a thread of its own, when it has answered."""
+        with self._news:
+            self._waiting[number].append(call)
+        self.suspect(number)
+
+    def meet(self, timeout: float) -> None:
+        """See who is there, if that is not known yet: all brokers are asked beside each other. Ends when each has answered or could
+        not be reached, or ``AWAY_SECONDS`` after the first answer.
+
+        Raises Misuse(BAD_URL) if two addresses are one broker, Overloaded(BROKER_AWAY) if none answers within ``timeout``.
+        """
+        if self.known:
+            return
+        deadline = time.monotonic() + timeout
+        for number, met in enumerate(self._met):
+            if not met:
+                self.suspect(number)
+        with self._news:
+            self._news.wait_for(lambda: any(self._met) or self._over(), timeout)
+            rest = min(AWAY_SECONDS, deadline - time.monotonic())
+            self._news.wait_for(lambda: all(self._tried) or self._over(), max(rest, 0.0))
+            if self._wrong is not None:
+                raise self._wrong
+            self.known = any(self._met)
+            if not self.known:
+                reasons = "; ".join(f"{one['broker']}: {one['reason']}" for one in self.missing())
+                addresses = ", ".join(link.address for link in self._links)
+                raise Overloaded(Code.BROKER_AWAY, f"none of {addresses} answers: {reasons or 'they are silent'}")
+
+    def close(self) -> None:
+        """Ask nobody any more."""
+        self._closed.set()
+        with self._news:
+            self._news.notify_all()
+
+    def _over(self) -> bool:
+        return self._closed.is_set() or self._wrong is not None
+
+    def _probe(self, number: int) -> None:
+        """Ask until it answers."""
+        link, backoff, since = self._links[number], Backoff(FIRST_BACKOFF, LAST_BACKOFF), time.monotonic()
+        while not self._closed.is_set():
+            try:
+                self._learn(number, ask(link, HELLO({}), PROBE_SECONDS)["shard"])
+                return self._is_there(number)
+            except Misuse as wrong:
+                reason, self._wrong = wrong.message, wrong
+            except EscrowError as problem:
+                if problem.code is Code.CLOSED:
+                    return
+                if problem.code not in AWAY:  # it refuses, so it is there; the calls will be told
+                    return self._is_there(number)
+                reason = problem.message
+            if time.monotonic() - since >= AWAY_SECONDS or self._wrong is not None:
+                self._is_away(number, reason)
+            with self._news:
+                self._tried[number] = True
+                self._news.notify_all()
+            self._closed.wait(backoff.failed())
+
+    def _is_there(self, number: int) -> None:
+        with self._news:
+            was, self._reasons[number] = self._reasons[number], None
+            self._met[number], self._probing[number], self._tried[number] = True, False, True
+            calls, self._waiting[number] = self._waiting[number], []
+            self._news.notify_all()
+        if was is not None:
+            _log.info("%s is back", self._links[number].address)
+        for call in calls:
+            threading.Thread(target=call, name="escrowmq-back", daemon=True).start()
+
+    def _is_away(self, number: int, reason: str) -> None:
+        with self._news:
+            was, self._reasons[number] = self._reasons[number], reason
+            self._news.notify_all()
+        if was is None:  # one line, not one per try
+            _log.warning("%s is away, going on with the other brokers: %s", self._links[number].address, reason)

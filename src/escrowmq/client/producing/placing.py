@@ -1,0 +1,372 @@
+"""Which of several brokers takes a call of a producer, and what becomes of it while that one is away.
+
+| the call | its broker is away, and nothing was sent | something may have been sent |
+| --- | --- | --- |
+| no key, no id of the caller's, no transaction | at once to another one, under the same id | waits for its broker; with ``failover="repeat"``, a plain message goes elsewhere after three tries more |
+| a key, an id of the caller's, a transaction | fails with BROKER_AWAY; with ``absent="wait"`` it waits | waits for its broker |
+
+A wait ends after the producer's ``timeout``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from escrowmq import schemas
+from escrowmq.client.lanes.coalescer import Lane
+from escrowmq.client.lanes.waiting import Waiting
+from escrowmq.client.links.router import Router, broker_of
+from escrowmq.client.producing.ending import first_time
+from escrowmq.client.producing.outgoing import OutgoingCodec, as_batch, split
+from escrowmq.client.producing.results import Receipts, receipts
+from escrowmq.client.producing.session import Session
+from escrowmq.errors import Code, EscrowError, Misuse, Unknown
+from escrowmq.message.ids import shards
+from escrowmq.message.limits import byte_lengths
+from escrowmq.wire import Exchange
+
+T = TypeVar("T")
+PAUSE_SECONDS = 0.1
+"""Between two looks whether a broker is there again."""
+
+Absent = Literal["fail", "wait"]
+Failover = Literal["unsent", "repeat"]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a producer chose for calls whose broker is away."""
+
+    absent: Absent = "fail"
+    failover: Failover = "unsent"
+
+    def __post_init__(self) -> None:
+        if self.absent not in ("fail", "wait"):
+            raise Misuse(Code.BAD_ARGUMENT, f"absent = {self.absent!r}", '"fail" or "wait"')
+        if self.failover not in ("unsent", "repeat"):
+            raise Misuse(Code.BAD_ARGUMENT, f"failover = {self.failover!r}", '"unsent" or "repeat"')
+
+    def lane(self, kind: Exchange) -> dict[str, Any]:
+        """Which rows of a lane are given back when its broker is away: unsent ones, and those that may have been sent."""
+        moves = _always if self.absent == "fail" else _never if kind is Exchange.END else _is_free
+        repeats = _is_free if kind is Exchange.SEND and self.failover == "repeat" else _never
+        return {"moves": moves, "repeats": repeats}
+
+
+class Producing(Protocol):
+    """What placing needs of a producer's machinery."""
+
+    router: Router
+    waiting: Waiting
+    choice: Choice
+    timeout: float
+    sessions: list[Session]
+
+    def rotate(self, kind: Exchange) -> int:
+        """The broker that takes the next message that any may take."""
+        ...
+
+    def repeats(self, kind: Exchange, problem: Unknown) -> bool:
+        """Whether a message that may have reached one broker goes to another."""
+        ...
+
+    def is_there(self, shard: int) -> bool:
+        """Whether the broker of a shard is known and not away."""
+        ...
+
+    def codec(self, kind: Exchange, number: int) -> OutgoingCodec:
+        """The codec of an open lane."""
+        ...
+
+    def lane(self, kind: Exchange, number: int) -> Lane:
+        """The lane of one kind to one broker."""
+        ...
+
+    async def open(self, kind: Exchange, number: int, free: bool = False) -> Lane:
+        """The same, once the session is open."""
+        ...
+
+    async def broker(self, shard: int) -> int:
+        """The number of the broker that holds a shard."""
+        ...
+
+
+def _always(_: Any) -> bool:
+    return True
+
+
+def _never(_: Any) -> bool:
+    return False
+
+
+def _is_free(row: Any) -> bool:
+    """Whether an outgoing row may be taken by any broker."""
+    return row is None or (row.key is None and row.message_id is None and row.transaction is None)
+
+
+class Placement:
+    """Where one call goes, try after try. ``fixed``: the number of the only broker that may take it; None: any."""
+
+    def __init__(self, production: Producing, kind: Exchange, fixed: int | None) -> None:
+        self._production, self._kind, self.fixed = production, kind, fixed
+        self._deadline = time.monotonic() + production.timeout
+
+    async def number(self) -> int:
+        """The broker to try next; waits for one if that was chosen. Raises Overloaded(BROKER_AWAY)."""
+        production = self._production
+        presence = production.router.presence
+        while True:
+            if self.fixed is not None:
+                number, there = self.fixed, not presence.away(self.fixed)
+            else:
+                number = production.rotate(self._kind)
+                there = presence.there(number)
+            if there:
+                return number
+            await self._wait(presence.refusal(number))
+
+    async def failed(self, problem: EscrowError) -> bytes | None:
+        """After a try that failed: the id under which to try again; None: any. Raises ``problem`` if that is the end."""
+        again = isinstance(problem, Unknown) and self.fixed is None and self._production.repeats(self._kind, problem)
+        if again:
+            assert isinstance(problem, Unknown)
+            return problem.message_id
+        if problem.code is not Code.BROKER_AWAY:
+            raise problem
+        if self.fixed is not None:
+            await self._wait(problem)
+        elif time.monotonic() >= self._deadline:
+            raise problem
+        return None
+
+    async def _wait(self, problem: EscrowError) -> None:
+        left = self._deadline - time.monotonic()
+        if self._production.choice.absent == "fail" or left <= 0:
+            raise problem
+        await self._production.waiting.pause(min(PAUSE_SECONDS, left))
+
+
+@dataclass(slots=True)
+class _Part:
+    """Rows of a batch for one broker, and what became of them."""
+
+    number: int
+    rows: npt.NDArray[np.int64]
+    piece: pa.RecordBatch
+
+
+class BatchPlacement:
+    """Sends or prepares a batch at several brokers, row by row where each belongs."""
+
+    def __init__(self, production: Producing, kind: Exchange, only: int | None) -> None:
+        self._production, self._kind, self._only = production, kind, only
+        self._deadline = time.monotonic() + production.timeout
+
+    async def receipts(self, messages: Any) -> Receipts:
+        """One typed result per row. Raises the first problem if no broker answered any part."""
+        production = self._production
+        data = messages if isinstance(messages, pa.Table | pa.RecordBatch | str | bytes) else _listed(messages)
+        first = await self._first()
+        await production.open(self._kind, first, self._only is None)
+        batch, where, free = await production.waiting.away(self._placed, data, first)
+        limits = production.sessions[first].checker.limits
+        left = np.flatnonzero(byte_lengths(batch.column("body")) <= limits.max_body_bytes)
+        rows: list[npt.NDArray[np.int64]] = []
+        answers: list[pa.RecordBatch] = []
+        problems: list[EscrowError] = []
+        answered = False
+        while len(left):
+            parts = [
+                part for number in np.unique(where[left]).tolist() for part in self._parts(batch, left, where, number)
+            ]
+            outcomes = await self._sent(parts)
+            away: list[npt.NDArray[np.int64]] = []
+            for part, outcome in zip(parts, outcomes, strict=True):
+                if isinstance(outcome, EscrowError) and outcome.code is Code.BROKER_AWAY:
+                    away.append(part.rows)
+                elif isinstance(outcome, EscrowError):
+                    problems.append(outcome)
+                    rows.append(part.rows)
+                    answers.append(_all(outcome.code, len(part.rows)))
+                else:
+                    answered = True
+                    rows.append(part.rows)
+                    answers.append(outcome[0])
+            left = np.concatenate([np.empty(0, np.int64), *away])
+            if len(left):
+                refused = await self._again(left, where, free)
+                if len(refused):
+                    problems += [one for one in outcomes if isinstance(one, EscrowError)]
+                rows.append(refused)
+                answers.append(_all(Code.BROKER_AWAY, len(refused)))
+                left = np.setdiff1d(left, refused)
+        if problems and not answered:
+            raise problems[0]
+        return receipts(batch, rows, answers)
+
+    async def _first(self) -> int:
+        """The broker whose limits the batch is held against."""
+        if self._only is not None:
+            return self._only
+        return await Placement(self._production, self._kind, None).number()
+
+    def _placed(self, data: Any, first: int) -> tuple[pa.RecordBatch, npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """The batch in wire form, the broker of each row, and which rows may be taken by any."""
+        production, count = self._production, len(self._production.sessions)
+        given = _with_ids(data)
+        batch = as_batch(data, production.sessions[first].checker, production.codec(self._kind, first))
+        if self._only is not None:
+            return batch, np.full(batch.num_rows, self._only, np.int64), np.zeros(batch.num_rows, np.bool_)
+        where = production.router.spread(batch.column("key"), lambda: first)
+        keyless = np.asarray(batch.column("key").is_null())
+        joined = np.asarray(batch.column("transaction").is_valid())
+        for row in np.flatnonzero(keyless & given & ~joined).tolist():
+            where[row] = broker_of(batch.column("message_id")[row].as_py().hex(), count)
+        return batch, where, keyless & ~given & ~joined
+
+    def _parts(
+        self, batch: pa.RecordBatch, left: npt.NDArray[np.int64], where: npt.NDArray[np.int64], number: int
+    ) -> list[_Part]:
+        rows = left[where[left] == number]
+        whole = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
+        parts: list[_Part] = []
+        start = 0
+        for piece in split(whole, self._production.sessions[number].checker.limits):
+            parts.append(_Part(number, rows[start : start + piece.num_rows], piece))
+            start += piece.num_rows
+        return parts
+
+    async def _sent(self, parts: Sequence[_Part]) -> list[tuple[pa.RecordBatch, bool] | EscrowError]:
+        """All of them on their way before one is waited for; a broker that is there before one that has to be waited for."""
+        production = self._production
+        presence = production.router.presence
+        waits: list[Awaitable[tuple[pa.RecordBatch, bool]] | EscrowError] = [Unknown(Code.CLOSED) for _ in parts]
+        for at in sorted(range(len(parts)), key=lambda at: presence.away(parts[at].number)):
+            part = parts[at]
+            try:
+                if presence.away(part.number):
+                    raise presence.refusal(part.number)
+                await production.open(self._kind, part.number, True)
+                waits[at] = production.lane(self._kind, part.number).call_batch(part.piece)
+            except EscrowError as problem:
+                waits[at] = problem
+        return await production.waiting.gather([outcome_of(wait) for wait in waits])
+
+    async def _again(
+        self, left: npt.NDArray[np.int64], where: npt.NDArray[np.int64], free: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.int64]:
+        """Place what a broker that is away did not get anew; the rows that are refused."""
+        production = self._production
+        presence = production.router.presence
+        over = time.monotonic() >= self._deadline
+        fails = production.choice.absent == "fail"
+        number = production.rotate(self._kind)
+        movable = free[left] & (not over)
+        if presence.there(number):
+            where[left[movable]] = number
+        elif fails:
+            movable[:] = False
+        refused = left[~movable] if fails or over else left[:0]
+        if not over and len(refused) < len(left):
+            await production.waiting.pause(0.0 if fails else PAUSE_SECONDS)
+        return refused
+
+
+async def end_parts(
+    production: Producing, ids: pa.Array, outcomes: npt.NDArray[np.uint8], codes: npt.NDArray[np.uint8]
+) -> None:
+    """Decisions, each at the broker that holds its transaction: their codes into ``codes``. Rows with a null id keep theirs.
+
+    A broker that is away gives its rows its code; raises its problem if no other was asked.
+    """
+    keep = np.flatnonzero(np.asarray(ids.is_valid()))
+    valid = ids if len(keep) == len(ids) else ids.take(pa.array(keep))
+    where = shards(valid)
+    started: list[tuple[npt.NDArray[np.int64], Awaitable[Any] | EscrowError]] = []
+    chosen = [(shard, np.flatnonzero(where == shard)) for shard in np.unique(where).tolist()]
+    chosen.sort(key=lambda one: not production.is_there(one[0]))
+    for shard, some in chosen:
+        try:
+            started += await _started(production, shard, valid.take(pa.array(some)), outcomes, keep[some])
+        except EscrowError as problem:
+            started.append((keep[some], problem))
+    found = await production.waiting.gather([outcome_of(wait) for _, wait in started])
+    for (rows, _), outcome in zip(started, found, strict=True):
+        if isinstance(outcome, EscrowError):
+            codes[rows] = int(outcome.code)
+        else:
+            given = outcome[0].column(0).to_numpy()
+            codes[rows] = first_time(given) if outcome[1] else given
+    if found and all(isinstance(outcome, EscrowError) for outcome in found):
+        raise next(outcome for outcome in found if isinstance(outcome, EscrowError))
+
+
+async def _started(
+    production: Producing, shard: int, ids: pa.Array, outcomes: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64]
+) -> list[tuple[npt.NDArray[np.int64], Awaitable[Any] | EscrowError]]:
+    placement = Placement(production, Exchange.END, await production.broker(shard))
+    number = await placement.number()
+    while True:
+        try:
+            await production.open(Exchange.END, number, False)
+            break
+        except EscrowError as problem:
+            await placement.failed(problem)
+            number = await placement.number()
+    step = production.sessions[number].checker.limits.max_batch_rows
+    lane = production.lane(Exchange.END, number)
+    started: list[tuple[npt.NDArray[np.int64], Awaitable[Any] | EscrowError]] = []
+    for start in range(0, len(rows), step):
+        some = rows[start : start + step]
+        arrays = [ids.slice(start, step), pa.array(outcomes[some])]
+        started.append((some, lane.call_batch(pa.RecordBatch.from_arrays(arrays, schema=schemas.ENDING))))
+    return started
+
+
+async def outcome_of(wait: Awaitable[T] | EscrowError) -> T | EscrowError:
+    """What it gives, or its error."""
+    if isinstance(wait, EscrowError):
+        return wait
+    try:
+        return await wait
+    except EscrowError as problem:
+        return problem
+
+
+def _all(code: Code, count: int) -> pa.RecordBatch:
+    """The PRODUCED answer that gives each of ``count`` rows one code."""
+    arrays = [
+        pa.array(np.full(count, code, np.uint8)),
+        pa.array(np.full(count, -1, np.int64)),
+        pa.array(np.full(count, -1, np.int32)),
+        pa.array(np.full(count, -1, np.int64)),
+        pa.nulls(count, schemas.ID),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schemas.PRODUCED)
+
+
+def _listed(messages: Any) -> Any:
+    try:
+        return list(messages)
+    except TypeError:
+        return messages  # as_batch says what is wrong
+
+
+def _with_ids(data: Any) -> npt.NDArray[np.bool_]:
+    """Which messages have an id of the caller's: sent again, they must come to the broker that knows it."""
+    if isinstance(data, pa.Table | pa.RecordBatch):
+        if "message_id" not in data.schema.names:
+            return np.zeros(data.num_rows, np.bool_)
+        column = data.column("message_id")
+        chunks = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        return np.asarray(chunks.is_valid())
+    if not isinstance(data, list):
+        return np.zeros(0, np.bool_)
+    return np.array([getattr(message, "message_id", None) is not None for message in data], np.bool_)

@@ -1,0 +1,179 @@
+"""A consumer of a system view: it browses. Nothing is leased and no group is made, so every act on a message is refused (DENIED).
+
+It has the interface of :class:`~escrowmq.client.consuming.consumption.Consumption`, so that both faces of a consumer are what they are
+everywhere. A thread of its own reads a little ahead.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import pyarrow as pa
+
+from escrowmq.client.consuming.consumption import Consumption
+from escrowmq.client.consuming.delivery import Rows
+from escrowmq.client.consuming.fetching import Fetcher
+from escrowmq.client.consuming.options import DEFAULT_BATCH
+from escrowmq.client.links.presence import Missing
+from escrowmq.client.reading.reading import WAIT_SECONDS, Reading
+from escrowmq.client.reading.views import messages_of
+from escrowmq.errors import Code, EscrowError, Misuse, error
+from escrowmq.model import Act
+from escrowmq.platform.forks import tell_in_child
+
+AHEAD = 2
+"""Batches that are read before somebody takes them."""
+
+
+def view_among(topics: str | list[str] | tuple[str, ...] | Any) -> str | None:
+    """The system view that a consumer is to browse; None: these are topics. Misuse(BAD_ARGUMENT) for both."""
+    names = [topics] if isinstance(topics, str) else list(topics)
+    views = [name for name in names if isinstance(name, str) and name.startswith("%")]
+    if views and len(names) > 1:
+        raise Misuse(Code.BAD_ARGUMENT, f"{views[0]} and something else", "a consumer browses one system view alone")
+    return views[0] if views else None
+
+
+def check_browsing(view: str, **options: Any) -> None:
+    """Misuse(BAD_ARGUMENT) for an option that only a group of its own could keep."""
+    if given := [
+        name for name, value in options.items() if not (value is None or value is False or value == "redeliver")
+    ]:
+        hint = "there are tags, start, prefetch, timeout"
+        raise Misuse(Code.BAD_ARGUMENT, f"{view} is for reading only: no {', '.join(given)}", hint)
+
+
+class _Ahead(Fetcher):
+    """What was read of a view and not taken yet."""
+
+    def __init__(self, reading: Reading, arrived: Callable[[], None]) -> None:
+        self._reading = reading
+        self._arrived = arrived
+        self._changed = threading.Condition()
+        self._batches: deque[pa.RecordBatch] = deque()
+        self._problem: EscrowError | None = None
+        self._reader: threading.Thread | None = None
+
+    def start(self, max_messages: int, one_by_one: bool = False) -> None:
+        """Begin to read, if nobody has."""
+        with self._changed:
+            if self._reader is None and not self._reading.closed.is_set():
+                self._reader = threading.Thread(target=self._read, name="escrowmq-browse", daemon=True)
+                self._reader.start()
+
+    def _read(self) -> None:
+        reading = self._reading
+        while not reading.closed.is_set():
+            try:
+                found = reading.fill(WAIT_SECONDS)
+            except EscrowError as problem:
+                with self._changed:
+                    self._problem, self._reader = problem, None  # whoever asks again begins anew
+                    self._changed.notify_all()
+                self._arrived()
+                return
+            if not found:
+                continue
+            if (taken := reading.take(DEFAULT_BATCH)) is None:
+                continue
+            with self._changed:
+                self._batches.append(messages_of(reading.topic, taken[1]))
+                self._changed.notify_all()
+            self._arrived()
+            with self._changed:
+                while len(self._batches) >= AHEAD and not reading.closed.is_set():
+                    self._changed.wait()
+
+    def take(self) -> tuple[int, pa.RecordBatch] | None:
+        """The next rows; None: there are none yet. Raises what reading them came to."""
+        with self._changed:
+            if self._batches:
+                self._changed.notify_all()
+                return 0, self._batches.popleft()
+            problem, self._problem = self._problem, None
+        if problem is not None:
+            raise problem
+        return None
+
+    def put_back(self, number: int, batch: pa.RecordBatch) -> None:
+        """These come first again."""
+        with self._changed:
+            self._batches.appendleft(batch)
+
+    def has_something(self) -> bool:
+        """Whether :meth:`take` gives rows or an error."""
+        return bool(self._batches) or self._problem is not None
+
+    def wait(self, seconds: float) -> None:
+        """Until there is something, or ``seconds`` are over."""
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while not self.has_something() and not self._reading.closed.is_set():
+                if (left := deadline - time.monotonic()) <= 0:
+                    return
+                self._changed.wait(left)
+
+    def wake(self) -> None:
+        """Closed: nobody waits any more."""
+        with self._changed:
+            self._changed.notify_all()
+
+
+class Browsing(Consumption):
+    """The machinery of a consumer of a system view, over the one of a reader."""
+
+    def __init__(self, group: str, reading: Reading) -> None:
+        self.group = group
+        self.qos, self.seen, self.timeout = 1, None, reading.timeout
+        self.router, self.waiting = reading.router, reading.waiting
+        self.arrival = self.waiting.signal()
+        self.order = None
+        self.lanes = []
+        self.closed = False
+        self._reading = reading
+        self._ahead = self.fetcher = _Ahead(reading, self.arrival.set)
+        tell_in_child(self)
+
+    @property
+    def refused(self) -> int:
+        """None: acts are refused at once."""
+        return 0
+
+    def act(self, rows: Rows, row: int, act: Act, delay_us: int, cause: str | None, waiter: Any = None) -> NoReturn:
+        """Refused."""
+        view, word = self._reading.topic, act.name.lower()
+        raise error(Code.DENIED, f"{view} is for reading only: there is nothing to {word}", "its rows are not leased")
+
+    async def extend(self, rows: Rows, row: int, delay_us: int) -> None:
+        """Refused."""
+        self.act(rows, row, Act.EXTEND, delay_us, None)
+
+    async def act_on_all(self, rows: Rows, act: Act, delay_us: int, cause: str | None, wait: bool) -> None:
+        """Refused."""
+        self.act(rows, 0, act, delay_us, cause)
+
+    async def receive_once(self, max_messages: int, wait: float) -> list[tuple[int, pa.RecordBatch]]:
+        """What comes within ``wait`` seconds."""
+        self._ahead.start(max_messages)
+        await self.waiting.away(self._ahead.wait, wait)
+        if (taken := self._ahead.take()) is None:
+            return []
+        if taken[1].num_rows > max_messages:
+            self._ahead.put_back(0, taken[1].slice(max_messages))
+        return [(0, taken[1].slice(0, max_messages))]
+
+    def missing(self) -> list[Missing]:
+        """The brokers from which nothing is read now."""
+        return self._reading.missing()
+
+    def give_back(self, number: int, batch: pa.RecordBatch) -> None:
+        """Nothing was taken."""
+
+    def close(self) -> None:
+        """Read no more."""
+        self._reading.close()
+        self._ahead.wake()

@@ -1,0 +1,130 @@
+"""Order by key: what an ordered group may be given while messages of some keys wait for their next delivery.
+
+Rules:
+
+1. A queue has one lease at a time. While it has no retries, a lease takes the next offsets, whatever their keys.
+2. While it has retries, nothing but retries is leased. What follows in the queue is first *taken up* into them with its key
+   (KEYED), in order, so that the messages of all other keys go on; those of a key that failed wait behind it.
+3. Of the retries of one key the lowest offset is delivered first, once it is due; others of the key only together with all
+   that are lower, in one lease.
+4. A lease has one attempt number: that of the free retry which has been due for the longest time. So keys take turns.
+5. The ledger does not store the keys of messages. It asks its holder for those of the messages that fail, and of those that are
+   taken up; they stand in the log then, so replay asks nobody. Messages without a key are one key of their queue.
+6. A retry whose key is UNKNOWN (its record is damaged, or its frames are those of version 0.1.0) might be of any key: as
+   long as there is one, all retries of the queue count as one key, and nothing is taken up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from escrowmq.ledger.columns.arrays import Bools, Int32s, Int64s
+from escrowmq.ledger.columns.keys import UInt64s
+from escrowmq.ledger.groups.cursors import Cursor
+
+UNKNOWN = -1
+"""The key of a message whose key nobody can tell."""
+
+MAX_BEHIND = 16_384
+"""Retries of a queue beyond which nothing is taken up: then the whole queue waits for those that failed."""
+
+TAKE_UP = 256
+"""Messages that one receive takes up of a queue: their keys are read on the writer's thread."""
+
+KeysOf = Callable[[Int64s], Int64s]
+"""Numbers of the keys of messages, by their log positions: :func:`numbers` of their hashes, or UNKNOWN."""
+
+
+def numbers(hashes: UInt64s) -> Int64s:
+    """Key hashes as they are stored: 63 bits, never negative. Keys of equal numbers count as one key, which delays, no more."""
+    return (hashes >> np.uint64(1)).astype(np.int64)
+
+
+class Waiting(NamedTuple):
+    """Retries of one queue by rising offset, arrays of one length."""
+
+    offsets: Int64s
+    attempts: Int32s
+    due_us: Int64s
+    keys: Int64s
+
+    @property
+    def knows_all(self) -> bool:
+        """Whether every key is known."""
+        return not bool((self.keys == UNKNOWN).any())
+
+
+def waiting(cursor: Cursor) -> Waiting:
+    """The retries of a cursor; views, valid until its next change."""
+    retries = cursor.retries
+    return Waiting(retries.offsets, retries["attempt"], retries["due_us"], retries["key"])
+
+
+def with_taken(rows: Waiting, offsets: Int64s, keys: Int64s, now_us: int) -> Waiting:
+    """``rows`` as they will be once ``offsets`` are taken up."""
+    size = len(offsets)
+    return Waiting(
+        np.concatenate([rows.offsets, offsets]),
+        np.concatenate([rows.attempts, np.ones(size, np.int32)]),
+        np.concatenate([rows.due_us, np.full(size, now_us)]),
+        np.concatenate([rows.keys, keys]),
+    )
+
+
+def free(rows: Waiting, ready: Bools) -> Bools:
+    """Which rows are ready and not behind a row of their key that is not."""
+    late = np.flatnonzero(~ready)
+    if not len(late):
+        return ready
+    if not rows.knows_all:
+        return np.asarray(np.arange(len(ready)) < late[0], bool)
+    keys, firsts = np.unique(rows.keys[late], return_index=True)
+    at = np.minimum(keys.searchsorted(rows.keys), len(keys) - 1)
+    behind = (keys[at] == rows.keys) & (late[firsts][at] < np.arange(len(ready)))
+    return np.asarray(ready & ~behind, bool)
+
+
+def fresh(rows: Waiting, now_us: int) -> int:
+    """How many a lease of first deliveries could hold. Where they are few, more is taken up, whatever else is due: so a key
+    that fails again at once holds up no other."""
+    return int(np.count_nonzero(deliverable(rows, 1, now_us)))
+
+
+def heads(rows: Waiting) -> Int64s:
+    """The lowest row of each key."""
+    if not len(rows.offsets) or not rows.knows_all:
+        return np.arange(min(len(rows.offsets), 1))
+    return np.sort(np.unique(rows.keys, return_index=True)[1])
+
+
+def next_attempt(rows: Waiting, now_us: int) -> int | None:
+    """The attempt number of the next lease (rule 4); None while nothing is free."""
+    due = heads(rows)
+    due = due[rows.due_us[due] <= now_us]
+    return int(rows.attempts[due[rows.due_us[due].argmin()]]) if len(due) else None
+
+
+def deliverable(rows: Waiting, attempt: int, now_us: int) -> Bools:
+    """Which rows a lease of that attempt number may hold."""
+    return free(rows, (rows.due_us <= now_us) & (rows.attempts == attempt))
+
+
+def may_take_up(cursor: Cursor, end: int) -> bool:
+    """Whether messages that follow in the queue, which ends at ``end``, may be taken up."""
+    return cursor.next < end and len(cursor.retries) < MAX_BEHIND and waiting(cursor).knows_all
+
+
+def has_work(cursor: Cursor, end: int, now_us: int) -> bool:
+    """Whether a receive would lease or take up something of a queue with retries."""
+    if cursor.leases:
+        return False
+    if may_take_up(cursor, end):
+        return True
+    if now_us < cursor.retries.quiet_until_us:
+        return False
+    rows = waiting(cursor)
+    cursor.retries.quiet_until_us = int(rows.due_us[heads(rows)].min())
+    return cursor.retries.quiet_until_us <= now_us

@@ -1,0 +1,164 @@
+"""Collects rows by position, and what can still be read of a frame that does not check: rows whose own checksums are right, the
+others as rows without content.
+
+Nothing that the damaged bytes say is trusted: where the frame lies, how many rows it has, their kind and time come from the
+segment's index.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from escrowmq.errors import Code, Misuse
+from escrowmq.log import bodies
+from escrowmq.log.frames import HEADER_BYTES
+from escrowmq.log.report import Damage, FrameDamage, RowDamage
+from escrowmq.log.seam import Frame
+from escrowmq.schemas import MESSAGES, STORED, Kind, empty
+
+Bools = npt.NDArray[np.bool_]
+Int64s = npt.NDArray[np.int64]
+
+READ_SCHEMA: pa.Schema = STORED[Kind.PLAIN].append(pa.field("stored_us", pa.int64(), nullable=False))
+"""What ``read`` answers."""
+
+
+NO_TRANSACTION = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """For each position asked for (arrays of one length): its frame's sequence, first position, time and kind."""
+
+    sequences: Int64s
+    starts: Int64s
+    times: Int64s
+    kinds: npt.NDArray[np.uint8]
+
+
+Expected = tuple[int, int, int, int, int]
+"""What the index says of a frame: kind, sequence, position, time and epoch."""
+
+
+def salvaged(expected: Expected, rows: int, data: pa.Buffer | None, salt: int, place: Damage) -> Frame:
+    """The frame of ``rows`` rows that its index expects, from its bytes ``data`` (None: there are none). Its ``damage`` says
+    which rows are good; of a frame of messages the others are rows without content."""
+    kind, sequence = Kind(expected[0]), expected[1]
+    found = None if data is None or kind not in MESSAGES else _good_rows(kind, sequence, rows, data, salt)
+    if found is None:
+        everything = FrameDamage(place, np.ones(rows, np.bool_), bodies_only=False)
+        return Frame(kind, *expected[1:], _blank(STORED[kind], rows), everything)
+    batch, good = found
+    kept = [body if whole else b"" for body, whole in zip(batch.column("body").to_pylist(), good.tolist(), strict=True)]
+    column = batch.schema.get_field_index("body")
+    batch = batch.set_column(column, batch.schema.field(column), pa.array(kept, pa.binary()))
+    return Frame(kind, *expected[1:], batch, FrameDamage(place, ~good, bodies_only=True))
+
+
+def _good_rows(kind: Kind, sequence: int, rows: int, data: pa.Buffer, salt: int) -> tuple[pa.RecordBatch, Bools] | None:
+    """The batch, everything but bodies being right, and whose body is; None if that cannot be known."""
+    size = bodies.size_of(rows)
+    end = data.size - size
+    if not size or end <= HEADER_BYTES:
+        return None
+    message = data.slice(HEADER_BYTES, end - HEADER_BYTES)
+    try:
+        batch = pa.ipc.read_record_batch(message, STORED[kind])
+    except (pa.ArrowException, OSError, ValueError):
+        return None
+    if batch.num_rows != rows:
+        return None
+    good = bodies.intact_rows(message, data.slice(end, size), batch, sequence, salt)
+    return None if good is None else (batch, good)
+
+
+def _blank(schema: pa.Schema, rows: int) -> pa.RecordBatch:
+    """Rows without content: null where the schema has it, else empty, zero or none."""
+    arrays = []
+    for field in schema:
+        if field.nullable:
+            arrays.append(pa.nulls(rows, field.type))
+        elif pa.types.is_integer(field.type):
+            none = NO_TRANSACTION if field.name == "transaction" else 0
+            arrays.append(pa.array(np.full(rows, none), field.type))
+        elif pa.types.is_fixed_size_binary(field.type):
+            arrays.append(pa.array([bytes(field.type.byte_width)] * rows, field.type))
+        else:
+            arrays.append(pa.array([False if pa.types.is_boolean(field.type) else ""] * rows, field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def row_damage(damaged: dict[int, Frame], sequences: Int64s, rows: Int64s) -> dict[int, RowDamage]:
+    """Which of some rows (by the sequence of their frames, and their number in these) are damaged, by their place in
+    the arrays; ``damaged`` are the frames among them that do not check."""
+    found: dict[int, RowDamage] = {}
+    for sequence, frame in damaged.items():
+        assert frame.damage is not None  # it is one of those that do not check
+        for at in np.flatnonzero(sequences == sequence).tolist():
+            row = int(rows[at])
+            if frame.damage.rows[row]:
+                found[at] = RowDamage(frame.damage.place, frame.position + row, frame.damage.bodies_only)
+    return found
+
+
+def gather(
+    positions: Int64s, located: Located, fetch: Callable[[int], Frame], columns: Sequence[str] | None = None
+) -> pa.RecordBatch:
+    """The PLAIN and HALF rows at ``positions``, in that order, with their frame's time as ``stored_us``; only ``columns``
+    of them, and in that order, if they are given (``stored_us`` comes last in any case).
+
+    Neighbouring rows of one frame come as slices: one run is not copied at all, several are copied once. Rows scattered
+    over their frames are taken frame by frame, then put in order if they were not.
+    """
+    schema = READ_SCHEMA if columns is None else pa.schema([*map(READ_SCHEMA.field, columns), READ_SCHEMA[-1]])
+    if not len(positions):
+        return empty(schema)
+    wrong = np.flatnonzero((located.kinds != Kind.PLAIN) & (located.kinds != Kind.HALF))
+    if len(wrong):
+        raise Misuse(Code.BAD_ARGUMENT, f"position {positions[wrong[0]]} holds no message")
+    if len(schema) == 1:
+        return pa.RecordBatch.from_arrays([pa.array(located.times)], schema=schema)
+    rows = positions - located.starts
+
+    def get(sequence: int) -> pa.RecordBatch:
+        batch = fetch(sequence).batch
+        return batch if columns is None else batch.select(list(columns))
+
+    breaks = np.flatnonzero((np.diff(located.sequences) != 0) | (np.diff(rows) != 1)) + 1
+    if 4 * len(breaks) <= len(rows):
+        batch = _slices(rows, located.sequences, breaks, get)
+    else:
+        batch = _takes(rows, located.sequences, get)
+    return pa.RecordBatch.from_arrays([*batch.columns, pa.array(located.times)], schema=schema)
+
+
+def _slices(rows: Int64s, sequences: Int64s, breaks: Int64s, get: Callable[[int], pa.RecordBatch]) -> pa.RecordBatch:
+    edges = itertools.pairwise([0, *breaks.tolist(), len(rows)])
+    runs = [get(int(sequences[start])).slice(int(rows[start]), end - start) for start, end in edges]
+    return runs[0] if len(runs) == 1 else pa.concat_batches(runs)
+
+
+def _takes(rows: Int64s, sequences: Int64s, get: Callable[[int], pa.RecordBatch]) -> pa.RecordBatch:
+    order = None
+    if (np.diff(sequences) < 0).any():
+        order = np.argsort(sequences, kind="stable")
+        rows, sequences = rows[order], sequences[order]
+    edges = [0, *(np.flatnonzero(np.diff(sequences)) + 1).tolist(), len(rows)]
+    pieces = []
+    for start, end in itertools.pairwise(edges):
+        batch = get(int(sequences[start]))
+        chosen = rows[start:end]
+        whole = end - start == 1 or (chosen[-1] - chosen[0] == end - start - 1 and (np.diff(chosen) == 1).all())
+        pieces.append(batch.slice(int(chosen[0]), end - start) if whole else batch.take(pa.array(chosen)))
+    combined = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
+    if order is None:
+        return combined
+    inverse = np.empty_like(order)
+    inverse[order] = np.arange(len(order))
+    return combined.take(pa.array(inverse))

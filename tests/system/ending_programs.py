@@ -1,0 +1,166 @@
+"""Programs for the test of the ways in which a client can end: ``WAY URL``. Each exits with 0, or says what was wrong."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+import escrowmq as mq
+from escrowmq.client.admin import Admin
+from escrowmq.errors import Code, EscrowError
+
+TOPIC = "orders"
+BOUND = 8.0
+"""Seconds that closing may take, with calls that give up after one: both halves of it, and of the connections."""
+
+
+def busy(url: str) -> mq.Bus:
+    """A bus with everything in use: a producer that is asked, and threads that wait in calls of a consumer and a reader."""
+    bus = mq.connect(url)
+    shop = bus.producer("shop", timeout=1.0, checker=lambda check: mq.UNKNOWN)
+    for _ in range(3):
+        shop.prepare(TOPIC, b"x")
+    plain = bus.producer("plain", timeout=1.0)
+    plain.send(TOPIC, b"x")
+    consumer = bus.consumer("cart", TOPIC, timeout=1.0)
+    first = consumer.receive(1, wait=10)
+    assert first
+    reader = bus.reader(TOPIC, timeout=1.0)
+    for wait in (lambda: consumer.receive(1, wait=60), lambda: list(reader.batches()), lambda: sending(plain)):
+        threading.Thread(target=quietly, args=(wait,), daemon=True).start()
+    return bus
+
+
+def sending(producer: mq.Producer) -> None:
+    while True:
+        producer.send(TOPIC, b"x" * 1000)
+
+
+def quietly(call: Callable[[], object]) -> None:
+    with suppress(EscrowError):
+        call()
+
+
+def refused(call: Callable[[], object]) -> str:
+    """What a call says that fails because everything is closed."""
+    try:
+        call()
+    except EscrowError as problem:
+        if problem.code is Code.CLOSED:
+            return str(problem)
+        raise
+    raise AssertionError("it was not refused")
+
+
+def in_time(close: Callable[[], None]) -> None:
+    begun = time.monotonic()
+    close()
+    took = time.monotonic() - begun
+    assert took < BOUND, f"closing took {took:.1f} s"
+
+
+def leaves(url: str) -> None:
+    """Exits without closing."""
+    busy(url)
+
+
+def twice(url: str) -> None:
+    bus = busy(url)
+    closing = [threading.Thread(target=bus.close) for _ in range(2)]
+    for thread in closing:
+        thread.start()
+    in_time(bus.close)
+    for thread in closing:
+        thread.join(BOUND)
+        assert not thread.is_alive()
+    in_time(bus.close)
+
+
+def while_others_wait(url: str) -> None:
+    bus = busy(url)
+    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    in_time(bus.close)
+    for thread in others:
+        thread.join(BOUND)
+    left = [thread.name for thread in others if thread.is_alive()]
+    assert not left, f"left: {left}"
+
+
+def in_a_signal_handler(url: str) -> None:
+    """Wherever the main thread stands: it may hold a lock that closing wants."""
+    for number in range(4):
+        bus = mq.connect(url)
+        plain = bus.producer("plain", timeout=1.0)
+        plain.send(TOPIC, b"x")
+        signal.signal(signal.SIGALRM, lambda *_, bus=bus: in_time(bus.close))
+        signal.setitimer(signal.ITIMER_REAL, 0.01 + number / 1000)
+        refused(partial(sending, plain))
+
+
+class Holder:
+    """Closes when it is collected, in whatever thread."""
+
+    def __init__(self, url: str) -> None:
+        self.bus = busy(url)
+        self.itself = self
+
+    def __del__(self) -> None:
+        in_time(self.bus.close)
+        print("collected", flush=True)
+
+
+def in_a_finalizer(url: str) -> None:
+    Holder(url)
+    gc.collect()
+    global kept
+    kept = Holder(url)
+
+
+def in_a_forked_child(url: str) -> None:
+    """What was connected before the fork is closed in the child and goes on in the parent."""
+    bus = busy(url)
+    plain = bus.producer("plain", timeout=1.0)
+    plain.send(TOPIC, b"x")
+    child = os.fork()
+    if not child:
+        assert "fork" in refused(lambda: plain.send(TOPIC, b"x"))
+        assert "fork" in refused(bus.admin.topics)
+        in_time(bus.close)
+        sys.exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "the child"
+    plain.send(TOPIC, b"x")
+    in_time(bus.close)
+
+
+def of_a_broker_that_stands_still(url: str) -> None:
+    """Its caller stops the broker when this says so, and lets it go on at the end."""
+    buses = [busy(url), busy(url)]
+    print("ready", flush=True)
+    sys.stdin.readline()
+    admin = Admin(buses[1].router, 3.0)
+    threading.Thread(target=quietly, args=(admin.topics,), daemon=True).start()
+    in_time(buses[0].close)
+
+
+WAYS = {
+    way.__name__: way
+    for way in (
+        leaves,
+        twice,
+        while_others_wait,
+        in_a_signal_handler,
+        in_a_finalizer,
+        in_a_forked_child,
+        of_a_broker_that_stands_still,
+    )
+}
+
+if __name__ == "__main__":
+    WAYS[sys.argv[1]](sys.argv[2])
