@@ -23,7 +23,7 @@ from escrowmq.platform.clock import SystemClock
 from escrowmq.platform.disk import RealDisk
 from escrowmq.platform.forks import FORKED, tell_in_child
 from escrowmq.settings import BrokerSettings
-from escrowmq.wire import Exchange, ExchangeOptions, Json, ReadRequest
+from escrowmq.wire import Exchange, ExchangeOptions, Json, ParcelsByExchange, ReadRequest
 
 
 @dataclass(slots=True)
@@ -140,7 +140,7 @@ class _Watch:
             self._thread.join(1.0)
 
 
-class EmbeddedLink:
+class EmbeddedLink(ParcelsByExchange):
     """One user of an engine in this process; a :class:`escrowmq.wire.Link`. ``leave`` is called once, when it is closed."""
 
     def __init__(self, folder: Path, calls: Calls, leave: Callable[[], None]) -> None:

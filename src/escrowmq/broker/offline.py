@@ -23,7 +23,7 @@ from escrowmq.log.offline import OfflineLog, open_offline
 from escrowmq.platform.clock import Clock, ContinuedClock, SystemClock
 from escrowmq.platform.disk import RealDisk
 from escrowmq.settings import BrokerSettings, nearest
-from escrowmq.wire import Exchange, ExchangeOptions, Json, ReadRequest
+from escrowmq.wire import Exchange, ExchangeOptions, Json, ParcelsByExchange, ReadRequest
 from escrowmq.wire.actions.table import ACTIONS
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ def open_shard(folder: Path) -> OfflineShard:
     return OfflineShard(open_offline(disk, in_use=disk.in_use()))
 
 
-class OfflineLink:
+class OfflineLink(ParcelsByExchange):
     """A :class:`escrowmq.wire.Link` that only reads. Whatever would write raises Denied."""
 
     def __init__(self, folder: Path) -> None:

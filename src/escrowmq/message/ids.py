@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+import struct
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from escrowmq.model import TransactionId
 from escrowmq.schemas import ID, TRANSACTION_ID_DTYPE
 
 Int64s = npt.NDArray[np.int64]
+_MESSAGE_ID = struct.Struct(">QQ").pack
 
 
 # Columns and NumPy records
@@ -59,6 +61,17 @@ def transactions(ids: pa.Array) -> Iterable[TransactionId | None]:
 def shards(ids: pa.Array) -> npt.NDArray[np.uint32]:
     """The shard of each transaction id of a column without nulls."""
     return records(ids)["shard"].astype(np.uint32)
+
+
+def filled(given: Sequence[bytes | None], instance: int, sequence: int) -> bytes:
+    """The message ids given, one after the other, with those of a series from ``sequence`` on in the place of None."""
+    count = len(given)
+    missing = given.count(None)
+    made = b"".join(_MESSAGE_ID(instance, number) for number in range(sequence, sequence + missing))
+    if missing == count:
+        return made
+    ours = (made[at : at + 16] for at in itertools.count(0, 16))
+    return b"".join(next(ours) if one is None else one for one in given)
 
 
 # What users give

@@ -60,10 +60,15 @@ class MessageIds:
         self._next = 1
         self._lock = threading.Lock()
 
-    def take(self, count: int) -> npt.NDArray[Any]:
-        """``count`` consecutive ids (dtype MESSAGE_ID_DTYPE)."""
+    def reserve(self, count: int) -> tuple[int, int]:
+        """The instance and the first sequence of ``count`` consecutive ids."""
         with self._lock:
             first, self._next = self._next, self._next + count
+        return self._instance, first
+
+    def take(self, count: int) -> npt.NDArray[Any]:
+        """``count`` consecutive ids (dtype MESSAGE_ID_DTYPE)."""
+        _, first = self.reserve(count)
         ids = np.empty(count, MESSAGE_ID_DTYPE)
         ids["instance"] = self._instance
         ids["sequence"] = np.arange(first, first + count, dtype=np.uint64)

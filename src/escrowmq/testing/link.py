@@ -21,7 +21,16 @@ import pyarrow as pa
 from escrowmq import schemas
 from escrowmq.errors import Code, EscrowError, Unknown, error
 from escrowmq.model import Act, Outcome, TransactionId
-from escrowmq.wire import ANSWER, DAMAGED_COLUMN, Exchange, ExchangeOptions, Json, ReadRequest, read_schema
+from escrowmq.wire import (
+    ANSWER,
+    DAMAGED_COLUMN,
+    Exchange,
+    ExchangeOptions,
+    Json,
+    ParcelsByExchange,
+    ReadRequest,
+    read_schema,
+)
 
 
 @dataclass(slots=True)
@@ -57,7 +66,7 @@ class TwinStream:
         self.closed = True
 
 
-class TwinLink:
+class TwinLink(ParcelsByExchange):
     """A broker in memory behind the :class:`~escrowmq.wire.Link` calls, answering at once on the caller's thread.
 
     Faults: ``hold`` keeps exchanges of a kind unanswered until :meth:`release`; ``lose`` answers the next exchanges of a

@@ -28,6 +28,7 @@ from escrowmq.wire.packing import (
     unpack_metadata,
     unpack_request,
 )
+from escrowmq.wire.parcels import PARCEL_BYTES, PARCEL_ROWS, Parcel, ParcelsByExchange
 
 __all__ = [
     "ACK_VIEW_NAME",
@@ -38,6 +39,8 @@ __all__ = [
     "LAST",
     "OPTIONS",
     "OP_VIEW_NAME",
+    "PARCEL_BYTES",
+    "PARCEL_ROWS",
     "PROTOCOL_VERSION",
     "REQUEST",
     "VIEWS",
@@ -48,6 +51,8 @@ __all__ = [
     "ExchangeOptions",
     "Json",
     "Link",
+    "Parcel",
+    "ParcelsByExchange",
     "ReadRequest",
     "ask",
     "pack_error",

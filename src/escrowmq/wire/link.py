@@ -1,8 +1,9 @@
 """The interface between clients and brokers: a :class:`Link` is one broker, over any transport.
 
-Three shapes:
+Four shapes:
 
 - *exchanges* carry batches both ways, pipelined, answered row for row; the answer's rows match the request's;
+- *parcels* are exchanges of a few rows, which stay rows;
 - *actions* are small questions and admin acts, JSON both ways (:mod:`escrowmq.wire.actions`);
 - *reads* stream batches out: browsing topics and the system views.
 """
@@ -19,6 +20,7 @@ from escrowmq.errors import EscrowError
 from escrowmq.wire.actions.action import Answer, Call
 from escrowmq.wire.exchanges import Exchange, ExchangeOptions, ReadRequest
 from escrowmq.wire.packing import Json
+from escrowmq.wire.parcels import Done, Parcel
 
 
 class CheckStream(Protocol):
@@ -48,6 +50,13 @@ class Link(Protocol):
 
         Requests of one kind on one link keep their order. Unknown(DISCONNECTED) if the carrier broke after the request
         may have left; the link then reconnects by itself, with back-off, when it is used again.
+        """
+        ...
+
+    def parcel(self, parcel: Parcel, done: Done) -> None:
+        """Start a request of a few rows, answered as :meth:`exchange` would answer the same batch (:mod:`escrowmq.wire.parcels`).
+
+        ``done`` is called once, on any thread. Parcels and exchanges of one kind on one link keep their order.
         """
         ...
 

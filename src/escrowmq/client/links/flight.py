@@ -37,7 +37,7 @@ from escrowmq.client.links.streams import (
 from escrowmq.errors import Code, EscrowError, Unknown, unsent
 from escrowmq.platform.backoff import Backoff
 from escrowmq.platform.forks import FORKED, tell_in_child
-from escrowmq.wire import CheckStream, Exchange, ExchangeOptions, Json, ReadRequest
+from escrowmq.wire import CheckStream, Exchange, ExchangeOptions, Json, ParcelsByExchange, ReadRequest
 
 CONNECT_SECONDS = 5.0
 EXCHANGE_SECONDS = 0.25
@@ -52,7 +52,7 @@ _CHANNEL = [
 ]
 
 
-class FlightLink:
+class FlightLink(ParcelsByExchange):
     """One broker at ``host:port``. Connects when it is first used, and again, with back-off, after it was lost.
 
     ``stays``: as one of several, it must always be the same shard. Another one at its address counts as no answer.

@@ -13,14 +13,12 @@ import pyarrow.compute as pc
 
 from escrowmq import schemas
 from escrowmq.errors import Code, EscrowError, Misuse, Rejected, error
+from escrowmq.message.columns import outgoing_batch
 from escrowmq.message.ids import column_of, transactions
 from escrowmq.message.limits import Limits, byte_lengths, has_null_texts
 from escrowmq.message.row import ROW_OVERHEAD, Checker, MessageIds
 from escrowmq.message.values import make_receipt
 from escrowmq.model import Receipt, message_id
-
-_ZEROS = pa.array(np.zeros(1 << 16, np.int64))
-_ANY_QUEUE = pa.array(np.full(1 << 16, -1, np.int32))
 
 
 class OutgoingCodec:
@@ -31,23 +29,8 @@ class OutgoingCodec:
 
     def encode(self, rows: Sequence[Any]) -> tuple[pa.RecordBatch, bytes]:
         """The batch, and the message ids as bytes."""
-        n = len(rows)
-        topics, bodies, keys, tags, pairs, given, queues, born, delays, immunities, joins = zip(*rows, strict=True)
-        ids = self.ids.complete(given)
-        arrays = [
-            pa.array(topics, pa.utf8()),
-            _optional(keys, pa.utf8()),
-            _optional(tags, pa.utf8()),
-            _optional(pairs, schemas.PROPERTIES),
-            pa.array(bodies, pa.binary()),
-            column_of(ids),
-            _ANY_QUEUE[:n] if n <= 1 << 16 and min(queues) == -1 == max(queues) else pa.array(queues, pa.int32()),
-            pa.array(born, pa.int64()),
-            _numbers(delays),
-            _numbers(immunities),
-            _optional(joins, schemas.ID),
-        ]
-        return pa.RecordBatch.from_arrays(arrays, schema=schemas.OUTGOING), ids
+        ids = self.ids.complete([row[5] for row in rows])
+        return outgoing_batch(rows, ids), ids
 
     def decode(
         self, rows: Sequence[Any], memo: Any, answer: pa.RecordBatch, resent: bool
@@ -99,14 +82,6 @@ class OutgoingCodec:
             return column
         given = [None if value is None else message_id(value) for value in column.to_pylist()]
         return column_of(self.ids.complete(given))
-
-
-def _optional(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    return pa.array(values, kind) if any(value is not None for value in values) else pa.nulls(len(values), kind)
-
-
-def _numbers(values: Sequence[int]) -> pa.Array:
-    return pa.array(values, pa.int64()) if any(values) or len(values) > 1 << 16 else _ZEROS[: len(values)]
 
 
 def _cast(column: pa.Array, field: pa.Field, default: int | None) -> pa.Array:
