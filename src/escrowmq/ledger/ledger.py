@@ -26,7 +26,9 @@ from escrowmq.ledger.groups.consuming import Consuming
 from escrowmq.ledger.groups.groups import Groups
 from escrowmq.ledger.groups.order import KeysOf
 from escrowmq.ledger.messages.admission import group_by_queue
+from escrowmq.ledger.messages.by_rows import ProducingRows
 from escrowmq.ledger.messages.dedup import Dedup
+from escrowmq.ledger.messages.entering import EnteringRows
 from escrowmq.ledger.messages.places import places_of
 from escrowmq.ledger.messages.producing import Producing
 from escrowmq.ledger.queues.delays import Delays
@@ -77,6 +79,10 @@ class Ledger:
         self.groups = Groups()
         self._consuming = Consuming(self.groups, self.topics)
         self._producing = Producing(self.topics, self.sessions, self.dedup, self.delays, self.transactions)
+        self._producing_rows = ProducingRows(self.topics, self.sessions, self.dedup, self.transactions)
+        self._entering = EnteringRows(
+            self.topics, self.sessions, self.dedup, self.delays, self.transactions, self.checkback, self.counters
+        )
         self._ending = Ending(self.transactions, self.sessions)
         self._forgetting = Forgetting(self.sessions, self.transactions, self.checkback, self.writers)
 
@@ -146,6 +152,9 @@ class Ledger:
         The events carry what applying them needs; :meth:`apply` takes it, or only the batch, to the same effect. So a log is
         replayed by columns alone.
         """
+        match command:
+            case commands.SendRows() | commands.PrepareRows():
+                return self._producing_rows.decide(command, self.rules, now_us, self.next_position)
         return None
 
     def _decide_configure(self, command: commands.Configure) -> Decision:
@@ -298,7 +307,10 @@ class Ledger:
         Kind.TRIMMED: _apply_trimmed,
     }
 
-    _row_acts: ClassVar[dict[Kind, Callable[[Ledger, Any, int, int], None]]] = {}
+    _row_acts: ClassVar[dict[Kind, Callable[[Ledger, Any, int, int], None]]] = {
+        Kind.PLAIN: lambda self, rows, position, time_us: self._entering.apply(rows, position, time_us, self.rules),
+        Kind.HALF: lambda self, rows, position, time_us: self._entering.apply(rows, position, time_us, self.rules),
+    }
     """As ``_acts``, of what :meth:`decide_rows` gave with its events."""
 
     # Snapshots

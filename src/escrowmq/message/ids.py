@@ -18,6 +18,7 @@ from escrowmq.schemas import ID, TRANSACTION_ID_DTYPE
 
 Int64s = npt.NDArray[np.int64]
 _MESSAGE_ID = struct.Struct(">QQ").pack
+_TRANSACTION_ID = struct.Struct(">IIQ")
 
 
 # Columns and NumPy records
@@ -61,6 +62,17 @@ def transactions(ids: pa.Array) -> Iterable[TransactionId | None]:
 def shards(ids: pa.Array) -> npt.NDArray[np.uint32]:
     """The shard of each transaction id of a column without nulls."""
     return records(ids)["shard"].astype(np.uint32)
+
+
+def transaction_id(shard: int, epoch: int, position: int) -> bytes:
+    """The 16 bytes of one transaction id."""
+    return _TRANSACTION_ID.pack(shard, epoch, position)
+
+
+def parts_of(transaction: bytes) -> tuple[int, int, int]:
+    """The shard, the epoch and the position that 16 bytes of a transaction id name."""
+    shard, epoch, position = _TRANSACTION_ID.unpack(transaction)
+    return shard, epoch, position
 
 
 def filled(given: Sequence[bytes | None], instance: int, sequence: int) -> bytes:

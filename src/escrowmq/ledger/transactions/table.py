@@ -8,6 +8,8 @@ unless it was undecided until then: that it EXPIRED is remembered, so that whoev
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from escrowmq.ledger.columns import codes as code
 from escrowmq.ledger.columns.arrays import Bools, Columns, Int32s, Int64s, UInt8s, all_equal, locate
 from escrowmq.ledger.events import Event, event_of
 from escrowmq.ledger.transactions.sessions import NO_GROUP, Sessions
-from escrowmq.message.ids import records
+from escrowmq.message.ids import parts_of, records
 from escrowmq.model import DecidedBy, Outcome, TransactionState
 from escrowmq.schemas import Kind
 
@@ -39,6 +41,18 @@ def decided(first: Int64s, state: UInt8s | int, by: DecidedBy, epochs: Int64s | 
     size = len(first)
     columns = (np.broadcast_to(np.asarray(column), size) for column in (state, int(by), epochs))
     return event_of(Kind.DECIDED, first, *columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """The transactions of half messages that were decided as rows; a list has one item for each message."""
+
+    epochs: Sequence[int]
+    due_us: Sequence[int]
+    owners: Sequence[int] | None
+    """The transaction (ordinal) that each one joins; ``NONE``: it begins one. None: all begin one."""
+    begins: dict[int, int]
+    """How many transactions begin, by producer group."""
 
 
 class TransactionTable:
@@ -131,6 +145,52 @@ class TransactionTable:
         ends = np.append(begins[1:], True)
         self.rows["last"][rows[ends]] = ordinals[ends]
         np.add.at(self.rows["messages"], rows, 1)
+
+    def enter_rows(
+        self, halves: Halves, queue_ids: Sequence[int], tags: Sequence[int] | int, position: int, time_us: int
+    ) -> Int64s:
+        """As :meth:`enter`, of what was decided as rows."""
+        size = len(queue_ids)
+        if not len(self.times) or self.times["time_us"][-1] < time_us:
+            self.times.extend(1, position=position, time_us=time_us)
+        own, owners = range(position, position + size), halves.owners
+        at: Sequence[int] = range(size)
+        if owners is not None:
+            at = [row for row, owner in enumerate(owners) if owner == NONE]
+            self._join_rows(owners, own, queue_ids, tags)
+        ordinal = self.rows.extend(
+            len(at),
+            first=[own[row] for row in at],
+            epoch=[halves.epochs[row] for row in at],
+            state=OPEN,
+            by=0,
+            checks=0,
+            messages=1,
+            due_us=[halves.due_us[row] for row in at],
+            queue_id=[queue_ids[row] for row in at],
+            tag=tags if isinstance(tags, int) else [tags[row] for row in at],
+            last=NONE,
+        )
+        for group, count in halves.begins.items():
+            self.open[group] = self.open.get(group, 0) + count
+        return np.arange(ordinal, ordinal + len(at))
+
+    def _join_rows(
+        self, owners: Sequence[int], own: range, queue_ids: Sequence[int], tags: Sequence[int] | int
+    ) -> None:
+        last, messages = self.rows["last"], self.rows["messages"]
+        for row, owner in enumerate(owners):
+            if owner != NONE:
+                of = owner - self.rows.first
+                tag = tags if isinstance(tags, int) else tags[row]
+                last[of] = self.joined.extend(
+                    1, position=own[row], owner=owner, before=last[of], queue_id=queue_ids[row], tag=tag
+                )
+                messages[of] += 1
+
+    def hold_back(self, positions: Sequence[int], visible_us: Sequence[int]) -> None:
+        """These half messages have a delay: not before then."""
+        self._delayed.extend(len(positions), position=positions, visible_us=visible_us)
 
     # States
 
@@ -243,6 +303,20 @@ class TransactionTable:
         foreign = raw["shard"] != self.shard
         codes[foreign], ordinals[foreign] = code.WRONG_SHARD, NONE
         return ordinals, codes
+
+    def find_id(self, identity: bytes) -> int:
+        """As :meth:`find_ids`, of one id; ``NONE`` where that has another code than OK."""
+        shard, epoch, position = parts_of(identity)
+        firsts = self.rows["first"]
+        if shard != self.shard or not len(firsts) or position > firsts[-1]:
+            return NONE
+        row = int(firsts.searchsorted(position))
+        known = firsts[row] == position and self.rows["epoch"][row] == epoch
+        return row + self.rows.first if known else NONE
+
+    def value(self, name: str, ordinal: int) -> Any:
+        """As :meth:`column`, of one transaction."""
+        return self.rows[name][ordinal - self.rows.first]
 
     def expired(self, positions: Int64s) -> Bools:
         """Which half messages left the log undecided."""
