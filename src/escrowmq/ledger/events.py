@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ class Event:
 
     kind: Kind
     batch: pa.RecordBatch
+    rows: Sequence[tuple[Any, ...]] | None = None
+    """The same as rows, of few: what is to be applied row by row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +47,14 @@ class Decision:
     """Of SEND and PREPARE: what is to be held against the log, when the events are appended, before the answer is given."""
 
 
-def _plan(schema: pa.Schema) -> list[tuple[pa.DataType, Any]]:
-    return [(type_, type_.to_pandas_dtype() if pa.types.is_integer(type_) else None) for type_ in schema.types]
+def _plan(schema: pa.Schema) -> list[tuple[pa.DataType, Any, str]]:
+    dtypes = [type_.to_pandas_dtype() if pa.types.is_integer(type_) else None for type_ in schema.types]
+    codes = ["" if dtype is None else np.dtype(dtype).char.replace("l", "q") for dtype in dtypes]
+    return list(zip(schema.types, dtypes, codes, strict=True))
 
 
 _COLUMNS = {kind: _plan(schema) for kind, schema in STORED.items()}
-"""The types of each kind's columns, and their NumPy types if they are numbers; asking Arrow each time is slow."""
+"""The types of each kind's columns and, if they are numbers, NumPy's types and ``array``'s; asking Arrow each time is slow."""
 
 
 def event_of(kind: Kind, *columns: Sequence[Any] | np.ndarray[Any, Any]) -> Event:
@@ -58,9 +63,10 @@ def event_of(kind: Kind, *columns: Sequence[Any] | np.ndarray[Any, Any]) -> Even
     return Event(kind, pa.RecordBatch.from_arrays(arrays, schema=STORED[kind]))
 
 
-def event_of_rows(kind: Kind, rows: Sequence[Sequence[Any]]) -> Event:
-    """An event with these rows (at least one)."""
-    return event_of(kind, *zip(*rows, strict=True))
+def event_of_rows(kind: Kind, rows: Sequence[Sequence[Any]], *, keep: bool = False) -> Event:
+    """An event with these rows (at least one). ``keep``: as rows too, to be applied so."""
+    event = event_of(kind, *zip(*rows, strict=True))
+    return Event(kind, event.batch, rows) if keep else event
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
@@ -68,9 +74,9 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
     return zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
-def _array(column: Sequence[Any] | Int64s, type_: pa.DataType, dtype: Any) -> pa.Array:
+def _array(column: Sequence[Any] | Int64s, type_: pa.DataType, dtype: Any, code: str) -> pa.Array:
     if dtype is None:
         return pa.array(column, type_)
-    # From its buffer: pa.array() of a short list takes twice as long.
-    values = np.array(column, dtype)
-    return pa.Array.from_buffers(type_, len(values), [None, pa.py_buffer(values)], null_count=0)
+    # From its buffer: pa.array() of a short list takes twice as long, and so does np.array() of one.
+    values = np.array(column, dtype) if isinstance(column, np.ndarray) else array(code, column)
+    return pa.Array.from_buffers(type_, len(values), [None, pa.py_buffer(values)])

@@ -33,7 +33,7 @@ from escrowmq.ledger.queues.delays import Delays
 from escrowmq.ledger.queues.queues import QueueIndex
 from escrowmq.ledger.queues.topics import Topics
 from escrowmq.ledger.transactions.checkback import CheckBack
-from escrowmq.ledger.transactions.ending import Ending
+from escrowmq.ledger.transactions.ending import DecidedRow, Ending
 from escrowmq.ledger.transactions.forgetting import Forgetting
 from escrowmq.ledger.transactions.sessions import Sessions
 from escrowmq.ledger.transactions.table import COMMITTED, EXPIRED, NONE, ROLLED_BACK, TransactionTable
@@ -182,11 +182,21 @@ class Ledger:
 
     # Applying
 
-    def apply(self, kind: Kind, batch: pa.RecordBatch, position: int, time_us: int) -> None:
-        """Take one event of the log in. ``position`` is that of its first row, ``time_us`` the broker's time of it."""
+    def apply(
+        self,
+        kind: Kind,
+        batch: pa.RecordBatch,
+        position: int,
+        time_us: int,
+        rows: Sequence[tuple[Any, ...]] | None = None,
+    ) -> None:
+        """Take one event of the log in. ``position`` is that of its first row, ``time_us`` the broker's time of it. With ``rows``,
+        the same as ``batch``, row by row: the state comes out the same."""
         self.next_position = position + batch.num_rows
         self.last_time_us = time_us
-        if kind in Groups.KINDS:
+        if rows is not None:
+            self._few[kind](self, rows, position, time_us)
+        elif kind in Groups.KINDS:
             self.groups.apply(kind, batch, time_us, self.topics, self.rules)
         elif (act := self._acts.get(kind)) is not None:
             act(self, batch, position, time_us)
@@ -233,6 +243,31 @@ class Ledger:
         for state, size in enumerate(np.bincount(batch.column("state").to_numpy()).tolist()):
             if size:
                 self.counters[_STATE_COUNTERS[state]] += size
+
+    def _apply_few_decided(self, rows: Sequence[DecidedRow], _position: int, time_us: int) -> None:
+        for session in {session for _, _, _, session in rows}:
+            self.sessions.note_one(session, time_us)
+        self._place_few(self._ending.apply_few(rows), time_us)
+        for _, state, _, _ in rows:
+            self.counters[_STATE_COUNTERS[state]] += 1
+
+    def _place_few(self, messages: Sequence[tuple[int, int, int]], time_us: int) -> None:
+        """As :meth:`_place`, of the half messages of a few transactions: position, queue id and tag of each."""
+        if self.transactions.holds_back and messages:
+            positions = np.array([position for position, _, _ in messages])
+            columns = (np.array([message[n] for message in messages], np.int32) for n in (1, 2))
+            self._place(positions, *columns, self.transactions.visible_us(positions), time_us)
+            return
+        by_queue: dict[int, tuple[list[int], list[int]]] = {}
+        for position, queue_id, tag in messages:
+            places = by_queue.get(queue_id)
+            if places is None:
+                by_queue[queue_id] = ([position], [tag])
+            else:
+                places[0].append(position)
+                places[1].append(tag)
+        for queue_id, (at, tags) in by_queue.items():
+            self.topics.queues[queue_id].append(at, tags, time_us)
 
     def _apply_batch_decided(self, batch: pa.RecordBatch, position: int, time_us: int) -> None:
         self.sessions.note(batch.column("epoch").to_numpy(), time_us)
@@ -286,6 +321,9 @@ class Ledger:
         Kind.RULES: _apply_rules,
         Kind.TRIMMED: _apply_trimmed,
     }
+
+    _few: ClassVar[dict[Kind, Callable[[Ledger, Sequence[Any], int, int], None]]] = {Kind.DECIDED: _apply_few_decided}
+    """Events that may be applied row by row."""
 
     # Snapshots
 

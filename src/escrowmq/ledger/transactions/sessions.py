@@ -93,6 +93,11 @@ class Sessions:
         groups[known] = self._rows["group"][rows[known]]
         return groups
 
+    def group_number(self, epoch: int) -> int:
+        """As :meth:`groups_of`, of one."""
+        row = self._row(epoch)
+        return NO_GROUP if row < 0 else self._rows["group"].item(row)
+
     def of_group(self, ordinal: int) -> Int64s:
         """The epochs of a group, rising."""
         epochs: Int64s = self._rows["epoch"][self._rows["group"] == ordinal]
@@ -135,6 +140,12 @@ class Sessions:
         unique, inverse = np.unique(epochs, return_inverse=True)
         codes = [self._check_one(int(epoch), transactional, rules) for epoch in unique]
         return np.array(codes, np.uint8)[inverse]
+
+    def group_that_may(self, epoch: int, rules: Rules) -> int | None:
+        """The group number of a producer session that may decide; None of any other."""
+        if epoch == OPERATOR or self._check_one(epoch, None, rules) != code.OK:
+            return None
+        return self.group_number(epoch)
 
     def group_of(self, epoch: int, rules: Rules, *, transactional: bool | None = None) -> int:
         """The group number of one session that may act. Raises UNKNOWN_SESSION, FENCED, GROUP_KIND."""
@@ -288,6 +299,11 @@ class Sessions:
                 self._rows["used_us"][self._row(int(epochs[0]))] = time_us
             return
         self._rows["used_us"][self._rows_of(epochs[epochs != OPERATOR].astype(np.int64))] = time_us
+
+    def note_one(self, epoch: int, time_us: int) -> None:
+        """As :meth:`note`, of one."""
+        if epoch != OPERATOR:
+            self._rows["used_us"][self._row(epoch)] = time_us
 
     def sent(self, epochs: npt.NDArray[np.uint32]) -> None:
         """These sessions (``OPERATOR`` among them) sent plain messages."""
