@@ -20,8 +20,8 @@ class Event:
 
     kind: Kind
     batch: pa.RecordBatch
-    rows: Sequence[tuple[Any, ...]] | None = None
-    """The same as rows, of few: what is to be applied row by row."""
+    rows: Any = None
+    """Of an event decided as rows: what applying it needs, so that the batch is not read again (see ``Ledger.decide_rows``)."""
 
 
 @dataclass(frozen=True, slots=True)

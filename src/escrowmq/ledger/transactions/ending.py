@@ -32,10 +32,11 @@ import pyarrow as pa
 from escrowmq.errors import Code
 from escrowmq.ledger.columns import codes as code
 from escrowmq.ledger.columns.arrays import Int32s, Int64s, UInt8s
-from escrowmq.ledger.commands import End, Rules
+from escrowmq.ledger.commands import End, EndRows, Rules
 from escrowmq.ledger.events import Decision, Event, event_of_rows
 from escrowmq.ledger.transactions.sessions import OPERATOR, Sessions
 from escrowmq.ledger.transactions.table import (
+    BY_OPERATOR,
     COMMITTED,
     EXPIRED,
     OPEN,
@@ -62,8 +63,6 @@ ANSWER = np.array(
 DECIDES = np.array([Code.NOTED, Code.COMMITTED, Code.ROLLED_BACK], np.uint8)  # [outcome]
 BECOMES = np.array([OPEN, COMMITTED, ROLLED_BACK], np.uint8)  # [outcome]
 
-Ends: TypeAlias = Sequence[tuple[int, Sequence[tuple[bytes, int]]]]
-"""A few decisions as rows: sessions, each with transaction ids of 16 bytes and their outcomes."""
 DecidedRow: TypeAlias = tuple[int, int, int, int]
 """A row of Kind.DECIDED: the transaction's first position, its state, who decided, and that session."""
 
@@ -111,31 +110,33 @@ class Ending:
         owned: Int64s = rows[~foreign]
         return owned
 
-    def decide_few(self, ends: Ends, by: DecidedBy, rules: Rules) -> tuple[bytes, Event | None] | None:
-        """As :meth:`decide_end`, row by row: a code each, and the event with its rows. None: not all of them are plain."""
-        if by == DecidedBy.OPERATOR:
+    def decide_few(self, command: EndRows, rules: Rules) -> Decision | None:
+        """As :meth:`decide_end`, row by row. None: not all of them are plain."""
+        parts, by = command.parts, int(command.by)
+        if by == BY_OPERATOR:
             return None
-        found = self._table.find_few([end[0] for _, rows in ends for end in rows])
+        found = self._table.find_few([row[0] for part in parts for row in part.rows])
         if found is None or len(set(found)) < len(found):
             return None
-        codes, winners = bytearray(), []
+        codes, winners = bytearray(), list[DecidedRow]()
         ours = iter(found)
-        for session, rows in ends:
+        for part in parts:
+            session = part.session
             if (group := self._sessions.group_that_may(session, rules)) is None:
                 return None
-            for _, outcome in rows:
+            for _, outcome in part.rows:
                 first, epoch, state = next(ours)
-                if not UNKNOWN <= outcome <= ROLLBACK or (
-                    epoch != session and self._sessions.group_number(epoch) != group
-                ):
+                foreign = epoch != session and self._sessions.group_number(epoch) != group
+                if foreign or not UNKNOWN <= outcome <= ROLLBACK:
                     return None
                 if state not in (OPEN, PARKED):
                     codes.append(ANSWER.item(state, outcome))
                     continue
                 codes.append(DECIDES.item(outcome))
                 if outcome != UNKNOWN:
-                    winners.append((first, BECOMES.item(outcome), int(by), session))
-        return bytes(codes), event_of_rows(Kind.DECIDED, winners, keep=True) if winners else None
+                    winners.append((first, BECOMES.item(outcome), by, session))
+        events = (event_of_rows(Kind.DECIDED, winners, keep=True),) if winners else ()
+        return Decision(events, bytes(codes))
 
     def apply_few(self, decided: Sequence[DecidedRow]) -> list[tuple[int, int, int]]:
         """Kind.DECIDED as rows: position, queue id and tag of what became visible, as :meth:`apply_decided` has them."""
