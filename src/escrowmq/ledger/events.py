@@ -47,14 +47,13 @@ class Decision:
     """Of SEND and PREPARE: what is to be held against the log, when the events are appended, before the answer is given."""
 
 
-def _plan(schema: pa.Schema) -> list[tuple[pa.DataType, Any, str]]:
-    dtypes = [type_.to_pandas_dtype() if pa.types.is_integer(type_) else None for type_ in schema.types]
-    codes = ["" if dtype is None else np.dtype(dtype).char.replace("l", "q") for dtype in dtypes]
-    return list(zip(schema.types, dtypes, codes, strict=True))
+def _plan(schema: pa.Schema) -> list[tuple[pa.DataType, Any]]:
+    return [(type_, type_.to_pandas_dtype() if pa.types.is_integer(type_) else None) for type_ in schema.types]
 
 
 _COLUMNS = {kind: _plan(schema) for kind, schema in STORED.items()}
-"""The types of each kind's columns and, if they are numbers, NumPy's types and ``array``'s; asking Arrow each time is slow."""
+"""The types of each kind's columns, and their NumPy types if they are numbers; asking Arrow each time is slow."""
+_TYPECODES = {np.int32: "i", np.int64: "q", np.uint32: "I", np.uint8: "B"}
 
 
 def event_of(kind: Kind, *columns: Sequence[Any] | np.ndarray[Any, Any]) -> Event:
@@ -74,9 +73,9 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
     return zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
-def _array(column: Sequence[Any] | Int64s, type_: pa.DataType, dtype: Any, code: str) -> pa.Array:
+def _array(column: Sequence[Any] | Int64s, type_: pa.DataType, dtype: Any) -> pa.Array:
     if dtype is None:
         return pa.array(column, type_)
     # From its buffer: pa.array() of a short list takes twice as long, and so does np.array() of one.
-    values = np.array(column, dtype) if isinstance(column, np.ndarray) else array(code, column)
+    values = np.array(column, dtype) if isinstance(column, np.ndarray) else array(_TYPECODES[dtype], column)
     return pa.Array.from_buffers(type_, len(values), [None, pa.py_buffer(values)])

@@ -149,6 +149,8 @@ class Ledger:
         match command:
             case commands.EndRows():
                 return self._ending.decide_few(command, self.rules)
+            case commands.SettleRows():
+                return self._consuming.decide_settle_few(command, self.rules, now_us)
         return None
 
     def _decide_configure(self, command: commands.Configure) -> Decision:
@@ -198,10 +200,10 @@ class Ledger:
         of an event that :meth:`decide_rows` gave, the same as the batch."""
         self.next_position = position + batch.num_rows
         self.last_time_us = time_us
-        if rows is not None:
+        if kind in Groups.KINDS:
+            self.groups.apply(kind, batch, time_us, self.topics, self.rules, rows)
+        elif rows is not None:
             self._row_acts[kind](self, rows, position, time_us)
-        elif kind in Groups.KINDS:
-            self.groups.apply(kind, batch, time_us, self.topics, self.rules)
         elif (act := self._acts.get(kind)) is not None:
             act(self, batch, position, time_us)
 
@@ -258,9 +260,9 @@ class Ledger:
     def _place_few(self, messages: Sequence[tuple[int, int, int]], time_us: int) -> None:
         """As :meth:`_place`, of the half messages of a few transactions: position, queue id and tag of each."""
         if self.transactions.holds_back and messages:
-            positions = np.array([position for position, _, _ in messages])
-            columns = (np.array([message[n] for message in messages], np.int32) for n in (1, 2))
-            self._place(positions, *columns, self.transactions.visible_us(positions), time_us)
+            positions, queue_ids, tags = (np.array(column, np.int64) for column in zip(*messages, strict=True))
+            visible = self.transactions.visible_us(positions)
+            self._place(positions, queue_ids.astype(np.int32), tags.astype(np.int32), visible, time_us)
             return
         by_queue: dict[int, tuple[list[int], list[int]]] = {}
         for position, queue_id, tag in messages:
@@ -270,8 +272,8 @@ class Ledger:
             else:
                 places[0].append(position)
                 places[1].append(tag)
-        for queue_id, (at, tags) in by_queue.items():
-            self.topics.queues[queue_id].append(at, tags, time_us)
+        for number, (at, numbers) in by_queue.items():
+            self.topics.queues[number].append(at, numbers, time_us)
 
     def _apply_batch_decided(self, batch: pa.RecordBatch, position: int, time_us: int) -> None:
         self.sessions.note(batch.column("epoch").to_numpy(), time_us)

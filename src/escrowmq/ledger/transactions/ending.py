@@ -126,7 +126,7 @@ class Ending:
                 return None
             for _, outcome in part.rows:
                 first, epoch, state = next(ours)
-                foreign = epoch != session and self._sessions.group_number(epoch) != group
+                foreign = epoch != session and self._sessions.group(epoch) != group
                 if foreign or not UNKNOWN <= outcome <= ROLLBACK:
                     return None
                 if state not in (OPEN, PARKED):

@@ -93,11 +93,6 @@ class Sessions:
         groups[known] = self._rows["group"][rows[known]]
         return groups
 
-    def group_number(self, epoch: int) -> int:
-        """As :meth:`groups_of`, of one."""
-        row = self._row(epoch)
-        return NO_GROUP if row < 0 else self._rows["group"].item(row)
-
     def of_group(self, ordinal: int) -> Int64s:
         """The epochs of a group, rising."""
         epochs: Int64s = self._rows["epoch"][self._rows["group"] == ordinal]
@@ -145,7 +140,7 @@ class Sessions:
         """The group number of a producer session that may decide; None of any other."""
         if epoch == OPERATOR or self._check_one(epoch, None, rules) != code.OK:
             return None
-        return self.group_number(epoch)
+        return self.group(epoch)
 
     def group_of(self, epoch: int, rules: Rules, *, transactional: bool | None = None) -> int:
         """The group number of one session that may act. Raises UNKNOWN_SESSION, FENCED, GROUP_KIND."""
@@ -168,6 +163,20 @@ class Sessions:
         half_refused = kind == PLAIN or not self._rows["transactional"][row]
         refused = half_refused if transactional else kind == TRANSACTIONAL
         return code.GROUP_KIND if refused else code.OK
+
+    def status(self, epoch: int, *, transactional: bool | None, rules: Rules) -> int:
+        """As :meth:`check`, of one session."""
+        return self._check_one(epoch, transactional, rules)
+
+    def group(self, epoch: int) -> int:
+        """As :meth:`groups_of`, of one session."""
+        row = self._row(epoch)
+        return NO_GROUP if row < 0 else int(self._rows["group"][row])
+
+    def first_us(self, group: int, rules: Rules) -> int:
+        """How long the transactions of a group wait for their first question."""
+        own = self.own.get(group)
+        return rules.transaction_timeout_us if own is None else policies.asking(own, rules).first_us
 
     def fenced(self, epochs: Int64s) -> Bools:
         """Which of these sessions a newer one of their instance has taken over."""
@@ -300,16 +309,18 @@ class Sessions:
             return
         self._rows["used_us"][self._rows_of(epochs[epochs != OPERATOR].astype(np.int64))] = time_us
 
-    def note_one(self, epoch: int, time_us: int) -> None:
-        """As :meth:`note`, of one."""
-        if epoch != OPERATOR:
-            self._rows["used_us"][self._row(epoch)] = time_us
-
     def sent(self, epochs: npt.NDArray[np.uint32]) -> None:
         """These sessions (``OPERATOR`` among them) sent plain messages."""
         for epoch in epochs[:1].tolist() if all_equal(epochs) else np.unique(epochs).tolist():
             if epoch != OPERATOR:
                 self._plain.add(int(self._rows["group"][self._row(epoch)]))
+
+    def note_one(self, epoch: int, time_us: int, *, sent: bool = False) -> None:
+        """As :meth:`note` and, if it sent plain messages, :meth:`sent`, of one session that is known."""
+        row = self._row(epoch)
+        self._rows["used_us"][row] = time_us
+        if sent:
+            self._plain.add(int(self._rows["group"][row]))
 
     def forget(self, epochs: Int64s) -> list[int]:
         """Let go of sessions; the groups that had their last one among them, and are gone unless they have own rules."""

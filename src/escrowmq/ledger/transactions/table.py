@@ -148,7 +148,7 @@ class TransactionTable:
         rows: list[int] = firsts.searchsorted([first for first, _, _, _ in decided]).tolist()
         for row, (_, state, decided_by, _) in zip(rows, decided, strict=True):
             counts = self.parked if states.item(row) == PARKED else self.open
-            counts[self._sessions.group_number(epochs.item(row))] -= 1
+            counts[self._sessions.group(epochs.item(row))] -= 1
             states[row] = state
             by[row] = decided_by
         return rows
