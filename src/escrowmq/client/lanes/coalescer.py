@@ -7,9 +7,10 @@ Theory of operation. A lane carries rows of one kind of exchange over one link.
    with ``WORTH_OVERLAPPING`` rows or more, and with at least as many as are in flight: a request costs about as much as
    some hundred rows, so small requests wait and grow, big ones overlap.
    A caller's whole batch joins the batches that wait before it, as long as all of them are no more than a request of rows may be.
+   A request of few rows travels as a parcel (:mod:`escrowmq.wire.parcels`), others and batches as a batch.
 2. Requests leave in the order in which they were filled; one thread at a time sends (``_pumping``).
 3. A request that the connection may have lost waits until every other request in flight was answered or lost too; then all
-   of them are sent again, in order, unchanged (the same bytes, the same message ids), before anything newer.
+   of them are sent again, in order, unchanged (the same rows or bytes, the same message ids), before anything newer.
 4. So does a request that the broker refuses because it has forgotten the session (nothing of it was taken in), after the session was
    renewed. While requests of one session are in flight, none leaves under another: a newer one must not get ahead of them.
 5. Where the broker is one of several and counts as away, rows that surely never left are given back with BROKER_AWAY, if they may
@@ -28,16 +29,18 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
-from escrowmq.client.lanes.request import Attended, Codec, Request, Row, copies
+from escrowmq.client.lanes.request import Attended, Codec, Request, copies
 from escrowmq.client.lanes.timer import Timer
 from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, Unknown
 from escrowmq.platform.backoff import Backoff
 from escrowmq.platform.forks import FORKED, tell_in_child
 from escrowmq.wire import Exchange, ExchangeOptions, Link
+from escrowmq.wire.parcels import Answer, Row
 
 MAX_IN_FLIGHT = 4
 WORTH_OVERLAPPING = 64
@@ -236,7 +239,8 @@ class Lane(ABC):
 
     def _seal(self) -> None:
         if self._open:
-            request = Request(self._open, self._open_waiters, time.monotonic() + self._timeout)
+            deadline = time.monotonic() + self._timeout
+            request = Request(self._open, self._open_waiters, deadline, size=self._open_bytes)
             self._sealed.append(request)
             self._sealed_rows += len(request)
             self._open, self._open_waiters, self._open_bytes = [], [], 0
@@ -278,7 +282,8 @@ class Lane(ABC):
     def _dispatch(self, request: Request, again: ExchangeOptions | None = None) -> None:
         """Send a request; ``again``: with these options, those of all that are sent again with it."""
         try:
-            batch = request.encode(self._codec)
+            parcels = request.is_parcel
+            batch = None if parcels else request.encode(self._codec)
             with self._sending:
                 options = self._options() if again is None else again
                 session: Any = options.get("session", 0)
@@ -287,7 +292,12 @@ class Lane(ABC):
                     self._failed(request, Unknown(Code.DISCONNECTED))
                     return
                 request.sent += 1
-                future = self._link.exchange(self._kind, batch, options)
+                attempt = request.resends
+                if batch is None:
+                    done = partial(self._received, request, attempt)
+                    self._link.parcel(request.pack(self._codec, self._kind, options), done)
+                else:
+                    future = self._link.exchange(self._kind, batch, options)
         except EscrowError as problem:
             self._failed(request, problem)
             return
@@ -300,27 +310,42 @@ class Lane(ABC):
             bug.__cause__ = problem
             self._failed(request, bug)
             return
-        attempt = request.resends
-        future.add_done_callback(lambda done: self._answered(request, attempt, done))
+        if batch is not None:
+            future.add_done_callback(partial(self._answered, request, attempt))
 
     def _overtakes(self, request: Request) -> bool:
         return any(other.session != request.session for other in tuple(self._in_flight))
 
     # The way back
 
+    def _received(self, request: Request, attempt: int, answer: Answer | EscrowError) -> None:
+        """Take the answer to a parcel, on any thread."""
+        if request.settled or request.resends != attempt:
+            return
+        if isinstance(answer, EscrowError):
+            self._failed(request, answer)
+        elif self._renew is not None and answer and _code(answer) == Code.UNKNOWN_SESSION:
+            self._forget(request)
+        else:
+            self._finish(request, request.receive(self._codec, answer))
+
     def _answered(self, request: Request, attempt: int, done: Future[pa.RecordBatch]) -> None:
+        """Take the answer to a batch, on any thread."""
         if request.settled or request.resends != attempt:
             return
         problem = done.exception()
         if problem is None and self._renew is not None and _forgets(done.result()):
-            self._forgotten = request.session
-            self._failed(request, Unknown(Code.DISCONNECTED, "the broker has forgotten the session"))
+            self._forget(request)
         elif problem is None:
             self._finish(request, request.decode(self._codec, done.result()))
         elif isinstance(problem, EscrowError):
             self._failed(request, problem)
         else:
             self._failed(request, Unknown(Code.CLOSED, f"the link failed: {problem!r}"))
+
+    def _forget(self, request: Request) -> None:
+        self._forgotten = request.session
+        self._failed(request, Unknown(Code.DISCONNECTED, "the broker has forgotten the session"))
 
     def _failed(self, request: Request, problem: EscrowError) -> None:
         if isinstance(problem, Unknown) and not problem.left:
@@ -481,6 +506,12 @@ class Lane(ABC):
             elif part is request:
                 self._leave_flight(request)
         return taken
+
+
+def _code(answer: Answer) -> int:
+    """The code of the first row of an answer to a parcel; UNKNOWN_SESSION there is that of all rows."""
+    first = answer[0]
+    return first if isinstance(first, int) else first[0]
 
 
 def _forgets(answer: pa.RecordBatch) -> bool:

@@ -30,7 +30,7 @@ from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, Unknown, erro
 from escrowmq.message.ids import id_bytes, id_column
 from escrowmq.message.limits import byte_lengths
 from escrowmq.message.names import check_name
-from escrowmq.message.row import ROW_OVERHEAD
+from escrowmq.message.row import row_size
 from escrowmq.model import CheckPolicy, DecidedBy, Message, Outcome, Receipt, TransactionId
 from escrowmq.model import message_id as message_bytes
 from escrowmq.platform.forks import tell_in_child
@@ -154,13 +154,13 @@ class Production:
                     check_immunity,
                     None if joined is None else bytes(joined),
                 )
-                size = len(row.body) + ROW_OVERHEAD
+                size = row_size(row)
                 if self.qos == 0 and not half:
                     try:
                         lane.add(row, None, size)
                     except Overloaded:
                         self.dropped += 1
-                    return Receipt(row.message_id or b"", row.topic, row.queue, -1)
+                    return Receipt(row[5] or b"", row[0], row[6], -1)
                 receipt: Receipt = await lane.call(row, size)
             except EscrowError as problem:
                 if placement is None:
