@@ -132,7 +132,7 @@ def test_an_answer_after_the_deadline_changes_nothing(twin):
         with pytest.raises(mq.Unknown, match="TIMED_OUT"):
             producer.send("t", b"1")
         twin.parcel = answered
-        parcel, done = late[0]
+        ((_, done),) = late
         threads = [threading.Thread(target=done, args=([(0, 5, 0, 5, None)],)) for _ in range(2)]
         for thread in threads:
             thread.start()

@@ -114,9 +114,7 @@ class SettlingCodec:
         batch = settling_batch(lease[first], starts, counts, act[first], np.array(delays, np.int64)[first], some)
         return batch, np.cumsum(new) - 1
 
-    def decode(
-        self, rows: Sequence[Row], memo: Any, answer: pa.RecordBatch, resent: bool
-    ) -> list[Code | EscrowError]:
+    def decode(self, rows: Sequence[Row], memo: Any, answer: pa.RecordBatch, resent: bool) -> list[Code | EscrowError]:
         """One code or error per row."""
         return self._told(rows, self.codes(answer, resent)[memo].tolist())
 

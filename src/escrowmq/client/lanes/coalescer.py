@@ -26,7 +26,6 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from functools import partial
@@ -34,6 +33,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from escrowmq.client.lanes.filling import MAX_BYTES, MAX_ROWS, Filling
 from escrowmq.client.lanes.request import Attended, Codec, Request, copies
 from escrowmq.client.lanes.timer import Timer
 from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, Unknown
@@ -44,10 +44,6 @@ from escrowmq.wire.parcels import Answer, Row
 
 MAX_IN_FLIGHT = 4
 WORTH_OVERLAPPING = 64
-MAX_ROWS, MAX_BYTES = 4096, 16 << 20
-"""Of one request of several callers; a caller's own batch may be larger."""
-JOINED_WITHIN = 0.1
-"""Batches join one that began to wait at most this part of the timeout ago, because they get its deadline."""
 MAX_WAITING_ROWS = 1 << 18
 """Rows that may wait in one lane before Overloaded(QUEUE_FULL): bounds the memory of a client whose broker is away."""
 FIRST_BACKOFF, LAST_BACKOFF = 0.02, 2.0
@@ -58,7 +54,7 @@ OVERDUE_SECONDS = 1.0
 """A request of one of several brokers that is unanswered this long makes one ask whether that broker is there."""
 
 
-class Lane(ABC):
+class Lane(Filling, ABC):
     """One coalescing lane. Thread-safe.
 
     ``waiter()`` makes what a caller awaits for its result. ``timeout`` is seconds from the sealing of a request to
@@ -83,16 +79,14 @@ class Lane(ABC):
         moves: Callable[[Row | None], bool] = lambda _: True,
         repeats: Callable[[Row | None], bool] = lambda _: False,
     ) -> None:
+        super().__init__(timeout, max_rows, max_bytes)
         self._link = link
         self._kind = kind
         self._codec = codec
         self._options = options
         self._timer = timer
         self.waiter = waiter
-        self._timeout = timeout
         self._max_waiting = max_waiting
-        self._max_rows = min(max_rows, MAX_ROWS)  # what the broker takes, if that is less
-        self._max_bytes = min(max_bytes, MAX_BYTES)
         self._renew = renew  # the session of this number
         self._attended, self._moves, self._repeats = attended, moves, repeats
         self.overdue = False  # an answer of one of several brokers has not come for long
@@ -101,11 +95,6 @@ class Lane(ABC):
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._sending = threading.RLock()  # orders "is it broken?" and the exchange against the news that it broke
-        self._open: list[Row] = []
-        self._open_waiters: list[Any] = []
-        self._open_bytes = 0
-        self._sealed: deque[Request] = deque()
-        self._sealed_rows = 0
         self._in_flight: list[Request] = []
         self._pumping = False
         self.broken = False  # the connection was lost, and requests wait to be sent again
@@ -121,8 +110,8 @@ class Lane(ABC):
         self._lock, self._sending = threading.Lock(), threading.RLock()
         self._idle = threading.Condition(self._lock)
         self._closed, self._closed_because = True, FORKED
-        self._open, self._open_waiters, self._in_flight = [], [], []
-        self._sealed.clear()
+        self._in_flight = []
+        self._empty()
 
     # What callers do
 
@@ -137,11 +126,6 @@ class Lane(ABC):
         waiter: Awaitable[Any] = self.waiter()
         self.add_batch(batch, waiter)
         return waiter
-
-    @property
-    def waiting(self) -> int:
-        """Rows that have not left yet."""
-        return len(self._open) + self._sealed_rows
 
     def add(self, row: Row, waiter: Any, size: int) -> None:
         """Put a row (of about ``size`` bytes) into the open request; its result goes to ``waiter``, or nowhere if None.
@@ -173,13 +157,7 @@ class Lane(ABC):
                 raise Unknown(Code.CLOSED, self._closed_because)
             if self._sealed_rows and self._sealed_rows + batch.num_rows > self._max_waiting:
                 raise Overloaded(Code.QUEUE_FULL)
-            self._seal()
-            request = Request(None, [waiter], time.monotonic() + self._timeout, batch)
-            if self._joins(request):
-                self._sealed[-1].join(request)
-            else:
-                self._sealed.append(request)
-            self._sealed_rows += len(request)
+            self._seal_batch(batch, waiter)
             self._sweep_later()
         self._go_on()
 
@@ -236,25 +214,6 @@ class Lane(ABC):
             self._worth = math.inf
         else:
             self._worth = max(sum(map(len, self._in_flight)), WORTH_OVERLAPPING) if in_flight else 1
-
-    def _seal(self) -> None:
-        if self._open:
-            deadline = time.monotonic() + self._timeout
-            request = Request(self._open, self._open_waiters, deadline, size=self._open_bytes)
-            self._sealed.append(request)
-            self._sealed_rows += len(request)
-            self._open, self._open_waiters, self._open_bytes = [], [], 0
-
-    def _joins(self, request: Request) -> bool:
-        """Whether a new request's batch may ride in the last one that waits."""
-        last = self._sealed[-1] if self._sealed else None
-        return (
-            last is not None
-            and last.rows is None
-            and last.count + request.count <= self._max_rows
-            and last.size + request.size <= self._max_bytes
-            and request.deadline - last.deadline <= JOINED_WITHIN * self._timeout
-        )
 
     def _take(self) -> Request | None:
         """The next request to send, now in flight; None when there is none or it has to wait."""

@@ -43,9 +43,7 @@ class EndingCodec:
         arrays = [pa.array(ids, schemas.ID), pa.array(outcomes, pa.uint8())]
         return pa.RecordBatch.from_arrays(arrays, schema=schemas.ENDING), None
 
-    def decode(
-        self, rows: Sequence[Row], memo: Any, answer: pa.RecordBatch, resent: bool
-    ) -> list[Code | EscrowError]:
+    def decode(self, rows: Sequence[Row], memo: Any, answer: pa.RecordBatch, resent: bool) -> list[Code | EscrowError]:
         """A code or an error per row."""
         return _told(answer.column(0).to_numpy().tolist(), resent)
 
