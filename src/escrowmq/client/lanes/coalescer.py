@@ -128,7 +128,8 @@ class Lane(Filling, ABC):
         return waiter
 
     def add(self, row: Row, waiter: Any, size: int) -> None:
-        """Put a row (of about ``size`` bytes) into the open request; its result goes to ``waiter``, or nowhere if None.
+        """Put a row (of about ``size`` bytes) into the open request; its result goes to ``waiter``, or nowhere if None. An
+        :class:`Unawaited` is told it.
 
         Raises Overloaded(QUEUE_FULL) when too much is waiting, Unknown(CLOSED) after :meth:`close`.
         """
@@ -197,7 +198,7 @@ class Lane(Filling, ABC):
 
     @abstractmethod
     def _deliver(self, waiters: list[Any], results: list[Any]) -> None:
-        """Give each waiter that is not None its result."""
+        """Give each waiter that is not None its result; none of them may hold the thread up."""
 
     # The way out
 

@@ -42,6 +42,20 @@ class Codec(Protocol):
         ...
 
 
+class Unawaited:
+    """Stands where a waiter stands, for a row whose caller does not wait: ``told(row, result)`` is called once with the value or
+    the EscrowError, on whatever thread has it. It must not block."""
+
+    __slots__ = ("row", "told")
+
+    def __init__(self, row: Row, told: Callable[[Row, Any], None]) -> None:
+        self.row, self.told = row, told
+
+    def give(self, result: Any) -> None:
+        """Tell it the result."""
+        self.told(self.row, result)
+
+
 class Attended(Protocol):
     """What a lane knows of its broker where that is one of several."""
 

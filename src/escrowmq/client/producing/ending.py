@@ -57,6 +57,21 @@ def _told(numbers: Iterable[int], resent: bool) -> list[Code | EscrowError]:
     return [code if code in DONE else error(code) for code in codes]
 
 
+def require(outcome: Outcome, code: Code) -> Code:
+    """``code`` if a transaction that ended with it stands as ``outcome``, or if nobody waited for the answer; raises CONFLICT
+    otherwise."""
+    if code not in _STANDS_AS[outcome] and code is not Code.SENT:
+        raise error(Code.CONFLICT, f"the transaction stands as {code.name}")
+    return code
+
+
+_STANDS_AS = {
+    Outcome.UNKNOWN: (Code.NOTED,),
+    Outcome.COMMIT: (Code.COMMITTED, Code.ALREADY_COMMITTED),
+    Outcome.ROLLBACK: (Code.ROLLED_BACK, Code.ALREADY_ROLLED_BACK),
+}
+
+
 def first_time(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """The codes of a batch that was sent again, as the first answer would have given them."""
     first = codes.copy()
