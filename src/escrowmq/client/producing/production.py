@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.client.lanes.coalescer import Lane
-from escrowmq.client.lanes.request import Codec, Row, Unawaited
+from escrowmq.client.lanes.request import Codec, Unawaited
 from escrowmq.client.lanes.waiting import ThreadLane, Waiting
 from escrowmq.client.links.router import Router, broker_of
 from escrowmq.client.producing.checker import AnyChecker, CheckLoop, need_checker_of
@@ -36,6 +36,7 @@ from escrowmq.model import CheckPolicy, DecidedBy, Message, Outcome, Receipt, Tr
 from escrowmq.model import message_id as message_bytes
 from escrowmq.platform.forks import tell_in_child
 from escrowmq.wire import Exchange
+from escrowmq.wire.parcels import Row
 
 CHECKER_THREADS = 4
 WAIT_STEP = 0.1
