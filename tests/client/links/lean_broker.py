@@ -183,7 +183,9 @@ class LeanBroker:
                 answer(lean.batch_answered(number, answered.result()))
             else:
                 rows = answer_of(of, answered.result())
-                answer(lean.codes_answered(number, rows) if isinstance(rows, bytes) else lean.rows_answered(number, rows))
+                answer(
+                    lean.codes_answered(number, rows) if isinstance(rows, bytes) else lean.rows_answered(number, rows)
+                )
 
         future.add_done_callback(done)
 

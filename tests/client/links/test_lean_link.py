@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import os
 import socket
-import threading
 import time
 from concurrent.futures import Future
 
@@ -14,13 +10,12 @@ import pyarrow as pa
 import pytest
 from lean_broker import GARBAGE, PATIENCE, LeanBroker, TwinFlight, eventually
 
-from escrowmq.client.links import connection as connections
 from escrowmq.client.links import lean as links
 from escrowmq.client.links.lean import LeanLink
 from escrowmq.errors import Code, EscrowError, Overloaded, Unknown, error
 from escrowmq.message.row import OutgoingRow
 from escrowmq.testing.ledgers import outgoing
-from escrowmq.wire import Exchange, Parcel, lean
+from escrowmq.wire import Exchange, Parcel
 
 NOTHING = pa.RecordBatch.from_pylist([], schema=pa.schema([]))
 LARGE = 1 << 16
@@ -143,16 +138,19 @@ def test_a_refused_request_has_the_brokers_error_and_the_connection_goes_on(link
 
 def test_requests_of_one_kind_keep_their_order_across_both_carriers(link, broker, flight):
     flight.hold(Exchange.SEND)
-    given = [b"%d" % n if n % 3 else b"%d" % n + bytes(LARGE) for n in range(1, 30)]
+    given = [
+        b"%d" % n if n % 9 else b"%d" % n + bytes(LARGE) for n in range(1, 30)
+    ]  # after each large one eight small ones
     answers = [begin(link, parcel(body)) for body in given]
-    broker.wait(lambda: len(broker.kinds) == 2)
-    assert flight.flown == []  # the third waits, and everything after it
+    broker.wait(lambda: len(broker.kinds) == 8)
+    assert flight.flown == []  # the ninth waits, and everything after it
     flight.release(Exchange.SEND)
     for answer in answers:
         assert answer.result(PATIENCE)[0][0] == Code.OK
     assert bodies(flight) == given
     assert broker.kinds.count("send") + flight.flown.count("send") == len(given)
-    assert min(len(broker.kinds), len(flight.flown)) > 2
+    assert len(broker.kinds) == 8 + 4 + 4
+    assert len(flight.flown) == 3 + 4 + 4 + 2
 
 
 def test_the_other_kinds_do_not_wait(link, broker, flight):
