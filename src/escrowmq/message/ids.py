@@ -17,8 +17,12 @@ from escrowmq.model import TransactionId
 from escrowmq.schemas import ID, TRANSACTION_ID_DTYPE
 
 Int64s = npt.NDArray[np.int64]
-_MESSAGE_ID = struct.Struct(">QQ").pack
-_TRANSACTION_ID = struct.Struct(">IIQ")
+message_id_of = struct.Struct(">QQ").pack
+"""The 16 bytes of a message id of a series, from its instance and its number."""
+transaction_id = struct.Struct(">IIQ").pack
+"""The 16 bytes of a transaction id, from its shard, epoch and position."""
+split_transaction_id = struct.Struct(">IIQ").unpack
+"""Shard, epoch and position of a transaction id of 16 bytes."""
 
 
 # Columns and NumPy records
@@ -64,22 +68,11 @@ def shards(ids: pa.Array) -> npt.NDArray[np.uint32]:
     return records(ids)["shard"].astype(np.uint32)
 
 
-def transaction_id(shard: int, epoch: int, position: int) -> bytes:
-    """The 16 bytes of one transaction id."""
-    return _TRANSACTION_ID.pack(shard, epoch, position)
-
-
-def parts_of(transaction: bytes) -> tuple[int, int, int]:
-    """The shard, the epoch and the position that 16 bytes of a transaction id name."""
-    shard, epoch, position = _TRANSACTION_ID.unpack(transaction)
-    return shard, epoch, position
-
-
 def filled(given: Sequence[bytes | None], instance: int, sequence: int) -> bytes:
     """The message ids given, one after the other, with those of a series from ``sequence`` on in the place of None."""
     count = len(given)
     missing = given.count(None)
-    made = b"".join(_MESSAGE_ID(instance, number) for number in range(sequence, sequence + missing))
+    made = b"".join(message_id_of(instance, number) for number in range(sequence, sequence + missing))
     if missing == count:
         return made
     ours = (made[at : at + 16] for at in itertools.count(0, 16))

@@ -136,6 +136,12 @@ class Sessions:
         codes = [self._check_one(int(epoch), transactional, rules) for epoch in unique]
         return np.array(codes, np.uint8)[inverse]
 
+    def group_that_may(self, epoch: int, rules: Rules) -> int | None:
+        """The group number of a producer session that may decide; None of any other."""
+        if epoch == OPERATOR or self._check_one(epoch, None, rules) != code.OK:
+            return None
+        return self.group(epoch)
+
     def group_of(self, epoch: int, rules: Rules, *, transactional: bool | None = None) -> int:
         """The group number of one session that may act. Raises UNKNOWN_SESSION, FENCED, GROUP_KIND."""
         status = code.UNKNOWN_SESSION if epoch == OPERATOR else self._check_one(epoch, transactional, rules)
