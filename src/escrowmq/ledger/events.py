@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +53,7 @@ def _plan(schema: pa.Schema) -> list[tuple[pa.DataType, Any]]:
 
 _COLUMNS = {kind: _plan(schema) for kind, schema in STORED.items()}
 """The types of each kind's columns, and their NumPy types if they are numbers; asking Arrow each time is slow."""
+_TYPECODES = {np.int32: "i", np.int64: "q", np.uint32: "I", np.uint8: "B"}
 
 
 def event_of(kind: Kind, *columns: Sequence[Any] | np.ndarray[Any, Any]) -> Event:
@@ -60,9 +62,10 @@ def event_of(kind: Kind, *columns: Sequence[Any] | np.ndarray[Any, Any]) -> Even
     return Event(kind, pa.RecordBatch.from_arrays(arrays, schema=STORED[kind]))
 
 
-def event_of_rows(kind: Kind, rows: Sequence[Sequence[Any]]) -> Event:
-    """An event with these rows (at least one)."""
-    return event_of(kind, *zip(*rows, strict=True))
+def event_of_rows(kind: Kind, rows: Sequence[Sequence[Any]], *, keep: bool = False) -> Event:
+    """An event with these rows (at least one). ``keep``: as rows too, to be applied so."""
+    event = event_of(kind, *zip(*rows, strict=True))
+    return Event(kind, event.batch, rows) if keep else event
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
@@ -73,6 +76,6 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
 def _array(column: Sequence[Any] | Int64s, type_: pa.DataType, dtype: Any) -> pa.Array:
     if dtype is None:
         return pa.array(column, type_)
-    # From its buffer: pa.array() of a short list takes twice as long.
-    values = np.array(column, dtype)
-    return pa.Array.from_buffers(type_, len(values), [None, pa.py_buffer(values)], null_count=0)
+    # From its buffer: pa.array() of a short list takes twice as long, and so does np.array() of one.
+    values = np.array(column, dtype) if isinstance(column, np.ndarray) else array(_TYPECODES[dtype], column)
+    return pa.Array.from_buffers(type_, len(values), [None, pa.py_buffer(values)])

@@ -8,6 +8,8 @@ unless it was undecided until then: that it EXPIRED is remembered, so that whoev
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ OPEN, COMMITTED, ROLLED_BACK, PARKED, EXPIRED = (int(s) for s in TransactionStat
 UNKNOWN, COMMIT, ROLLBACK = (int(o) for o in Outcome)
 BY_OPERATOR = int(DecidedBy.OPERATOR)
 NONE = -1
+_ID = struct.Struct(">IIQ")  # as TRANSACTION_ID_DTYPE
 
 MAX_EXPIRED = 1 << 20
 """Half messages remembered that left the log undecided; beyond, the oldest are forgotten. Someone who comes back after a weekend finds
@@ -139,6 +142,17 @@ class TransactionTable:
         self._change(ordinals, states)
         self.rows["by"][ordinals - self.rows.first] = by
 
+    def decide_few(self, decided: Sequence[tuple[int, int, int, int]]) -> list[int]:
+        """As :meth:`decide`, for rows of Kind.DECIDED (each transaction once); their row numbers."""
+        firsts, states, by, epochs = (self.rows[name] for name in ("first", "state", "by", "epoch"))
+        rows: list[int] = firsts.searchsorted([first for first, _, _, _ in decided]).tolist()
+        for row, (_, state, decided_by, _) in zip(rows, decided, strict=True):
+            counts = self.parked if states.item(row) == PARKED else self.open
+            counts[self._sessions.group(epochs.item(row))] -= 1
+            states[row] = state
+            by[row] = decided_by
+        return rows
+
     def park(self, ordinals: Int64s) -> None:
         """OPEN transactions become PARKED."""
         self._change(ordinals, PARKED)
@@ -244,6 +258,21 @@ class TransactionTable:
         codes[foreign], ordinals[foreign] = code.WRONG_SHARD, NONE
         return ordinals, codes
 
+    def find_few(self, ids: Sequence[bytes]) -> list[tuple[int, int, int]] | None:
+        """Position, epoch and state of each of a few transactions; None when one of them is not here (see :meth:`find_ids`)."""
+        named = [_ID.unpack(id) for id in ids]
+        firsts, size = self.rows["first"], len(self.rows)
+        positions = [position for _, _, position in named]
+        if not size or max(positions) > firsts.item(-1):
+            return None
+        found = []
+        epochs, states = self.rows["epoch"], self.rows["state"]
+        for row, (shard, epoch, position) in zip(firsts.searchsorted(positions).tolist(), named, strict=True):
+            if shard != self.shard or firsts.item(row) != position or epochs.item(row) != epoch:
+                return None
+            found.append((position, epoch, states.item(row)))
+        return found
+
     def expired(self, positions: Int64s) -> Bools:
         """Which half messages left the log undecided."""
         return np.asarray(locate(self._expired["position"], positions) >= 0, bool)
@@ -295,6 +324,27 @@ class TransactionTable:
         order = np.lexsort((positions, index))
         return index[order], positions[order], queue_ids[order], tags[order]
 
+    def messages_of_few(self, rows: Sequence[int]) -> list[tuple[int, int, int]]:
+        """As :meth:`messages_of`, for a few row numbers: position, queue id, tag."""
+        first, queue_id, tag, last = (self.rows[name] for name in ("first", "queue_id", "tag", "last"))
+        found = []
+        for row in rows:
+            found.append((first.item(row), queue_id.item(row), tag.item(row)))
+            link = last.item(row)
+            if link != NONE:
+                found += self._chain(link)[::-1]
+        return found
+
+    def _chain(self, link: int) -> list[tuple[int, int, int]]:
+        """Position, queue id and tag of the messages that joined a transaction, the last of them being ``link``; newest first."""
+        position, queue_id, tag, before = (self.joined[name] for name in ("position", "queue_id", "tag", "before"))
+        found = []
+        while link != NONE:
+            row = link - self.joined.first
+            found.append((position.item(row), queue_id.item(row), tag.item(row)))
+            link = before.item(row)
+        return found
+
     def queue_ids_of(self, positions: Int64s, owners: Int64s) -> Int64s:
         """Queue ids of half messages, their transactions being ``owners``."""
         ids = self.column("queue_id", owners).astype(np.int64)
@@ -314,6 +364,11 @@ class TransactionTable:
             return np.zeros(len(positions), np.int64)
         index = locate(self._delayed["position"], positions)
         return np.where(index >= 0, self._delayed["visible_us"][index], 0)
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether any half message has a delay."""
+        return len(self._delayed) > 0
 
     # Storage
 
