@@ -108,7 +108,9 @@ class Code(IntEnum):
     @property
     def meaning(self) -> Meaning:
         """What it says about the change that was asked for."""
-        return Meaning.DONE if self.branch is None else self.branch.meaning
+        if self.branch is None:
+            return Meaning.UNKNOWN if self.name == "SENT" else Meaning.DONE
+        return self.branch.meaning
 
     # fmt: off
     OK = 0, None, "done"
@@ -119,6 +121,9 @@ class Code(IntEnum):
     ALREADY_COMMITTED = 3, None, "it was committed before; repeating a commit is harmless"
     ALREADY_ROLLED_BACK = 4, None, "it was rolled back before; repeating a rollback is harmless"
     NOTED = 5, None, "the answer UNKNOWN was heard; nothing is decided"
+
+    # What a client says where it does not wait for the broker's answer. It never travels, and is no error either.
+    SENT = 6, None, "the end is on its way, and nobody waits for its answer"
 
     # Rejected: surely not applied.
     CONFLICT = (16, Rejected, "the transaction was already decided the other way",
@@ -254,8 +259,8 @@ def flags(codes: Collection[Code]) -> bytes:
     return bytes(number in codes for number in range(256))
 
 
-DONE = frozenset(code for code in Code if code.branch is None)
-"""Results that are no error."""
+DONE = frozenset(code for code in Code if code.meaning is Meaning.DONE)
+"""Answers of a broker that are no error."""
 REFUSED = frozenset(code for code in Code if code.meaning is Meaning.REFUSED)
 """Surely not applied, and the same again would be refused again."""
 NOT_APPLIED = REFUSED | {code for code in Code if code.meaning is Meaning.NOT_NOW}

@@ -237,7 +237,7 @@ class TransactionResult:
     """The result of :meth:`Producer.send_in_transaction`.
 
     ``outcome`` is what the local transaction returned (an exception or nothing is ``UNKNOWN``), ``status`` what the
-    broker answered to it, ``error`` the exception of the local transaction, if it raised one.
+    broker answered to it (SENT where the producer does not wait for that), ``error`` the exception of the local transaction, if it raised one.
     """
 
     receipt: Receipt

@@ -436,9 +436,10 @@ def test_the_documents_are_whole_and_load_nothing(client: Client) -> None:
         "/healthz",
     }
     assert set(document["paths"]) == paths
-    for methods in document["paths"].values():
+    for path, methods in document["paths"].items():
         for operation in methods.values():
-            assert set(operation["responses"]) == {"200", "default"}
+            ends = path.endswith(("/commit", "/rollback"))
+            assert set(operation["responses"]) == {"200", "default"} | ({"202"} if ends else set())
             assert operation["responses"]["default"]["content"]["application/json"]["schema"]["$ref"].endswith(
                 "/Problem"
             )
@@ -452,6 +453,29 @@ def test_the_documents_are_whole_and_load_nothing(client: Client) -> None:
     assert "<script" not in page.text
     assert all(path in page.text for path in paths)
     assert client.http.get("/redoc").status_code == 404
+
+
+def test_an_end_that_is_not_waited_for(
+    kind: str, brokers: Callable[[str], Any], run_gateway: Callable[..., Client], t: str, g: str, eventually: Any
+) -> None:
+    (link,) = brokers(kind)
+    counted = Counted(link)
+    client = run_gateway([counted])
+    first, second = (client.prepare(g, t, text) for text in ("kept", "dropped"))
+    path = f"/v1/groups/{g}/transactions"
+    assert client.post(f"{path}/{first}/commit?confirm=answered") == (
+        200,
+        {"transaction_id": first, "code": "COMMITTED"},
+    )
+    counted.gate.clear()
+    assert client.post(f"{path}/{second}/rollback?confirm=oneway") == (202, {"transaction_id": second, "code": "SENT"})
+    assert client.post(f"{path}/{first}/rollback?confirm=oneway")[0] == 202, "nobody is told that it is refused"
+    assert client.state(g, second) == "open"
+    counted.gate.set()
+    eventually(lambda: client.state(g, second) == "rolled_back")
+    assert client.state(g, first) == "committed"
+    status, problem = client.post(f"{path}/{first}/commit?confirm=later")
+    assert (status, problem["name"]) == (400, "BAD_REQUEST")
 
 
 async def test_concurrent_requests_share_batches(kind: str, brokers: Callable[[str], Any], t: str, g: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
@@ -15,22 +15,28 @@ from escrowmq.broker.columns import batch_of
 from escrowmq.broker.failures import answer, broker_failed
 from escrowmq.broker.reads.deliveries import Deliveries
 from escrowmq.broker.reads.views import open_view
-from escrowmq.broker.requests import check_batch, checked
+from escrowmq.broker.requests import check_batch, check_parcel, checked
 from escrowmq.broker.writer.checkback import ANSWERED, Listener
 from escrowmq.broker.writer.engine import Engine
+from escrowmq.broker.writer.rounds import ParcelRequest, Terms
 from escrowmq.broker.writer.shard import microseconds
 from escrowmq.errors import Code, EscrowError, error
-from escrowmq.ledger.columns.arrays import Int64s
+from escrowmq.ledger.columns.arrays import Int64s, UInt8s
 from escrowmq.ledger.commands import End, Prepare, Receive, Send, Settle
 from escrowmq.message.ids import records
 from escrowmq.model import DecidedBy
-from escrowmq.schemas import PRODUCED, empty
-from escrowmq.wire import ANSWER, OPTIONS, Exchange, Json
+from escrowmq.schemas import PRODUCED, TRANSACTION_ID_DTYPE, empty
+from escrowmq.wire import ANSWER, OPTIONS, Exchange, Json, Parcel
 from escrowmq.wire.actions.producers import Opened
 from escrowmq.wire.exchanges import EndOptions, ReceiveOptions
+from escrowmq.wire.parcels import Answer, Done
 
 MESSAGES = 1000
 """Messages that a receive gives unless it asks for another number."""
+_PARCELS = (Exchange.SEND, Exchange.PREPARE, Exchange.END, Exchange.SETTLE)
+_MOST_TERMS = 4096
+"""Distinct options of parcels that are kept as checked."""
+_CHECK_ANSWERS = Terms.of(Exchange.END, {"by": DecidedBy.CHECK}).lane
 
 
 class Calls:
@@ -39,6 +45,7 @@ class Calls:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._deliveries = Deliveries(engine)
+        self._terms: dict[Any, Terms] = {}  # by kind and options; emptied when there are many
 
     def exchange(
         self, kind: Exchange, batch: pa.RecordBatch | None, options: Mapping[str, Any]
@@ -68,12 +75,59 @@ class Calls:
             return _without_positions(produced) if early else produced
         return self._end(batch, sessions, options)
 
+    def parcel(self, parcel: Parcel, done: Done) -> None:
+        """Start a request of a few rows; ``done`` is called once, on any thread, and neither blocks nor raises."""
+        try:
+            terms = self._terms_of(parcel)
+            size = check_parcel(parcel, self.engine.settings)
+            if terms.early:
+                done = _without_places(done)
+            elif terms.lane == _CHECK_ANSWERS:
+                done = self._closing_questions(parcel.rows, done)
+        except Exception as problem:
+            done(broker_failed("a parcel", problem))
+            return
+        if parcel.rows:
+            self.engine.submit_parcel(ParcelRequest(parcel, terms, size, done))
+        else:
+            done(b"" if parcel.kind in (Exchange.END, Exchange.SETTLE) else [])
+
+    def _terms_of(self, parcel: Parcel) -> Terms:
+        """The checked options of a parcel. Most come with the same ones, so what was checked is kept."""
+        kind = parcel.kind
+        key: Any = None
+        try:
+            key = (kind, *((name, type(value), value) for name, value in parcel.options.items()))
+            if (known := self._terms.get(key)) is not None:
+                return known
+        except TypeError:  # a value that cannot be a key is refused below
+            key = None
+        if kind not in _PARCELS:
+            raise error(Code.BAD_REQUEST, f"no parcels of {kind!r:.100}")
+        options: Any = checked(OPTIONS[kind], parcel.options)
+        if kind is Exchange.END and not options.get("session"):
+            raise _no_session()
+        terms = Terms.of(kind, options)
+        if key is not None:
+            if len(self._terms) >= _MOST_TERMS:
+                self._terms.clear()
+            self._terms[key] = terms
+        return terms
+
+    def _closing_questions(self, rows: Sequence[tuple[Any, ...]], done: Done) -> Done:
+        """Before ``done``: close the questions that these answers were to, undecided ones too."""
+
+        def close(answer: Answer | EscrowError) -> None:
+            if isinstance(answer, bytes):
+                self._close_questions(b"".join(row[0] for row in rows), np.frombuffer(answer, np.uint8))
+            done(answer)
+
+        return close
+
     def _end(self, batch: pa.RecordBatch, sessions: Int64s, options: EndOptions) -> Future[pa.RecordBatch]:
         by = DecidedBy(options.get("by", DecidedBy.PRODUCER))
         if not options.get("session"):
-            raise error(
-                Code.UNKNOWN_SESSION, "decisions come from a producer session", "transactions.settle is for operators"
-            )
+            raise _no_session()
         ended = self.engine.submit(End(batch, sessions, by))
         if by == DecidedBy.CHECK:
             ended.add_done_callback(lambda done: self._answered(batch, done))
@@ -83,11 +137,13 @@ class Calls:
         """Close the questions that these answers were to, undecided ones too."""
         if done.cancelled() or done.exception() is not None:
             return
-        codes = done.result().column("code").to_numpy()
-        answered = ANSWERED[codes]
+        transactions = records(batch.column("transaction")).tobytes()
+        self._close_questions(transactions, done.result().column("code").to_numpy())
+
+    def _close_questions(self, transactions: bytes, codes: UInt8s) -> None:
         self.engine.listeners.count_unknown(int((codes == Code.NOTED).sum()))
-        positions = records(batch.column("transaction"))["position"].astype(np.int64)
-        self.engine.listeners.settled(positions[answered])
+        positions = np.frombuffer(transactions, TRANSACTION_ID_DTYPE)["position"].astype(np.int64)
+        self.engine.listeners.settled(positions[ANSWERED[codes]])
         self.engine.poke()
 
     def _receive(self, options: ReceiveOptions) -> Future[pa.RecordBatch]:
@@ -140,6 +196,21 @@ def _guarded() -> Iterator[None]:
         raise
     except Exception as problem:
         raise broker_failed("a call", problem) from problem
+
+
+def _no_session() -> EscrowError:
+    return error(Code.UNKNOWN_SESSION, "decisions come from a producer session", "transactions.settle is for operators")
+
+
+def _without_places(done: Done) -> Done:
+    """As :func:`_without_positions`, of a parcel."""
+
+    def change(answer: Answer | EscrowError) -> None:
+        if isinstance(answer, list):
+            answer = [(code, -1, queue, -1, None) for code, _, queue, _, _ in answer]
+        done(answer)
+
+    return change
 
 
 def _without_positions(early: Future[pa.RecordBatch]) -> Future[pa.RecordBatch]:

@@ -23,7 +23,8 @@ from escrowmq.platform.clock import SystemClock
 from escrowmq.platform.disk import RealDisk
 from escrowmq.platform.forks import FORKED, tell_in_child
 from escrowmq.settings import BrokerSettings
-from escrowmq.wire import Exchange, ExchangeOptions, Json, ParcelsByExchange, ReadRequest
+from escrowmq.wire import Exchange, ExchangeOptions, Json, Parcel, ReadRequest
+from escrowmq.wire.parcels import Done
 
 
 @dataclass(slots=True)
@@ -140,7 +141,7 @@ class _Watch:
             self._thread.join(1.0)
 
 
-class EmbeddedLink(ParcelsByExchange):
+class EmbeddedLink:
     """One user of an engine in this process; a :class:`escrowmq.wire.Link`. ``leave`` is called once, when it is closed."""
 
     def __init__(self, folder: Path, calls: Calls, leave: Callable[[], None]) -> None:
@@ -179,6 +180,13 @@ class EmbeddedLink(ParcelsByExchange):
                 self._receives.add(begun)
             begun.add_done_callback(self._received)
         return begun
+
+    def parcel(self, parcel: Parcel, done: Done) -> None:
+        """See :meth:`escrowmq.wire.Link.parcel`."""
+        if self._closed:
+            done(error(Code.CLOSED, self._closed_because))
+        else:
+            self._calls.parcel(parcel, done)
 
     def _received(self, done: Future[pa.RecordBatch]) -> None:
         with self._lock:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache, partial
+from itertools import product
 from typing import Any, TypeVar, cast, get_origin, is_typeddict
 
 import pyarrow as pa
 
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.message.limits import has_null_texts
-from escrowmq.model import TransactionId
+from escrowmq.message.row import ROW_OVERHEAD
+from escrowmq.model import Act, Outcome, TransactionId
 from escrowmq.settings import BrokerSettings
-from escrowmq.wire import REQUEST, Exchange
+from escrowmq.wire import PARCEL_ROWS, REQUEST, Exchange, Parcel
 from escrowmq.wire.values import Bounds, Value, fields_of
 
 T = TypeVar("T")
@@ -52,6 +54,70 @@ def check_batch(kind: Exchange, batch: pa.RecordBatch, settings: BrokerSettings)
             raise error(Code.BAD_BATCH, f"column {field.name!r} has nulls")
         if pa.types.is_map(field.type) and has_null_texts(column):
             raise error(Code.BAD_BATCH, f"column {field.name!r} has null names or values")
+
+
+_TEXT, _ID, _PAIRS = (str, type(None)), (bytes, type(None)), (list, type(None))
+_SHAPES: dict[Exchange, frozenset[tuple[type, ...]]] = {
+    kind: frozenset(product(*types))
+    for kind, types in {
+        Exchange.SEND: ((str,), (bytes,), _TEXT, _TEXT, _PAIRS, _ID, *[(int,)] * 4, _ID),
+        Exchange.PREPARE: ((str,), (bytes,), _TEXT, _TEXT, _PAIRS, _ID, *[(int,)] * 4, _ID),
+        Exchange.END: ((bytes,), (int, Outcome)),
+        Exchange.SETTLE: (*[(int,)] * 3, (int, Act), (int,), _TEXT),
+    }.items()
+}
+"""The types that the values of a parcel's rows may have."""
+_MOST_INSTANCE, _MOST_SEQUENCE = 1 << 64, (1 << 64) - PARCEL_ROWS
+_VALUE_BYTES = 8
+
+
+def check_parcel(parcel: Parcel, settings: BrokerSettings) -> int:
+    """Rejected(BAD_BATCH or BATCH_TOO_LARGE) unless the rows are sound: tuples of the kind's types, ids of 16 bytes. Their bytes, about.
+
+    Numbers out of range and text that is not Unicode show when columns are made, on the writer, and are refused there.
+    """
+    rows, shapes = parcel.rows, _SHAPES[parcel.kind]
+    if len(rows) > min(PARCEL_ROWS, settings.max_batch_rows):
+        raise error(Code.BATCH_TOO_LARGE, f"a parcel of {len(rows)} rows; the limit is {PARCEL_ROWS}")
+    size = 0
+    for row in rows:
+        if not isinstance(row, tuple) or tuple(map(type, row)) not in shapes:
+            raise error(Code.BAD_BATCH, f"{row!r:.200} is no row of {parcel.kind}")
+        size += _row_bytes(parcel.kind, row)
+    if size > settings.max_batch_bytes:
+        raise error(Code.BATCH_TOO_LARGE, f"{size} bytes; the limit is {settings.max_batch_bytes}")
+    instance, sequence = parcel.first_id
+    if not (0 <= instance < _MOST_INSTANCE and 0 <= sequence < _MOST_SEQUENCE):
+        raise error(Code.BAD_BATCH, f"{parcel.first_id!r:.100} is no message id")
+    return size
+
+
+def _row_bytes(kind: Exchange, row: tuple[Any, ...]) -> int:
+    if kind is Exchange.END:
+        if len(row[0]) != _ID_BYTES:
+            raise error(Code.BAD_BATCH, "a transaction id has 16 bytes")
+        return 2 * _ID_BYTES
+    if kind is Exchange.SETTLE:
+        return 5 * _VALUE_BYTES + (len(row[5]) if row[5] is not None else 0)
+    topic, body, key, tag, pairs, identity, _, _, _, _, transaction = row
+    if (identity is not None and len(identity) != _ID_BYTES) or (
+        transaction is not None and len(transaction) != _ID_BYTES
+    ):
+        raise error(Code.BAD_BATCH, "ids have 16 bytes")
+    size = len(topic) + len(body) + ROW_OVERHEAD
+    if key is not None:
+        size += len(key)
+    if tag is not None:
+        size += len(tag)
+    if pairs is not None:
+        for pair in pairs:
+            if type(pair) is not tuple or tuple(map(type, pair)) != (str, str):
+                raise error(Code.BAD_BATCH, f"{pair!r:.200} is no property")
+            size += len(pair[0]) + len(pair[1]) + _VALUE_BYTES
+    return size
+
+
+_ID_BYTES = 16
 
 
 def _words(schema: Any) -> str:

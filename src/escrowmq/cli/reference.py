@@ -11,7 +11,7 @@ from typing import Any, get_origin
 from escrowmq import schemas, settings, wire
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.flags import lines
-from escrowmq.errors import DONE, Code, EscrowError
+from escrowmq.errors import Code, EscrowError
 from escrowmq.wire.actions.table import ACTIONS
 from escrowmq.wire.values import LARGEST_NUMBER, Bounds, Value, fields_of
 
@@ -44,7 +44,10 @@ def errors_page() -> str:
         + "One code tells what became of one row or one call. The same names appear in exceptions, in answers of the command\n"
         "line, in logs and, as the number, on the wire. The class of the exception says what the caller can do next.\n\n"
         "## Results that are no error\n\n"
-        + _table(("code", "number", "meaning"), [(f"`{c.name}`", str(int(c)), c.sentence) for c in sorted(DONE)])
+        + _table(
+            ("code", "number", "meaning"),
+            [(f"`{c.name}`", str(int(c)), c.sentence) for c in sorted(Code) if c.branch is None],
+        )
     ]
     for branch in EscrowError.__subclasses__():  # in the order of errors.py
         codes = [c for c in Code if c.branch is branch]

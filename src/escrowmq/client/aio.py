@@ -24,6 +24,7 @@ from escrowmq.client.lanes.waiting import Loop, Waiting
 from escrowmq.client.links.presence import Missing
 from escrowmq.client.links.router import Router
 from escrowmq.client.producing.checker import AnyChecker
+from escrowmq.client.producing.oneway import Confirm
 from escrowmq.client.producing.placing import Absent, Choice, Failover
 from escrowmq.client.producing.producer import AsyncProducer, ProducerBase
 from escrowmq.client.producing.production import Production
@@ -73,6 +74,7 @@ class BusBase(Generic[ProducerT, ConsumerT, ReaderT]):
         replaces: bool = False,
         absent: Absent | None = None,
         failover: Failover = "unsent",
+        confirm: Confirm = "answered",
     ) -> ProducerT:
         """A producer of producer group ``group``; see :class:`Producer` for ``qos`` and :meth:`Producer.checker` for
         ``checker``. It does not wait.
@@ -91,11 +93,25 @@ class BusBase(Generic[ProducerT, ConsumerT, ReaderT]):
         with one). What may have been sent waits for its broker, because elsewhere it could be there twice;
         ``failover="repeat"`` sends a plain message without a key or id of its own to another broker after three tries more,
         under the same id: then a consumer must be idempotent by message id.
+
+        ``confirm="oneway"``: nobody waits for the end of a transaction, so its refusal is counted instead of raised; see :class:`Producer`'s
+        module. Never chosen unless it is named.
         """
         self._need_open()
         choice = Choice(absent or ("fail" if len(self.router) > 1 else "wait"), failover)
         production = Production(
-            self.router, self._waiting, group, instance, qos, timeout, checker, unasked, check_policy, replaces, choice
+            self.router,
+            self._waiting,
+            group,
+            instance,
+            qos,
+            timeout,
+            checker,
+            unasked,
+            check_policy,
+            replaces,
+            choice,
+            confirm,
         )
         producer = self._make_producer(production)
         self._keep(producer)

@@ -253,10 +253,10 @@ class TransactionResults(_Out):
 
 
 class Decided(_Out):
-    """What a decision came to."""
+    """What a decision came to; SENT says that it is on its way, and nothing else."""
 
     transaction_id: str
-    code: Literal["COMMITTED", "ROLLED_BACK", "ALREADY_COMMITTED", "ALREADY_ROLLED_BACK"]
+    code: Literal["COMMITTED", "ROLLED_BACK", "ALREADY_COMMITTED", "ALREADY_ROLLED_BACK", "SENT"]
 
 
 class DecisionResult(_Out):

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from escrowmq.client.aio import AsyncBus
+from escrowmq.client.producing.ending import require
+from escrowmq.client.producing.oneway import Confirm
 from escrowmq.client.producing.producer import AsyncProducer
 from escrowmq.errors import Code, EscrowError, Rejected
 from escrowmq.gateway.asking import Asker
@@ -75,10 +77,11 @@ class Producers:
         failpoints.reach("gateway.prepared")
         return [receipt for receipt in receipts if isinstance(receipt, Receipt)]
 
-    async def end(self, group: str, transaction: TransactionId, outcome: Outcome) -> Code:
-        """End a transaction of the group, from whatever process it came; raises CONFLICT and so on."""
-        producer = self.of(group)
-        return await (producer.commit(transaction) if outcome is Outcome.COMMIT else producer.rollback(transaction))
+    async def end(
+        self, group: str, transaction: TransactionId, outcome: Outcome, confirm: Confirm = "answered"
+    ) -> Code:
+        """End a transaction of the group, from whatever process it came; raises CONFLICT and so on. SENT if it is not waited for."""
+        return require(outcome, await self.of(group).end(transaction, outcome, confirm=confirm))
 
 
 async def outcomes_of(calls: Iterable[Awaitable[T]]) -> list[T | EscrowError]:

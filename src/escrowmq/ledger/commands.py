@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -78,6 +79,56 @@ class End:
     batch: pa.RecordBatch
     sessions: Int64s
     by: DecidedBy = DecidedBy.PRODUCER
+
+
+class Part(Protocol):
+    """The rows of one caller in a command of rows: sound ones, as :mod:`escrowmq.wire.parcels` has them."""
+
+    @property
+    def rows(self) -> Sequence[tuple[Any, ...]]: ...
+    @property
+    def session(self) -> int:
+        """The epoch under which they come; 0: none."""
+        ...
+
+    @property
+    def first_id(self) -> tuple[int, int]:
+        """SEND and PREPARE: the message id of the first row that has none, as instance and sequence; the others count on."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SendRows:
+    """As :class:`Send`, of rows. Answer: a tuple with the columns of PRODUCED for each row."""
+
+    parts: Sequence[Part]
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareRows:
+    """As :class:`Prepare` without ``replace``, of rows. Answer: a tuple with the columns of PRODUCED for each row."""
+
+    parts: Sequence[Part]
+
+
+@dataclass(frozen=True, slots=True)
+class EndRows:
+    """As :class:`End`, of rows. Answer: bytes, a code for each row."""
+
+    parts: Sequence[Part]
+    by: DecidedBy = DecidedBy.PRODUCER
+
+
+@dataclass(frozen=True, slots=True)
+class SettleRows:
+    """As :class:`Settle`, of rows. Answer: bytes, a code for each row."""
+
+    group: str
+    parts: Sequence[Part]
+
+
+RowsCommand = SendRows | PrepareRows | EndRows | SettleRows
+"""Commands of a few rows. :meth:`Ledger.decide_rows` decides their plain cases; whatever is not plain goes as columns."""
 
 
 @dataclass(frozen=True, slots=True)

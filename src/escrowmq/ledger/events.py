@@ -19,6 +19,8 @@ class Event:
 
     kind: Kind
     batch: pa.RecordBatch
+    rows: Any = None
+    """Of an event decided as rows: what applying it needs, so that the batch is not read again (see ``Ledger.decide_rows``)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,14 @@ class Ledger:
             case commands.Configure():
                 return self._decide_configure(command)
 
+    def decide_rows(self, command: RowsCommand, now_us: int) -> Decision | None:
+        """As :meth:`decide`, of a few rows, if they are a plain case; None: decide them as columns.
+
+        The events carry what applying them needs; :meth:`apply` takes it, or only the batch, to the same effect. So a log is
+        replayed by columns alone.
+        """
+        return None
+
     def _decide_configure(self, command: commands.Configure) -> Decision:
         if command.rules == self.rules:
             return Decision()
@@ -182,11 +190,14 @@ class Ledger:
 
     # Applying
 
-    def apply(self, kind: Kind, batch: pa.RecordBatch, position: int, time_us: int) -> None:
-        """Take one event of the log in. ``position`` is that of its first row, ``time_us`` the broker's time of it."""
+    def apply(self, kind: Kind, batch: pa.RecordBatch, position: int, time_us: int, rows: Any = None) -> None:
+        """Take one event of the log in. ``position`` is that of its first row, ``time_us`` the broker's time of it; ``rows``:
+        of an event that :meth:`decide_rows` gave, the same as the batch."""
         self.next_position = position + batch.num_rows
         self.last_time_us = time_us
-        if kind in Groups.KINDS:
+        if rows is not None:
+            self._row_acts[kind](self, rows, position, time_us)
+        elif kind in Groups.KINDS:
             self.groups.apply(kind, batch, time_us, self.topics, self.rules)
         elif (act := self._acts.get(kind)) is not None:
             act(self, batch, position, time_us)
@@ -287,6 +298,9 @@ class Ledger:
         Kind.RULES: _apply_rules,
         Kind.TRIMMED: _apply_trimmed,
     }
+
+    _row_acts: ClassVar[dict[Kind, Callable[[Ledger, Any, int, int], None]]] = {}
+    """As ``_acts``, of what :meth:`decide_rows` gave with its events."""
 
     # Snapshots
 

@@ -55,10 +55,16 @@ class Parcel:
 
 def batch_of(parcel: Parcel) -> pa.RecordBatch:
     """The same request as a batch of schema ``REQUEST[kind]``; the rows must be sound."""
-    if parcel.kind in (Exchange.SEND, Exchange.PREPARE):
-        return outgoing_batch(parcel.rows, filled([row[5] for row in parcel.rows], *parcel.first_id))
-    schema = schemas.ENDING if parcel.kind is Exchange.END else schemas.SETTLING
-    columns = zip(*parcel.rows, strict=True)
+    return merged_batch(parcel.kind, [(parcel.rows, parcel.first_id)])
+
+
+def merged_batch(kind: Exchange, parts: Sequence[tuple[Sequence[Row], tuple[int, int]]]) -> pa.RecordBatch:
+    """The rows of several parcels of one kind, each with its ``first_id``, as one batch of schema ``REQUEST[kind]``."""
+    all_rows = parts[0][0] if len(parts) == 1 else [row for rows, _ in parts for row in rows]
+    if kind in (Exchange.SEND, Exchange.PREPARE):
+        return outgoing_batch(all_rows, b"".join(filled([row[5] for row in rows], *first) for rows, first in parts))
+    schema = schemas.ENDING if kind is Exchange.END else schemas.SETTLING
+    columns = zip(*all_rows, strict=True)
     arrays = [pa.array(column, type_) for column, type_ in zip(columns, schema.types, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from escrowmq.broker.writer.checkback import Listener, Listeners, Questions
 from escrowmq.broker.writer.committer import Committer
-from escrowmq.broker.writer.rounds import Look, Request, WaitingLook, WaitingReceive
+from escrowmq.broker.writer.rounds import AnyRequest, Look, ParcelRequest, Request, WaitingLook, WaitingReceive
 from escrowmq.broker.writer.shard import Shard
 from escrowmq.broker.writer.upkeep import Upkeep
 from escrowmq.broker.writer.waiting import WaitingLooks, WaitingReceives
@@ -61,9 +61,9 @@ class Engine:
         self.upkeep = Upkeep(self.shard, self.poke, self.listeners.sessions)
         self._committer = Committer()
         self._pause_us = 0
-        self._running: list[Request] = []  # this round's requests, for the case that it dies
+        self._running: list[AnyRequest] = []  # this round's requests, for the case that it dies
         self._changed = threading.Condition()
-        self._queue: deque[Request] = deque()
+        self._queue: deque[AnyRequest] = deque()
         self._queued_bytes = 0
         self._poked = True
         self._stopping = False
@@ -90,18 +90,29 @@ class Engine:
         """As :meth:`look`, again whenever messages became visible, until it gives something; None after ``wait_us``."""
         return self._enter(WaitingLook(look=look, wait_us=wait_us))
 
+    def submit_parcel(self, request: ParcelRequest) -> None:
+        """Have a request of a few rows executed; its callback is given the answer, or why there is none, at once if too much
+        waits."""
+        if (refusal := self._queued(request)) is not None:
+            request.answer(refusal)
+
     def _enter(self, request: Request) -> Future[Any]:
+        if (refusal := self._queued(request)) is not None:
+            request.answer(refusal)
+        return request.future
+
+    def _queued(self, request: AnyRequest) -> EscrowError | None:
+        """Let a request wait for its round; why it may not."""
         size = request.size
         with self._changed:
             if self._stopping:
-                request.answer(error(Code.SHARD_STOPPED, "the broker is stopping"))
-            elif self._queued_bytes and self._queued_bytes + size > self.settings.max_waiting_bytes:
-                request.answer(error(Code.QUEUE_FULL, retry_after=0.1))
-            else:
-                self._queue.append(request)
-                self._queued_bytes += size
-                self._changed.notify()
-        return request.future
+                return error(Code.SHARD_STOPPED, "the broker is stopping")
+            if self._queued_bytes and self._queued_bytes + size > self.settings.max_waiting_bytes:
+                return error(Code.QUEUE_FULL, retry_after=0.1)
+            self._queue.append(request)
+            self._queued_bytes += size
+            self._changed.notify()
+        return None
 
     def _check_interval_us(self, group: str) -> int:
         return self.shard.ledger.checkback.interval_us(group)
@@ -183,9 +194,9 @@ class Engine:
             self._committer.drain()
             commit()
 
-    def _drain(self) -> list[Request]:
+    def _drain(self) -> list[AnyRequest]:
         """What waits, up to a bound per round."""
-        requests: list[Request] = []
+        requests: list[AnyRequest] = []
         taken = 0
         with self._changed:
             self._poked = False
@@ -194,7 +205,7 @@ class Engine:
                 taken += request.size
                 requests.append(request)
             self._queued_bytes -= taken
-        return [r for r in requests if not r.future.cancelled()]
+        return [r for r in requests if not r.withdrawn]
 
     def _own(self, act: Callable[[], None]) -> None:
         """An act of the engine's own: refused, it is tried again after a pause."""

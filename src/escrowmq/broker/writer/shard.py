@@ -27,11 +27,21 @@ from escrowmq.broker.failures import broker_failed
 from escrowmq.broker.writer.keys import StoredKeys
 from escrowmq.broker.writer.recovery import fold
 from escrowmq.broker.writer.repeats import Unchecked, judge
-from escrowmq.broker.writer.rounds import Look, Request, Work, arrange
+from escrowmq.broker.writer.rounds import AnyRequest, Look, Work, arrange
 from escrowmq.errors import Code, EscrowError, Overloaded, error
 from escrowmq.ledger.columns.codes import OK
-from escrowmq.ledger.commands import Command, Configure, Prepare, Retain, Rules, Send
-from escrowmq.ledger.events import Decision
+from escrowmq.ledger.commands import (
+    Command,
+    Configure,
+    Prepare,
+    PrepareRows,
+    Retain,
+    RowsCommand,
+    Rules,
+    Send,
+    SendRows,
+)
+from escrowmq.ledger.events import Decision, Event
 from escrowmq.log.frames import size_bound
 from escrowmq.log.seam import CommitLog, Snapshot
 from escrowmq.platform.clock import Clock, ContinuedClock
@@ -118,11 +128,29 @@ class Shard:
             raise
         except Exception as problem:  # a bug of ours; deciding changes nothing, so only this command is refused
             raise broker_failed(f"deciding {type(command).__name__}", problem) from problem
-        if decision.events:
-            self._reserve(decision, writes=isinstance(command, Send | Prepare))
-        for event in decision.events:
-            self._take_in(event.kind, event.batch)
+        self._accept(decision, writes=isinstance(command, Send | Prepare))
         return decision
+
+    def _decided_rows(self, command: RowsCommand) -> Decision | None:
+        """As :meth:`_decided`, of a few rows in a plain case; None: they are to be decided as columns."""
+        self._running()
+        try:
+            decision = self.ledger.decide_rows(command, self.time_us)
+        except (ValueError, OverflowError, pa.ArrowException):
+            return None  # a value that no column takes: columns say whose it is
+        except Exception:  # a bug of ours; deciding changes nothing, and columns are another way to the same answer
+            logger.exception("deciding %s", type(command).__name__)
+            return None
+        if decision is not None:
+            self._accept(decision, writes=isinstance(command, SendRows | PrepareRows))
+        return decision
+
+    def _accept(self, decision: Decision, *, writes: bool) -> None:
+        """Reserve room for the events, append and apply them."""
+        if decision.events:
+            self._reserve(decision, writes=writes)
+        for event in decision.events:
+            self._take_in(event)
 
     def _informed(self, command: Prepare) -> Prepare:
         """A prepare that may replace, told which of its rows say what is stored already: those are repeats."""
@@ -153,13 +181,14 @@ class Shard:
         except EscrowError as problem:
             raise self.stop(problem) from problem
 
-    def _take_in(self, kind: Kind, batch: pa.RecordBatch) -> None:
+    def _take_in(self, event: Event) -> None:
+        kind, batch = event.kind, event.batch
         try:
             position = self.log.append(kind, batch, self.time_us)
             self._dirty = True
             if position != self.ledger.next_position:
                 raise error(Code.DAMAGED, f"log at position {position}, ledger at {self.ledger.next_position}")
-            self.ledger.apply(kind, batch, position, self.time_us)
+            self.ledger.apply(kind, batch, position, self.time_us, event.rows)
             for observe in self.observers:
                 observe(kind, batch)
         except Exception as problem:
@@ -200,21 +229,21 @@ class Shard:
         if self.failure is not None:
             raise self._refusal()
 
-    def run(self, requests: Sequence[Request]) -> list[tuple[Request, Any]]:
+    def run(self, requests: Sequence[AnyRequest]) -> list[tuple[AnyRequest, Any]]:
         """Execute requests; pairs of request and answer (or EscrowError), to be given once they are durable."""
-        pairs: list[tuple[Request, Any]] = []
+        pairs: list[tuple[AnyRequest, Any]] = []
         looks = [r for r in requests if isinstance(r, Look)]
-        for work in arrange([r for r in requests if not isinstance(r, Look)]):
+        for work in arrange([r for r in requests if not isinstance(r, Look)] if looks else requests):
             pairs += self._run_work(work)
         for look in looks:
             pairs.append((look, self.attempt(look.look)))
         return pairs
 
-    def _run_work(self, work: Work) -> list[tuple[Request, Any]]:
-        answer = self.attempt(lambda: self._answer(work.command))
+    def _run_work(self, work: Work) -> list[tuple[AnyRequest, Any]]:
+        answer = self.attempt(lambda: self._worked(work))
         if isinstance(answer, EscrowError) and len(work.requests) > 1 and self.failure is None:
             # Refused as a whole: each request runs alone, so that only those at fault are refused.
-            return [pair for request in work.requests for pair in self._run_work(Work(request.command, [request]))]
+            return [pair for alone in work.alone() for pair in self._run_work(alone)]
         if isinstance(answer, EscrowError):
             return [(request, answer) for request in work.requests]
         pairs = list(zip(work.requests, work.answers(answer), strict=True))
@@ -222,6 +251,12 @@ class Shard:
             if request.early:
                 request.answer(self._checked(part))
         return pairs
+
+    def _worked(self, work: Work) -> Any:
+        """The answer to a work: as rows where that is a plain case, else as columns."""
+        if work.few and (decision := self._decided_rows(work.rows_command)) is not None:
+            return decision.answer
+        return self._answer(work.command)
 
     def _answer(self, command: Command) -> Any:
         decision = self._decided(command)
@@ -244,7 +279,7 @@ class Shard:
         except Exception as problem:
             return broker_failed("looking at the ledger", problem)
 
-    def finishing(self, pairs: Sequence[tuple[Request, Any]]) -> Callable[[], bool]:
+    def finishing(self, pairs: Sequence[tuple[AnyRequest, Any]]) -> Callable[[], bool]:
         """The round is complete; the function returned syncs and answers, and may do so on another thread while the next
         round is decided. It answers nothing unless every round before it is durable too."""
         flush: Callable[[], None] | None = None

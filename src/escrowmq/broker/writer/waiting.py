@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from escrowmq.broker.columns import releasing
-from escrowmq.broker.writer.rounds import Request, WaitingLook, WaitingReceive
+from escrowmq.broker.writer.rounds import AnyRequest, WaitingLook, WaitingReceive
 from escrowmq.broker.writer.shard import Shard
 from escrowmq.errors import EscrowError
 from escrowmq.ledger.columns.schedule import NEVER_US
@@ -49,7 +49,7 @@ _BRINGS_NOTHING = frozenset(
 
 logger = logging.getLogger(__name__)
 
-Pairs = list[tuple[Request, Any]]
+Pairs = list[tuple[AnyRequest, Any]]
 
 
 class WaitingReceives:

@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from escrowmq.client.lanes.coalescer import Lane
-from escrowmq.client.lanes.request import Codec
+from escrowmq.client.lanes.request import Codec, Unawaited
 from escrowmq.client.lanes.timer import CLOSE_SECONDS, Timer
 from escrowmq.errors import Code, EscrowError, Unknown
 from escrowmq.wire import Exchange, ExchangeOptions, Link
@@ -59,16 +59,18 @@ class Waiter:
 
 
 class ThreadLane(Lane):
-    """A lane whose callers are threads: each waiter is a :class:`Waiter` (or None)."""
+    """A lane whose callers are threads: each waiter is a :class:`Waiter` (or :class:`Unawaited`, or None)."""
 
     def __init__(self, *args: Any, timeout: float, **more: Any) -> None:
         super().__init__(*args, waiter=partial(Waiter, timeout), timeout=timeout, **more)
 
     def _deliver(self, waiters: list[Any], results: list[Any]) -> None:
         for waiter, value in zip(waiters, results, strict=True):
-            if waiter is not None:
+            if type(waiter) is Waiter:
                 waiter.value = value
                 waiter.lock.release()
+            elif waiter is not None:
+                waiter.give(value)
 
 
 class ThreadSignal:
@@ -167,7 +169,7 @@ class Sender:
 
 
 class LoopLane(Lane):
-    """A lane whose callers are tasks: each waiter is an asyncio future (or None), with one wake-up of the loop per request."""
+    """A lane whose callers are tasks: each waiter is an asyncio future (or :class:`Unawaited`, or None), with one wake-up of the loop per request."""
 
     def __init__(
         self, *args: Any, loop: asyncio.AbstractEventLoop, loop_thread: int, sender: Sender, **options: Any
@@ -193,8 +195,11 @@ class LoopLane(Lane):
             pass  # the loop is closed: no task waits any more
 
 
-def _resolve(waiters: list[asyncio.Future[Any] | None], results: list[Any]) -> None:
+def _resolve(waiters: list[asyncio.Future[Any] | Unawaited | None], results: list[Any]) -> None:
     for future, value in zip(waiters, results, strict=True):
+        if isinstance(future, Unawaited):
+            future.give(value)
+            continue
         if future is None or future.done():
             continue
         if isinstance(value, EscrowError):

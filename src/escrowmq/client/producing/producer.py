@@ -9,6 +9,14 @@ Quality of service, per producer:
 - ``qos=2``, exactly once into the queue: as 1, and the caller's repeats are de-duplicated too, by giving the same
   ``message_id`` each time: the caller's own id (``"order-17"``), or the ``message_id`` of the Unknown that was raised.
   This holds within the broker's ``dedup_window``. A message without an id gets one, as with 1.
+
+And whether the end of a transaction is waited for, per producer:
+
+- ``confirm="answered"`` (the default): what ends a transaction returns when the broker has answered, so the decision is durable, or raises.
+- ``confirm="oneway"``: it returns ``Code.SENT`` once the end was added to what is about to leave. The client sends it, and sends it again after
+  a lost connection until ``timeout``; nobody learns by the call whether the decision was taken. It is counted:
+  :attr:`Producer.refused_ends`, :attr:`Producer.unknown_ends`. With a checker the broker asks about a transaction whose end
+  never came; without one it stays undecided until it is ended by id, or is parked. Batches of ends are always answered.
 """
 
 from __future__ import annotations
@@ -22,8 +30,10 @@ import pyarrow as pa
 
 from escrowmq.client.lanes.blocking import AsyncCloses, Closes, blocking
 from escrowmq.client.producing.checker import AnyChecker
+from escrowmq.client.producing.ending import require
 from escrowmq.client.producing.judging import name_of, outcome_of
-from escrowmq.client.producing.production import AnyTransactionId, Production, require
+from escrowmq.client.producing.oneway import Confirm
+from escrowmq.client.producing.production import AnyTransactionId, Production
 from escrowmq.client.producing.results import EndResults, Receipts
 from escrowmq.client.producing.transaction import AsyncTransaction, Transaction, TransactionBase
 from escrowmq.client.producing.writers import BatchCommit, commit_batch, last_batch
@@ -68,6 +78,22 @@ class ProducerBase(Generic[TransactionT]):
     def dropped(self) -> int:
         """Messages dropped with qos=0."""
         return self._production.dropped
+
+    @property
+    def confirm(self) -> Confirm:
+        """Whether single ends are waited for, "answered", or not, "oneway"."""
+        return self._production.confirm
+
+    @property
+    def refused_ends(self) -> int:
+        """Ends that nobody waited for and that surely did not take effect: the transaction was decided the other way or has expired, the
+        producer was fenced, the broker was away. The log names one now and then."""
+        return self._production.tally.refused
+
+    @property
+    def unknown_ends(self) -> int:
+        """Ends that nobody waited for and that were not answered within ``timeout`` or until :meth:`close`: they may have taken effect."""
+        return self._production.tally.unknown
 
     def checker(self, decide: CheckerT) -> CheckerT:
         """Decorator: what answers the broker's questions about undecided transactions of this group.
@@ -155,7 +181,7 @@ class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
         """Send a half message, run ``local_transaction(message, arg)``, end the transaction with what it returns.
 
         An exception of the local transaction is UNKNOWN: the check-back will ask. If the end failed, ``status`` has its code and the
-        check-back settles it. Raises if the half message was not taken; Misuse(NO_OUTCOME) if the local transaction gave anything
+        check-back settles it; with ``confirm="oneway"`` it is SENT. Raises if the half message was not taken; Misuse(NO_OUTCOME) if the local transaction gave anything
         but an Outcome, such as None, True or "COMMIT": the transaction is left undecided then, and the check-back asks.
         """
         production = self._production
@@ -200,20 +226,27 @@ class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
         return await self._production.produce_batch(Exchange.PREPARE, messages, shard)
 
     async def commit(self, transaction_id: AnyTransactionId) -> Code:
-        """Commit by id, from any process of the group. COMMITTED or ALREADY_COMMITTED; raises CONFLICT, and so on."""
+        """Commit by id, from any process of the group. COMMITTED or ALREADY_COMMITTED; raises CONFLICT, and so on. SENT, and raises as
+        :meth:`end`, with ``confirm="oneway"``."""
         return require(COMMIT, await self._production.end(transaction_id, COMMIT))
 
     async def rollback(self, transaction_id: AnyTransactionId) -> Code:
-        """Roll back by id, from any process of the group. ROLLED_BACK or ALREADY_ROLLED_BACK; raises otherwise."""
+        """Roll back by id, from any process of the group. ROLLED_BACK or ALREADY_ROLLED_BACK; raises otherwise. SENT as for
+        :meth:`commit`."""
         return require(ROLLBACK, await self._production.end(transaction_id, ROLLBACK))
 
-    async def end(self, transaction_id: AnyTransactionId, outcome: Outcome) -> Code:
-        """End a transaction by id; what the broker answered. NOTED for UNKNOWN. Raises what is an error."""
-        return await self._production.end(transaction_id, outcome)
+    async def end(self, transaction_id: AnyTransactionId, outcome: Outcome, *, confirm: Confirm | None = None) -> Code:
+        """End a transaction by id; what the broker answered. NOTED for UNKNOWN. Raises what is an error.
+
+        ``confirm`` is the producer's own unless it is given. ``"oneway"``: SENT, at once, whatever becomes of it; only the first call to a
+        broker waits, for the session. Raises Overloaded if too many wait to be sent (QUEUE_FULL) or if the transaction's broker, of
+        several, is known to be away (BROKER_AWAY); Unknown(CLOSED) after :meth:`close`.
+        """
+        return await self._production.end(transaction_id, outcome, confirm)
 
     async def end_batch(self, transaction_ids: Any, outcomes: Any) -> EndResults:
         """End many: ids as an Arrow column (``receipts.transactions``), NumPy records or an iterable; one outcome for
-        all, or a column of them. One typed result per row; a null id is UNKNOWN_TRANSACTION."""
+        all, or a column of them. One typed result per row; a null id is UNKNOWN_TRANSACTION. Always answered, whatever ``confirm`` is."""
         return await self._production.end_batch(transaction_ids, outcomes)
 
     # Writers of numbered batches
@@ -236,7 +269,7 @@ class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
     # The end
 
     async def flush(self, timeout: float | None = None) -> bool:
-        """Wait until everything sent (qos=0 too) was answered; False if not within ``timeout`` (the producer's own)."""
+        """Wait until everything sent (qos=0 and ``confirm="oneway"``, too) was answered; False if not within ``timeout`` (the producer's own)."""
         patience = self._production.timeout if timeout is None else timeout
         return await self._production.waiting.away(self._production.drain, patience)
 

@@ -17,11 +17,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.client.lanes.coalescer import Lane
-from escrowmq.client.lanes.request import Codec
+from escrowmq.client.lanes.request import Codec, Unawaited
 from escrowmq.client.lanes.waiting import ThreadLane, Waiting
 from escrowmq.client.links.router import Router, broker_of
 from escrowmq.client.producing.checker import AnyChecker, CheckLoop, need_checker_of
 from escrowmq.client.producing.ending import EndingCodec, outcome_column
+from escrowmq.client.producing.oneway import Confirm, Tally, is_oneway
 from escrowmq.client.producing.outgoing import OutgoingCodec, as_batch, split
 from escrowmq.client.producing.placing import PAUSE_SECONDS, BatchPlacement, Choice, Placement, end_parts
 from escrowmq.client.producing.results import EndResults, Receipts, receipts
@@ -30,11 +31,12 @@ from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, Unknown, erro
 from escrowmq.message.ids import id_bytes, id_column
 from escrowmq.message.limits import byte_lengths
 from escrowmq.message.names import check_name
-from escrowmq.message.row import ROW_OVERHEAD
+from escrowmq.message.row import row_size
 from escrowmq.model import CheckPolicy, DecidedBy, Message, Outcome, Receipt, TransactionId
 from escrowmq.model import message_id as message_bytes
 from escrowmq.platform.forks import tell_in_child
 from escrowmq.wire import Exchange
+from escrowmq.wire.parcels import Row
 
 CHECKER_THREADS = 4
 WAIT_STEP = 0.1
@@ -63,6 +65,7 @@ class Production:
         policy: CheckPolicy | None,
         replaces: bool,
         choice: Choice | None = None,
+        confirm: Confirm = "answered",
     ) -> None:
         check_name(group, Code.BAD_GROUP_NAME)
         if qos not in (0, 1, 2) or isinstance(qos, bool):
@@ -81,6 +84,9 @@ class Production:
         ]
         self._several = len(router) > 1
         self.choice = choice or Choice("fail" if self._several else "wait")
+        self.confirm = confirm
+        self._oneway = is_oneway(confirm)
+        self.tally = Tally(group)
         self.dropped = 0
         self._unasked = unasked
         self._replaces = replaces
@@ -154,13 +160,13 @@ class Production:
                     check_immunity,
                     None if joined is None else bytes(joined),
                 )
-                size = len(row.body) + ROW_OVERHEAD
+                size = row_size(row)
                 if self.qos == 0 and not half:
                     try:
                         lane.add(row, None, size)
                     except Overloaded:
                         self.dropped += 1
-                    return Receipt(row.message_id or b"", row.topic, row.queue, -1)
+                    return Receipt(row[5] or b"", row[0], row[6], -1)
                 receipt: Receipt = await lane.call(row, size)
             except EscrowError as problem:
                 if placement is None:
@@ -171,14 +177,17 @@ class Production:
                 self.router.learn_shard(number, receipt.transaction_id.shard)
             return receipt
 
-    async def end(self, transaction_id: AnyTransactionId, outcome: Outcome) -> Code:
+    async def end(self, transaction_id: AnyTransactionId, outcome: Outcome, confirm: Confirm | None = None) -> Code:
         """End a transaction by its id; see :meth:`Producer.end`."""
+        oneway = self._oneway if confirm is None else is_oneway(confirm)
         raw = id_bytes(transaction_id)
         if not isinstance(outcome, Outcome):
             raise Misuse(Code.BAD_ARGUMENT, f"{outcome!r} is not COMMIT, ROLLBACK or UNKNOWN")
         shard = int.from_bytes(raw[:4], "big")
         if (number := self.router.known_shard(shard)) is None:
             number = await self.broker(shard)
+        if oneway:
+            return await self._send_end(number, (raw, int(outcome)))
         placement = Placement(self, Exchange.END, number) if self._several else None
         while True:
             if placement is not None:
@@ -190,6 +199,14 @@ class Production:
                 if placement is None:
                     raise
                 await placement.failed(problem)
+
+    async def _send_end(self, number: int, row: Row) -> Code:
+        """Add an end to its lane. It waits only where there is no lane yet: for the session."""
+        if self._several and self.choice.absent == "fail" and self.router.presence.away(number):
+            raise self.router.presence.refusal(number)
+        lane = self._ending[number] or await self.open(Exchange.END, number)
+        lane.add(row, Unawaited(row, self.tally.told), 32)
+        return Code.SENT
 
     async def broker(self, shard: int) -> int:
         """The number of the broker that holds a shard; asks the brokers if it is not known yet."""
@@ -431,17 +448,3 @@ class Production:
     def _all_lanes(self) -> list[Lane]:
         made = [lane for lanes in self._by_kind.values() for lane in lanes if lane is not None]
         return [*made, *self._answers]
-
-
-def require(outcome: Outcome, code: Code) -> Code:
-    """``code`` if a transaction that ended with it stands as ``outcome``; raises CONFLICT otherwise."""
-    if code not in _STANDS_AS[outcome]:
-        raise error(Code.CONFLICT, f"the transaction stands as {code.name}")
-    return code
-
-
-_STANDS_AS = {
-    Outcome.UNKNOWN: (Code.NOTED,),
-    Outcome.COMMIT: (Code.COMMITTED, Code.ALREADY_COMMITTED),
-    Outcome.ROLLBACK: (Code.ROLLED_BACK, Code.ALREADY_ROLLED_BACK),
-}

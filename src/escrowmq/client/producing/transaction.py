@@ -9,8 +9,9 @@ from types import TracebackType
 from typing import Unpack
 
 from escrowmq.client.lanes.blocking import blocking
+from escrowmq.client.producing.ending import require
 from escrowmq.client.producing.judging import name_of, outcome_of
-from escrowmq.client.producing.production import Production, require
+from escrowmq.client.producing.production import Production
 from escrowmq.errors import Code, EscrowError, Misuse, Rejected, Unknown
 from escrowmq.model import COMMIT, ROLLBACK, UNKNOWN, HalfMessageOptions, Message, Outcome, Receipt, TransactionId
 from escrowmq.platform import failpoints
@@ -114,7 +115,8 @@ class AsyncTransaction(TransactionBase):
         return receipt
 
     async def commit(self) -> Code:
-        """Make the messages visible. COMMITTED or ALREADY_COMMITTED (OK if there are no messages); raises otherwise.
+        """Make the messages visible. COMMITTED or ALREADY_COMMITTED (OK if there are no messages); raises otherwise. SENT, without
+        waiting, where the producer has ``confirm="oneway"``.
 
         Bound to a database: Rejected(CONFLICT) if that did not commit (the messages are rolled back), Unknown(TIMED_OUT) if
         it has not decided yet (left to the check-back).
@@ -122,7 +124,7 @@ class AsyncTransaction(TransactionBase):
         return await self._end(COMMIT)
 
     async def rollback(self) -> Code:
-        """Drop the messages. ROLLED_BACK or ALREADY_ROLLED_BACK (OK if there are no messages); raises otherwise.
+        """Drop the messages. ROLLED_BACK or ALREADY_ROLLED_BACK (OK if there are no messages); raises otherwise. SENT as above.
 
         Bound to a database: Rejected(CONFLICT) if that did commit (the messages are committed), Unknown(TIMED_OUT) as above.
         """

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from typing import Annotated, Any
 
+from fastapi import APIRouter, Query, Request, Response
+
+from escrowmq.client.producing.oneway import Confirm
 from escrowmq.errors import Code, EscrowError, Rejected
 from escrowmq.gateway.models import (
     Decided,
@@ -25,6 +28,20 @@ from escrowmq.gateway.routes.messages import IdempotencyKey, message, scoped
 from escrowmq.model import COMMIT, ROLLBACK, Outcome, TransactionId
 
 router = APIRouter(prefix="/groups/{group}/transactions", tags=["transactions"])
+
+ACCEPTED = 202
+_ACCEPTED: dict[int | str, dict[str, Any]] = {
+    ACCEPTED: {
+        "model": Decided,
+        "description": "With `confirm=oneway`: the end is on its way; its answer is not waited for.",
+    }
+}
+Confirmed = Annotated[
+    Confirm,
+    Query(
+        description="`oneway`: 202 at once; whether the decision was taken is never told. `answered`: when it is durable."
+    ),
+]
 
 
 @router.post("")
@@ -76,16 +93,20 @@ async def end_many(group: str, body: DecisionsIn, request: Request, response: Re
     return DecisionResults(results=results, refused=some_refused(response, results))
 
 
-@router.post("/{transaction_id}/commit")
-async def commit(group: str, transaction_id: str, request: Request) -> Decided:
-    """Commit: all its messages become visible. Repeating is harmless; 409 if it was rolled back."""
-    return await _end(group, transaction_id, COMMIT, request)
+@router.post("/{transaction_id}/commit", responses=_ACCEPTED)
+async def commit(
+    group: str, transaction_id: str, request: Request, response: Response, confirm: Confirmed = "answered"
+) -> Decided:
+    """Commit: all its messages become visible. Repeating is harmless; 409 if it was rolled back. 202 if it is not waited for."""
+    return await _end(group, transaction_id, COMMIT, request, confirm, response)
 
 
-@router.post("/{transaction_id}/rollback")
-async def rollback(group: str, transaction_id: str, request: Request) -> Decided:
-    """Roll back: its messages never appear. Repeating is harmless; 409 if it was committed."""
-    return await _end(group, transaction_id, ROLLBACK, request)
+@router.post("/{transaction_id}/rollback", responses=_ACCEPTED)
+async def rollback(
+    group: str, transaction_id: str, request: Request, response: Response, confirm: Confirmed = "answered"
+) -> Decided:
+    """Roll back: its messages never appear. Repeating is harmless; 409 if it was committed. 202 if it is not waited for."""
+    return await _end(group, transaction_id, ROLLBACK, request, confirm, response)
 
 
 @router.get("/{transaction_id}")
@@ -106,7 +127,16 @@ async def _prepare(group: str, body: TransactionIn, request: Request, key: str |
     )
 
 
-async def _end(group: str, text: str, outcome: Outcome, request: Request) -> Decided:
+async def _end(
+    group: str,
+    text: str,
+    outcome: Outcome,
+    request: Request,
+    confirm: Confirm = "answered",
+    response: Response | None = None,
+) -> Decided:
     identity = TransactionId.parse(text)
-    code = await gateway_of(request).producers.end(group, identity, outcome)
-    return Decided(transaction_id=str(identity), code=code.name)  # type: ignore[arg-type]  # one of the four
+    code = await gateway_of(request).producers.end(group, identity, outcome, confirm)
+    if code is Code.SENT and response is not None:
+        response.status_code = ACCEPTED
+    return Decided(transaction_id=str(identity), code=code.name)  # type: ignore[arg-type]  # one of the five

@@ -35,7 +35,7 @@ def all_true(flags: Bools) -> bool:
 
 def all_equal(values: npt.NDArray[Any]) -> bool:
     """Whether every element is the first one (true of none)."""
-    return not len(values) or bool(values[0] == values[-1]) and all_true(values == values[0])
+    return not len(values) or (bool(values[0] == values[-1]) and all_true(values == values[0]))
 
 
 def unique_in_order(ordinals: Int64s) -> Int64s:

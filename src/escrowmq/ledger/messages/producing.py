@@ -36,7 +36,6 @@ from escrowmq.message.immunity import immunities
 from escrowmq.model import DecidedBy
 from escrowmq.schemas import PRODUCED, STORED, Kind
 
-
 _STORED = STORED[Kind.PLAIN]
 _STORED_NAMES = _STORED.names
 

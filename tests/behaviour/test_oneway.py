@@ -1,0 +1,85 @@
+"""Ends that nobody waits for, on real brokers: they come to pass, their refusals are counted, and a lost one is asked back."""
+
+from __future__ import annotations
+
+import pytest
+
+import escrowmq as mq
+
+
+def state(bus, identity):
+    return bus.admin.transaction(identity)["state"]
+
+
+def test_an_end_that_is_not_waited_for_comes_to_pass(bus, t, g):
+    producer, consumer = bus.producer(g, unasked=True, confirm="oneway"), bus.consumer(g, t)
+    with producer.transaction() as txn:
+        txn.send(t, b"kept")
+    with pytest.raises(ZeroDivisionError), producer.transaction() as dropped:  # noqa: PT012
+        dropped.send(t, b"dropped")
+        1 / 0
+    (message,) = consumer.receive(10, wait=20)
+    assert (message.body, message.transaction_id) == (b"kept", txn.id)
+    message.ack()
+    assert producer.flush()
+    assert state(bus, dropped.id) == "rolled_back"
+    assert (producer.refused_ends, producer.unknown_ends) == (0, 0)
+
+
+def test_nobody_is_told_that_an_end_was_refused_but_it_is_counted(bus, t, g):
+    producer = bus.producer(g, unasked=True, confirm="oneway")
+    identity = producer.prepare(t, b"x").transaction_id
+    assert bus.producer(g).rollback(identity) is mq.Code.ROLLED_BACK
+    assert producer.commit(identity) is mq.Code.SENT
+    other = bus.producer(f"{g}-other", confirm="oneway")
+    assert other.commit(identity) is mq.Code.SENT
+    for one in (producer, other):
+        assert one.flush()
+        assert (one.refused_ends, one.unknown_ends) == (1, 0)
+    assert state(bus, identity) == "rolled_back"
+
+
+async def test_the_same_to_await(broker, t, g):
+    async with await broker.aconnect() as bus:
+        producer = bus.producer(g, unasked=True, confirm="oneway")
+        async with producer.transaction() as txn:
+            await txn.send(t, b"kept")
+        (message,) = await (await bus.consumer(g, t)).receive(10, wait=20)
+        assert (message.body, message.transaction_id) == (b"kept", txn.id)
+        message.ack()
+        assert await producer.rollback(txn.id) is mq.Code.SENT
+        assert await producer.flush()
+        assert producer.refused_ends == 1
+
+
+def test_closing_sends_what_is_on_its_way(broker, t, g):
+    with broker.connect() as bus:
+        producer = bus.producer(g, unasked=True, confirm="oneway")
+        ids = [receipt.transaction_id for receipt in producer.prepare_batch([mq.Message(t, b"x")] * 200).check()]
+        for identity in ids:
+            producer.commit(identity)
+    assert (producer.refused_ends, producer.unknown_ends) == (0, 0)
+    with broker.connect() as bus:
+        assert len(bus.consumer(g, t).receive(1000, wait=20)) == 200
+
+
+def test_a_broker_that_is_killed_after_an_end_was_taken(make_broker, t, g, eventually):
+    """The client sends the end again; where it has died too, the check-back decides."""
+    broker = make_broker("served")
+    with broker.connect() as bus:
+        producer = bus.producer(g, unasked=True, confirm="oneway")
+        again = producer.prepare(t, b"sent again").transaction_id
+        with broker.connect() as dying:
+            dead = dying.producer(f"{g}-dead", checker=lambda check: mq.UNKNOWN, confirm="oneway", timeout=0.5)
+            lost = dead.prepare(t, b"asked back").transaction_id
+            broker.stop(kill=True)
+            assert (producer.commit(again), dead.commit(lost)) == (mq.Code.SENT, mq.Code.SENT)
+        assert (dead.refused_ends, dead.unknown_ends) == (0, 1)
+        broker.start()
+        assert producer.flush()
+        assert state(bus, again) == "committed"
+        assert state(bus, lost) == "open"
+        asked = []
+        bus.producer(f"{g}-dead", checker=lambda check: asked.append(check.transaction_id) or mq.COMMIT)
+        eventually(lambda: state(bus, lost) == "committed")
+        assert asked == [lost]
