@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from escrowmq.errors import Code, error
 from escrowmq.ledger import commands
 from escrowmq.ledger.columns.arrays import Int32s, Int64s, UInt8s, all_equal
-from escrowmq.ledger.commands import Command, Rules
+from escrowmq.ledger.commands import Command, RowsCommand, Rules
 from escrowmq.ledger.events import Decision, Repeats, event_of
 from escrowmq.ledger.groups.consuming import Consuming
 from escrowmq.ledger.groups.groups import Groups

@@ -122,8 +122,9 @@ def receipts(
     in no part are BODY_TOO_LARGE."""
     ids, topics = sent.column("message_id"), sent.column("topic")
     if len(rows) == 1 and len(rows[0]) == sent.num_rows:  # one part, which is all of it
-        columns = [column.to_numpy() for column in answers[0].columns[:4]]
-        return Receipts(topics, ids, *columns, answers[0].column(4))
+        codes, positions, queues, offsets, transactions = answers[0].columns
+        numbers = (codes.to_numpy(), positions.to_numpy(), queues.to_numpy(), offsets.to_numpy())
+        return Receipts(topics, ids, *numbers, transactions)
     answer = pa.concat_batches(answers or [schemas.empty(schemas.PRODUCED)])
     at = np.full(sent.num_rows, -1, np.int64)
     at[np.concatenate([np.empty(0, np.int64), *rows])] = np.arange(answer.num_rows)
