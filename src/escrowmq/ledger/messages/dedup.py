@@ -15,8 +15,9 @@ Where an id stands twice in one topic (a prepare that was replaced), the newer o
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +56,15 @@ class Found:
     """Whether that one is a half message."""
     firsts: Int64s
     """The first row of this batch with the same topic and id; the row itself when there is none before it."""
+
+
+class Run(NamedTuple):
+    """Consecutive ids of messages at consecutive positions: their topic, or the topic of each."""
+
+    instance: int
+    first: int
+    size: int
+    topic: int | Int32s
 
 
 class Dedup:
@@ -117,6 +127,19 @@ class Dedup:
             positions[here][newer] = found[newer]
             halves[here][newer] = self._runs["half"][row]
 
+    def knows(self, instance: int, sequence: int, count: int) -> bool:
+        """Whether one of the ids ``sequence``, ``sequence`` + 1, ... is known, in any topic."""
+        end = sequence + count
+        for layer in self._layers:
+            if (known := layer.get(instance)) is None:
+                return False
+            index = bisect_left(known, (end, -1)) - 1  # the last run that begins before the end
+            if index >= 0:
+                first, ordinal = known[index]
+                if first + int(self._runs["count"][ordinal - self._runs.first]) > sequence:
+                    return True
+        return False
+
     # Remembering
 
     def add(
@@ -132,6 +155,13 @@ class Dedup:
                 mine = int(mine[0])
             place = (int(instances[start]), int(sequences[start]), end - start, mine, half, position + start)
             self._add_run(*place, time_us, rules)
+        self._forget(time_us, rules)
+
+    def add_runs(self, runs: Sequence[Run], position: int, time_us: int, rules: Rules, *, half: bool) -> None:
+        """As :meth:`add`, of ids that are split into runs already."""
+        for instance, first, count, topic in runs:
+            self._add_run(instance, first, count, topic, half, position, time_us, rules)
+            position += count
         self._forget(time_us, rules)
 
     def _add_run(
