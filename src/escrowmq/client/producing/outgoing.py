@@ -45,10 +45,17 @@ class OutgoingCodec:
                 problem = error(Code(code))
                 problem.add_note(f"message id {identity.hex()}")
                 receipts.append(problem)
-            else:
-                transaction = None if raw is None else make_transaction_id(*split_transaction_id(raw))
-                found = offset if offset >= 0 else None
-                receipts.append(make_receipt(identity, row[0], queue, position, found, transaction))
+                continue
+            receipts.append(
+                make_receipt(
+                    identity,
+                    row[0],
+                    queue,
+                    position,
+                    offset if offset >= 0 else None,
+                    None if raw is None else make_transaction_id(*split_transaction_id(raw)),
+                )
+            )
         return receipts
 
     def encode(self, rows: Sequence[Any]) -> tuple[pa.RecordBatch, bytes]:
