@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -18,6 +19,8 @@ from escrowmq.testing.servers.process import Server, accepts, free_port
 _OPENS = ("java.base/java.nio", "java.base/sun.nio.ch", "java.base/java.lang", "java.base/java.util")
 JVM = ["-Xshare:auto", *(f"--add-opens={name}=ALL-UNNAMED" for name in _OPENS)]
 JVM += ["--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED"]
+KILL = signal.SIGKILL
+"""How servers of Java end whose own way to an end takes many seconds: their data goes with them."""
 KAFKA_JVM = ["-Xms1g", "-Xmx1g", "-Xshare:auto"]
 """As it is started for tests, it comes up quickly and runs slowly."""
 
@@ -80,7 +83,9 @@ class RocketMQ:
         def start(memory: str, main: str, settings: str, at: int) -> Server:
             homes = [f"-Drocketmq.home.dir={folder}", f"-Duser.home={folder}"]
             command = ["java", *JVM, *memory.split(), *homes, "-cp", self._classes, main, "-c", str(folder / settings)]
-            return Server(url="", command=command, ready=lambda _: accepts(at), log=folder / f"{settings}.log")
+            return Server(
+                url="", command=command, ready=lambda _: accepts(at), log=folder / f"{settings}.log", stop_signal=KILL
+            )
 
         servers = [
             start("-Xms128m -Xmx256m", "org.apache.rocketmq.namesrv.NamesrvStartup", "names.conf", names),
@@ -132,7 +137,7 @@ class FastMiniMQ:
         flags = [f"-D{name}={value}" for name, value in settings.items()]
         main = "org.nopasserby.fastminimq.FastMiniMQBroker"
         command = ["java", *JVM, "-Xms1g", "-Xmx2g", "-XX:MaxDirectMemorySize=3g", *flags, "-cp", self._classes, main]
-        server = Server(url="", command=command, ready=lambda _: accepts(port), log=folder / "log")
+        server = Server(url="", command=command, ready=lambda _: accepts(port), log=folder / "log", stop_signal=KILL)
         with started([server], f"127.0.0.1:{port}") as running:
             yield running
 
