@@ -48,6 +48,10 @@ class Watched:
         check(options, OPTIONS[kind], f"options of {kind}", self.seen)
         return self.link.exchange(kind, batch, options)
 
+    def parcel(self, parcel, done):
+        check(parcel.options, OPTIONS[parcel.kind], f"options of {parcel.kind}", self.seen)
+        self.link.parcel(parcel, done)
+
     def read(self, request):
         check(request, ReadRequest, "read", self.seen)
         return self.link.read(request)

@@ -42,6 +42,16 @@ class OutgoingRow(NamedTuple):
     transaction: bytes | None
 
 
+def row_size(row: tuple[Any, ...]) -> int:
+    """Bytes of an outgoing row, about; never fewer than its texts and its body have."""
+    size = len(row[1]) + ROW_OVERHEAD
+    if row[2] is not None or row[3] is not None:
+        size += 4 * (len(row[2] or "") + len(row[3] or ""))
+    if row[4]:
+        size += sum(4 * (len(name) + len(value)) + 8 for name, value in row[4])
+    return size
+
+
 class MessageIds:
     """A series of ids for messages that were given none: 8 random bytes, then a counter from 1, both big-endian.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -12,8 +12,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq import schemas
+from escrowmq.client.lanes.request import NO_ID
 from escrowmq.errors import DONE, FIRST_ANSWER, Code, EscrowError, Misuse, error
 from escrowmq.model import Outcome
+from escrowmq.wire.parcels import Row
 
 _CODES = {int(code): code for code in Code}
 
@@ -25,22 +27,34 @@ class EndingCodec:
     answer would have been.
     """
 
-    def encode(self, rows: Sequence[tuple[Any, ...]]) -> tuple[pa.RecordBatch, None]:
+    def parcel(self, rows: Sequence[Row]) -> tuple[Sequence[Row], tuple[int, int], None]:
+        """The rows as they are."""
+        return rows, NO_ID, None
+
+    def receive(
+        self, rows: Sequence[Row], first_id: tuple[int, int], memo: None, answer: Any, resent: bool
+    ) -> list[Code | EscrowError]:
+        """A code or an error per row."""
+        return _told(answer, resent)
+
+    def encode(self, rows: Sequence[Row]) -> tuple[pa.RecordBatch, None]:
         """The batch."""
         ids, outcomes = zip(*rows, strict=True)
         arrays = [pa.array(ids, schemas.ID), pa.array(outcomes, pa.uint8())]
         return pa.RecordBatch.from_arrays(arrays, schema=schemas.ENDING), None
 
-    def decode(
-        self, rows: Sequence[tuple[Any, ...]], memo: Any, answer: pa.RecordBatch, resent: bool
-    ) -> list[Code | EscrowError]:
+    def decode(self, rows: Sequence[Row], memo: Any, answer: pa.RecordBatch, resent: bool) -> list[Code | EscrowError]:
         """A code or an error per row."""
-        codes = [_CODES[code] for code in answer.column(0).to_numpy().tolist()]
-        if resent:
-            codes = [FIRST_ANSWER.get(code, code) for code in codes]
-        if DONE.issuperset(codes):
-            return list(codes)
-        return [code if code in DONE else error(code) for code in codes]
+        return _told(answer.column(0).to_numpy().tolist(), resent)
+
+
+def _told(numbers: Iterable[int], resent: bool) -> list[Code | EscrowError]:
+    codes = [_CODES[number] for number in numbers]
+    if resent:
+        codes = [FIRST_ANSWER.get(code, code) for code in codes]
+    if DONE.issuperset(codes):
+        return list(codes)
+    return [code if code in DONE else error(code) for code in codes]
 
 
 def require(outcome: Outcome, code: Code) -> Code:

@@ -108,7 +108,7 @@ def _never(_: Any) -> bool:
 
 def _is_free(row: Any) -> bool:
     """Whether an outgoing row may be taken by any broker."""
-    return row is None or (row.key is None and row.message_id is None and row.transaction is None)
+    return row is None or (row[2] is None and row[5] is None and row[10] is None)  # key, message id, transaction
 
 
 class Placement:

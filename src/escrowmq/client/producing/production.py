@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.client.lanes.coalescer import Lane
-from escrowmq.client.lanes.request import Codec, Row, Unawaited
+from escrowmq.client.lanes.request import Codec, Unawaited
 from escrowmq.client.lanes.waiting import ThreadLane, Waiting
 from escrowmq.client.links.router import Router, broker_of
 from escrowmq.client.producing.checker import AnyChecker, CheckLoop, need_checker_of
@@ -31,11 +31,12 @@ from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, Unknown, erro
 from escrowmq.message.ids import id_bytes, id_column
 from escrowmq.message.limits import byte_lengths
 from escrowmq.message.names import check_name
-from escrowmq.message.row import ROW_OVERHEAD
+from escrowmq.message.row import row_size
 from escrowmq.model import CheckPolicy, DecidedBy, Message, Outcome, Receipt, TransactionId
 from escrowmq.model import message_id as message_bytes
 from escrowmq.platform.forks import tell_in_child
 from escrowmq.wire import Exchange
+from escrowmq.wire.parcels import Row
 
 CHECKER_THREADS = 4
 WAIT_STEP = 0.1
@@ -159,13 +160,13 @@ class Production:
                     check_immunity,
                     None if joined is None else bytes(joined),
                 )
-                size = len(row.body) + ROW_OVERHEAD
+                size = row_size(row)
                 if self.qos == 0 and not half:
                     try:
                         lane.add(row, None, size)
                     except Overloaded:
                         self.dropped += 1
-                    return Receipt(row.message_id or b"", row.topic, row.queue, -1)
+                    return Receipt(row[5] or b"", row[0], row[6], -1)
                 receipt: Receipt = await lane.call(row, size)
             except EscrowError as problem:
                 if placement is None:
