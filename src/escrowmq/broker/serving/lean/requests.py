@@ -188,7 +188,10 @@ class Requests:
         elif kind in EXCHANGE_OF or kind == Kind.BATCH:
             return self._request(kind, number, content)
         else:
-            self._say(lean.refused(number, error(Code.BAD_REQUEST, f"a frame of kind {kind:#04x}")))
+            unknown = error(Code.BAD_REQUEST, f"a frame of kind {kind:#04x}")
+            if not number:
+                raise unknown
+            self._say(lean.refused(number, unknown))
         return True
 
     def _request(self, kind: int, number: int, content: memoryview) -> bool:
