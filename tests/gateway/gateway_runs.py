@@ -14,11 +14,11 @@ from typing import Any
 import httpx
 import pyarrow as pa
 
-from escrowmq.wire import Exchange, Link
+from escrowmq.wire import Exchange, Link, ParcelsByExchange
 
 
-class Counted:
-    """A link that counts its exchanges by kind, and can be told to hold them up."""
+class Counted(ParcelsByExchange):
+    """A link that counts its exchanges by kind, parcels too, and can be told to hold them up."""
 
     def __init__(self, link: Link) -> None:
         self._link = link

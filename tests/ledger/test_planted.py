@@ -478,7 +478,7 @@ def accept_a_lost_lease(monkeypatch):
 
 @planted(searched)
 def forget_acks(monkeypatch):
-    monkeypatch.setitem(Groups._acts, Kind.ACKED, lambda self, batch, time_us, topics, rules: None)
+    monkeypatch.setitem(Groups._row_acts, Kind.ACKED, lambda self, rows, time_us, topics, rules: None)
 
 
 @planted(lambda: dead_letters().test_cause())

@@ -20,7 +20,7 @@ import escrowmq as mq
 from escrowmq.client.bus import Bus
 from escrowmq.connecting import links
 from escrowmq.schemas import SETTLING
-from escrowmq.wire import Exchange
+from escrowmq.wire import Exchange, ParcelsByExchange
 
 SETTINGS = {
     "retention": 3.0e8,
@@ -43,7 +43,7 @@ def text_of(batch: pa.RecordBatch) -> str:
     return base64.b64encode(sink.getvalue().to_pybytes()).decode()
 
 
-class Recording:
+class Recording(ParcelsByExchange):
     """A link that writes down what goes over it."""
 
     def __init__(self, link: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,8 +51,10 @@ def _plan(schema: pa.Schema) -> list[tuple[pa.DataType, Any]]:
     return [(type_, type_.to_pandas_dtype() if pa.types.is_integer(type_) else None) for type_ in schema.types]
 
 
+_NUMPY = {type_: type_.to_pandas_dtype() for type_ in (pa.int32(), pa.int64(), pa.uint32(), pa.uint8())}
 _COLUMNS = {kind: _plan(schema) for kind, schema in STORED.items()}
 """The types of each kind's columns, and their NumPy types if they are numbers; asking Arrow each time is slow."""
+_TYPECODES = {np.int32: "i", np.int64: "q", np.uint32: "I", np.uint8: "B"}
 
 
 def event_of(kind: Kind, *columns: Sequence[Any] | np.ndarray[Any, Any]) -> Event:
@@ -60,9 +63,10 @@ def event_of(kind: Kind, *columns: Sequence[Any] | np.ndarray[Any, Any]) -> Even
     return Event(kind, pa.RecordBatch.from_arrays(arrays, schema=STORED[kind]))
 
 
-def event_of_rows(kind: Kind, rows: Sequence[Sequence[Any]]) -> Event:
-    """An event with these rows (at least one)."""
-    return event_of(kind, *zip(*rows, strict=True))
+def event_of_rows(kind: Kind, rows: Sequence[Sequence[Any]], *, keep: bool = False) -> Event:
+    """An event with these rows (at least one). ``keep``: as rows too, to be applied so."""
+    event = event_of(kind, *zip(*rows, strict=True))
+    return Event(kind, event.batch, rows) if keep else event
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
@@ -70,9 +74,14 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
     return zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
+def whole_numbers(values: Sequence[int], type_: pa.DataType) -> pa.Array:
+    """A few numbers as a column of integers. Raises OverflowError if one does not fit."""
+    return _array(values, type_, _NUMPY[type_])
+
+
 def _array(column: Sequence[Any] | Int64s, type_: pa.DataType, dtype: Any) -> pa.Array:
     if dtype is None:
         return pa.array(column, type_)
-    # From its buffer: pa.array() of a short list takes twice as long.
-    values = np.array(column, dtype)
-    return pa.Array.from_buffers(type_, len(values), [None, pa.py_buffer(values)], null_count=0)
+    # From its buffer: pa.array() of a short list takes twice as long, and so does np.array() of one.
+    values = np.array(column, dtype) if isinstance(column, np.ndarray) else array(_TYPECODES[dtype], column)
+    return pa.Array.from_buffers(type_, len(values), [None, pa.py_buffer(values)])

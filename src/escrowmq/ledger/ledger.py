@@ -19,21 +19,23 @@ import pyarrow.compute as pc
 
 from escrowmq.errors import Code, error
 from escrowmq.ledger import commands
-from escrowmq.ledger.columns.arrays import Int32s, Int64s, UInt8s
+from escrowmq.ledger.columns.arrays import Int32s, Int64s, UInt8s, all_equal
 from escrowmq.ledger.commands import Command, RowsCommand, Rules
 from escrowmq.ledger.events import Decision, Repeats, event_of
 from escrowmq.ledger.groups.consuming import Consuming
 from escrowmq.ledger.groups.groups import Groups
 from escrowmq.ledger.groups.order import KeysOf
 from escrowmq.ledger.messages.admission import group_by_queue
+from escrowmq.ledger.messages.by_rows import ProducingRows
 from escrowmq.ledger.messages.dedup import Dedup
+from escrowmq.ledger.messages.entering import EnteringRows
 from escrowmq.ledger.messages.places import places_of
 from escrowmq.ledger.messages.producing import Producing
 from escrowmq.ledger.queues.delays import Delays
 from escrowmq.ledger.queues.queues import QueueIndex
 from escrowmq.ledger.queues.topics import Topics
 from escrowmq.ledger.transactions.checkback import CheckBack
-from escrowmq.ledger.transactions.ending import Ending
+from escrowmq.ledger.transactions.ending import DecidedRow, Ending
 from escrowmq.ledger.transactions.forgetting import Forgetting
 from escrowmq.ledger.transactions.sessions import Sessions
 from escrowmq.ledger.transactions.table import COMMITTED, EXPIRED, NONE, ROLLED_BACK, TransactionTable
@@ -77,6 +79,10 @@ class Ledger:
         self.groups = Groups()
         self._consuming = Consuming(self.groups, self.topics)
         self._producing = Producing(self.topics, self.sessions, self.dedup, self.delays, self.transactions)
+        self._producing_rows = ProducingRows(self.topics, self.sessions, self.dedup, self.transactions)
+        self._entering = EnteringRows(
+            self.topics, self.sessions, self.dedup, self.delays, self.transactions, self.checkback, self.counters
+        )
         self._ending = Ending(self.transactions, self.sessions)
         self._forgetting = Forgetting(self.sessions, self.transactions, self.checkback, self.writers)
 
@@ -146,6 +152,13 @@ class Ledger:
         The events carry what applying them needs; :meth:`apply` takes it, or only the batch, to the same effect. So a log is
         replayed by columns alone.
         """
+        match command:
+            case commands.SendRows() | commands.PrepareRows():
+                return self._producing_rows.decide(command, self.rules, now_us, self.next_position)
+            case commands.EndRows():
+                return self._ending.decide_few(command, self.rules)
+            case commands.SettleRows():
+                return self._consuming.decide_settle_few(command, self.rules, now_us)
         return None
 
     def _decide_configure(self, command: commands.Configure) -> Decision:
@@ -195,10 +208,10 @@ class Ledger:
         of an event that :meth:`decide_rows` gave, the same as the batch."""
         self.next_position = position + batch.num_rows
         self.last_time_us = time_us
-        if rows is not None:
+        if kind in Groups.KINDS:
+            self.groups.apply(kind, batch, time_us, self.topics, self.rules, rows)
+        elif rows is not None:
             self._row_acts[kind](self, rows, position, time_us)
-        elif kind in Groups.KINDS:
-            self.groups.apply(kind, batch, time_us, self.topics, self.rules)
         elif (act := self._acts.get(kind)) is not None:
             act(self, batch, position, time_us)
 
@@ -221,9 +234,10 @@ class Ledger:
         tag number of each row."""
         self.sessions.note(batch.column("epoch").to_numpy(), time_us)
         of_row = batch.column("queue_id").to_numpy()
-        topics = self.topics.numbers_of_queues(of_row)
+        one = all_equal(of_row)
+        topics = self.topics.numbers_of_queues(of_row[:1] if one else of_row)
         self.dedup.add(batch.column("message_id"), topics, position, time_us, self.rules, half=half)
-        queue_ids = np.flatnonzero(np.bincount(of_row))
+        queue_ids = of_row[:1] if one else np.flatnonzero(np.bincount(of_row))
         for name in {self.topics.queues[queue_id].place.topic for queue_id in queue_ids.tolist()}:
             self.topics.by_name[name].turn += 1
         return self.topics.number_tags(batch.column("tag"))
@@ -231,7 +245,7 @@ class Ledger:
     def _place(self, positions: Int64s, queue_ids: Int32s, tags: Int32s, visible: Int64s, time_us: int) -> None:
         """Put messages at the end of their queues; those with a time still to come wait for it."""
         late = visible > time_us
-        if late.any():
+        if np.count_nonzero(late):
             self.delays.add(positions[late], queue_ids[late], tags[late], visible[late])
             positions, queue_ids, tags = positions[~late], queue_ids[~late], tags[~late]
         for queue_id, rows in group_by_queue(queue_ids):
@@ -244,6 +258,31 @@ class Ledger:
         for state, size in enumerate(np.bincount(batch.column("state").to_numpy()).tolist()):
             if size:
                 self.counters[_STATE_COUNTERS[state]] += size
+
+    def _apply_few_decided(self, rows: Sequence[DecidedRow], _position: int, time_us: int) -> None:
+        for session in {session for _, _, _, session in rows}:
+            self.sessions.note_one(session, time_us)
+        self._place_few(self._ending.apply_few(rows), time_us)
+        for _, state, _, _ in rows:
+            self.counters[_STATE_COUNTERS[state]] += 1
+
+    def _place_few(self, messages: Sequence[tuple[int, int, int]], time_us: int) -> None:
+        """As :meth:`_place`, of the half messages of a few transactions: position, queue id and tag of each."""
+        if self.transactions.holds_back and messages:
+            positions, queue_ids, tags = (np.array(column, np.int64) for column in zip(*messages, strict=True))
+            visible = self.transactions.visible_us(positions)
+            self._place(positions, queue_ids.astype(np.int32), tags.astype(np.int32), visible, time_us)
+            return
+        by_queue: dict[int, tuple[list[int], list[int]]] = {}
+        for position, queue_id, tag in messages:
+            places = by_queue.get(queue_id)
+            if places is None:
+                by_queue[queue_id] = ([position], [tag])
+            else:
+                places[0].append(position)
+                places[1].append(tag)
+        for number, (at, numbers) in by_queue.items():
+            self.topics.queues[number].append(at, numbers, time_us)
 
     def _apply_batch_decided(self, batch: pa.RecordBatch, position: int, time_us: int) -> None:
         self.sessions.note(batch.column("epoch").to_numpy(), time_us)
@@ -298,7 +337,11 @@ class Ledger:
         Kind.TRIMMED: _apply_trimmed,
     }
 
-    _row_acts: ClassVar[dict[Kind, Callable[[Ledger, Any, int, int], None]]] = {}
+    _row_acts: ClassVar[dict[Kind, Callable[[Ledger, Any, int, int], None]]] = {
+        Kind.PLAIN: lambda self, rows, position, time_us: self._entering.apply(rows, position, time_us, self.rules),
+        Kind.HALF: lambda self, rows, position, time_us: self._entering.apply(rows, position, time_us, self.rules),
+        Kind.DECIDED: _apply_few_decided,
+    }
     """As ``_acts``, of what :meth:`decide_rows` gave with its events."""
 
     # Snapshots

@@ -95,8 +95,8 @@ def encode(
     if batch.num_rows == 0:
         raise Misuse(Code.BAD_ARGUMENT, f"a {kind.name} frame of no rows")
     encoding, flags = Encoding.ARROW, 0
-    if is_fixed_width(schema):
-        encoding, payload = Encoding.BARE, _bare(batch)
+    if kind in _BARE:
+        encoding, payload = Encoding.BARE, _bare(kind, batch)
     elif lz4:
         encoding, payload = Encoding.ARROW_LZ4, _padded([_compressed(batch)])
     else:
@@ -146,7 +146,7 @@ def decode(data: pa.Buffer, offset: int, header: FrameHeader, file: str) -> pa.R
     payload = data.slice(offset + HEADER_BYTES, max(size, 0))
     try:
         if header.encoding == Encoding.BARE:
-            batch = _from_bare(payload, schema, header.rows)
+            batch = _from_bare(payload, Kind(header.kind), header.rows)
         else:
             batch = pa.ipc.read_record_batch(payload, schema)
     except MemoryError as problem:  # Arrow's is one, and an ArrowException, too: the frame is as it was
@@ -174,30 +174,37 @@ def _padded(chunks: list[Chunk]) -> list[Chunk]:
     return [*chunks, bytes(rest)] if rest else chunks
 
 
-def _widest_first(schema: pa.Schema) -> list[int]:
-    """Column numbers in the order in which bare columns are stored."""
-    return sorted(range(len(schema)), key=lambda i: -schema.field(i).type.bit_width)
+def _widest_first(schema: pa.Schema) -> list[tuple[int, int]]:
+    """Column numbers and bytes of a value, in the order in which bare columns are stored."""
+    widths = [(i, type_.bit_width // 8) for i, type_ in enumerate(schema.types)]
+    return sorted(widths, key=lambda column: -column[1])
 
 
-def _bare(batch: pa.RecordBatch) -> list[Chunk]:
+_BARE = {kind: _widest_first(schema) for kind, schema in STORED.items() if is_fixed_width(schema)}
+"""The columns of each kind that is stored as bare columns."""
+
+
+def _bare(kind: Kind, batch: pa.RecordBatch) -> list[Chunk]:
     chunks: list[Chunk] = []
-    for i in _widest_first(batch.schema):
-        column = batch.column(i)
+    columns, size = batch.columns, batch.num_rows
+    for i, width in _BARE[kind]:
+        column = columns[i]
         if column.null_count:
             raise Misuse(Code.BAD_ARGUMENT, f"column {batch.schema.names[i]} holds nulls")
-        width = column.type.bit_width // 8
-        chunks.append(column.buffers()[1].slice(column.offset * width, len(column) * width))
+        chunks.append(column.buffers()[1].slice(column.offset * width, size * width))
     return _padded(chunks)
 
 
-def _from_bare(payload: pa.Buffer, schema: pa.Schema, rows: int) -> pa.RecordBatch:
+def _from_bare(payload: pa.Buffer, kind: Kind, rows: int) -> pa.RecordBatch:
+    if kind not in _BARE:
+        raise ValueError(f"bare columns, but a {kind.name} frame has others")
+    schema = STORED[kind]
     columns: list[pa.Array] = [None] * len(schema)
     at = 0
-    for i in _widest_first(schema):
-        kind = schema.field(i).type
-        size = rows * kind.bit_width // 8
+    for i, width in _BARE[kind]:
+        size = rows * width
         if at + size > payload.size:
             raise ValueError(f"{payload.size} bytes are too few for {rows} rows")
-        columns[i] = pa.Array.from_buffers(kind, rows, [None, payload.slice(at, size)], null_count=0)
+        columns[i] = pa.Array.from_buffers(schema.field(i).type, rows, [None, payload.slice(at, size)], null_count=0)
         at += size
     return pa.RecordBatch.from_arrays(columns, schema=schema)

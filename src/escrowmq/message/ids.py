@@ -17,7 +17,12 @@ from escrowmq.model import TransactionId
 from escrowmq.schemas import ID, TRANSACTION_ID_DTYPE
 
 Int64s = npt.NDArray[np.int64]
-_MESSAGE_ID = struct.Struct(">QQ").pack
+message_id_of = struct.Struct(">QQ").pack
+"""The 16 bytes of a message id of a series, from its instance and its number."""
+transaction_id = struct.Struct(">IIQ").pack
+"""The 16 bytes of a transaction id, from its shard, epoch and position."""
+split_transaction_id = struct.Struct(">IIQ").unpack
+"""Shard, epoch and position of a transaction id of 16 bytes."""
 
 
 # Columns and NumPy records
@@ -67,7 +72,7 @@ def filled(given: Sequence[bytes | None], instance: int, sequence: int) -> bytes
     """The message ids given, one after the other, with those of a series from ``sequence`` on in the place of None."""
     count = len(given)
     missing = given.count(None)
-    made = b"".join(_MESSAGE_ID(instance, number) for number in range(sequence, sequence + missing))
+    made = b"".join(message_id_of(instance, number) for number in range(sequence, sequence + missing))
     if missing == count:
         return made
     ours = (made[at : at + 16] for at in itertools.count(0, 16))

@@ -99,7 +99,7 @@ class LedgerDriver:
             event.batch.validate(full=True)
             position = self.ledger.next_position
             self.events.append((event.kind, event.batch, position, self.now_us))
-            self.ledger.apply(event.kind, event.batch, position, self.now_us)
+            self.ledger.apply(event.kind, event.batch, position, self.now_us, event.rows)
         if decision.repeats is None:
             return decision.answer
         return self._compared(command, decision.repeats, decision.answer)

@@ -11,8 +11,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq import schemas
+from escrowmq.client.lanes.request import NO_ID
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.model import Act
+from escrowmq.wire.parcels import Row
 
 
 def settling_batch(
@@ -71,7 +73,32 @@ class SettlingCodec:
         self._on_refused = on_refused  # is told lease and offset
         self._lock = threading.Lock()
 
-    def encode(self, rows: Sequence[tuple[Any, ...]]) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
+    def parcel(self, rows: Sequence[Row]) -> tuple[Sequence[Row], tuple[int, int], list[int]]:
+        """The runs as rows of SETTLING, and which of them each row went into."""
+        runs: list[Row] = []
+        which: list[int] = []
+        last: Row | None = None  # the row before, if that is an ack
+        for row in rows:
+            lease, offset, before, act, delay_us, cause = row
+            if last is not None and act == Act.ACK and lease == last[0] and before == last[1]:
+                start = runs[-1][1]
+                runs[-1] = (lease, start, offset - start + 1, *runs[-1][3:])
+            else:
+                runs.append((lease, offset, 1, int(act), delay_us, cause))
+            which.append(len(runs) - 1)
+            last = row if act == Act.ACK else None
+        return runs, NO_ID, which
+
+    def receive(
+        self, rows: Sequence[Row], first_id: tuple[int, int], memo: list[int], answer: Any, resent: bool
+    ) -> list[Code | EscrowError]:
+        """One code or error per row."""
+        codes = [answer[run] for run in memo]
+        if resent and Code.LEASE_LOST in codes:
+            codes = [Code.DISCONNECTED if code == Code.LEASE_LOST else code for code in codes]
+        return self._told(rows, codes)
+
+    def encode(self, rows: Sequence[Row]) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
         """The batch, and which of its runs each row went into."""
         leases, offsets, before, acts, delays, causes = zip(*rows, strict=True)
         lease, offset, previous = (np.array(column, np.int64) for column in (leases, offsets, before))
@@ -87,11 +114,13 @@ class SettlingCodec:
         batch = settling_batch(lease[first], starts, counts, act[first], np.array(delays, np.int64)[first], some)
         return batch, np.cumsum(new) - 1
 
-    def decode(
-        self, rows: Sequence[tuple[Any, ...]], memo: Any, answer: pa.RecordBatch, resent: bool
-    ) -> list[Code | EscrowError]:
+    def decode(self, rows: Sequence[Row], memo: Any, answer: pa.RecordBatch, resent: bool) -> list[Code | EscrowError]:
         """One code or error per row."""
-        codes = self.codes(answer, resent)[memo].tolist()
+        return self._told(rows, self.codes(answer, resent)[memo].tolist())
+
+    def _told(self, rows: Sequence[Row], codes: Sequence[int]) -> list[Code | EscrowError]:
+        if not any(codes):
+            return [Code.OK] * len(codes)
         refused = sum(code not in _NOT_REFUSED for code in codes)
         if refused:
             with self._lock:

@@ -7,9 +7,10 @@ Theory of operation. A lane carries rows of one kind of exchange over one link.
    with ``WORTH_OVERLAPPING`` rows or more, and with at least as many as are in flight: a request costs about as much as
    some hundred rows, so small requests wait and grow, big ones overlap.
    A caller's whole batch joins the batches that wait before it, as long as all of them are no more than a request of rows may be.
+   A request of few rows travels as a parcel (:mod:`escrowmq.wire.parcels`), others and batches as a batch.
 2. Requests leave in the order in which they were filled; one thread at a time sends (``_pumping``).
 3. A request that the connection may have lost waits until every other request in flight was answered or lost too; then all
-   of them are sent again, in order, unchanged (the same bytes, the same message ids), before anything newer.
+   of them are sent again, in order, unchanged (the same rows or bytes, the same message ids), before anything newer.
 4. So does a request that the broker refuses because it has forgotten the session (nothing of it was taken in), after the session was
    renewed. While requests of one session are in flight, none leaves under another: a newer one must not get ahead of them.
 5. Where the broker is one of several and counts as away, rows that surely never left are given back with BROKER_AWAY, if they may
@@ -25,26 +26,24 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
-from escrowmq.client.lanes.request import Attended, Codec, Request, Row, copies
+from escrowmq.client.lanes.filling import MAX_BYTES, MAX_ROWS, Filling
+from escrowmq.client.lanes.request import Attended, Codec, Request, copies
 from escrowmq.client.lanes.timer import Timer
 from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, Unknown
 from escrowmq.platform.backoff import Backoff
 from escrowmq.platform.forks import FORKED, tell_in_child
 from escrowmq.wire import Exchange, ExchangeOptions, Link
+from escrowmq.wire.parcels import Answer, Row
 
 MAX_IN_FLIGHT = 4
 WORTH_OVERLAPPING = 64
-MAX_ROWS, MAX_BYTES = 4096, 16 << 20
-"""Of one request of several callers; a caller's own batch may be larger."""
-JOINED_WITHIN = 0.1
-"""Batches join one that began to wait at most this part of the timeout ago, because they get its deadline."""
 MAX_WAITING_ROWS = 1 << 18
 """Rows that may wait in one lane before Overloaded(QUEUE_FULL): bounds the memory of a client whose broker is away."""
 FIRST_BACKOFF, LAST_BACKOFF = 0.02, 2.0
@@ -55,7 +54,7 @@ OVERDUE_SECONDS = 1.0
 """A request of one of several brokers that is unanswered this long makes one ask whether that broker is there."""
 
 
-class Lane(ABC):
+class Lane(Filling, ABC):
     """One coalescing lane. Thread-safe.
 
     ``waiter()`` makes what a caller awaits for its result. ``timeout`` is seconds from the sealing of a request to
@@ -80,16 +79,14 @@ class Lane(ABC):
         moves: Callable[[Row | None], bool] = lambda _: True,
         repeats: Callable[[Row | None], bool] = lambda _: False,
     ) -> None:
+        super().__init__(timeout, max_rows, max_bytes)
         self._link = link
         self._kind = kind
         self._codec = codec
         self._options = options
         self._timer = timer
         self.waiter = waiter
-        self._timeout = timeout
         self._max_waiting = max_waiting
-        self._max_rows = min(max_rows, MAX_ROWS)  # what the broker takes, if that is less
-        self._max_bytes = min(max_bytes, MAX_BYTES)
         self._renew = renew  # the session of this number
         self._attended, self._moves, self._repeats = attended, moves, repeats
         self.overdue = False  # an answer of one of several brokers has not come for long
@@ -98,11 +95,6 @@ class Lane(ABC):
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._sending = threading.RLock()  # orders "is it broken?" and the exchange against the news that it broke
-        self._open: list[Row] = []
-        self._open_waiters: list[Any] = []
-        self._open_bytes = 0
-        self._sealed: deque[Request] = deque()
-        self._sealed_rows = 0
         self._in_flight: list[Request] = []
         self._pumping = False
         self.broken = False  # the connection was lost, and requests wait to be sent again
@@ -118,8 +110,8 @@ class Lane(ABC):
         self._lock, self._sending = threading.Lock(), threading.RLock()
         self._idle = threading.Condition(self._lock)
         self._closed, self._closed_because = True, FORKED
-        self._open, self._open_waiters, self._in_flight = [], [], []
-        self._sealed.clear()
+        self._in_flight = []
+        self._empty()
 
     # What callers do
 
@@ -134,11 +126,6 @@ class Lane(ABC):
         waiter: Awaitable[Any] = self.waiter()
         self.add_batch(batch, waiter)
         return waiter
-
-    @property
-    def waiting(self) -> int:
-        """Rows that have not left yet."""
-        return len(self._open) + self._sealed_rows
 
     def add(self, row: Row, waiter: Any, size: int) -> None:
         """Put a row (of about ``size`` bytes) into the open request; its result goes to ``waiter``, or nowhere if None. An
@@ -171,13 +158,7 @@ class Lane(ABC):
                 raise Unknown(Code.CLOSED, self._closed_because)
             if self._sealed_rows and self._sealed_rows + batch.num_rows > self._max_waiting:
                 raise Overloaded(Code.QUEUE_FULL)
-            self._seal()
-            request = Request(None, [waiter], time.monotonic() + self._timeout, batch)
-            if self._joins(request):
-                self._sealed[-1].join(request)
-            else:
-                self._sealed.append(request)
-            self._sealed_rows += len(request)
+            self._seal_batch(batch, waiter)
             self._sweep_later()
         self._go_on()
 
@@ -235,24 +216,6 @@ class Lane(ABC):
         else:
             self._worth = max(sum(map(len, self._in_flight)), WORTH_OVERLAPPING) if in_flight else 1
 
-    def _seal(self) -> None:
-        if self._open:
-            request = Request(self._open, self._open_waiters, time.monotonic() + self._timeout)
-            self._sealed.append(request)
-            self._sealed_rows += len(request)
-            self._open, self._open_waiters, self._open_bytes = [], [], 0
-
-    def _joins(self, request: Request) -> bool:
-        """Whether a new request's batch may ride in the last one that waits."""
-        last = self._sealed[-1] if self._sealed else None
-        return (
-            last is not None
-            and last.rows is None
-            and last.count + request.count <= self._max_rows
-            and last.size + request.size <= self._max_bytes
-            and request.deadline - last.deadline <= JOINED_WITHIN * self._timeout
-        )
-
     def _take(self) -> Request | None:
         """The next request to send, now in flight; None when there is none or it has to wait."""
         if not self._sendable():
@@ -279,7 +242,8 @@ class Lane(ABC):
     def _dispatch(self, request: Request, again: ExchangeOptions | None = None) -> None:
         """Send a request; ``again``: with these options, those of all that are sent again with it."""
         try:
-            batch = request.encode(self._codec)
+            parcels = request.is_parcel
+            batch = None if parcels else request.encode(self._codec)
             with self._sending:
                 options = self._options() if again is None else again
                 session: Any = options.get("session", 0)
@@ -288,7 +252,12 @@ class Lane(ABC):
                     self._failed(request, Unknown(Code.DISCONNECTED))
                     return
                 request.sent += 1
-                future = self._link.exchange(self._kind, batch, options)
+                attempt = request.resends
+                if batch is None:
+                    done = partial(self._received, request, attempt)
+                    self._link.parcel(request.pack(self._codec, self._kind, options), done)
+                else:
+                    future = self._link.exchange(self._kind, batch, options)
         except EscrowError as problem:
             self._failed(request, problem)
             return
@@ -301,27 +270,42 @@ class Lane(ABC):
             bug.__cause__ = problem
             self._failed(request, bug)
             return
-        attempt = request.resends
-        future.add_done_callback(lambda done: self._answered(request, attempt, done))
+        if batch is not None:
+            future.add_done_callback(partial(self._answered, request, attempt))
 
     def _overtakes(self, request: Request) -> bool:
         return any(other.session != request.session for other in tuple(self._in_flight))
 
     # The way back
 
+    def _received(self, request: Request, attempt: int, answer: Answer | EscrowError) -> None:
+        """Take the answer to a parcel, on any thread."""
+        if request.settled or request.resends != attempt:
+            return
+        if isinstance(answer, EscrowError):
+            self._failed(request, answer)
+        elif self._renew is not None and answer and _code(answer) == Code.UNKNOWN_SESSION:
+            self._forget(request)
+        else:
+            self._finish(request, request.receive(self._codec, answer))
+
     def _answered(self, request: Request, attempt: int, done: Future[pa.RecordBatch]) -> None:
+        """Take the answer to a batch, on any thread."""
         if request.settled or request.resends != attempt:
             return
         problem = done.exception()
         if problem is None and self._renew is not None and _forgets(done.result()):
-            self._forgotten = request.session
-            self._failed(request, Unknown(Code.DISCONNECTED, "the broker has forgotten the session"))
+            self._forget(request)
         elif problem is None:
             self._finish(request, request.decode(self._codec, done.result()))
         elif isinstance(problem, EscrowError):
             self._failed(request, problem)
         else:
             self._failed(request, Unknown(Code.CLOSED, f"the link failed: {problem!r}"))
+
+    def _forget(self, request: Request) -> None:
+        self._forgotten = request.session
+        self._failed(request, Unknown(Code.DISCONNECTED, "the broker has forgotten the session"))
 
     def _failed(self, request: Request, problem: EscrowError) -> None:
         if isinstance(problem, Unknown) and not problem.left:
@@ -482,6 +466,12 @@ class Lane(ABC):
             elif part is request:
                 self._leave_flight(request)
         return taken
+
+
+def _code(answer: Answer) -> int:
+    """The code of the first row of an answer to a parcel; UNKNOWN_SESSION there is that of all rows."""
+    first = answer[0]
+    return first if isinstance(first, int) else first[0]
 
 
 def _forgets(answer: pa.RecordBatch) -> bool:

@@ -59,6 +59,9 @@ class FlightLink(ParcelsByExchange):
     """
 
     def __init__(self, host: str, port: int, *, stays: bool = False) -> None:
+        self.host = host
+        self.hello: Json | None = None
+        """What the broker said of itself when the last connection was made; another object for each connection."""
         self._location = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.address = f"escrow://{self._location}"
         self._lock = threading.RLock()
@@ -99,6 +102,12 @@ class FlightLink(ParcelsByExchange):
             if problem.code is Code.DISCONNECTED:
                 self._lost(client, problem)
             raise
+
+    def greeting(self, timeout: float) -> Json:
+        """``hello`` of this connection; connects first if need be, for up to ``timeout`` seconds. Raises Unknown."""
+        self._connected(timeout)
+        assert self.hello is not None
+        return self.hello
 
     def read(self, request: ReadRequest) -> pa.RecordBatchReader:
         """See :meth:`escrowmq.wire.Link.read`."""
@@ -189,15 +198,17 @@ class FlightLink(ParcelsByExchange):
         """Try once, on a thread of its own: a broker that accepts and says nothing holds up nobody but this."""
         client = flight.FlightClient(f"grpc+tcp://{self._location}", generic_options=_CHANNEL)
         problem: EscrowError | None = None
+        hello: Json = {}
         try:
-            self._recognise(_act(client, "hello", {}, CONNECT_SECONDS).get("shard"))
+            hello = _act(client, "hello", {}, CONNECT_SECONDS)
+            self._recognise(hello.get("shard"))
         except EscrowError as raised:
             problem = unsent(f"no broker answers at {self.address}: {raised.message}")
         with self._connection:
             self._connecting = False
             if problem is None and not self._closed:
                 self._backoff.worked()
-                self._client, self._last_problem = client, None
+                self._client, self._last_problem, self.hello = client, None, hello
                 client = None
             elif problem is not None:
                 self._last_problem = problem

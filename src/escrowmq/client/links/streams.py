@@ -31,11 +31,11 @@ CLOSE_SECONDS = 2.0
 def escrow_error(problem: BaseException) -> EscrowError:
     """The error that a Flight exception stands for: the broker's own if it carries one, else Unknown."""
     if isinstance(problem, EscrowError):
-        return _perhaps_healing(problem)
+        return perhaps_healing(problem)
     packed = getattr(problem, "extra_info", None)
     if packed:
         try:
-            return _perhaps_healing(wire.unpack_error(wire.unpack_json(bytes(packed))))
+            return perhaps_healing(wire.unpack_error(wire.unpack_json(bytes(packed))))
         except EscrowError:
             pass
     reason = str(problem).split(". Detail:")[0].split(". gRPC client debug")[0]
@@ -232,7 +232,7 @@ class Stream(Duplex):
         if entry is None:
             return
         if chunk.data is None:
-            entry[0].set_exception(_perhaps_healing(wire.unpack_error(content.get("error", {}))))
+            entry[0].set_exception(perhaps_healing(wire.unpack_error(content.get("error", {}))))
         else:
             entry[0].set_result(chunk.data)
 
@@ -249,7 +249,7 @@ class Stream(Duplex):
         self._broken(self)
 
 
-def _perhaps_healing(problem: EscrowError) -> EscrowError:
+def perhaps_healing(problem: EscrowError) -> EscrowError:
     """A served shard that stopped comes back with its restart: to the client that is a connection that broke."""
     return Unknown(Code.DISCONNECTED, problem.message, problem.hint) if problem.code is Code.SHARD_STOPPED else problem
 

@@ -12,10 +12,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq import schemas
+from escrowmq.client.lanes.request import NO_ID
 from escrowmq.errors import DONE, FIRST_ANSWER, Code, EscrowError, Misuse, error
 from escrowmq.model import Outcome
+from escrowmq.wire.parcels import Row
 
 _CODES = {int(code): code for code in Code}
+_DONE = bytes(DONE)
+_FIRST_ANSWERS = bytes(
+    FIRST_ANSWER.get(_CODES[number], number) if number in _CODES else number for number in range(256)
+)
 
 
 class EndingCodec:
@@ -25,37 +31,50 @@ class EndingCodec:
     answer would have been.
     """
 
-    def encode(self, rows: Sequence[tuple[Any, ...]]) -> tuple[pa.RecordBatch, None]:
+    def parcel(self, rows: Sequence[Row]) -> tuple[Sequence[Row], tuple[int, int], None]:
+        """The rows as they are."""
+        return rows, NO_ID, None
+
+    def receive(
+        self, rows: Sequence[Row], first_id: tuple[int, int], memo: None, answer: Any, resent: bool
+    ) -> list[Code | EscrowError]:
+        """A code or an error per row."""
+        return _told(answer, resent)
+
+    def encode(self, rows: Sequence[Row]) -> tuple[pa.RecordBatch, None]:
         """The batch."""
         ids, outcomes = zip(*rows, strict=True)
         arrays = [pa.array(ids, schemas.ID), pa.array(outcomes, pa.uint8())]
         return pa.RecordBatch.from_arrays(arrays, schema=schemas.ENDING), None
 
-    def decode(
-        self, rows: Sequence[tuple[Any, ...]], memo: Any, answer: pa.RecordBatch, resent: bool
-    ) -> list[Code | EscrowError]:
+    def decode(self, rows: Sequence[Row], memo: Any, answer: pa.RecordBatch, resent: bool) -> list[Code | EscrowError]:
         """A code or an error per row."""
-        codes = [_CODES[code] for code in answer.column(0).to_numpy().tolist()]
-        if resent:
-            codes = [FIRST_ANSWER.get(code, code) for code in codes]
-        if DONE.issuperset(codes):
-            return list(codes)
+        return _told(answer.column(0).to_numpy().tobytes(), resent)
+
+
+def _told(numbers: bytes, resent: bool) -> list[Code | EscrowError]:
+    if resent:
+        numbers = numbers.translate(_FIRST_ANSWERS)
+    codes: list[Any] = [_CODES[number] for number in numbers]
+    if numbers.translate(None, _DONE):  # what is left of it is no success
         return [code if code in DONE else error(code) for code in codes]
+    return codes
 
 
 def require(outcome: Outcome, code: Code) -> Code:
     """``code`` if a transaction that ended with it stands as ``outcome``, or if nobody waited for the answer; raises CONFLICT
     otherwise."""
-    if code not in _STANDS_AS[outcome] and code is not Code.SENT:
+    if code not in STANDS_AS[outcome] and code is not Code.SENT:
         raise error(Code.CONFLICT, f"the transaction stands as {code.name}")
     return code
 
 
-_STANDS_AS = {
-    Outcome.UNKNOWN: (Code.NOTED,),
-    Outcome.COMMIT: (Code.COMMITTED, Code.ALREADY_COMMITTED),
-    Outcome.ROLLBACK: (Code.ROLLED_BACK, Code.ALREADY_ROLLED_BACK),
-}
+STANDS_AS = (
+    (Code.NOTED,),
+    (Code.COMMITTED, Code.ALREADY_COMMITTED),
+    (Code.ROLLED_BACK, Code.ALREADY_ROLLED_BACK),
+)
+"""By :class:`~escrowmq.model.Outcome`: the codes of a transaction that has it."""
 
 
 def first_time(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

@@ -11,10 +11,10 @@ import threading
 import time
 from typing import Any, Literal
 
-from escrowmq.client.lanes.request import Row
 from escrowmq.client.producing.ending import require
 from escrowmq.errors import Code, EscrowError, Meaning, Misuse
 from escrowmq.model import Outcome, TransactionId
+from escrowmq.wire.parcels import Row
 
 _log = logging.getLogger(__name__)
 LOG_SECONDS = 10.0

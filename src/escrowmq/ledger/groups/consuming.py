@@ -7,6 +7,9 @@ silent members in ``members.py``.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +17,18 @@ import pyarrow as pa
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.columns.schedule import NEVER_US
-from escrowmq.ledger.commands import AlterGroup, Bury, Fence, Join, Receive, Rules, Settle, SettleDead, Subscribe
+from escrowmq.ledger.commands import (
+    AlterGroup,
+    Bury,
+    Fence,
+    Join,
+    Receive,
+    Rules,
+    Settle,
+    SettleDead,
+    SettleRows,
+    Subscribe,
+)
 from escrowmq.ledger.events import Decision, Event, event_of, event_of_rows, rows_of
 from escrowmq.ledger.groups import members, order, reaching, receiving, subscriptions
 from escrowmq.ledger.groups.cursors import Lease
@@ -91,8 +105,7 @@ class Consuming:
             handing = members.hand_over(plan, group, member, self._topics, attempts)
         if not plan.full:
             queue_ids = receiving.rotated(known, group.served)
-            attempts = subscriptions.redelivery(group.subscription, rules).attempts
-            if not (cmd.one_by_one and self._plan_last(plan, group, queue_ids, now_us, attempts)):
+            if not (cmd.one_by_one and self._plan_last(plan, group, queue_ids, now_us, rules)):
                 self._plan(plan, group, queue_ids, now_us)
         events = [*handing.events(next_position), *keyed_events(plan.keyed)]
         position = next_position + sum(event.batch.num_rows for event in events)
@@ -118,9 +131,10 @@ class Consuming:
         held = sum(lease.pending for lease in group.leases_of(member.id))
         return Decision((fenced, *settling.events()), {"member": member.id, "messages": held})
 
-    def _plan_last(self, plan: receiving.Plan, group: Group, queue_ids: list[int], now_us: int, attempts: int) -> bool:
+    def _plan_last(self, plan: receiving.Plan, group: Group, queue_ids: list[int], now_us: int, rules: Rules) -> bool:
         """Plan what is given for the last time, alone (``reaching.py``); whether there was such a thing."""
         tags = receiving.tag_numbers(group.subscription.tags, self._topics)
+        attempts = subscriptions.redelivery(group.subscription, rules).attempts
         for queue_id in queue_ids:
             cursor, queue = group.cursor(queue_id), self._topics.queues[queue_id]
             if not len(cursor.retries) or int(cursor.retries["attempt"].max()) < attempts:
@@ -137,33 +151,45 @@ class Consuming:
     def _plan(self, plan: receiving.Plan, group: Group, queue_ids: list[int], now_us: int) -> None:
         topics, ordered = self._topics, group.subscription.ordered
         tags = receiving.tag_numbers(group.subscription.tags, topics)
-        for queue_id in queue_ids:
-            if plan.full:
-                return
-            cursor, queue = group.cursor(queue_id), topics.queues[queue_id]
+        met = [(group.cursor(queue_id), topics.queues[queue_id]) for queue_id in queue_ids]
+        for cursor, queue in met:
             if not len(cursor.retries):
                 continue
+            if plan.full:
+                return
             if ordered:
                 receiving.add_in_order(plan, group.ordinal, cursor, queue, tags, now_us, self._keys)
             else:
                 receiving.add_retries(plan, cursor, queue, now_us)
-        for queue_id in queue_ids:
-            if plan.full:
-                return
-            receiving.add_fresh(plan, group.cursor(queue_id), topics.queues[queue_id], ordered, tags)
+        for cursor, queue in met:
+            if cursor.next < queue.end:
+                if plan.full:
+                    return
+                receiving.add_fresh(plan, cursor, queue, ordered, tags)
 
     def decide_settle(self, cmd: Settle, rules: Rules, now_us: int) -> Decision:
         """Settle row by row; the codes are OK, LEASE_LOST, BAD_DELAY and BAD_REQUEST. UNKNOWN_GROUP for the whole."""
-        group = self._groups.group(cmd.group)
-        settling = self._settling(group, rules, now_us)
+        codes, events = self._settle(self._groups.group(cmd.group), rows_of(cmd.batch), rules, now_us)
+        return Decision(events, pa.RecordBatch.from_arrays([pa.array(codes, pa.uint8())], schema=ENDED))
+
+    def decide_settle_few(self, cmd: SettleRows, rules: Rules, now_us: int) -> Decision | None:
+        """As :meth:`decide_settle`, of rows; None for UNKNOWN_GROUP."""
+        if (group := self._groups.by_name.get(cmd.group)) is None:
+            return None
+        codes, events = self._settle(group, chain.from_iterable(part.rows for part in cmd.parts), rules, now_us)
+        return Decision(events, bytes(codes))
+
+    def _settle(
+        self, group: Group, rows: Iterable[tuple[Any, ...]], shard: Rules, now_us: int
+    ) -> tuple[list[Code], tuple[Event, ...]]:
+        settling, find = self._settling(group, shard, now_us), self._groups.leases.find
         codes = []
-        for id, start, count, act, delay_us, cause in rows_of(cmd.batch):
-            lease = self._groups.leases.find(id)
+        for id, start, count, act, delay_us, cause in rows:
+            lease = find(id)
             if lease is not None and lease.group != group.ordinal:
                 lease = None
             codes.append(settling.settle(lease, start, count, act, delay_us, cause))
-        answer = pa.RecordBatch.from_arrays([pa.array(codes, pa.uint8())], schema=ENDED)
-        return Decision(settling.events(), answer)
+        return codes, settling.events()
 
     def decide_bury(self, cmd: Bury) -> Decision:
         """Dead letters of what is pending in its lease; what is not is passed over. UNKNOWN_GROUP."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +36,9 @@ RETRY: Final = 0
 """An act of a DEAD_SETTLED row, as is ``DISCARD``."""
 DISCARD: Final = 1
 
+Rows: TypeAlias = Iterable[Sequence[Any]]
+"""Rows of an event, values in the order of its schema."""
+
 
 class Groups:
     """All consumer groups of a shard."""
@@ -51,9 +54,20 @@ class Groups:
 
     # Applying
 
-    def apply(self, kind: Kind, batch: pa.RecordBatch, time_us: int, topics: Topics, rules: Rules) -> None:
-        """Take in one event of ``KINDS``."""
-        self._acts[kind](self, batch, time_us, topics, rules)
+    def apply(
+        self,
+        kind: Kind,
+        batch: pa.RecordBatch,
+        time_us: int,
+        topics: Topics,
+        rules: Rules,
+        rows: Rows | None = None,
+    ) -> None:
+        """Take in one event of ``KINDS``; ``rows``: the same as ``batch``, if they are at hand."""
+        if (act := self._row_acts.get(kind)) is not None:
+            act(self, rows_of(batch) if rows is None else rows, time_us, topics, rules)
+        else:
+            self._acts[kind](self, batch, time_us, topics, rules)
 
     def _apply_group(self, batch: pa.RecordBatch, _time_us: int, _topics: Topics, _rules: Rules) -> None:
         for row in batch.to_pylist():
@@ -69,8 +83,8 @@ class Groups:
             for id, start in group.subscription.starts.items():
                 group.cursors.setdefault(int(id), Cursor(int(id), start))
 
-    def _apply_leased(self, batch: pa.RecordBatch, time_us: int, topics: Topics, _rules: Rules) -> None:
-        for id, ordinal, queue_id, start, count, attempt, member, deadline_us in rows_of(batch):
+    def _apply_leased(self, rows: Rows, time_us: int, topics: Topics, _rules: Rules) -> None:
+        for id, ordinal, queue_id, start, count, attempt, member, deadline_us in rows:
             group = self.groups[ordinal]
             group.served = queue_id
             cursor, end = group.meet(queue_id), start + count
@@ -141,14 +155,14 @@ class Groups:
             member = self.groups[ordinal].members[id]
             member.epoch, member.fenced = epoch, True
 
-    def _apply_acked(self, batch: pa.RecordBatch, _time_us: int, _topics: Topics, _rules: Rules) -> None:
-        for id, start, count in rows_of(batch):
+    def _apply_acked(self, rows: Rows, _time_us: int, _topics: Topics, _rules: Rules) -> None:
+        for id, start, count in rows:
             if (taken := self._take(id, start, count, ACKED, State.ACKED)) is not None:
                 self.acked += count if taken[1] is None else len(taken[1])
 
-    def _apply_retried(self, batch: pa.RecordBatch, time_us: int, _topics: Topics, rules: Rules) -> None:
+    def _apply_retried(self, rows: Rows, time_us: int, _topics: Topics, rules: Rules) -> None:
         found: dict[tuple[int, int], tuple[Cursor, list[tuple[Int64s, int, int]]]] = {}
-        for id, start, count, due_us in rows_of(batch):
+        for id, start, count, due_us in rows:
             if (taken := self._take(id, start, count, TAKEN, State.RETRYING)) is None:
                 continue
             lease, offsets = taken
@@ -173,15 +187,15 @@ class Groups:
             )
             self._wake_at({due_us for _, _, due_us in parts}, time_us)
 
-    def _apply_dead(self, batch: pa.RecordBatch, time_us: int, _topics: Topics, _rules: Rules) -> None:
-        self._bury(batch, time_us, handed_out=1)
+    def _apply_dead(self, rows: Rows, time_us: int, _topics: Topics, _rules: Rules) -> None:
+        self._bury(rows, time_us, handed_out=1)
 
-    def _apply_buried(self, batch: pa.RecordBatch, time_us: int, _topics: Topics, _rules: Rules) -> None:
-        self._bury(batch, time_us, handed_out=0)
+    def _apply_buried(self, rows: Rows, time_us: int, _topics: Topics, _rules: Rules) -> None:
+        self._bury(rows, time_us, handed_out=0)
 
-    def _bury(self, batch: pa.RecordBatch, time_us: int, handed_out: int) -> None:
+    def _bury(self, rows: Rows, time_us: int, handed_out: int) -> None:
         """Dead letters; the attempt of their lease counts only if they were handed out."""
-        for id, start, count, cause in rows_of(batch):
+        for id, start, count, cause in rows:
             if (taken := self._take(id, start, count, TAKEN, State.DEAD)) is None:
                 continue
             lease, offsets = taken
@@ -215,8 +229,8 @@ class Groups:
             if len(new):
                 cursor.take_up(offsets[new], keys[new], time_us)
 
-    def _apply_extended(self, batch: pa.RecordBatch, _time_us: int, _topics: Topics, _rules: Rules) -> None:
-        for id, deadline_us in rows_of(batch):
+    def _apply_extended(self, rows: Rows, _time_us: int, _topics: Topics, _rules: Rules) -> None:
+        for id, deadline_us in rows:
             if (lease := self.leases.live.get(id)) is not None:
                 self.leases.extend(lease, deadline_us)
 
@@ -237,13 +251,7 @@ class Groups:
     _acts: ClassVar[dict[Kind, Callable[[Groups, pa.RecordBatch, int, Topics, Rules], None]]] = {
         Kind.GROUP: _apply_group,
         Kind.ALTERED: _apply_altered,
-        Kind.LEASED: _apply_leased,
-        Kind.ACKED: _apply_acked,
-        Kind.RETRIED: _apply_retried,
-        Kind.DEAD: _apply_dead,
-        Kind.BURIED: _apply_buried,
         Kind.DEAD_SETTLED: _apply_dead_settled,
-        Kind.EXTENDED: _apply_extended,
         Kind.JOINED: _apply_joined,
         Kind.KEPT: _apply_kept,
         Kind.HANDED: _apply_handed,
@@ -251,7 +259,16 @@ class Groups:
         Kind.KEYED: _apply_keyed,
     }
 
-    KINDS: ClassVar = frozenset(_acts)
+    _row_acts: ClassVar[dict[Kind, Callable[[Groups, Rows, int, Topics, Rules], None]]] = {
+        Kind.LEASED: _apply_leased,
+        Kind.ACKED: _apply_acked,
+        Kind.RETRIED: _apply_retried,
+        Kind.DEAD: _apply_dead,
+        Kind.BURIED: _apply_buried,
+        Kind.EXTENDED: _apply_extended,
+    }
+
+    KINDS: ClassVar = frozenset({*_acts, *_row_acts})
     """The events of consumer groups."""
 
     # Looking

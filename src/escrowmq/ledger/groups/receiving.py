@@ -21,7 +21,7 @@ import numpy as np
 
 from escrowmq.ledger.columns.arrays import Bools, Int64s
 from escrowmq.ledger.commands import Leased, nothing_leased
-from escrowmq.ledger.events import Event, event_of
+from escrowmq.ledger.events import Event, event_of_rows
 from escrowmq.ledger.groups import order
 from escrowmq.ledger.groups.cursors import Cursor
 from escrowmq.ledger.queues.queues import QueueIndex
@@ -70,11 +70,11 @@ class Plan:
         """The LEASED event, its first row standing at ``position``; None without rows."""
         if not self.rows:
             return None
-        queue_ids, starts, counts, attempts = zip(*self.rows, strict=True)
-        size = len(self.rows)
-        ids = range(position, position + size)
-        same = ([group] * size, [member] * size, [deadline_us] * size)
-        return event_of(Kind.LEASED, ids, same[0], queue_ids, starts, counts, attempts, *same[1:])
+        rows = [
+            (id, group, queue_id, start, count, attempt, member, deadline_us)
+            for id, (queue_id, start, count, attempt) in enumerate(self.rows, position)
+        ]
+        return event_of_rows(Kind.LEASED, rows, keep=True)
 
     def pieces(self, position: int) -> list[Piece]:
         """What the leases hold, the event's first row standing at ``position``."""
@@ -98,6 +98,10 @@ def leased(pieces: Sequence[Piece]) -> Leased:
     """The messages of all pieces, in the order in which they are to be delivered."""
     if not pieces:
         return nothing_leased()
+    if len(pieces) == 1:
+        lease, queue_id, attempt, of, at = pieces[0]
+        size = len(of)
+        return Leased(np.full(size, lease), np.full(size, queue_id), of, np.full(size, attempt), at)
     leases, queue_ids, attempts, offsets, positions = zip(*pieces, strict=True)
     sizes = [len(piece.offsets) for piece in pieces]
     by_message = [np.repeat(column, sizes) for column in (leases, queue_ids, attempts)]

@@ -195,7 +195,7 @@ class Settling:
         """What was collected. The rows of one batch are disjoint, so only an extension must come before the rest."""
         kinds = (Kind.EXTENDED, Kind.ACKED, Kind.RETRIED, Kind.DEAD)
         collected: tuple[Sequence[Sequence[Any]], ...] = (self.extended, self.acked, self.retried, self.dead)
-        events = [event_of_rows(kind, rows) for kind, rows in zip(kinds, collected, strict=True) if rows]
+        events = [event_of_rows(kind, rows, keep=True) for kind, rows in zip(kinds, collected, strict=True) if rows]
         return (*events, *keyed_events(self.keyed))
 
 

@@ -10,6 +10,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,7 +49,7 @@ class QueueIndex:
         """The offset that the next message gets."""
         return self._entries.end
 
-    def append(self, positions: Int64s, tags: Int32s | int, time_us: int) -> int:
+    def append(self, positions: Int64s | Sequence[int], tags: Int32s | Sequence[int] | int, time_us: int) -> int:
         """Place messages at the end; the first one's offset."""
         offset = self._entries.extend(len(positions), position=positions, tag=tags)
         times = self._times["time_us"]

@@ -17,9 +17,14 @@ Rules:
 1. The first decision in the log is final (I5). A decision names position *and* epoch, so it can hit no other
    transaction (I6), and comes from a session of the group that prepared it (I15).
 2. Who is asked when no decision comes, and what follows the last question, is ruled in ``checkback.py``.
+3. A few decisions are taken row by row when all of them are *plain*: of a session that may act, about transactions of its group
+   that are here, none named twice. Whatever is not plain is not ruled there: all of them are decided as columns.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -27,10 +32,11 @@ import pyarrow as pa
 from escrowmq.errors import Code
 from escrowmq.ledger.columns import codes as code
 from escrowmq.ledger.columns.arrays import Int32s, Int64s, UInt8s
-from escrowmq.ledger.commands import End, Rules
-from escrowmq.ledger.events import Decision, Event
+from escrowmq.ledger.commands import End, EndRows, Rules
+from escrowmq.ledger.events import Decision, Event, event_of_rows
 from escrowmq.ledger.transactions.sessions import OPERATOR, Sessions
 from escrowmq.ledger.transactions.table import (
+    BY_OPERATOR,
     COMMITTED,
     EXPIRED,
     OPEN,
@@ -42,7 +48,7 @@ from escrowmq.ledger.transactions.table import (
     decided,
 )
 from escrowmq.model import DecidedBy
-from escrowmq.schemas import ENDED
+from escrowmq.schemas import ENDED, Kind
 
 ANSWER = np.array(
     [  # to UNKNOWN, COMMIT, ROLLBACK; OK: this one decides
@@ -56,6 +62,9 @@ ANSWER = np.array(
 )
 DECIDES = np.array([Code.NOTED, Code.COMMITTED, Code.ROLLED_BACK], np.uint8)  # [outcome]
 BECOMES = np.array([OPEN, COMMITTED, ROLLED_BACK], np.uint8)  # [outcome]
+
+DecidedRow: TypeAlias = tuple[int, int, int, int]
+"""A row of Kind.DECIDED: the transaction's first position, its state, who decided, and that session."""
 
 
 class Ending:
@@ -100,6 +109,41 @@ class Ending:
         codes[rows[foreign]] = code.WRONG_GROUP
         owned: Int64s = rows[~foreign]
         return owned
+
+    def decide_few(self, command: EndRows, rules: Rules) -> Decision | None:
+        """As :meth:`decide_end`, row by row. None: not all of them are plain."""
+        parts, by = command.parts, int(command.by)
+        if by == BY_OPERATOR:
+            return None
+        found = self._table.find_few([row[0] for part in parts for row in part.rows])
+        if found is None or len(set(found)) < len(found):
+            return None
+        codes, winners = bytearray(), list[DecidedRow]()
+        ours = iter(found)
+        for part in parts:
+            session = part.session
+            if (group := self._sessions.group_that_may(session, rules)) is None:
+                return None
+            for _, outcome in part.rows:
+                first, epoch, state = next(ours)
+                foreign = epoch != session and self._sessions.group(epoch) != group
+                if foreign or not UNKNOWN <= outcome <= ROLLBACK:
+                    return None
+                if state not in (OPEN, PARKED):
+                    codes.append(ANSWER.item(state, outcome))
+                    continue
+                codes.append(DECIDES.item(outcome))
+                if outcome != UNKNOWN:
+                    winners.append((first, BECOMES.item(outcome), by, session))
+        events = (event_of_rows(Kind.DECIDED, winners, keep=True),) if winners else ()
+        return Decision(events, bytes(codes))
+
+    def apply_few(self, decided: Sequence[DecidedRow]) -> list[tuple[int, int, int]]:
+        """Kind.DECIDED as rows: position, queue id and tag of what became visible, as :meth:`apply_decided` has them."""
+        rows = self._table.decide_few(decided)
+        return self._table.messages_of_few(
+            [row for row, (_, state, _, _) in zip(rows, decided, strict=True) if state == COMMITTED]
+        )
 
     def apply_decided(self, batch: pa.RecordBatch) -> tuple[Int64s, Int64s, Int32s, Int32s]:
         """Kind.DECIDED. What became visible by it, as of :meth:`TransactionTable.messages_of`."""

@@ -136,6 +136,12 @@ class Sessions:
         codes = [self._check_one(int(epoch), transactional, rules) for epoch in unique]
         return np.array(codes, np.uint8)[inverse]
 
+    def group_that_may(self, epoch: int, rules: Rules) -> int | None:
+        """The group number of a producer session that may decide; None of any other."""
+        if epoch == OPERATOR or self._check_one(epoch, None, rules) != code.OK:
+            return None
+        return self.group(epoch)
+
     def group_of(self, epoch: int, rules: Rules, *, transactional: bool | None = None) -> int:
         """The group number of one session that may act. Raises UNKNOWN_SESSION, FENCED, GROUP_KIND."""
         status = code.UNKNOWN_SESSION if epoch == OPERATOR else self._check_one(epoch, transactional, rules)
@@ -157,6 +163,20 @@ class Sessions:
         half_refused = kind == PLAIN or not self._rows["transactional"][row]
         refused = half_refused if transactional else kind == TRANSACTIONAL
         return code.GROUP_KIND if refused else code.OK
+
+    def status(self, epoch: int, *, transactional: bool | None, rules: Rules) -> int:
+        """As :meth:`check`, of one session."""
+        return self._check_one(epoch, transactional, rules)
+
+    def group(self, epoch: int) -> int:
+        """As :meth:`groups_of`, of one session."""
+        row = self._row(epoch)
+        return NO_GROUP if row < 0 else int(self._rows["group"][row])
+
+    def first_us(self, group: int, rules: Rules) -> int:
+        """How long the transactions of a group wait for their first question."""
+        own = self.own.get(group)
+        return rules.transaction_timeout_us if own is None else policies.asking(own, rules).first_us
 
     def fenced(self, epochs: Int64s) -> Bools:
         """Which of these sessions a newer one of their instance has taken over."""
@@ -294,6 +314,13 @@ class Sessions:
         for epoch in epochs[:1].tolist() if all_equal(epochs) else np.unique(epochs).tolist():
             if epoch != OPERATOR:
                 self._plain.add(int(self._rows["group"][self._row(epoch)]))
+
+    def note_one(self, epoch: int, time_us: int, *, sent: bool = False) -> None:
+        """As :meth:`note` and, if it sent plain messages, :meth:`sent`, of one session that is known."""
+        row = self._row(epoch)
+        self._rows["used_us"][row] = time_us
+        if sent:
+            self._plain.add(int(self._rows["group"][row]))
 
     def forget(self, epochs: Int64s) -> list[int]:
         """Let go of sessions; the groups that had their last one among them, and are gone unless they have own rules."""

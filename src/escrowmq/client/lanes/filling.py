@@ -1,0 +1,70 @@
+"""What waits in a lane: the open request, to which rows are added, and those that are sealed and wait to leave."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+import pyarrow as pa
+
+from escrowmq.client.lanes.request import Request
+from escrowmq.wire.parcels import Row
+
+MAX_ROWS, MAX_BYTES = 4096, 16 << 20
+"""Of one request of several callers; a caller's own batch may be larger."""
+JOINED_WITHIN = 0.1
+"""Batches join one that began to wait at most this part of the timeout ago, because they get its deadline."""
+
+
+class Filling:
+    """The part of a lane that is filled by callers. ``timeout`` is seconds from the sealing of a request to its deadline. Everything
+    here happens under the lane's lock."""
+
+    def __init__(self, timeout: float, max_rows: int, max_bytes: int) -> None:
+        self._timeout = timeout
+        self._max_rows = min(max_rows, MAX_ROWS)  # what the broker takes, if that is less
+        self._max_bytes = min(max_bytes, MAX_BYTES)
+        self._empty()
+
+    def _empty(self) -> None:
+        self._open: list[Row] = []
+        self._open_waiters: list[Any] = []
+        self._open_bytes = 0
+        self._sealed: deque[Request] = deque()
+        self._sealed_rows = 0
+
+    @property
+    def waiting(self) -> int:
+        """Rows that have not left yet."""
+        return len(self._open) + self._sealed_rows
+
+    def _seal(self) -> None:
+        """Close the open request: its deadline counts from now."""
+        if self._open:
+            deadline = time.monotonic() + self._timeout
+            request = Request(self._open, self._open_waiters, deadline, size=self._open_bytes)
+            self._sealed.append(request)
+            self._sealed_rows += len(request)
+            self._open, self._open_waiters, self._open_bytes = [], [], 0
+
+    def _seal_batch(self, batch: pa.RecordBatch, waiter: Any) -> None:
+        """A caller's whole batch, after the rows that wait: in a request of its own, or in the last one that waits."""
+        self._seal()
+        request = Request(None, [waiter], time.monotonic() + self._timeout, batch)
+        if self._joins(request):
+            self._sealed[-1].join(request)
+        else:
+            self._sealed.append(request)
+        self._sealed_rows += len(request)
+
+    def _joins(self, request: Request) -> bool:
+        """Whether a new request's batch may ride in the last one that waits."""
+        last = self._sealed[-1] if self._sealed else None
+        return (
+            last is not None
+            and last.rows is None
+            and last.count + request.count <= self._max_rows
+            and last.size + request.size <= self._max_bytes
+            and request.deadline - last.deadline <= JOINED_WITHIN * self._timeout
+        )
