@@ -1,152 +1,286 @@
 """EscrowMQ beside its peers, in turns on one machine: RocketMQ, FastMiniMQ, Kafka, a PostgreSQL outbox, Redis Streams.
 
-Every server syncs before it answers (one RocketMQ does not, as a reference). A round runs each work once on every peer, the next round in
-the opposite order; the figure of a work is the median over rounds, with the lowest and the highest. ``--json FILE`` and ``--page FILE`` keep
-the figures, and a table with a picture. RocketMQ needs a JDK (17 or newer) and Maven, which fetches it; FastMiniMQ a checkout of its source.
+Every server syncs before it answers (one RocketMQ does not, as a reference). A round has a fresh server of each peer, and runs each work once on
+every peer, the next round in the opposite order; the figure of a work is the median over rounds, with the lowest and the highest. Works that a
+goal speaks of get ``--rounds``, the others ``--extra-rounds``. The figures are written to ``--json FILE`` after each run; ``--resume`` goes on
+from there, and what failed is tried again. RocketMQ needs a JDK (17 or newer) and Maven, which fetches it; FastMiniMQ a checkout of its source.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
+import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 from _harness import machine  # noqa: E402
+from documents import fill, page  # noqa: E402
 from figures import Figures, Recovery  # noqa: E402
 from isolation import isolate, last_error  # noqa: E402
-from measuring import run  # noqa: E402
-from page import page, table  # noqa: E402
-from recovery import measure_memory, measure_recovery  # noqa: E402
-from seam import Missing, Peer, Work  # noqa: E402
+from measuring import run, sync_ms  # noqa: E402
+from recovery import measure_memory, measure_recovery, running  # noqa: E402
+from seam import Missing, Peer, Running, Work  # noqa: E402
 from servers import peers  # noqa: E402
+from tables import report  # noqa: E402
+from works import WARM_UP, WORKS  # noqa: E402
 
-WORKS = [
-    Work("one caller: prepare + commit, p50 ms", "threads", figure="p50_ms"),
-    Work("prepare to seen by a waiting consumer, p50 ms", "seen", figure="p50_ms"),
-    Work("the same, p99 ms", "seen", figure="p99_ms"),
-    Work("16 threads, transactions/s", "threads", callers=16),
-    Work("64 threads, transactions/s", "threads", callers=64),
-    Work("256 threads, transactions/s", "threads", callers=256),
-    Work("16 processes of 4 threads, transactions/s", "threads", callers=4, processes=16),
-    Work("1,000 in flight in one process, transactions/s", "flight", callers=1000),
-    Work("8 callers, batches of 100, messages/s", "batches", callers=8, rows=100),
-    Work("8 callers, batches of 2,000, messages/s", "batches", callers=8, rows=2000),
-]
+ROOT = Path(__file__).parents[2]
+FAILURES = (RuntimeError, OSError, ValueError, Missing)
+"""What a peer that cannot be started, or a load program that ends or hangs, comes to."""
 
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=4, help="runs of each work on each peer (even: both orders)")
+    parser.add_argument("--rounds", type=int, default=4, help="rounds of the works that a goal speaks of")
+    parser.add_argument("--extra-rounds", type=int, default=1, help="rounds of the other works")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of one run")
+    parser.add_argument("--warm", type=float, default=1.0, help="seconds of each load program that do not count")
     parser.add_argument("--body", type=int, default=1024, help="bytes of one body")
     parser.add_argument("--undecided", type=int, default=100_000, help="half messages of the recovery; 0: left out")
-    parser.add_argument("--queued", type=int, default=1_000_000, help="messages of the memory figure; 0: left out")
-    parser.add_argument("--peers", help="only these, by a part of the name, with commas")
-    parser.add_argument("--works", help="only works whose name contains this")
+    parser.add_argument("--queued", type=int, default=100_000, help="messages of the memory figure; 0: left out")
+    parser.add_argument("--minutes", type=float, help="begin no run later than this")
+    parser.add_argument("--peers", help="only these, by a part of the name, with commas; =NAME: by the whole name")
+    parser.add_argument("--works", help="only works whose name contains one of these, with semicolons")
     parser.add_argument("--fastminimq", type=Path, help="a checkout of FastMiniMQ's source")
     parser.add_argument("--folder", type=Path, help="where data folders are made (default: the temporary folder)")
     parser.add_argument(
         "--json", nargs="?", type=Path, const=Path("-"), help="write the figures there; -: standard output"
     )
-    parser.add_argument("--page", type=Path, help="write a page with the table and a picture there")
+    parser.add_argument("--resume", action="store_true", help="go on with the figures in the file of --json")
+    parser.add_argument("--report", action="store_true", help="measure nothing: tables of the file of --json")
+    parser.add_argument(
+        "--page", type=Path, help="write a page (Markdown) with the tables there, and a picture (SVG) beside it"
+    )
+    parser.add_argument(
+        "--docs", action="store_true", help="write the tables into README.md and docs/speed.md of this checkout"
+    )
     parser.add_argument(
         "--shared-network", action="store_true", help="stay in this machine's network if it cannot be left"
     )
-    return parser.parse_args()
+    given = parser.parse_args()
+    if (given.resume or given.report) and (given.json is None or not given.json.is_file()):
+        parser.error("--resume and --report need the file of an earlier run: --json FILE")
+    return given
+
+
+class Bench:
+    """One call of this program: what is measured, and what was found so far."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        known = json.loads(given.json.read_text()) if given.resume else {}
+        self.given = given
+        self.works = [
+            work for work in WORKS if given.works is None or any(part in work.name for part in given.works.split(";"))
+        ]
+        self.figures = Figures(given.body, known)
+        self.recovery: list[dict[str, Any]] = list(known.get("recovery", ()))
+        self.missing: dict[str, str] = {}
+        self.until = time.monotonic() + 60 * given.minutes if given.minutes else float("inf")
+        self.began = time.time()
+        self.all = [peer for peer in peers(given.fastminimq) if _wanted(peer.name, given.peers)]
+        self.present = [peer for peer in self.all if self._prepared(peer)]
+
+    def _prepared(self, peer: Peer) -> bool:
+        try:
+            peer.prepare()
+        except FAILURES as problem:
+            self.leave_out(peer, str(problem))
+        return peer.name not in self.missing
+
+    def leave_out(self, peer: Peer, reason: str) -> None:
+        """A peer that cannot be had."""
+        self.missing[peer.name] = reason
+        say(f"without {peer.name}: {reason}")
+
+    def isolate(self) -> None:
+        """Leave the machine's network, or RocketMQ out."""
+        if isolate():
+            return
+        say(f"this process may not leave the machine's network ({last_error()})")
+        for peer in self.present if not self.given.shared_network else ():
+            if peer.name.startswith("RocketMQ"):
+                why = "its replication port listens on every address, and this process may not leave the machine's network; --shared-network measures it all the same"
+                self.leave_out(peer, why)
+        self.present = [peer for peer in self.present if peer.name not in self.missing]
+
+    # Rounds
+
+    def measure(self) -> None:
+        """All rounds; after the first one recovery and memory, so that a run that is cut short has some of everything."""
+        for number in range(max(self.given.rounds, self.given.extra_rounds)):
+            self._round(number)
+            if number == 0:
+                self._recoveries()
+
+    def _round(self, number: int) -> None:
+        order = self.present if number % 2 == 0 else self.present[::-1]
+        self.figures.sync_ms.append(sync_ms(self.given.folder or Path(tempfile.gettempdir())))
+        with Servers(self) as servers:
+            for work in self.works:
+                if number < (self.given.rounds if work.goal else self.given.extra_rounds):
+                    for peer in order:
+                        if not peer.lacks(work) and not self.figures.has(peer.name, work, number):
+                            self._one(servers, peer, work, number)
+
+    def _one(self, servers: Servers, peer: Peer, work: Work, number: int) -> None:
+        given = self.given
+        if time.monotonic() > self.until:
+            return
+        say(f"{(time.time() - self.began) / 60:5.1f} min, round {number + 1}: {work.name}: {peer.name}")
+        try:
+            server = servers.of(peer)
+            self.figures.add(peer.name, work, number, run(peer, server, work, given.seconds, given.body, given.warm))
+        except FAILURES as problem:
+            say(f"failed: {problem}")
+            self.figures.fail(peer.name, work.name, number, str(problem))
+            servers.drop(peer)  # whatever state it is in: the next work gets a fresh one
+        self.save()
+
+    # Recovery and memory
+
+    def _recoveries(self) -> None:
+        done = {one["peer"] for one in self.recovery if not one["failure"]}
+        self.recovery = [one for one in self.recovery if not one["failure"]]
+        for peer in self.present:
+            undecided = 0 if peer.recovers else self.given.undecided
+            queued = 0 if peer.lacks(Work("", "queue")) else self.given.queued
+            if peer.name in done or not (undecided or queued) or time.monotonic() > self.until:
+                continue
+            one = Recovery(peer.name)
+            try:
+                if undecided:
+                    say(f"{peer.name}: {undecided:,} undecided, kill -9, restart, all asked")
+                    measure_recovery(peer, one, undecided, self.given.body, self.given.folder)
+                if queued:
+                    say(f"{peer.name}: memory at rest and after {queued:,} messages")
+                    measure_memory(peer, one, queued, self.given.body, self.given.folder)
+            except FAILURES as problem:
+                one.failure = str(problem)
+                say(f"failed: {problem}")
+            self.recovery.append(one.content())
+            self.save()
+
+    # What was found
+
+    def content(self) -> dict[str, Any]:
+        """All figures, for JSON and the tables."""
+        given = self.given
+        names = ("rounds", "extra_rounds", "seconds", "warm", "body")
+        return {
+            "benchmark": "peers",
+            "machine": {**machine(), "host": platform.machine()},
+            "settings": {name: getattr(given, name) for name in names},
+            "time": time.time(),
+            "works": [{"name": work.name, "shows": work.shows, "goal": work.goal} for work in self.works],
+            "peers": [
+                {
+                    "name": peer.name,
+                    "promise": peer.promise,
+                    "missing": self.missing.get(peer.name),
+                    "lacks": {work.name: reason for work in self.works if (reason := peer.lacks(work))},
+                    "recovers": peer.recovers,
+                }
+                for peer in self.all
+            ],
+            **self.figures.content(),
+            "recovery": self.recovery,
+        }
+
+    def save(self) -> None:
+        """Replace the file of figures."""
+        path: Path | None = self.given.json
+        if path is not None and path != Path("-"):
+            new = path.with_name(f".{path.name}.new")
+            new.write_text(json.dumps(self.content(), indent=1))
+            new.replace(path)
+
+
+class Servers:
+    """The servers of a round: each is started when it is first needed, warmed up, and stopped with the round."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._stacks: dict[str, contextlib.ExitStack] = {}
+        self._running: dict[str, Running] = {}
+
+    def __enter__(self) -> Servers:
+        return self
+
+    def of(self, peer: Peer) -> Running:
+        """The server of a peer."""
+        if peer.server not in self._running:
+            stack = self._stacks[peer.server] = contextlib.ExitStack()
+            server = stack.enter_context(running(peer, self._bench.given.folder))
+            given = self._bench.given
+            run(peer, server, WARM_UP, given.warm, given.body)
+            self._running[peer.server] = server
+        return self._running[peer.server]
+
+    def drop(self, peer: Peer) -> None:
+        """Stop it."""
+        self._running.pop(peer.server, None)
+        if stack := self._stacks.pop(peer.server, None):
+            with contextlib.suppress(*FAILURES):
+                stack.close()
+
+    def __exit__(self, *_: object) -> None:
+        for peer in self._bench.present:
+            self.drop(peer)
+
+
+@contextlib.contextmanager
+def stopped_in_order() -> Iterator[None]:
+    """SIGTERM ends this program as Ctrl-C does: servers are stopped, and their folders go."""
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def main() -> None:
     given = options()
-    present = _present(given)
-    if not isolate():
-        say(f"this process may not leave the machine's network ({last_error()})")
-        if not given.shared_network:
-            present = [peer for peer in present if not peer.name.startswith("RocketMQ")]
-            say(
-                "without RocketMQ, whose replication port listens on every address; --shared-network measures it all the same"
-            )
-    works = [work for work in WORKS if given.works is None or given.works in work.name]
-    figures = Figures([peer.name for peer in present], [work.name for work in works])
-    for number in range(given.rounds):
-        for peer in present if number % 2 == 0 else present[::-1]:
-            _round(peer, works, figures, given, f"round {number + 1} of {given.rounds}")
-    recovery = _recovery(present, given)
-    content = {
-        "benchmark": "peers",
-        "machine": {**machine(), "host": platform.machine()},
-        "settings": {"rounds": given.rounds, "seconds": given.seconds, "body": given.body},
-        "promises": {peer.name: peer.promise for peer in present},
-        "time": time.time(),
-        "figures": figures.content(),
-        "recovery": [one.content() for one in recovery],
-    }
+    if given.report:
+        content = json.loads(given.json.read_text())
+    else:
+        bench = Bench(given)
+        bench.isolate()
+        with stopped_in_order(), contextlib.suppress(KeyboardInterrupt):
+            bench.measure()
+        bench.save()
+        content = bench.content()
     if given.json == Path("-"):
         print(json.dumps(content))
     else:
-        print(table(content))
-        if given.json:
-            given.json.write_text(json.dumps(content))
+        print(report(content))
     if given.page:
-        given.page.write_text(page(content))
+        page(given.page, content)
+    for path in fill(ROOT, content) if given.docs else ():
+        say(f"written: {os.path.relpath(path)}")
+
+
+def _wanted(name: str, parts: str | None) -> bool:
+    given: Iterable[str] = parts.lower().split(",") if parts else [""]
+    name = name.lower().replace(",", "")
+    return any(part[1:] == name if part.startswith("=") else part in name for part in given)
 
 
 def say(line: str) -> None:
     """Progress, on standard error."""
     print(line, file=sys.stderr, flush=True)
-
-
-def _present(given: argparse.Namespace) -> list[Peer]:
-    wanted = given.peers.lower().split(",") if given.peers else [""]
-    found = []
-    for peer in peers(given.fastminimq):
-        if not any(part in peer.name.lower() for part in wanted):
-            continue
-        try:
-            peer.prepare()
-        except Missing as problem:
-            say(f"without {peer.name}: {problem}")
-        else:
-            found.append(peer)
-    return found
-
-
-def _round(peer: Peer, works: list[Work], figures: Figures, given: argparse.Namespace, what: str) -> None:
-    """Every work once on one peer, each on a fresh server: what an earlier one left behind is nobody's handicap."""
-    last: tuple[str, int, int, int] | None = None
-    for work in works:
-        if not peer.can(work):
-            continue
-        say(f"{what}: {peer.name}: {work.name}")
-        same = (work.kind, work.callers, work.processes, work.rows)
-        if same != last:  # two figures of one run
-            with tempfile.TemporaryDirectory(prefix="escrowmq-peers-", dir=given.folder) as folder:
-                os.chmod(folder, 0o755)  # servers that run as another user
-                with peer.running(Path(folder) / "server") as server:
-                    outcome = run(peer, server, work, given.seconds, given.body)
-            last = same
-        figures.add(peer.name, work, outcome)
-
-
-def _recovery(present: list[Peer], given: argparse.Namespace) -> list[Recovery]:
-    found = []
-    for peer in present:
-        if not peer.can(Work("", "prepare", rows=1)) or peer.name not in ("EscrowMQ", "RocketMQ"):
-            continue
-        one = Recovery(peer.name)
-        if given.undecided:
-            say(f"{peer.name}: {given.undecided:,} undecided, kill -9, restart, all asked")
-            measure_recovery(peer, one, given.undecided, given.body, given.folder)
-        if given.queued:
-            say(f"{peer.name}: memory at rest and after {given.queued:,} messages")
-            measure_memory(peer, one, given.queued, given.body, given.folder)
-        found.append(one)
-    return found
 
 
 if __name__ == "__main__":

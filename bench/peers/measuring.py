@@ -5,17 +5,25 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from seam import Peer, Running, Work
+from works import PACED_CALLERS
+
+from escrowmq.testing.servers.process import dying_with_us
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-READY_SECONDS = 120.0
+PATIENCE_SECONDS = 90.0
+"""Beside the length of the run: a load program that takes longer is killed, and its run has failed."""
+BESIDE_SECONDS = 1.0
+"""How long the load beside runs before the measured one begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +33,7 @@ class Outcome:
     done: int
     failed: int
     seconds: float
+    p10_ms: float
     p50_ms: float
     p99_ms: float
     client_cpu_s: float
@@ -32,70 +41,164 @@ class Outcome:
     written_bytes: int
     server_bytes: int
     """Memory of the server at the end."""
+    beside_rate: float = 0.0
+    """What the load beside reached, per second."""
 
-    def figures(self) -> dict[str, float]:
+    def figures(self, body: int) -> dict[str, float]:
         """Named figures of this run."""
         each = max(self.done, 1)
         return {
             "rate": self.done / self.seconds,
             "failed": self.failed,
+            "p10_ms": self.p10_ms,
             "p50_ms": self.p50_ms,
             "p99_ms": self.p99_ms,
             "client_us": 1e6 * self.client_cpu_s / each,
             "server_us": 1e6 * self.server_cpu_s / each,
             "written_bytes": self.written_bytes / each,
+            "written_per_body_byte": self.written_bytes / each / body,
             "memory_mib": self.server_bytes / (1 << 20),
+            "beside_rate": self.beside_rate,
         }
 
+    def content(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
 
-def run(peer: Peer, server: Running, work: Work, seconds: float, body: int) -> Outcome:
-    """One run. Raises RuntimeError when a load program fails."""
-    start_ms = 0 if work.processes == 1 else int(1000 * (time.time() + 3.0 + 0.8 * work.processes))
-    arguments = [work.kind, work.callers, seconds, body, work.rows, start_ms]
+
+class Load:
+    """One load program, which waits for ``go`` when it is ready."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
+        self._process = subprocess.Popen(
+            dying_with_us(command, 9),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            bufsize=1,
+        )
+
+    def ready(self) -> None:
+        """Wait until it is warm. Raises RuntimeError if it ends instead."""
+        self._line("ready")
+
+    def go(self) -> None:
+        """Let it begin."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+
+    def result(self) -> dict[str, Any]:
+        """Its figures, at the end. Raises RuntimeError if it ends without."""
+        result: dict[str, Any] = json.loads(self._line("{"))
+        return result
+
+    def kill(self) -> None:
+        """End it; whoever waits for it gets a RuntimeError."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Kill what still runs, and close its pipes."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._errors):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+
+    def _line(self, beginning: str) -> str:
+        """The next line that begins so; libraries may print others."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(beginning):
+                return line
+        self._process.wait()
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").strip()
+        ended = "was killed" if self._process.returncode == -9 else f"ended with {self._process.returncode}"
+        raise RuntimeError(f"the load program {ended}: {said[-1500:] or 'it said nothing'}")
+
+
+@contextmanager
+def loads(peer: Peer, server: Running, work: Work, seconds: float, warm: float, body: int) -> Iterator[list[Load]]:
+    """The load programs of a work, started; killed at the end, and when they take far too long."""
+    arguments = [work.kind, work.callers, seconds, warm, body, work.rows]
     command = [*peer.load(server.address), *map(str, arguments)]
-    loads = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(work.processes)
-    ]
+    started = [Load(command) for _ in range(work.processes)]
+    late = threading.Timer(PATIENCE_SECONDS + seconds + warm, lambda: [load.kill() for load in started])
+    late.daemon = True
+    late.start()
     try:
-        for load in loads:
-            _wait_for(load, "begin")
+        yield started
+    finally:
+        late.cancel()
+        for load in started:
+            load.close()
+
+
+def run(peer: Peer, server: Running, work: Work, seconds: float, body: int, warm: float = 0.0) -> Outcome:
+    """One run. Raises RuntimeError when a load program fails or hangs."""
+    if not work.beside:
+        return _measured(peer, server, work, seconds, body, warm)
+    other = Work("", "paced", callers=PACED_CALLERS, rows=work.beside)
+    with loads(peer, server, other, seconds + 2 * BESIDE_SECONDS, warm, body) as (beside,):
+        beside.ready()
+        outcome = _measured(peer, server, work, seconds, body, warm, beside)
+        paced = beside.result()
+    return Outcome(**{**outcome.content(), "beside_rate": paced["done"] / paced["seconds"]})
+
+
+def _measured(
+    peer: Peer, server: Running, work: Work, seconds: float, body: int, warm: float, beside: Load | None = None
+) -> Outcome:
+    with loads(peer, server, work, seconds, warm, body) as started:
+        for load in started:
+            load.ready()
+        if beside is not None:
+            beside.go()
+            time.sleep(BESIDE_SECONDS)
         cpu, written = processor_seconds(server.pids()), written_bytes(server.pids())
-        results = [json.loads(_wait_for(load, "{")) for load in loads]
+        for load in started:
+            load.go()
+        results = [load.result() for load in started]
         cpu, written = processor_seconds(server.pids()) - cpu, written_bytes(server.pids()) - written
         memory = resident_bytes(server.pids())
-    finally:
-        for load in loads:
-            load.kill()
-            load.wait()
-            for pipe in (load.stdout, load.stderr):
-                if pipe is not None:
-                    pipe.close()
+    if not any(result["done"] for result in results):
+        raise RuntimeError("the load program did nothing in its time")
     return Outcome(
-        sum(result["done"] for result in results),
-        sum(result["failed"] for result in results),
-        max(result["seconds"] for result in results),
-        _middle([result["p50_ms"] for result in results]),
-        max(result["p99_ms"] for result in results),
-        sum(result["cpu_s"] for result in results),
-        cpu,
-        written,
-        memory,
+        done=sum(result["done"] for result in results),
+        failed=sum(result["failed"] for result in results),
+        seconds=max(result["seconds"] for result in results),
+        p10_ms=_middle([result["p10_ms"] for result in results]),
+        p50_ms=_middle([result["p50_ms"] for result in results]),
+        p99_ms=max(result["p99_ms"] for result in results),
+        client_cpu_s=sum(result["cpu_s"] for result in results),
+        server_cpu_s=cpu,
+        written_bytes=written + sum(result.get("written", 0) for result in results),
+        server_bytes=memory,
     )
-
-
-def _wait_for(load: subprocess.Popen[str], beginning: str) -> str:
-    """The next line of a load program that begins so; libraries may print others."""
-    assert load.stdout is not None
-    assert load.stderr is not None
-    for line in load.stdout:
-        if line.startswith(beginning):
-            return line
-    raise RuntimeError(f"{' '.join(map(str, load.args))[-200:]} ended: {load.stderr.read()[-2000:]}")  # type: ignore[arg-type]
 
 
 def _middle(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 2]
+
+
+def sync_ms(folder: Path, times: int = 300) -> float:
+    """The median of a 1.3 kB write and its sync, in milliseconds: what everything that is synced stands on."""
+    taken = []
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        descriptor = file.fileno()
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, 1 << 20)
+        os.fsync(descriptor)
+        for number in range(times):
+            start = time.perf_counter()
+            os.pwrite(descriptor, b"x" * 1300, number * 1300)
+            os.fdatasync(descriptor)
+            taken.append(1e3 * (time.perf_counter() - start))
+    return _middle(taken)
 
 
 def processor_seconds(pids: Sequence[int]) -> float:

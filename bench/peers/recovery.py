@@ -10,40 +10,46 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from figures import Recovery
-from measuring import resident_bytes, run
+from measuring import loads, resident_bytes, run, written_bytes
 from seam import Peer, Running, Work
 
 OVERDUE_SECONDS = 8.0
 """After this all undecided half messages are due: both systems ask first after 6 s."""
-PATIENCE_SECONDS = 180.0
+PATIENCE_SECONDS = 120.0
 
 
 @contextmanager
-def _running(peer: Peer, parent: Path | None) -> Iterator[Running]:
-    with tempfile.TemporaryDirectory(prefix="escrowmq-peers-", dir=parent) as folder:
-        os.chmod(folder, 0o755)
+def running(peer: Peer, parent: Path | None) -> Iterator[Running]:
+    """A server on a fresh folder, which is removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="escrowmq-peers-", dir=parent, ignore_cleanup_errors=True) as folder:
+        os.chmod(folder, 0o755)  # servers that run as another user
         with peer.running(Path(folder) / "server") as server:
             yield server
 
 
 def measure_recovery(peer: Peer, found: Recovery, undecided: int, body: int, parent: Path | None) -> None:
     """Prepare, kill -9, wait until they are due, restart; then the first transaction, then all questions."""
-    with _running(peer, parent) as server:
-        run(peer, server, Work("prepare", "prepare", callers=64, rows=undecided), 0, body)
+    with running(peer, parent) as server:
+        run(peer, server, Work("prepare", "prepare", callers=64, rows=undecided), PATIENCE_SECONDS, body)
         server.kill()
         time.sleep(OVERDUE_SECONDS)
-        start = time.perf_counter()
-        server.restart()
-        run(peer, server, Work("first", "queue", rows=1), 0, body)
-        found.undecided, found.serving_s = undecided, time.perf_counter() - start
+        with loads(peer, server, Work("first", "first"), PATIENCE_SECONDS, 0, body) as (first,):
+            first.ready()
+            start = time.perf_counter()
+            server.restart()
+            first.go()
+            first.result()
+            found.undecided, found.serving_s = undecided, time.perf_counter() - start
+        written = written_bytes(server.pids())
         outcome = run(peer, server, Work("asked", "asked", rows=undecided), PATIENCE_SECONDS, body)
         found.asked, found.asked_s = outcome.done, outcome.seconds
+        found.bytes_per_question = (written_bytes(server.pids()) - written) / max(outcome.done, 1)
 
 
 def measure_memory(peer: Peer, found: Recovery, queued: int, body: int, parent: Path | None) -> None:
     """Resident memory of a server that has done nothing but one message, and of one that holds ``queued``."""
-    with _running(peer, parent) as server:
-        run(peer, server, Work("one", "queue", rows=1), 0, body)
+    with running(peer, parent) as server:
+        run(peer, server, Work("one", "queue", rows=1), PATIENCE_SECONDS, body)
         found.rest_mib = resident_bytes(server.pids()) / (1 << 20)
-        run(peer, server, Work("queue", "queue", callers=64, rows=queued), 0, body)
+        run(peer, server, Work("queue", "queue", callers=64, rows=queued), PATIENCE_SECONDS, body)
         found.queued, found.queued_mib = queued, resident_bytes(server.pids()) / (1 << 20)

@@ -19,19 +19,23 @@ class Work:
 
     name: str
     kind: str
-    """threads, flight, batches, seen, prepare, asked or queue: what the load programs know it as."""
+    """threads, flight, batches, seen, paced, prepare, first, asked or queue: what the load programs know it as."""
     callers: int = 1
     processes: int = 1
     rows: int = 1
-    figure: str = "rate"
-    """What of the outcome is the figure: rate (transactions per second), p50_ms or p99_ms."""
+    beside: int = 0
+    """Transactions per second of another load program, beside this one."""
+    shows: tuple[str, ...] = ("rate",)
+    """What of the outcome the tables show: rate (transactions per second), p10_ms, p50_ms, p99_ms."""
+    goal: bool = True
+    """Whether a goal speaks of it; others get fewer rounds."""
 
 
 class Running(Protocol):
     """A started server."""
 
     pids: Callable[[], Sequence[int]]
-    """The processes of the server, now."""
+    """The processes of the server, now; none if it runs inside the load program."""
     address: str
 
     def kill(self) -> None:
@@ -48,10 +52,14 @@ class Peer(Protocol):
 
     name: str
     promise: str
-    """What an answer of it says, for those who read the table."""
+    """What an answer of it says, and what it does not, for those who read the table."""
+    server: str
+    """Peers that say the same name here are measured on one server."""
+    recovers: str
+    """Why it has no figure of a recovery with undecided half messages; empty: it has one."""
 
-    def can(self, work: Work) -> bool:
-        """Whether it has such a call at all."""
+    def lacks(self, work: Work) -> str:
+        """Why it has no figure for this work; empty: it has one."""
         ...
 
     def prepare(self) -> None:
@@ -63,5 +71,5 @@ class Peer(Protocol):
         ...
 
     def load(self, address: str) -> list[str]:
-        """The command of the load program, to which the measuring adds: work, callers, seconds, body bytes, rows, start."""
+        """The command of the load program, to which the measuring adds: work, callers, seconds, seconds to warm up, body bytes, rows."""
         ...

@@ -1,102 +1,22 @@
-"""The peers: how each is started so that it syncs before it answers, and what its answer promises."""
+"""The other peers: how each is started so that it syncs before it answers, and what its answer promises."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
 import java
-from measuring import descendants
+from ours import Embedded, EscrowMQ, OneWay
 from seam import Missing, Peer, Running, Work
+from starting import Started, absent_is_missing, python_load, started
 
 from escrowmq.testing.servers import kafka, postgres, redis
 from escrowmq.testing.servers.process import Server, accepts, free_port
-from escrowmq.testing.servers.seam import Absent
 
-LOADS = Path(__file__).parent / "loads"
 _OPENS = ("java.base/java.nio", "java.base/sun.nio.ch", "java.base/java.lang", "java.base/java.util")
 JVM = ["-Xshare:auto", *(f"--add-opens={name}=ALL-UNNAMED" for name in _OPENS)]
 JVM += ["--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED"]
-
-
-@dataclass
-class Started:
-    """Servers of ours, started in order; the last one is the peer's, and is the one that is killed and measured."""
-
-    servers: list[Server]
-    address: str
-    pids: Callable[[], Sequence[int]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.pids = lambda: descendants(self.servers[-1].pid)
-
-    def kill(self) -> None:
-        """See :class:`seam.Running`."""
-        self.servers[-1].kill()
-
-    def restart(self) -> None:
-        """See :class:`seam.Running`."""
-        self.servers[-1].start()
-
-
-@contextlib.contextmanager
-def _started(servers: list[Server], address: str) -> Iterator[Running]:
-    with contextlib.ExitStack() as stack:
-        for server in servers:
-            stack.callback(server.stop)
-            server.start()
-        yield Started(servers, address)
-
-
-@contextlib.contextmanager
-def _absent_is_missing() -> Iterator[None]:
-    try:
-        yield
-    except Absent as problem:
-        raise Missing(str(problem)) from None
-
-
-def _python(name: str, address: str) -> list[str]:
-    return [sys.executable, str(LOADS / f"{name}_load.py"), address]
-
-
-class EscrowMQ:
-    """This project, served."""
-
-    name = "EscrowMQ"
-    promise = "prepare and commit both synced and answered"
-
-    def can(self, work: Work) -> bool:
-        return True
-
-    def prepare(self) -> None:
-        """Nothing to fetch."""
-
-    @contextlib.contextmanager
-    def running(self, folder: Path) -> Iterator[Running]:
-        port = free_port()
-        folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "escrowmq", "serve", "-d", str(folder / "data"), "-l", f"127.0.0.1:{port}"]
-        server = Server(
-            url="", command=command, ready=lambda _: accepts(port), log=folder / "log", environment=_environment()
-        )
-        with _started([server], f"escrow://127.0.0.1:{port}") as running:
-            yield running
-
-    def load(self, address: str) -> list[str]:
-        return _python("escrow", address)
-
-
-def _environment() -> dict[str, str]:
-    """This checkout's package for a process that starts in another folder."""
-    given = os.environ.get("PYTHONPATH")
-    return (
-        {"PYTHONPATH": os.pathsep.join(str(Path(path).resolve()) for path in given.split(os.pathsep))} if given else {}
-    )
 
 
 class RocketMQ:
@@ -104,13 +24,23 @@ class RocketMQ:
 
     def __init__(self, flush: str = "SYNC_FLUSH") -> None:
         self._flush = flush
-        self.name = "RocketMQ" if flush == "SYNC_FLUSH" else "RocketMQ, not synced"
-        synced = "prepare synced and answered" if flush == "SYNC_FLUSH" else "prepare answered from memory"
-        self.promise = f"{synced}; the end is one-way"
+        self._synced = flush == "SYNC_FLUSH"
+        self.name = self.server = "RocketMQ" if self._synced else "RocketMQ, not synced"
+        synced = "the prepare is synced and answered" if self._synced else "the prepare is answered before it is synced"
+        self.promise = f"{synced}; the end is one-way: whether it came is not known"
+        self.recovers = "" if self._synced else "as RocketMQ"
         self._classes = ""
 
-    def can(self, work: Work) -> bool:
-        return work.kind not in ("flight", "batches")
+    def lacks(self, work: Work) -> str:
+        if work.kind == "flight":
+            return "its transactional send takes a thread for each message in flight"
+        if work.kind == "batches":
+            return "it has no transactional batches"
+        if not self._synced and (work.processes > 1 or work.callers > 64 or work.callers == 16):
+            return "a reference, measured with one caller and 64"
+        if self._synced and work.kind == "queue":
+            return "as RocketMQ, not synced"
+        return ""
 
     def prepare(self) -> None:
         java.program("java", "openjdk-17-jre-headless")
@@ -142,7 +72,7 @@ class RocketMQ:
             start("-Xms128m -Xmx256m", "org.apache.rocketmq.namesrv.NamesrvStartup", "names.conf", names),
             start("-Xms1g -Xmx2g", "org.apache.rocketmq.broker.BrokerStartup", "broker.conf", port),
         ]
-        with _started(servers, f"127.0.0.1:{names}") as running:
+        with started(servers, f"127.0.0.1:{names}") as running:
             yield running
 
     def load(self, address: str) -> list[str]:
@@ -152,17 +82,22 @@ class RocketMQ:
 class FastMiniMQ:
     """FastMiniMQ's broker and Java client, from a checkout of its source."""
 
-    name = "FastMiniMQ"
-    promise = "prepare (without the body) and commit synced and answered"
+    name = server = "FastMiniMQ"
+    promise = "prepare and end are synced and answered; the prepare carries neither topic nor body"
+    recovers = "its broker does not ask about undecided messages"
 
-    def __init__(self, checkout: Path) -> None:
+    def __init__(self, checkout: Path | None) -> None:
         self._checkout = checkout
         self._classes = ""
 
-    def can(self, work: Work) -> bool:
-        return work.kind in ("threads", "flight")
+    def lacks(self, work: Work) -> str:
+        if work.kind == "seen":
+            return "no receive of it waits at the broker: its consumers ask again and again"
+        return "it has no transactional batches" if work.kind == "batches" else ""
 
     def prepare(self) -> None:
+        if self._checkout is None:
+            raise Missing("no checkout of its source was given; --fastminimq names one")
         self._classes = java.compiled("MiniLoad.java", java.built(self._checkout))
 
     @contextlib.contextmanager
@@ -181,7 +116,7 @@ class FastMiniMQ:
         main = "org.nopasserby.fastminimq.FastMiniMQBroker"
         command = ["java", *JVM, "-Xms1g", "-Xmx2g", "-XX:MaxDirectMemorySize=3g", *flags, "-cp", self._classes, main]
         server = Server(url="", command=command, ready=lambda _: accepts(port), log=folder / "log")
-        with _started([server], f"127.0.0.1:{port}") as running:
+        with started([server], f"127.0.0.1:{port}") as running:
             yield running
 
     def load(self, address: str) -> list[str]:
@@ -191,71 +126,85 @@ class FastMiniMQ:
 class Kafka:
     """Kafka's transactions, one producer per caller; the log is synced after every batch."""
 
-    name = "Kafka"
-    promise = "a transaction of one producer, synced; it has no check-back"
+    name = server = "Kafka"
+    promise = "one transaction of one producer is synced and answered, all rows of a batch or none; nobody is asked about undecided ones"
+    recovers = "its broker does not ask: it aborts after a time"
 
-    def can(self, work: Work) -> bool:
-        return work.kind in ("batches", "seen") or (work.kind == "threads" and work.callers * work.processes <= 64)
+    def lacks(self, work: Work) -> str:
+        if work.kind == "flight":
+            return "a producer has one transaction at a time"
+        if work.beside:
+            return "its single transactions do not come to 4,000/s"
+        return "a caller needs a producer of its own; more than 64 were not tried" if work.callers > 64 else ""
 
     def prepare(self) -> None:
-        with _absent_is_missing():
+        with absent_is_missing():
             kafka.libraries()
 
     @contextlib.contextmanager
     def running(self, folder: Path) -> Iterator[Running]:
-        with _absent_is_missing(), kafka.serving(folder, durable=True) as server:
+        with absent_is_missing(), kafka.serving(folder, durable=True) as server:
+            server.stop()  # as it is started for tests, it comes up quickly and runs slowly
+            quick = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xms128m", "-Xmx512m")
+            java_program, *rest = [part for part in server.command if part not in quick]
+            server.command = [java_program, "-Xms1g", "-Xmx1g", *rest]
+            server.start()
             yield Started([server], server.url)
 
     def load(self, address: str) -> list[str]:
-        return _python("kafka", address)
+        return python_load("kafka", address)
 
 
 class Postgres:
     """An outbox table: one row per message, inserted and committed; nothing relays it here."""
 
-    name = "PostgreSQL outbox"
-    promise = "one synced commit of the row; it must still be relayed"
+    name = server = "PostgreSQL outbox"
+    promise = "the row is committed and synced; it must still be relayed"
+    recovers = "a row is there or not"
 
-    def can(self, work: Work) -> bool:
-        return work.kind in ("threads", "batches") and work.callers * work.processes <= 128
+    def lacks(self, work: Work) -> str:
+        if work.kind == "seen":
+            return "nothing relays the rows here"
+        if work.kind == "flight":
+            return "a connection has one transaction at a time"
+        return "it takes at most 200 connections here" if work.callers * work.processes > 128 else ""
 
     def prepare(self) -> None:
-        with _absent_is_missing():
+        with absent_is_missing():
             postgres.find_binaries()
 
     @contextlib.contextmanager
     def running(self, folder: Path) -> Iterator[Running]:
-        with _absent_is_missing(), postgres.serving(folder, durable=True) as server:
+        with absent_is_missing(), postgres.serving(folder, durable=True) as server:
             yield Started([server], server.url)
 
     def load(self, address: str) -> list[str]:
-        return _python("postgres", address)
+        return python_load("postgres", address)
 
 
 class Redis:
     """A Redis stream, appended to; no transaction with anything else."""
 
-    name = "Redis Streams"
-    promise = "XADD, synced before the answer; one step, nothing is held in escrow"
+    name = server = "Redis Streams"
+    promise = "one XADD, synced and answered; nothing is held in escrow"
+    recovers = "an entry is there or not"
 
-    def can(self, work: Work) -> bool:
-        return work.kind in ("threads", "batches", "seen")
+    def lacks(self, work: Work) -> str:
+        return "its blocking client has one call in flight per connection" if work.kind == "flight" else ""
 
     def prepare(self) -> None:
         java.program("redis-server", "redis-server")
 
     @contextlib.contextmanager
     def running(self, folder: Path) -> Iterator[Running]:
-        with _absent_is_missing(), redis.serving(folder, durable=True) as server:
+        with absent_is_missing(), redis.serving(folder, durable=True) as server:
             yield Started([server], server.url)
 
     def load(self, address: str) -> list[str]:
-        return _python("redis", address)
+        return python_load("redis", address)
 
 
 def peers(fastminimq: Path | None) -> list[Peer]:
-    """All that there are; FastMiniMQ where a checkout is given."""
-    given: list[Peer] = [EscrowMQ(), RocketMQ(), RocketMQ("ASYNC_FLUSH")]
-    if fastminimq is not None:
-        given.append(FastMiniMQ(fastminimq))
-    return [*given, Kafka(), Postgres(), Redis()]
+    """All that there are, in the order of a table."""
+    ours: list[Peer] = [EscrowMQ(), OneWay(), Embedded()]
+    return [*ours, RocketMQ(), RocketMQ("ASYNC_FLUSH"), FastMiniMQ(fastminimq), Kafka(), Postgres(), Redis()]

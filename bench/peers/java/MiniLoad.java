@@ -1,6 +1,7 @@
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.Semaphore;
 import java.util.concurrent.atomic.AtomicLong;
@@ -12,32 +13,45 @@ import org.nopasserby.fastminimq.MQRegistry.MQClusterMetaData;
 import org.nopasserby.fastminimq.MQResult.MQRecord;
 
 /**
- * Loads a FastMiniMQ broker: {@code MiniLoad HOST:PORT WORK CALLERS SECONDS BODY ROWS START}.
+ * Loads a FastMiniMQ broker: {@code MiniLoad HOST:PORT WORK CALLERS SECONDS WARM BODY ROWS}.
  *
  * <p>Works: {@code threads} (each caller prepares and commits one message after the other), {@code flight} (one thread keeps CALLERS
- * transactions in flight). It writes {@code ready} on standard output when it is warm, waits until START (milliseconds since 1970),
- * writes {@code begin}, and at the end one JSON object.
+ * transactions in flight), {@code queue} (ROWS committed messages). It does its work for WARM seconds that do not count, writes
+ * {@code ready} on standard output, waits for a line on standard input, and writes one JSON object at the end.
  */
 public final class MiniLoad {
     private static final String TOPIC = "bench";
-    private static long startAt;
     private static long processorAtBegin;
 
     public static void main(String[] arguments) throws Exception {
+        String work = arguments[1];
         int callers = Integer.parseInt(arguments[2]);
         double seconds = Double.parseDouble(arguments[3]);
-        byte[] body = new byte[Integer.parseInt(arguments[4])];
-        startAt = Long.parseLong(arguments[6]);
+        double warm = Double.parseDouble(arguments[4]);
+        byte[] body = new byte[Integer.parseInt(arguments[5])];
+        long rows = Long.parseLong(arguments[6]);
         Arrays.fill(body, (byte) 'x');
         MQClusterMetaData cluster = MQRegistry.loadClusterMetaData("bench::bench@" + arguments[0] + ";");
         MQProducer producer = new MQProducer(new MQProducerCfg("bench-producer", "bench"), cluster);
         producer.start();
-        for (int warm = 0; warm < 200; warm++) transact(producer, body);
-        print("ready");
-        Thread.sleep(Math.max(startAt - System.currentTimeMillis(), 0));
-        processorAtBegin = processor();
-        print("begin");
-        print(arguments[1].equals("flight") ? flight(producer, callers, seconds, body) : threads(producer, callers, seconds, body));
+        transact(producer, body);
+        switch (work) {
+            case "threads" -> {
+                threads(producer, callers, warm, body);
+                begin();
+                print(threads(producer, callers, seconds, body));
+            }
+            case "flight" -> {
+                flight(producer, callers, warm, Long.MAX_VALUE, body);
+                begin();
+                print(flight(producer, callers, seconds, Long.MAX_VALUE, body));
+            }
+            case "queue" -> {
+                begin();
+                print(flight(producer, callers, 3600, rows, body));
+            }
+            default -> throw new IllegalArgumentException(work);
+        }
         Runtime.getRuntime().halt(0);
     }
 
@@ -48,45 +62,46 @@ public final class MiniLoad {
 
     private static String threads(MQProducer producer, int callers, double seconds, byte[] body) throws Exception {
         AtomicLong failed = new AtomicLong();
-        List<long[]> taken = new ArrayList<>();
+        List<Long> all = new ArrayList<>();
         CountDownLatch finished = new CountDownLatch(callers);
         long start = System.nanoTime();
         long until = start + (long) (seconds * 1e9);
         for (int caller = 0; caller < callers; caller++) {
             new Thread(() -> {
-                long[] times = new long[1 << 20];
-                int done = 0;
-                while (System.nanoTime() < until && done < times.length) {
+                List<Long> times = new ArrayList<>();
+                while (System.nanoTime() < until) {
                     long begin = System.nanoTime();
                     try {
                         if (!transact(producer, body)) failed.incrementAndGet();
-                        else times[done++] = System.nanoTime() - begin;
+                        else times.add(System.nanoTime() - begin);
                     } catch (Exception problem) {
                         failed.incrementAndGet();
                     }
                 }
-                synchronized (taken) {
-                    taken.add(Arrays.copyOf(times, done));
+                synchronized (all) {
+                    all.addAll(times);
                 }
                 finished.countDown();
             }).start();
         }
         finished.await();
-        return result(taken.stream().flatMapToLong(Arrays::stream).toArray(), (System.nanoTime() - start) / 1e9, failed.get());
+        return result(all, (System.nanoTime() - start) / 1e9, failed.get());
     }
 
-    private static String flight(MQProducer producer, int most, double seconds, byte[] body) throws Exception {
+    private static String flight(MQProducer producer, int most, double seconds, long rows, byte[] body) throws Exception {
         Semaphore room = new Semaphore(most);
-        AtomicLong done = new AtomicLong();
+        ConcurrentLinkedQueue<Long> times = new ConcurrentLinkedQueue<>();
         AtomicLong failed = new AtomicLong();
         long start = System.nanoTime();
         long until = start + (long) (seconds * 1e9);
-        while (System.nanoTime() < until) {
+        for (long begun = 0; begun < rows && System.nanoTime() < until; begun++) {
             room.acquire();
+            long begin = System.nanoTime();
             producer.sendTxMsg(TOPIC, body).thenAccept(prepared -> {
                 try {
                     producer.commit(prepared).thenAccept(ended -> {
-                        (ended.getStatus() == Status.OK ? done : failed).incrementAndGet();
+                        if (ended.getStatus() == Status.OK) times.add(System.nanoTime() - begin);
+                        else failed.incrementAndGet();
                         room.release();
                     });
                 } catch (Exception problem) {
@@ -96,7 +111,13 @@ public final class MiniLoad {
             });
         }
         room.acquire(most);
-        return result(new long[(int) done.get()], (System.nanoTime() - start) / 1e9, failed.get());
+        return result(times, (System.nanoTime() - start) / 1e9, failed.get());
+    }
+
+    private static void begin() throws Exception {
+        print("ready");
+        while (System.in.read() != '\n') continue;
+        processorAtBegin = processor();
     }
 
     private static long processor() {
@@ -104,18 +125,23 @@ public final class MiniLoad {
                 .getProcessCpuTime();
     }
 
-    private static String result(long[] nanoseconds, double seconds, long failed) {
-        Arrays.sort(nanoseconds);
-        int size = nanoseconds.length;
+    private static String result(java.util.Collection<Long> taken, double seconds, long failed) {
+        long processorAtEnd = processor();
+        long[] nanoseconds = taken.stream().mapToLong(Long::longValue).sorted().toArray();
         return String.format(
                 java.util.Locale.ROOT,
-                "{\"done\": %d, \"seconds\": %.6f, \"failed\": %d, \"cpu_s\": %.4f, \"p50_ms\": %.4f, \"p99_ms\": %.4f}",
-                size,
+                "{\"done\": %d, \"seconds\": %.6f, \"failed\": %d, \"cpu_s\": %.4f, \"p10_ms\": %.4f, \"p50_ms\": %.4f, \"p99_ms\": %.4f}",
+                nanoseconds.length,
                 seconds,
                 failed,
-                (processor() - processorAtBegin) / 1e9,
-                size == 0 ? 0 : nanoseconds[size / 2] / 1e6,
-                size == 0 ? 0 : nanoseconds[Math.min(size - 1, size * 99 / 100)] / 1e6);
+                (processorAtEnd - processorAtBegin) / 1e9,
+                centile(nanoseconds, 0.1),
+                centile(nanoseconds, 0.5),
+                centile(nanoseconds, 0.99));
+    }
+
+    private static double centile(long[] sorted, double part) {
+        return sorted.length == 0 ? 0 : sorted[(int) (sorted.length * part)] / 1e6;
     }
 
     private static void print(String line) {

@@ -1,4 +1,7 @@
-"""Loads EscrowMQ: see ``_load.py``. Works: threads, flight, batches, seen, prepare, asked, queue."""
+"""Loads EscrowMQ: see ``_load.py``. Works: threads, paced, flight, batches, seen, prepare, first, asked, queue.
+
+An address that ends with ``#oneway`` means producers that do not wait for the ends of their transactions.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,16 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 from _load import Arguments, arguments, begin, end, in_threads
 
 import escrowmq as mq
 
-TOPIC, GROUP = "bench", "bench"
+TOPIC, SEEN, GROUP = "bench", "bench-seen", "bench"
+ONE_WAY = "#oneway"
+RETRY_SECONDS = 0.005
 
 
 def undecided(check: mq.Check) -> mq.Outcome:
@@ -20,9 +26,18 @@ def undecided(check: mq.Check) -> mq.Outcome:
     return mq.UNKNOWN
 
 
+def options(given: Arguments) -> dict[str, Any]:
+    """Of the producer."""
+    return {"checker": undecided, **({"confirm": "oneway"} if given.address.endswith(ONE_WAY) else {})}
+
+
+def url(given: Arguments) -> str:
+    return given.address.removesuffix(ONE_WAY)
+
+
 def threads(given: Arguments) -> None:
-    with mq.connect(given.address) as bus:
-        producer = bus.producer(GROUP, checker=undecided)
+    with mq.connect(url(given)) as bus:
+        producer = bus.producer(GROUP, **options(given))
 
         def caller(number: int) -> Callable[[], int]:
             def step() -> int:
@@ -36,8 +51,8 @@ def threads(given: Arguments) -> None:
 
 
 def batches(given: Arguments) -> None:
-    with mq.connect(given.address) as bus:
-        producer = bus.producer(GROUP, checker=undecided)
+    with mq.connect(url(given)) as bus:
+        producer = bus.producer(GROUP, **options(given))
         table = pa.RecordBatch.from_pydict({"topic": [TOPIC] * given.rows, "body": [given.body] * given.rows})
 
         def caller(number: int) -> Callable[[], int]:
@@ -52,16 +67,24 @@ def batches(given: Arguments) -> None:
 
 
 def flight(given: Arguments) -> None:
+    """``callers`` tasks of one event loop; ``paced``: no more than ``rows`` transactions per second."""
+
     async def main() -> None:
-        async with await mq.aconnect(given.address) as bus:
-            producer = bus.producer(GROUP, checker=undecided)
+        async with await mq.aconnect(url(given)) as bus:
+            producer = bus.producer(GROUP, **options(given))
             done = 0
             times: list[float] = []
+            pause = given.callers / given.rows if given.work == "paced" else 0.0
 
-            async def caller(until: float) -> None:
+            async def caller(number: int, start: float, until: float) -> None:
                 nonlocal done
+                turn = start + pause * number / given.callers
                 last = time.perf_counter()
                 while last < until:
+                    if pause:
+                        await asyncio.sleep(max(turn - last, 0.0))
+                        turn += pause
+                        last = time.perf_counter()
                     async with producer.transaction() as txn:
                         await txn.send(TOPIC, given.body)
                     now = time.perf_counter()
@@ -69,11 +92,15 @@ def flight(given: Arguments) -> None:
                     last = now
                     done += 1
 
-            await asyncio.gather(*(caller(time.perf_counter() + 0.3) for _ in range(given.callers)))
-            done, before, start = 0, begin(given), time.perf_counter()
+            async def all_callers(start: float, seconds: float) -> None:
+                await asyncio.gather(*(caller(number, start, start + seconds) for number in range(given.callers)))
+
+            await all_callers(time.perf_counter(), given.warm)
+            begun = begin()
+            done = 0
             times.clear()
-            await asyncio.gather(*(caller(start + given.seconds) for _ in range(given.callers)))
-            end(done, time.perf_counter() - start, time.process_time() - before, times)
+            await all_callers(begun.at, given.seconds)
+            end(begun, done, times)
 
     asyncio.run(main())
 
@@ -81,9 +108,9 @@ def flight(given: Arguments) -> None:
 def seen(given: Arguments) -> None:
     found: list[float] = []
     ready = threading.Event()
-    with mq.connect(given.address) as bus:
-        producer = bus.producer(GROUP, checker=undecided)
-        consumer = bus.consumer(f"bench-{time.time_ns()}", [TOPIC], start="latest")
+    with mq.connect(url(given)) as bus:
+        producer = bus.producer(GROUP, **options(given))
+        consumer = bus.consumer(f"bench-{time.time_ns()}", [SEEN], start="latest")
 
         def consume() -> None:
             for message in consumer:
@@ -91,31 +118,36 @@ def seen(given: Arguments) -> None:
                 ready.set()
                 if sent := message.properties.get("at"):
                     found.append(now - float(sent))
-                message.ack(wait=False)
+                message.ack()
+
+        def send_until(until: float) -> None:
+            while time.perf_counter() < until:
+                with producer.transaction() as txn:
+                    txn.send(SEEN, given.body, properties={"at": repr(time.perf_counter())})
+                time.sleep(0.002)
 
         reader = threading.Thread(target=consume)
         reader.start()
         while not ready.wait(0.05):
             with producer.transaction() as txn:
-                txn.send(TOPIC, given.body)
-        before, start = begin(given), time.perf_counter()
-        while time.perf_counter() < start + given.seconds:
-            with producer.transaction() as txn:
-                txn.send(TOPIC, given.body, properties={"at": repr(time.perf_counter())})
-            time.sleep(0.002)
+                txn.send(SEEN, given.body)
+        send_until(time.perf_counter() + given.warm)
+        time.sleep(0.2)
+        begun = begin()
+        found.clear()
+        send_until(begun.at + given.seconds)
         time.sleep(0.5)
-        seconds, cpu = time.perf_counter() - start, time.process_time() - before
+        end(begun, len(found), found)
         consumer.close()
         reader.join()
-    end(len(found), seconds, cpu, found)
 
 
 def rows(given: Arguments, outcome: mq.Outcome | None) -> None:
     """``rows`` messages, prepared in batches and, with an outcome, ended by it."""
-    with mq.connect(given.address) as bus:
-        producer = bus.producer(GROUP, checker=undecided)
+    with mq.connect(url(given)) as bus:
+        producer = bus.producer(GROUP, **options(given))
         producer.prepare_batch([])
-        before, start, left = begin(given), time.perf_counter(), given.rows
+        begun, left = begin(), given.rows
         while left:
             size = min(left, 1000)
             table = pa.RecordBatch.from_pydict({"topic": [TOPIC] * size, "body": [given.body] * size})
@@ -123,35 +155,49 @@ def rows(given: Arguments, outcome: mq.Outcome | None) -> None:
             if outcome is not None:
                 producer.end_batch(prepared.transactions, outcome).check()
             left -= size
-        end(given.rows, time.perf_counter() - start, time.process_time() - before, [])
+        end(begun, given.rows, [])
+
+
+def first(given: Arguments) -> None:
+    """The first transaction of a broker that has just been started, of a group that is asked nothing."""
+    begun = begin()
+    while True:
+        try:
+            with mq.connect(url(given)) as bus, bus.producer("bench-first", unasked=True).transaction() as txn:
+                txn.send(TOPIC, given.body)
+            break
+        except (mq.Unknown, mq.Overloaded):
+            time.sleep(RETRY_SECONDS)
+    end(begun, 1, [time.perf_counter() - begun.at])
 
 
 def asked(given: Arguments) -> None:
-    """Be asked about ``rows`` transactions, within ``seconds``."""
+    """Be asked about ``rows`` transactions, within ``seconds``; what is asked stays undecided."""
     known: set[mq.TransactionId] = set()
     enough = threading.Event()
 
-    def commit(check: mq.Check) -> mq.Outcome:
+    def note(check: mq.Check) -> mq.Outcome:
         known.add(check.transaction_id)
         if len(known) >= given.rows:
             enough.set()
-        return mq.COMMIT
+        return mq.UNKNOWN
 
-    before, start = begin(given), time.perf_counter()
-    with mq.connect(given.address) as bus:
-        bus.producer(GROUP, checker=commit)
+    begun = begin()
+    with mq.connect(url(given)) as bus:
+        bus.producer(GROUP, checker=note)
         enough.wait(given.seconds)
-    left = max(given.rows - len(known), 0)
-    end(len(known), time.perf_counter() - start, time.process_time() - before, [], left)
+        end(begun, len(known), [], max(given.rows - len(known), 0))
 
 
 WORKS: dict[str, Callable[[Arguments], None]] = {
     "threads": threads,
+    "paced": flight,
     "batches": batches,
     "flight": flight,
     "seen": seen,
     "prepare": lambda given: rows(given, None),
     "queue": lambda given: rows(given, mq.COMMIT),
+    "first": first,
     "asked": asked,
 }
 

@@ -51,6 +51,7 @@ def _plan(schema: pa.Schema) -> list[tuple[pa.DataType, Any]]:
     return [(type_, type_.to_pandas_dtype() if pa.types.is_integer(type_) else None) for type_ in schema.types]
 
 
+_NUMPY = {type_: type_.to_pandas_dtype() for type_ in (pa.int32(), pa.int64(), pa.uint32(), pa.uint8())}
 _COLUMNS = {kind: _plan(schema) for kind, schema in STORED.items()}
 """The types of each kind's columns, and their NumPy types if they are numbers; asking Arrow each time is slow."""
 _TYPECODES = {np.int32: "i", np.int64: "q", np.uint32: "I", np.uint8: "B"}
@@ -71,6 +72,11 @@ def event_of_rows(kind: Kind, rows: Sequence[Sequence[Any]], *, keep: bool = Fal
 def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
     """The rows of an event."""
     return zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+def whole_numbers(values: Sequence[int], type_: pa.DataType) -> pa.Array:
+    """A few numbers as a column of integers. Raises OverflowError if one does not fit."""
+    return _array(values, type_, _NUMPY[type_])
 
 
 def _array(column: Sequence[Any] | Int64s, type_: pa.DataType, dtype: Any) -> pa.Array:

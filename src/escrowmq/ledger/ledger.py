@@ -19,14 +19,16 @@ import pyarrow.compute as pc
 
 from escrowmq.errors import Code, error
 from escrowmq.ledger import commands
-from escrowmq.ledger.columns.arrays import Int32s, Int64s, UInt8s
+from escrowmq.ledger.columns.arrays import Int32s, Int64s, UInt8s, all_equal
 from escrowmq.ledger.commands import Command, RowsCommand, Rules
 from escrowmq.ledger.events import Decision, Repeats, event_of
 from escrowmq.ledger.groups.consuming import Consuming
 from escrowmq.ledger.groups.groups import Groups
 from escrowmq.ledger.groups.order import KeysOf
 from escrowmq.ledger.messages.admission import group_by_queue
+from escrowmq.ledger.messages.by_rows import ProducingRows
 from escrowmq.ledger.messages.dedup import Dedup
+from escrowmq.ledger.messages.entering import EnteringRows
 from escrowmq.ledger.messages.places import places_of
 from escrowmq.ledger.messages.producing import Producing
 from escrowmq.ledger.queues.delays import Delays
@@ -77,6 +79,10 @@ class Ledger:
         self.groups = Groups()
         self._consuming = Consuming(self.groups, self.topics)
         self._producing = Producing(self.topics, self.sessions, self.dedup, self.delays, self.transactions)
+        self._producing_rows = ProducingRows(self.topics, self.sessions, self.dedup, self.transactions)
+        self._entering = EnteringRows(
+            self.topics, self.sessions, self.dedup, self.delays, self.transactions, self.checkback, self.counters
+        )
         self._ending = Ending(self.transactions, self.sessions)
         self._forgetting = Forgetting(self.sessions, self.transactions, self.checkback, self.writers)
 
@@ -147,6 +153,8 @@ class Ledger:
         replayed by columns alone.
         """
         match command:
+            case commands.SendRows() | commands.PrepareRows():
+                return self._producing_rows.decide(command, self.rules, now_us, self.next_position)
             case commands.EndRows():
                 return self._ending.decide_few(command, self.rules)
             case commands.SettleRows():
@@ -226,9 +234,10 @@ class Ledger:
         tag number of each row."""
         self.sessions.note(batch.column("epoch").to_numpy(), time_us)
         of_row = batch.column("queue_id").to_numpy()
-        topics = self.topics.numbers_of_queues(of_row)
+        one = all_equal(of_row)
+        topics = self.topics.numbers_of_queues(of_row[:1] if one else of_row)
         self.dedup.add(batch.column("message_id"), topics, position, time_us, self.rules, half=half)
-        queue_ids = np.flatnonzero(np.bincount(of_row))
+        queue_ids = of_row[:1] if one else np.flatnonzero(np.bincount(of_row))
         for name in {self.topics.queues[queue_id].place.topic for queue_id in queue_ids.tolist()}:
             self.topics.by_name[name].turn += 1
         return self.topics.number_tags(batch.column("tag"))
@@ -236,7 +245,7 @@ class Ledger:
     def _place(self, positions: Int64s, queue_ids: Int32s, tags: Int32s, visible: Int64s, time_us: int) -> None:
         """Put messages at the end of their queues; those with a time still to come wait for it."""
         late = visible > time_us
-        if late.any():
+        if np.count_nonzero(late):
             self.delays.add(positions[late], queue_ids[late], tags[late], visible[late])
             positions, queue_ids, tags = positions[~late], queue_ids[~late], tags[~late]
         for queue_id, rows in group_by_queue(queue_ids):
@@ -329,6 +338,8 @@ class Ledger:
     }
 
     _row_acts: ClassVar[dict[Kind, Callable[[Ledger, Any, int, int], None]]] = {
+        Kind.PLAIN: lambda self, rows, position, time_us: self._entering.apply(rows, position, time_us, self.rules),
+        Kind.HALF: lambda self, rows, position, time_us: self._entering.apply(rows, position, time_us, self.rules),
         Kind.DECIDED: _apply_few_decided,
     }
     """As ``_acts``, of what :meth:`decide_rows` gave with its events."""

@@ -21,22 +21,23 @@ def outgoing_batch(rows: Sequence[tuple[Any, ...]], ids: bytes) -> pa.RecordBatc
     topics, bodies, keys, tags, pairs, _, queues, born, delays, immunities, joins = zip(*rows, strict=True)
     arrays = [
         pa.array(topics, pa.utf8()),
-        _optional(keys, pa.utf8()),
-        _optional(tags, pa.utf8()),
-        _optional(pairs, schemas.PROPERTIES),
+        optional(keys, pa.utf8()),
+        optional(tags, pa.utf8()),
+        optional(pairs, schemas.PROPERTIES),
         pa.array(bodies, pa.binary()),
         column_of(ids),
         _ANY_QUEUE[:n] if n <= 1 << 16 and min(queues) == -1 == max(queues) else pa.array(queues, pa.int32()),
         pa.array(born, pa.int64()),
         _numbers(delays),
         _numbers(immunities),
-        _optional(joins, schemas.ID),
+        optional(joins, schemas.ID),
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schemas.OUTGOING)
 
 
-def _optional(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    return pa.array(values, kind) if any(value is not None for value in values) else pa.nulls(len(values), kind)
+def optional(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """A column of values that may be None, and often all are."""
+    return pa.nulls(len(values), kind) if values.count(None) == len(values) else pa.array(values, kind)
 
 
 def _numbers(values: Sequence[int]) -> pa.Array:

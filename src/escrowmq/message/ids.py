@@ -19,6 +19,8 @@ from escrowmq.schemas import ID, TRANSACTION_ID_DTYPE
 Int64s = npt.NDArray[np.int64]
 message_id_of = struct.Struct(">QQ").pack
 """The 16 bytes of a message id of a series, from its instance and its number."""
+transaction_id = struct.Struct(">IIQ").pack
+"""The 16 bytes of a transaction id, from its shard, epoch and position."""
 split_transaction_id = struct.Struct(">IIQ").unpack
 """Shard, epoch and position of a transaction id of 16 bytes."""
 

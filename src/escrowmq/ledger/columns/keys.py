@@ -36,6 +36,21 @@ def hash_keys(keys: pa.Array) -> UInt64s:
     return hashes ^ (hashes >> np.uint64(31))
 
 
+_MASK = (1 << 64) - 1
+
+
+def hash_key(key: str) -> int:
+    """As :func:`hash_keys`, of one key."""
+    data = key.encode()
+    mixed = len(data) * int(_MULTIPLIER) & _MASK
+    for at in range(0, len(data), 8):
+        mixed = (mixed ^ int.from_bytes(data[at : at + 8], "little")) * int(_MULTIPLIER) & _MASK
+        mixed ^= mixed >> 32
+    mixed = (mixed ^ (mixed >> 30)) * int(_FINISH_1) & _MASK
+    mixed = (mixed ^ (mixed >> 27)) * int(_FINISH_2) & _MASK
+    return mixed ^ (mixed >> 31)
+
+
 def _bytes_of(keys: pa.Array) -> tuple[UInt8s, Int64s, Int64s]:
     """The bytes of a utf8 array (eight zeros added), each row's start in them and its length."""
     _, offsets_buffer, data_buffer = keys.buffers()

@@ -37,6 +37,12 @@ class Delays:
         self._due.put(np.arange(first, first + len(positions)), visible_us)
         self.waiting += len(positions)
 
+    def add_one(self, position: int, queue_id: int, tag: int, visible_us: int) -> None:
+        """As :meth:`add`, of one message."""
+        first = self._rows.extend(1, position=position, queue_id=queue_id, tag=tag, visible_us=visible_us, waiting=True)
+        self._due.put(np.array([first]), visible_us)
+        self.waiting += 1
+
     def decide_release(self, now_us: int, limit: int) -> list[Event]:
         """What is due, as an event."""
         ordinals = self._due.due(now_us, limit)

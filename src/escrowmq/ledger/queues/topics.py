@@ -102,6 +102,10 @@ class Topics:
         by_code: Int32s = np.array([*numbers, NO_TAG], np.int32)
         return by_code[codes]
 
+    def number_tag(self, tag: str) -> int:
+        """As :meth:`number_tags`, of one row with a tag."""
+        return self._tags.setdefault(tag, len(self._tags) + 1)
+
     # Making topics
 
     def decide_create(self, command: CreateTopic, rules: Rules) -> Decision:

@@ -31,7 +31,7 @@ from escrowmq.ledger.commands import AskChecks, Asked, Park, Rules
 from escrowmq.ledger.events import Decision, Event, event_of
 from escrowmq.ledger.transactions.policies import Asking, asking
 from escrowmq.ledger.transactions.sessions import OPERATOR, Sessions
-from escrowmq.ledger.transactions.table import BY_OPERATOR, OPEN, PARKED, ROLLED_BACK, TransactionTable, decided
+from escrowmq.ledger.transactions.table import BY_OPERATOR, OPEN, PARKED, ROLLED_BACK, Halves, TransactionTable, decided
 from escrowmq.model import DecidedBy
 from escrowmq.schemas import Kind
 
@@ -67,6 +67,23 @@ class CheckBack:
     def begin(self, ordinals: Int64s, time_us: int) -> None:
         """Transactions begin at ``time_us``, each with a first due time."""
         self._schedule(ordinals, self._table.column("due_us", ordinals))
+        self._aged_us = min(self._aged_us, time_us + self._rules.half_retention_us)
+
+    def begin_rows(self, ordinals: Int64s, halves: Halves, time_us: int) -> None:
+        """As :meth:`begin`, of what was decided as rows."""
+        if (
+            len(halves.begins) != 1
+            or halves.owners is not None
+            or halves.due_us.count(halves.due_us[0]) < len(ordinals)
+        ):
+            if len(ordinals):
+                self.begin(ordinals, time_us)
+            return
+        (group,) = halves.begins
+        index = self._due.get(group)
+        if index is None:
+            index = self._due[group] = DueIndex(self._alive)
+        index.put(ordinals, halves.due_us[0], self._table.open.get(group, 0))
         self._aged_us = min(self._aged_us, time_us + self._rules.half_retention_us)
 
     def decide_ask(self, command: AskChecks, now_us: int) -> Decision:
@@ -192,10 +209,11 @@ class CheckBack:
 
     def _by_group(self, ordinals: Int64s) -> Iterator[tuple[int, slice | Bools]]:
         """The producer groups of transactions, and which of ``ordinals`` belong to each."""
-        groups = self._table.groups_of(ordinals)
-        if len(groups) and all_equal(groups):
-            yield int(groups[0]), slice(None)
+        epochs = self._table.column("epoch", ordinals).astype(np.int64)
+        if len(epochs) and all_equal(epochs):
+            yield int(self._sessions.groups_of(epochs[:1])[0]), slice(None)
         else:
+            groups = self._sessions.groups_of(epochs)
             yield from ((group, groups == group) for group in np.unique(groups).tolist())
 
     def forget_group(self, group: int) -> None:

@@ -8,8 +8,8 @@ unless it was undecided until then: that it EXPIRED is remembered, so that whoev
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.ledger.columns import codes as code
-from escrowmq.ledger.columns.arrays import Bools, Columns, Int32s, Int64s, UInt8s, all_equal, locate
+from escrowmq.ledger.columns.arrays import Bools, Columns, Int32s, Int64s, UInt8s, all_equal, all_true, locate
 from escrowmq.ledger.events import Event, event_of
 from escrowmq.ledger.transactions.sessions import NO_GROUP, Sessions
-from escrowmq.message.ids import records
+from escrowmq.message.ids import records, split_transaction_id
 from escrowmq.model import DecidedBy, Outcome, TransactionState
 from escrowmq.schemas import Kind
 
@@ -28,7 +28,6 @@ OPEN, COMMITTED, ROLLED_BACK, PARKED, EXPIRED = (int(s) for s in TransactionStat
 UNKNOWN, COMMIT, ROLLBACK = (int(o) for o in Outcome)
 BY_OPERATOR = int(DecidedBy.OPERATOR)
 NONE = -1
-_ID = struct.Struct(">IIQ")  # as TRANSACTION_ID_DTYPE
 
 MAX_EXPIRED = 1 << 20
 """Half messages remembered that left the log undecided; beyond, the oldest are forgotten. Someone who comes back after a weekend finds
@@ -42,6 +41,18 @@ def decided(first: Int64s, state: UInt8s | int, by: DecidedBy, epochs: Int64s | 
     size = len(first)
     columns = (np.broadcast_to(np.asarray(column), size) for column in (state, int(by), epochs))
     return event_of(Kind.DECIDED, first, *columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """The transactions of half messages that were decided as rows; a list has one item for each message."""
+
+    epochs: Sequence[int]
+    due_us: Sequence[int]
+    owners: Sequence[int] | None
+    """The transaction (ordinal) that each one joins; ``NONE``: it begins one. None: all begin one."""
+    begins: dict[int, int]
+    """How many transactions begin, by producer group."""
 
 
 class TransactionTable:
@@ -88,18 +99,18 @@ class TransactionTable:
         if len(late):
             self._delayed.extend(len(late), position=own[late], visible_us=visible[late])
         begins = owner == own
-        if begins.all():
+        if all_true(begins):
             return self._begin(batch, tags, own, slice(None))
         begun = self._begin(batch, tags, own, np.flatnonzero(begins))
         self._join(batch, tags, own, owner, np.flatnonzero(~begins))
         return begun
 
     def _begin(self, batch: pa.RecordBatch, tags: Int32s, own: Int64s, at: slice | Int64s) -> Int64s:
-        first = own[at]
+        first, epochs = own[at], batch.column("epoch").to_numpy()[at]
         ordinal = self.rows.extend(
             len(first),
             first=first,
-            epoch=batch.column("epoch").to_numpy()[at],
+            epoch=epochs,
             state=OPEN,
             by=0,
             checks=0,
@@ -109,9 +120,8 @@ class TransactionTable:
             tag=tags[at],
             last=NONE,
         )
-        ordinals = np.arange(ordinal, ordinal + len(first))
-        self._count(self.open, ordinals, 1)
-        return ordinals
+        self._count(self.open, epochs, 1)
+        return np.arange(ordinal, ordinal + len(first))
 
     def _join(self, batch: pa.RecordBatch, tags: Int32s, own: Int64s, owner: Int64s, at: Int64s) -> None:
         owners = self.find(owner[at])
@@ -135,6 +145,52 @@ class TransactionTable:
         self.rows["last"][rows[ends]] = ordinals[ends]
         np.add.at(self.rows["messages"], rows, 1)
 
+    def enter_rows(
+        self, halves: Halves, queue_ids: Sequence[int], tags: Sequence[int] | int, position: int, time_us: int
+    ) -> Int64s:
+        """As :meth:`enter`, of what was decided as rows."""
+        size = len(queue_ids)
+        if not len(self.times) or self.times["time_us"][-1] < time_us:
+            self.times.extend(1, position=position, time_us=time_us)
+        own, owners = range(position, position + size), halves.owners
+        at: Sequence[int] = range(size)
+        if owners is not None:
+            at = [row for row, owner in enumerate(owners) if owner == NONE]
+            self._join_rows(owners, own, queue_ids, tags)
+        ordinal = self.rows.extend(
+            len(at),
+            first=[own[row] for row in at],
+            epoch=[halves.epochs[row] for row in at],
+            state=OPEN,
+            by=0,
+            checks=0,
+            messages=1,
+            due_us=[halves.due_us[row] for row in at],
+            queue_id=[queue_ids[row] for row in at],
+            tag=tags if isinstance(tags, int) else [tags[row] for row in at],
+            last=NONE,
+        )
+        for group, count in halves.begins.items():
+            self.open[group] = self.open.get(group, 0) + count
+        return np.arange(ordinal, ordinal + len(at))
+
+    def _join_rows(
+        self, owners: Sequence[int], own: range, queue_ids: Sequence[int], tags: Sequence[int] | int
+    ) -> None:
+        last, messages = self.rows["last"], self.rows["messages"]
+        for row, owner in enumerate(owners):
+            if owner != NONE:
+                of = owner - self.rows.first
+                tag = tags if isinstance(tags, int) else tags[row]
+                last[of] = self.joined.extend(
+                    1, position=own[row], owner=owner, before=last[of], queue_id=queue_ids[row], tag=tag
+                )
+                messages[of] += 1
+
+    def hold_back(self, positions: Sequence[int], visible_us: Sequence[int]) -> None:
+        """These half messages have a delay: not before then."""
+        self._delayed.extend(len(positions), position=positions, visible_us=visible_us)
+
     # States
 
     def decide(self, ordinals: Int64s, states: UInt8s, by: UInt8s) -> None:
@@ -156,30 +212,32 @@ class TransactionTable:
     def park(self, ordinals: Int64s) -> None:
         """OPEN transactions become PARKED."""
         self._change(ordinals, PARKED)
-        self._count(self.parked, ordinals, 1)
+        self._count(self.parked, self.column("epoch", ordinals), 1)
 
     def reopen(self, ordinals: Int64s) -> None:
         """Undecided transactions become OPEN."""
         self._change(ordinals, OPEN)
-        self._count(self.open, ordinals, 1)
+        self._count(self.open, self.column("epoch", ordinals), 1)
         self._floor = min(self._floor, int(ordinals.min()))
 
     def _change(self, ordinals: Int64s, states: UInt8s | int) -> None:
         rows = ordinals - self.rows.first
-        was_parked = self.rows["state"][rows] == PARKED
-        self._count(self.parked, ordinals[was_parked], -1)
-        self._count(self.open, ordinals[~was_parked], -1)
+        was_parked, epochs = self.rows["state"][rows] == PARKED, self.rows["epoch"][rows]
+        if np.count_nonzero(was_parked):
+            self._count(self.parked, epochs[was_parked], -1)
+            epochs = epochs[~was_parked]
+        self._count(self.open, epochs, -1)
         self.rows["state"][rows] = states
 
-    def _count(self, counts: dict[int, int], ordinals: Int64s, sign: int) -> None:
-        if not len(ordinals):
+    def _count(self, counts: dict[int, int], epochs: npt.NDArray[np.uint32], sign: int) -> None:
+        """Transactions of these sessions are one more, or one less, among those of their groups."""
+        if not len(epochs):
             return
-        epochs = self.column("epoch", ordinals)
         if all_equal(epochs):
             group = int(self._sessions.groups_of(epochs[:1].astype(np.int64))[0])
-            counts[group] = counts.get(group, 0) + sign * len(ordinals)
+            counts[group] = counts.get(group, 0) + sign * len(epochs)
             return
-        groups, sizes = np.unique(self.groups_of(ordinals), return_counts=True)
+        groups, sizes = np.unique(self._sessions.groups_of(epochs.astype(np.int64)), return_counts=True)
         for group, size in zip(groups.tolist(), sizes.tolist(), strict=True):
             counts[group] = counts.get(group, 0) + sign * size
 
@@ -258,9 +316,23 @@ class TransactionTable:
         codes[foreign], ordinals[foreign] = code.WRONG_SHARD, NONE
         return ordinals, codes
 
+    def find_id(self, identity: bytes) -> int:
+        """As :meth:`find_ids`, of one id; ``NONE`` where that has another code than OK."""
+        shard, epoch, position = split_transaction_id(identity)
+        firsts = self.rows["first"]
+        if shard != self.shard or not len(firsts) or position > firsts[-1]:
+            return NONE
+        row = int(firsts.searchsorted(position))
+        known = firsts[row] == position and self.rows["epoch"][row] == epoch
+        return row + self.rows.first if known else NONE
+
+    def value(self, name: str, ordinal: int) -> Any:
+        """As :meth:`column`, of one transaction."""
+        return self.rows[name][ordinal - self.rows.first]
+
     def find_few(self, ids: Sequence[bytes]) -> list[tuple[int, int, int]] | None:
         """Position, epoch and state of each of a few transactions; None when one of them is not here (see :meth:`find_ids`)."""
-        named = [_ID.unpack(id) for id in ids]
+        named = [split_transaction_id(id) for id in ids]
         firsts, size = self.rows["first"], len(self.rows)
         positions = [position for _, _, position in named]
         if not size or max(positions) > firsts.item(-1):
@@ -415,4 +487,4 @@ class TransactionTable:
             self._expired.load(tables["expired_halves"])
         self._floor = self.rows.first
         for counts, state in ((self.parked, PARKED), (self.open, OPEN)):
-            self._count(counts, np.flatnonzero(self.rows["state"] == state) + self.rows.first, 1)
+            self._count(counts, self.rows["epoch"][self.rows["state"] == state], 1)

@@ -1,0 +1,47 @@
+"""Puts the tables of a run where the documents have a place for them, and the picture beside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from picture import picture
+from tables import SHORT, absences, details, goals_table, peers_table, recoveries, report, where
+
+BEGIN, END = "<!-- peers: written by bench/peers -->", "<!-- peers: end -->"
+PICTURE = "peers.svg"
+
+
+def fill(root: Path, content: dict[str, Any]) -> list[Path]:
+    """Write README.md, docs/speed.md and docs/peers.svg of a checkout; what was written."""
+    readme = f"{peers_table(content, SHORT)}\n\n{where(content)}"
+    speed = [
+        where(content),
+        goals_table(content),
+        f"![bars of the medians of all peers]({PICTURE})",
+        peers_table(content),
+    ]
+    speed += [details(content), recoveries(content), absences(content)]
+    (root / "docs" / PICTURE).write_text(picture(content))
+    return [
+        _place(root / "README.md", readme),
+        _place(root / "docs" / "speed.md", "\n\n".join(part for part in speed if part)),
+        root / "docs" / PICTURE,
+    ]
+
+
+def _place(path: Path, text: str) -> Path:
+    """Between the two marks. Raises ValueError if the document has none."""
+    before, begin, rest = path.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{path} has no place for the tables: {BEGIN} ... {END}")
+    path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+    return path
+
+
+def page(path: Path, content: dict[str, Any]) -> None:
+    """A page (Markdown) with all tables; its picture stands beside it."""
+    beside = path.with_suffix(".svg")
+    beside.write_text(picture(content))
+    path.write_text(f"# EscrowMQ beside its peers\n\n{report(content)}\n\n![bars of all medians]({beside.name})\n")

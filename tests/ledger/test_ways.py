@@ -1,0 +1,208 @@
+"""Rows and columns are one rule: see ``ways_machine.py``. ``HYPOTHESIS_PROFILE=long`` looks much longer."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from ways_machine import RULES, SECOND, Part, Ways, WaysMachine
+
+from escrowmq.errors import Code
+from escrowmq.ledger.columns.keys import hash_key, hash_keys
+from escrowmq.ledger.commands import (
+    AlterProducers,
+    Configure,
+    CreateTopic,
+    End,
+    OpenSession,
+    PrepareRows,
+    ProducerRules,
+)
+from escrowmq.ledger.ledger import Ledger
+from escrowmq.message.immunity import PROPERTY
+from escrowmq.message.row import OutgoingRow
+from escrowmq.model import DecidedBy, message_id
+from escrowmq.wire import Exchange
+from escrowmq.wire.parcels import merged_batch
+
+LONG = settings.default.max_examples > 1000
+
+TestWays = WaysMachine.TestCase
+TestWays.settings = settings(
+    max_examples=settings.default.max_examples if LONG else 15,
+    stateful_step_count=settings.default.stateful_step_count if LONG else 30,
+)
+
+OWN = message_id("own")
+
+
+def row(**given: Any) -> OutgoingRow:
+    empty: dict[str, Any] = {"topic": "orders", "body": b"b", "key": None, "tag": None, "properties": None, "queue": -1}
+    empty |= {"message_id": None, "born_us": 1, "delay_us": 0, "immunity_us": 0, "transaction": None}
+    return OutgoingRow(**{**empty, **given})
+
+
+class Shop:
+    """A ledger with a transaction and sessions of two groups, before the request that is looked at."""
+
+    def __init__(self) -> None:
+        self.ways = Ways()
+        for topic, queues in (("orders", 3), ("points", 1)):
+            self.ways.do(CreateTopic(topic, queues))
+        names = (("g", True), ("h", True), ("g", True), ("p", False))
+        self.fenced, self.other, self.shop, self.plain = (self.ways.do(OpenSession(n, "i", t)) for n, t in names)
+        self.open, self.decided = (self.prepare(row(message_id=message_id(name)))[4] for name in ("open", "decided"))
+        self.end(self.decided)
+
+    def prepare(self, *rows: OutgoingRow, session: int | None = None) -> Any:
+        part = Part(rows, self.shop if session is None else session, (50, self.ways.twin.next_position))
+        return self.ways.parcels(Exchange.PREPARE, [part])[0]
+
+    def end(self, transaction: bytes) -> None:
+        batch = merged_batch(Exchange.END, [([(transaction, 1)], (0, 0))])
+        self.ways.do(End(batch, np.array([self.shop]), DecidedBy.PRODUCER))
+
+    def way(self, kind: Exchange, *parts: Part) -> str:
+        """How the request was decided; both ways agree on everything, or this fails."""
+        self.ways.ways.clear()
+        self.ways.parcels(kind, parts)
+        self.ways.check()
+        self.ways.check_replay()
+        ((way, count),) = self.ways.ways.items()
+        assert count == 1
+        return way
+
+
+PLAIN: dict[str, Any] = {
+    "one": [row()],
+    "several in two topics": [row(), row(topic="points"), row()],
+    "everything that a message has": [
+        row(key="ü", tag="new", properties=[("a", "ü")], message_id=OWN, queue=2, delay_us=9, born_us=7),
+        row(key="", tag="", properties=[]),
+    ],
+    "own ids among others": [row(), row(message_id=OWN), row(message_id=message_id("own 2")), row()],
+    "all within the limits": [row(body=bytes(100), key="k" * 20, tag="ä" * 4, properties=[("a", "x" * 59)])],
+}
+NOT_PLAIN: dict[str, Any] = {
+    "unknown topic": [row(topic="new")],
+    "no topic name": [row(topic="a b")],
+    "an id that is known": [row(message_id=message_id("open"))],
+    "an id twice": [row(message_id=OWN), row(), row(message_id=OWN)],
+    "body too large": [row(body=bytes(101))],
+    "key too large": [row(key="ü" * 11)],
+    "tag too large": [row(tag="ä" * 5)],
+    "properties too large": [row(properties=[("a", "x" * 60)])],
+    "too many tags": [row(tag=tag) for tag in "abcdef"],
+    "no such queue": [row(queue=3)],
+    "a queue below all": [row(queue=-2)],
+    "delay too long": [row(delay_us=61 * SECOND)],
+    "delay below nothing": [row(delay_us=-1)],
+    "immunity too long": [row(immunity_us=21 * SECOND)],
+}
+
+
+@pytest.mark.parametrize("rows", PLAIN.values(), ids=PLAIN)
+@pytest.mark.parametrize("kind", [Exchange.SEND, Exchange.PREPARE])
+def test_what_is_plain_goes_as_rows(kind, rows):
+    shop = Shop()
+    assert shop.way(kind, Part(rows, shop.plain if kind is Exchange.SEND else shop.shop, (5, 9))) == "rows"
+
+
+@pytest.mark.parametrize("rows", NOT_PLAIN.values(), ids=NOT_PLAIN)
+@pytest.mark.parametrize("kind", [Exchange.SEND, Exchange.PREPARE])
+def test_what_is_not_plain_goes_as_columns(kind, rows):
+    shop = Shop()
+    assert shop.way(kind, Part(rows, shop.plain if kind is Exchange.SEND else shop.shop, (5, 9))) == "columns"
+
+
+def test_half_messages_join_wait_and_are_asked_about_as_rows():
+    shop = Shop()
+    joins = [row(transaction=shop.open), row(), row(transaction=shop.open, delay_us=5, tag="t")]
+    assert shop.way(Exchange.PREPARE, Part(joins, shop.shop, (5, 9))) == "rows"
+    assert shop.way(Exchange.PREPARE, Part([row(immunity_us=7), row()], shop.shop, (5, 99))) == "rows"
+    two = Part([row()], shop.shop, (5, 199)), Part([row(), row()], shop.other, (6, 1))
+    assert shop.way(Exchange.PREPARE, *two) == "rows"
+    shop.ways.do(AlterProducers("g", ProducerRules(transaction_timeout_us=SECOND), ()))
+    assert shop.way(Exchange.PREPARE, Part([row()], shop.shop, (5, 299))) == "rows"
+    shop.end(shop.open)
+    assert shop.way(Exchange.PREPARE, Part([row(transaction=shop.open)], shop.shop, (5, 399))) == "columns"
+
+
+def test_half_messages_that_may_not_go_as_columns():
+    shop = Shop()
+    wrong = {
+        "decided": shop.decided,
+        "unknown": bytes(16),
+        "of another shard": bytes(4) + shop.open[4:],
+        "of another epoch": shop.open[:4] + bytes(4) + shop.open[8:],
+        "beyond all": shop.open[:8] + b"\xff" * 8,
+    }
+    for at, (what, transaction) in enumerate(wrong.items()):
+        part = Part([row(), row(transaction=transaction)], shop.shop, (5, 9 + at * 9))
+        assert shop.way(Exchange.PREPARE, part) == "columns", what
+    foreign = Part([row(transaction=shop.open)], shop.other, (6, 1))
+    assert shop.way(Exchange.PREPARE, foreign) == "columns"
+    full = Part([row(transaction=shop.open)] * 4, shop.shop, (6, 9))
+    assert shop.way(Exchange.PREPARE, full) == "columns"
+    wish = Part([row(properties=[(PROPERTY, "5")])], shop.shop, (6, 19))
+    assert shop.way(Exchange.PREPARE, wish) == "columns"
+    for session in (0, 99, shop.fenced, shop.plain):
+        assert shop.way(Exchange.PREPARE, Part([row()], session, (7 + session, 1))) == "columns"
+    many = Part([row()] * 21, shop.shop, (9, 1))
+    assert shop.way(Exchange.PREPARE, many) == "columns"
+    shop.ways.do(Configure(replace(RULES, reject_transactional=True)))
+    assert shop.way(Exchange.PREPARE, Part([row()], shop.shop, (9, 99))) == "columns"
+
+
+def test_plain_messages_of_sessions_that_may_not_send_them_go_as_columns():
+    shop = Shop()
+    assert shop.way(Exchange.SEND, Part([row()], 0, (5, 1))) == "rows"
+    for session in (99, shop.fenced, shop.shop):
+        assert shop.way(Exchange.SEND, Part([row()], session, (5, session * 9))) == "columns"
+    among = Part([row()], shop.plain, (6, 1)), Part([row()], shop.fenced, (6, 9))
+    assert shop.way(Exchange.SEND, *among) == "columns"
+
+
+def test_a_text_that_is_none_decides_nothing():
+    """What no column takes is found while deciding, before anything is changed."""
+    shop = Shop()
+    before = shop.ways.mixed.snapshot()
+    for bad in (row(key="\ud800"), row(topic="orders", properties=[("\ud800", "")]), row(born_us=1 << 63)):
+        with pytest.raises((ValueError, OverflowError)):
+            shop.ways.mixed.decide_rows(_prepared(shop, bad), shop.ways.now_us)
+    assert all(table.equals(before[name]) for name, table in shop.ways.mixed.snapshot().items())
+
+
+def _prepared(shop: Shop, bad: OutgoingRow) -> Any:
+    return PrepareRows([Part([bad], shop.shop, (5, 1))])
+
+
+@given(st.text(max_size=40))
+@example("")
+@example("eightby8")
+@example("ninebytes")
+def test_one_key_has_the_hash_of_its_column(key):
+    assert hash_key(key) == int(hash_keys(pa.array([key], pa.utf8()))[0])
+
+
+class Forgetful(Ledger):
+    """A planted bug: the rows' way takes who was fenced for somebody who may act."""
+
+    def __init__(self, shard: int) -> None:
+        super().__init__(shard)
+        status = self.sessions.status
+
+        def unfenced(epoch: int, **given: Any) -> int:
+            return int(Code.OK) if (found := status(epoch, **given)) == Code.FENCED else found
+
+        self.sessions.status = unfenced  # type: ignore[method-assign]
+
+
+def test_a_plain_case_that_forgets_a_fence_is_caught(monkeypatch):
+    monkeypatch.setattr("ways_machine.Ledger", Forgetful)
+    shop = Shop()
+    with pytest.raises(AssertionError):
+        shop.way(Exchange.PREPARE, Part([row()], shop.fenced, (5, 1)))
