@@ -1,4 +1,4 @@
-"""Deliveries: reads leased messages from the log into batches, on threads of its own, within a bound of bytes.
+"""Deliveries: reads leased messages from the log into batches, within a bound of bytes.
 
 Each member has a *line*: its receives in the order in which they were asked, and what was leased for it and not yet read.
 
