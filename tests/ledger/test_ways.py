@@ -71,9 +71,8 @@ class Shop:
         self.ways.parcels(kind, parts)
         self.ways.check()
         self.ways.check_replay()
-        ((way, count),) = self.ways.ways.items()
-        assert count == 1
-        return way
+        assert self.ways.ways.total() == 2
+        return next(iter(self.ways.ways))
 
 
 PLAIN: dict[str, Any] = {

@@ -24,6 +24,7 @@ from escrowmq.ledger.commands import (
     Configure,
     CreateTopic,
     End,
+    EndRows,
     Forget,
     OpenSession,
     Prepare,
@@ -37,6 +38,7 @@ from escrowmq.ledger.commands import (
     Send,
     SendRows,
     Settle,
+    SettleRows,
     Subscribe,
     Subscription,
     Tick,
@@ -71,9 +73,7 @@ RULES = Rules(
     max_delay_us=60 * SECOND,
 )
 ALL_RULES = [
-    RULES,
-    RULES,
-    RULES,
+    *[RULES] * 6,
     replace(RULES, reject_transactional=True),
     replace(RULES, auto_create_topics=False),
     replace(RULES, mixed_groups=True, dedup_max=5),
@@ -111,15 +111,20 @@ class Ways:
         return self._both(command, None, None)
 
     def parcels(self, kind: Exchange, parts: Sequence[Part], options: Any = None, *, as_rows: bool = True) -> Any:
-        """Parcels of one kind in one round; the answer for all their rows, or the refusal."""
+        """Parcels of one kind in one round; the answer for all their rows, or the refusal. ``options``: who decides (END), which
+        group acknowledges (SETTLE)."""
         batch = merged_batch(kind, [(part.rows, part.first_id) for part in parts])
         sessions = np.concatenate([np.full(len(part.rows), part.session) for part in parts])
         few: RowsCommand
         command: Command
         if kind is Exchange.PREPARE:
             command, few = Prepare(batch, sessions), PrepareRows(parts)
-        else:
+        elif kind is Exchange.SEND:
             command, few = Send(batch, sessions), SendRows(parts)
+        elif kind is Exchange.END:
+            command, few = End(batch, sessions, options), EndRows(parts, options)
+        else:
+            command, few = Settle(options, batch), SettleRows(options, parts)
         return self._both(command, few if as_rows else None, kind)
 
     def _both(self, command: Command, few: RowsCommand | None, kind: Exchange | None) -> Any:
@@ -132,6 +137,7 @@ class Ways:
             assert given.answer == answer_of(kind, wanted.answer)
         if few is not None:
             self.ways["columns" if given is None else "rows"] += 1
+            self.ways[f"{type(few).__name__} {'columns' if given is None else 'rows'}"] += 1
         taken = self._decided(self.mixed, command) if given is None else given
         if isinstance(wanted, EscrowError) or isinstance(taken, EscrowError):
             assert repr(wanted) == repr(taken)
@@ -272,26 +278,38 @@ class WaysMachine(RuleBasedStateMachine):
         self.ways.parcels(Exchange.SEND, self.parts(given, half=False), as_rows=as_rows)
 
     @rule(
-        given=st.lists(st.tuples(st.integers(0, 40), st.sampled_from([*Outcome, 1, 1])), min_size=1, max_size=5),
-        number=st.integers(0, 9),
+        given=st.lists(
+            st.lists(st.tuples(st.integers(0, 14), st.sampled_from([*Outcome, 1, 1])), min_size=1, max_size=2),
+            min_size=1,
+            max_size=2,
+        ),
+        numbers=st.lists(st.sampled_from([0, 0, 0, 3, 5, 6, 8]), min_size=3, max_size=3),
         by=st.sampled_from([DecidedBy.PRODUCER, DecidedBy.PRODUCER, DecidedBy.CHECK]),
+        as_rows=ways,
     )
-    def end(self, given, number, by) -> None:
-        rows = [(self.raw(n % 20) or bytes(16), int(outcome)) for n, outcome in given]
-        batch = merged_batch(Exchange.END, [(rows, (0, 0))])
-        self.ways.do(End(batch, np.full(len(rows), self.session(number, half=True)), by))
+    def end(self, given, numbers, by, as_rows) -> None:
+        rows = [[(self.raw(n) or bytes(16), int(outcome)) for n, outcome in part] for part in given]
+        parts = [Part(part, self.session(n, half=True)) for part, n in zip(rows, numbers, strict=False)]
+        self.ways.parcels(Exchange.END, parts, by, as_rows=as_rows)
 
     @rule(most=st.sampled_from([1, 3, 100]))
     def receive(self, most) -> None:
         leased = self.ways.do(Receive("cart", 1, most, 4 * SECOND))
         self.leased += zip(leased.leases.tolist(), leased.offsets.tolist(), strict=True)
 
-    @rule(numbers=st.lists(st.integers(0, 20), min_size=1, max_size=5), act=st.sampled_from([Act.ACK, Act.ACK, *Act]))
-    def settle(self, numbers, act) -> None:
-        if self.leased:
-            held = [self.leased[-1 - n % len(self.leased)] for n in numbers]
-            rows = [(lease, offset, 1, int(act), SECOND, None) for lease, offset in held]
-            self.ways.do(Settle("cart", merged_batch(Exchange.SETTLE, [(rows, (0, 0))])))
+    @rule(
+        numbers=st.lists(st.integers(0, 20), min_size=1, max_size=5),
+        act=st.sampled_from([Act.ACK, Act.ACK, Act.ACK, *Act]),
+        count=st.sampled_from([1, 1, 2, 0]),
+        split=st.integers(0, 4),
+        group=st.sampled_from(["cart"] * 5 + ["nobody"]),
+        as_rows=ways,
+    )
+    def settle(self, numbers, act, count, split, group, as_rows) -> None:
+        held = [self.leased[-1 - n % len(self.leased)] if self.leased else (1, 0) for n in numbers]
+        rows = [(lease, offset, count, int(act), SECOND, None) for lease, offset in held]
+        parts = [Part(part) for part in (rows[:split], rows[split:]) if part]
+        self.ways.parcels(Exchange.SETTLE, parts, group, as_rows=as_rows)
 
     @rule(group=st.sampled_from("gghp"), instance=st.sampled_from("ab"))
     def fence(self, group, instance) -> None:
