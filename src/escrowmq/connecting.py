@@ -22,8 +22,8 @@ _HOST = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+))(?:
 def connect(url: str, **options: Any) -> Bus:
     """A bus for ``url``.
 
-    ``"escrow://127.0.0.1:7700"``, several brokers ``"escrow://a:7700,b:7700"`` (port 7700 if none is given), or
-    ``"file:./data"``: the broker inside this process, on that folder, with ``options`` as its settings
+    ``"escrow://127.0.0.1:7700"``, several brokers ``"escrow://a:7700,b:7700"`` (port 7700 if none is given; with
+    ``?carrier=flight`` behind it everything goes over Arrow Flight, small requests too), or ``"file:./data"``: the broker inside this process, on that folder, with ``options`` as its settings
     (``lease_seconds=5``, ...; see :class:`escrowmq.settings.BrokerSettings`). ``read_only=True`` looks at a folder as it
     lies, in use or not, and changes nothing: for reads and listings; what would write raises Denied.
 
@@ -59,6 +59,9 @@ def links(url: str, options: dict[str, Any]) -> Sequence[Link]:
 
 
 def _served(url: str, rest: str) -> Sequence[Link]:
+    rest, _, query = rest.partition("?")
+    if query not in ("", "carrier=flight", "carrier=lean"):
+        raise Misuse(Code.BAD_URL, f"{url!r}: {query!r} is no option", "carrier=flight, or none")
     addresses = []
     for part in rest.rstrip("/").split(","):
         match = _HOST.fullmatch(part)
@@ -69,8 +72,10 @@ def _served(url: str, rest: str) -> Sequence[Link]:
     if len(set(addresses)) < len(addresses):
         raise Misuse(Code.BAD_URL, f"{url!r} names a broker twice")
     from escrowmq.client.links.flight import FlightLink
+    from escrowmq.client.links.lean import LeanLink
 
-    return [FlightLink(host, port, stays=len(addresses) > 1) for host, port in addresses]
+    flights = [FlightLink(host, port, stays=len(addresses) > 1) for host, port in addresses]
+    return flights if query == "carrier=flight" else [LeanLink(flight) for flight in flights]
 
 
 def _embedded(url: str, rest: str, options: dict[str, Any]) -> Link:

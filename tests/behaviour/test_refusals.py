@@ -27,6 +27,7 @@ import escrowmq as mq
         "escrow://a,",
         "escrow://a:1,a:1",
         "escrow://a b:1",
+        "escrow://a?carrier=pigeon",
         "file:",
         "file://host/x",
         "file:a\x00b",

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from escrowmq.errors import Code, error
 from escrowmq.ledger import commands
-from escrowmq.ledger.columns.arrays import Int32s, Int64s, UInt8s
+from escrowmq.ledger.columns.arrays import Int32s, Int64s, UInt8s, all_equal
 from escrowmq.ledger.commands import Command, RowsCommand, Rules
 from escrowmq.ledger.events import Decision, Repeats, event_of
 from escrowmq.ledger.groups.consuming import Consuming
@@ -234,9 +234,10 @@ class Ledger:
         tag number of each row."""
         self.sessions.note(batch.column("epoch").to_numpy(), time_us)
         of_row = batch.column("queue_id").to_numpy()
-        topics = self.topics.numbers_of_queues(of_row)
+        one = all_equal(of_row)
+        topics = self.topics.numbers_of_queues(of_row[:1] if one else of_row)
         self.dedup.add(batch.column("message_id"), topics, position, time_us, self.rules, half=half)
-        queue_ids = np.flatnonzero(np.bincount(of_row))
+        queue_ids = of_row[:1] if one else np.flatnonzero(np.bincount(of_row))
         for name in {self.topics.queues[queue_id].place.topic for queue_id in queue_ids.tolist()}:
             self.topics.by_name[name].turn += 1
         return self.topics.number_tags(batch.column("tag"))
@@ -244,7 +245,7 @@ class Ledger:
     def _place(self, positions: Int64s, queue_ids: Int32s, tags: Int32s, visible: Int64s, time_us: int) -> None:
         """Put messages at the end of their queues; those with a time still to come wait for it."""
         late = visible > time_us
-        if late.any():
+        if np.count_nonzero(late):
             self.delays.add(positions[late], queue_ids[late], tags[late], visible[late])
             positions, queue_ids, tags = positions[~late], queue_ids[~late], tags[~late]
         for queue_id, rows in group_by_queue(queue_ids):

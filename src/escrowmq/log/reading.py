@@ -188,8 +188,13 @@ class Reader:
 
     def bytes_from(self, sequence: int) -> int:
         """Bytes of the frames from ``sequence`` on."""
+        size = 0
         with self.lock:
-            return sum(segment.bytes_from(sequence) for segment in self.segments)
+            for segment in reversed(self.segments):  # asked every round: only those that have any
+                size += segment.bytes_from(sequence)
+                if segment.sequence <= sequence:
+                    break
+        return size
 
     def droppable(self, position: int, covered: int) -> tuple[Segment, ...]:
         """The first segments, all but the last at most, that lie below ``position`` and below the sequence ``covered``."""

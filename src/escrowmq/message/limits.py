@@ -15,6 +15,9 @@ import pyarrow as pa
 
 from escrowmq.errors import Code
 
+_SHORT = 256
+"""Bytes of a text that is looked for in every row of a column."""
+
 Int64s = npt.NDArray[np.int64]
 UInt8s = npt.NDArray[np.uint8]
 
@@ -71,6 +74,21 @@ def byte_lengths(column: pa.Array) -> Int64s:
     if not len(column):
         return np.zeros(0, np.int64)  # such a column may come without any offsets
     return _without_nulls(np.diff(_offsets(column)).astype(np.int64), column)
+
+
+def the_only_text(column: pa.Array) -> str | None:
+    """The text that every row of a utf8 column has; None where they differ, are long, or one is null. Cheaper than a dictionary."""
+    size = len(column)
+    if not size or column.null_count:
+        return None
+    offsets = _offsets(column)
+    start, length = int(offsets[0]), int(offsets[1] - offsets[0])
+    if not 0 < length <= _SHORT or int(offsets[-1]) - start != size * length:
+        return None
+    if np.count_nonzero(offsets[1:] - offsets[:-1] == length) != size:
+        return None
+    texts = column.buffers()[2].slice(start, size * length).to_pybytes()
+    return texts[:length].decode() if texts[length:] == texts[:-length] else None
 
 
 def property_lengths(column: pa.Array) -> Int64s:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-import time
 from collections.abc import Mapping, Sequence
+from time import time_ns
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,8 @@ import numpy.typing as npt
 from escrowmq.errors import Code, Misuse, Rejected
 from escrowmq.message.limits import MAX_QUEUE, Limits
 from escrowmq.message.names import check_name
-from escrowmq.model import Message, message_id
+from escrowmq.model import Message
+from escrowmq.model import message_id as bytes_of
 from escrowmq.platform.forks import tell_in_child
 from escrowmq.schemas import MESSAGE_ID_DTYPE
 
@@ -105,17 +106,20 @@ class Checker:
     def row(
         self,
         topic: str,
-        body: bytes | bytearray | memoryview,
-        key: str | None,
-        tag: str | None,
-        properties: Mapping[str, str] | None,
-        delay: float,
-        queue: int | None,
-        identity: Any,
-        immunity: float | None,
-        transaction: bytes | None,
-    ) -> OutgoingRow:
-        """The row of one message. Raises Misuse(BAD_ARGUMENT) for a wrong type, Rejected for what is over a limit."""
+        body: bytes | bytearray | memoryview | None,
+        key: str | None = None,
+        tag: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        delay: float = 0.0,
+        queue: int | None = None,
+        message_id: Any = None,
+        check_immunity: float | None = None,
+        transaction: bytes | None = None,
+    ) -> tuple[Any, ...]:
+        """One message as a plain tuple with the fields of :class:`OutgoingRow`, which is faster to make.
+
+        Raises Misuse(BAD_ARGUMENT) for a wrong type, Rejected for what is over a limit.
+        """
         if type(topic) is not str or topic not in self._topics:
             check_name(topic, Code.BAD_TOPIC_NAME)
             if len(self._topics) < _REMEMBERED:
@@ -129,19 +133,19 @@ class Checker:
             _check_text(key, "key", limits.max_key_bytes, Code.KEY_TOO_LARGE)
         if tag is not None:
             _check_text(tag, "tag", limits.max_tag_bytes, Code.TAG_TOO_LARGE)
-        return OutgoingRow(
+        return (
             topic,
             body,
             key,
             tag,
             _pairs(properties, limits.max_properties_bytes) if properties else None,
-            None if identity is None else message_id(identity),
+            None if message_id is None else bytes_of(message_id),
             -1 if queue is None else _queue(queue),
-            time.time_ns() // 1000,
+            time_ns() // 1000,
             0 if delay == 0 else _microseconds(delay, "delay", limits.max_delay_us, "max_delay"),
             0
-            if immunity is None
-            else _microseconds(immunity, "check_immunity", limits.half_retention_us, "half_retention"),
+            if check_immunity is None
+            else _microseconds(check_immunity, "check_immunity", limits.half_retention_us, "half_retention"),
             transaction,
         )
 
@@ -150,9 +154,8 @@ class Checker:
         if not isinstance(message, Message):
             raise Misuse(Code.BAD_ARGUMENT, f"{type(message).__name__} is not a Message")
         m = message
-        return self.row(
-            m.topic, m.body, m.key, m.tag, m.properties, m.delay, m.queue, m.message_id, m.check_immunity, transaction
-        )
+        fields = m.topic, m.body, m.key, m.tag, m.properties, m.delay, m.queue, m.message_id, m.check_immunity
+        return OutgoingRow._make(self.row(*fields, transaction))
 
 
 def _bytes(body: Any) -> bytes:

@@ -19,6 +19,7 @@ import xxhash
 from sqlalchemy.exc import IntegrityError
 
 from escrowmq.errors import Code, Misuse, Rejected
+from escrowmq.message.row import OutgoingRow
 from escrowmq.model import Message
 from escrowmq.outbox.dialects import database_now_us, is_duplicate
 from escrowmq.outbox.limits import Content, checker, columns, contents
@@ -62,7 +63,7 @@ def send_tx(
             raise Misuse(Code.BAD_ARGUMENT, "a Message has its own body")
         row = check.message(topic)
     else:
-        row = check.row(topic, body, key, tag, properties, delay, None, message_id, None, None)  # type: ignore[arg-type]
+        row = OutgoingRow._make(check.row(topic, body, key, tag, properties, delay, message_id=message_id))
     found = contents([row])
     _insert(session, found)
     return found[0].id

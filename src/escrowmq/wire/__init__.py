@@ -17,7 +17,7 @@ from escrowmq.wire.exchanges import (
     ReadRequest,
     read_schema,
 )
-from escrowmq.wire.link import CheckStream, Link, ask
+from escrowmq.wire.link import CheckStream, Link, LoopLink, ask
 from escrowmq.wire.packing import (
     LAST,
     Json,
@@ -51,6 +51,7 @@ __all__ = [
     "ExchangeOptions",
     "Json",
     "Link",
+    "LoopLink",
     "Parcel",
     "ParcelsByExchange",
     "ReadRequest",

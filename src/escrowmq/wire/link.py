@@ -10,9 +10,10 @@ Four shapes:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 import pyarrow as pa
 
@@ -79,6 +80,16 @@ class Link(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class LoopLink(Protocol):
+    """What a link has, too, that an event loop can drive itself."""
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Belong to this loop from now on; called once, before the first request. Then ``parcel`` and ``exchange`` never block, and
+        what they are answered comes on the loop where that is possible."""
+        ...
 
 
 def ask(link: Link, call: Call[Answer], timeout: float) -> Answer:

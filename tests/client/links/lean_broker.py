@@ -50,6 +50,9 @@ class TwinFlight(TwinLink):
             answer = {**answer, "epoch": self.epoch, "lean": self.lean}
         return answer
 
+    def close(self):
+        """The broker behind it goes on."""
+
     def exchange(self, kind, batch, options):
         self.flown.append(kind)
         return super().exchange(kind, batch, options)
@@ -71,6 +74,7 @@ class LeanBroker:
         self.pings = self.cancels = self.goodbyes = 0
         self.news = threading.Condition()
         self.connections = []
+        self.path = None
         if path is None:
             self.server = socket.create_server(("127.0.0.1", port))
             self.port = self.server.getsockname()[1]
@@ -78,13 +82,14 @@ class LeanBroker:
             self.server = socket.socket(socket.AF_UNIX)
             self.server.bind(str(path))
             self.server.listen()
-            self.port = 1
+            self.port = None
+            self.path = str(path)
         self.threads = [threading.Thread(target=self._accept)]
         self.threads[0].start()
 
     @property
     def place(self):
-        return {"port": self.port}
+        return {"port": self.port, "socket": self.path}
 
     def wait(self, condition):
         with self.news:

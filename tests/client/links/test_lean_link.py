@@ -22,8 +22,8 @@ LARGE = 1 << 16
 _ids = iter(range(1, 1 << 40))
 
 
-def parcel(*bodies, kind=Exchange.SEND):
-    rows = [OutgoingRow("orders", body, None, None, None, None, -1, 0, 0, 0, None) for body in bodies or (b"x",)]
+def parcel(*bodies, kind=Exchange.SEND, topic="orders"):
+    rows = [OutgoingRow(topic, body, None, None, None, None, -1, 0, 0, 0, None) for body in bodies or (b"x",)]
     return Parcel(kind, rows, {}, (7, 1000 * next(_ids)))
 
 
@@ -45,8 +45,14 @@ def send(link, *bodies):
     return begin(link, parcel(*bodies)).result(PATIENCE)
 
 
-def receive(link, member=1, wait_ms=5000):
-    options = {"group": "g", "member": member, "max_messages": 10, "wait_ms": wait_ms}
+def outcome(answer):
+    """The code of its error, None if there is none."""
+    problem = answer.exception(PATIENCE)
+    return problem and problem.code
+
+
+def receive(link, member=1, wait_ms=5000, group="g"):
+    options = {"group": group, "member": member, "max_messages": 1000, "wait_ms": wait_ms}
     return link.exchange(Exchange.RECEIVE, NOTHING, options)
 
 
@@ -205,7 +211,7 @@ def test_a_broker_without_one_is_spoken_to_over_flight(flight):
 
 def test_where_nobody_listens_everything_takes_flight(flight, broker, link):
     with socket.create_server(("127.0.0.1", 0)) as free:
-        flight.lean = {"port": free.getsockname()[1]}
+        flight.lean = {"port": free.getsockname()[1], "socket": None}
     check_fallback(link, flight)
 
 
@@ -258,11 +264,11 @@ def test_nobody_waits_long_for_a_first_try(flight, broker, link):
 
 def test_a_unix_socket_is_preferred_on_this_machine_and_left_where_it_is_not_there(flight, broker, link, tmp_path):
     local = LeanBroker(flight, tmp_path / "lean")
-    flight.lean = {**broker.place, "path": str(tmp_path / "lean")}
+    flight.lean = {**broker.place, "socket": str(tmp_path / "lean")}
     send(link)
     assert (local.kinds, broker.kinds) == (["send"], [])
     other = LeanLink(flight)
-    flight.lean = {**broker.place, "path": str(tmp_path / "nothing")}
+    flight.lean = {**broker.place, "socket": str(tmp_path / "nothing")}
     flight.reconnect()
     send(other)
     assert broker.kinds == ["send"]
@@ -280,5 +286,5 @@ def test_garbage_is_a_connection_that_broke(flight, broker, link, raw, impatient
     with pytest.raises(Unknown) as caught:
         send(link)
     assert caught.value.code is Code.DISCONNECTED
-    eventually(lambda: send(link) and link.lean)
+    eventually(lambda: outcome(begin(link, parcel())) is None and link.lean)
     link.close()

@@ -10,7 +10,8 @@ the same methods. On threads every awaitable blocks and is then done, so a corou
 - ``returned`` is what a user's function returned: on an event loop it may be a coroutine function;
 - ``signal`` makes what wakes those who wait for a condition, ``lock`` a lock that is given in the order of the callers.
 
-Nothing blocks the loop, and an answer wakes it once for all of its rows.
+Nothing blocks the loop, and an answer wakes it once for all of its rows. A link that never blocks (:class:`escrowmq.wire.LoopLink`)
+is used on the loop itself, any other by a thread.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from escrowmq.client.lanes.coalescer import Lane
 from escrowmq.client.lanes.request import Codec, Unawaited
 from escrowmq.client.lanes.timer import CLOSE_SECONDS, Timer
 from escrowmq.errors import Code, EscrowError, Unknown
-from escrowmq.wire import Exchange, ExchangeOptions, Link
+from escrowmq.wire import Exchange, ExchangeOptions, Link, LoopLink
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -169,26 +170,31 @@ class Sender:
 
 
 class LoopLane(Lane):
-    """A lane whose callers are tasks: each waiter is an asyncio future (or :class:`Unawaited`, or None), with one wake-up of the loop per request."""
+    """A lane whose callers are tasks: each waiter is an asyncio future (or :class:`Unawaited`, or None), with at most one wake-up of the
+    loop per request. ``sender`` sends; None: the loop itself, because the link never blocks."""
 
     def __init__(
-        self, *args: Any, loop: asyncio.AbstractEventLoop, loop_thread: int, sender: Sender, **options: Any
+        self, *args: Any, loop: asyncio.AbstractEventLoop, loop_thread: int, sender: Sender | None, **options: Any
     ) -> None:
         super().__init__(*args, waiter=partial(asyncio.Future, loop=loop), **options)
-        self._loop, self._loop_thread, self._sender = loop, loop_thread, sender
+        self._loop, self._loop_thread = loop, loop_thread
+        self._send: Callable[[], None] = self._pump if sender is None else partial(sender.put, self._pump)
 
     def _start_pump(self) -> None:
         # After the callbacks that the loop has ready, and after the tasks that an answer just woke: those that are about
         # to add a row ride along.
         try:
             if threading.get_ident() == self._loop_thread:
-                self._loop.call_soon(self._sender.put, self._pump)
+                self._loop.call_soon(self._send)
             else:
-                self._loop.call_soon_threadsafe(self._loop.call_soon, self._sender.put, self._pump)
+                self._loop.call_soon_threadsafe(self._loop.call_soon, self._send)
         except RuntimeError:  # the loop is closed: no task waits any more
-            self._sender.put(self._pump)
+            self._send()
 
     def _deliver(self, waiters: list[Any], results: list[Any]) -> None:
+        if threading.get_ident() == self._loop_thread and not self._loop.is_closed():
+            _resolve(waiters, results)
+            return
         try:
             self._loop.call_soon_threadsafe(_resolve, waiters, results)
         except RuntimeError:
@@ -197,15 +203,15 @@ class LoopLane(Lane):
 
 def _resolve(waiters: list[asyncio.Future[Any] | Unawaited | None], results: list[Any]) -> None:
     for future, value in zip(waiters, results, strict=True):
+        if future is None:
+            continue
         if isinstance(future, Unawaited):
             future.give(value)
-            continue
-        if future is None or future.done():
-            continue
-        if isinstance(value, EscrowError):
-            future.set_exception(value)
-        else:
-            future.set_result(value)
+        elif not future.done():
+            if isinstance(value, EscrowError):
+                future.set_exception(value)
+            else:
+                future.set_result(value)
 
 
 class LoopSignal:
@@ -239,7 +245,13 @@ class Loop:
         self.loop = asyncio.get_running_loop()
         self.timer = Timer()
         self._loop_thread = threading.get_ident()
-        self._senders = {link: Sender() for link in links}
+        self._senders: dict[Link, Sender | None] = {}
+        for link in links:
+            if isinstance(link, LoopLink):
+                link.attach(self.loop)
+                self._senders[link] = None
+            else:
+                self._senders[link] = Sender()
 
     def lane(
         self, link: Link, kind: Exchange, codec: Codec, options: Callable[[], ExchangeOptions], **more: Any
@@ -257,8 +269,12 @@ class Loop:
         return asyncio.Lock()
 
     def spawn(self, link: Link, call: Callable[[], None]) -> None:
-        """Call what sends to this link, on its sending thread."""
-        self._senders[link].put(call)
+        """Call what sends to this link: where it may block, on a sending thread."""
+        sender = self._senders[link]
+        if sender is None:
+            call()
+        else:
+            sender.put(call)
 
     async def away(self, act: Callable[P, T], *args: P.args, **given: P.kwargs) -> T:
         """Call it on a thread."""
@@ -287,7 +303,8 @@ class Loop:
         """End the threads of the timer and the senders, after what they have begun."""
         self.timer.close()
         for sender in self._senders.values():
-            sender.close()
+            if sender is not None:
+                sender.close()
 
 
 Waiting = Threads | Loop

@@ -37,8 +37,9 @@ UNSENT_BYTES = 16 << 20
 """What may wait because the socket is full, before a request is refused as not sent."""
 WRITE_SECONDS = STALL_SECONDS
 """A socket that takes nothing for this long is given up."""
+TICK_SECONDS = 1.0
 SILENT_TICKS, GONE_TICKS = 3, 12
-"""Seconds of silence, while something is unanswered, after which one asks whether the broker is there, and after which it is not."""
+"""Ticks of silence, while something is unanswered, after which one asks whether the broker is there, and after which it is not."""
 NOTHING = pa.RecordBatch.from_pylist([], schema=ANSWER[Exchange.RECEIVE])
 
 _log = logging.getLogger(__name__)
@@ -133,7 +134,8 @@ class LeanConnection:
         finished(frame, Kind.BATCH if request.parcel is None and not receive else NUMBER_OF[request.kind], number)
         with self._lock:
             if self._reason is not None:
-                raise unsent(self._reason.message)
+                closed = self._reason.code is Code.CLOSED
+                raise Unknown(Code.CLOSED, self._reason.message) if closed else unsent(self._reason.message)
             if self._accepted - self._left > UNSENT_BYTES:
                 raise unsent("the connection is full")
             self._pending[number] = request
@@ -150,7 +152,7 @@ class LeanConnection:
                     self._watch_later()
 
     def tick(self) -> bool:
-        """Once a second, while something is unanswered: see whether the broker is there. False when nothing is."""
+        """Every ``TICK_SECONDS``, while something is unanswered: see whether the broker is there. False when nothing is."""
         if self._loop is None:
             self._look(time.monotonic())
         elif not self._ticking:  # a loop that is held up is no silent broker
@@ -270,7 +272,7 @@ class LeanConnection:
 
     def _cut(self, reason: EscrowError) -> None:
         """With the lock held."""
-        if self._reason is None or self._reason.code is Code.CLOSED:
+        if self._reason is None:
             self._reason = reason
         if not self._dead:
             try:
@@ -326,6 +328,7 @@ class LeanConnection:
                 answer = _answer(frame, request)
             except EscrowError as problem:
                 garbage = Unknown(Code.DISCONNECTED, f"an answer cannot be read: {problem.message}")
+                self.cut(garbage)  # first: nothing more is to be sent here
                 self._answered(request, garbage)
                 raise garbage from None
             self.answers += 1

@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 
 from escrowmq.client.lanes.timer import Timer
-from escrowmq.client.links.connection import NOTHING, LeanConnection, encoded
+from escrowmq.client.links.connection import NOTHING, TICK_SECONDS, LeanConnection, encoded
 from escrowmq.client.links.flight import FlightLink
 from escrowmq.client.links.places import place_of, reach
 from escrowmq.client.links.streams import CLOSE_SECONDS, STALL_SECONDS
@@ -392,7 +392,7 @@ class LeanLink:
             if self._ticking or self._closed:
                 return
             self._ticking = True
-        self._timer.after(1.0, self._tick)
+        self._timer.after(TICK_SECONDS, self._tick)
 
     def _tick(self) -> None:
         with self._lock:

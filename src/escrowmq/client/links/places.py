@@ -22,20 +22,29 @@ class Place(NamedTuple):
 
     host: str
     port: int
+    """0: it is reached over the Unix socket alone."""
     path: str
-    """Of a Unix socket; none: empty."""
+    """Of a Unix socket; empty: none that could be reached from here."""
     shard: int
     epoch: int
 
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"{self.host}:{self.port}" if self.port else self.path
+
 
 def place_of(host: str, hello: Json) -> Place | None:
-    """Where the lean carrier of the broker at ``host`` is; None if it has none."""
+    """Where the lean carrier of the broker at ``host`` is; None if it has none that could be reached from here."""
     told = hello.get("lean") or {}
-    port, path = told.get("port"), told.get("path")
+    port, path = told.get("port"), told.get("socket")
     if not isinstance(port, int) or not 0 < port < 1 << 16:
+        port = 0
+    if not isinstance(path, str) or not is_loopback(host):
+        path = ""
+    if not port and not path:
         return None
-    local = path if isinstance(path, str) and is_loopback(host) else ""
-    return Place(host, port, local, int(hello.get("shard", 0)), int(hello.get("epoch", 0)))
+    return Place(host, port, path, int(hello.get("shard", -1)), int(hello.get("epoch", -1)))
 
 
 def is_loopback(host: str) -> bool:
@@ -53,18 +62,18 @@ def reach(place: Place) -> tuple[socket.socket, lean.Welcome, lean.Reader]:
     else over TCP. Raises ``unsent(...)``."""
     deadline = time.monotonic() + CONNECT_SECONDS
     problem: EscrowError | None = None
-    for connect in (_local, _tcp) if place.path else (_tcp,):
+    for connect in [_local] * bool(place.path) + [_tcp] * bool(place.port):
         try:
             broker = connect(place, deadline)
         except OSError as raised:
-            problem = unsent(f"no lean carrier answers at {place.host}:{place.port}: {raised}")
+            problem = unsent(f"no lean carrier answers at {place.name}: {raised}")
             continue
         try:
             return _greeted(broker, place, deadline)
         except BaseException as raised:
             broker.close()
             if isinstance(raised, (EscrowError, OSError)):
-                problem = unsent(f"the lean carrier at {place.host}:{place.port} is of no use: {raised}")
+                problem = unsent(f"the lean carrier at {place.name} is of no use: {raised}")
                 continue
             raise
     assert problem is not None

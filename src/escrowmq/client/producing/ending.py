@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
@@ -18,6 +18,10 @@ from escrowmq.model import Outcome
 from escrowmq.wire.parcels import Row
 
 _CODES = {int(code): code for code in Code}
+_DONE = bytes(DONE)
+_FIRST_ANSWERS = bytes(
+    FIRST_ANSWER.get(_CODES[number], number) if number in _CODES else number for number in range(256)
+)
 
 
 class EndingCodec:
@@ -45,31 +49,32 @@ class EndingCodec:
 
     def decode(self, rows: Sequence[Row], memo: Any, answer: pa.RecordBatch, resent: bool) -> list[Code | EscrowError]:
         """A code or an error per row."""
-        return _told(answer.column(0).to_numpy().tolist(), resent)
+        return _told(answer.column(0).to_numpy().tobytes(), resent)
 
 
-def _told(numbers: Iterable[int], resent: bool) -> list[Code | EscrowError]:
-    codes = [_CODES[number] for number in numbers]
+def _told(numbers: bytes, resent: bool) -> list[Code | EscrowError]:
     if resent:
-        codes = [FIRST_ANSWER.get(code, code) for code in codes]
-    if DONE.issuperset(codes):
-        return list(codes)
-    return [code if code in DONE else error(code) for code in codes]
+        numbers = numbers.translate(_FIRST_ANSWERS)
+    codes: list[Any] = [_CODES[number] for number in numbers]
+    if numbers.translate(None, _DONE):  # what is left of it is no success
+        return [code if code in DONE else error(code) for code in codes]
+    return codes
 
 
 def require(outcome: Outcome, code: Code) -> Code:
     """``code`` if a transaction that ended with it stands as ``outcome``, or if nobody waited for the answer; raises CONFLICT
     otherwise."""
-    if code not in _STANDS_AS[outcome] and code is not Code.SENT:
+    if code not in STANDS_AS[outcome] and code is not Code.SENT:
         raise error(Code.CONFLICT, f"the transaction stands as {code.name}")
     return code
 
 
-_STANDS_AS = {
-    Outcome.UNKNOWN: (Code.NOTED,),
-    Outcome.COMMIT: (Code.COMMITTED, Code.ALREADY_COMMITTED),
-    Outcome.ROLLBACK: (Code.ROLLED_BACK, Code.ALREADY_ROLLED_BACK),
-}
+STANDS_AS = (
+    (Code.NOTED,),
+    (Code.COMMITTED, Code.ALREADY_COMMITTED),
+    (Code.ROLLED_BACK, Code.ALREADY_ROLLED_BACK),
+)
+"""By :class:`~escrowmq.model.Outcome`: the codes of a transaction that has it."""
 
 
 def first_time(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

@@ -290,11 +290,14 @@ async def end_parts(
     valid = ids if len(keep) == len(ids) else ids.take(pa.array(keep))
     where = shards(valid)
     started: list[tuple[npt.NDArray[np.int64], Awaitable[Any] | EscrowError]] = []
-    chosen = [(shard, np.flatnonzero(where == shard)) for shard in np.unique(where).tolist()]
+    alike = len(where) and np.count_nonzero(where == where[0]) == len(where)
+    shards_there = where[:1].tolist() if alike else np.unique(where).tolist()
+    chosen = [(shard, np.flatnonzero(where == shard)) for shard in shards_there]
     chosen.sort(key=lambda one: not production.is_there(one[0]))
     for shard, some in chosen:
         try:
-            started += await _started(production, shard, valid.take(pa.array(some)), outcomes, keep[some])
+            mine = valid if len(some) == len(valid) else valid.take(pa.array(some))
+            started += await _started(production, shard, mine, outcomes, keep[some])
         except EscrowError as problem:
             started.append((keep[some], problem))
     found = await production.waiting.gather([outcome_of(wait) for _, wait in started])

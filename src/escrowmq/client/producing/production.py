@@ -6,11 +6,11 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ from escrowmq.message.ids import id_bytes, id_column
 from escrowmq.message.limits import byte_lengths
 from escrowmq.message.names import check_name
 from escrowmq.message.row import row_size
-from escrowmq.model import CheckPolicy, DecidedBy, Message, Outcome, Receipt, TransactionId
+from escrowmq.model import CheckPolicy, DecidedBy, HalfMessageOptions, Message, Outcome, Receipt, TransactionId
 from escrowmq.model import message_id as message_bytes
 from escrowmq.platform.forks import tell_in_child
 from escrowmq.wire import Exchange
@@ -95,6 +95,9 @@ class Production:
         self._sending: list[Lane | None] = [None] * len(router)
         self._preparing: list[Lane | None] = [None] * len(router)
         self._ending: list[Lane | None] = [None] * len(router)
+        # of the only broker, once a call has come through: nothing has to be found out before a message joins it
+        self._straight_sending: Lane | None = None
+        self._straight_preparing: Lane | None = None
         self._by_kind = {Exchange.SEND: self._sending, Exchange.PREPARE: self._preparing, Exchange.END: self._ending}
         self._codecs: dict[tuple[Exchange, int], OutgoingCodec] = {}
         self._answers: list[Lane] = []
@@ -110,7 +113,30 @@ class Production:
 
     # Single messages and decisions
 
-    async def produce(
+    def produce(
+        self,
+        kind: Exchange,
+        topic: str | Message,
+        body: bytes | None = None,
+        joined: TransactionId | None = None,
+        **options: Unpack[HalfMessageOptions],
+    ) -> Awaitable[Receipt]:
+        """Send a message, or prepare a half message: of a new transaction, or of the one that is ``joined``. Returns what to await.
+
+        Where nothing has to be found out first, that is what the lane gives: no coroutine is made on the way.
+        """
+        lane = self._straight_preparing if kind is Exchange.PREPARE else self._straight_sending
+        if lane is None or isinstance(topic, Message):
+            return self._produce(kind, topic, body, joined, **options)
+        transaction = None
+        if joined is not None:
+            if self.router.known_shard(joined.shard) is None:
+                return self._produce(kind, topic, body, joined, **options)
+            transaction = bytes(joined)
+        row = self.sessions[0].checker.row(topic, body, transaction=transaction, **options)
+        return lane.call(row, row_size(row))
+
+    async def _produce(
         self,
         kind: Exchange,
         topic: str | Message,
@@ -125,10 +151,7 @@ class Production:
         message_id: str | bytes | uuid.UUID | None = None,
         check_immunity: float | None = None,
     ) -> Receipt:
-        """Send a message, or prepare a half message: of a new transaction, or of the one that is ``joined``.
-
-        The options are those of :class:`~escrowmq.model.HalfMessageOptions`; here are their defaults.
-        """
+        """The same in all cases; here are the defaults of the options."""
         if isinstance(topic, Message):
             if body is not None:
                 raise Misuse(Code.BAD_ARGUMENT, "a Message has its own body")
@@ -150,7 +173,7 @@ class Production:
                 )
                 row = self.sessions[number].checker.row(
                     topic,
-                    body,  # type: ignore[arg-type]  # None is refused
+                    body,
                     key,
                     tag,
                     properties,
@@ -175,17 +198,28 @@ class Production:
                 continue
             if half and receipt.transaction_id is not None:
                 self.router.learn_shard(number, receipt.transaction_id.shard)
+            if placement is None and half:
+                self._straight_preparing = lane
+            elif placement is None:
+                self._straight_sending = lane
             return receipt
 
-    async def end(self, transaction_id: AnyTransactionId, outcome: Outcome, confirm: Confirm | None = None) -> Code:
-        """End a transaction by its id; see :meth:`Producer.end`."""
+    def end(
+        self, transaction_id: AnyTransactionId, outcome: Outcome, confirm: Confirm | None = None
+    ) -> Awaitable[Code]:
+        """End a transaction by its id; see :meth:`Producer.end`. Returns what to await, as :meth:`produce`."""
         oneway = self._oneway if confirm is None else is_oneway(confirm)
         raw = id_bytes(transaction_id)
         if not isinstance(outcome, Outcome):
             raise Misuse(Code.BAD_ARGUMENT, f"{outcome!r} is not COMMIT, ROLLBACK or UNKNOWN")
         shard = int.from_bytes(raw[:4], "big")
-        if (number := self.router.known_shard(shard)) is None:
-            number = await self.broker(shard)
+        number = self.router.known_shard(shard)
+        if number is not None and not oneway and not self._several and (lane := self._ending[number]) is not None:
+            return lane.call((raw, int(outcome)), 32)
+        return self._end(raw, shard, outcome, oneway)
+
+    async def _end(self, raw: bytes, shard: int, outcome: Outcome, oneway: bool) -> Code:
+        number = await self.broker(shard)
         if oneway:
             return await self._send_end(number, (raw, int(outcome)))
         placement = Placement(self, Exchange.END, number) if self._several else None

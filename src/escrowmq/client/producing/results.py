@@ -120,14 +120,17 @@ def receipts(
 ) -> Receipts:
     """The receipts of a batch from the PRODUCED answers to its parts, each with the rows of the batch that it answers; rows
     in no part are BODY_TOO_LARGE."""
+    ids, topics = sent.column("message_id"), sent.column("topic")
+    if len(rows) == 1 and len(rows[0]) == sent.num_rows:  # one part, which is all of it
+        codes, positions, queues, offsets, transactions = answers[0].columns
+        numbers = (codes.to_numpy(), positions.to_numpy(), queues.to_numpy(), offsets.to_numpy())
+        return Receipts(topics, ids, *numbers, transactions)
     answer = pa.concat_batches(answers or [schemas.empty(schemas.PRODUCED)])
-    if len(rows) != 1 or len(rows[0]) < sent.num_rows:
-        at = np.full(sent.num_rows, -1, np.int64)
-        at[np.concatenate([np.empty(0, np.int64), *rows])] = np.arange(answer.num_rows)
-        answer = answer.take(pa.array(at, mask=at < 0))  # nulls where there is no answer
+    at = np.full(sent.num_rows, -1, np.int64)
+    at[np.concatenate([np.empty(0, np.int64), *rows])] = np.arange(answer.num_rows)
+    answer = answer.take(pa.array(at, mask=at < 0))  # nulls where there is no answer
     codes, positions, queues, offsets = (
         pc.fill_null(answer.column(name), pa.scalar(missing, schemas.PRODUCED.field(name).type)).to_numpy()
         for name, missing in (("code", Code.BODY_TOO_LARGE), ("position", -1), ("queue", -1), ("offset", -1))
     )
-    ids = sent.column("message_id")
-    return Receipts(sent.column("topic"), ids, codes, positions, queues, offsets, answer.column("transaction"))
+    return Receipts(topics, ids, codes, positions, queues, offsets, answer.column("transaction"))

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from escrowmq.ledger.columns import codes as code
-from escrowmq.ledger.columns.arrays import Int64s, UInt8s, all_equal
+from escrowmq.ledger.columns.arrays import Int64s, UInt8s, all_equal, all_true
 from escrowmq.ledger.columns.keys import hash_keys
 from escrowmq.ledger.commands import Rules
 from escrowmq.ledger.queues.topics import Topics
-from escrowmq.message.limits import refusals
+from escrowmq.message.limits import refusals, the_only_text
 from escrowmq.message.names import is_name
 
 
@@ -55,7 +55,12 @@ class TopicNames:
 
 def topics_of(batch: pa.RecordBatch, topics: Topics) -> TopicNames:
     """The topics that a batch of schema OUTGOING names."""
-    encoded = batch.column("topic").dictionary_encode()
+    column, size = batch.column("topic"), batch.num_rows
+    if (only := the_only_text(column)) is not None:
+        topic = topics.by_name.get(only)
+        number = len(topics.by_name) if topic is None else topic.number
+        return TopicNames([only], np.zeros(size, np.int32), np.full(size, number, np.int32))
+    encoded = column.dictionary_encode()
     names, of_row = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
     numbers = np.arange(len(topics.by_name), len(topics.by_name) + len(names), dtype=np.int32)
     for index, name in enumerate(names):
@@ -80,8 +85,12 @@ def place(batch: pa.RecordBatch, named: TopicNames, codes: UInt8s, topics: Topic
     names, of_row = named.names, named.of_row
     made: list[tuple[str, int]] = []
     next_id = len(topics.queues)
+    fit = not np.count_nonzero(codes)
     for number, name in enumerate(names):
-        rows = np.flatnonzero((of_row == number) & (codes == code.OK)) if len(names) > 1 else np.flatnonzero(codes == 0)
+        if len(names) > 1:
+            rows = np.flatnonzero((of_row == number) & (codes == code.OK))
+        else:
+            rows = np.arange(size) if fit else np.flatnonzero(codes == code.OK)
         if not len(rows):
             continue
         topic = topics.by_name.get(name)
@@ -93,9 +102,10 @@ def place(batch: pa.RecordBatch, named: TopicNames, codes: UInt8s, topics: Topic
         else:
             ids, turn = np.arange(next_id, next_id + rules.default_queues, dtype=np.int32), 0
         chosen = _choose(batch, rows, len(ids), turn)
-        wrong = (chosen < 0) | (chosen >= len(ids))
-        codes[rows[wrong]] = code.BAD_QUEUE
-        rows, chosen = rows[~wrong], chosen[~wrong]
+        if not isinstance(chosen, int):
+            wrong = (chosen < 0) | (chosen >= len(ids))
+            codes[rows[wrong]] = code.BAD_QUEUE
+            rows, chosen = rows[~wrong], chosen[~wrong]
         if topic is None and len(rows):
             made.append((name, rules.default_queues))
             next_id += rules.default_queues
@@ -111,16 +121,18 @@ def _refuse_topic(name: str, topics: Topics, making: int, rules: Rules) -> int:
     return code.TOO_MANY if len(topics.by_name) + making >= rules.max_topics else code.OK
 
 
-def _choose(batch: pa.RecordBatch, rows: Int64s, queues: int, turn: int) -> Int64s:
-    """Queue numbers: the one named, else by key, else all keyless rows together on the queue whose turn it is."""
+def _choose(batch: pa.RecordBatch, rows: Int64s, queues: int, turn: int) -> Int64s | int:
+    """Queue numbers: the one named, else by key, else all keyless rows together on the queue whose turn it is; that one alone
+    when no row has a key or names a queue."""
     whole = len(rows) == batch.num_rows
     numbers = batch.column("queue").to_numpy()
+    free = (numbers if whole else numbers[rows]) == -1
+    keys, keyless = batch.column("key"), turn % queues
+    if keys.null_count == len(keys) and all_true(free):
+        return keyless
     named: Int64s = (numbers if whole else numbers[rows]).astype(np.int64)
-    free = named == -1
     if not free.any():
         return named
-    keys = batch.column("key")
-    keyless = np.int64(turn % queues)
     if keys.null_count == len(keys):
         return np.where(free, keyless, named)
     mine = keys if whole else keys.take(pa.array(rows))

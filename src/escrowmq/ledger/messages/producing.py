@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from escrowmq.ledger.columns import codes as code
-from escrowmq.ledger.columns.arrays import Bools, Int32s, Int64s, UInt8s
+from escrowmq.ledger.columns.arrays import Bools, Int32s, Int64s, UInt8s, all_equal, all_true
 from escrowmq.ledger.commands import Prepare, Rules, Send
 from escrowmq.ledger.events import Decision, Event, Repeats
 from escrowmq.ledger.messages.admission import Placement, check_limits, group_by_queue, place, topics_of
@@ -36,6 +36,9 @@ from escrowmq.message.immunity import immunities
 from escrowmq.model import DecidedBy
 from escrowmq.schemas import PRODUCED, STORED, Kind
 
+_STORED = STORED[Kind.PLAIN]
+_STORED_NAMES = _STORED.names
+
 
 @dataclass(slots=True)
 class _Answers:
@@ -43,10 +46,10 @@ class _Answers:
 
     codes: UInt8s
     positions: Int64s
-    queues: Int32s
     offsets: Int64s
     transactions: Int64s  # position of the transaction's first half message
     epochs: Int64s
+    queues: Int32s
 
 
 class Producing:
@@ -69,68 +72,81 @@ class Producing:
         half = isinstance(command, Prepare)
         batch = command.batch
         size = batch.num_rows
-        if half and rules.reject_transactional:
-            codes = np.full(size, code.NO_PERMISSION, np.uint8)
-        else:
-            codes = self._sessions.check(command.sessions, transactional=half, rules=rules)
-            limits = check_limits(batch, self._topics, rules)
-            codes = np.where(codes == code.OK, limits, codes)
-        immunity = batch.column("immunity_us").to_numpy()
-        if half:
-            immunity, wrong = immunities(batch, rules)
-            codes = np.where(codes == code.OK, wrong, codes)
+        codes, immunity = self._refusals(command, rules)
         named = topics_of(batch, self._topics)
         found = self._dedup.find(batch.column("message_id"), named.numbers)
         known = found.positions
         leaders = _leaders(found.firsts, codes)
-        leads = leaders == np.arange(size)
+        leads = None if leaders is None else leaders == np.arange(size)
         replacing, replaced = self._replaceable(command, found, codes, leads)
         if len(replacing):
-            known[np.isin(leaders, replacing)] = NONE
-        new = (known == NONE) & leads
-        owners = self._join(command, codes, new, rules) if half else np.empty(0, np.int64)
+            known[replacing if leaders is None else np.isin(leaders, replacing)] = NONE
+        new = known == NONE if leads is None else (known == NONE) & leads
+        owners = self._join(command, codes, new, rules) if half else None
         placement = place(batch, named, codes, self._topics, rules)
-        none = np.full(size, NONE, np.int64)
-        answers = _Answers(codes, none, placement.queues.copy(), none.copy(), none.copy(), np.zeros(size, np.int64))
-        self._repeat_known(command, answers, found, half, trimmed_position)
+        answers = _Answers(codes, *_nothing(size), placement.queues.copy())
+        if not all_true(new):
+            self._repeat_known(command, answers, found, half, trimmed_position)
         if half:
-            begins = (codes == code.OK) & (owners == NONE) & new
+            begins = (codes == code.OK) & new
+            if owners is not None:
+                begins &= owners == NONE
             if len(replacing):  # what is replaced makes room
                 begins[replacing[self._transactions.column("state", replaced) == OPEN]] = False
             self._limit_open(command.sessions, codes, begins, rules)
-        fresh = np.flatnonzero((codes == code.OK) & new)
+        entering = (codes == code.OK) & new
+        # All of them: a slice, so that nothing of a batch that enters as a whole is gathered row by row.
+        fresh = slice(None) if all_true(entering) else np.flatnonzero(entering)
+        count = size if isinstance(fresh, slice) else len(fresh)
         if len(replacing):
             kept = (codes[replacing] == code.OK) & self._undecided(replaced)
             replacing, replaced = replacing[kept], replaced[kept]
         base = next_position + len(placement.made) + len(replaced)
-        answers.positions[fresh] = np.arange(base, base + len(fresh))
+        answers.positions[fresh] = np.arange(base, base + count)
         if half:
             self._begin_or_join(command.sessions, answers, fresh, owners)
         else:
-            self._offsets(batch, answers, fresh, placement)
-        if not leads.all():
+            self._offsets(batch, answers, np.arange(size)[fresh], placement)
+        if leads is not None and not all_true(leads):
             followers = np.flatnonzero((known == NONE) & ~leads)
+            assert leaders is not None  # some row follows one of them
             _repeat_leaders(answers, followers, leaders)
             if half and len(followers):
                 self._follow(command, answers, followers, leaders)
         events = []
-        if len(fresh):
+        if count:
             if placement.made:
                 events.append(self._topics.creation(placement.made))
             if len(replaced):
                 first = self._transactions.column("first", replaced)
                 events.append(decided(first, ROLLED_BACK, DecidedBy.REPLACED, command.sessions[replacing]))
-            due = np.zeros(len(fresh), np.int64)
+            due = np.zeros(count, np.int64)
             if half:
-                first_us = self._sessions.timeouts_us(command.sessions[fresh], rules)
-                due = now_us + np.where(immunity[fresh] > 0, immunity[fresh], first_us)
+                due[:] = self._sessions.timeouts_us(command.sessions[fresh], rules)
+                wished = immunity[fresh]
+                np.copyto(due, wished, where=wished > 0)
+                due += now_us
             stored = _stored(batch, command.sessions, placement, answers, fresh, now_us, due)
             events.append(Event(Kind.HALF if half else Kind.PLAIN, stored))
         repeats = None
-        if len(fresh) < size:
+        if count < size:
             again = np.flatnonzero((codes == code.OK) & ~new & (answers.positions >= trimmed_position))
             repeats = Repeats(again, answers.positions[again]) if len(again) else None
         return Decision(tuple(events), self._produced(answers, half), repeats)
+
+    def _refusals(self, command: Send | Prepare, rules: Rules) -> tuple[UInt8s, Int64s]:
+        """One code per row, of the first thing that is wrong with it alone or with its session; and how long each wants not to be
+        asked about (microseconds, 0: it says nothing)."""
+        batch, half = command.batch, isinstance(command, Prepare)
+        if half and rules.reject_transactional:
+            codes = np.full(batch.num_rows, code.NO_PERMISSION, np.uint8)
+        else:
+            codes = self._sessions.check(command.sessions, transactional=half, rules=rules)
+            codes = _first(codes, check_limits(batch, self._topics, rules))
+        if not half:
+            return codes, batch.column("immunity_us").to_numpy()
+        immunity, wrong = immunities(batch, rules)
+        return _first(codes, wrong), immunity
 
     def repeats_of(self, command: Prepare, trimmed_position: int) -> Repeats | None:
         """The rows whose message ids are known, and where those messages stand in the log."""
@@ -139,12 +155,16 @@ class Producing:
         rows = np.flatnonzero((positions != NONE) & (positions >= trimmed_position))
         return Repeats(rows, positions[rows]) if len(rows) else None
 
-    def _replaceable(self, command: Send | Prepare, found: Found, codes: UInt8s, leads: Bools) -> tuple[Int64s, Int64s]:
+    def _replaceable(
+        self, command: Send | Prepare, found: Found, codes: UInt8s, leads: Bools | None
+    ) -> tuple[Int64s, Int64s]:
         """Rows that take the place of an earlier prepare, and the transactions (ordinals) that they replace."""
         none = np.empty(0, np.int64)
         if not (isinstance(command, Prepare) and command.replace):
             return none, none
-        fit = (codes == code.OK) & leads & (found.positions != NONE) & found.halves
+        fit = (codes == code.OK) & (found.positions != NONE) & found.halves
+        if leads is not None:
+            fit &= leads
         rows = np.flatnonzero(fit & pc.is_null(command.batch.column("transaction")).to_numpy(zero_copy_only=False))
         table = self._transactions
         owners = table.owner_of(found.positions[rows])
@@ -160,16 +180,16 @@ class Producing:
         undecided: Bools = np.isin(self._transactions.column("state", owners), (OPEN, PARKED))
         return undecided
 
-    def _join(self, command: Send | Prepare, codes: UInt8s, new: Bools, rules: Rules) -> Int64s:
-        """The transaction (ordinal) that each row joins, -1 for those that begin one; unfit rows get their code.
+    def _join(self, command: Send | Prepare, codes: UInt8s, new: Bools, rules: Rules) -> Int64s | None:
+        """The transaction (ordinal) that each row joins, -1 for those that begin one; None: all do. Unfit rows get their code.
 
         Only new rows: a row whose message is known has joined already, whatever became of the transaction since.
         """
         transactions = self._transactions
-        owners = np.full(command.batch.num_rows, NONE, np.int64)
         ids = command.batch.column("transaction")
         if ids.null_count == len(ids):
-            return owners
+            return None
+        owners = np.full(command.batch.num_rows, NONE, np.int64)
         joining = ids.is_valid().to_numpy(zero_copy_only=False)
         rows = np.flatnonzero(joining & (codes == code.OK) & new)
         found, wrong = transactions.find_ids(ids.take(pa.array(rows)))
@@ -192,6 +212,11 @@ class Producing:
         if not len(rows):
             return
         groups = self._sessions.groups_of(sessions[rows])
+        if (
+            all_equal(groups)
+            and self._transactions.open.get(int(groups[0]), 0) + len(rows) <= rules.max_open_transactions
+        ):
+            return
         for group in np.unique(groups).tolist():
             mine = rows[groups == group]
             room = rules.max_open_transactions - self._transactions.open.get(group, 0)
@@ -252,13 +277,13 @@ class Producing:
         other = np.not_equal(*groups) | np.array([a != b for a, b in zip(*names, strict=True)], np.bool_)
         answers.codes[rows[other]] = code.MESSAGE_ID_TAKEN
 
-    def _begin_or_join(self, sessions: Int64s, answers: _Answers, fresh: Int64s, owners: Int64s) -> None:
+    def _begin_or_join(self, sessions: Int64s, answers: _Answers, fresh: Int64s | slice, owners: Int64s | None) -> None:
         """The transaction of each fresh row: the one it joins, else its own."""
-        joining = owners[fresh] != NONE
-        own = np.where(joining, NONE, answers.positions[fresh])
-        epochs = sessions[fresh].copy()
-        if joining.any():
+        own, epochs = answers.positions[fresh], sessions[fresh]
+        if owners is not None:
+            joining = owners[fresh] != NONE
             joined = owners[fresh][joining]
+            own, epochs = own.copy(), epochs.copy()
             own[joining] = self._transactions.column("first", joined)
             epochs[joining] = self._transactions.column("epoch", joined)
         answers.transactions[fresh] = own
@@ -274,23 +299,39 @@ class Producing:
             answers.offsets[at] = np.arange(end, end + len(at))
 
     def _produced(self, answers: _Answers, half: bool) -> pa.RecordBatch:
-        size = len(answers.codes)
-        refused = answers.codes != code.OK
-        for column in (answers.positions, answers.offsets, answers.queues):
-            column[refused] = NONE
+        size, valid = len(answers.codes), None
+        if np.count_nonzero(answers.codes):
+            refused = answers.codes != code.OK
+            for column in (answers.positions, answers.offsets, answers.queues):
+                column[refused] = NONE
+            valid = ~refused
         if half:
-            ids = transaction_ids(self._transactions.shard, answers.epochs, answers.transactions, ~refused)
+            ids = transaction_ids(self._transactions.shard, answers.epochs, answers.transactions, valid)
         else:
             ids = pa.nulls(size, PRODUCED.field("transaction").type)
         columns = map(pa.array, (answers.codes, answers.positions, answers.queues, answers.offsets))
         return pa.RecordBatch.from_arrays([*columns, ids], schema=PRODUCED)
 
 
-def _leaders(repeats: Int64s, codes: UInt8s) -> Int64s:
-    """The row that stands for each row: the first of its message id that is fit so far; itself if it is not fit."""
-    leaders = np.arange(len(codes))
-    if (codes == code.OK).all() or (repeats == leaders).all():
+def _first(codes: UInt8s, more: UInt8s) -> UInt8s:
+    """The code that each row got first."""
+    if not np.count_nonzero(more):
+        return codes
+    return np.where(codes == code.OK, more, codes)
+
+
+def _nothing(size: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+    """Positions, offsets, transactions and epochs of rows that have none yet."""
+    none = np.full((3, size), NONE, np.int64)
+    return none[0], none[1], none[2], np.zeros(size, np.int64)
+
+
+def _leaders(repeats: Int64s | None, codes: UInt8s) -> Int64s | None:
+    """The row that stands for each row: the first of its message id that is fit so far; itself if it is not fit. None: every row
+    stands for itself."""
+    if repeats is None or not np.count_nonzero(codes):
         return repeats
+    leaders = np.arange(len(codes))
     fit = np.flatnonzero(codes == code.OK)
     _, first, back = np.unique(repeats[fit], return_index=True, return_inverse=True)
     leaders[fit] = fit[first][back]
@@ -308,15 +349,14 @@ def _stored(
     sessions: Int64s,
     placement: Placement,
     answers: _Answers,
-    fresh: Int64s,
+    fresh: Int64s | slice,
     now_us: int,
     due: Int64s,
 ) -> pa.RecordBatch:
     """The rows of the event; ``due``: when each is asked about first; bodies are copied only when some rows are left out."""
-    whole = len(fresh) == batch.num_rows
-    kept = batch if whole else batch.take(pa.array(fresh))
+    kept = batch if isinstance(fresh, slice) else batch.take(pa.array(fresh))
     delay = kept.column("delay_us").to_numpy()
-    visible = np.where(delay > 0, now_us + delay, 0)
+    visible = np.where(delay > 0, now_us + delay, 0) if np.count_nonzero(delay) else np.zeros(len(delay), np.int64)
     columns = {
         **{name: kept.column(name) for name in ("topic", "key", "tag", "properties", "body", "message_id", "born_us")},
         "queue": pa.array(placement.queues[fresh]),
@@ -326,5 +366,4 @@ def _stored(
         "transaction": pa.array(answers.transactions[fresh]),
         "epoch": pa.array(sessions[fresh].astype(np.uint32)),
     }
-    schema = STORED[Kind.PLAIN]
-    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+    return pa.RecordBatch.from_arrays([columns[name] for name in _STORED_NAMES], schema=_STORED)

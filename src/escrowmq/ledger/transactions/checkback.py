@@ -209,10 +209,11 @@ class CheckBack:
 
     def _by_group(self, ordinals: Int64s) -> Iterator[tuple[int, slice | Bools]]:
         """The producer groups of transactions, and which of ``ordinals`` belong to each."""
-        groups = self._table.groups_of(ordinals)
-        if len(groups) and all_equal(groups):
-            yield int(groups[0]), slice(None)
+        epochs = self._table.column("epoch", ordinals).astype(np.int64)
+        if len(epochs) and all_equal(epochs):
+            yield int(self._sessions.groups_of(epochs[:1])[0]), slice(None)
         else:
+            groups = self._sessions.groups_of(epochs)
             yield from ((group, groups == group) for group in np.unique(groups).tolist())
 
     def forget_group(self, group: int) -> None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.ledger.columns import codes as code
-from escrowmq.ledger.columns.arrays import Bools, Columns, Int32s, Int64s, UInt8s, all_equal, locate
+from escrowmq.ledger.columns.arrays import Bools, Columns, Int32s, Int64s, UInt8s, all_equal, all_true, locate
 from escrowmq.ledger.events import Event, event_of
 from escrowmq.ledger.transactions.sessions import NO_GROUP, Sessions
 from escrowmq.message.ids import records, split_transaction_id
@@ -99,18 +99,18 @@ class TransactionTable:
         if len(late):
             self._delayed.extend(len(late), position=own[late], visible_us=visible[late])
         begins = owner == own
-        if begins.all():
+        if all_true(begins):
             return self._begin(batch, tags, own, slice(None))
         begun = self._begin(batch, tags, own, np.flatnonzero(begins))
         self._join(batch, tags, own, owner, np.flatnonzero(~begins))
         return begun
 
     def _begin(self, batch: pa.RecordBatch, tags: Int32s, own: Int64s, at: slice | Int64s) -> Int64s:
-        first = own[at]
+        first, epochs = own[at], batch.column("epoch").to_numpy()[at]
         ordinal = self.rows.extend(
             len(first),
             first=first,
-            epoch=batch.column("epoch").to_numpy()[at],
+            epoch=epochs,
             state=OPEN,
             by=0,
             checks=0,
@@ -120,9 +120,8 @@ class TransactionTable:
             tag=tags[at],
             last=NONE,
         )
-        ordinals = np.arange(ordinal, ordinal + len(first))
-        self._count(self.open, ordinals, 1)
-        return ordinals
+        self._count(self.open, epochs, 1)
+        return np.arange(ordinal, ordinal + len(first))
 
     def _join(self, batch: pa.RecordBatch, tags: Int32s, own: Int64s, owner: Int64s, at: Int64s) -> None:
         owners = self.find(owner[at])
@@ -213,30 +212,32 @@ class TransactionTable:
     def park(self, ordinals: Int64s) -> None:
         """OPEN transactions become PARKED."""
         self._change(ordinals, PARKED)
-        self._count(self.parked, ordinals, 1)
+        self._count(self.parked, self.column("epoch", ordinals), 1)
 
     def reopen(self, ordinals: Int64s) -> None:
         """Undecided transactions become OPEN."""
         self._change(ordinals, OPEN)
-        self._count(self.open, ordinals, 1)
+        self._count(self.open, self.column("epoch", ordinals), 1)
         self._floor = min(self._floor, int(ordinals.min()))
 
     def _change(self, ordinals: Int64s, states: UInt8s | int) -> None:
         rows = ordinals - self.rows.first
-        was_parked = self.rows["state"][rows] == PARKED
-        self._count(self.parked, ordinals[was_parked], -1)
-        self._count(self.open, ordinals[~was_parked], -1)
+        was_parked, epochs = self.rows["state"][rows] == PARKED, self.rows["epoch"][rows]
+        if np.count_nonzero(was_parked):
+            self._count(self.parked, epochs[was_parked], -1)
+            epochs = epochs[~was_parked]
+        self._count(self.open, epochs, -1)
         self.rows["state"][rows] = states
 
-    def _count(self, counts: dict[int, int], ordinals: Int64s, sign: int) -> None:
-        if not len(ordinals):
+    def _count(self, counts: dict[int, int], epochs: npt.NDArray[np.uint32], sign: int) -> None:
+        """Transactions of these sessions are one more, or one less, among those of their groups."""
+        if not len(epochs):
             return
-        epochs = self.column("epoch", ordinals)
         if all_equal(epochs):
             group = int(self._sessions.groups_of(epochs[:1].astype(np.int64))[0])
-            counts[group] = counts.get(group, 0) + sign * len(ordinals)
+            counts[group] = counts.get(group, 0) + sign * len(epochs)
             return
-        groups, sizes = np.unique(self.groups_of(ordinals), return_counts=True)
+        groups, sizes = np.unique(self._sessions.groups_of(epochs.astype(np.int64)), return_counts=True)
         for group, size in zip(groups.tolist(), sizes.tolist(), strict=True):
             counts[group] = counts.get(group, 0) + sign * size
 
@@ -486,4 +487,4 @@ class TransactionTable:
             self._expired.load(tables["expired_halves"])
         self._floor = self.rows.first
         for counts, state in ((self.parked, PARKED), (self.open, OPEN)):
-            self._count(counts, np.flatnonzero(self.rows["state"] == state) + self.rows.first, 1)
+            self._count(counts, self.rows["epoch"][self.rows["state"] == state], 1)

@@ -200,7 +200,8 @@ class _Broker:
 def _single_urls(url: str) -> Sequence[str]:
     if not isinstance(url, str) or not url.startswith("escrow://"):
         return [url]
-    return [f"escrow://{address}" for address in url.removeprefix("escrow://").rstrip("/").split(",")]
+    addresses, mark, options = url.removeprefix("escrow://").partition("?")
+    return [f"escrow://{address}{mark}{options}" for address in addresses.rstrip("/").split(",")]
 
 
 def _refused(batch: pa.RecordBatch, limits: Limits) -> Codes:

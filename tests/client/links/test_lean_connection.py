@@ -1,0 +1,376 @@
+"""The lean carrier's connection, read by a thread and by an event loop: silence, full sockets, closing, forks, what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+import pytest
+from lean_broker import PATIENCE, LeanBroker, TwinFlight, eventually
+from test_lean_link import begin, bodies, outcome, parcel, receive, send
+
+from escrowmq.client.links import connection as connections
+from escrowmq.client.links import lean as links
+from escrowmq.client.links.lean import LeanLink
+from escrowmq.errors import Code, Unknown
+
+MUCH = 60_000
+"""Bytes of a body with which a socket that nobody reads is soon full."""
+
+
+@pytest.fixture
+def flight():
+    made = TwinFlight()
+    made.action("groups.subscribe", {"group": "g", "topics": ["news"]}, 1)
+    return made
+
+
+@pytest.fixture
+def broker(flight):
+    made = LeanBroker(flight)
+    flight.lean = made.place
+    yield made
+    made.close()
+
+
+@contextmanager
+def running_loop():
+    """An event loop on a thread."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield loop
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(PATIENCE)
+        loop.close()
+
+
+@pytest.fixture(params=["thread", "loop"])
+def link(request, flight, broker, monkeypatch):
+    monkeypatch.setattr(links, "CLOSE_SECONDS", 0.2)
+    made = LeanLink(flight)
+    if request.param == "thread":
+        yield made
+        made.close()
+    else:
+        with running_loop() as loop:
+            made.attach(loop)
+            yield made
+            made.close()
+
+
+def threads(name="escrowmq-lean"):
+    return [thread for thread in threading.enumerate() if thread.name == name]
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_answers_come_to_the_thread_that_reads_or_to_the_loop(link, broker):
+    send(link)
+    told: Future = Future()
+    link.parcel(parcel(), lambda answer: told.set_result(threading.current_thread().name))
+    assert (told.result(PATIENCE) == "escrowmq-lean") is (link._loop is None)
+    assert bool(threads()) is (link._loop is None)
+
+
+def test_a_receive_waits_for_a_message_and_can_be_withdrawn(link, broker, flight):
+    waiting = receive(link)
+    broker.wait(lambda: "receive" in broker.kinds)
+    begin(link, parcel(b"news", topic="news"))
+    assert waiting.result(PATIENCE).column("body").to_pylist() == [b"news"]
+    waiting = receive(link)
+    broker.wait(lambda: broker.kinds.count("receive") == 2)
+    assert waiting.cancel() is False
+    assert waiting.result(PATIENCE).num_rows == 0
+    assert broker.cancels == 1
+
+
+def test_a_receive_that_is_held_is_withdrawn_without_a_word(flight, broker):
+    broker.silent = True
+    link = LeanLink(flight)
+    waiting = receive(link)
+    waiting.cancel()
+    assert waiting.result(PATIENCE).num_rows == 0
+    link.close()
+
+
+def test_what_a_full_socket_does_not_take_leaves_in_order_when_it_does(link, broker, flight):
+    send(link)
+    broker.deaf = True
+    given = [parcel(b"%05d" % n + bytes(MUCH)) for n in range(150)]
+    answers: list[Future] = []
+    sending = threading.Thread(target=lambda: answers.extend(begin(link, one) for one in given))
+    sending.start()
+    eventually(lambda: link._lean._out)
+    broker.deaf = False
+    broker._tell()
+    sending.join(PATIENCE)
+    for answer in answers:
+        answer.result(PATIENCE)
+    assert [body[:5] for body in bodies(flight)[1:]] == [b"%05d" % n for n in range(150)]
+
+
+def test_a_socket_that_takes_nothing_holds_up_its_sender_for_a_bounded_time(flight, broker, monkeypatch):
+    monkeypatch.setattr(connections, "WRITE_SECONDS", 0.0)
+    link = LeanLink(flight)
+    send(link)
+    broker.deaf = True
+    answers = [begin(link, parcel(bytes(MUCH))) for _ in range(150)]
+    lost = eventually(lambda: [a for a in answers if a.done() and a.exception() is not None])
+    assert {answer.exception().code for answer in lost} == {Code.DISCONNECTED}
+    link.close()
+
+
+def test_on_a_loop_a_full_socket_holds_up_nobody_and_memory_is_bounded(flight, broker, monkeypatch):
+    monkeypatch.setattr(connections, "UNSENT_BYTES", 1 << 20)
+    monkeypatch.setattr(links, "CLOSE_SECONDS", 0.1)
+    with running_loop() as loop:
+        link = LeanLink(flight)
+        link.attach(loop)
+        send(link)
+        broker.deaf = True
+        answers = [begin(link, parcel(bytes(MUCH))) for _ in range(300)]
+        refused = [answer for answer in answers if answer.done() and answer.exception() is not None]
+        assert refused
+        assert not any(answer.exception().left for answer in refused)
+        link.close()
+        assert {outcome(answer) for answer in answers} <= {None, Code.CLOSED, Code.DISCONNECTED}
+
+
+def test_silence_is_asked_about_and_given_up(link, broker, monkeypatch):
+    monkeypatch.setattr(links, "TICK_SECONDS", 0.02)
+    monkeypatch.setattr(connections, "SILENT_TICKS", 1)
+    monkeypatch.setattr(connections, "GONE_TICKS", 20)
+    send(link)
+    waiting = receive(link)
+    broker.wait(lambda: broker.pings >= 2)  # as long as there is an answer, one waits
+    assert not waiting.done()
+    broker.mute = True
+    with pytest.raises(Unknown) as caught:
+        waiting.result(PATIENCE)
+    assert caught.value.code is Code.DISCONNECTED
+
+
+def test_an_overdue_answer_ends_the_connection_though_the_broker_answers_pings(link, broker, monkeypatch):
+    monkeypatch.setattr(links, "TICK_SECONDS", 0.02)
+    monkeypatch.setattr(links, "STALL_SECONDS", 0.0)
+    send(link)
+    waiting = receive(link, wait_ms=0)
+    with pytest.raises(Unknown, match="overdue"):
+        waiting.result(PATIENCE)
+
+
+def test_a_lost_connection_fails_what_is_unanswered_oldest_first(link, broker):
+    send(link)
+    broker.mute = True
+    order: list[int] = []
+    ended = threading.Event()
+    for number in range(5):
+        link.parcel(parcel(), lambda answer, number=number: (order.append(number), number == 4 and ended.set()))
+    broker.wait(lambda: len(broker.kinds) == 6)
+    broker.drop()
+    assert ended.wait(PATIENCE)
+    assert order == [0, 1, 2, 3, 4]
+
+
+def test_a_broker_that_says_goodbye_is_sent_nothing_more(link, broker, flight):
+    from escrowmq.wire.lean import goodbye_from_broker
+
+    send(link)
+    broker.say(goodbye_from_broker())
+    eventually(lambda: not link.lean)
+    broker.refusal = Unknown(Code.SHARD_STOPPED)
+    send(link)
+    assert flight.flown == ["send"]
+
+
+def test_closing_answers_everything_once_and_withdraws_receives(link, broker):
+    send(link)
+    polls = [receive(link, member) for member in range(3)]
+    broker.wait(lambda: broker.kinds.count("receive") == 3)
+    broker.mute = True
+    unanswered = begin(link, parcel())
+    broker.wait(lambda: len(broker.kinds) == 5)
+    link.close()
+    assert [poll.result(PATIENCE).num_rows for poll in polls] == [0, 0, 0]
+    assert unanswered.exception(PATIENCE).code is Code.CLOSED
+    assert broker.goodbyes == 1
+    assert begin(link, parcel()).exception(PATIENCE).code is Code.CLOSED
+    link.close()
+
+
+def test_it_may_be_closed_by_what_an_answer_calls(link, broker):
+    closed = threading.Event()
+    link.parcel(parcel(), lambda _: (link.close(), closed.set()))
+    assert closed.wait(PATIENCE)
+    eventually(lambda: not threads())
+
+
+def test_it_may_be_closed_in_the_middle_of_a_send(link, broker):
+    send(link)
+    broker.deaf = True
+    answers: list[Future] = []
+    sending = threading.Thread(target=lambda: answers.extend(begin(link, parcel(bytes(MUCH))) for _ in range(150)))
+    sending.start()
+    eventually(lambda: link._lean._out)
+    link.close()
+    sending.join(PATIENCE)
+    assert not sending.is_alive()
+    assert Code.CLOSED in {outcome(answer) for answer in answers} <= {None, Code.CLOSED}
+
+
+def test_a_loop_that_is_closed_before_the_link_leaves_nothing(flight, broker, monkeypatch):
+    monkeypatch.setattr(links, "CLOSE_SECONDS", 0.1)
+    before = descriptors()
+    with running_loop() as loop:
+        link = LeanLink(flight)
+        link.attach(loop)
+        send(link)
+        broker.mute = True
+        unanswered = begin(link, parcel())
+        broker.wait(lambda: len(broker.kinds) == 2)
+    link.close()
+    assert unanswered.exception(PATIENCE).code is Code.CLOSED
+    broker.close()
+    assert descriptors() < before
+
+
+def test_a_loop_that_stands_still_is_no_silent_broker(flight, broker, monkeypatch):
+    monkeypatch.setattr(connections, "GONE_TICKS", 2)
+    with running_loop() as loop:
+        link = LeanLink(flight)
+        link.attach(loop)
+        send(link)
+        go_on = threading.Event()
+        loop.call_soon_threadsafe(go_on.wait, PATIENCE)
+        waiting = begin(link, parcel())
+        broker.wait(lambda: len(broker.kinds) == 2)
+        for _ in range(10):
+            link._lean.tick()
+        go_on.set()
+        assert waiting.result(PATIENCE)[0][0] == Code.OK
+        link.close()
+
+
+def test_tasks_of_a_loop_use_it_without_threads(flight, broker):
+    async def work():
+        link = LeanLink(flight)
+        link.attach(asyncio.get_running_loop())
+        answers = []
+        for n in range(100):
+            future = asyncio.get_running_loop().create_future()
+            link.parcel(parcel(b"%d" % n), future.set_result) if link.lean else link.parcel(
+                parcel(b"%d" % n), lambda a, f=future: f.get_loop().call_soon_threadsafe(f.set_result, a)
+            )
+            answers.append(await future)
+        assert not threads()
+        assert len(answers) == 100
+        await asyncio.to_thread(link.close)
+
+    asyncio.run(work())
+    assert broker.kinds == ["send"] * 100
+
+
+def test_many_threads_share_a_link(link, broker, flight):
+    wrong: list[BaseException] = []
+
+    def work(name):
+        try:
+            for n in range(40):
+                body = b"%s %d" % (name, n) + bytes(70_000 if n % 10 == 9 else 0)
+                assert send(link, body)[0][0] == Code.OK
+        except BaseException as problem:
+            wrong.append(problem)
+
+    workers = [threading.Thread(target=work, args=(b"%d" % number,)) for number in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(PATIENCE)
+    assert not wrong
+    for name in range(8):
+        mine = [body.rstrip(b"\0") for body in bodies(flight) if body.startswith(b"%d " % name)]
+        assert mine == [b"%d %d" % (name, n) for n in range(40)]
+
+
+def test_a_big_answer_comes_in_pieces(link, broker, flight):
+    for _ in range(8):
+        send(link, *[os.urandom(1000) for _ in range(50)])
+    flight.action("groups.subscribe", {"group": "all", "topics": ["orders"]}, 1)
+    answer = receive(link, group="all").result(PATIENCE)
+    assert answer.column("body").to_pylist() == bodies(flight)
+
+
+def test_two_hundred_connects_and_closes_leave_no_descriptor_and_no_thread(flight, broker):
+    before = None
+    for number in range(200):
+        link = LeanLink(flight)
+        if number % 2:
+            send(link)
+        else:
+            link.parcel(parcel(), lambda answer: None)
+        link.close()
+        if number == 20:
+            before = descriptors()
+    eventually(lambda: not threads() and not threads("escrowmq-lean-connect"))
+    eventually(lambda: descriptors() <= before)
+
+
+def test_a_forked_child_has_a_closed_link_and_leaves_the_parents_alone(flight, broker):
+    link = LeanLink(flight)
+    send(link)
+    told, say = os.pipe()
+    child = os.fork()
+    if not child:
+        said = b"?"
+        try:
+            answer = begin(link, parcel()).exception(1)
+            link.close()
+            said = answer.code.name.encode()
+        finally:
+            os.write(say, said)
+            os._exit(0)
+    os.close(say)
+    assert os.read(told, 100) == b"CLOSED"
+    os.close(told)
+    os.waitpid(child, 0)
+    assert send(link)[0][0] == Code.OK
+    assert len(broker.connections) == 1
+    link.close()
+
+
+PROGRAM = """
+import sys, threading
+from contextlib import suppress
+sys.path.insert(0, {here!r})
+from lean_broker import LeanBroker, TwinFlight
+from test_lean_link import LeanLink, begin, parcel, receive, send
+flight = TwinFlight()
+flight.lean = {{"port": {port}, "socket": None}}
+flight.action("groups.subscribe", {{"group": "g", "topics": ["orders"]}}, 1)
+link = LeanLink(flight)
+send(link)
+def work():
+    with suppress(Exception):
+        while True:
+            send(link)
+for _ in range(3):
+    threading.Thread(target=work, daemon=True).start()
+receive(link)
+send(link)
+"""
+
+
+def test_a_process_may_end_in_the_middle(flight, broker):
+    program = PROGRAM.format(here=os.path.dirname(__file__), port=broker.port)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
