@@ -65,7 +65,7 @@ def test_a_broker_serves_http_in_its_own_process(start: Start, tmp_path: Path) -
     quick = ("--transaction-timeout", "0.1", "--check-interval", "0.1")
     words = ("serve", "-d", str(tmp_path / "data"), "-l", "127.0.0.1:0", "--http", "127.0.0.1:0")
     process, ready = start(*words, "--ask", f"shop={receiver.url}", *quick)
-    assert set(ready) == {"url", "metrics", "folder", "shard", "epoch", "pid", "http", "asks"}
+    assert set(ready) == {"url", "metrics", "lean", "folder", "shard", "epoch", "pid", "http", "asks"}
     assert ready["asks"] == ["shop"]
     client = Client(ready["http"])
     client.prepare("shop", "orders", "by http")

@@ -111,20 +111,20 @@ class Ways:
         return self._both(command, None, None)
 
     def parcels(self, kind: Exchange, parts: Sequence[Part], options: Any = None, *, as_rows: bool = True) -> Any:
-        """Parcels of one kind in one round; the answer for all their rows, or the refusal. ``options``: who decides (END), which
-        group acknowledges (SETTLE)."""
+        """Parcels of one kind in one round; the answer for all their rows, or the refusal."""
         batch = merged_batch(kind, [(part.rows, part.first_id) for part in parts])
         sessions = np.concatenate([np.full(len(part.rows), part.session) for part in parts])
         few: RowsCommand
         command: Command
-        if kind is Exchange.PREPARE:
-            command, few = Prepare(batch, sessions), PrepareRows(parts)
-        elif kind is Exchange.SEND:
-            command, few = Send(batch, sessions), SendRows(parts)
-        elif kind is Exchange.END:
-            command, few = End(batch, sessions, options), EndRows(parts, options)
-        else:
-            command, few = Settle(options, batch), SettleRows(options, parts)
+        match kind:
+            case Exchange.PREPARE:
+                command, few = Prepare(batch, sessions), PrepareRows(parts)
+            case Exchange.SEND:
+                command, few = Send(batch, sessions), SendRows(parts)
+            case Exchange.END:
+                command, few = End(batch, sessions, options), EndRows(parts, options)
+            case _:
+                command, few = Settle(options, batch), SettleRows(options, parts)
         return self._both(command, few if as_rows else None, kind)
 
     def _both(self, command: Command, few: RowsCommand | None, kind: Exchange | None) -> Any:
@@ -137,7 +137,6 @@ class Ways:
             assert given.answer == answer_of(kind, wanted.answer)
         if few is not None:
             self.ways["columns" if given is None else "rows"] += 1
-            self.ways[f"{type(few).__name__} {'columns' if given is None else 'rows'}"] += 1
         taken = self._decided(self.mixed, command) if given is None else given
         if isinstance(wanted, EscrowError) or isinstance(taken, EscrowError):
             assert repr(wanted) == repr(taken)
@@ -237,6 +236,7 @@ class WaysMachine(RuleBasedStateMachine):
         for group, instance, transactional in (("g", "a", True), ("g", "b", True), ("h", "a", True), ("p", "a", False)):
             self.open(group, instance, transactional)
         self.ways.do(Subscribe("cart", Subscription(topics=("orders", "points"))))
+        self.ways.do(Subscribe("belt", Subscription(topics=("orders",), ordered=True, tags=("red", "blue"))))
         self.transactions: list[bytes] = []
         self.leased: list[tuple[int, int]] = []
         self.sequences = {1: 1, 2: 1}
@@ -279,37 +279,40 @@ class WaysMachine(RuleBasedStateMachine):
 
     @rule(
         given=st.lists(
-            st.lists(st.tuples(st.integers(0, 14), st.sampled_from([*Outcome, 1, 1])), min_size=1, max_size=2),
+            st.tuples(
+                st.integers(0, 9),
+                st.lists(st.tuples(st.integers(0, 40), st.sampled_from([*Outcome, 1, 1])), min_size=1, max_size=3),
+            ),
             min_size=1,
-            max_size=2,
+            max_size=3,
         ),
-        numbers=st.lists(st.sampled_from([0, 0, 0, 3, 5, 6, 8]), min_size=3, max_size=3),
         by=st.sampled_from([DecidedBy.PRODUCER, DecidedBy.PRODUCER, DecidedBy.CHECK]),
         as_rows=ways,
     )
-    def end(self, given, numbers, by, as_rows) -> None:
-        rows = [[(self.raw(n) or bytes(16), int(outcome)) for n, outcome in part] for part in given]
-        parts = [Part(part, self.session(n, half=True)) for part, n in zip(rows, numbers, strict=False)]
+    def end(self, given, by, as_rows) -> None:
+        parts = []
+        for number, ends in given:
+            rows = [(self.raw(n % 20) or bytes(16), int(outcome)) for n, outcome in ends]
+            parts.append(Part(rows, self.session(number, half=True)))
         self.ways.parcels(Exchange.END, parts, by, as_rows=as_rows)
 
-    @rule(most=st.sampled_from([1, 3, 100]))
-    def receive(self, most) -> None:
-        leased = self.ways.do(Receive("cart", 1, most, 4 * SECOND))
+    @rule(most=st.sampled_from([1, 3, 100]), group=st.sampled_from(["cart", "cart", "belt"]))
+    def receive(self, most, group) -> None:
+        leased = self.ways.do(Receive(group, 1, most, 4 * SECOND))
         self.leased += zip(leased.leases.tolist(), leased.offsets.tolist(), strict=True)
 
     @rule(
         numbers=st.lists(st.integers(0, 20), min_size=1, max_size=5),
-        act=st.sampled_from([Act.ACK, Act.ACK, Act.ACK, *Act]),
-        count=st.sampled_from([1, 1, 2, 0]),
-        split=st.integers(0, 4),
-        group=st.sampled_from(["cart"] * 5 + ["nobody"]),
+        act=st.sampled_from([Act.ACK, Act.ACK, *Act]),
+        extra=st.sampled_from([0, 0, 0, 1]),
+        group=st.sampled_from(["cart", "cart", "cart", "belt", "none"]),
         as_rows=ways,
     )
-    def settle(self, numbers, act, count, split, group, as_rows) -> None:
-        held = [self.leased[-1 - n % len(self.leased)] if self.leased else (1, 0) for n in numbers]
-        rows = [(lease, offset, count, int(act), SECOND, None) for lease, offset in held]
-        parts = [Part(part) for part in (rows[:split], rows[split:]) if part]
-        self.ways.parcels(Exchange.SETTLE, parts, group, as_rows=as_rows)
+    def settle(self, numbers, act, extra, group, as_rows) -> None:
+        if self.leased:
+            held = [self.leased[-1 - n % len(self.leased)] for n in numbers]
+            rows = [(lease, offset, 1 + extra, int(act), SECOND, None) for lease, offset in held]
+            self.ways.parcels(Exchange.SETTLE, [Part(rows)], group, as_rows=as_rows)
 
     @rule(group=st.sampled_from("gghp"), instance=st.sampled_from("ab"))
     def fence(self, group, instance) -> None:

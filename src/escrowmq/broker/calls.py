@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.broker.actions import LONGEST_WAIT_MS, act
-from escrowmq.broker.columns import batch_of
+from escrowmq.broker.columns import batch_of, releasing
 from escrowmq.broker.failures import answer, broker_failed
 from escrowmq.broker.reads.deliveries import Deliveries
 from escrowmq.broker.reads.views import open_view
@@ -22,7 +22,7 @@ from escrowmq.broker.writer.rounds import ParcelRequest, Terms
 from escrowmq.broker.writer.shard import microseconds
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.ledger.columns.arrays import Int64s, UInt8s
-from escrowmq.ledger.commands import End, Prepare, Receive, Send, Settle
+from escrowmq.ledger.commands import End, Leased, Prepare, Receive, Send, Settle
 from escrowmq.message.ids import records
 from escrowmq.model import DecidedBy
 from escrowmq.schemas import PRODUCED, TRANSACTION_ID_DTYPE, empty
@@ -45,6 +45,8 @@ class Calls:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._deliveries = Deliveries(engine)
+        self.beside: dict[str, Callable[[], Mapping[str, Any]]] = {}
+        """What a carrier adds to the answers of actions, by the action's name."""
         self._terms: dict[Any, Terms] = {}  # by kind and options; emptied when there are many
 
     def exchange(
@@ -164,7 +166,9 @@ class Calls:
     def action(self, name: str, request: Mapping[str, object]) -> Json:
         """One JSON question."""
         with _guarded():
-            return act(self.engine, name, request)
+            answer = act(self.engine, name, request)
+            more = self.beside.get(name)
+            return {**answer, **more()} if more is not None else answer
 
     def read(self, request: Mapping[str, object]) -> pa.RecordBatchReader:
         """Browse a topic or a system view."""
@@ -182,6 +186,12 @@ class Calls:
     def give_back(self) -> None:
         """Release what was leased and has not left; to be called before the engine stops."""
         self._deliveries.give_back()
+
+    def give_back_unseen(self, group: str, delivery: pa.RecordBatch) -> None:
+        """Release what was leased for an answer that did not reach its consumer: it comes again at once, its attempt not counted."""
+        leases, offsets = (delivery.column(name).to_numpy() for name in ("lease", "offset"))
+        none = np.zeros(len(leases), np.int64)
+        self.engine.submit(Settle(group, releasing(Leased(leases, none, offsets, none, none))))
 
     def close(self) -> None:
         """Finish reads that have begun."""

@@ -33,3 +33,10 @@ def answer(future: Future[T], outcome: T | BaseException) -> Future[T]:
     else:
         future.set_result(outcome)
     return future
+
+
+def for_client(problem: EscrowError) -> EscrowError:
+    """The error as a client of a served broker sees it. CLOSED means here that the broker stopped while it worked on the request."""
+    if problem.code is not Code.CLOSED:
+        return problem
+    return error(Code.SHARD_STOPPED, f"the broker is stopping: {problem.message}")

@@ -40,6 +40,22 @@ def serve(
     metrics: Annotated[
         str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics and health here.")
     ] = None,
+    lean: Annotated[
+        bool, typer.Option("--lean/--no-lean", help="Take small requests on a plain socket, too (docs/lean.md).")
+    ] = True,
+    lean_port: Annotated[
+        int | None,
+        typer.Option(
+            "--lean-port",
+            metavar="PORT",
+            min=0,
+            max=65535,
+            help="Where: 0: any free port. Unless given, 100 above the port of --listen.",
+        ),
+    ] = None,
+    lean_socket: Annotated[
+        Path | None, typer.Option("--lean-socket", metavar="PATH", help="And on a Unix socket, for this user alone.")
+    ] = None,
     http: Annotated[
         str | None,
         typer.Option("--http", metavar="HOST:PORT", help="Serve the HTTP gateway here too (see escrowmq gateway)."),
@@ -57,7 +73,8 @@ def serve(
     """Serve a data folder until SIGTERM or Ctrl-C; both stop it cleanly.
 
     With --json one line is printed on standard output once the broker answers:
-    {"url": "escrow://127.0.0.1:7700", "metrics": null, "folder": "data", "shard": 1, "epoch": 1, "pid": 1},
+    {"url": "escrow://127.0.0.1:7700", "metrics": null, "lean": {"port": 7800, "socket": null}, "folder": "data", "shard": 1,
+    "epoch": 1, "pid": 1},
     and "http" and "asks" with --http.
     Exit code 6 when a write or sync of the log failed.
     """
@@ -69,7 +86,8 @@ def serve(
         else:
             metrics_at = f", metrics at {ready['metrics']}" if ready["metrics"] else ""
             http_at = f", HTTP at {ready['http']}" if "http" in ready else ""
-            notice(f"serving {ready['folder']} at {ready['url']}{metrics_at}{http_at}; Ctrl-C stops it")
+            lean_at = f", small requests at port {ready['lean']['port']}" if ready["lean"] else ""
+            notice(f"serving {ready['folder']} at {ready['url']}{lean_at}{metrics_at}{http_at}; Ctrl-C stops it")
 
     if ask and http is None:
         raise error(Code.BAD_ARGUMENT, "--ask is for the HTTP gateway", "add --http HOST:PORT")
@@ -86,6 +104,9 @@ def serve(
         folder,
         listen=listen,
         metrics=metrics,
+        lean=lean,
+        lean_port=lean_port,
+        lean_socket=lean_socket,
         settings=BrokerSettings.load(config, overrides),
         insecure=insecure,
         announce=announce,

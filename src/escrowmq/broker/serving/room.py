@@ -33,12 +33,14 @@ SHARE = 64
 
 
 class Held:
-    """What one call holds. ``stuck_since``: when the writing under way began, by the monotonic clock; None while nothing is written."""
+    """What one call holds. ``stuck_since``: when the writing under way began, by the monotonic clock; None while nothing is written.
+    ``shut`` closes its connection, in place of the room's."""
 
-    __slots__ = ("closed", "peer", "size", "stuck_since")
+    __slots__ = ("closed", "peer", "shut", "size", "stuck_since")
 
-    def __init__(self, peer: str) -> None:
+    def __init__(self, peer: str, shut: Callable[[], None] | None = None) -> None:
         self.peer = peer
+        self.shut = shut
         self.size = 0
         self.stuck_since: float | None = None
         self.closed = False
@@ -83,9 +85,9 @@ class Room:
             return dict(self._arrived)
 
     @contextmanager
-    def call(self, peer: str) -> Iterator[Held]:
+    def call(self, peer: str, held: Held | None = None) -> Iterator[Held]:
         """Around a call; whatever it still holds at its end is given back. Overloaded(QUEUE_FULL) when there are too many."""
-        held = Held(peer)
+        held = held or Held(peer)
         self.arrived(peer)
         with self._changed:
             greedy = None
@@ -131,6 +133,18 @@ class Room:
             if stuck is not None:
                 self._close(stuck)
 
+    def offer(self, held: Held, size: int) -> bool:
+        """As :meth:`take`, without waiting: whether they fit. If not, who has not read for longest is closed; ask again soon."""
+        with self._changed:
+            if self.used - held.size == 0 or self.used + size <= self.most_bytes:
+                self.used += size
+                held.size += size
+                return True
+            stuck = self._longest_stuck()
+        if stuck is not None:
+            self._close(stuck)
+        return False
+
     def change(self, held: Held, size: int) -> None:
         """Count ``size`` bytes more (or, negative, fewer) that are there already (or gone)."""
         with self._changed:
@@ -158,4 +172,7 @@ class Room:
     def _close(self, held: Held) -> None:
         held.closed = True
         logger.warning("closing a connection that does not read: %s holds %d bytes", held.peer, held.size)
-        self._shut(held.peer)
+        if held.shut is not None:
+            held.shut()
+        else:
+            self._shut(held.peer)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ import pyarrow as pa
 from escrowmq.broker.calls import Calls
 from escrowmq.broker.embedded import lent_link, open_engine
 from escrowmq.broker.serving.http import HttpServer
+from escrowmq.broker.serving.lean.listening import listen_tcp, listen_unix
+from escrowmq.broker.serving.lean.server import LeanServer
 from escrowmq.broker.serving.metrics import registry
 from escrowmq.broker.serving.service import Service
 from escrowmq.errors import Code, Misuse
@@ -29,6 +33,9 @@ Beside = Callable[[Link], AbstractContextManager[dict[str, Any]]]
 
 WAKE_SECONDS = 0.2
 
+LEAN_PORT_AWAY = 100
+"""Without another word the lean carrier's port is so far above Flight's, so that several brokers can have neighbouring ports."""
+
 STOPPED_BY_FAULT = 1
 """Exit code when the shard stopped by a failed write or sync."""
 
@@ -38,6 +45,9 @@ def serve(
     *,
     listen: str = "127.0.0.1:7700",
     metrics: str | None = None,
+    lean: bool = True,
+    lean_port: int | None = None,
+    lean_socket: Path | None = None,
     settings: BrokerSettings | None = None,
     insecure: bool = False,
     announce: Callable[[dict[str, Any]], None] = lambda _: None,
@@ -46,8 +56,9 @@ def serve(
 ) -> int:
     """Serve ``folder`` until SIGTERM, SIGINT or ``stop``; the exit code: 0 after a clean stop.
 
-    ``listen`` and ``metrics`` are HOST:PORT, port 0 for any free one (None: no HTTP). ``announce`` is called once, when
-    requests are taken, with {"url", "metrics" (URL or None), "folder", "shard", "epoch"}. A shard that stops by a
+    ``listen`` and ``metrics`` are HOST:PORT, port 0 for any free one (None: no HTTP). Small requests are taken on a port of the same host,
+    too, unless not ``lean``: on ``lean_port`` (0: any free one; None: 100 above, or any free one if that is taken), and at the path ``lean_socket``. ``announce`` is called once, when
+    requests are taken, with {"url", "metrics" (URL or None), "lean" ({"port", "socket"} or None), "folder", "shard", "epoch"}. A shard that stops by a
     fault keeps answering ``health`` and refusing the rest until it is told to stop; the exit code is then 1. ``beside`` is
     entered when requests are taken, and left before the broker stops.
 
@@ -70,6 +81,7 @@ def serve(
             with _listening(host, port):
                 service = Service(calls, host, port, insecure=insecure)
             listening.callback(service.stop)
+            lean_at = _serve_lean(calls, service, host, port, lean_port, lean_socket, listening) if lean else None
             metrics_url = None
             if http_address is not None:
                 numbers = registry(lambda: calls.action("stats", {}))
@@ -82,6 +94,7 @@ def serve(
                 {
                     "url": f"escrow://{shown(host)}:{service.port}",
                     "metrics": metrics_url,
+                    "lean": lean_at,
                     "folder": str(folder),
                     "shard": engine.log.shard,
                     "epoch": engine.log.epoch,
@@ -96,10 +109,56 @@ def serve(
     return STOPPED_BY_FAULT if engine.shard.failure is not None else 0
 
 
+def _serve_lean(
+    calls: Calls,
+    service: Service,
+    host: str,
+    flight_port: int,
+    port: int | None,
+    path: Path | None,
+    listening: ExitStack,
+) -> dict[str, Any]:
+    """Serve the lean carrier until ``listening`` ends, in the room of Flight's calls; where it is, as ``hello`` tells it."""
+    listeners = []
+    try:
+        with _listening(host, port or 0):
+            listeners.append(_lean_listener(host, flight_port, port))
+        if path is not None:
+            with _listening(str(path)):
+                listeners.append(listen_unix(path))
+    except BaseException:
+        for listener in listeners:
+            listener.close()
+        raise
+    if path is not None:
+        listening.callback(path.unlink, missing_ok=True)
+    server = LeanServer(calls, service.room, listeners, version("escrowmq"))
+    listening.callback(server.stop)
+    at = {"port": listeners[0].getsockname()[1], "socket": str(path.absolute()) if path is not None else None}
+    calls.beside["hello"] = lambda: {"lean": at}
+    calls.beside["stats"] = server.numbers
+    server.start()
+    return at
+
+
+def _lean_listener(host: str, flight_port: int, port: int | None) -> socket.socket:
+    if port is not None:
+        return listen_tcp(host, port)
+    wanted = flight_port + LEAN_PORT_AWAY if flight_port else 0
+    try:
+        return listen_tcp(host, wanted if wanted < 1 << 16 else 0)
+    except OSError as problem:
+        logger.info("port %d is taken (%s): small requests are taken on another one", wanted, problem)
+        return listen_tcp(host, 0)
+
+
 @contextmanager
-def _listening(host: str, port: int) -> Iterator[None]:
-    """Around what listens: raises Misuse(BAD_URL) if the port cannot be had."""
+def _listening(host: str, port: int | None = None) -> Iterator[None]:
+    """Around what listens: raises Misuse(BAD_URL) if the port, or without one the path, cannot be had."""
     try:
         yield
     except (pa.ArrowException, OSError) as problem:
-        raise Misuse(Code.BAD_URL, f"cannot listen on {shown(host)}:{port}: {problem}", "is the port in use?") from None
+        at, hint = (
+            (f"{shown(host)}:{port}", "is the port in use?") if port is not None else (host, "is the folder there?")
+        )
+        raise Misuse(Code.BAD_URL, f"cannot listen on {at}: {problem}", hint) from None

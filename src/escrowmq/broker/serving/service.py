@@ -16,7 +16,7 @@ from pyarrow import flight
 
 from escrowmq.broker.calls import Calls
 from escrowmq.broker.failures import answer as failed
-from escrowmq.broker.failures import broker_failed
+from escrowmq.broker.failures import broker_failed, for_client
 from escrowmq.broker.reads.chunks import BYTES
 from escrowmq.broker.requests import check_schema, checked
 from escrowmq.broker.serving.connections import Guard, close_connections
@@ -68,15 +68,8 @@ def _flight_errors() -> Iterator[None]:
     try:
         yield
     except EscrowError as problem:
-        content = json.dumps(pack_error(_for_client(problem))).encode()
+        content = json.dumps(pack_error(for_client(problem))).encode()
         raise flight.FlightServerError(str(problem)[:LONGEST_MESSAGE], extra_info=content) from None
-
-
-def _for_client(problem: EscrowError) -> EscrowError:
-    """The error as a client sees it. CLOSED means here that the broker stopped while it worked on the request."""
-    if problem.code is not Code.CLOSED:
-        return problem
-    return error(Code.SHARD_STOPPED, f"the broker is stopping: {problem.message}")
 
 
 class Service(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
@@ -281,7 +274,7 @@ class _BatchExchange:
         if (problem := answer.exception()) is None:
             self._writer.write_with_metadata(answer.result(), pack_metadata(request_id))
         else:
-            reason = _for_client(broker_failed("answering", problem))
+            reason = for_client(broker_failed("answering", problem))
             self._writer.write_metadata(pack_metadata(request_id, {"error": pack_error(reason)}))
 
 

@@ -1,0 +1,69 @@
+"""The sockets on which the lean carrier listens: TCP, and one in the file system."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from escrowmq.errors import Code, Misuse
+
+BACKLOG = 512
+_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
+"""After a minute of silence the system asks the other side's, four times in a minute: a connection of which only this end is left ends."""
+
+
+def listen_tcp(host: str, port: int) -> socket.socket:
+    """A socket that listens on a port, 0: on any free one. Raises OSError."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def listen_unix(path: Path) -> socket.socket:
+    """A socket at ``path``, which this user alone may connect to. One that a broker left behind is replaced.
+
+    Raises OSError, Misuse(BAD_URL) if something else is there or somebody listens.
+    """
+    with suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise Misuse(Code.BAD_URL, f"{path} is there, and is no socket", "give another path")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            try:
+                probe.connect(str(path))
+            except OSError:
+                path.unlink()
+            else:
+                raise Misuse(Code.BAD_URL, f"somebody listens at {path}", "give another path, or stop that broker")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+        os.chmod(path, 0o600)  # nobody is let in before it listens
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def tune(accepted: socket.socket) -> None:
+    """What every accepted connection is set to. Raises OSError when it is gone already."""
+    accepted.setblocking(False)
+    if accepted.family == socket.AF_UNIX:
+        return
+    accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _ALIVE.items():
+        if (option := getattr(socket, name, None)) is not None:
+            accepted.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -1,0 +1,573 @@
+"""The lean carrier's server: what it answers, what it bounds, and that nobody who misbehaves is anybody else's problem."""
+
+import errno
+import socket
+import struct
+import threading
+
+import pyarrow as pa
+import pytest
+from lean_served import PATIENT, Client, Served
+
+from escrowmq.broker.serving.lean import requests, server
+from escrowmq.broker.serving.lean.connection import Connection
+from escrowmq.broker.serving.lean.listening import listen_tcp, listen_unix
+from escrowmq.broker.serving.lean.server import LeanServer
+from escrowmq.errors import Code, EscrowError, Misuse
+from escrowmq.model import Act, Outcome
+from escrowmq.schemas import SETTLING
+from escrowmq.testing.ledgers import outgoing
+from escrowmq.wire import Exchange, lean
+from escrowmq.wire.lean import Kind
+from escrowmq.wire.lean.rows import encoder
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    served = Served(tmp_path_factory.mktemp("shared") / "data", default_queues=1)
+    served.calls.action("groups.subscribe", {"group": "g", "topics": ["t"]})
+    yield served
+    served.stop()
+
+
+@pytest.fixture
+def served(tmp_path):
+    served = Served(tmp_path / "data", default_queues=1)
+    yield served
+    served.stop()
+
+
+def group(served, name):
+    served.calls.action("groups.subscribe", {"group": name, "topics": ["t"], "start": "latest"})
+    return name
+
+
+def problem_of(frame):
+    assert frame.kind == Kind.ERROR
+    return lean.read_answer(frame).code
+
+
+# What it answers
+
+
+def test_a_transaction_from_prepare_to_acknowledgement(shared):
+    name = group(shared, "whole")
+    with shared.client() as client:
+        session = shared.session("shop", "whole")
+        first, second = client.prepare(session, b"one", b"two")
+        assert (first[0], second[0]) == (Code.OK, Code.OK)
+        rows = [(first[4], Outcome.COMMIT), (second[4], Outcome.ROLLBACK)]
+        assert client.answer(client.parcel(Exchange.END, rows, {"session": session})) == bytes([1, 2])
+        came = client.answer(client.receive(60_000, name), Exchange.RECEIVE).to_pylist()
+        assert [(one["body"], one["attempt"]) for one in came] == [(b"one", 1)]
+        settled = [(came[0]["lease"], came[0]["offset"], 1, Act.ACK, 0, None)]
+        assert client.answer(client.parcel(Exchange.SETTLE, settled, {"group": name})) == bytes([0])
+
+
+def test_batches_are_answered_as_batches(shared):
+    with shared.client() as client:
+        client.send(lean.batch_request(1, Exchange.SEND, outgoing([{"topic": "u", "body": b"x"}] * 3), {}))
+        assert client.answer(1, Exchange.SEND).column("code").to_pylist() == [0, 0, 0]
+        client.send(lean.batch_request(2, Exchange.SETTLE, pa.RecordBatch.from_pylist([], SETTLING), {"group": "g"}))
+        assert client.answer(2, Exchange.SETTLE).num_rows == 0
+        client.send(lean.batch_request(3, Exchange.END, outgoing([{}]), {}))
+        assert client.answer(3).code is Code.BAD_BATCH
+
+
+def test_requests_of_one_kind_take_effect_in_order_whatever_comes_between(shared):
+    with shared.client() as client:
+        numbers = [
+            client.parcel(
+                Exchange.SEND, [("o", b"%d" % at, None, None, None, None, 0, 0, 0, 0, None)], {}, (21, at + 1)
+            )
+            for at in range(200)
+        ]
+        answers = {}
+        while len(answers) < len(numbers):
+            frame = client.next()
+            answers[frame.number] = lean.read_answer(frame)[0][3]
+    assert [answers[number] for number in numbers] == list(range(200))
+
+
+def test_pings_come_back_and_a_goodbye_ends_after_the_last_answer(shared):
+    with shared.client() as client:
+        client.send(lean.ping(b"abc"))
+        frame = client.next()
+        assert (frame.kind, bytes(frame.content)) == (Kind.PONG, b"abc")
+        number = client.parcel(Exchange.SEND, [("t", b"", None, None, None, None, 0, 0, 0, 0, None)], {}, (22, 1))
+        waits = client.receive(60_000, group(shared, "bye"), member=99)
+        client.send(lean.goodbye())
+        kinds = {frame.number: frame.kind for frame in client.closed()}
+        assert kinds[number] == Kind.ROWS
+        assert kinds[waits] in (Kind.WITHDRAWN, Kind.ANSWERED)
+    shared.until(lambda: shared.room.used == 0)
+
+
+# What cannot be understood
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"\x16\x03\x01\x02\x00" + bytes(600), lean.ping(), lean.cancel(1), bytes(13),
+     struct.pack("<IBQ", 20, 1, 0) + b"not a greeting", struct.pack("<I", 1 << 31), lean.hello("secret")],
+)  # fmt: skip
+def test_who_does_not_greet_properly_is_told_and_closed(shared, said):
+    with shared.client(greet=False) as client:
+        client.send(said)
+        (frame,) = client.closed()
+        assert problem_of(frame) in (Code.BAD_REQUEST, Code.BATCH_TOO_LARGE)
+        assert frame.number == 0
+
+
+def test_a_content_that_cannot_be_read_is_refused_and_the_connection_goes_on(shared):
+    with shared.client() as client:
+        for number, kind in enumerate((Kind.SEND, Kind.END, Kind.SETTLE, Kind.BATCH, Kind.RECEIVE, 0x33), 1):
+            client.send(struct.pack("<IBQ", 12, kind, number) + b"\xc1\xc1\xc1")
+            assert client.answer(number).code in (Code.BAD_BATCH, Code.BAD_REQUEST)
+        options = encoder.encode({"wait_ms": 1})
+        client.send(
+            struct.pack("<IBQ", 11 + 2 + len(options) - 1, Kind.RECEIVE, 9)
+            + b"\x91\xc4"
+            + bytes([len(options)])
+            + options
+        )
+        assert client.answer(9).code is Code.BAD_REQUEST  # no group
+        assert client.plain(b"still", sequence=900)[0][0] == Code.OK
+    shared.until(lambda: shared.room.used == 0)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [struct.pack("<I", (1 << 32) - 1), struct.pack("<IBQ", lean.MAX_REQUEST_BYTES, 2, 5), bytes(4), lean.hello() + lean.hello()],
+)  # fmt: skip
+def test_lost_boundaries_close_the_connection_alone(shared, said):
+    with shared.client() as other, shared.client() as client:
+        client.send(said)
+        answers = client.closed()
+        assert all(frame.kind == Kind.ERROR for frame in answers)
+        assert other.plain(b"fine", sequence=901)[0][0] == Code.OK
+
+
+def test_two_requests_with_one_number_are_refused(shared):
+    with shared.client() as client:
+        frame = lean.receive_request(5, {"group": "g", "member": 5, "wait_ms": 60_000, "max_messages": 1})
+        client.send(lean.receive_request(4, {"group": group(shared, "twice"), "member": 5, "wait_ms": 60_000}))
+        client.send(lean.receive_request(4, {"group": "twice", "member": 6, "wait_ms": 60_000}) + frame[:3])
+        assert [(one.number, problem_of(one)) for one in client.closed() if one.number == 0] == [(0, Code.BAD_REQUEST)]
+
+
+# Receives that are not wanted any more
+
+
+def test_a_withdrawn_receive_gets_no_lease(shared):
+    name = group(shared, "withdrawn")
+    with shared.client() as client:
+        number = client.receive(60_000, name, member=1)
+        client.send(lean.cancel(number) + lean.cancel(number) + lean.cancel(77))
+        frame = client.next()
+        assert (frame.number, frame.kind) == (number, Kind.WITHDRAWN)
+        client.plain(b"for two", sequence=902)
+        came = client.answer(client.receive(60_000, name, member=2), Exchange.RECEIVE).to_pylist()
+        assert [(one["body"], one["attempt"]) for one in came] == [(b"for two", 1)]
+
+
+def test_a_connection_that_ends_takes_its_waiting_receives_along(shared):
+    name = group(shared, "ends")
+    with shared.client() as client:
+        client.receive(60_000, name, member=1)
+        client.send(lean.ping())
+        assert client.next().kind == Kind.PONG
+    shared.until(lambda: shared.engine.waiting_receives == 0)
+    with shared.client() as client:
+        client.plain(b"alive", sequence=903)
+        came = client.answer(client.receive(60_000, name, member=2), Exchange.RECEIVE).to_pylist()
+        assert [(one["body"], one["attempt"]) for one in came] == [(b"alive", 1)]
+
+
+def test_what_was_leased_for_an_answer_that_did_not_leave_comes_again_unharmed(served):
+    name = group(served, "lost")
+    with served.client() as client, Client(served.port, small=True) as deaf:
+        client.plain(*[bytes(1 << 20)] * 3, sequence=1)
+        for _ in range(3):
+            client.plain(*[bytes(1 << 20)] * 3, sequence=10)
+        client.plain(*[bytes([at]) * (1 << 20) for at in range(3)], sequence=20)
+        deaf.receive(0, name, member=1)
+        served.until(lambda: any(c.unsent_bytes for c in list(served.server._clients)))
+        deaf.socket.close()
+        came = client.answer(client.receive(60_000, name, member=2), Exchange.RECEIVE)
+        assert set(came.column("attempt").to_pylist()) == {1}
+    served.until(lambda: served.room.used == 0)
+
+
+# Who is silent, drips, or does not read
+
+
+def test_a_client_that_never_greets_is_closed(served, monkeypatch):
+    monkeypatch.setattr(server, "SILENT_SECONDS", 0.05)
+    with served.client(greet=False) as silent, served.client(greet=False) as dripping, served.client() as polite:
+        dripping.send(lean.hello()[:7])
+        assert silent.closed() == dripping.closed() == []
+        polite.send(lean.ping())
+        assert polite.next().kind == Kind.PONG
+
+
+def test_a_frame_must_become_whole(served, monkeypatch):
+    monkeypatch.setattr(server, "FRAME_SECONDS", 0.05)
+    with served.client() as dripping, served.client() as idle:
+        dripping.send(struct.pack("<IBQ", 1 << 20, 2, 1) + bytes(100))
+        assert dripping.closed() == []
+        idle.send(lean.ping())
+        assert idle.next().kind == Kind.PONG
+    served.until(lambda: served.room.used == 0)
+
+
+def test_frames_that_are_not_whole_are_bounded_together(tmp_path):
+    served = Served(tmp_path / "data", max_held_bytes=4 << 20)
+    clients = [served.client() for _ in range(5)]
+    try:
+        for at, client in enumerate(clients):
+            client.send(struct.pack("<IBQ", 2 << 20, 2, 1) + bytes((200 << 10) + (100 << 10) * at))
+        assert clients[4].closed() == []
+        clients[0].send(bytes((2 << 20) - 9 - (200 << 10)))
+        assert clients[0].answer(1).code is Code.BAD_BATCH
+    finally:
+        for client in clients:
+            client.socket.close()
+        served.stop()
+
+
+class Slow:
+    """In the place of an engine's calls: answers when it is told to."""
+
+    def __init__(self, served):
+        self.engine, self.waiting = served.engine, []
+        self.came = threading.Semaphore(0)
+
+    def parcel(self, parcel, done):
+        self.waiting.append(done)
+        self.came.release()
+
+    def answer(self, count=1, rows=1):
+        for _ in range(count):
+            self.waiting.pop(0)([(0, 1, 0, 0, None)] * rows)
+
+
+@pytest.fixture
+def slow(served):
+    calls = Slow(served)
+    listener = listen_tcp("127.0.0.1", 0)
+    serving = LeanServer(calls, served.room, [listener], "slow")
+    calls.port, calls.serving = listener.getsockname()[1], serving
+    serving.start()
+    yield calls
+    serving.stop()
+
+
+ROW = [("t", b"x" * 1000, None, None, None, None, 0, 0, 0, 0, None)]
+
+
+def test_requests_of_one_connection_are_bounded_and_the_others_are_served(slow, monkeypatch):
+    monkeypatch.setattr(requests, "MAX_REQUESTS", 3)
+    with Client(slow.port) as client, Client(slow.port) as other:
+        numbers = [client.parcel(Exchange.SEND, ROW, {}) for _ in range(8)]
+        for _ in range(3):
+            assert slow.came.acquire(timeout=PATIENT)
+        other.send(lean.ping())
+        assert other.next().kind == Kind.PONG
+        assert len(slow.waiting) == 3
+        slow.answer(3)
+        for _ in range(3):
+            assert slow.came.acquire(timeout=PATIENT)
+        slow.answer(3)
+        for _ in range(2):
+            assert slow.came.acquire(timeout=PATIENT)
+        slow.answer(2)
+        assert sorted(client.next().number for _ in range(8)) == numbers
+
+
+def test_who_does_not_read_is_not_read_from_and_holds_up_nobody(slow, served, monkeypatch):
+    monkeypatch.setattr(requests, "UNREAD_BYTES", 1 << 12)
+    with Client(slow.port, small=True) as deaf, Client(slow.port) as other:
+        numbers = [deaf.parcel(Exchange.SEND, ROW, {}) for _ in range(3)]
+        for _ in numbers:
+            assert slow.came.acquire(timeout=PATIENT)
+        slow.waiting.pop(0)([(0, 1 << 40, 1 << 20, 1 << 40, bytes(16))] * 150_000)  # more than the system keeps
+        served.until(lambda: any(c.unsent_bytes for c in list(slow.serving._clients)))
+        numbers.append(deaf.parcel(Exchange.SEND, ROW, {}))
+        slow.answer(2)
+        other.send(lean.ping())
+        assert other.next().kind == Kind.PONG
+        assert not slow.came.acquire(blocking=False)
+        assert deaf.next().number == numbers[0]
+        assert slow.came.acquire(timeout=PATIENT)
+        slow.answer()
+        assert [deaf.next().number for _ in range(3)] == numbers[1:]
+    served.until(lambda: served.room.used == 0)
+
+
+def test_who_does_not_read_is_closed_when_others_need_the_room(slow, served, monkeypatch):
+    monkeypatch.setattr("escrowmq.broker.serving.room.STUCK_SECONDS", 0.01)
+    with Client(slow.port, small=True) as deaf, Client(slow.port) as other:
+        deaf.parcel(Exchange.SEND, ROW, {})
+        assert slow.came.acquire(timeout=PATIENT)
+        slow.waiting.pop(0)([(0, 1 << 40, 1 << 20, 1 << 40, bytes(16))] * 150_000)
+        served.until(lambda: any(c.unsent_bytes for c in list(slow.serving._clients)))
+        served.room.most_bytes = 1 << 20
+        number = other.parcel(Exchange.SEND, ROW, {})
+        assert slow.came.acquire(timeout=PATIENT)
+        slow.answer()
+        assert other.answer(number) == [(0, 1, 0, 0, None)]
+        served.until(lambda: len(slow.serving._clients) == 1)
+
+
+def test_a_request_without_room_waits_and_is_then_refused(slow, served, monkeypatch):
+    monkeypatch.setattr(requests, "PATIENCE", 0.05)
+    served.room.most_bytes = 4096
+    with Client(slow.port) as first, Client(slow.port) as second:
+        first.parcel(Exchange.SEND, [(*ROW[0][:1], bytes(4000), *ROW[0][2:])], {})
+        assert slow.came.acquire(timeout=PATIENT)
+        assert second.answer(second.parcel(Exchange.SEND, ROW, {})).code is Code.QUEUE_FULL
+        number = second.parcel(Exchange.SEND, ROW, {})
+        monkeypatch.setattr(requests, "PATIENCE", PATIENT)
+        slow.answer()
+        assert slow.came.acquire(timeout=PATIENT)
+        slow.answer()
+        assert second.answer(number) == [(0, 1, 0, 0, None)]
+
+
+def test_a_callback_of_rows_that_do_not_travel_is_an_answer_all_the_same(slow):
+    with Client(slow.port) as client:
+        number = client.parcel(Exchange.SEND, ROW, {})
+        assert slow.came.acquire(timeout=PATIENT)
+        slow.waiting.pop()([(object(),)])
+        assert client.answer(number).code is Code.BROKER_FAILED
+
+
+def test_killed_in_the_middle_of_everything(slow, served):
+    """Clients that end without a word while requests are under way: all that they held is given back with the last answer."""
+    clients = [Client(slow.port) for _ in range(5)]
+    for client in clients:
+        client.parcel(Exchange.SEND, ROW, {})
+        assert slow.came.acquire(timeout=PATIENT)
+        client.send(struct.pack("<IBQ", 5000, 2, 9) + bytes(77))
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.socket.close()
+    served.until(lambda: not slow.serving._clients)
+    assert served.room.used > 0
+    slow.answer(5)
+    assert served.room.used == 0
+
+
+# Too many
+
+
+def test_over_the_bound_who_never_greeted_goes_first(tmp_path):
+    served = Served(tmp_path / "data", max_connections=3)
+    try:
+        with (
+            served.client() as first,
+            served.client() as second,
+            served.client(greet=False) as mute,
+            served.client() as third,
+        ):
+            assert mute.closed() == []
+            first.receive(60_000, "g", member=1)
+            served.calls.action("groups.subscribe", {"group": "h", "topics": ["t"]})
+            first.receive(60_000, "h", member=1)
+            first.send(lean.ping())
+            while first.next().kind != Kind.PONG:
+                pass
+            third.send(lean.ping())
+            assert third.next().kind == Kind.PONG
+            with served.client() as fourth:
+                assert second.closed() == []  # nothing under way, silent longest
+                fourth.send(lean.ping())
+                assert fourth.next().kind == Kind.PONG
+    finally:
+        served.stop()
+
+
+def test_there_is_a_bound_for_calls_too(tmp_path):
+    served = Served(tmp_path / "data", max_calls=1)
+    try:
+        with served.client() as first, served.client(greet=False) as second:
+            second.send(lean.hello())
+            assert [problem_of(frame) for frame in second.closed()] == [Code.QUEUE_FULL]
+            assert first.plain(b"x")[0][0] == Code.OK
+    finally:
+        served.stop()
+
+
+class Fussy(socket.socket):
+    """A listening socket of a process that has no descriptor left, for a while."""
+
+    refusals = 3
+    tried = 0
+
+    def accept(self):
+        self.tried += 1
+        if self.tried <= self.refusals:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+def test_without_a_descriptor_nothing_spins_and_it_goes_on_with_one(served, monkeypatch, caplog):
+    monkeypatch.setattr(server, "NO_DESCRIPTOR_SECONDS", 0.05)
+    plain = listen_tcp("127.0.0.1", 0)
+    listener = Fussy(fileno=plain.detach())
+    listener.setblocking(False)
+    serving = LeanServer(served.calls, served.room, [listener], "fussy")
+    serving.start()
+    with Client(listener.getsockname()[1]) as client:
+        assert client.plain(b"x")[0][0] == Code.OK
+        assert listener.tried <= Fussy.refusals + 3
+    serving.stop()
+    assert sum("cannot be accepted" in record.message for record in caplog.records) == 1
+
+
+# Faults of its own
+
+
+def test_a_loop_that_fails_is_logged_and_begins_anew(served, monkeypatch, caplog):
+    monkeypatch.setattr(server, "RESTART_SECONDS", 0.0)
+    look, failed = LeanServer._look, threading.Event()
+
+    def fails(self, now):
+        if self is served.server and not failed.is_set():
+            failed.set()
+            raise RuntimeError("planted")
+        return look(self, now)
+
+    with served.client() as before:
+        monkeypatch.setattr(LeanServer, "_look", fails)
+        assert before.closed() == []
+        with served.client() as after:
+            assert after.plain(b"x")[0][0] == Code.OK
+    assert "planted" in caplog.text
+    assert failed.is_set()
+
+
+def test_a_connection_that_fails_takes_no_other_along(served, monkeypatch, caplog):
+    take = requests.Requests.take
+
+    def fails(self, data):
+        if b"planted" in data:
+            raise RuntimeError("planted")
+        take(self, data)
+
+    monkeypatch.setattr(requests.Requests, "take", fails)
+    with served.client() as one, served.client() as other:
+        one.send(b"planted")
+        assert one.closed() == []
+        assert other.plain(b"x")[0][0] == Code.OK
+    assert "planted" in caplog.text
+
+
+# The end
+
+
+def test_a_stop_says_goodbye_after_every_answer(tmp_path):
+    served = Served(tmp_path / "data", default_queues=1)
+    served.calls.action("groups.subscribe", {"group": "g", "topics": ["t"]})
+    with served.client() as client:
+        stored = client.parcel(Exchange.SEND, ROW, {})
+        client.receive(60_000, "g", member=1)
+        assert client.answer(stored)[0][0] == Code.OK
+        served.stop()
+        assert client.closed()[-1].kind == Kind.GONE
+    with pytest.raises(ConnectionError):
+        socket.create_connection(("127.0.0.1", served.port), PATIENT)
+    assert served.room.used == 0
+
+
+def test_what_a_stopping_broker_is_asked_is_refused_as_by_a_stopped_shard(served):
+    with served.client() as client:
+        served.engine.stop()
+        answer = client.plain(b"late")
+        assert isinstance(answer, EscrowError)
+        assert answer.code is Code.SHARD_STOPPED
+
+
+def test_numbers_of_connections_requests_and_bytes(served):
+    with served.client() as client:
+        client.plain(b"x")
+        there = served.server.numbers()
+        assert (there["lean_connections"], there["lean_requests_total"]) == (1, 1)
+    served.until(lambda: served.server.numbers()["lean_connections"] == 0)
+    gone = served.server.numbers()
+    assert gone["lean_connections_total"] == gone["lean_requests_total"] == 1
+    assert gone["lean_received_bytes_total"] >= there["lean_received_bytes_total"] > 0
+    assert gone["lean_sent_bytes_total"] > 0
+
+
+# Pieces
+
+
+def test_what_the_socket_does_not_take_is_kept_in_order_and_what_is_lost_is_told():
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    called, freed, lost = [], [], []
+    connection = Connection(ours, "peer", 1 << 30, called.append, lean.Reader(100))
+    connection.freed = freed.append
+    while connection.send(bytes(1 << 16)):
+        pass
+    for at in range(200):
+        connection.send(bytes([at]), lambda at=at: lost.append(at))
+    assert called
+    assert connection.held.stuck_since is not None
+    theirs.settimeout(PATIENT)
+    seen = b""
+    while not seen.endswith(bytes([99])) and 100 not in seen[-200:]:
+        connection.flush()
+        seen += theirs.recv(1 << 16)
+    while not connection.flush():
+        seen += theirs.recv(1 << 16)
+    assert connection.held.stuck_since is None
+    theirs.setblocking(False)
+    try:
+        while True:
+            seen += theirs.recv(1 << 16)
+    except BlockingIOError:
+        pass
+    assert seen.endswith(bytes(range(200)))
+    assert sum(freed) == 200 + (1 << 16)
+    assert lost == []
+    while connection.send(bytes(1 << 16)):
+        pass
+    connection.send(b"x", lambda: lost.append("kept"))
+    connection.close()
+    assert not connection.send(b"y", lambda: lost.append("late"))
+    assert lost == ["kept", "late"]
+    assert connection.unsent_bytes == 0
+    theirs.close()
+
+
+def test_who_is_owed_too_much_is_given_up():
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    called = []
+    connection = Connection(ours, "peer", 1 << 10, called.append, lean.Reader(100))
+    while connection.send(bytes(1 << 16)):
+        pass
+    assert not connection.broken  # one answer may be of any size
+    connection.send(bytes(2000))
+    assert connection.broken
+    assert called
+    connection.close()
+    theirs.close()
+
+
+def test_a_socket_in_the_file_system(tmp_path, served):
+    path = tmp_path / "lean.sock"
+    (tmp_path / "file").write_text("not a socket")
+    with pytest.raises(Misuse):
+        listen_unix(tmp_path / "file")
+    listen_unix(path).close()  # what a killed broker leaves behind
+    serving = LeanServer(served.calls, served.room, [listen_unix(path)], "unix")
+    serving.start()
+    with pytest.raises(Misuse):
+        listen_unix(path)
+    assert path.stat().st_mode & 0o077 == 0
+    with Client(0, family=socket.AF_UNIX, address=str(path)) as client:
+        assert client.plain(b"x")[0][0] == Code.OK
+    serving.stop()
