@@ -157,8 +157,9 @@ class Checker:
             if not isinstance(m, Message):
                 raise Misuse(Code.BAD_ARGUMENT, f"{type(m).__name__} is not a Message")
             topic, body, key, tag, identity = m.topic, m.body, m.key, m.tag, m.message_id
-            plain = type(topic) is str and topic in topics and type(body) is bytes and len(body) <= longest
-            if plain and key is tag is identity is m.properties is m.queue is m.check_immunity is None and m.delay == 0:
+            known = type(topic) is str and topic in topics and type(body) is bytes and len(body) <= longest
+            plain = key is None and tag is None and identity is None and m.properties is None and m.queue is None
+            if known and plain and m.check_immunity is None and m.delay == 0:
                 rows.append((topic, body, None, None, None, None, -1, now, 0, 0, None))
             else:
                 rows.append(self.row(topic, body, key, tag, m.properties, m.delay, m.queue, identity, m.check_immunity))
