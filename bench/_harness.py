@@ -112,7 +112,12 @@ class Report:
         figure = {"name": name, "unit": unit, "goal": goal, "median": middle, "low": min(values), "high": max(values)}
         self._figures.append({**figure, "values": values, **more})
         if not self._options.json:
-            print(f"{name:<58} {middle:>12,.1f} {unit:<8} {min(values):>12,.1f} to {max(values):<12,.1f} goal {goal}")
+            print(f"{name:<46} {middle:>12,.2f} {unit:<8} {min(values):>12,.2f} to {max(values):<12,.2f} goal {goal}")
+            if "server_us" in more:
+                print(
+                    f"{'':<8} client {more['client_us']:,.0f} + broker {more['server_us']:,.0f} µs of processor time each, "
+                    f"{more['written_per_body_byte']:.2f} bytes written per body byte"
+                )
 
     def begin(self) -> None:
         if not self._options.json:

@@ -1,7 +1,7 @@
 """EscrowMQ beside its peers, in turns on one machine: RocketMQ, FastMiniMQ, Kafka, a PostgreSQL outbox, Redis Streams.
 
-Every server syncs before it answers (one RocketMQ does not, as a reference). A round has a fresh server of each peer, and runs each work once on
-every peer, the next round in the opposite order; the figure of a work is the median over rounds, with the lowest and the highest. Works that a
+Every server syncs before it answers (one RocketMQ does not, as a reference). A round takes one peer after the other, each with a fresh server and no other
+beside it, and runs each work once; the next round takes them in the opposite order. The figure of a work is the median over rounds, with the lowest and the highest. Works and peers that a
 goal speaks of get ``--rounds``, the others ``--extra-rounds``. The figures are written to ``--json FILE`` after each run; ``--resume`` goes on
 from there, and what failed is tried again. RocketMQ needs a JDK (17 or newer) and Maven, which fetches it; FastMiniMQ a checkout of its source.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import platform
@@ -40,8 +41,8 @@ FAILURES = (RuntimeError, OSError, ValueError, Missing)
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=4, help="rounds of the works that a goal speaks of")
-    parser.add_argument("--extra-rounds", type=int, default=1, help="rounds of the other works")
+    parser.add_argument("--rounds", type=int, default=4, help="rounds of the works and peers that a goal speaks of")
+    parser.add_argument("--extra-rounds", type=int, default=1, help="rounds of the others")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of one run")
     parser.add_argument("--warm", type=float, default=1.0, help="seconds of each load program that do not count")
     parser.add_argument("--body", type=int, default=1024, help="bytes of one body")
@@ -124,11 +125,13 @@ class Bench:
     def _round(self, number: int) -> None:
         order = self.present if number % 2 == 0 else self.present[::-1]
         self.figures.sync_ms.append(sync_ms(self.given.folder or Path(tempfile.gettempdir())))
-        with Servers(self) as servers:
-            for work in self.works:
-                if number < (self.given.rounds if work.goal else self.given.extra_rounds):
-                    for peer in order:
-                        if not peer.lacks(work) and not self.figures.has(peer.name, work, number):
+        for _, group in itertools.groupby(order, key=lambda peer: peer.server):
+            together = list(group)
+            with Servers(self) as servers:
+                for work in self.works:
+                    for peer in together:
+                        rounds = self.given.rounds if work.goal and not peer.reference else self.given.extra_rounds
+                        if number < rounds and not peer.lacks(work) and not self.figures.has(peer.name, work, number):
                             self._one(servers, peer, work, number)
 
     def _one(self, servers: Servers, peer: Peer, work: Work, number: int) -> None:
@@ -188,6 +191,7 @@ class Bench:
                     "missing": self.missing.get(peer.name),
                     "lacks": {work.name: reason for work in self.works if (reason := peer.lacks(work))},
                     "recovers": peer.recovers,
+                    "remark": peer.remark,
                 }
                 for peer in self.all
             ],
@@ -205,7 +209,7 @@ class Bench:
 
 
 class Servers:
-    """The servers of a round: each is started when it is first needed, warmed up, and stopped with the round."""
+    """The server of some peers of a round: started when it is first needed, warmed up, and stopped at the end."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
@@ -218,10 +222,12 @@ class Servers:
     def of(self, peer: Peer) -> Running:
         """The server of a peer."""
         if peer.server not in self._running:
-            stack = self._stacks[peer.server] = contextlib.ExitStack()
-            server = stack.enter_context(running(peer, self._bench.given.folder))
-            given = self._bench.given
+            stack, given = contextlib.ExitStack(), self._bench.given
+            self._stacks[peer.server] = stack
+            server = stack.enter_context(running(peer, given.folder))
+            start = time.monotonic()
             run(peer, server, WARM_UP, given.warm, given.body)
+            time.sleep(max(peer.settles_s * bool(given.warm) - (time.monotonic() - start), 0.0))
             self._running[peer.server] = server
         return self._running[peer.server]
 

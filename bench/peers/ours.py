@@ -25,6 +25,9 @@ class EscrowMQ:
     name = OURS
     promise = "prepare and end are synced and answered"
     server = OURS
+    reference = False
+    settles_s = 0.0
+    remark = ""
     recovers = ""
 
     def lacks(self, work: Work) -> str:

@@ -53,8 +53,14 @@ class Peer(Protocol):
     name: str
     promise: str
     """What an answer of it says, and what it does not, for those who read the table."""
+    remark: str
+    """What those who read the tables should know besides."""
     server: str
     """Peers that say the same name here are measured on one server."""
+    reference: bool
+    """Whether no goal speaks of it: it gets fewer rounds."""
+    settles_s: float
+    """Seconds after its start before which it is not measured."""
     recovers: str
     """Why it has no figure of a recovery with undecided half messages; empty: it has one."""
 

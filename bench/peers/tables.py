@@ -45,7 +45,7 @@ def where(content: dict[str, Any]) -> str:
     )
     return (
         f"{machine['cpu']}, {machine['cores']} cores for servers and clients together, Python {machine['python']}; {settings['rounds']} rounds "
-        f"of {settings['seconds']:g} s in turns ({settings['extra_rounds']} of the works that no goal names), bodies of {settings['body']:,} "
+        f"of {settings['seconds']:g} s in turns ({settings['extra_rounds']} of works and peers that no goal names), bodies of {settings['body']:,} "
         f"bytes, medians, in brackets the lowest and the highest round{sync}."
     )
 
@@ -142,6 +142,7 @@ def recoveries(content: dict[str, Any]) -> str:
 def absences(content: dict[str, Any]) -> str:
     """Why a peer, or a figure of it, is not in the tables."""
     lines = [f"- {one['name']} is not in the tables: {one['missing']}" for one in content["peers"] if one["missing"]]
+    lines += [f"- {one['name']}: {one['remark']}." for one in content["peers"] if one["remark"] and not one["missing"]]
     for one in content["peers"]:
         reasons: dict[str, list[str]] = {}
         for work, reason in {} if one["missing"] else one["lacks"].items():

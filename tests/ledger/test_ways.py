@@ -20,11 +20,15 @@ from escrowmq.ledger.commands import (
     OpenSession,
     PrepareRows,
     ProducerRules,
+    Receive,
+    Subscribe,
+    Subscription,
+    Tick,
 )
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.message.immunity import PROPERTY
 from escrowmq.message.row import OutgoingRow
-from escrowmq.model import DecidedBy, message_id
+from escrowmq.model import Act, DecidedBy, message_id
 from escrowmq.wire import Exchange
 from escrowmq.wire.parcels import merged_batch
 
@@ -65,10 +69,10 @@ class Shop:
         batch = merged_batch(Exchange.END, [([(transaction, 1)], (0, 0))])
         self.ways.do(End(batch, np.array([self.shop]), DecidedBy.PRODUCER))
 
-    def way(self, kind: Exchange, *parts: Part) -> str:
+    def way(self, kind: Exchange, *parts: Part, options: Any = DecidedBy.PRODUCER) -> str:
         """How the request was decided; both ways agree on everything, or this fails."""
         self.ways.ways.clear()
-        self.ways.parcels(kind, parts)
+        self.ways.parcels(kind, parts, options)
         self.ways.check()
         self.ways.check_replay()
         ((way, count),) = self.ways.ways.items()
@@ -166,6 +170,66 @@ def test_plain_messages_of_sessions_that_may_not_send_them_go_as_columns():
     assert shop.way(Exchange.SEND, *among) == "columns"
 
 
+def test_decisions_go_as_rows():
+    """The first one, those that come too late, UNKNOWN, and what is parked; with messages that joined, and that wait."""
+    shop = Shop()
+    shop.prepare(row(transaction=shop.open, queue=1), row(transaction=shop.open, delay_us=SECOND), row(queue=1))
+    other = shop.prepare(row(tag="t"))[4]
+    two = Part([(shop.open, 0), (other, 2)], shop.shop), Part([(shop.decided, 1)], shop.shop)
+    assert shop.way(Exchange.END, *two, options=DecidedBy.CHECK) == "rows"
+    for late in ([(shop.decided, 2), (other, 0)], [(other, 1)], [(shop.open, 1)], [(shop.open, 1)]):
+        assert shop.way(Exchange.END, Part(late, shop.shop)) == "rows"
+    mine, theirs = shop.prepare(row())[4], shop.prepare(row(), session=shop.other)[4]
+    shop.ways.now_us += 30 * SECOND
+    shop.ways.do(Tick())
+    ended = Part([(mine, 1)], shop.shop), Part([(theirs, 2)], shop.other)
+    assert shop.way(Exchange.END, *ended) == "rows", "they are parked"
+    assert shop.ways.twin.counters["parked_total"] >= 2
+
+
+def test_decisions_that_are_not_plain_go_as_columns():
+    shop = Shop()
+    theirs = shop.prepare(row(), session=shop.other)[4]
+    wrong = {
+        "twice": [(shop.open, 0), (shop.open, 0)],
+        "of another group": [(theirs, 1)],
+        "no outcome": [(shop.open, 3)],
+        "unknown": [(bytes(16), 1)],
+        "of another shard": [(bytes(4) + shop.open[4:], 1)],
+        "of another epoch": [(shop.open[:4] + bytes(4) + shop.open[8:], 1)],
+        "none that begins there": [(shop.open[:8] + (1).to_bytes(8, "big"), 1)],
+        "beyond all": [(shop.open[:8] + b"\xff" * 8, 1)],
+    }
+    for what, rows in wrong.items():
+        assert shop.way(Exchange.END, Part(rows, shop.shop)) == "columns", what
+        assert shop.way(Exchange.END, Part([(shop.decided, 1)], shop.shop), Part(rows, shop.shop)) == "columns", what
+    for session in (0, 99, shop.fenced, shop.plain):
+        assert shop.way(Exchange.END, Part([(shop.open, 1)], session)) == "columns"
+
+
+def test_acknowledgements_go_as_rows_whatever_they_say():
+    shop = Shop()
+    shop.ways.do(Subscribe("cart", Subscription(topics=("orders",))))
+    shop.ways.parcels(Exchange.SEND, [Part([row()] * 4, 0, (8, 1))])
+    leased = shop.ways.do(Receive("cart", 1, 10, 4 * SECOND))
+    runs = [(lease, offset, 1) for lease, offset in zip(leased.leases.tolist(), leased.offsets.tolist(), strict=True)]
+    acts = [
+        (Act.ACK, 0),
+        (Act.ACK, 0),
+        (Act.NACK, SECOND),
+        (Act.EXTEND, SECOND),
+        (Act.RELEASE, 0),
+        (Act.NACK, -2),
+        (9, 0),
+    ]
+    for act, delay in acts:
+        rows = [(*run, int(act), delay, "why") for run in runs[:2]]
+        assert shop.way(Exchange.SETTLE, Part(rows[:1]), Part(rows[1:]), options="cart") == "rows"
+        runs = runs[1:] + runs[:1]
+    assert shop.way(Exchange.SETTLE, Part([(77, 0, 1, 0, 0, None)]), options="cart") == "rows"
+    assert shop.way(Exchange.SETTLE, Part([(77, 0, 1, 0, 0, None)]), options="none") == "columns"
+
+
 def test_a_text_that_is_none_decides_nothing():
     """What no column takes is found while deciding, before anything is changed."""
     shop = Shop()
@@ -201,8 +265,17 @@ class Forgetful(Ledger):
         self.sessions.status = unfenced  # type: ignore[method-assign]
 
 
-def test_a_plain_case_that_forgets_a_fence_is_caught(monkeypatch):
+def prepares(shop: Shop, session: int) -> tuple[Exchange, Part]:
+    return Exchange.PREPARE, Part([row()], session, (5, 1))
+
+
+def ends(shop: Shop, session: int) -> tuple[Exchange, Part]:
+    return Exchange.END, Part([(shop.open, 1)], session)
+
+
+@pytest.mark.parametrize("request_of", [prepares, ends])
+def test_a_plain_case_that_forgets_a_fence_is_caught(monkeypatch, request_of):
     monkeypatch.setattr("ways_machine.Ledger", Forgetful)
     shop = Shop()
     with pytest.raises(AssertionError):
-        shop.way(Exchange.PREPARE, Part([row()], shop.fenced, (5, 1)))
+        shop.way(*request_of(shop, shop.fenced))

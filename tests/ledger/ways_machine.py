@@ -24,6 +24,7 @@ from escrowmq.ledger.commands import (
     Configure,
     CreateTopic,
     End,
+    EndRows,
     Forget,
     OpenSession,
     Prepare,
@@ -37,6 +38,7 @@ from escrowmq.ledger.commands import (
     Send,
     SendRows,
     Settle,
+    SettleRows,
     Subscribe,
     Subscription,
     Tick,
@@ -116,10 +118,15 @@ class Ways:
         sessions = np.concatenate([np.full(len(part.rows), part.session) for part in parts])
         few: RowsCommand
         command: Command
-        if kind is Exchange.PREPARE:
-            command, few = Prepare(batch, sessions), PrepareRows(parts)
-        else:
-            command, few = Send(batch, sessions), SendRows(parts)
+        match kind:
+            case Exchange.PREPARE:
+                command, few = Prepare(batch, sessions), PrepareRows(parts)
+            case Exchange.SEND:
+                command, few = Send(batch, sessions), SendRows(parts)
+            case Exchange.END:
+                command, few = End(batch, sessions, options), EndRows(parts, options)
+            case _:
+                command, few = Settle(options, batch), SettleRows(options, parts)
         return self._both(command, few if as_rows else None, kind)
 
     def _both(self, command: Command, few: RowsCommand | None, kind: Exchange | None) -> Any:
@@ -231,6 +238,7 @@ class WaysMachine(RuleBasedStateMachine):
         for group, instance, transactional in (("g", "a", True), ("g", "b", True), ("h", "a", True), ("p", "a", False)):
             self.open(group, instance, transactional)
         self.ways.do(Subscribe("cart", Subscription(topics=("orders", "points"))))
+        self.ways.do(Subscribe("belt", Subscription(topics=("orders",), ordered=True, tags=("red", "blue"))))
         self.transactions: list[bytes] = []
         self.leased: list[tuple[int, int]] = []
         self.sequences = {1: 1, 2: 1}
@@ -272,26 +280,41 @@ class WaysMachine(RuleBasedStateMachine):
         self.ways.parcels(Exchange.SEND, self.parts(given, half=False), as_rows=as_rows)
 
     @rule(
-        given=st.lists(st.tuples(st.integers(0, 40), st.sampled_from([*Outcome, 1, 1])), min_size=1, max_size=5),
-        number=st.integers(0, 9),
+        given=st.lists(
+            st.tuples(
+                st.integers(0, 9),
+                st.lists(st.tuples(st.integers(0, 40), st.sampled_from([*Outcome, 1, 1])), min_size=1, max_size=3),
+            ),
+            min_size=1,
+            max_size=3,
+        ),
         by=st.sampled_from([DecidedBy.PRODUCER, DecidedBy.PRODUCER, DecidedBy.CHECK]),
+        as_rows=ways,
     )
-    def end(self, given, number, by) -> None:
-        rows = [(self.raw(n % 20) or bytes(16), int(outcome)) for n, outcome in given]
-        batch = merged_batch(Exchange.END, [(rows, (0, 0))])
-        self.ways.do(End(batch, np.full(len(rows), self.session(number, half=True)), by))
+    def end(self, given, by, as_rows) -> None:
+        parts = []
+        for number, ends in given:
+            rows = [(self.raw(n % 20) or bytes(16), int(outcome)) for n, outcome in ends]
+            parts.append(Part(rows, self.session(number, half=True)))
+        self.ways.parcels(Exchange.END, parts, by, as_rows=as_rows)
 
-    @rule(most=st.sampled_from([1, 3, 100]))
-    def receive(self, most) -> None:
-        leased = self.ways.do(Receive("cart", 1, most, 4 * SECOND))
+    @rule(most=st.sampled_from([1, 3, 100]), group=st.sampled_from(["cart", "cart", "belt"]))
+    def receive(self, most, group) -> None:
+        leased = self.ways.do(Receive(group, 1, most, 4 * SECOND))
         self.leased += zip(leased.leases.tolist(), leased.offsets.tolist(), strict=True)
 
-    @rule(numbers=st.lists(st.integers(0, 20), min_size=1, max_size=5), act=st.sampled_from([Act.ACK, Act.ACK, *Act]))
-    def settle(self, numbers, act) -> None:
+    @rule(
+        numbers=st.lists(st.integers(0, 20), min_size=1, max_size=5),
+        act=st.sampled_from([Act.ACK, Act.ACK, *Act]),
+        extra=st.sampled_from([0, 0, 0, 1]),
+        group=st.sampled_from(["cart", "cart", "cart", "belt", "none"]),
+        as_rows=ways,
+    )
+    def settle(self, numbers, act, extra, group, as_rows) -> None:
         if self.leased:
             held = [self.leased[-1 - n % len(self.leased)] for n in numbers]
-            rows = [(lease, offset, 1, int(act), SECOND, None) for lease, offset in held]
-            self.ways.do(Settle("cart", merged_batch(Exchange.SETTLE, [(rows, (0, 0))])))
+            rows = [(lease, offset, 1 + extra, int(act), SECOND, None) for lease, offset in held]
+            self.ways.parcels(Exchange.SETTLE, [Part(rows)], group, as_rows=as_rows)
 
     @rule(group=st.sampled_from("gghp"), instance=st.sampled_from("ab"))
     def fence(self, group, instance) -> None:

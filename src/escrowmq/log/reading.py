@@ -17,10 +17,10 @@ from escrowmq.log import frames as codec
 from escrowmq.log.frames import Encoding
 from escrowmq.log.index import Segment
 from escrowmq.log.report import Damage, DamagedLog, RowDamage
-from escrowmq.log.rows import Expected, Located, gather, row_damage, salvaged
+from escrowmq.log.rows import READ_SCHEMA, Expected, Located, gather, row_damage, salvaged
 from escrowmq.log.seam import Frame
 from escrowmq.platform.disk import Disk, disk_error, map_file
-from escrowmq.schemas import Kind
+from escrowmq.schemas import MESSAGES, Kind
 
 Int64s = npt.NDArray[np.int64]
 
@@ -70,6 +70,23 @@ class Reader:
                 found.times[mask] = segment.index.times[index]
                 found.kinds[mask] = segment.index.kinds[index]
             return found
+
+    def message(self, position: int) -> pa.RecordBatch | None:
+        """The one message at ``position``, as ``gather`` gives it; None if there is none, or damage near it: ``gather`` tells."""
+        with self.lock:
+            at = bisect_right(self.segments, position, key=lambda s: s.header.position) - 1
+            if at < 0 or position >= self.segments[at].next_position:
+                return None
+            segment = self.segments[at]
+            index = int(segment.index.positions.searchsorted(position, side="right")) - 1
+            sequence, kind = segment.sequence + index, segment.index.kinds.item(index)
+        if kind not in MESSAGES:
+            return None
+        frame = self.frame(sequence)
+        if frame.damage is not None:
+            return None
+        row = frame.batch.slice(position - frame.position, 1)
+        return pa.RecordBatch.from_arrays([*row.columns, pa.array([frame.time_us], pa.int64())], schema=READ_SCHEMA)
 
     def _check_range(self, low: int, high: int) -> None:
         if low < self.segments[0].header.position:
@@ -302,6 +319,8 @@ class ReadableLog:
         """As :meth:`read`, damaged rows without content; these by row number. In ``damaged`` are also those of which only
         columns are lost that were not asked for."""
         self._check_usable()
+        if len(positions) == 1 and columns is None and (alone := self._reader.message(int(positions[0]))) is not None:
+            return alone, {}
         positions = np.asarray(positions, np.int64)
         located = self._reader.locate(positions)
         damaged: dict[int, Frame] = {}

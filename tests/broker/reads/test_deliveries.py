@@ -1,12 +1,16 @@
 """Receives of one member: split by bytes, yet in order, at once, and nothing leased for nobody."""
 
+import threading
+from queue import SimpleQueue
+
 import pyarrow as pa
 import pytest
 
 from escrowmq.broker.embedded import EmbeddedLink, open_embedded
-from escrowmq.broker.reads.deliveries import Deliveries
+from escrowmq.broker.reads.deliveries import FEW, Deliveries
 from escrowmq.client.bus import Bus
 from escrowmq.errors import Unknown
+from escrowmq.log.report import Damage, RowDamage
 from escrowmq.model import Act, Message
 from escrowmq.schemas import SETTLING
 from escrowmq.settings import BrokerSettings
@@ -60,6 +64,36 @@ def test_every_message_comes_once_in_order_however_it_is_split(link):
         found += seen(answers.pop(0))
         answers.append(receive(link, max_messages=17, max_bytes=10_000))
     assert found == [(offset, 1) for offset in range(200)]
+
+
+@pytest.mark.parametrize(("near", "messages", "reader"), [(100, 1, False), (100, FEW + 1, True), (0, 1, True)])
+def test_a_few_new_messages_are_read_by_the_thread_that_synced_them(link, monkeypatch, near, messages, reader):
+    """Not many, and not old ones: reading those could keep the writer."""
+    monkeypatch.setattr("escrowmq.broker.reads.deliveries.NEAR_ROWS", near)
+    threads: SimpleQueue[str] = SimpleQueue()
+    answer = receive(link)
+    answer.add_done_callback(lambda done: threads.put(threading.current_thread().name))
+    send(link, messages)
+    assert len(seen(answer)) == messages
+    assert threads.get(timeout=30).startswith("escrowmq-reader") is reader
+
+
+def test_a_damaged_message_does_not_keep_a_single_receive(link, monkeypatch):
+    """Nothing came of the first message: the same receive gets the next one."""
+    salvage = type(link._calls.engine.log).salvage
+    place = Damage("a segment", 1, 1, "planted")
+
+    def damaged(log, positions, columns=None):
+        batch, found = salvage(log, positions, columns)
+        offsets = [at for at, body in enumerate(batch.column("body").to_pylist()) if body == b"bad"]
+        return batch, {**found, **{at: RowDamage(place, int(positions[at]), body_only=True) for at in offsets}}
+
+    monkeypatch.setattr(type(link._calls.engine.log), "salvage", damaged)
+    answer = receive(link, max_messages=1)
+    with link.bus.producer("p") as producer:
+        producer.send("t", b"bad")
+        producer.send("t", b"good")
+    assert seen(answer) == [(1, 1)]
 
 
 def test_a_withdrawn_receive_leaves_nothing_leased(link):

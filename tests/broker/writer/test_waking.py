@@ -1,13 +1,19 @@
 """When the writer wakes: a lower bound that may be early but never keeps it awake, and one clock for all that waits."""
 
+from collections.abc import Callable
+
 import pyarrow as pa
 import pytest
-from broker_bench import Bench, asked, prepare, send, settle
+from broker_bench import Bench, asked, end, prepare, send, settle
 
 from escrowmq.broker.actions import act
+from escrowmq.broker.calls import Calls
+from escrowmq.broker.writer import waiting
 from escrowmq.errors import Code, error
 from escrowmq.ledger.commands import AskChecks, Receive, Recheck
 from escrowmq.model import COMMIT, UNKNOWN, Act, DecidedBy, TransactionId
+from escrowmq.schemas import Kind
+from escrowmq.wire import Exchange, Parcel
 
 SECOND = 1_000_000
 
@@ -63,6 +69,58 @@ def test_retries_releases_and_leases_wake_it_once_each():
     bench.engine.step()
     assert sorted(waiting.result(timeout=0).offsets.tolist()) == [0, 1]
     assert sleep_until(bench, bench.clock.now_us() + 40 * SECOND) <= 4  # upkeep, the lease's end, the retries
+
+
+def sent(bench: Bench) -> None:
+    bench.engine.submit(send(0, {}))
+
+
+def committed(bench: Bench) -> None:
+    session = bench.session()
+    (row,) = bench.prepare(session, {})
+    bench.engine.submit(end(session, COMMIT, row["transaction"]))
+
+
+def committed_as_a_row(bench: Bench) -> None:
+    session = bench.session()
+    (row,) = bench.prepare(session, {})
+    parcel = Parcel(Exchange.END, [(row["transaction"], int(COMMIT))], {"session": session})
+    Calls(bench.engine).parcel(parcel, lambda answer: None)
+
+
+def delayed(bench: Bench) -> None:
+    bench.do(send(0, {"delay_us": SECOND}))
+    bench.clock.advance(us=SECOND)
+
+
+MAKES_VISIBLE = [sent, committed, committed_as_a_row, delayed]
+
+
+def served_at_once(make: Callable[[Bench], None]) -> None:
+    """Who waits is served by the very round that makes a message visible, and answered with its sync."""
+    bench = Bench(default_queues=1)
+    bench.subscribe()
+    waiting = bench.engine.receive(Receive("c", 1, 1, 60 * SECOND), 60 * SECOND)
+    bench.engine.step()
+    assert not waiting.done()
+    make(bench)
+    assert not waiting.done()
+    bench.engine.step()
+    assert waiting.done(), "in that round"
+    assert waiting.result(timeout=0).offsets.tolist() == [0]
+
+
+@pytest.mark.parametrize("make", MAKES_VISIBLE)
+def test_who_waits_is_served_by_the_round_that_makes_the_message_visible(make):
+    served_at_once(make)
+
+
+@pytest.mark.parametrize("make", MAKES_VISIBLE[:3])
+def test_planted_a_wake_that_is_lost_is_caught(make, monkeypatch):
+    """Who waits is served by the next round that looks at every line, and not by this one."""
+    monkeypatch.setattr(waiting, "_BRINGS_NOTHING", waiting._BRINGS_NOTHING | {Kind.PLAIN, Kind.DECIDED})
+    with pytest.raises(AssertionError, match="in that round"):
+        served_at_once(make)
 
 
 def test_a_waiting_receive_gets_a_retry_when_its_time_comes():

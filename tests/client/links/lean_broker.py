@@ -38,6 +38,10 @@ class TwinFlight(TwinLink):
         """As when the connection was lost and made anew."""
         self.hello = self.action("hello", {}, 1)
 
+    def doubt(self, problem):
+        """Connect anew when it is next needed."""
+        self.hello = None
+
     def greeting(self, timeout):
         if self.hello is None:
             self.reconnect()

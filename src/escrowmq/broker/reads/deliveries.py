@@ -1,4 +1,4 @@
-"""Deliveries: reads leased messages from the log into batches, on threads of its own, within a bound of bytes.
+"""Deliveries: reads leased messages from the log into batches, within a bound of bytes.
 
 Each member has a *line*: its receives in the order in which they were asked, and what was leased for it and not yet read.
 
@@ -15,6 +15,8 @@ Each member has a *line*: its receives in the order in which they were asked, an
    was withdrawn meanwhile is released: it comes again at once, its attempt not counted; and so is what could not be read.
 4. A message that is damaged is not handed out and takes no other along: it becomes a dead letter of the group, with the place of the
    damage as its cause and an attempt that is not counted. A receive that got nothing else leases again.
+5. A few messages that were stored just now are read by the thread that brings the lease, which has synced them: they are in
+   memory, and waking another thread takes longer than reading them. All others are read on threads of their own.
 """
 
 from __future__ import annotations
@@ -40,7 +42,12 @@ from escrowmq.schemas import DELIVERY, empty
 NEVER_US = 1 << 62
 SWEEP_LINES = 256
 """Lines after which those of members that are gone are looked for."""
+FEW = 4
+"""Messages that the thread reads which brings their lease."""
+NEAR_ROWS = 100_000
+"""If they stand among the last rows of the log."""
 _FIRST_GUESS = 64 << 10  # bytes of one message, before any was seen
+_OVERHEAD = 256  # bytes of a message beside its body, for a guess
 
 
 logger = logging.getLogger(__name__)
@@ -55,6 +62,17 @@ class _Ask:
     max_bytes: int
     return_rest: bool
     answer: Future[pa.RecordBatch]
+    until_us: int
+
+
+@dataclass(slots=True, eq=False)
+class _Reading:
+    """What is to be read for the first receive of a line."""
+
+    key: tuple[str, int]
+    line: _Line
+    ask: _Ask
+    leased: Leased
     until_us: int
 
 
@@ -101,7 +119,7 @@ class Deliveries:
                 self._sweep()
                 line = self._lines[key] = _Line(command.epoch)
             line.asks.append(ask)
-            self._advance(key, line)
+        self._go_on(key, line)
         ask.answer.add_done_callback(lambda done: self._withdrawn(key, line, ask) if done.cancelled() else None)
         return ask.answer
 
@@ -115,19 +133,39 @@ class Deliveries:
         """Finish what is being read."""
         self._readers.shutdown(wait=True)
 
-    def _advance(self, key: tuple[str, int], line: _Line) -> None:
-        """Read what lies ready for the receive that came first, and lease for the others. With the lock held."""
+    def _go_on(self, key: tuple[str, int], line: _Line) -> None:
+        """Take the next steps of a line. Without the lock."""
+        with self._lock:
+            reading = self._advance(key, line)
+        while reading is not None:
+            if not self._is_near(reading.leased):
+                self._read_later(reading)
+                return
+            reading = self._read_for(reading)
+
+    def _is_near(self, leased: Leased) -> bool:
+        """Whether these are few, and in memory (rule 5)."""
+        near = self._engine.log.next_position - NEAR_ROWS
+        return len(leased.leases) <= FEW and all(position >= near for position in leased.positions.tolist())
+
+    def _advance(self, key: tuple[str, int], line: _Line) -> _Reading | None:
+        """Lease for the receives of a line. What is to be read for the one that came first, of what lies ready. With the lock
+        held."""
+        reading = None
         self._drop_late(key[0], line)
         if line.asks and line.ready and not line.reading:
             ask = line.asks.popleft()
-            leased, until_us = self._take_ready(line, ask)
-            self._read_later(key, line, ask, leased, until_us)
+            reading = _Reading(key, line, ask, *self._take_ready(line, ask))
+            line.reading = True
         for leasing in line.leasings[len(line.asks) :]:
             leasing.cancel()
         while not line.ready and len(line.leasings) < len(line.asks):
             self._lease(key, line, line.asks[len(line.leasings)])
+        if line.ready:
+            self._watch()
         if line.idle and self._lines.get(key) is line:
             del self._lines[key]
+        return reading
 
     def _sweep(self) -> None:
         """Now and then: lines of members that left while something lay ready for them."""
@@ -153,8 +191,10 @@ class Deliveries:
 
     def _watch(self) -> None:
         """Look again when something that lies ready has been kept for long enough. With the lock held."""
+        if self._watching:
+            return
         times = [until_us for line in self._lines.values() for _, until_us in line.ready if until_us < NEVER_US]
-        if times and not self._watching:
+        if times:
             self._watching = True
             wait_us = max(min(times) - self._engine.clock.now_us(), 0) + 1
             self._engine.wait_for(lambda: None, wait_us).add_done_callback(self._alarmed)
@@ -164,8 +204,10 @@ class Deliveries:
             self._watching = False
             if done.cancelled() or done.exception() is not None:  # the engine has stopped
                 return
-            for key, line in list(self._lines.items()):
-                self._advance(key, line)
+            lines = list(self._lines.items())
+        for key, line in lines:
+            self._go_on(key, line)
+        with self._lock:
             self._watch()
 
     def _take_ready(self, line: _Line, ask: _Ask) -> tuple[Leased, int]:
@@ -198,7 +240,7 @@ class Deliveries:
                     self._put(line, command, done.result())
                 elif not line.ready:
                     self._answer_first(line, empty(DELIVERY))
-            self._advance(key, line)
+        self._go_on(key, line)
 
     def _put(self, line: _Line, command: Receive, leased: Leased) -> None:
         if not line.asks and not line.ready and not line.reading:
@@ -206,7 +248,6 @@ class Deliveries:
             return
         half = self._engine.clock.now_us() + command.lease_us // 2
         line.ready.append((leased, half if command.epoch is None else NEVER_US))
-        self._watch()
 
     def _keep(self, line: _Line, ask: _Ask, rest: Leased, until_us: int) -> None:
         """What was leased and did not go into the answer to ``ask``: the member's next receive gets it, or it is released."""
@@ -216,7 +257,6 @@ class Deliveries:
             self._engine.submit(Settle(ask.command.group, releasing(rest)))
         else:
             line.ready.appendleft((rest, until_us))
-            self._watch()
 
     @staticmethod
     def _answer_first(line: _Line, outcome: pa.RecordBatch | BaseException) -> None:
@@ -228,25 +268,35 @@ class Deliveries:
 
     def _withdrawn(self, key: tuple[str, int], line: _Line, ask: _Ask) -> None:
         with self._lock:
-            if ask in line.asks:
-                line.asks.remove(ask)
-                if not line.asks and line.epoch is None:
-                    self._release(key[0], line)
-                self._advance(key, line)
+            if ask not in line.asks:
+                return
+            line.asks.remove(ask)
+            if not line.asks and line.epoch is None:
+                self._release(key[0], line)
+        self._go_on(key, line)
 
     # Reading
 
-    def _read_later(self, key: tuple[str, int], line: _Line, ask: _Ask, leased: Leased, until_us: int) -> None:
-        line.reading = True
+    def _read_later(self, reading: _Reading) -> None:
+        """Read on another thread."""
         try:
-            self._readers.submit(self._read_for, key, line, ask, leased, until_us)
+            self._readers.submit(self._read_on, reading)
         except RuntimeError:  # closing
-            line.reading = False
-            self._engine.submit(Settle(ask.command.group, releasing(leased)))
-            if ask.answer.set_running_or_notify_cancel():
-                answer(ask.answer, error(Code.CLOSED))
+            with self._lock:
+                reading.line.reading = False
+            self._engine.submit(Settle(reading.ask.command.group, releasing(reading.leased)))
+            if reading.ask.answer.set_running_or_notify_cancel():
+                answer(reading.ask.answer, error(Code.CLOSED))
 
-    def _read_for(self, key: tuple[str, int], line: _Line, ask: _Ask, leased: Leased, until_us: int) -> None:
+    def _read_on(self, reading: _Reading) -> None:
+        """Read, and what comes next in the line."""
+        following: _Reading | None = reading
+        while following is not None:
+            following = self._read_for(following)
+
+    def _read_for(self, reading: _Reading) -> _Reading | None:
+        """Read and answer; what is to be read next."""
+        key, line, ask, leased = reading.key, reading.line, reading.ask, reading.leased
         outcome: pa.RecordBatch | EscrowError
         damaged: list[tuple[int, int, str]] = []
         nothing = False
@@ -263,15 +313,14 @@ class Deliveries:
                 ask.wait_us = max(ask.until_us - self._engine.clock.now_us(), 0)
                 line.asks.appendleft(ask)
                 if len(rest.leases):
-                    line.ready.appendleft((rest, until_us))
-                self._advance(key, line)
-                return
+                    line.ready.appendleft((rest, reading.until_us))
+                return self._advance(key, line)
             waits = ask.answer.set_running_or_notify_cancel()
-            self._keep(line, ask, rest if waits else leased, until_us)
+            self._keep(line, ask, rest if waits else leased, reading.until_us)
         if waits:
             answer(ask.answer, outcome)
         with self._lock:
-            self._advance(key, line)
+            return self._advance(key, line)
 
     def _bury(self, group: str, damaged: list[tuple[int, int, str]]) -> None:
         """Make dead letters of what cannot be handed out: before the same lines lease again."""
@@ -290,24 +339,27 @@ class Deliveries:
         size = len(leased.leases)
         while start < size and (taken < max_bytes or not parts):
             count = int(np.clip((max_bytes - taken) / self._row_bytes, 1, size - start))
-            part = _pick(leased, slice(start, start + count))
+            part = leased if count == size else _pick(leased, slice(start, start + count))
             stored, damaged = log.salvage(part.positions)
-            fitting = _fitting(stored, max_bytes - taken, at_least=0 if parts else 1)
+            bytes_ = int(stored.nbytes) if size > 1 else _guess(stored)  # one is taken in any case
+            fitting = count if size == 1 else _fitting(stored, bytes_, max_bytes - taken, at_least=0 if parts else 1)
             if fitting < count:
                 stored, part = stored.slice(0, fitting), _pick(part, slice(fitting))
+                bytes_ = int(stored.nbytes)
             start += fitting
             if lost := sorted(row for row in damaged if row < fitting):
                 buried += [(int(part.leases[r]), int(part.offsets[r]), f"DAMAGED: {damaged[r]}") for r in lost]
                 good = np.delete(np.arange(fitting), lost)
                 stored, part = stored.take(pa.array(good)), _pick(part, good)
             if stored.num_rows:
-                taken += int(stored.nbytes)
-                self._row_bytes = max(0.75 * self._row_bytes + 0.25 * stored.nbytes / stored.num_rows, 1.0)
+                taken += bytes_
+                self._row_bytes = max(0.75 * self._row_bytes + 0.25 * bytes_ / stored.num_rows, 1.0)
                 transactions = owners_of(stored, part.positions, log)
                 parts.append(delivered(stored, transactions, part.positions, part.offsets, part.leases, part.attempts))
             if fitting < count:
                 break
-        return joined(parts or [empty(DELIVERY)]), _pick(leased, slice(start, None)), buried
+        rest = nothing_leased() if start == size else _pick(leased, slice(start, None))
+        return parts[0] if len(parts) == 1 else joined(parts or [empty(DELIVERY)]), rest, buried
 
     def _still_stored(self, leased: Leased) -> Leased:
         """Without what retention has dropped since it was leased."""
@@ -323,12 +375,17 @@ def _pick(leased: Leased, rows: Int64s | slice) -> Leased:
     return Leased(*(column[rows] for column in _arrays(leased)))
 
 
-def _fitting(stored: pa.RecordBatch, room: int, at_least: int) -> int:
-    """How many of the first rows take at most ``room`` bytes."""
-    if stored.nbytes <= room:
+def _guess(stored: pa.RecordBatch) -> int:
+    """About how many bytes one row takes: Arrow walks every buffer to tell."""
+    return len(stored.column("body")[0].as_buffer()) + _OVERHEAD
+
+
+def _fitting(stored: pa.RecordBatch, bytes_: int, room: int, at_least: int) -> int:
+    """How many of the first rows, of ``bytes_`` together, take at most ``room`` bytes."""
+    if bytes_ <= room:
         return int(stored.num_rows)
     body = stored.column("body")
     offsets = np.frombuffer(body.buffers()[1], np.int32, len(body) + 1, body.offset * 4).astype(np.int64)
-    other = max(int(stored.nbytes) - int(offsets[-1] - offsets[0]), 0) / max(stored.num_rows, 1)
+    other = max(bytes_ - int(offsets[-1] - offsets[0]), 0) / max(stored.num_rows, 1)
     ends = offsets[1:] - offsets[0] + other * np.arange(1, len(body) + 1)
     return max(int(np.searchsorted(ends, room, side="right")), at_least)

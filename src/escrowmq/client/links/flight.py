@@ -109,6 +109,12 @@ class FlightLink(ParcelsByExchange):
         assert self.hello is not None
         return self.hello
 
+    def doubt(self, problem: EscrowError) -> None:
+        """The broker may be another by now: connect anew for the next use. What is under way is left alone."""
+        with self._lock:
+            if self._client is not None:
+                self._lost(self._client, problem)
+
     def read(self, request: ReadRequest) -> pa.RecordBatchReader:
         """See :meth:`escrowmq.wire.Link.read`."""
         client = self._connected()

@@ -361,11 +361,13 @@ class LeanLink:
 
     def _reached(self) -> LeanConnection:
         """A new connection. Raises EscrowError."""
-        hello = self._flight.greeting(HELLO_SECONDS)
-        if hello is self._tried:  # it was tried with that: things may be otherwise now
+        greeting = hello = self._flight.greeting(HELLO_SECONDS)
+        if greeting is self._tried:  # it was tried with that: things may be otherwise now
             hello = self._flight.action("hello", {}, HELLO_SECONDS)
-        else:
-            self._tried = hello
+            if _run(hello) != _run(greeting):
+                self._flight.doubt(Unknown(Code.DISCONNECTED, "the broker was restarted, or is another"))
+                raise unsent("the broker was restarted, or is another")
+        self._tried = greeting
         if (place := place_of(self._flight.host, hello)) is None:
             raise unsent("the broker has no lean carrier")
         return LeanConnection(*reach(place), self._answered, self._ended, self._loop)
@@ -386,6 +388,9 @@ class LeanLink:
             self._backoff.failed()
             if self._lean is connection:
                 self._lean = None
+            closed = self._closed
+        if not closed:  # the broker may have been restarted, or be another: gRPC would not notice
+            self._flight.doubt(Unknown(Code.DISCONNECTED, "the lean carrier was lost"))
 
     def _tick_later(self) -> None:
         with self._lock:
@@ -401,6 +406,11 @@ class LeanLink:
         busy = [connection.tick() for connection in connections]  # each of them
         if any(busy):
             self._tick_later()
+
+
+def _run(hello: Json) -> tuple[object, object]:
+    """What tells one run of a broker from others."""
+    return hello.get("shard"), hello.get("epoch")
 
 
 def _make_frame(request: Request, lean: LeanConnection) -> None:

@@ -138,7 +138,7 @@ class Sessions:
 
     def group_that_may(self, epoch: int, rules: Rules) -> int | None:
         """The group number of a producer session that may decide; None of any other."""
-        if epoch == OPERATOR or self._check_one(epoch, None, rules) != code.OK:
+        if epoch == OPERATOR or self.status(epoch, transactional=None, rules=rules) != code.OK:
             return None
         return self.group(epoch)
 
