@@ -37,7 +37,9 @@ from escrowmq.model import DecidedBy
 from escrowmq.wire import Exchange
 from escrowmq.wire.parcels import Done, Parcel, Row, answer_of, batch_of, merged_batch
 
-MERGE_BYTES = 1 << 20
+MERGE_BYTES = 6 << 20
+"""What neighbours in a round may have together to become one command: copying a message costs less than the steps of one more command
+do, as long as the copy stays within what the allocator keeps (8 MiB)."""
 MERGE_ROWS = 32_768
 SMALLEST_REQUEST = 256
 """Bytes that any waiting request counts for at least."""
