@@ -70,7 +70,7 @@ def test_a_broker_that_is_killed_after_an_end_was_taken(make_broker, t, g, event
         producer = bus.producer(g, unasked=True, confirm="oneway")
         again = producer.prepare(t, b"sent again").transaction_id
         with broker.connect() as dying:
-            dead = dying.producer(f"{g}-dead", checker=lambda check: mq.UNKNOWN, confirm="oneway", timeout=0.5)
+            dead = dying.producer(f"{g}-dead", checker=lambda check: mq.UNKNOWN, confirm="oneway", timeout=3.0)
             lost = dead.prepare(t, b"asked back").transaction_id
             broker.stop(kill=True)
             assert (producer.commit(again), dead.commit(lost)) == (mq.Code.SENT, mq.Code.SENT)

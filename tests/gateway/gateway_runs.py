@@ -47,7 +47,9 @@ class Client:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.http = httpx.Client(base_url=url, trust_env=False, timeout=60.0)
+        # The server closes a connection that was idle for five seconds; one that it is about to close must not be used again.
+        limits = httpx.Limits(keepalive_expiry=1.0)
+        self.http = httpx.Client(base_url=url, trust_env=False, timeout=60.0, limits=limits)
 
     def post(self, path: str, content: Any = None, **headers: str) -> tuple[int, Any]:
         named = {name.replace("_", "-"): value for name, value in headers.items()}

@@ -138,7 +138,8 @@ def test_a_content_that_cannot_be_read_is_refused_and_the_connection_goes_on(sha
 
 @pytest.mark.parametrize(
     "said",
-    [struct.pack("<I", (1 << 32) - 1), struct.pack("<IBQ", lean.MAX_REQUEST_BYTES, 2, 5), bytes(4), lean.hello() + lean.hello()],
+    [struct.pack("<I", (1 << 32) - 1), struct.pack("<IBQ", lean.MAX_REQUEST_BYTES, 2, 5), bytes(4), lean.hello(),
+     bytes(lean.receive_request(0, {"group": "g", "member": 1})), lean.ping(bytes(65)), struct.pack("<IBQ", 9, 0x55, 0)],
 )  # fmt: skip
 def test_lost_boundaries_close_the_connection_alone(shared, said):
     with shared.client() as other, shared.client() as client:

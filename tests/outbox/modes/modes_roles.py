@@ -35,9 +35,10 @@ from escrowmq.settings import BrokerSettings
 
 GROUP = "shop"
 COUNT = 5
-LEASE = 0.2
-IDLE = 0.5
-"""Longer than a lease: what a dead consumer held comes back within it."""
+DYING_LEASE, LEASE = 1.0, 30.0
+"""Of a consumer that is killed: what it held must come back; and of one that lives: however slow the machine is, it must not."""
+IDLE = 0.1
+"""After which a consumer looks whether anything is left."""
 TAKEN_BACK = 2
 """The message whose business change fails."""
 
@@ -164,11 +165,19 @@ def offset_effect(session: Session, messages: Taken) -> None:
     note(session, "effects", messages.arrow.column("message_id").to_pylist())
 
 
-def consume_reach(url: str, database: str, topic: str, marks: bool) -> None:
-    """A consumer process of both-reach."""
+def unsettled(bus: mq.Bus, topic: str) -> int:
+    """What the topic's consumer group has not settled."""
+    queues = [queue for group in bus.admin.groups() for queue in group["queues"] if queue["topic"] == topic]
+    return sum(queue["end"] - queue["floor"] for queue in queues)
+
+
+def consume_reach(url: str, database: str, topic: str, marks: bool, lease: float = LEASE) -> None:
+    """A consumer process of both-reach; it ends when everything is settled."""
     with mq.connect(url) as bus:
         consumer = BothReachConsumer(sa.create_engine(database), readers(topic), reach_effect, marks=marks)
-        consumer.consume(bus, topic, idle_timeout=IDLE, lease=LEASE)
+        consumer.consume(bus, topic, idle_timeout=IDLE, lease=lease)
+        while unsettled(bus, topic):
+            consumer.consume(bus, topic, idle_timeout=IDLE, lease=lease)
 
 
 def consume_offsets(

@@ -13,8 +13,8 @@ import pytest
 import sqlalchemy as sa
 from modes_roles import (
     COUNT,
+    DYING_LEASE,
     IDLE,
-    LEASE,
     TAKEN_BACK,
     identity,
     noted,
@@ -24,6 +24,7 @@ from modes_roles import (
     reach_effect,
     readers,
     sender,
+    unsettled,
 )
 from modes_zygote import Zygote
 
@@ -74,19 +75,13 @@ def consume(mode: str, bus: mq.Bus, engine: sa.Engine, topic: str) -> None:
         return
     if mode.startswith("both-reach"):
         reaching = BothReachConsumer(engine, readers(topic), reach_effect)
-        reaching.consume(bus, topic, idle_timeout=0.15)
+        reaching.consume(bus, topic, idle_timeout=IDLE)
         while unsettled(bus, topic):
-            reaching.consume(bus, topic, idle_timeout=0.15)
+            reaching.consume(bus, topic, idle_timeout=IDLE)
     else:
         consumer = OffsetConsumer(bus, engine, readers(topic), topic, owner="c-1")
         while consumer.poll(offset_effect):
             pass
-
-
-def unsettled(bus: mq.Bus, topic: str) -> int:
-    """What the topic's consumer group has not settled."""
-    queues = [queue for group in bus.admin.groups() for queue in group["queues"] if queue["topic"] == topic]
-    return sum(queue["end"] - queue["floor"] for queue in queues)
 
 
 def check(mode: str, producer: sa.Engine, consumer: sa.Engine, topic: str, *, complete: bool = False) -> None:
@@ -180,7 +175,7 @@ def test_a_consumer_of_both_is_killed(
     with mq.connect(served.url) as bus:
         producer = produced("both-reach", bus, databases[0], t)
         given = {"url": served.url, "database": databases[1], "topic": t, "marks": marks}
-        assert zygote.run("consume_reach", step, **given) == KILLED
+        assert zygote.run("consume_reach", step, lease=DYING_LEASE, **given) == KILLED
         assert zygote.run("consume_reach", **given) == 0
         check("both-reach", producer, consumer, t, complete=True)
     producer.dispose()
@@ -207,14 +202,14 @@ def test_the_broker_of_a_consumer_of_both_is_killed(
 
 
 def settled(consumer: BothReachConsumer, bus: mq.Bus, topic: str) -> bool:
-    """Consume until nothing comes; False if acknowledgements got lost on the way, and it must go on."""
+    """Consume what comes; False if something is left, because acknowledgements got lost on the way: it must go on."""
     try:
-        consumer.consume(bus, topic, idle_timeout=IDLE, lease=LEASE)
+        consumer.consume(bus, topic, idle_timeout=IDLE, lease=DYING_LEASE)
     except EscrowError as problem:
         if problem.code not in (Code.LEASE_LOST, Code.DISCONNECTED, Code.TIMED_OUT):
             raise
         return False
-    return True
+    return not unsettled(bus, topic)
 
 
 @pytest.mark.parametrize("stride", [1, 2])

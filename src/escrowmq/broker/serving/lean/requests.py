@@ -195,6 +195,8 @@ class Requests:
         return True
 
     def _request(self, kind: int, number: int, content: memoryview) -> bool:
+        if not number:
+            raise error(Code.BAD_REQUEST, "a request with the number 0, which is that of frames that belong to none")
         if number in self._begun:
             raise error(Code.BAD_REQUEST, f"request {number} has no answer yet, and another has its number")
         size = CALL_BYTES + len(content)
