@@ -111,6 +111,21 @@ def test_limits_are_those_of_the_settings():
     )
 
 
+def outcome_of_rows(made) -> object:
+    try:
+        return [row[:7] + row[8:] for row in made()]  # but for when they were born
+    except mq.EscrowError as problem:
+        return type(problem), problem.code, problem.message
+
+
+@given(st.lists(messages | st.just("no message"), max_size=4))
+def test_many_rows_are_those_of_one_after_the_other(given_messages: list[mq.Message]) -> None:
+    many, one = Checker(SMALL), Checker(SMALL)
+    for _ in range(2):  # the second time topics are known
+        expected = outcome_of_rows(lambda: [tuple(one.message(message)) for message in given_messages])
+        assert outcome_of_rows(lambda: many.rows(given_messages)) == expected
+
+
 @given(st.lists(st.sampled_from(["", "a", "ab", "b", "é", "x" * 300]) | st.none(), max_size=4), st.integers(0, 2))
 def test_the_text_that_every_row_has(values, start):
     column = pa.array(values, pa.utf8()).slice(start)
