@@ -11,7 +11,7 @@ from lean_served import PATIENT, Client, Served
 
 from escrowmq.broker.serving.lean import requests, server
 from escrowmq.broker.serving.lean.connection import Connection
-from escrowmq.broker.serving.lean.listening import listen_tcp, listen_unix
+from escrowmq.broker.serving.lean.listening import listen_tcp, listen_unix, tune
 from escrowmq.broker.serving.lean.server import LeanServer
 from escrowmq.errors import Code, EscrowError, Misuse
 from escrowmq.model import Act, Outcome
@@ -201,6 +201,20 @@ def test_what_was_leased_for_an_answer_that_did_not_leave_comes_again_unharmed(s
 
 
 # Who is silent, drips, or does not read
+
+
+def test_the_system_asks_whether_a_silent_other_side_is_there():
+    """Half-open connections end: nothing of ours asks, so the sockets must be set so that the system does."""
+    listener = listen_tcp("127.0.0.1", 0)
+    with socket.create_connection(listener.getsockname()), listener:
+        listener.setblocking(True)
+        accepted, _ = listener.accept()
+        with accepted:
+            tune(accepted)
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+            assert not accepted.getblocking()
 
 
 def test_a_client_that_never_greets_is_closed(served, monkeypatch):
