@@ -237,6 +237,7 @@ class Servers:
         if stack := self._stacks.pop(peer.server, None):
             with contextlib.suppress(*FAILURES):
                 stack.close()
+            os.sync()  # what one left to be written is not the next one's handicap
 
     def __exit__(self, *_: object) -> None:
         for peer in self._bench.present:

@@ -73,9 +73,7 @@ RULES = Rules(
     max_delay_us=60 * SECOND,
 )
 ALL_RULES = [
-    RULES,
-    RULES,
-    RULES,
+    *[RULES] * 6,
     replace(RULES, reject_transactional=True),
     replace(RULES, auto_create_topics=False),
     replace(RULES, mixed_groups=True, dedup_max=5),

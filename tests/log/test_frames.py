@@ -6,11 +6,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.errors import Code, Corrupt, Misuse
-from escrowmq.log import frames
+from escrowmq.log import bodies, frames
 from escrowmq.schemas import STORED, Kind, is_fixed_width
 from escrowmq.testing.log_conformance import checked, messages
 
@@ -144,3 +145,19 @@ def test_content_that_contradicts_its_header_is_corrupt(kind: Kind, change: dict
     with pytest.raises(Corrupt, match="f, byte 0, frame 7") as caught:
         frames.decode(data, 0, header, "f")
     assert caught.value.code == Code.DAMAGED
+
+
+@pytest.mark.parametrize("sizes", [[600] * 5, [600, 601, 0, 2000], [3, 3, 3], [0, 0], [5000, 0, 0]])
+def test_every_body_has_its_own_checksum(sizes: list[int]) -> None:
+    """Bodies of one length are digested in another way than those of several."""
+    given = [bytes([at + 1]) * size for at, size in enumerate(sizes)]
+    batch = messages(len(sizes), body=1)
+    batch = batch.set_column(batch.schema.names.index("body"), batch.schema.field("body"), pa.array(given, pa.binary()))
+    message = batch.serialize()
+    found = bodies.checksums(message, Kind.PLAIN, 7, 99)
+    assert found[8:] == b"".join(xxhash.xxh3_64_digest(body) for body in given)
+    assert bodies.intact_rows(message, pa.py_buffer(found), batch_of(message), 7, 99).all()
+
+
+def batch_of(message: pa.Buffer) -> pa.RecordBatch:
+    return pa.ipc.read_record_batch(message, STORED[Kind.PLAIN])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import escrowmq as mq
 from escrowmq.errors import Code
-from escrowmq.message.limits import Limits, byte_lengths, property_lengths, refusals
+from escrowmq.message.limits import Limits, byte_lengths, property_lengths, refusals, the_only_text
 from escrowmq.message.row import Checker
 from escrowmq.schemas import OUTGOING, PROPERTIES
 from escrowmq.settings import BrokerSettings
@@ -109,3 +109,26 @@ def test_limits_are_those_of_the_settings():
     assert Limits.of({name: getattr(table, name) for name in table.__slots__}) == Limits(
         half_retention_us=round(table.half_retention * 1e6)
     )
+
+
+def outcome_of_rows(made) -> object:
+    try:
+        return [row[:7] + row[8:] for row in made()]  # but for when they were born
+    except mq.EscrowError as problem:
+        return type(problem), problem.code, problem.message
+
+
+@given(st.lists(messages | st.just("no message"), max_size=4))
+def test_many_rows_are_those_of_one_after_the_other(given_messages: list[mq.Message]) -> None:
+    many, one = Checker(SMALL), Checker(SMALL)
+    for _ in range(2):  # the second time topics are known
+        expected = outcome_of_rows(lambda: [tuple(one.message(message)) for message in given_messages])
+        assert outcome_of_rows(lambda: many.rows(given_messages)) == expected
+
+
+@given(st.lists(st.sampled_from(["", "a", "ab", "b", "é", "x" * 300]) | st.none(), max_size=4), st.integers(0, 2))
+def test_the_text_that_every_row_has(values, start):
+    column = pa.array(values, pa.utf8()).slice(start)
+    values = values[start:]
+    alike = len(set(values)) == 1 and values[0] is not None and 0 < len(values[0].encode()) <= 256
+    assert the_only_text(column) == (values[0] if alike else None)

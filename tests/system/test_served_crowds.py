@@ -20,7 +20,7 @@ from pyarrow import flight
 import escrowmq as mq
 from escrowmq.errors import Code
 from escrowmq.schemas import OUTGOING
-from escrowmq.wire import pack_metadata, unpack_error, unpack_json
+from escrowmq.wire import lean, pack_metadata, unpack_error, unpack_json
 
 DESCRIPTORS = 160
 CROWD = 200
@@ -72,12 +72,16 @@ def polite(broker: dict[str, Any], count: int) -> None:
         ("metrics", b"GET /metrics HTTP/1.1\r\nHo"),
         ("http", b""),
         ("http", b"GET /healthz HTTP/1.1\r\nHost: "),
+        ("lean", b""),
+        ("lean", lean.hello()),
     ],
 )
 def test_a_crowd_that_says_nothing_keeps_nobody_from_being_served(
     broker: dict[str, Any], port: str, said: bytes
 ) -> None:
-    host, number = broker[port].partition("://")[2].split(":")
+    host, number = "127.0.0.1", broker["lean"]["port"]
+    if port != "lean":
+        host, number = broker[port].partition("://")[2].split(":")
     with ExitStack() as crowd:
         for _ in range(CROWD):
             connection = crowd.enter_context(socket.socket())

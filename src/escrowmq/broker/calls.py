@@ -77,11 +77,12 @@ class Calls:
             return _without_positions(produced) if early else produced
         return self._end(batch, sessions, options)
 
-    def parcel(self, parcel: Parcel, done: Done) -> None:
-        """Start a request of a few rows; ``done`` is called once, on any thread, and neither blocks nor raises."""
+    def parcel(self, parcel: Parcel, done: Done, sound_bytes: int | None = None) -> None:
+        """Start a request of a few rows; ``done`` is called once, on any thread, and neither blocks nor raises. ``sound_bytes``: what
+        the rows take, from a carrier that has checked their types as it read them."""
         try:
             terms = self._terms_of(parcel)
-            size = check_parcel(parcel, self.engine.settings)
+            size = check_parcel(parcel, self.engine.settings, sound_bytes)
             if terms.early:
                 done = _without_places(done)
             elif terms.lane == _CHECK_ANSWERS:
@@ -96,20 +97,21 @@ class Calls:
 
     def _terms_of(self, parcel: Parcel) -> Terms:
         """The checked options of a parcel. Most come with the same ones, so what was checked is kept."""
-        kind = parcel.kind
+        kind, options = parcel.kind, parcel.options
         key: Any = None
         try:
-            key = (kind, *((name, type(value), value) for name, value in parcel.options.items()))
+            # With the types: True is equal to 1, and no session.
+            key = (kind, *options, *options.values(), *map(type, options.values()))
             if (known := self._terms.get(key)) is not None:
                 return known
         except TypeError:  # a value that cannot be a key is refused below
             key = None
         if kind not in _PARCELS:
             raise error(Code.BAD_REQUEST, f"no parcels of {kind!r:.100}")
-        options: Any = checked(OPTIONS[kind], parcel.options)
-        if kind is Exchange.END and not options.get("session"):
+        given: Any = checked(OPTIONS[kind], options)
+        if kind is Exchange.END and not given.get("session"):
             raise _no_session()
-        terms = Terms.of(kind, options)
+        terms = Terms.of(kind, given)
         if key is not None:
             if len(self._terms) >= _MOST_TERMS:
                 self._terms.clear()

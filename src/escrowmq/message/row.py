@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from time import time_ns
 from typing import Any, NamedTuple
 
@@ -148,6 +148,22 @@ class Checker:
             else _microseconds(check_immunity, "check_immunity", limits.half_retention_us, "half_retention"),
             transaction,
         )
+
+    def rows(self, messages: Iterable[Message]) -> list[tuple[Any, ...]]:
+        """Many messages as plain tuples, which were born together. Raises as :meth:`row`."""
+        rows: list[tuple[Any, ...]] = []
+        topics, longest, now = self._topics, self.limits.max_body_bytes, time_ns() // 1000
+        for m in messages:
+            if not isinstance(m, Message):
+                raise Misuse(Code.BAD_ARGUMENT, f"{type(m).__name__} is not a Message")
+            topic, body, key, tag, identity = m.topic, m.body, m.key, m.tag, m.message_id
+            known = type(topic) is str and topic in topics and type(body) is bytes and len(body) <= longest
+            plain = key is None and tag is None and identity is None and m.properties is None and m.queue is None
+            if known and plain and m.check_immunity is None and m.delay == 0:
+                rows.append((topic, body, None, None, None, None, -1, now, 0, 0, None))
+            else:
+                rows.append(self.row(topic, body, key, tag, m.properties, m.delay, m.queue, identity, m.check_immunity))
+        return rows
 
     def message(self, message: Message, transaction: bytes | None = None) -> OutgoingRow:
         """The row of a :class:`~escrowmq.model.Message`. Raises as :meth:`row`."""

@@ -1,4 +1,5 @@
-"""How calls travel over Arrow Flight (gRPC). Everything between ``<>`` is JSON: UTF-8, one object.
+"""How calls travel over Arrow Flight (gRPC). Everything between ``<>`` is JSON: UTF-8, one object. Exchanges of a few rows can take the
+[lean carrier](lean.md), too, with the same kinds, options, rows and codes; whoever speaks Flight can do everything.
 
 **Exchanges** (``DoExchange``): one per kind and connection. Requests are pipelined.
 

@@ -11,7 +11,7 @@ from lean_served import PATIENT, Client, Served
 
 from escrowmq.broker.serving.lean import requests, server
 from escrowmq.broker.serving.lean.connection import Connection
-from escrowmq.broker.serving.lean.listening import listen_tcp, listen_unix
+from escrowmq.broker.serving.lean.listening import listen_tcp, listen_unix, tune
 from escrowmq.broker.serving.lean.server import LeanServer
 from escrowmq.errors import Code, EscrowError, Misuse
 from escrowmq.model import Act, Outcome
@@ -138,7 +138,8 @@ def test_a_content_that_cannot_be_read_is_refused_and_the_connection_goes_on(sha
 
 @pytest.mark.parametrize(
     "said",
-    [struct.pack("<I", (1 << 32) - 1), struct.pack("<IBQ", lean.MAX_REQUEST_BYTES, 2, 5), bytes(4), lean.hello() + lean.hello()],
+    [struct.pack("<I", (1 << 32) - 1), struct.pack("<IBQ", lean.MAX_REQUEST_BYTES, 2, 5), bytes(4), lean.hello(),
+     bytes(lean.receive_request(0, {"group": "g", "member": 1})), lean.ping(bytes(65)), struct.pack("<IBQ", 9, 0x55, 0)],
 )  # fmt: skip
 def test_lost_boundaries_close_the_connection_alone(shared, said):
     with shared.client() as other, shared.client() as client:
@@ -199,7 +200,32 @@ def test_what_was_leased_for_an_answer_that_did_not_leave_comes_again_unharmed(s
     served.until(lambda: served.room.used == 0)
 
 
+def test_limits_of_rows_and_bytes_are_the_settings(tmp_path):
+    served = Served(tmp_path / "data", max_batch_rows=2, max_batch_bytes=3000)
+    try:
+        with served.client() as client:
+            assert client.plain(b"", b"", b"").code is Code.BATCH_TOO_LARGE
+            assert client.plain(bytes(3000)).code is Code.BATCH_TOO_LARGE
+            assert len(client.plain(b"a", b"b")) == 2
+    finally:
+        served.stop()
+
+
 # Who is silent, drips, or does not read
+
+
+def test_the_system_asks_whether_a_silent_other_side_is_there():
+    """Half-open connections end: nothing of ours asks, so the sockets must be set so that the system does."""
+    listener = listen_tcp("127.0.0.1", 0)
+    with socket.create_connection(listener.getsockname()), listener:
+        listener.setblocking(True)
+        accepted, _ = listener.accept()
+        with accepted:
+            tune(accepted)
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+            assert not accepted.getblocking()
 
 
 def test_a_client_that_never_greets_is_closed(served, monkeypatch):
@@ -243,7 +269,8 @@ class Slow:
         self.engine, self.waiting = served.engine, []
         self.came = threading.Semaphore(0)
 
-    def parcel(self, parcel, done):
+    def parcel(self, parcel, done, sound_bytes=None):
+        assert sound_bytes > 0
         self.waiting.append(done)
         self.came.release()
 

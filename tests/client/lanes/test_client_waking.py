@@ -64,18 +64,23 @@ def test_who_does_not_wait_yet_holds_up_nobody():
 
 
 def test_an_interrupted_main_thread_holds_up_nobody():
-    waiters, results = [Waiter(60.0) for _ in range(3)], dict.fromkeys([0, 2])
+    waiters, results = [Waiter(60.0, threading.get_ident()) for _ in range(3)], dict.fromkeys([0, 2])
     threads = waiting(waiters, results)
-    began, main = threading.Event(), threading.get_ident()
+    interrupted, main = threading.Event(), threading.get_ident()
 
     def interrupt():
-        began.wait()
-        signal.pthread_kill(main, signal.SIGINT)
+        """Again after a while: a signal that comes just before the wait begins does not end it."""
+        while True:
+            signal.pthread_kill(main, signal.SIGINT)
+            if interrupted.wait(1.0):
+                return
 
-    threading.Thread(target=interrupt).start()
+    interrupting = threading.Thread(target=interrupt)
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        began.set()
+        interrupting.start()
         result_of(waiters[1])
+    interrupted.set()
+    interrupting.join()
     deliver(waiters, [0, 1, 2])
     for thread in threads:
         thread.join()

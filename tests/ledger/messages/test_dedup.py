@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from escrowmq.errors import Code
 from escrowmq.ledger.commands import Prepare, Retain, Rules, Send
 from escrowmq.ledger.ledger import Ledger
-from escrowmq.ledger.messages.dedup import Dedup
+from escrowmq.ledger.messages.dedup import Dedup, split_runs
 from escrowmq.ledger.transactions.table import ROLLED_BACK
 from escrowmq.model import COMMIT, ROLLBACK, DecidedBy
-from escrowmq.schemas import Kind
+from escrowmq.schemas import ID, Kind
 from escrowmq.testing.ledgers import LedgerDriver, outgoing, tables_equal
 
 WINDOW_US = 16_000_000
@@ -507,3 +507,20 @@ def test_a_slice_of_ids_is_read_where_it_is(driver):
     assert driver.do(Send(whole.slice(4, 3), np.zeros(3, np.int64))).equals(first)
     again = driver.do(Send(whole, np.zeros(10, np.int64)))
     assert again.column("position").slice(4, 3).equals(first.column("position"))
+
+
+def test_ids_that_go_round_are_two_runs():
+    rows = [(7, (1 << 64) - 2), (7, (1 << 64) - 1), (7, 0), (7, 1), (8, 2)]
+    instances, sequences, starts = split_runs(pa.array([id_of(*row) for row in rows], ID))
+    assert starts.tolist() == [0, 2, 4]
+    assert instances.tolist() == [7, 7, 7, 7, 8]
+    assert sequences[2:].tolist() == [0, 1, 2]
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 12), st.integers(1, 5), st.integers(0, 1)), max_size=5))
+def test_an_id_that_stands_twice_in_a_batch_is_found_by_its_runs(runs):
+    rows = [(instance, first + at, topic) for instance, first, count, topic in runs for at in range(count)]
+    ids = pa.array([id_of(instance, sequence) for instance, sequence, _ in rows], ID)
+    found = Dedup().find(ids, np.array([topic for *_, topic in rows], np.int32))
+    firsts = [rows.index(row) for row in rows]
+    assert (list(range(len(rows))) if found.firsts is None else found.firsts.tolist()) == firsts

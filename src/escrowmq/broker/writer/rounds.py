@@ -37,12 +37,14 @@ from escrowmq.model import DecidedBy
 from escrowmq.wire import Exchange
 from escrowmq.wire.parcels import Done, Parcel, Row, answer_of, batch_of, merged_batch
 
-MERGE_BYTES = 1 << 20
+MERGE_BYTES = 6 << 20
+"""What neighbours in a round may have together to become one command: copying a message costs less than the steps of one more command
+do, as long as the copy stays within what the allocator keeps (8 MiB)."""
 MERGE_ROWS = 32_768
 SMALLEST_REQUEST = 256
 """Bytes that any waiting request counts for at least."""
-PLAIN_ROWS = 128
-"""Rows of one kind in a round that are decided as rows at most: above, columns are faster (docs/decisions/0029)."""
+PLAIN_ROWS = 512
+"""Rows of one kind in a round that are decided as rows at most: above, columns are faster (docs/decisions/0029-rows-until-the-round.md)."""
 
 _ORDER: dict[type, int] = {Prepare: 1, Send: 2, End: 3, Settle: 4}
 _KIND_ORDER = {Exchange.PREPARE: 1, Exchange.SEND: 2, Exchange.END: 3, Exchange.SETTLE: 4}

@@ -109,8 +109,8 @@ class Request:
         self.waiters = waiters
         self.batches: list[pa.RecordBatch] = [] if batch is None else [batch]
         self.count = len(waiters) if batch is None else int(batch.num_rows)
-        self.size = size if batch is None else int(batch.nbytes)
-        """Bytes of the rows, about, or of ``batches``."""
+        self.size = size if batch is None else int(pa.ipc.get_record_batch_size(batch))
+        """Bytes of the rows, about, or of ``batches`` as they travel (which is told sooner than ``nbytes``)."""
         self.parcel: Parcel | None = None  # as it is sent; one of the two is made when it is first sent
         self.batch: pa.RecordBatch | None = None
         self.memo: Any = None

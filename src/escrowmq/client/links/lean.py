@@ -94,7 +94,7 @@ class LeanLink:
         if kind is Exchange.RECEIVE:
             future.withdraw = partial(self._withdraw, request)
         else:
-            request.fits = batch.nbytes <= PARCEL_BYTES and batch.schema.equals(REQUEST[kind])
+            request.fits = pa.ipc.get_record_batch_size(batch) <= PARCEL_BYTES and batch.schema.equals(REQUEST[kind])
         self._submit(request)
         return future
 

@@ -145,7 +145,7 @@ def as_batch(data: Any, checker: Checker, codec: OutgoingCodec) -> pa.RecordBatc
         return codec.columns(data)
     if isinstance(data, str | bytes) or not isinstance(data, Iterable):
         raise Misuse(Code.BAD_ARGUMENT, f"{type(data).__name__} is not messages, a record batch or a table")
-    rows = [checker.message(message) for message in data]
+    rows = checker.rows(data)
     return codec.encode(rows)[0] if rows else schemas.empty(schemas.OUTGOING)
 
 

@@ -50,6 +50,14 @@ def split_runs(ids: pa.Array) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.ui
     return instances, sequences, np.flatnonzero(np.concatenate(([True], breaks)))
 
 
+def _overlap(instances: npt.NDArray[np.uint64], sequences: npt.NDArray[np.uint64], counts: Int64s) -> bool:
+    """Whether an id is in two of these runs (at least two)."""
+    order = np.lexsort((sequences, instances))
+    instances, sequences = instances[order], sequences[order]
+    lasts = sequences + (counts[order] - 1).astype(np.uint64)
+    return bool(np.count_nonzero((instances[1:] == instances[:-1]) & (sequences[1:] <= lasts[:-1])))
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """What is known of the ids of a batch, row by row."""
@@ -102,7 +110,7 @@ class Dedup:
                     break
                 out = found.positions[start:end], found.halves[start:end]
                 self._find_run(known, int(sequences[start]), topics[start:end], *out)
-        if len(starts) > 1:
+        if len(starts) > 1 and _overlap(instances[starts], sequences[starts], ends - starts):
             order = np.lexsort((topics, sequences, instances))
             same = np.ones(size - 1, np.bool_)
             for column in (instances, sequences, topics):

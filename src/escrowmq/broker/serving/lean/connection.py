@@ -84,10 +84,17 @@ class Connection:
                 if not self.broken:
                     self._keep(memoryview(data)[sent:], len(data), lost)
                     return False
-        self.freed(len(data))
-        if lost is not None:
-            lost()
+        self._lose(len(data), lost)
         return False
+
+    def _lose(self, size: int, lost: Callable[[], None] | None) -> None:
+        """An answer did not leave whole, and never will."""
+        self.freed(size)
+        try:
+            if lost is not None:
+                lost()
+        except Exception:  # whoever answers has others to answer
+            logger.exception("what an answer held could not be given back: %s", self.peer)
 
     def _keep(self, rest: memoryview, size: int, lost: Callable[[], None] | None) -> None:
         if not self._unsent:
@@ -175,6 +182,4 @@ class Connection:
             self.held.stuck_since = None
             self._socket.close()
         for unsent in left:
-            self.freed(unsent.size)
-            if unsent.lost is not None:
-                unsent.lost()
+            self._lose(unsent.size, unsent.lost)

@@ -195,6 +195,8 @@ class Requests:
         return True
 
     def _request(self, kind: int, number: int, content: memoryview) -> bool:
+        if not number:
+            raise error(Code.BAD_REQUEST, "a request with the number 0, which is that of frames that belong to none")
         if number in self._begun:
             raise error(Code.BAD_REQUEST, f"request {number} has no answer yet, and another has its number")
         size = CALL_BYTES + len(content)
@@ -219,7 +221,7 @@ class Requests:
                     more += PAIR_BYTES * sum(len(row[4]) for row in parcel.rows if row[4])
                 self._room.change(self._held, more)
                 self._note(number, size + more)
-                self._calls.parcel(parcel, partial(self._parcel_came, number, size + more))
+                self._calls.parcel(parcel, partial(self._parcel_came, number, size + more), len(content))
         except EscrowError as problem:  # it could not be read: nothing has begun
             self._room.change(self._held, -size)
             self._say(lean.refused(number, problem))
