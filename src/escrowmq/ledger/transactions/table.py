@@ -202,11 +202,15 @@ class TransactionTable:
         """As :meth:`decide`, for rows of Kind.DECIDED (each transaction once); their row numbers."""
         firsts, states, by, epochs = (self.rows[name] for name in ("first", "state", "by", "epoch"))
         rows: list[int] = firsts.searchsorted([first for first, _, _, _ in decided]).tolist()
+        ended: dict[tuple[int, int], int] = {}
         for row, (_, state, decided_by, _) in zip(rows, decided, strict=True):
-            counts = self.parked if states.item(row) == PARKED else self.open
-            counts[self._sessions.group(epochs.item(row))] -= 1
+            was = states.item(row), epochs.item(row)
+            ended[was] = ended.get(was, 0) + 1
             states[row] = state
             by[row] = decided_by
+        for (state, epoch), size in ended.items():
+            counts = self.parked if state == PARKED else self.open
+            counts[self._sessions.group(epoch)] -= size
         return rows
 
     def park(self, ordinals: Int64s) -> None:
