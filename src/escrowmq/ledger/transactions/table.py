@@ -202,15 +202,14 @@ class TransactionTable:
         """As :meth:`decide`, for rows of Kind.DECIDED (each transaction once); their row numbers."""
         firsts, states, by, epochs = (self.rows[name] for name in ("first", "state", "by", "epoch"))
         rows: list[int] = firsts.searchsorted([first for first, _, _, _ in decided]).tolist()
-        ended: dict[tuple[int, int], int] = {}
+        group, last = NO_GROUP, -1  # most are of one session
         for row, (_, state, decided_by, _) in zip(rows, decided, strict=True):
-            was = states.item(row), epochs.item(row)
-            ended[was] = ended.get(was, 0) + 1
+            counts = self.parked if states.item(row) == PARKED else self.open
+            if (epoch := epochs.item(row)) != last:
+                group, last = self._sessions.group(epoch), epoch
+            counts[group] -= 1
             states[row] = state
             by[row] = decided_by
-        for (state, epoch), size in ended.items():
-            counts = self.parked if state == PARKED else self.open
-            counts[self._sessions.group(epoch)] -= size
         return rows
 
     def park(self, ordinals: Int64s) -> None:
