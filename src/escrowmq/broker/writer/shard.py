@@ -94,6 +94,8 @@ class Shard:
         """Broker time: the one clock of the shard, of its waiting, its listings and its metrics."""
         self._snapshot_bytes = _size(snapshot.tables) if snapshot else 0
         self._snapshot_sequence = snapshot.sequence if snapshot else 0
+        self._looked = log.bytes_since_snapshot(), log.bytes_written
+        """Bytes since the last snapshot when they were asked for last (of every segment), and what was written until then."""
         self.time_us = 0
         self.begin()
         self.execute(Configure(rules_of(settings)))
@@ -309,7 +311,15 @@ class Shard:
     def snapshot_due(self) -> bool:
         """Whether enough was written since the last snapshot: a fixed amount, and 20 times what a snapshot takes; or many
         frames, which take as long to replay when they are small, and twice what a snapshot takes."""
-        written = self.log.bytes_since_snapshot()
+        written, then = self._looked
+        if not self._is_much(
+            written + self.log.bytes_written - then
+        ):  # at least what it is: a newer snapshot makes it less
+            return False
+        self._looked = self.log.bytes_since_snapshot(), self.log.bytes_written
+        return self._is_much(self._looked[0])
+
+    def _is_much(self, written: int) -> bool:
         frames = self.log.next_sequence - self._snapshot_sequence
         return written >= max(self.settings.snapshot_bytes, 20 * self._snapshot_bytes) or (
             frames >= self.settings.snapshot_frames and written >= 2 * self._snapshot_bytes

@@ -91,10 +91,12 @@ class WaitingReceives:
     def _serve_line(self, group: str, new: set[int], now_us: int) -> Pairs:
         pairs: Pairs = []
         kept: deque[WaitingReceive] = deque()
-        ready = self._has_work(group, now_us)
+        ready: bool | None = None  # not known: what was leased may have been all
         for receive in self._lines[group]:
             if receive.future.cancelled():
                 continue
+            if ready is None:
+                ready = self._has_work(group, now_us)
             if ready or id(receive) in new:
                 answer = self._lease(receive)
                 if isinstance(answer, EscrowError) or len(answer.leases):
@@ -102,7 +104,7 @@ class WaitingReceives:
                         pairs.append((receive, answer))
                     else:
                         self._release(receive, answer)  # withdrawn at the very moment
-                    ready = self._has_work(group, now_us)
+                    ready = None
                     continue
             if receive.until_us <= now_us:
                 pairs.append((receive, nothing_leased()))
