@@ -56,7 +56,7 @@ class LeanLink:
         self.address = flight.address
         self._flight = flight
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._lock = threading.RLock()  # guards the ways and which connection there is; a signal handler may close the link
+        self._lock = threading.RLock()  # guards the ways, and which connection there is; a signal handler may close
         self._ways: dict[tuple[Exchange, object], Way] = {}
         self._lean: LeanConnection | None = None
         self._connections: set[LeanConnection] = set()  # those that owe an answer, too
