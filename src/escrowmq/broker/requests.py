@@ -96,9 +96,9 @@ def _row_bytes(kind: Exchange, row: tuple[Any, ...]) -> int:
     if kind is Exchange.END:
         if len(row[0]) != _ID_BYTES:
             raise error(Code.BAD_BATCH, "a transaction id has 16 bytes")
-        return 2 * _ID_BYTES
+        return ROW_OVERHEAD
     if kind is Exchange.SETTLE:
-        return 5 * _VALUE_BYTES + (len(row[5]) if row[5] is not None else 0)
+        return ROW_OVERHEAD + (len(row[5]) if row[5] is not None else 0)
     topic, body, key, tag, pairs, identity, _, _, _, _, transaction = row
     if (identity is not None and len(identity) != _ID_BYTES) or (
         transaction is not None and len(transaction) != _ID_BYTES

@@ -64,7 +64,7 @@ def test_who_does_not_wait_yet_holds_up_nobody():
 
 
 def test_an_interrupted_main_thread_holds_up_nobody():
-    waiters, results = [Waiter(60.0) for _ in range(3)], dict.fromkeys([0, 2])
+    waiters, results = [Waiter(60.0, threading.get_ident()) for _ in range(3)], dict.fromkeys([0, 2])
     threads = waiting(waiters, results)
     interrupted, main = threading.Event(), threading.get_ident()
 

@@ -49,12 +49,13 @@ class Waiter:
     Only who is blocked already is given a next one to wake (``blocks``). The main thread never is: a signal may take it out of its wait.
     """
 
-    __slots__ = ("blocks", "lock", "next", "timeout", "value")
+    __slots__ = ("blocks", "lock", "main", "next", "timeout", "value")
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, main: int | None = None) -> None:
         self.lock = threading.Lock()
         self.lock.acquire()
         self.timeout = timeout
+        self.main = main  # the main thread
         self.value: Any = _NOTHING
         self.blocks = False
         self.next: Waiter | None = None
@@ -62,7 +63,7 @@ class Waiter:
     def __await__(self) -> Generator[None, None, Any]:
         yield from ()  # makes it a generator; it never suspends
         try:
-            self.blocks = threading.get_ident() != _main_thread()
+            self.blocks = threading.get_ident() != self.main
             # The lane gives up after ``timeout``; the rest guards against a lane that was cut off in the middle of that.
             self.lock.acquire(timeout=1.2 * self.timeout + 2.0)
         finally:
@@ -77,15 +78,11 @@ class Waiter:
         return value
 
 
-def _main_thread() -> int | None:
-    return threading.main_thread().ident
-
-
 class ThreadLane(Lane):
     """A lane whose callers are threads: each waiter is a :class:`Waiter` (or :class:`Unawaited`, or None)."""
 
     def __init__(self, *args: Any, timeout: float, **more: Any) -> None:
-        super().__init__(*args, waiter=partial(Waiter, timeout), timeout=timeout, **more)
+        super().__init__(*args, waiter=partial(Waiter, timeout, threading.main_thread().ident), timeout=timeout, **more)
 
     def _deliver(self, waiters: list[Any], results: list[Any]) -> None:
         first: Waiter | None = None

@@ -14,6 +14,7 @@ import pyarrow as pa
 from escrowmq import schemas
 from escrowmq.client.lanes.request import NO_ID
 from escrowmq.errors import DONE, FIRST_ANSWER, Code, EscrowError, Misuse, error
+from escrowmq.message.ids import column_of
 from escrowmq.model import Outcome
 from escrowmq.wire.parcels import Row
 
@@ -44,7 +45,7 @@ class EndingCodec:
     def encode(self, rows: Sequence[Row]) -> tuple[pa.RecordBatch, None]:
         """The batch."""
         ids, outcomes = zip(*rows, strict=True)
-        arrays = [pa.array(ids, schemas.ID), pa.array(outcomes, pa.uint8())]
+        arrays = [column_of(b"".join(ids)), pa.array(np.frombuffer(bytes(outcomes), np.uint8))]
         return pa.RecordBatch.from_arrays(arrays, schema=schemas.ENDING), None
 
     def decode(self, rows: Sequence[Row], memo: Any, answer: pa.RecordBatch, resent: bool) -> list[Code | EscrowError]:

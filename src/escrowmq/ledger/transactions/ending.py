@@ -120,10 +120,13 @@ class Ending:
             return None
         codes, winners = bytearray(), list[DecidedRow]()
         ours = iter(found)
+        group, last = None, -1  # most are of one session
         for part in parts:
             session = part.session
-            if (group := self._sessions.group_that_may(session, rules)) is None:
-                return None
+            if session != last:
+                if (group := self._sessions.group_that_may(session, rules)) is None:
+                    return None
+                last = session
             for _, outcome in part.rows:
                 first, epoch, state = next(ours)
                 foreign = epoch != session and self._sessions.group(epoch) != group

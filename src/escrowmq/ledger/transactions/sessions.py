@@ -113,12 +113,14 @@ class Sessions:
     def _row(self, epoch: int) -> int:
         """The row of an epoch; -1 if there is none."""
         epochs = self._rows["epoch"]
-        if not len(epochs):
+        size = len(epochs)
+        if not size:
             return -1
-        row = epoch - int(epochs[0])  # right while none between was forgotten
-        if not (0 <= row < len(epochs) and epochs[row] == epoch):
-            row = int(epochs.searchsorted(epoch))
-        return row if row < len(epochs) and epochs[row] == epoch else -1
+        row: int = epoch - epochs.item(0)  # right while none between was forgotten
+        if 0 <= row < size and epochs.item(row) == epoch:
+            return row
+        row = int(epochs.searchsorted(epoch))
+        return row if row < size and epochs.item(row) == epoch else -1
 
     def _rows_of(self, epochs: Int64s) -> Int64s:
         return locate(self._rows["epoch"], epochs)

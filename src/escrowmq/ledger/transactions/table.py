@@ -202,9 +202,12 @@ class TransactionTable:
         """As :meth:`decide`, for rows of Kind.DECIDED (each transaction once); their row numbers."""
         firsts, states, by, epochs = (self.rows[name] for name in ("first", "state", "by", "epoch"))
         rows: list[int] = firsts.searchsorted([first for first, _, _, _ in decided]).tolist()
+        group, last = NO_GROUP, -1  # most are of one session
         for row, (_, state, decided_by, _) in zip(rows, decided, strict=True):
             counts = self.parked if states.item(row) == PARKED else self.open
-            counts[self._sessions.group(epochs.item(row))] -= 1
+            if (epoch := epochs.item(row)) != last:
+                group, last = self._sessions.group(epoch), epoch
+            counts[group] -= 1
             states[row] = state
             by[row] = decided_by
         return rows
