@@ -77,11 +77,12 @@ class Calls:
             return _without_positions(produced) if early else produced
         return self._end(batch, sessions, options)
 
-    def parcel(self, parcel: Parcel, done: Done) -> None:
-        """Start a request of a few rows; ``done`` is called once, on any thread, and neither blocks nor raises."""
+    def parcel(self, parcel: Parcel, done: Done, sound_bytes: int | None = None) -> None:
+        """Start a request of a few rows; ``done`` is called once, on any thread, and neither blocks nor raises. ``sound_bytes``: what
+        the rows take, from a carrier that has checked their types as it read them."""
         try:
             terms = self._terms_of(parcel)
-            size = check_parcel(parcel, self.engine.settings)
+            size = check_parcel(parcel, self.engine.settings, sound_bytes)
             if terms.early:
                 done = _without_places(done)
             elif terms.lane == _CHECK_ANSWERS:

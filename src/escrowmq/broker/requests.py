@@ -71,21 +71,27 @@ _MOST_INSTANCE, _MOST_SEQUENCE = 1 << 64, (1 << 64) - PARCEL_ROWS
 _VALUE_BYTES = 8
 
 
-def check_parcel(parcel: Parcel, settings: BrokerSettings) -> int:
-    """Rejected(BAD_BATCH or BATCH_TOO_LARGE) unless the rows are sound: tuples of the kind's types, ids of 16 bytes. Their bytes, about.
+def check_parcel(parcel: Parcel, settings: BrokerSettings, sound_bytes: int | None = None) -> int:
+    """Rejected(BAD_BATCH or BATCH_TOO_LARGE) unless the rows are sound: tuples of the kind's types, ids of 16 bytes. Their bytes, about:
+    ``sound_bytes`` if the types of all values are known to be right, then only how much it is is looked at.
 
     Numbers out of range and text that is not Unicode show when columns are made, on the writer, and are refused there.
     """
-    rows, shapes = parcel.rows, _SHAPES[parcel.kind]
+    rows = parcel.rows
     if len(rows) > min(PARCEL_ROWS, settings.max_batch_rows):
         raise error(Code.BATCH_TOO_LARGE, f"a parcel of {len(rows)} rows; the limit is {PARCEL_ROWS}")
-    size = 0
-    for row in rows:
+    size = _checked_bytes(parcel) if sound_bytes is None else sound_bytes
+    if size > settings.max_batch_bytes:
+        raise error(Code.BATCH_TOO_LARGE, f"{size} bytes; the limit is {settings.max_batch_bytes}")
+    return size
+
+
+def _checked_bytes(parcel: Parcel) -> int:
+    shapes, size = _SHAPES[parcel.kind], 0
+    for row in parcel.rows:
         if not isinstance(row, tuple) or tuple(map(type, row)) not in shapes:
             raise error(Code.BAD_BATCH, f"{row!r:.200} is no row of {parcel.kind}")
         size += _row_bytes(parcel.kind, row)
-    if size > settings.max_batch_bytes:
-        raise error(Code.BATCH_TOO_LARGE, f"{size} bytes; the limit is {settings.max_batch_bytes}")
     instance, sequence = parcel.first_id
     if not (0 <= instance < _MOST_INSTANCE and 0 <= sequence < _MOST_SEQUENCE):
         raise error(Code.BAD_BATCH, f"{parcel.first_id!r:.100} is no message id")

@@ -200,6 +200,17 @@ def test_what_was_leased_for_an_answer_that_did_not_leave_comes_again_unharmed(s
     served.until(lambda: served.room.used == 0)
 
 
+def test_limits_of_rows_and_bytes_are_the_settings(tmp_path):
+    served = Served(tmp_path / "data", max_batch_rows=2, max_batch_bytes=3000)
+    try:
+        with served.client() as client:
+            assert client.plain(b"", b"", b"").code is Code.BATCH_TOO_LARGE
+            assert client.plain(bytes(3000)).code is Code.BATCH_TOO_LARGE
+            assert len(client.plain(b"a", b"b")) == 2
+    finally:
+        served.stop()
+
+
 # Who is silent, drips, or does not read
 
 
@@ -258,7 +269,8 @@ class Slow:
         self.engine, self.waiting = served.engine, []
         self.came = threading.Semaphore(0)
 
-    def parcel(self, parcel, done):
+    def parcel(self, parcel, done, sound_bytes=None):
+        assert sound_bytes > 0
         self.waiting.append(done)
         self.came.release()
 

@@ -221,7 +221,7 @@ class Requests:
                     more += PAIR_BYTES * sum(len(row[4]) for row in parcel.rows if row[4])
                 self._room.change(self._held, more)
                 self._note(number, size + more)
-                self._calls.parcel(parcel, partial(self._parcel_came, number, size + more))
+                self._calls.parcel(parcel, partial(self._parcel_came, number, size + more), len(content))
         except EscrowError as problem:  # it could not be read: nothing has begun
             self._room.change(self._held, -size)
             self._say(lean.refused(number, problem))
