@@ -65,7 +65,7 @@ def like(schema: dict[str, Any], models: dict[str, Any]) -> st.SearchStrategy[An
     return known.get(kind, ANYTHING)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_every_answer_is_one_of_those_documented(gateway: tuple[Client, dict[str, Any]], data: st.DataObject) -> None:
     client, document = gateway

@@ -483,7 +483,9 @@ class GroupsMachine(RuleBasedStateMachine):
 
 
 # How hard it looks is the profile's affair (conftest.py).
-GroupsMachine.TestCase.settings = settings(deadline=None, suppress_health_check=list(HealthCheck))
+GroupsMachine.TestCase.settings = settings(
+    max_examples=settings.default.max_examples // 2, deadline=None, suppress_health_check=list(HealthCheck)
+)
 TestGroupsAgainstModel = GroupsMachine.TestCase
 
 

@@ -21,8 +21,6 @@ from escrowmq.testing.servers.process import Server, accepts, free_port, started
 from escrowmq.testing.servers.seam import Absent
 
 _PACKAGE = "org.apache.spark.deploy"
-_SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
-"""For Java processes that live for some seconds: the optimising compiler would cost more than it saves."""
 
 
 @dataclass
@@ -106,8 +104,7 @@ def _spark(folder: Path) -> tuple[Path, Mapping[str, str]]:
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(folder / "local"),
         "SPARK_CONF_DIR": str(folder),
-        "SPARK_DAEMON_JAVA_OPTS": f"-Dlog4j2.configurationFile=file:{logging} {_SHORT_LIVED}",
-        "SPARK_LAUNCHER_OPTS": _SHORT_LIVED,
+        "SPARK_DAEMON_JAVA_OPTS": f"-Dlog4j2.configurationFile=file:{logging}",
         "SPARK_DAEMON_MEMORY": "256m",
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_NO_DAEMONIZE": "1",
