@@ -215,6 +215,14 @@ def test_it_may_be_closed_by_what_an_answer_calls(link, broker):
     eventually(lambda: not threads())
 
 
+def test_a_signal_handler_may_close_it_wherever_it_interrupts(flight, broker):
+    link = LeanLink(flight)
+    send(link)
+    with link._lock, link._lean._lock:  # as when the handler runs on the thread that holds them
+        link.close()
+    assert begin(link, parcel()).exception(PATIENCE).code is Code.CLOSED
+
+
 def test_it_may_be_closed_in_the_middle_of_a_send(link, broker):
     send(link)
     broker.deaf = True

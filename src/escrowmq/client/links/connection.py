@@ -83,7 +83,7 @@ class LeanConnection:
         self._answered, self._ended = answered, ended
         self._ids = itertools.count(1)
         self._pending: dict[int, Request] = {}
-        self._lock = threading.Lock()  # guards what leaves, and orders the last request before the end
+        self._lock = threading.RLock()  # guards what leaves, and orders the last request before the end
         self._out: deque[memoryview] = deque()  # what the socket did not take
         self._accepted = self._left = 0  # bytes, ever
         self._reason: EscrowError | None = None  # why it ends, or takes no more
@@ -205,7 +205,7 @@ class LeanConnection:
 
     def forked(self) -> None:
         """In a forked child: the socket is the parent's, so only its descriptor is closed; nothing is told to anybody."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._reason, self._dead = Unknown(Code.CLOSED, FORKED), True
         self._pending, self._out = {}, deque()
         self._socket.close()

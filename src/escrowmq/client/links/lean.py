@@ -56,7 +56,7 @@ class LeanLink:
         self.address = flight.address
         self._flight = flight
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._lock = threading.Lock()  # guards the ways and which connection there is; held for moments
+        self._lock = threading.RLock()  # guards the ways, and which connection there is; a signal handler may close
         self._ways: dict[tuple[Exchange, object], Way] = {}
         self._lean: LeanConnection | None = None
         self._connections: set[LeanConnection] = set()  # those that owe an answer, too
@@ -141,7 +141,7 @@ class LeanLink:
 
     def forked(self) -> None:
         """In a forked child: closed; the sockets are the parent's."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._closed, self._closed_because = True, FORKED
         for connection in self._connections:
             connection.forked()
