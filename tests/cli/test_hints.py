@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,10 @@ def texts() -> list[tuple[str, str]]:
     filled in later is X."""
     found = []
     for path in sorted(SOURCE.rglob("*.py")):
-        tree = ast.parse(path.read_text())
+        source = path.read_text()
+        if "`escrowmq" not in source:  # saves reading most files as programs
+            continue
+        tree = ast.parse(source)
         parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
         documents = {
             id(node.value)
@@ -61,9 +65,10 @@ def test_there_are_messages_that_name_commands() -> None:
     assert len(texts()) > 5
 
 
-@pytest.mark.parametrize(("where", "text"), texts())
-def test_every_command_that_is_named_exists_with_its_options(where: str, text: str) -> None:
-    for named in re.findall(r"`escrowmq ([^`]*)`", text):
+def test_every_command_that_is_named_exists_with_its_options() -> None:
+    for where, named in [
+        (where, named) for where, text in texts() for named in re.findall(r"`escrowmq ([^`]*)`", text)
+    ]:
         found, rest = command(named.split())
         options = {name for parameter in found.params for name in parameter.opts}
         for word in rest:
@@ -71,6 +76,7 @@ def test_every_command_that_is_named_exists_with_its_options(where: str, text: s
                 assert word in options, f"{where}: {named} has no option {word}"
 
 
+@cache
 def names() -> set[str]:
     """Everything with an underscore that a person can set, call or give."""
     found = {f.name for shape in (BrokerSettings, GatewaySettings) for f in dataclasses.fields(shape)}

@@ -36,7 +36,7 @@ LONG = settings.default.max_examples > 1000
 
 TestWays = WaysMachine.TestCase
 TestWays.settings = settings(
-    max_examples=settings.default.max_examples if LONG else 15,
+    max_examples=settings.default.max_examples if LONG else 20,
     stateful_step_count=settings.default.stateful_step_count if LONG else 30,
 )
 
