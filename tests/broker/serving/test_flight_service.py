@@ -12,6 +12,7 @@ import pytest
 from flight_served import Served, told
 from pyarrow import flight
 
+from escrowmq.broker.reads import deliveries
 from escrowmq.errors import Code, Denied, EscrowError
 from escrowmq.platform.listening import check_address
 from escrowmq.schemas import CHECKS, ENDING, OUTGOING, PRODUCED
@@ -329,6 +330,7 @@ def test_a_log_closed_under_a_receive_is_told_as_a_stopping_broker(tmp_path, mon
         return read(*arguments)
 
     monkeypatch.setattr(served.engine.log, "salvage", late)
+    monkeypatch.setattr(deliveries, "FEW", 0)  # read by a thread beside the writer, which can stop meanwhile
     with served.exchange(kind("receive", group="c", member=1), NOTHING) as (writer, reader):
         writer.write_metadata(pack_metadata(1, {"max_messages": 10, "wait_ms": 10_000}))
         assert reading.wait(30)

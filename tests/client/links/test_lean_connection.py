@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 from lean_broker import PATIENCE, LeanBroker, TwinFlight, eventually
-from test_lean_link import begin, bodies, outcome, parcel, receive, send
+from test_lean_link import begin, bodies, outcome, parcel, patient, receive, send  # noqa: F401
 
 from escrowmq.client.links import connection as connections
 from escrowmq.client.links import lean as links
