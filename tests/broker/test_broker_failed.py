@@ -76,9 +76,12 @@ def test_an_unexpected_exception_before_a_request_is_submitted_is_a_code_of_its_
     producer = bus.producer("plain")
     producer.send("orders", b"first")
     with monkeypatch.context() as planted:
-        planted.setattr("escrowmq.broker.calls.check_batch", failing)
+        for check in ("check_batch", "check_parcel"):
+            planted.setattr(f"escrowmq.broker.calls.{check}", failing)
         with pytest.raises(Unknown, match="planted") as raised:
             producer.send("orders", b"x")
+        with pytest.raises(Unknown, match="planted"):
+            producer.send_batch([mq.Message("orders", b"y")])
     assert raised.value.code is Code.BROKER_FAILED
     assert producer.send("orders", b"x", message_id=raised.value.message_id).queue >= 0
 

@@ -39,6 +39,8 @@ class Counted(ParcelsByExchange):
         return self._link.exchange(kind, batch, options)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "attach":  # it may block, so no event loop sends through it
+            raise AttributeError(name)
         return getattr(self._link, name)
 
 

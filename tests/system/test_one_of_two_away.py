@@ -504,6 +504,8 @@ def test_listings_and_look_ups_answer_for_the_living_and_name_who_is_missing(pai
         producer = bus.producer("listed", checker=lambda check: mq.UNKNOWN)
         for key in KEYS:
             producer.prepare(topic, b"", key=key)
+        with bus.consumer("listing", topic) as consumer:
+            assert consumer.receive(wait=0.0) == []
         pair.be(away)
         admin = bus.admin
         for ask in (
