@@ -4,7 +4,7 @@ Plain is what nearly every small request is: topics that exist, sessions that ma
 open and of the group, everything within its limits. A row that is anything else makes the whole command *not plain*: it is decided as
 columns, by the rules of ``producing.py``, so none of them stands here a second time. What stands here is only that a
 plain row is accepted, and what it does: the same events, the same answers, the same state, which
-``tests/ledger/rows`` holds against columns.
+``tests/ledger/test_ways.py`` holds against columns.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class ProducingRows:
             [epoch for epoch in senders if epoch],
             list(topics.values()),
             runs,
-            tags if any(tags) or tags.count(None) < size else None,
+            tags if tags.count(None) < size else None,
             queue_ids,
             visible,
             halves,
