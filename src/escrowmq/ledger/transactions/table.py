@@ -207,7 +207,7 @@ class TransactionTable:
             counts = self.parked if states.item(row) == PARKED else self.open
             if (epoch := epochs.item(row)) != last:
                 group, last = self._sessions.group(epoch), epoch
-            counts[group] -= 1
+            counts[group] = counts.get(group, 0) - 1
             states[row] = state
             by[row] = decided_by
         return rows
