@@ -16,10 +16,12 @@ from escrowmq.errors import Code, Misuse
 
 if TYPE_CHECKING:
     from escrowmq.compensation.sets.opening import open_sets
+    from escrowmq.compensation.sets.redis import RedisSets
     from escrowmq.compensation.sets.sql import SqlSets
 
 _HOMES = {
     "sets.opening": ("open_sets",),
+    "sets.redis": ("RedisSets",),
     "sets.sql": ("SqlSets",),
 }
 _LAZY = {name: home for home, names in _HOMES.items() for name in names}
@@ -28,6 +30,7 @@ _EXTRAS = {"sqlalchemy": "outbox", "redis": "redis"}
 __all__ = [  # noqa: RUF022  # grouped, not sorted
     # where the sets live
     "open_sets",
+    "RedisSets",
     "SqlSets",
 ]
 
