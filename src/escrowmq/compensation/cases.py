@@ -140,7 +140,9 @@ def purge_cases(database: Database, older_than: float, name: str | None = None) 
     age = age_of(older_than)
     ended = _C.state.in_([CaseState.DONE.value, CaseState.SETTLED.value])
     with transaction(database, trans_compensation_case) as connection:
-        old = sa.delete(trans_compensation_case).where(ended, _C.changed_us < database_now_us(connection) - round(age * 1e6))
+        old = sa.delete(trans_compensation_case).where(
+            ended, _C.changed_us < database_now_us(connection) - round(age * 1e6)
+        )
         return connection.execute(old if name is None else old.where(_C.name == name)).rowcount
 
 
@@ -166,7 +168,11 @@ def _act(
             if state not in _MAY[to]:
                 done.append(CaseDone(identity, Code.CONFLICT, state))
                 continue
-            values = {"state": to.value, "changed_us": now_us, "notes": f"{line}\n{row.notes or ''}".rstrip()[:MAX_NOTES]}
+            values = {
+                "state": to.value,
+                "changed_us": now_us,
+                "notes": f"{line}\n{row.notes or ''}".rstrip()[:MAX_NOTES],
+            }
             if to is CaseState.RETRY:
                 values["attempts"] = 0
             change = sa.update(trans_compensation_case).where(_is(name, identity), _C.state == row.state)
@@ -237,11 +243,18 @@ class Cases:
                 attempts = row.attempts + 1
                 if to is CaseState.TRYING and attempts >= self._max_attempts:
                     then = CaseState.STUCK
-                elif to is CaseState.TRYING:  # what a person wants tried again is in no run, so it must stay in that state
+                elif (
+                    to is CaseState.TRYING
+                ):  # what a person wants tried again is in no run, so it must stay in that state
                     then = CaseState.RETRY if state is CaseState.RETRY else CaseState.TRYING
                 else:
                     then = to
-                values = {"state": then.value, "attempts": attempts, "changed_us": now_us, "reason": reasons[identity][:MAX_REASON]}
+                values = {
+                    "state": then.value,
+                    "attempts": attempts,
+                    "changed_us": now_us,
+                    "reason": reasons[identity][:MAX_REASON],
+                }
                 connection.execute(sa.update(trans_compensation_case).where(_is(self._name, identity)).values(values))
                 if then in WAITING:
                     waiting.add(identity)

@@ -89,6 +89,8 @@ class Entries:
         self._backoff = Backoff(FIRST_PAUSE, LAST_PAUSE)
         self.together = is_in(database, sets)
         """Whether an entry is written in the transaction of its effect."""
+        if self.together:
+            sets.epoch()  # makes its tables
 
     def within(self, session: Any, messages: Sequence[Received]) -> None:
         """In the transaction of their effects."""

@@ -95,7 +95,7 @@ class TopicKeys:
         }
         times = [now_us]
         for line in ends:
-            first = max(floors.get((line["broker"], line["queue"]), 0), line["start"])
+            first = max(floors.get((line["broker"], line["queue"]), 0), line["head"])
             if first < line["end"]:
                 stored_us = self._stored_us((line["shard"], line["queue"]), first)
                 if stored_us is None:
@@ -127,7 +127,7 @@ class TopicKeys:
         if missing := lines.missing or self._bus.missing():
             raise away(missing, what)
         ends = {(line["shard"], line["queue"]): line["end"] for line in lines}
-        start = {(line["shard"], line["queue"]): max(line.get("offset_at", 0), line["start"]) for line in lines}
+        start = {(line["shard"], line["queue"]): max(line.get("offset_at", 0), line["head"]) for line in lines}
         left = [place for place, first in start.items() if first < ends[place]]
         if not left:
             return
@@ -174,5 +174,9 @@ class GivenKeys:
         """What was given. Misuse(BAD_SETTING) without it."""
         if self._read_again is None:
             text = "the set store has lost what it held, and nothing was given that reads the keys again"
-            raise Misuse(Code.BAD_SETTING, text, "give GivenKeys(read_again=...), then run it again; it stays suspended until then")
+            raise Misuse(
+                Code.BAD_SETTING,
+                text,
+                "give GivenKeys(read_again=...), then run it again; it stays suspended until then",
+            )
         yield from self._read_again(since_us)

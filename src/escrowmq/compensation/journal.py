@@ -145,8 +145,10 @@ class Journal:
         transaction of its own. A mark of a transaction that commits meanwhile may be missing."""
         at_us, after = since_us, b""
         while True:
-            later = sa.or_(at_us < _SEEN.seen_us, sa.and_(at_us == _SEEN.seen_us, after < _SEEN.message_id))
-            page = sa.select(_SEEN.message_id, _SEEN.seen_us).where(_SEEN.consumer_group == group, at_us <= _SEEN.seen_us, later)
+            later = sa.or_(_SEEN.seen_us > at_us, sa.and_(_SEEN.seen_us == at_us, _SEEN.message_id > after))
+            page = sa.select(_SEEN.message_id, _SEEN.seen_us).where(
+                _SEEN.consumer_group == group, _SEEN.seen_us >= at_us, later
+            )
             with transaction(self.database, trans_recv_log) as connection:
                 rows = connection.execute(page.order_by(_SEEN.seen_us, _SEEN.message_id).limit(MARKS_PAGE)).all()
             if not rows:

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from escrowmq.client.bus import Bus
 from escrowmq.compensation.effects import Effects
-from escrowmq.errors import AWAY, Code, EscrowError, Meaning
+from escrowmq.errors import AWAY, Code, Corrupt, EscrowError, Meaning, Overloaded, Rejected, Unknown
 from escrowmq.model import TransactionId
 from escrowmq.platform.failpoints import reach
 
@@ -109,9 +109,11 @@ class LookUps:
         only = next(iter(self._topics)) if len(self._topics) == 1 else None
         try:
             answer = self._bus.admin.lookup(message_id=identity, topic=only)
-        except EscrowError as problem:
-            if problem.meaning is Meaning.REFUSED:
+        except Rejected as problem:
+            if problem.code is not Code.UNKNOWN_TOPIC:
                 raise
+            return judged(identity, ())
+        except (Overloaded, Unknown, Corrupt) as problem:
             return Finding(identity, State.AWAY, (), str(problem))
         rows = [row for row in answer if row["topic"] in self._topics]
         away = "; ".join(f"{one['broker']}: {one['reason']}" for one in answer.missing)

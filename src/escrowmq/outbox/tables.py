@@ -169,7 +169,9 @@ trans_compensation = _table(
     sa.Column("name", NAME, primary_key=True),
     sa.Column("version", BIG, nullable=False),  # counts the changes: each is a compare and set on it
     sa.Column("epoch", NAME),  # of the set store, when it was last whole; null: it was never seen
-    sa.Column("settled_us", BIG, nullable=False),  # by the brokers' clock; compensation/journal.py says what it promises
+    sa.Column(
+        "settled_us", BIG, nullable=False
+    ),  # by the brokers' clock; compensation/journal.py says what it promises
     sa.Column("suspended_us", BIG),  # by the database's clock; null: it is not suspended
     sa.Column("reason", TEXT),
     sa.Column("changed_us", BIG, nullable=False),
