@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from escrowmq.compensation.remedies import LookedUp
     from escrowmq.compensation.scheduler import Scheduler
     from escrowmq.compensation.sets.opening import open_sets
+    from escrowmq.compensation.sets.redis import RedisSets
     from escrowmq.compensation.sets.sql import SqlSets
     from escrowmq.compensation.statistics import Report, Statistics
 
@@ -43,6 +44,7 @@ _HOMES = {
     "remedies": ("LookedUp",),
     "scheduler": ("Scheduler",),
     "sets.opening": ("open_sets",),
+    "sets.redis": ("RedisSets",),
     "sets.sql": ("SqlSets",),
     "statistics": ("Report", "Statistics"),
 }
@@ -51,6 +53,7 @@ _LAZY = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [  # noqa: RUF022  # grouped, not sorted
     # the set stores
     "open_sets",
+    "RedisSets",
     "SqlSets",
     # the consumers
     "consume",
