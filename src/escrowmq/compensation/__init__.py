@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 from escrowmq.errors import Code, Misuse
 
 if TYPE_CHECKING:
+    from escrowmq.compensation.announcing import Announced, Announcing, Prepared
     from escrowmq.compensation.sets.opening import open_sets
     from escrowmq.compensation.sets.sql import SqlSets
 
 _HOMES = {
+    "announcing": ("Announcing", "Announced", "Prepared"),
     "sets.opening": ("open_sets",),
     "sets.sql": ("SqlSets",),
 }
@@ -26,6 +28,10 @@ _LAZY = {name: home for home, names in _HOMES.items() for name in names}
 _EXTRAS = {"sqlalchemy": "outbox", "redis": "redis"}
 
 __all__ = [  # noqa: RUF022  # grouped, not sorted
+    # the producer
+    "Announcing",
+    "Announced",
+    "Prepared",
     # where the sets live
     "open_sets",
     "SqlSets",
