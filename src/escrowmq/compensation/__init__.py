@@ -17,11 +17,13 @@ from escrowmq.errors import Code, Misuse
 if TYPE_CHECKING:
     from escrowmq.compensation.announcing import Announced, Announcing, Prepared
     from escrowmq.compensation.sets.opening import open_sets
+    from escrowmq.compensation.sets.redis import RedisSets
     from escrowmq.compensation.sets.sql import SqlSets
 
 _HOMES = {
     "announcing": ("Announcing", "Announced", "Prepared"),
     "sets.opening": ("open_sets",),
+    "sets.redis": ("RedisSets",),
     "sets.sql": ("SqlSets",),
 }
 _LAZY = {name: home for home, names in _HOMES.items() for name in names}
@@ -34,6 +36,7 @@ __all__ = [  # noqa: RUF022  # grouped, not sorted
     "Prepared",
     # where the sets live
     "open_sets",
+    "RedisSets",
     "SqlSets",
 ]
 
