@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from escrowmq.errors import Code, Misuse
 
 if TYPE_CHECKING:
+    from escrowmq.compensation.announcing import Announced, Announcing, Prepared
     from escrowmq.compensation.cases import (
         Case,
         CaseState,
@@ -43,6 +44,7 @@ _HOMES = {
     "journal": ("Journal",),
     "remedies": ("LookedUp",),
     "scheduler": ("Scheduler",),
+    "announcing": ("Announcing", "Announced", "Prepared"),
     "sets.opening": ("open_sets",),
     "sets.redis": ("RedisSets",),
     "sets.sql": ("SqlSets",),
@@ -51,7 +53,11 @@ _HOMES = {
 _LAZY = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [  # noqa: RUF022  # grouped, not sorted
-    # the set stores
+    # the producer
+    "Announcing",
+    "Announced",
+    "Prepared",
+    # where the sets live
     "open_sets",
     "RedisSets",
     "SqlSets",
