@@ -69,6 +69,11 @@ class SqlSets:
         return self._name
 
     @property
+    def engine(self) -> sa.Engine:
+        """Of the database that it is in."""
+        return self._engine
+
+    @property
     def keeps(self) -> str:
         """In words: when what was recorded is safe."""
         return "when a call returns, its transaction is durable as the database's settings have it"
