@@ -224,6 +224,7 @@ def look(bus: Bus) -> None:
     admin.hello(), admin.topics(), admin.groups(), admin.producers(), admin.writers(), admin.offsets("t")
     admin.members("leased"), admin.dead_letters("failing"), admin.lookup(key="k1")
     admin.transaction(admin.transactions()[0]["id"])
+    bus.view_message("t", "k1")
     link.action("topics.wait", {"topic": "t"}, 5)
     link.action("writers.show", {"writer": "query"}, 5)
 
