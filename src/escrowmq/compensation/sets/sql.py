@@ -25,6 +25,7 @@ from escrowmq.compensation.sets.checks import (
     check_time,
     lease_us,
 )
+from escrowmq.compensation.sets.durability import commits_late, state_of
 from escrowmq.compensation.sets.failures import failure, is_missing, may_repeat, other_shape
 from escrowmq.compensation.sets.seam import Run, Sizes
 from escrowmq.compensation.sets.tables import commit_set, half_set, metadata, number_of, set_run, set_store, taken
@@ -59,6 +60,7 @@ class SqlSets:
         self._own = own
         self._process = os.getpid()
         self._ready = False
+        self._commits_late = False
         self._closed = False
 
     @property
@@ -77,8 +79,7 @@ class SqlSets:
         return "when a call returns, its transaction is durable as the database's settings have it"
 
     def epoch(self) -> str:
-        """See the contract. It is a token drawn when the store's row was made, and for PostgreSQL the timeline of the server: a
-        replica that took over has another. Raises Misuse(BAD_SETTING) where commits are not durable."""
+        """See the contract. It is a token drawn when the store's row was made, and what :func:`.durability.state_of` says of the database."""
         return self._do(self._epoch)
 
     def add_halves(self, ids: Sequence[bytes], announced_us: Sequence[int]) -> None:
@@ -185,6 +186,8 @@ class SqlSets:
                 if not self._ready:
                     self._make()
                 with self._dialect.transaction() as connection:
+                    if self._commits_late:
+                        connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
                     return work(connection)
             except DBAPIError as problem:
                 missing = is_missing(problem) and self._ready
@@ -206,6 +209,7 @@ class SqlSets:
                 keys = inspector.get_pk_constraint(table.name)["constrained_columns"]
                 if found != set(table.columns.keys()) or set(keys) != {column.name for column in table.primary_key}:
                     raise other_shape(f"{table.name} has the columns {', '.join(sorted(found))}")
+            self._commits_late = commits_late(connection, self._dialect.name)
         self._ready = True
 
     def _lock(self, connection: sa.Connection) -> str:
@@ -220,20 +224,9 @@ class SqlSets:
         return str(token)
 
     def _epoch(self, connection: sa.Connection) -> str:
-        self._check_durable(connection)
         token = connection.scalar(sa.select(set_store.c.token).where(set_store.c.store == self._store))
         token = self._lock(connection) if token is None else token
-        if self._dialect.name != "postgresql":
-            return str(token)
-        timeline = connection.scalar(sa.text("SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"))
-        return f"{token}.{timeline}"
-
-    def _check_durable(self, connection: sa.Connection) -> None:
-        for question, weak in _WEAK[self._dialect.name].items():
-            answer = connection.exec_driver_sql(question).scalar()
-            if str(answer) in weak:
-                text = f"this database may lose what it has committed, and nobody would notice: {question} is {answer}"
-                raise Misuse(Code.BAD_SETTING, text, "let its commits be durable, or name another database")
+        return f"{token}{state_of(connection, self._dialect.name)}"
 
     def _announce(self, connection: sa.Connection, earliest: dict[bytes, int]) -> None:
         rows = [{"store": self._store, "id": identity, "announced_us": us} for identity, us in earliest.items()]
@@ -354,16 +347,6 @@ class SqlSets:
         column = table.c.id
         known = column == sa.any_(_ids(ids)) if self._dialect.name == "postgresql" else column.in_(list(ids))
         return table.c.store == self._store, known
-
-
-_WEAK: dict[str, dict[str, set[str]]] = {
-    "sqlite": {
-        "SELECT synchronous || journal_mode FROM pragma_synchronous, pragma_journal_mode": {"0delete", "0wal", "1wal"}
-    },
-    "postgresql": {"SHOW fsync": {"off"}, "SHOW synchronous_commit": {"off"}},
-    "mysql": {"SELECT @@innodb_flush_log_at_trx_commit": {"0", "2"}},
-}
-"""Settings with which a database may lose what it has committed, without that anybody would notice."""
 
 
 def _ids(ids: Iterable[bytes]) -> sa.BindParameter[Any]:
