@@ -31,8 +31,6 @@ from escrowmq.errors import Code, EscrowError, error
 from escrowmq.platform.signals import stop_signals
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-
     from escrowmq.compensation import HalfSetConsumer, Report, Scheduler, Statistics
     from escrowmq.compensation.sets.seam import SetStore
 
@@ -395,7 +393,7 @@ def _show(event: str, numbers: Report | Statistics, json: bool) -> None:
 
 
 @contextmanager
-def _opened(database_url: str, sets: str | None, name: str) -> Iterator[tuple[sa.Engine, SetStore]]:
+def _opened(database_url: str, sets: str | None, name: str) -> Iterator[tuple[Any, SetStore]]:
     """The business database, and the set store: another one, or in it."""
     from escrowmq import outbox
     from escrowmq.compensation import open_sets
