@@ -90,6 +90,15 @@ rabbitmq_server, rabbitmq_url = server_fixture("rabbitmq"), url_fixture("rabbitm
 kafka_server, kafka_url = server_fixture("kafka"), url_fixture("kafka")
 
 
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[Server]:
+    """A Redis of one test's own, with its files in ``tmp_path / "redis"``: the test may stop it, empty it, take its files away."""
+    from escrowmq.testing.servers import redis
+
+    with needed(), redis.serving(tmp_path) as made:
+        yield made
+
+
 @pytest.fixture(scope="module")
 def hands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A standalone Spark cluster of two workers, a module's own: its tests kill them."""
