@@ -149,30 +149,32 @@ class TransactionTable:
         self, halves: Halves, queue_ids: Sequence[int], tags: Sequence[int] | int, position: int, time_us: int
     ) -> Int64s:
         """As :meth:`enter`, of what was decided as rows."""
-        size = len(queue_ids)
-        if not len(self.times) or self.times["time_us"][-1] < time_us:
+        own, owners = range(position, position + len(queue_ids)), halves.owners
+        if not len(self.times) or self.times.item("time_us", len(self.times) - 1) < time_us:
             self.times.extend(1, position=position, time_us=time_us)
-        own, owners = range(position, position + size), halves.owners
-        at: Sequence[int] = range(size)
+        first: Sequence[int] = own
+        epochs, due_us = halves.epochs, halves.due_us
         if owners is not None:
-            at = [row for row, owner in enumerate(owners) if owner == NONE]
             self._join_rows(owners, own, queue_ids, tags)
+            at = [row for row, owner in enumerate(owners) if owner == NONE]
+            first, epochs, due_us, queue_ids = ([of[row] for row in at] for of in (own, epochs, due_us, queue_ids))
+            tags = tags if isinstance(tags, int) else [tags[row] for row in at]
         ordinal = self.rows.extend(
-            len(at),
-            first=[own[row] for row in at],
-            epoch=[halves.epochs[row] for row in at],
+            len(first),
+            first=first,
+            epoch=epochs,
             state=OPEN,
             by=0,
             checks=0,
             messages=1,
-            due_us=[halves.due_us[row] for row in at],
-            queue_id=[queue_ids[row] for row in at],
-            tag=tags if isinstance(tags, int) else [tags[row] for row in at],
+            due_us=due_us,
+            queue_id=queue_ids,
+            tag=tags,
             last=NONE,
         )
         for group, count in halves.begins.items():
             self.open[group] = self.open.get(group, 0) + count
-        return np.arange(ordinal, ordinal + len(at))
+        return np.arange(ordinal, ordinal + len(first))
 
     def _join_rows(
         self, owners: Sequence[int], own: range, queue_ids: Sequence[int], tags: Sequence[int] | int
@@ -201,7 +203,7 @@ class TransactionTable:
     def decide_few(self, decided: Sequence[tuple[int, int, int, int]]) -> list[int]:
         """As :meth:`decide`, for rows of Kind.DECIDED (each transaction once); their row numbers."""
         firsts, states, by, epochs = (self.rows[name] for name in ("first", "state", "by", "epoch"))
-        rows: list[int] = firsts.searchsorted([first for first, _, _, _ in decided]).tolist()
+        rows = _rows_of_few(firsts, [first for first, _, _, _ in decided])
         group, last = NO_GROUP, -1  # most are of one session
         for row, (_, state, decided_by, _) in zip(rows, decided, strict=True):
             counts = self.parked if states.item(row) == PARKED else self.open
@@ -342,7 +344,7 @@ class TransactionTable:
             return None
         found = []
         epochs, states = self.rows["epoch"], self.rows["state"]
-        for row, (shard, epoch, position) in zip(firsts.searchsorted(positions).tolist(), named, strict=True):
+        for row, (shard, epoch, position) in zip(_rows_of_few(firsts, positions), named, strict=True):
             if shard != self.shard or firsts.item(row) != position or epochs.item(row) != epoch:
                 return None
             found.append((position, epoch, states.item(row)))
@@ -491,3 +493,11 @@ class TransactionTable:
         self._floor = self.rows.first
         for counts, state in ((self.parked, PARKED), (self.open, OPEN)):
             self._count(counts, self.rows["epoch"][self.rows["state"] == state], 1)
+
+
+def _rows_of_few(firsts: Int64s, positions: list[int]) -> list[int]:
+    """Where these positions stand among ``firsts``, or would: one is looked for as a number, which costs a third of a list of one."""
+    if len(positions) == 1:
+        return [int(firsts.searchsorted(positions[0]))]
+    rows: list[int] = firsts.searchsorted(positions).tolist()
+    return rows
