@@ -3,6 +3,9 @@
 Each :meth:`Engine.step` is one round: what waits, what is due by broker time, questions to producers, waiting receives,
 one sync, then the answers. Without :meth:`start` there is no thread, and a test calls ``step`` itself.
 
+Rounds run one at a time, on the writer's own thread; a lone request of a carrier whose thread is the broker's own runs on that (:meth:`Engine.run`). The
+threads of callers never run one: a signal, or their end, within a round would stop the shard for everybody.
+
 Bounds: requests wait up to ``max_waiting_bytes``, then QUEUE_FULL; waiting receives are bounded by their callers'
 connections and their waiting time; questions by windows (see ``checkback.py``).
 """
@@ -64,6 +67,9 @@ class Engine:
         self._bell = threading.Lock()  # the writer sleeps by taking it a second time; whoever wakes it lets it go
         self._bell.acquire()
         self._asleep = False
+        self._asleep_until_us = 0
+        self._carrier: int | None = None  # the thread that runs rounds, too: see run_rounds_here
+        self._at_work = threading.Lock()  # around each round
         self._queue: deque[AnyRequest] = deque()
         self._queued_bytes = 0
         self._poked = True
@@ -112,8 +118,30 @@ class Engine:
                 return error(Code.QUEUE_FULL, retry_after=0.1)
             self._queue.append(request)
             self._queued_bytes += size
-            self._ring()
+            if threading.get_ident() != self._carrier:
+                self._ring()
         return None
+
+    def run_rounds_here(self) -> None:
+        """The calling thread is a carrier's own: what it submits wakes nobody until it calls :meth:`run`, which it does soon, whatever happens."""
+        self._carrier = threading.get_ident()
+
+    def run(self) -> None:
+        """On a carrier's thread: see that what it submitted is worked on. A lone request is, here and now, if the writer sleeps and nothing is due
+        by the clock: to wake a thread for it would cost as much again. Several are left to the writer, so that the next are read beside their sync."""
+        if not self._queue:
+            return
+        if len(self._queue) == 1 and self._asleep and self._at_work.acquire(blocking=False):
+            try:
+                if self._asleep and self.shard.now_us() < self._asleep_until_us:
+                    self._round()
+                    if not self._queue and self.wake_us >= self._asleep_until_us and not self.upkeep.wants_snapshot:
+                        return
+            except BaseException as problem:
+                self._die(problem)
+            finally:
+                self._at_work.release()
+        self.poke()
 
     def _ring(self) -> None:
         """Wake the writer if it sleeps. With the lock held."""
@@ -159,7 +187,14 @@ class Engine:
     # One round
 
     def step(self) -> None:
-        """One round: everything that waits and everything that is due."""
+        """One round, and a snapshot if it is time for one."""
+        self._round()
+        if self.upkeep.wants_snapshot:
+            self._committer.drain()
+            self.upkeep.after_round()
+
+    def _round(self) -> None:
+        """Everything that waits and everything that is due."""
         requests = self._running = self._drain()
         shard, now = self.shard, self.shard.begin()
         self.rounds += 1
@@ -187,9 +222,6 @@ class Engine:
         else:
             pairs += [(r, shard.stop(shard.failure)) for r in [*receives, *looks]]
         self._commit(shard.finishing(pairs), asks)
-        if self.upkeep.wants_snapshot:
-            self._committer.drain()
-            self.upkeep.after_round()
         if shard.failure is not None:
             self._fail_waiting()
 
@@ -268,11 +300,15 @@ class Engine:
     def _work(self) -> None:
         try:
             while self._sleep():
-                self.step()
+                with self._at_work:
+                    self.step()
         except BaseException as problem:
-            self.shard.stop(problem)
-            logger.exception("the writer died")
-            self._abandon()
+            self._die(problem)
+
+    def _die(self, problem: BaseException) -> None:
+        self.shard.stop(problem)
+        logger.error("the writer died", exc_info=problem)
+        self._abandon()
 
     def _sleep(self) -> bool:
         """Wait for something to do; False when all is done and the engine is to stop."""
@@ -288,7 +324,7 @@ class Engine:
                 seconds = (wake_us - self.shard.now_us()) / 1e6
                 if seconds <= 0:
                     return True
-                self._asleep = True
+                self._asleep, self._asleep_until_us = True, wake_us
             rung = self._bell.acquire(timeout=min(seconds, LONGEST_SLEEP))
             with self._lock:
                 if not (rung or self._asleep):  # rung just after the time was over
@@ -299,6 +335,7 @@ class Engine:
         """Answer all requests that wait: there is no writer any more."""
         with self._lock:
             self._stopping = True
+            self._ring()
             left, self._queue = list(self._queue), deque()
         for request in [*self._running, *left]:
             request.answer(error(Code.SHARD_STOPPED))
@@ -315,6 +352,7 @@ class Engine:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+            self._at_work.acquire()  # for good: a carrier's thread may be within its last round, and begins none after it
         elif self._queue:
             self.step()
         self._committer.close()

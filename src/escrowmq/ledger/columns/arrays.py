@@ -81,7 +81,7 @@ class Columns:
         if count == 1:  # a number into a place: a tenth of what a slice costs
             for name, array in self._arrays.items():
                 value = values[name]
-                array[begin] = value if isinstance(value, int) else value[0]
+                array[begin] = value if isinstance(value, int | np.generic) else value[0]
         else:
             for name, array in self._arrays.items():
                 array[begin : begin + count] = values[name]

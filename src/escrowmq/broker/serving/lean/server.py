@@ -151,16 +151,22 @@ class LeanServer:
         self._listen()
         next_look = 0.0
         said_goodbye = False
+        engine = self._calls.engine
+        engine.run_rounds_here()
         while self._ending is None or self._clients:
-            for key, mask in self._selector.select(max(next_look - time.monotonic(), 0.0)):
-                if isinstance(key.fileobj, Connection):
-                    self._serve(key.fileobj, mask)
-                elif key.fileobj is self._woken:
-                    self._called = False
-                    self._woken.recv(4096)
-                else:
-                    self._accept(key.fileobj)  # type: ignore[arg-type]  # a listening socket
-            self._attend()
+            ready = self._selector.select(max(next_look - time.monotonic(), 0.0))
+            try:
+                for key, mask in ready:
+                    if isinstance(key.fileobj, Connection):
+                        self._serve(key.fileobj, mask)
+                    elif key.fileobj is self._woken:
+                        self._called = False
+                        self._woken.recv(4096)
+                    else:
+                        self._accept(key.fileobj)  # type: ignore[arg-type]  # a listening socket
+                self._attend()
+            finally:
+                engine.run()
             if self._ending is not None and not said_goodbye:
                 said_goodbye = True
                 self._say_goodbye()
