@@ -121,6 +121,12 @@ def fresh_database(server_url: str) -> Iterator[str]:
             connection.exec_driver_sql(f"DROP DATABASE {name}" + (" WITH (FORCE)" if postgres else ""))
 
 
+@pytest.fixture(scope="session")
+def new_database() -> Callable[[str], contextlib.AbstractContextManager[str]]:
+    """:func:`fresh_database`, for fixtures that keep one for longer than a test."""
+    return fresh_database
+
+
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The SQLAlchemy URL of a fresh, empty database; every test that asks for it runs on all three."""

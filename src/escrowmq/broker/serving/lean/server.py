@@ -40,6 +40,8 @@ FRAME_SECONDS = 60.0
 NO_DESCRIPTOR_SECONDS = 0.2
 RESTART_SECONDS = 1.0
 ACCEPTED_AT_ONCE = 64
+READ_AT_ONCE = 64
+"""Connections that are read before their requests are begun: bounds the bytes that are read and not yet counted."""
 OVER_BOUND = 8
 """Connections over the bound that may wait for their greeting."""
 ANSWER_ROOM = 16 << 20
@@ -156,23 +158,29 @@ class LeanServer:
         while self._ending is None or self._clients:
             ready = self._selector.select(max(next_look - time.monotonic(), 0.0))
             try:
-                for key, mask in ready:
-                    if isinstance(key.fileobj, Connection):
-                        self._serve(key.fileobj, mask)
-                    elif key.fileobj is self._woken:
-                        self._called = False
-                        self._woken.recv(4096)
-                    else:
-                        self._accept(key.fileobj)  # type: ignore[arg-type]  # a listening socket
-                self._attend()
+                self._work_on(ready)
+                if self._ending is not None and not said_goodbye:
+                    said_goodbye = True
+                    self._say_goodbye()
+                now = time.monotonic()
+                if now >= next_look:
+                    next_look = now + (HURRIED_SECONDS if self._look(now) else LOOK_SECONDS)
             finally:
-                engine.run()
-            if self._ending is not None and not said_goodbye:
-                said_goodbye = True
-                self._say_goodbye()
-            now = time.monotonic()
-            if now >= next_look:
-                next_look = now + (HURRIED_SECONDS if self._look(now) else LOOK_SECONDS)
+                engine.run()  # what was begun, whatever came after
+
+    def _work_on(self, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
+        """Read what came, accept who comes, see to those for whom somebody called."""
+        came: list[tuple[Connection, bytes]] = []
+        for key, mask in ready:
+            if isinstance(key.fileobj, Connection):
+                self._ready(key.fileobj, mask, came)
+            elif key.fileobj is self._woken:
+                self._called = False
+                self._woken.recv(4096)
+            else:
+                self._accept(key.fileobj)  # type: ignore[arg-type]  # a listening socket
+        self._take(came)
+        self._attend()
 
     def _listen(self) -> None:
         self._listen_again = None
@@ -235,22 +243,45 @@ class LeanServer:
         self._close(connection)
         return True
 
-    def _serve(self, connection: Connection, mask: int) -> None:
-        """Write and read what can be, of one connection."""
+    def _ready(self, connection: Connection, mask: int, came: list[tuple[Connection, bytes]]) -> None:
+        """Write and read what can be, of one connection. What was read joins ``came``.
+
+        Requests of several connections are begun together, after all of these were read: reading lets go of the interpreter, and
+        the writer would begin its round with the first of them alone.
+        """
+        if mask & selectors.EVENT_WRITE:
+            self._serve(connection)
+        if not mask & selectors.EVENT_READ or connection not in self._clients:
+            return
+        try:
+            data = connection.receive()
+        except Exception:
+            logger.exception("a lean connection failed: %s", connection.peer)
+            data = None
+        if data is None:
+            self._close(connection)
+        elif data:
+            came.append((connection, data))
+            if len(came) >= READ_AT_ONCE:
+                self._take(came)
+
+    def _take(self, came: list[tuple[Connection, bytes]]) -> None:
+        """Begin what was read."""
+        for connection, data in came:
+            self._serve(connection, data)
+        came.clear()
+
+    def _serve(self, connection: Connection, data: bytes = b"") -> None:
+        """Take what was read of one connection, and write what can be."""
         asked = self._clients.get(connection)
         if asked is None:
             return
         try:
-            if mask & selectors.EVENT_WRITE:
+            if connection.unsent_bytes:
                 connection.flush()
-            if mask & selectors.EVENT_READ:
-                data = connection.receive()
-                if data is None:
-                    self._close(connection)
-                    return
+            if data:
                 greeted = asked.welcomed
-                if data:
-                    asked.take(data)
+                asked.take(data)
                 if asked.welcomed and not greeted and len(self._clients) > self.bound:
                     self._evict(greeted=True, but=connection)
             self._see_to(connection, asked)
@@ -263,7 +294,7 @@ class LeanServer:
         while self._needing:
             connection = self._needing.popleft()
             if connection in self._clients:
-                self._serve(connection, selectors.EVENT_WRITE)
+                self._serve(connection)
 
     def _see_to(self, connection: Connection, asked: Requests) -> None:
         """Go on with a connection as its state says."""
@@ -318,7 +349,7 @@ class LeanServer:
             if late or (asked.no_longer and now >= asked.no_longer):
                 self._close(connection)
             elif asked.paused:
-                self._serve(connection, 0)
+                self._serve(connection)
                 waiting = waiting or asked.paused
         while unfinished > self._unfinished:
             largest = max(self._clients, key=lambda connection: connection.reader.waiting)
