@@ -28,6 +28,14 @@ def locate(rising: Int64s, wanted: Int64s) -> Int64s:
     return np.where(rising[index] == wanted, index, -1)
 
 
+def places_of_few(rising: Int64s, wanted: list[int]) -> list[int]:
+    """Where each wanted value stands among rising ones, or would: one is looked for as a number, at a third of what a list of one costs."""
+    if len(wanted) == 1:
+        return [int(rising.searchsorted(wanted[0]))]
+    places: list[int] = rising.searchsorted(wanted).tolist()
+    return places
+
+
 def all_true(flags: Bools) -> bool:
     """Whether every element is true (true of none); faster than ``all()``."""
     return bool(np.count_nonzero(flags) == len(flags))

@@ -23,8 +23,9 @@ from escrowmq.ledger.events import Decision, Event, Few
 from escrowmq.ledger.messages.dedup import Dedup, Run
 from escrowmq.ledger.messages.entering import Entering
 from escrowmq.ledger.queues.topics import Topic, Topics
+from escrowmq.ledger.transactions.halves import Halves
 from escrowmq.ledger.transactions.sessions import Sessions
-from escrowmq.ledger.transactions.table import NONE, OPEN, Halves, TransactionTable
+from escrowmq.ledger.transactions.table import NONE, OPEN, TransactionTable
 from escrowmq.message.ids import filled, transaction_id
 from escrowmq.message.immunity import PROPERTY
 from escrowmq.schemas import Kind
