@@ -216,10 +216,11 @@ class World:
 
     def waits(self, topic: str, group: str) -> bool:
         """Whether a group has something left to take or to settle."""
-        ends = {line["queue"]: line["end"] for line in self.bus.admin.offsets(topic)}
-        groups = [one for one in self.bus.admin.groups() if one["name"] == group]
-        floors = {q["queue"]: q["floor"] for one in groups for q in one["queues"] if q["topic"] == topic}
-        return any(floors.get(queue, 0) < end for queue, end in ends.items())
+        for one in self.bus.admin.groups():
+            if one["name"] == group:
+                queues = [queue for queue in one["queues"] if queue["topic"] == topic]
+                return any(queue["waiting"] + queue["leased"] + queue["retrying"] for queue in queues)
+        return any(line["end"] for line in self.bus.admin.offsets(topic))
 
     def consume_keys(self) -> int:
         """All keys that there are, unless it is suspended; how many were taken."""
