@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from escrowmq.ledger.columns import codes as code
-from escrowmq.ledger.columns.keys import hash_key
 from escrowmq.ledger.commands import Part, PrepareRows, Rules, SendRows
 from escrowmq.ledger.events import Decision, Event, Few
 from escrowmq.ledger.messages.dedup import Dedup, Run
@@ -26,6 +25,7 @@ from escrowmq.ledger.queues.topics import Topic, Topics
 from escrowmq.ledger.transactions.halves import Halves
 from escrowmq.ledger.transactions.sessions import Sessions
 from escrowmq.ledger.transactions.table import NONE, OPEN, TransactionTable
+from escrowmq.message.hashes import hash_key
 from escrowmq.message.ids import filled, transaction_id
 from escrowmq.message.immunity import PROPERTY
 from escrowmq.schemas import Kind
