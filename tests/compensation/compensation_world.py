@@ -14,6 +14,7 @@ import escrowmq as mq
 from escrowmq.compensation import HalfSetConsumer, Scheduler, consume, count_cases, list_cases
 from escrowmq.compensation.cases import CaseState
 from escrowmq.compensation.sets.seam import Run, Sizes
+from escrowmq.connecting import links
 from escrowmq.errors import Code, error
 from escrowmq.outbox import migrate
 
@@ -157,6 +158,29 @@ class MemorySets:
         pass
 
 
+class Sometimes:
+    """A link to a broker in this process that can be away."""
+
+    def __init__(self, folder: Path) -> None:
+        [self._link] = links(f"file:{folder}", {})
+        self.away = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._link, name)
+
+    def _here(self) -> None:
+        if self.away:
+            raise error(Code.DISCONNECTED, "the broker is away")
+
+    def action(self, name: str, request: Any, timeout: float) -> Any:
+        self._here()
+        return self._link.action(name, request, timeout)
+
+    def read(self, request: Any) -> Any:
+        self._here()
+        return self._link.read(request)
+
+
 class World:
     """One compensation, driven step by step. ``scheduler`` and so on are made with ``options`` when they are first used."""
 
@@ -190,13 +214,28 @@ class World:
     def confirm(self, identity: bytes) -> None:
         self.producer.commit(self.sent[identity])
 
+    def waits(self, topic: str, group: str) -> bool:
+        """Whether a group has something left to take or to settle."""
+        for one in self.bus.admin.groups():
+            if one["name"] == group:
+                queues = [queue for queue in one["queues"] if queue["topic"] == topic]
+                return any(queue["waiting"] + queue["leased"] + queue["retrying"] for queue in queues)
+        return any(line["end"] for line in self.bus.admin.offsets(topic))
+
     def consume_keys(self) -> int:
-        made = HalfSetConsumer(self.bus, self.keys, self.database, self.sets, margin=self.options.get("margin", 300.0))
-        return made.run(idle_timeout=0.0 if self.sets is None else 0.02)
+        """All keys that there are, unless it is suspended; how many were taken."""
+        made, count = HalfSetConsumer(self.bus, self.keys, self.database, self.sets), 0
+        while made.half_set.ready() and self.waits(self.keys, made.group):
+            count += made.run(idle_timeout=0.05)
+        return count
 
     def consume_messages(self) -> int:
+        """All messages that are visible; how many effects there were."""
+        effects = 0
         with self.bus.consumer(self.name, self.topic) as consumer:
-            return consume(consumer, self.database, self.sets, handle, idle_timeout=0.02)
+            while self.waits(self.topic, self.name):
+                effects += consume(consumer, self.database, self.sets, handle, idle_timeout=0.05)
+        return effects
 
     def scheduler(self, **options: Any) -> Scheduler:
         made = Scheduler(

@@ -13,7 +13,7 @@ import escrowmq as mq
 
 @pytest.fixture(scope="module")
 def compensation_bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[mq.Bus]:
-    with mq.connect(f"file:{tmp_path_factory.mktemp('broker')}") as bus:
+    with mq.connect(f"file:{tmp_path_factory.mktemp('broker')}", retry_backoff=0.02) as bus:
         yield bus
 
 

@@ -407,6 +407,10 @@ def test_messages_are_looked_up_by_id_and_by_key(client: Client, t: str, g: str)
     assert (plain["state"], plain["visible"]) == ("plain", True)
     assert client.get("/v1/lookup", message_id=receipt["message_id"])[1]["messages"] == [plain]
     assert client.get("/v1/lookup", message_id="unheard-of")[1] == {"messages": [], "missing": []}
+    assert client.get("/v1/view", topic=t, id_or_key=f"k-{t}") == (200, {"message": half})
+    assert client.get("/v1/view", topic=t, id_or_key=receipt["message_id"])[1] == {"message": plain}
+    assert client.get("/v1/view", topic=t, id_or_key="unheard-of") == (200, {"message": None})
+    assert client.get("/v1/view", topic="no/topic", id_or_key="k")[0] == 400
     (topic,) = [topic for topic in client.get("/v1/topics")[1]["topics"] if topic["name"] == t]
     assert sum(queue["end"] - queue["head"] for queue in topic["queues"]) == 1
 
@@ -432,6 +436,7 @@ def test_the_documents_are_whole_and_load_nothing(client: Client) -> None:
         "/v1/consumers/{group}/nack",
         "/v1/consumers/{group}/extend",
         "/v1/lookup",
+        "/v1/view",
         "/v1/topics",
         "/healthz",
     }
@@ -476,6 +481,23 @@ def test_an_end_that_is_not_waited_for(
     assert client.state(g, first) == "committed"
     status, problem = client.post(f"{path}/{first}/commit?confirm=later")
     assert (status, problem["name"]) == (400, "BAD_REQUEST")
+
+
+def test_one_way_the_copy_is_the_prepared_message_and_a_rolled_back_one_is_received_by_nobody(
+    client: Client, t: str, g: str, eventually: Any
+) -> None:
+    """A group over HTTP without an address to ask has no checker."""
+    half = {"topic": t, "text": "book", "key": "o-1", "tag": "paid", "properties": {"shop": "north"}}
+    path = f"/v1/groups/{g}/transactions"
+    dropped, kept = (client.ok(path, {"messages": [half]}) for _ in range(2))
+    assert client.receive(g, t) == []
+    assert client.post(f"{path}/{dropped['transaction_id']}/rollback?confirm=oneway")[0] == 202
+    assert client.post(f"{path}/{kept['transaction_id']}/commit?confirm=oneway")[0] == 202
+    (message,) = client.receive(g, t, wait=20)
+    assert {name: message[name] for name in half} == half
+    assert message["message_id"] == kept["messages"][0]["message_id"]
+    eventually(lambda: client.state(g, dropped["transaction_id"]) == "rolled_back")
+    assert client.receive(g, t) == []
 
 
 async def test_concurrent_requests_share_batches(kind: str, brokers: Callable[[str], Any], t: str, g: str) -> None:

@@ -7,7 +7,20 @@ from typing import Annotated
 
 import typer
 
-from escrowmq.cli import bench, dead_letters, groups, jobs, log, messages, outbox, serve, topics, transactions, writers
+from escrowmq.cli import (
+    bench,
+    compensate,
+    dead_letters,
+    groups,
+    jobs,
+    log,
+    messages,
+    outbox,
+    serve,
+    topics,
+    transactions,
+    writers,
+)
 from escrowmq.cli.failures import Commands
 from escrowmq.cli.flags import takes_settings
 
@@ -31,6 +44,7 @@ app.command("lookup")(messages.lookup)
 app.add_typer(groups.app, name="groups")
 app.add_typer(writers.app, name="writers")
 app.add_typer(outbox.app, name="outbox")
+app.add_typer(compensate.app, name="compensate")
 app.command("audit")(jobs.audit)
 app.command("report")(jobs.report)
 app.command("reconcile")(jobs.reconcile)

@@ -4,7 +4,7 @@ The producer ends its transactions one way and announces each committed one by i
 message records its id in the *commit set*, together with the effect; whoever reads the announcements records them in the *half set*.
 On a schedule half − commit is taken: each id in it is looked up and handled, once, however often it is found.
 
-Names load when they are first used; without SQLAlchemy they raise Misuse(MISSING_PACKAGE).
+Names load when they are first used; without SQLAlchemy (or redis) they raise Misuse(MISSING_PACKAGE).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from escrowmq.compensation.feeds import GivenKeys, TopicKeys
     from escrowmq.compensation.halves import HalfSet, HalfSetConsumer
     from escrowmq.compensation.journal import Journal
+    from escrowmq.compensation.redis_effects import RedisEffects
     from escrowmq.compensation.remedies import LookedUp
     from escrowmq.compensation.scheduler import Scheduler
     from escrowmq.compensation.sets.opening import open_sets
@@ -42,6 +43,7 @@ _HOMES = {
     "feeds": ("GivenKeys", "TopicKeys"),
     "halves": ("HalfSet", "HalfSetConsumer"),
     "journal": ("Journal",),
+    "redis_effects": ("RedisEffects",),
     "remedies": ("LookedUp",),
     "scheduler": ("Scheduler",),
     "announcing": ("Announcing", "Announced", "Prepared"),
@@ -50,6 +52,7 @@ _HOMES = {
     "sets.sql": ("SqlSets",),
     "statistics": ("Report", "Statistics"),
 }
+_EXTRAS = {"sqlalchemy": ("outbox", "SQLAlchemy"), "redis": ("redis", "redis")}
 _LAZY = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [  # noqa: RUF022  # grouped, not sorted
@@ -63,6 +66,7 @@ __all__ = [  # noqa: RUF022  # grouped, not sorted
     "SqlSets",
     # the consumers
     "consume",
+    "RedisEffects",
     "HalfSetConsumer",
     "HalfSet",
     "GivenKeys",
@@ -91,12 +95,12 @@ def __getattr__(name: str) -> Any:
     try:
         module = importlib.import_module(f"escrowmq.compensation.{_LAZY[name]}")
     except ModuleNotFoundError as problem:
-        if (problem.name or "").partition(".")[0] != "sqlalchemy":
+        missing = (problem.name or "").partition(".")[0]
+        if missing not in _EXTRAS:
             raise
-        text = f"compensation.{name} needs SQLAlchemy, which is not installed"
-        raise Misuse(
-            Code.MISSING_PACKAGE, text, 'python -m pip install "escrowmq[outbox]" (or [postgres], [mysql])'
-        ) from problem
+        extra, package = _EXTRAS[missing]
+        text = f"compensation.{name} needs {package}, which is not installed"
+        raise Misuse(Code.MISSING_PACKAGE, text, f'python -m pip install "escrowmq[{extra}]"') from problem
     value = globals()[name] = getattr(module, name)
     return value
 

@@ -122,11 +122,11 @@ class Entries:
 
 def is_in(database: Database, sets: SetStore) -> bool:
     """Whether a set store is in the business database, so that one transaction holds both."""
-    if not hasattr(sets, "add_commits_tx"):
+    other = getattr(sets, "engine", None)
+    if not isinstance(other, sa.Engine):
         return False
-    own: Any = sets
     with transaction(database, trans_recv_log) as connection:
-        mine, other = connection.engine, own.engine
+        mine = connection.engine
     if mine.pool is other.pool:
         return True
     named = bool(mine.url.database) and mine.url.database != ":memory:"

@@ -20,7 +20,7 @@ KeyTimes = tuple[Sequence[bytes], Sequence[int]]
 """Ids, and when each key was stored (microseconds since 1970)."""
 
 _ROWS = 10_000
-_SLACK_US = 1_000_000
+_SLACK_US = 1_000
 """A reading begins so much earlier: times travel as floating point numbers."""
 
 

@@ -55,6 +55,8 @@ class Standing:
     """By the database's clock; None: it is not suspended."""
     reason: str | None
     """Why it is, or was last, suspended."""
+    changed_us: int
+    """When the row last changed, by the database's clock: each run of a scheduler that could use the store raises ``settled_us``."""
 
     @property
     def suspended(self) -> bool:
@@ -131,7 +133,7 @@ class Journal:
         return connection.execute(change).rowcount == 1
 
     def _read(self, connection: sa.Connection) -> Standing | None:
-        columns = (_ROW.name, _ROW.version, _ROW.epoch, _ROW.settled_us, _ROW.suspended_us, _ROW.reason)
+        columns = [getattr(_ROW, name) for name in Standing.__slots__]
         row = connection.execute(sa.select(*columns).where(self._mine)).one_or_none()
         return None if row is None else Standing(*row)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from escrowmq.compensation.sets.checks import (
@@ -197,15 +198,13 @@ class RedisSets:
     def sizes(self) -> Sizes:
         """See the contract."""
         with self._open() as link:
-            # The half set and the list of runs at one moment, then the runs: an id that is taken meanwhile is seen twice, never not at all.
-            answers = link.step(
+            # The half set before the runs: an id that is taken meanwhile is seen twice, never not at all. A full Redis answers this, too.
+            first, half, commits, runs = link.ask(
+                ("ZRANGE", self._half, 0, 0, "WITHSCORES"),
                 ("ZCARD", self._half),
                 ("ZCARD", self._commit),
-                ("ZRANGE", self._half, 0, 0, "WITHSCORES"),
                 ("ZRANGE", self._leases, 0, -1),
             )
-            half, commits, first, runs = answers or (0, 0, [], [])
-            raise_first((half, commits, first, runs))
             keys = [self._run(run.decode()) for run in runs]
             held = link.ask(*(c for key in keys for c in (("ZCARD", key), ("ZRANGE", key, 0, 0, "WITHSCORES"))))
         times = [int(float(told[1])) for told in (first, *held[1::2]) if told]
@@ -281,12 +280,16 @@ class RedisSets:
         raise _crowded()
 
     def _end(self, link: Link, run: str) -> None:
-        """Let the lease of a run go that has no ids; one that was given some at this moment keeps it."""
+        """Let the lease of a run go that has no ids; one that was given some at this moment keeps it.
+
+        A full Redis refuses every step, this one, too: the lease of nothing is then let go by whoever would adopt it.
+        """
         key = self._run(run)
         _, count = link.ask(("WATCH", key), ("ZCARD", key))
         if count:
             link.unwatch()
-        else:
+            return
+        with suppress(Overloaded):
             link.step(("ZREM", self._leases, run))
 
 

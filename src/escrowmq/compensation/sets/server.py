@@ -23,7 +23,7 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
-from escrowmq.errors import Code, Denied, EscrowError, Misuse, Overloaded, Unknown, unsent
+from escrowmq.errors import Code, Denied, EscrowError, Misuse, Overloaded, Unknown
 from escrowmq.outbox.targets.redis import DURABILITY, STRENGTH
 
 Command = tuple[str | bytes | int | float, ...]
@@ -195,23 +195,17 @@ def failure(problem: Exception, *, sent: bool = True) -> EscrowError:
         )
     if word == "WRONGTYPE":
         return wrong_type(text)
-    if isinstance(problem, redis.TimeoutError):
-        return (
-            Unknown(Code.TIMED_OUT, f"the Redis of the sets: {text}")
-            if sent
-            else unsent(f"the Redis of the sets: {text}")
-        )
     if isinstance(problem, ResponseError) and not isinstance(problem, redis.ConnectionError):
         return Misuse(
             Code.BAD_SETTING,
             f"the Redis of the sets refuses a command: {text}",
             "it must be Redis 6.2 or later, or what speaks as it does",
         )
-    return (
-        Unknown(Code.DISCONNECTED, f"the Redis of the sets: {text}")
-        if sent
-        else unsent(f"the Redis of the sets: {text}")
-    )
+    late = isinstance(problem, redis.TimeoutError) or text.startswith("Timeout")  # while connecting it is wrapped
+    hint = None if sent else "is the server there, and the URL right? Nothing was sent to it"
+    unknown = Unknown(Code.TIMED_OUT if late else Code.DISCONNECTED, f"the Redis of the sets: {text}", hint)
+    unknown.left = sent
+    return unknown
 
 
 def wrong_type(text: str) -> Misuse:
