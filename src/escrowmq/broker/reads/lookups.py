@@ -23,6 +23,7 @@ from escrowmq.wire.actions.transactions import Event, Shown
 
 VIEWED = 64
 """Messages of one key whose states are looked at together."""
+NOWHERE: tuple[None, None] = (None, None)
 UNDONE = [int(TransactionState.ROLLED_BACK), int(TransactionState.EXPIRED)]
 MAX_SHOWN = 100
 """Messages of one transaction that are shown in full."""
@@ -159,7 +160,9 @@ def _states(engine: Readable, positions: Int64s) -> list[FoundMessage]:
     def look() -> tuple[list[int], list[tuple[Place | None, int | None]]]:
         ledger = engine.shard.ledger
         states = ledger.half_states(positions[half])[0].tolist() if half.any() else []
-        return states, [_standing(ledger, row) for row in rows]
+        of_halves = iter(states)
+        placed = [not row["half"] or next(of_halves) == TransactionState.COMMITTED or row["lost"] for row in rows]
+        return states, [_standing(ledger, row) if stands else NOWHERE for row, stands in zip(rows, placed, strict=True)]
 
     states, standing = engine.look(look).result()
     of_halves = iter(states)
@@ -176,9 +179,10 @@ def _standing(ledger: Ledger, row: dict[str, Any]) -> tuple[Place | None, int | 
     """The queue in which a row stands, and its offset there. Of a row that is lost every queue is asked."""
     queues = ledger.topics.queues if row["lost"] else [ledger.queue(row["queue_id"])]
     for queue in queues:
-        if (offset := queue.find(row["position"])) is not None:
+        since_us = 0 if row["lost"] else max(row["stored_us"], row["visible_us"])
+        if (offset := queue.find(row["position"], since_us)) is not None:
             return queue.place, offset
-    return None, None
+    return NOWHERE
 
 
 def _rows(engine: Readable, positions: Int64s) -> list[dict[str, Any]]:
