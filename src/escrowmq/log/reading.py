@@ -243,7 +243,7 @@ class Reader:
             segment = self.segments[-1]
             segment.index.append(frame.position, frame.time_us, offset, frame.kind)
             segment.size += size
-            segment.next_position = frame.position + frame.batch.num_rows
+            segment.next_position = frame.position + frame.count
             segment.epoch = frame.epoch
             segment.synced = synced
             self.fresh[frame.sequence] = frame
