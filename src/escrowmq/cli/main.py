@@ -7,7 +7,20 @@ from typing import Annotated
 
 import typer
 
-from escrowmq.cli import bench, dead_letters, groups, jobs, log, messages, outbox, serve, topics, transactions, writers
+from escrowmq.cli import (
+    bench,
+    dead_letters,
+    groups,
+    jobs,
+    log,
+    messages,
+    outbox,
+    serve,
+    simulate,
+    topics,
+    transactions,
+    writers,
+)
 from escrowmq.cli.failures import Commands
 from escrowmq.cli.flags import takes_settings
 
@@ -36,6 +49,7 @@ app.command("report")(jobs.report)
 app.command("reconcile")(jobs.reconcile)
 app.command("sweep")(jobs.sweep)
 app.command("bench")(bench.bench)
+app.command("simulate")(simulate.simulate)
 app.add_typer(log.app, name="log")
 
 

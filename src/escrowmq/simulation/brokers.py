@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from random import Random
-
+from typing import Any
 
 from escrowmq.broker.calls import Calls
 from escrowmq.broker.serving.lean.connection import Connection
@@ -38,6 +38,12 @@ class NodeDisk(FaultDisk):
     """The disk of a broker; a crash that falls on one of its operations stops the broker's task there and then."""
 
     stopped: Callable[[], None] = staticmethod(lambda: None)
+    waits: Callable[[], None] = staticmethod(lambda: None)
+    """Takes the time of a sync."""
+
+    def _sync(self, node: Any) -> None:
+        self.waits()
+        super()._sync(node)
 
     def _end(self) -> None:
         if self.crashed:
@@ -76,6 +82,7 @@ class Broker:
         random: Random,
         name: str,
         settings: BrokerSettings,
+        sync_seconds: float,
         recovered: Callable[[Broker, Engine], None],
         trace: Callable[[str], None],
     ) -> None:
@@ -93,6 +100,7 @@ class Broker:
         """Why it could not be started."""
         self._scheduler, self._network, self._random = scheduler, network, random
         self._recovered, self._trace = recovered, trace
+        self._sync_seconds = sync_seconds
         self._identity = random.randbytes(struct.calcsize("<IQ"))
 
     @property
@@ -105,7 +113,8 @@ class Broker:
     def start(self) -> None:
         """Start its process."""
         self.node = Node(self.name)
-        self.disk.stopped = self._crashed_inside  # type: ignore[method-assign]
+        self.disk.stopped = self._crashed_inside
+        self.disk.waits = self._wait_for_sync
         self.starts += 1
         self._scheduler.spawn(self.node, self._serve, f"{self.name}-start")
 
@@ -113,13 +122,13 @@ class Broker:
         """Its machine stops now; of what was not synced the disk keeps what ``mode`` says."""
         if not self.up:
             return
-        mode = mode or self._random.choice(MODES)
-        self._trace(f"{self.name} crashes ({mode})")
+        left: Mode = self._random.choice(MODES) if mode is None else mode
+        self._trace(f"{self.name} crashes ({left})")
         self.crashes += 1
         self.node.dead = True
         self._network.dropped(self.node)
         self.engine = self.calls = None
-        self.disk = self.disk.left(mode, self.crashes)
+        self.disk = self.disk.left(left, self.crashes)
 
     def crash_in(self, operations: int) -> None:
         """Let it crash at a later operation of its disk."""
@@ -129,6 +138,10 @@ class Broker:
     def _crashed_inside(self) -> None:
         self.crash()
         self._scheduler.die()
+
+    def _wait_for_sync(self) -> None:
+        if self._sync_seconds:
+            self._scheduler.park(self._sync_seconds * (0.5 + self._random.random()))
 
     def _serve(self) -> None:
         clock = NodeClock(self._scheduler, 1_700_000_000_000_000 + self._scheduler.now_ns // 1000 + self.skew_us)
@@ -145,7 +158,7 @@ class Broker:
         except EscrowError as problem:
             self._trace(f"{self.name} cannot start: {problem}")
             self.problem = problem
-            self.node.dead = True
+            self.crash("kept")
             return
         self._recovered(self, engine)
         calls = Calls(engine)
@@ -215,5 +228,3 @@ class LeanClient:
                 self._wake.wait(LOOK_SECONDS if asked.paused else None)
         connection.close()
         asked.end()
-
-

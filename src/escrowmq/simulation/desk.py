@@ -325,5 +325,3 @@ class _Stream:
     def close(self) -> None:
         """Give it up."""
         self._end.close()
-
-

@@ -26,11 +26,23 @@ from typing import Any
 
 import escrowmq
 from escrowmq.simulation import threads
+from escrowmq.simulation.network import End
 from escrowmq.simulation.scheduler import Scheduler
 
 ROOMS = ("broker", "client", "ledger", "log", "message", "platform", "wire")
 """The rooms of the product that run in the simulation."""
-_LEFT_OUT = ("serve", "http", "metrics", "service", "connections", "server", "listening", "flight", "embedded", "offline")
+_LEFT_OUT = (
+    "serve",
+    "http",
+    "metrics",
+    "service",
+    "connections",
+    "server",
+    "listening",
+    "flight",
+    "embedded",
+    "offline",
+)
 """Modules that need the real machine: Arrow Flight's server, sockets that listen, processes."""
 EPOCH_US = 1_700_000_000_000_000
 """The wall clock when a run begins."""
@@ -80,7 +92,7 @@ def _places() -> list[tuple[ModuleType, str, Any]]:
 
 @contextmanager
 def machine(
-    scheduler: Scheduler, chance: Random, connect: Callable[[str, int, float], Any], skew_us: Callable[[], int]
+    scheduler: Scheduler, chance: Random, connect: Callable[[str, int, float], End], skew_us: Callable[[], int]
 ) -> Iterator[None]:
     """The simulated machine for the block. ``chance`` gives the product's random numbers, ``connect`` a socket to a host and port, ``skew_us``
     how far the wall clock of the node that runs is ahead."""
@@ -107,7 +119,7 @@ def machine(
         (random, _Module(random, random=chance.random, getrandbits=chance.getrandbits)),
         (os, _Module(os, urandom=chance.randbytes)),
         (queue, _Module(queue, Queue=threads.Queue)),
-        (socket, _Module(socket, create_connection=lambda place, timeout: connect(*place, timeout))),
+        (socket, _Module(socket, create_connection=lambda place, timeout: connect(place[0], place[1], timeout))),
         (concurrent.futures.ThreadPoolExecutor, threads.Executor),
     ]
     places = _places()

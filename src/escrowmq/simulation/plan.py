@@ -46,7 +46,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One run. ``seconds`` is virtual time before everything is healed."""
+    """One run. ``seconds`` is virtual time before everything is healed, ``sync_seconds`` about what a sync takes."""
 
     seed: int
     workload: str
@@ -56,7 +56,7 @@ class Plan:
     brokers: int
     seconds: float
     preemption: float
-    overlap: bool
+    sync_seconds: float
     network: NetworkOptions
     settings: BrokerSettings
 
@@ -119,10 +119,10 @@ def draw(seed: int, scale: Scale) -> Plan:
         roles,
         faults,
         kinds,
-        2 if chance.random() < 0.15 else 1,
+        2 if name != "zombie" and chance.random() < 0.15 else 1,  # each broker fences for itself
         seconds,
         chance.choice((0.0, 0.0, 0.02, 0.1)),
-        chance.random() < 0.5,
+        chance.choice((0.0, 0.0005, 0.005)),
         NetworkOptions(
             latency=chance.choice((0.0002, 0.002, 0.02)),
             slow=chance.choice((0.0, 0.05)),
@@ -158,5 +158,3 @@ def _fault(name: str, chance: Random, kinds: tuple[str, ...], seconds: float) ->
         chance.choice(MODES),
         chance.choice((1, 2, 5, 20)) + chance.randrange(5),
     )
-
-

@@ -151,7 +151,14 @@ class Run:
         chance = Random(f"{plan.seed} brokers")
         self.brokers = [
             Broker(
-                self.scheduler, self.network, chance, f"broker-{n}", plan.settings, self.watch.recovered, self.tell
+                self.scheduler,
+                self.network,
+                chance,
+                f"broker-{n}",
+                plan.settings,
+                plan.sync_seconds,
+                self.watch.recovered,
+                self.tell,
             )
             for n in range(plan.brokers)
         ]
@@ -203,7 +210,13 @@ class Run:
         self.tell(f"the end, after {self.scheduler.turns} turns")
         steps = self.steps_then or self.scheduler.turns
         return Result(
-            self.plan.seed, self._digest.hexdigest(), steps, self.scheduler.seconds, self.violations, counts, self._trace
+            self.plan.seed,
+            self._digest.hexdigest(),
+            steps,
+            self.scheduler.seconds,
+            self.violations,
+            counts,
+            self._trace,
         )
 
     def _phases(self) -> None:
@@ -220,6 +233,8 @@ class Run:
         self._heal()
         rested = run.run(lambda: bool(self.violations) or self._rests(), run.seconds + PATIENCE)
         if not rested and not self.violations:
+            for line in run.where():
+                self.tell(line)
             self._wrong(Violation("no progress", "the run", self._what_is_left()))
         if not self.violations:
             self._audit()
@@ -233,6 +248,8 @@ class Run:
 
     def _logged(self, record: logging.LogRecord) -> None:
         """What the product logs as an error of its own is a finding."""
+        if self.scheduler.over:
+            return
         problem = record.exc_info[1] if record.exc_info else None
         self.tell(f"{record.levelname} {record.getMessage()}")
         if problem is not None and not isinstance(problem, EscrowError | OSError | greenlet.GreenletExit):
@@ -249,7 +266,7 @@ class Run:
         match fault.kind:
             case "crash" | "clock jumps" | "crash while starting":
                 if fault.kind == "clock jumps":
-                    broker.skew_us += (fault.target % 7 - 3) * 1_800_000_000
+                    broker.skew_us += (fault.target % 7 - 3) * 500_000_000 - broker.skew_us
                 broker.crash(cast(Mode, fault.mode))
                 self.scheduler.after(fault.seconds, lambda: self._start(broker))
                 if fault.kind == "crash while starting":
@@ -334,7 +351,16 @@ class Run:
                 left.append(f"{broker.name} is not there: {broker.problem}")
                 continue
             left += self.watch.left(broker.name, engine)
-        return "; ".join(left)
+        return "; ".join(left + self._groups_missing())
+
+    def _groups_missing(self) -> list[str]:
+        """Consumer groups that are at one broker and not yet at another."""
+        engines = [broker.engine for broker in self.brokers if broker.engine is not None]
+        groups = [{group["name"] for group in self.watch.groups(engine)} for engine in engines]
+        every = set[str]().union(*groups)
+        return [
+            f"the group {name} is not everywhere" for name in sorted(every) if any(name not in one for one in groups)
+        ]
 
     def _audit(self) -> None:
         for broker in self.brokers:

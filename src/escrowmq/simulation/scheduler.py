@@ -49,7 +49,7 @@ class Task:
         self.done = False
         self.problem: BaseException | None = None
         self.thread: Any = None
-        self.greenlet: greenlet.greenlet = None  # type: ignore[assignment]  # set when it is made
+        self.greenlet: Any = None  # set when it is made
 
 
 class Scheduler:
@@ -191,6 +191,21 @@ class Scheduler:
                 call()
             return True
         return False
+
+    def where(self) -> list[str]:
+        """Where each task stands, innermost first: for whoever asks why nothing goes on."""
+        lines = []
+        for task in self._tasks.values():
+            frame = task.greenlet.gr_frame
+            places: list[str] = []
+            while frame is not None and len(places) < 8:
+                file = frame.f_code.co_filename.rpartition("escrowmq/")[2]
+                if not file.startswith("simulation/"):
+                    places.append(f"{file}:{frame.f_lineno}")
+                frame = frame.f_back
+            if not task.node.dead:
+                lines.append(f"{task.node.name} {task.name}: {' < '.join(places)}")
+        return lines
 
     def end(self) -> None:
         """End all tasks that are left."""

@@ -148,7 +148,11 @@ class Condition:
         task = run.current
         assert task is not None  # nothing else may wait
         self._waiters.append(task)
-        count = self._lock.give_up() if isinstance(self._lock, RLock) else self._lock.release()
+        count = 0
+        if isinstance(self._lock, RLock):
+            count = self._lock.give_up()
+        else:
+            self._lock.release()
         try:
             woken = run.park(timeout)
             if not woken and task in self._waiters:
@@ -156,7 +160,10 @@ class Condition:
             return woken
         finally:
             if not run.over:
-                self._lock.take_back(count) if isinstance(self._lock, RLock) and count else self._lock.acquire()
+                if isinstance(self._lock, RLock):
+                    self._lock.take_back(count)
+                else:
+                    self._lock.acquire()
 
     def wait_for(self, ready: Callable[[], Any], timeout: float | None = None) -> Any:
         """Wait until ``ready()``; what it gives."""
@@ -226,7 +233,7 @@ class Thread:
         self.name = name or "thread"
         self.daemon = bool(daemon)
         self.ident: int | None = None
-        self._call = lambda: target and target(*args, **(kwargs or {}))
+        self._call: Callable[[], Any] = lambda: target and target(*args, **(kwargs or {}))
         self._ended = Event()
         self._task: Task | None = None
 

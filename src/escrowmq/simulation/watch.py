@@ -115,7 +115,10 @@ class Watch:
     def _states(self, engine: Engine, bodies: dict[int, tuple[str, bool]]) -> dict[str, str]:
         table = engine.shard.ledger.transactions
         firsts, states = table.rows["first"].tolist(), table.rows["state"].tolist()
-        named = ((self._owner.get(bodies.get(first, ("", True))[0]), state) for first, state in zip(firsts, states, strict=True))
+        named = (
+            (self._owner.get(bodies.get(first, ("", True))[0]), state)
+            for first, state in zip(firsts, states, strict=True)
+        )
         return {name: TransactionState(state).name.lower() for name, state in named if name is not None}
 
     # At the end
@@ -123,11 +126,23 @@ class Watch:
     def left(self, name: str, engine: Engine) -> list[str]:
         """What a broker still has to do."""
         ledger = engine.shard.ledger
-        left = [f"{name}: {count} open transactions of group {group}" for group, count in ledger.transactions.open.items() if count]
-        for group in ledger.groups.describe(ledger.topics, ledger.rules):
+        left = [
+            f"{name}: {count} open transactions of group {group}"
+            for group, count in ledger.transactions.open.items()
+            if count
+        ]
+        if waiting := len(ledger.delays.held()[0]):
+            left.append(f"{name}: {waiting} delayed messages")
+        for group in self.groups(engine):
             unread = [queue for queue in group["queues"] if queue["floor"] != queue["end"]]
-            left += [f"{name}: {group['name']} is at {q['floor']} of {q['end']} of {q['topic']}/{q['queue']}" for q in unread]
+            left += [
+                f"{name}: {group['name']} is at {q['floor']} of {q['end']} of {q['topic']}/{q['queue']}" for q in unread
+            ]
         return left
+
+    def groups(self, engine: Engine) -> list[dict[str, Any]]:
+        """The consumer groups of a broker."""
+        return engine.shard.ledger.groups.describe(engine.shard.ledger.topics, engine.shard.ledger.rules)
 
     def audited(self, engine: Engine) -> Iterator[tuple[Act, dict[str, Any]]]:
         """What stands in the topics, and what became of every transaction."""

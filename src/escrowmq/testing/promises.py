@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from escrowmq.testing.checker import Violation
 from escrowmq.testing.history import Act, Event, Kind
@@ -19,16 +20,16 @@ def disordered(events: Sequence[Event], ordered: Iterable[str] = ()) -> list[Vio
         if event.act is Act.SEND and event.kind is Kind.OK and event.key is not None and event.value in stands:
             sent[event.process, event.topic, event.key].append(event)
     for (_, topic, key), calls in sent.items():
-        for before, after in zip(calls, calls[1:], strict=False):
-            one, two = stands[before.value], stands[after.value]
+        for earlier, later in pairwise(calls):
+            one, two = stands[earlier.value], stands[later.value]
             if one.broker == two.broker and one.queue == two.queue and (one.offset or 0) > (two.offset or 0):
-                detail = f"{before.value} was sent before it, with the key {key} to {topic}, and stands behind it"
-                found.append(Violation("disordered", str(after.value), detail, (before, after, one, two)))
-    found += _delivered_in_order(events, set(ordered))
+                detail = f"{earlier.value} was sent before it, with the key {key} to {topic}, and stands behind it"
+                found.append(Violation("disordered", str(later.value), detail, (earlier, later, one, two)))
+    found += _delivered_in_order(events, set(ordered), stands)
     return found
 
 
-def _delivered_in_order(events: Sequence[Event], ordered: set[str]) -> list[Violation]:
+def _delivered_in_order(events: Sequence[Event], ordered: set[str], stands: dict[str | None, Event]) -> list[Violation]:
     found: list[Violation] = []
     first: set[tuple[str | None, str | None]] = set()
     last: dict[tuple[str | None, ...], Event] = {}
@@ -36,7 +37,8 @@ def _delivered_in_order(events: Sequence[Event], ordered: set[str]) -> list[Viol
         if event.act is not Act.RECEIVE or event.group not in ordered or (event.group, event.value) in first:
             continue
         first.add((event.group, event.value))
-        key = (event.group, event.broker, event.topic, str(event.queue), event.key)
+        there = stands.get(event.value, event)  # a consumer may not know the broker
+        key = (event.group, there.broker, event.topic, str(event.queue), event.key)
         before = last.get(key)
         if before is not None and (before.offset or 0) > (event.offset or 0):
             detail = f"first delivered after {before.value}, which stands behind it"
@@ -59,6 +61,7 @@ def scattered(events: Sequence[Event]) -> list[Violation]:
     """I4: the messages of one transaction stand in a queue as one run, nothing foreign between them."""
     owner = {e.value: e.transaction for e in events if e.act is Act.PREPARE}
     queues: dict[tuple[str | None, ...], list[tuple[int, str | None]]] = defaultdict(list)
+    place: tuple[str | None, ...]
     for event in events:
         if event.act is Act.STANDS:
             place = (event.broker, event.topic, str(event.queue))
@@ -69,7 +72,9 @@ def scattered(events: Sequence[Event]) -> list[Violation]:
         before: str | None = None
         for offset, name in sorted(entries, key=lambda entry: entry[0]):
             if name != before and name in seen:
-                found.append(Violation("scattered", str(name), f"stands in {place} in several parts, again at {offset}"))
+                found.append(
+                    Violation("scattered", str(name), f"stands in {place} in several parts, again at {offset}")
+                )
             seen.add(name)
             before = name
     return found

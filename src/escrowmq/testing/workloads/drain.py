@@ -27,7 +27,7 @@ def write(site: Site, plan: Iterable[Operation]) -> None:
 def transaction(name: str, chance: Random, **details: Any) -> Operation:
     """A transaction over one topic or both, to any end."""
     topics = [chance.choice(TOPICS) for _ in range(chance.choice((1, 1, 2, 3)))]
-    messages = [(topic, chance.choice((None, "a", "b")), {}) for topic in topics]
+    messages: list[Any] = [(topic, chance.choice((None, "a", "b")), {}) for topic in topics]
     end = chance.choices(ENDS, WEIGHTS)[0]
     return Operation("transact", name, chance.random() * 0.3, {"messages": messages, "end": end, **details})
 
@@ -64,7 +64,7 @@ def _any(name: str, chance: Random) -> Operation:
     topic = chance.choice(TOPICS)
     if draw < 0.35:
         key = chance.choice((None, "a", "b"))
-        options = {"key": key, "size": chance.choice((20, 40, 3000))}
+        options: dict[str, Any] = {"key": key, "size": chance.choice((20, 40, 3000))}
         if chance.random() < 0.1:
             options |= {"key": None, "delay": chance.random() * 3}
         return Operation("send", name, after, {"topic": topic, "options": options})

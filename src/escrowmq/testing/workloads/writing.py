@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from escrowmq.client.producing.producer import Producer
+from escrowmq.client.producing.results import Receipts
 from escrowmq.errors import EscrowError
 from escrowmq.model import COMMIT, ROLLBACK, UNKNOWN, Check, Message, Outcome, Receipt, TransactionId
 from escrowmq.testing.history import Act, Kind, kind_of, payload, unpack
@@ -68,10 +69,13 @@ class Writer:
         for value, key in zip(values, keys, strict=True):
             self.history.add(self.site.name, Act.SEND, Kind.INVOKE, value=value, topic=topic, key=key)
         messages = [Message(topic, payload(value, 40), key) for value, key in zip(values, keys, strict=True)]
+        found: list[Any]
         try:
-            found: list[Any] = list(self.plain.send_batch(messages))
+            receipts = self.plain.send_batch(messages)
         except EscrowError as problem:
             found = [problem] * len(values)
+        else:
+            found = [_row(receipts, row) for row in range(len(values))]
         for value, key, one in zip(values, keys, found, strict=True):
             kind = kind_of(one) if isinstance(one, EscrowError) else Kind.OK
             more = {} if isinstance(one, EscrowError) else _place(one)
@@ -138,6 +142,13 @@ class Writer:
 def _noted(options: dict[str, Any]) -> dict[str, Any]:
     """What a history says of a message beside its topic."""
     return {"key": options["key"]} if options.get("key") is not None else {}
+
+
+def _row(receipts: Receipts, row: int) -> Receipt | EscrowError:
+    try:
+        return receipts[row]
+    except EscrowError as problem:
+        return problem
 
 
 def _place(receipt: Receipt) -> dict[str, Any]:
