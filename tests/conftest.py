@@ -29,19 +29,34 @@ settings.register_profile("here", deadline=None, print_blob=True, suppress_healt
 settings.register_profile("ci", parent=settings.get_profile("here"), derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
-SPARK = ("tests/pipeline/", "tests/demo/", "tests/spark/")
+SESSIONS = {"tests/spark/": "spark", "tests/pipeline/": "pipeline", "tests/demo/": "pipeline"}
+"""Tests that share a Spark session share a process: a JVM more costs more than it brings. There are two, as one process would
+work longest of all."""
+DRIVERS = ("tests/spark/test_stream_kills.py", "tests/spark/test_cluster_kills.py")
+"""Tests whose Spark runs in processes of its own: minutes each, much of it waiting. Others run beside them."""
 HEAVY = ("kafka", "rabbitmq")
 """Servers that cost seconds to start: tests that have one of these names in theirs share a process, and so the server."""
+LONG = (*DRIVERS, "tests/outbox/relay/test_relay_kills.py", "tests/system/test_kill_loop.py", "tests/examples/")
+"""What begins early, so that no process is alone with it at the end."""
 
 
 class OneOfEach(LoadScopeScheduling):
-    """Tests go one by one to whichever process is free, but those with Spark all to the same (a second JVM costs more than
-    it brings), and so those of each heavy server."""
+    """Tests go one by one to whichever process is free, but those of a Spark session all to the same, and so those of each
+    heavy server."""
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith(SPARK):
-            return "spark"
+        if nodeid.startswith(DRIVERS):
+            return nodeid.partition("::")[0]
+        for folder, session in SESSIONS.items():
+            if nodeid.startswith(folder):
+                return session
         return next((server for server in HEAVY if server in nodeid.lower()), nodeid)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In the processes of ``pytest -n``: what takes long comes first (after what xdist itself puts first, the large groups)."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: not item.nodeid.startswith(LONG))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -90,6 +105,15 @@ rabbitmq_server, rabbitmq_url = server_fixture("rabbitmq"), url_fixture("rabbitm
 kafka_server, kafka_url = server_fixture("kafka"), url_fixture("kafka")
 
 
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[Server]:
+    """A Redis of one test's own, with its files in ``tmp_path / "redis"``: the test may stop it, empty it, take its files away."""
+    from escrowmq.testing.servers import redis
+
+    with needed(), redis.serving(tmp_path) as made:
+        yield made
+
+
 @pytest.fixture(scope="module")
 def hands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A standalone Spark cluster of two workers, a module's own: its tests kill them."""
@@ -119,6 +143,12 @@ def fresh_database(server_url: str) -> Iterator[str]:
                     with contextlib.suppress(sa.exc.DBAPIError):
                         connection.exec_driver_sql(f"KILL {thread}")
             connection.exec_driver_sql(f"DROP DATABASE {name}" + (" WITH (FORCE)" if postgres else ""))
+
+
+@pytest.fixture(scope="session")
+def new_database() -> Callable[[str], contextlib.AbstractContextManager[str]]:
+    """:func:`fresh_database`, for fixtures that keep one for longer than a test."""
+    return fresh_database
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb"])

@@ -26,6 +26,7 @@ from escrowmq.model import (
     Message,
     Outcome,
     Receipt,
+    StoredMessage,
     TransactionId,
     TransactionResult,
     TransactionState,
@@ -90,6 +91,7 @@ __all__ = [  # noqa: RUF022  # grouped, not sorted
     "Received",
     "ReceivedBatch",
     "ReadBatch",
+    "StoredMessage",
     # transactions
     "COMMIT",
     "ROLLBACK",

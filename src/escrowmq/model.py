@@ -133,6 +133,34 @@ def member_id(group: str, instance: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message as a broker has it, in its queue or not; see ``Bus.view_message``.
+
+    ``state`` is ``"plain"``, or that of its transaction: ``"open"``, ``"parked"`` (prepared: it may still become visible or be rolled back)
+    or ``"committed"``. ``visible``: it is in its queue, at ``offset``; a delayed one is not yet. Times are microseconds since 1970 by the
+    broker's clock (``born_us``: by its producer's). ``position`` is its row in the log of ``broker``, an address. ``damaged`` says where the log is damaged under it; its ``body`` is None then.
+    """
+
+    topic: str
+    body: bytes | None
+    key: str | None
+    tag: str | None
+    properties: Mapping[str, str]
+    message_id: bytes | None
+    state: str
+    transaction_id: TransactionId | None
+    visible: bool
+    queue: int
+    offset: int | None
+    position: int
+    born_us: int
+    stored_us: int
+    visible_us: int
+    broker: str
+    damaged: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """A message as a producer gives it.
 

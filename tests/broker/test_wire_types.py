@@ -84,6 +84,7 @@ def everything(bus: Bus, until) -> None:
     link.action("transactions.list", {"limit": 1, "after": -1}, 5)
     assert admin.lookup(message_id="h0")
     assert admin.lookup(key="k1", topic="t", limit=1)
+    assert bus.view_message("t", "k1")
     query = bus.producer("query", checker=lambda _: mq.UNKNOWN)
     query.commit_batch("query", 0, [query.prepare("t", b"of a query").transaction_id])
     assert query.last_batch("query") == 0
@@ -155,7 +156,7 @@ def until():
 
 def test_every_action_has_a_handler_and_the_other_way_round():
     assert set(HANDLERS) == set(ACTIONS)
-    assert len(ACTIONS) == 27
+    assert len(ACTIONS) == 28
 
 
 def test_every_handler_has_the_types_of_its_action():
@@ -224,6 +225,7 @@ def look(bus: Bus) -> None:
     admin.hello(), admin.topics(), admin.groups(), admin.producers(), admin.writers(), admin.offsets("t")
     admin.members("leased"), admin.dead_letters("failing"), admin.lookup(key="k1")
     admin.transaction(admin.transactions()[0]["id"])
+    bus.view_message("t", "k1")
     link.action("topics.wait", {"topic": "t"}, 5)
     link.action("writers.show", {"writer": "query"}, 5)
 

@@ -77,6 +77,7 @@ def test_the_commands_of_the_design_are_there() -> None:
         "groups",
         "writers",
         "outbox",
+        "compensate",
         "audit",
         "report",
         "reconcile",

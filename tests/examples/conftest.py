@@ -5,5 +5,5 @@ from pathlib import Path
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-for name in ("shop", "transfer"):
+for name in ("shop", "transfer", "cart/compensated"):
     sys.path.insert(0, str(EXAMPLES / name))

@@ -407,6 +407,10 @@ def test_messages_are_looked_up_by_id_and_by_key(client: Client, t: str, g: str)
     assert (plain["state"], plain["visible"]) == ("plain", True)
     assert client.get("/v1/lookup", message_id=receipt["message_id"])[1]["messages"] == [plain]
     assert client.get("/v1/lookup", message_id="unheard-of")[1] == {"messages": [], "missing": []}
+    assert client.get("/v1/view", topic=t, id_or_key=f"k-{t}") == (200, {"message": half})
+    assert client.get("/v1/view", topic=t, id_or_key=receipt["message_id"])[1] == {"message": plain}
+    assert client.get("/v1/view", topic=t, id_or_key="unheard-of") == (200, {"message": None})
+    assert client.get("/v1/view", topic="no/topic", id_or_key="k")[0] == 400
     (topic,) = [topic for topic in client.get("/v1/topics")[1]["topics"] if topic["name"] == t]
     assert sum(queue["end"] - queue["head"] for queue in topic["queues"]) == 1
 
@@ -432,6 +436,7 @@ def test_the_documents_are_whole_and_load_nothing(client: Client) -> None:
         "/v1/consumers/{group}/nack",
         "/v1/consumers/{group}/extend",
         "/v1/lookup",
+        "/v1/view",
         "/v1/topics",
         "/healthz",
     }

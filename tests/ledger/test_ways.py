@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from ways_machine import RULES, SECOND, Part, Ways, WaysMachine
 
 from escrowmq.errors import Code
-from escrowmq.ledger.columns.keys import hash_key, hash_keys
 from escrowmq.ledger.commands import (
     AlterProducers,
     Configure,
@@ -26,6 +25,7 @@ from escrowmq.ledger.commands import (
     Tick,
 )
 from escrowmq.ledger.ledger import Ledger
+from escrowmq.message.hashes import hash_key, hash_keys
 from escrowmq.message.immunity import PROPERTY
 from escrowmq.message.row import OutgoingRow
 from escrowmq.model import Act, DecidedBy, message_id

@@ -8,9 +8,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from escrowmq.pipeline.session import local_session
+from standing import Stage
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     with local_session("tests", cores=2, rows=1000) as session:
+        Stage(tmp_path_factory.mktemp("stage")).prepare(session)
         yield session

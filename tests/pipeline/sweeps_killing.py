@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from sweeps_world import BOOKS, NOW, World
 
 from escrowmq.pipeline.sweeps import Books, Swept, sweep_freezes, sweep_orders
-from escrowmq.platform.failpoints import TELL_VARIABLE, VARIABLE
+from standing import Stage
 
 EACH = 6
 """Orders of every kind."""
@@ -41,14 +41,11 @@ def both(spark: SparkSession, shop: World, books: Books = BOOKS) -> list[Swept]:
 @contextmanager
 def killing(spark: SparkSession, points: tuple[str, ...], told: Path) -> Iterator[list[str]]:
     """Spark's Python workers die at these places: at each the first that comes there, once. What was killed so far."""
-    environment = spark.sparkContext.environment  # of the workers that are started from now on
-    environment |= {VARIABLE: ",".join(points), TELL_VARIABLE: str(told)}
-    try:
-        with told_places(points, told, lambda pid: os.kill(pid, signal.SIGKILL)) as killed:
-            yield killed
-    finally:
-        for name in (VARIABLE, TELL_VARIABLE):
-            del environment[name]
+    with (
+        Stage.of(spark).opened(told, points),
+        told_places(points, told, lambda pid: os.kill(pid, signal.SIGKILL)) as killed,
+    ):
+        yield killed
 
 
 @contextmanager

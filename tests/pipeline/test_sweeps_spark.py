@@ -57,7 +57,7 @@ def test_two_at_once_without_a_rule_for_shards(spark: SparkSession, shop: World,
 
 def test_executors_killed_at_every_place(spark: SparkSession, shop: World, clean: Content, tmp_path: Path) -> None:
     for sweep, points in POINTS.items():
-        with killing(spark, points, tmp_path) as killed:
+        with killing(spark, points, tmp_path / sweep.__name__) as killed:
             while len(killed) < len(points):
                 told = ""
                 try:

@@ -55,6 +55,25 @@ def test_it_stands_still_until_the_file_is_gone_and_tells_once(tmp_path):
         assert len(again.communicate()[0].split()) == 5
 
 
+def test_where_the_folder_is_a_link_that_is_led_elsewhere_the_same_process_tells_again(tmp_path):
+    link = tmp_path / "link"
+    for folder in ("one", "other"):
+        (tmp_path / folder).mkdir()
+    link.symlink_to(tmp_path / "one")
+    with run("test.step", ESCROWMQ_FAILPOINT_TELL=str(link)) as child:
+        for folder in ("one", "other"):
+            file = tmp_path / folder / "test.step"
+            while not file.exists():
+                assert child.poll() is None
+            assert int(file.read_text()) == child.pid
+            if folder == "one":
+                (tmp_path / "new").symlink_to(tmp_path / "other")
+                (tmp_path / "new").rename(link)
+            file.unlink()
+        assert len(child.communicate()[0].split()) == 5
+    assert child.returncode == 0
+
+
 def test_in_this_process_it_can_act_otherwise():
     reached = []
     failpoints.arm(

@@ -14,8 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 import escrowmq as mq
-from escrowmq.platform import failpoints
-from escrowmq.spark.source import register
+from standing import Stage
 
 Change = Callable[[DataFrame], DataFrame]
 Act = Callable[[], object]
@@ -107,10 +106,8 @@ def refused(act: Act, *words: str, stream: bool = False) -> None:
 @contextlib.contextmanager
 def standing(spark: SparkSession, folder: Path, point: str, act: Act) -> Iterator[None]:
     """While inside, the first of Spark's Python processes that comes to the failpoint stands still until ``act`` is done."""
-    folder.mkdir()
-    environment = spark.sparkContext.environment
-    environment |= {failpoints.VARIABLE: point, failpoints.TELL_VARIABLE: str(folder)}
-    register(spark)  # a format's processes have the environment of its registration
+    stage = Stage.of(spark)
+    stage.open(folder, [point])
     problems: list[BaseException] = []
     over = threading.Event()
 
@@ -131,7 +128,5 @@ def standing(spark: SparkSession, folder: Path, point: str, act: Act) -> Iterato
     finally:
         over.set()
         watcher.join()
-        for name in (failpoints.VARIABLE, failpoints.TELL_VARIABLE):
-            del environment[name]
-        register(spark)
+        stage.close()
         assert not problems, problems

@@ -9,10 +9,12 @@ from pyspark.sql import SparkSession
 
 from escrowmq.pipeline.session import local_session
 from escrowmq.spark.source import register
+from standing import Stage
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     with local_session("tests", cores=2, rows=1000) as session:
+        Stage(tmp_path_factory.mktemp("stage")).prepare(session)
         register(session)
         yield session

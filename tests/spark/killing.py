@@ -25,6 +25,8 @@ POINTS = PREPARING + DECIDING
 PATIENCE = 400.0
 """Seconds in which something must happen: a point reached, a leg at its end, a driver started."""
 JOB = Path(__file__).with_name("revenue_job.py")
+PATH = [str(JOB.parent), str(JOB.parents[1])]
+"""Where the job finds what it imports."""
 ORDERS = 240
 LOCAL = {"spark.sql.shuffle.partitions": "2", "spark.speculation": "true"}
 """Speculation is on, but a local master never speculates."""
@@ -198,7 +200,7 @@ class Job:
         with self._log().open("wb") as log:
             self.driver = subprocess.Popen(
                 [sys.executable, str(JOB), str(self.spec)],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(JOB.parent), os.environ.get("PYTHONPATH", "")])},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join([*PATH, os.environ.get("PYTHONPATH", "")])},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -19,6 +19,7 @@ from pyspark.sql import functions as f
 import escrowmq as mq
 from escrowmq.spark.source import EscrowSource, register
 from escrowmq.spark.writing import EscrowStreamWriter, stream_writer
+from standing import PLACES, Stage
 
 ROWS_PER_BATCH = 80
 TABLE = 400
@@ -87,6 +88,7 @@ class Watched(EscrowStreamWriter):
         """As the real one."""
         from pyspark import TaskContext
 
+        told = told_here()
         at = TaskContext.get()
         mine = {"batch": int(at.getLocalProperty("streaming.sql.batchId")), "partition": at.partitionId()}
         mine |= {
@@ -94,9 +96,9 @@ class Watched(EscrowStreamWriter):
             "attempt": at.attemptNumber(),
             "pid": os.getpid(),
         }
-        note({**mine, "standing": standing()})
+        note(told, {**mine, "standing": standing(told)})
         prepared = super().write(iterator)
-        note({**mine, "ids": [identity.hex() for identity in prepared.ids]})
+        note(told, {**mine, "ids": [identity.hex() for identity in prepared.ids]})
         return prepared
 
     def commit(self, messages: Any, batchId: int) -> None:
@@ -108,16 +110,21 @@ class Watched(EscrowStreamWriter):
             reach("spark.committed")
 
 
-def note(entry: dict[str, Any]) -> None:
+def told_here() -> Path:
+    """The folder of the leg that runs now."""
+    return Path(os.environ["ESCROWMQ_FAILPOINT_TELL"]).resolve()
+
+
+def note(told: Path, entry: dict[str, Any]) -> None:
     """A line more in attempts.jsonl: one write at its end, so that processes do not mix theirs."""
-    with Path(os.environ["ESCROWMQ_FAILPOINT_TELL"], "attempts.jsonl").open("ab", buffering=0) as file:
+    with (told / "attempts.jsonl").open("ab", buffering=0) as file:
         file.write(json.dumps(entry).encode() + b"\n")
 
 
-def standing() -> list[int]:
+def standing(told: Path) -> list[int]:
     """The processes that stand still in the middle of their rows now, and live."""
     try:
-        pid = int(Path(os.environ["ESCROWMQ_FAILPOINT_TELL"], "spark.prepared-some").read_text())
+        pid = int((told / "spark.prepared-some").read_text())
         os.kill(pid, 0)
     except (FileNotFoundError, ProcessLookupError):
         return []
@@ -201,16 +208,11 @@ WHATS = {
 
 
 def run(spark: SparkSession, url: str, folder: Path, leg: dict[str, Any]) -> int:
-    """One leg; how often it was tried. Its Python processes are its own: they have another environment."""
-    from escrowmq.platform.failpoints import TELL_VARIABLE, arm, parse, reach
+    """One leg; how often it was tried."""
+    from escrowmq.platform.failpoints import reach
 
     act, source = WHATS[leg["what"]]
-    os.environ[TELL_VARIABLE] = leg["told"]
-    arm(*(parse(point) for point in leg["points"]))  # in this process, for the one below
-    spark.sparkContext.environment |= {
-        "ESCROWMQ_FAILPOINT": ",".join(leg["points"]),
-        "ESCROWMQ_FAILPOINT_TELL": leg["told"],
-    }
+    Stage.of(spark).open(Path(leg["told"]), leg["points"])
     register(spark)
     spark.dataSource.register(source)
     for tries in range(1, MOST_TRIES):
@@ -229,10 +231,15 @@ def run(spark: SparkSession, url: str, folder: Path, leg: dict[str, Any]) -> int
 def main() -> None:
     """As SPEC says."""
     from escrowmq.pipeline.session import local_session
+    from escrowmq.platform.failpoints import arm, parse
 
     spec = json.loads(Path(sys.argv[1]).read_text())
     folder = Path(spec["folder"])
     with local_session("revenue", master=spec["master"], rows=1000, settings=spec["settings"]) as spark:
+        stage = Stage(folder)
+        stage.prepare(spark)
+        os.environ |= stage.environment
+        arm(*map(parse, PLACES))  # in this process, too
         for leg in spec["legs"]:
             tries = run(spark, spec["url"], folder, leg)
             (folder / f"tries-{leg['topic']}").write_text(str(tries))

@@ -31,6 +31,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.t
 
 LARGE, SIZE = 4096, 1 << 14
 """Bodies, and the bytes of each: far more than the first batch, and what is on its way when the broker dies."""
+PATIENT = 60
+"""Seconds, where the broker is there again: a Python process that lived on may look for it only after a while."""
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +69,12 @@ def test_a_stream_whose_broker_dies_and_stays_away_fails_and_is_written_once_whe
     spark: SparkSession, up: Broker, tmp_path: Path, point: str, there: bool
 ) -> None:
     """After the decision, it is the plan of the next batch that fails."""
-    run = lambda: write_stream(spark, up.url, tmp_path / "check", point)  # noqa: E731
+    run = lambda **more: write_stream(spark, up.url, tmp_path / "check", point, source=more, sink=more)  # noqa: E731
     with standing(spark, tmp_path / "told", point, up.kill):
         refused(run, "errors.Unknown: ", f"no broker answers at {up.url}", stream=True)
     up.start()
     assert visible(up.url, point) == (numbers(0, 40) if there else [])
-    run()
+    run(timeout=PATIENT)
     assert visible(up.url, point) == numbers(0, 40)
     assert undecided(up.url) == 0  # the next commit rolls back what the failed attempt left
 
@@ -81,35 +83,35 @@ def test_a_stream_whose_broker_dies_and_stays_away_fails_and_is_written_once_whe
 def test_a_batch_write_whose_broker_dies_and_stays_away_fails_and_leaves_nothing_visible(
     spark: SparkSession, up: Broker, tmp_path: Path, point: str
 ) -> None:
-    run = lambda: write_batch(rows(spark, 0, 40), up.url, f"b.{point}", {"write_id": point})  # noqa: E731
+    run = lambda **more: write_batch(rows(spark, 0, 40), up.url, f"b.{point}", {"write_id": point, **more})  # noqa: E731
     with standing(spark, tmp_path / "told", point, up.kill):
         refused(run, "errors.Unknown: ", f"no broker answers at {up.url}")
     up.start()
     assert visible(up.url, f"b.{point}") == []
-    run()
+    run(timeout=PATIENT)
     assert visible(up.url, f"b.{point}") == numbers(0, 40)
     assert undecided(up.url) == 0
 
 
 def test_a_batch_read_in_whose_middle_the_broker_dies(spark: SparkSession, up: Broker, tmp_path: Path) -> None:
-    large = lambda: spark.read.format("escrow").options(topic="large", timeout=0.5).load(up.url)  # noqa: E731
-    sizes = lambda: [tuple(row) for row in large().select("key", f.length("body")).collect()]  # noqa: E731
+    large = lambda wait: spark.read.format("escrow").options(topic="large", timeout=wait).load(up.url)  # noqa: E731
+    sizes = lambda wait=0.5: [tuple(row) for row in large(wait).select("key", f.length("body")).collect()]  # noqa: E731
     with standing(spark, tmp_path / "away", "spark.read-some", up.kill):
         refused(sizes, f"TIMED_OUT: {up.url}: reading large/", f"from 0 to {LARGE}")
     refused(sizes, f"TIMED_OUT: {up.url}: no broker answers")  # and at plan time
     up.start()
     with standing(spark, tmp_path / "back", "spark.read-some", up.kill_and_start):
-        assert sizes() == [(str(number), SIZE) for number in range(LARGE)]
+        assert sizes(PATIENT) == [(str(number), SIZE) for number in range(LARGE)]
 
 
 def test_a_stream_read_in_whose_middle_the_broker_dies(spark: SparkSession, up: Broker, tmp_path: Path) -> None:
-    run = lambda **sink: write_stream(  # noqa: E731
+    run = lambda wait=0.5, **sink: write_stream(  # noqa: E731
         spark,
         up.url,
         tmp_path / "check",
         "sizes",
         lambda frame: frame.withColumn("body", f.length("body").cast("string")),
-        source={"topic": "large", "maxRowsPerTrigger": LARGE - 1, "timeout": 0.5},
+        source={"topic": "large", "maxRowsPerTrigger": LARGE - 1, "timeout": wait},
         sink=sink,
     )
     with standing(spark, tmp_path / "away", "spark.read-some", up.kill):
@@ -118,5 +120,5 @@ def test_a_stream_read_in_whose_middle_the_broker_dies(spark: SparkSession, up: 
     up.start()
     assert visible(up.url, "sizes") == []
     with standing(spark, tmp_path / "back", "spark.read-some", up.kill_and_start):
-        run(timeout=60)  # the sink does not stand still: it may look for the broker while that starts
+        run(PATIENT, timeout=PATIENT)  # the sink does not stand still: it may look for the broker while that starts
     assert visible(up.url, "sizes") == numbers(0, LARGE)

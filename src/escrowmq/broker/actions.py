@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.broker.reads.following import view_beyond, view_range
-from escrowmq.broker.reads.lookups import find_messages, show_transaction
+from escrowmq.broker.reads.lookups import find_messages, show_transaction, view_message
 from escrowmq.broker.reads.readable import HoldsLedger, Readable
 from escrowmq.broker.requests import MAX_IDS, checked, transaction_id
 from escrowmq.broker.writer.engine import Engine
@@ -449,3 +449,10 @@ def _lookup(engine: Readable, request: messages.Lookup) -> messages.Found:
         raise error(Code.BAD_REQUEST, "'message_id' or 'key' is missing")
     identity = None if text is None else message_id(text)
     return find_messages(engine, identity, key, request.get("topic"), request.get("limit", FOUND))
+
+
+@_answers(messages.VIEW)
+def _view(engine: Readable, request: messages.View) -> messages.Viewed:
+    topic, text = request["topic"], request["id_or_key"]
+    found = view_message(engine, topic, message_id(text), None)
+    return {"message": found or view_message(engine, topic, None, text)}

@@ -9,6 +9,7 @@ import typer
 
 from escrowmq.cli import (
     bench,
+    compensate,
     dead_letters,
     groups,
     jobs,
@@ -44,6 +45,7 @@ app.command("lookup")(messages.lookup)
 app.add_typer(groups.app, name="groups")
 app.add_typer(writers.app, name="writers")
 app.add_typer(outbox.app, name="outbox")
+app.add_typer(compensate.app, name="compensate")
 app.command("audit")(jobs.audit)
 app.command("report")(jobs.report)
 app.command("reconcile")(jobs.reconcile)

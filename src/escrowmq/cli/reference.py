@@ -81,19 +81,30 @@ def command_line_page() -> str:
 
 
 def metrics_page() -> str:
-    """``docs/metrics.md``: every metric of a broker."""
+    """``docs/metrics.md``: every metric of a broker, and of a compensation's scheduler."""
     from escrowmq.broker.serving.metrics import COUNTER, METRICS
+    from escrowmq.compensation.statistics import METRICS as COMPENSATION
+    from escrowmq.compensation.statistics import metric_name
 
     rows = [
         (f"`escrowmq_{metric.name}{'_total' if metric.kind == COUNTER else ''}`", metric.kind, metric.meaning)
         for metric in METRICS
+    ]
+    repaired = [
+        (f"`{metric_name(number)}{'_total' if kind == COUNTER else ''}`", kind, meaning)
+        for number, (kind, meaning) in COMPENSATION.items()
     ]
     return (
         "# Metrics\n\n"
         + _MADE
         + "`escrowmq serve --metrics HOST:PORT` serves these at `/metrics` in Prometheus' format. The same numbers come from\n"
         "`bus.admin.stats()`. Watch the first four: how much is undecided, for how long, whether producers answer, and\n"
-        "what waits for a person.\n\n" + _table(("metric", "kind", "meaning"), rows)
+        "what waits for a person.\n\n"
+        + _table(("metric", "kind", "meaning"), rows)
+        + "\n## A compensation's scheduler\n\n"
+        "`escrowmq compensate run NAME --metrics HOST:PORT` serves these ([docs/compensation.md](compensation.md)), with the label `compensation`: its\n"
+        "name. Watch `suspended`, `cases` and `idle`. In your own program: `compensation.statistics.collector(name, lambda: scheduler.statistics)`.\n\n"
+        + _table(("metric", "kind", "meaning"), repaired)
     )
 
 

@@ -7,6 +7,7 @@ an answer wakes the loop once for all of them.
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Generic, TypeVar
@@ -31,8 +32,9 @@ from escrowmq.client.producing.production import Production
 from escrowmq.client.reading.browsing import Browsing, check_browsing, view_among
 from escrowmq.client.reading.reader import AsyncReader, ReaderBase
 from escrowmq.client.reading.reading import Partition, Reading, Start
+from escrowmq.client.reading.viewing import view_message
 from escrowmq.errors import Code, Misuse, Unknown
-from escrowmq.model import CheckPolicy
+from escrowmq.model import CheckPolicy, StoredMessage
 from escrowmq.wire import Exchange, ExchangeOptions, Link
 
 ProducerT = TypeVar("ProducerT", bound=ProducerBase[Any])
@@ -265,6 +267,20 @@ class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, Consum
         reader = self._make_reader(reading)
         self._keep(reader)
         return reader
+
+    async def view_message(
+        self, topic: str, id_or_key: str | bytes | uuid.UUID, *, timeout: float = 30.0
+    ) -> StoredMessage | None:
+        """The message of a topic that has an id, in any form that :func:`escrowmq.model.message_id` takes; else the newest one with that key (a text).
+
+        Prepared messages are found like committed and plain ones, with their ``state``. None for what was rolled back, has expired, has left with
+        retention, or never was. It costs the same in a log of any size, also just after the broker has started. All brokers are asked.
+
+        Raises Overloaded(BROKER_AWAY) if it is at none of those that answer while another is away, BAD_TOPIC_NAME, Corrupt(DAMAGED) if a message of
+        which nothing can be read may be it, Unknown(TIMED_OUT) after ``timeout`` (30.0) seconds.
+        """
+        self._need_open()
+        return await self._waiting.away(view_message, self.router, topic, id_or_key, timeout)
 
     async def close(self) -> None:
         """Close consumers and readers, then producers (letting what is on its way finish), then the connections.

@@ -24,4 +24,5 @@ class Bus(BusBase[Producer, Consumer, Reader], Closes):
 
     consumer = blocking(BusCalls[Producer, Consumer, Reader, Received].consumer)
     reader = blocking(BusCalls[Producer, Consumer, Reader, Received].reader)
+    view_message = blocking(BusCalls[Producer, Consumer, Reader, Received].view_message)
     close = blocking(BusCalls[Producer, Consumer, Reader, Received].close)

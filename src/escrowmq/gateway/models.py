@@ -360,6 +360,12 @@ class FoundMessages(_Out):
     missing: list[MissingBroker] = Field(default=[], description="Brokers, of several, that are away: not looked at.")
 
 
+class ViewedMessage(_Out):
+    """One message; null: there is none, or it was rolled back or has expired."""
+
+    message: Found | None
+
+
 class Queue(_Out):
     """One queue of a topic: offsets ``head`` to before ``end`` are stored."""
 

@@ -18,6 +18,8 @@ from escrowmq.log import frames as codec
 from escrowmq.log import snapshots
 from escrowmq.log.active import ActiveSegment
 from escrowmq.log.index import Segment
+from escrowmq.log.lookups.finder import Lookups
+from escrowmq.log.lookups.parts import Sizes
 from escrowmq.log.reading import ReadableLog, Reader
 from escrowmq.log.recovery import Cut, Recovered, list_folder, recover, refuse_foreign, save_index
 from escrowmq.log.report import DAMAGED_NAME, Damage, pack_damaged, unpack_damaged
@@ -32,7 +34,7 @@ from escrowmq.log.segments import (
 from escrowmq.log.snapshots import SnapshotName
 from escrowmq.platform.clock import Clock, SystemClock
 from escrowmq.platform.disk import Disk, disk_error, read_file, replace_file
-from escrowmq.schemas import STORED, Kind
+from escrowmq.schemas import MESSAGES, STORED, Kind
 
 Int64s = npt.NDArray[np.int64]
 
@@ -52,11 +54,12 @@ def open_log(
     version: str = "",
     clock: Clock | None = None,
     seed: bytes | None = None,
+    lookups: Sizes | None = None,
 ) -> SegmentLog:
     """Open the log in ``disk``'s folder, or make one; takes the folder's lock and appends a durable OPENED frame.
 
     ``compression`` ("none", "lz4") is of message frames; ``version`` is this program's, for the record; ``seed`` (12 bytes) fixes
-    the shard id and salt of a new log, random otherwise. Raises Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER), Corrupt(DAMAGED,
+    the shard id and salt of a new log, random otherwise; ``lookups`` are the sizes of its look-up files. Raises Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER), Corrupt(DAMAGED,
     NEWER_FORMAT, LOG_FAILED), Overloaded(DISK_FULL, OUT_OF_RESOURCES); the folder is given back then.
     """
     refuse_foreign(list_folder(disk))  # before the lock, which makes a file
@@ -72,6 +75,7 @@ def open_log(
             log = SegmentLog(disk, segment_bytes, compression == "lz4", found)
         log._begin_epoch(version, max(clock.now_us(), log.last_time_us))
         log._look_at_damage(found.damaged if found is not None else [])
+        log._begin_lookups(lookups)
         return log
     except (OSError, MemoryError) as problem:
         disk.close()
@@ -135,6 +139,15 @@ class SegmentLog(ReadableLog):
                 if self._reader.segments[0].sequence <= sequence < self.next_sequence:
                     self._reader.frame(sequence, keep=False)
             self._list_damage()
+
+    def _begin_lookups(self, sizes: Sizes | None) -> None:
+        lookups = Lookups(self._disk, self._reader, self.shard, writes=True, sizes=sizes)
+        lookups.begin(self.next_sequence)
+        self._lookups = lookups
+
+    def settle_lookups(self, timeout: float | None = None) -> bool:
+        """Wait until all look-up files are made, for ``timeout`` seconds at most; whether they are."""
+        return self._lookups is None or self._lookups.settle(timeout)
 
     def _noticed(self, damage: Damage) -> None:
         logger.error("damage in the log, nothing is deleted: %s", damage)
@@ -235,9 +248,12 @@ class SegmentLog(ReadableLog):
             if data is not None:
                 segment.data = data
             fresh = self._reader.fresh
-            for sequence in range(self._durable, end):
-                fresh.pop(sequence, None)
+            written = [fresh.pop(sequence, None) for sequence in range(self._durable, end)]
+            size = segment.bytes_from(self._durable)
         self._durable = end
+        if self._lookups is not None:
+            messages = [frame for frame in written if frame is not None and frame.kind in MESSAGES]
+            self._lookups.durable(messages, size, end)
 
     def _roll(self, size: int) -> None:
         """Begin a new segment with room for ``size`` bytes. What can run out (of space, descriptors, memory) comes first and
@@ -327,6 +343,8 @@ class SegmentLog(ReadableLog):
             return 0
         old_base = self._make_base(name, dropped[-1].next_sequence)
         self._reader.drop(len(dropped))
+        if self._lookups is not None:
+            self._lookups.dropped()
         for segment in dropped:
             self._remove(segment.name)
             self._remove(index_name(segment.name))
@@ -374,6 +392,8 @@ class SegmentLog(ReadableLog):
                 self.sync()
                 self._seal_cleanly()
         finally:
+            if self._lookups is not None:
+                self._lookups.close(clean=clean and self._failure is None)
             self._closed = True
             self._active.abandon()
             self._disk.close()

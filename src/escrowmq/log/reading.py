@@ -16,9 +16,12 @@ from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, error
 from escrowmq.log import frames as codec
 from escrowmq.log.frames import Encoding
 from escrowmq.log.index import Segment
+from escrowmq.log.lookups.entries import Column, Wanted
+from escrowmq.log.lookups.finder import Lookups
 from escrowmq.log.report import Damage, DamagedLog, RowDamage
 from escrowmq.log.rows import READ_SCHEMA, Expected, Located, gather, row_damage, salvaged
-from escrowmq.log.seam import Frame
+from escrowmq.log.seam import Frame, Match
+from escrowmq.message.names import is_text
 from escrowmq.platform.disk import Disk, disk_error, map_file
 from escrowmq.schemas import MESSAGES, Kind
 
@@ -42,7 +45,7 @@ class Reader:
         self.lock = Lock()
         self.segments: tuple[Segment, ...] = tuple(segments)
         self.fresh: dict[int, Frame] = {}
-        self._disk = disk
+        self.disk = disk
         self._cache: OrderedDict[int, tuple[Frame, int]] = OrderedDict()
         self._cached_bytes = 0
         self._damages: dict[int, Damage] = {}  # by the sequence of the frame
@@ -74,10 +77,9 @@ class Reader:
     def message(self, position: int) -> pa.RecordBatch | None:
         """The one message at ``position``, as ``gather`` gives it; None if there is none, or damage near it: ``gather`` tells."""
         with self.lock:
-            at = bisect_right(self.segments, position, key=lambda s: s.header.position) - 1
-            if at < 0 or position >= self.segments[at].next_position:
+            segment = self._segment_at(position)
+            if segment is None:
                 return None
-            segment = self.segments[at]
             index = int(segment.index.positions.searchsorted(position, side="right")) - 1
             sequence, kind = segment.sequence + index, segment.index.kinds.item(index)
         if kind not in MESSAGES:
@@ -87,6 +89,49 @@ class Reader:
             return None
         row = frame.batch.slice(position - frame.position, 1)
         return pa.RecordBatch.from_arrays([*row.columns, pa.array([frame.time_us], pa.int64())], schema=READ_SCHEMA)
+
+    def _segment_at(self, position: int) -> Segment | None:
+        at = bisect_right(self.segments, position, key=lambda s: s.header.position) - 1
+        return None if at < 0 or position >= self.segments[at].next_position else self.segments[at]
+
+    def stored_from(self) -> tuple[int, int]:
+        """Sequence and position of the first frame that is stored."""
+        with self.lock:
+            return self.segments[0].sequence, self.segments[0].header.position
+
+    def frame_at(self, position: int) -> tuple[int, int]:
+        """The frame that holds a position, and the position of its first row. Rejected(RANGE_PURGED), Misuse beyond the log."""
+        with self.lock:
+            segment = self._segment_at(position)
+            if segment is None:
+                self._check_range(position, position)
+                raise Misuse(Code.BAD_ARGUMENT, f"there is no position {position}")
+            index = int(segment.index.positions.searchsorted(position, side="right")) - 1
+            return segment.sequence + index, segment.index.positions.item(index)
+
+    def place(self, sequence: int) -> tuple[int, int]:
+        """The position at which a frame begins (or would, behind the last), and the time of the one before.
+        Rejected(RANGE_PURGED), Misuse beyond the log."""
+        with self.lock:
+            segment = self._segment_of(sequence)
+            at = sequence - segment.sequence
+            if at > segment.index.count:
+                raise Misuse(Code.BAD_ARGUMENT, f"there is no frame {sequence} yet")
+            position = segment.index.positions.item(at) if at < segment.index.count else segment.next_position
+            return position, segment.index.times.item(at - 1) if at else segment.header.created_us
+
+    def message_frames(self, start: int, end: int) -> Int64s:
+        """The sequences of the stored frames of messages, ``start`` <= sequence < ``end``, rising."""
+        found: list[Int64s] = []
+        with self.lock:
+            first = max(bisect_right(self.segments, start, key=lambda s: s.sequence) - 1, 0)
+            for segment in self.segments[first:]:
+                if segment.sequence >= end:
+                    break
+                low = max(start, segment.sequence)
+                kinds = segment.index.kinds[low - segment.sequence : max(end - segment.sequence, 0)]
+                found.append(np.flatnonzero(np.isin(kinds, MESSAGES)) + low)
+        return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def _check_range(self, low: int, high: int) -> None:
         if low < self.segments[0].header.position:
@@ -170,7 +215,7 @@ class Reader:
         descriptor or memory for it; any other failure is damage of this segment, for those who read it."""
         if segment.data is None:
             try:
-                data = map_file(self._disk, segment.name)
+                data = map_file(self.disk, segment.name)
             except FileNotFoundError:
                 raise DamagedLog(segment.name, 0, segment.sequence, "the segment is missing") from None
             except (OSError, MemoryError) as problem:
@@ -258,6 +303,25 @@ class ReadableLog:
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
+        self._lookups: Lookups | None = None
+        self._opening_lookups = Lock()
+
+    def find(self, column: Column, value: bytes | str, topic: str | None = None, *, end: int) -> Iterator[Match]:
+        """Rows of PLAIN and HALF frames below sequence ``end`` with an id or a key, newest first; see the seam."""
+        self._check_usable()
+        if not all(is_text(text) for text in (value, topic) if isinstance(text, str)):
+            return iter(())  # no column holds half a character
+        lookups = self._begun_lookups()
+        return lookups.find(Wanted(column, value, topic), end, self._reader.place(end)[0])
+
+    def _begun_lookups(self) -> Lookups:
+        """Of a log that only reads: made when they are first asked for; the files that there are are used."""
+        with self._opening_lookups:
+            if self._lookups is None:
+                lookups = Lookups(self._reader.disk, self._reader, self.shard, writes=False)
+                lookups.begin(self.next_sequence)
+                self._lookups = lookups
+            return self._lookups
 
     def _check_usable(self) -> None:  # nothing keeps one from reading, unless a subclass knows better
         """Raises what keeps one from reading."""

@@ -24,6 +24,7 @@ from escrowmq.errors import Code, Misuse
 from escrowmq.log import index as side
 from escrowmq.log import snapshots
 from escrowmq.log.index import FrameIndex, Segment
+from escrowmq.log.lookups.runs import is_run
 from escrowmq.log.report import DAMAGED_NAME, DamagedLog
 from escrowmq.log.segments import (
     CLOSED_NAME,
@@ -105,6 +106,7 @@ def list_folder(disk: Disk) -> Listing:
         n for n in names if n.endswith((f".segment{TEMPORARY}", f".snapshot{TEMPORARY}", f".index{TEMPORARY}"))
     ]
     temporary += [n for n in names if n in (CLOSED_NAME + TEMPORARY, DAMAGED_NAME + TEMPORARY)]
+    known |= {n for n in names if is_run(n)}  # look-up files, whole or not: who makes them removes them
     foreign = [n for n in names if n not in known | _NEUTRAL and n not in temporary and not n.startswith(".")]
     return Listing(
         [s for s in segments if s >= first],

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,14 @@ class Snapshot:
     position: int
     time_us: int
     tables: dict[str, pa.Table]
+
+
+class Match(NamedTuple):
+    """Rows of one frame that were looked for. With ``lost`` nothing can be read of the frame: these are rows that may be it."""
+
+    positions: npt.NDArray[np.int64]
+    """Falling."""
+    lost: bool
 
 
 class StoredLog(Protocol):
@@ -112,6 +120,14 @@ class StoredLog(Protocol):
 
     def damages(self) -> list[Damage]:
         """Damage that was met in what is still stored, oldest frame first: at the opening, or by who read it since."""
+
+    def find(
+        self, column: Literal["message_id", "key"], value: bytes | str, topic: str | None = None, *, end: int
+    ) -> Iterator[Match]:
+        """The PLAIN and HALF rows with this id (16 bytes) or key, in one topic or in any, newest first, of the frames below sequence ``end``,
+        which must be durable. Frames of which nothing can be read come whole, as far as their damage was met, now or before.
+
+        It reads what it gives, and besides a number of blocks that grows with the logarithm of the messages."""
 
     def time_at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The time_us of the frame that holds each position."""

@@ -103,7 +103,7 @@ def _act(engine: sa.Engine, ids: Iterable[str | bytes], by: str | None, act: str
     if isinstance(ids, str | bytes):
         raise Misuse(Code.BAD_ARGUMENT, "one id where many were expected", f"[{ids!r}]")
     wanted = [model.message_id(identity) for identity in ids]
-    note = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}Z {act} by {by or _user()}"
+    note = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}Z {act} by {by or acting_user()}"
     columns = (trans_message.c.id, trans_message.c.state, trans_message.c.error)
     rows = sa.select(*columns).where(trans_message.c.id.in_(wanted)).order_by(trans_message.c.id).with_for_update()
     changed = sa.update(trans_message).where(
@@ -142,7 +142,8 @@ def _row(row: Any) -> Row:
     return Row(**fields)
 
 
-def _user() -> str:
+def acting_user() -> str:
+    """Who acts, as the system knows it: for the notes of acts."""
     with suppress(OSError, KeyError):  # no user of this number is known
         return getpass.getuser()
     return "unknown"

@@ -130,25 +130,31 @@ def consume(
     group: str | None = None,
     max_messages: int = 500,
     idle_timeout: float | None = None,
+    within: Callable[[Any, Sequence[Received]], object] | None = None,
+    after: Callable[[Sequence[Received]], object] | None = None,
 ) -> int:
     """Consume until ``consumer`` is closed, or nothing came for ``idle_timeout`` seconds; how many messages had their effect.
 
     ``database`` is a ``sessionmaker`` or an Engine: its ``begin()`` gives what ``handler(session, message)`` gets. A batch is one
     transaction: claim, handle what is new, commit, then acknowledge. If that fails, its messages are done one by one, so that only
     those whose own handling fails go back (``nack`` with the exception as cause; dead letters after ``max_attempts``). ``group`` names
-    the marks; None: the consumer's own. Raises Misuse(NO_TABLES | SCHEMA_VERSION | NO_TRANSACTION), after giving the batch back.
+    the marks; None: the consumer's own.
+
+    ``within(session, messages)`` is called at the end of each transaction, also with the repeats; ``after(messages)`` once it is committed, before they are
+    acknowledged; it must not raise. Raises Misuse(NO_TABLES | SCHEMA_VERSION | NO_TRANSACTION), after giving the batch back.
     """
     name = consumer.group if group is None else group
+    step = _Step(database, handler, name, within, after)
     effects = 0
     for batch in consumer.batches(max_messages, idle_timeout=idle_timeout):
         try:
-            effects += _handle(database, handler, list(batch), name)
+            effects += step.take(list(batch))
         except Exception as problem:
             if isinstance(problem, Misuse) and problem.code in _STOPS:
                 batch.nack(0.0, "the consumer cannot claim", wait=False)
                 raise
             logger.info("a batch of %d messages failed; doing them one by one: %r", len(batch), problem)
-            effects += _handle_apart(database, handler, batch, name)
+            effects += _handle_apart(step, batch)
             continue
         try:
             batch.ack()
@@ -157,22 +163,40 @@ def consume(
     return effects
 
 
-def _handle(database: Database, handler: Handler, messages: list[Received], group: str) -> int:
-    """One transaction; how many effects it has."""
-    with database.begin() as session:
-        first = claim_batch_tx(session, messages, group)
-        for message, new in zip(messages, first, strict=True):
-            if new:
-                handler(session, message)
-    return sum(first)
+class _Step:
+    """What is done with messages between their receipt and their acknowledgement."""
+
+    def __init__(
+        self,
+        database: Database,
+        handler: Handler,
+        group: str,
+        within: Callable[[Any, Sequence[Received]], object] | None,
+        after: Callable[[Sequence[Received]], object] | None,
+    ) -> None:
+        self._database, self._handler, self._group = database, handler, group
+        self._within, self._after = within, after
+
+    def take(self, messages: list[Received]) -> int:
+        """One transaction; how many effects it has."""
+        with self._database.begin() as session:
+            first = claim_batch_tx(session, messages, self._group)
+            for message, new in zip(messages, first, strict=True):
+                if new:
+                    self._handler(session, message)
+            if self._within is not None:
+                self._within(session, messages)
+        if self._after is not None:
+            self._after(messages)
+        return sum(first)
 
 
-def _handle_apart(database: Database, handler: Handler, batch: ReceivedBatch, group: str) -> int:
+def _handle_apart(step: _Step, batch: ReceivedBatch) -> int:
     """A transaction per message; those that fail are delivered again."""
     effects = 0
     for message in batch:
         try:
-            effects += _handle(database, handler, [message], group)
+            effects += step.take([message])
         except Exception as problem:
             known = isinstance(problem, DBAPIError)  # locked, away, a deadlock: a line says it all
             reason = in_a_line(problem) if known else type(problem).__name__

@@ -9,7 +9,7 @@ does in statements that do no harm when they are run again, so a step that was c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -28,6 +28,8 @@ from escrowmq.outbox.tables import (
     NAME,
     SCHEMA_VERSION,
     metadata,
+    trans_compensation,
+    trans_compensation_case,
     trans_lane,
     trans_recv_log,
     trans_schema,
@@ -132,10 +134,20 @@ _RELEASED = {
     )
 }
 """Tables as version 1 had them, where ``tables.py`` has them otherwise by now."""
+_LATER = {3: (trans_compensation, trans_compensation_case)}
+"""By version: the tables that it brought."""
 
 
 def _first(dialect: sa.Dialect) -> list[sa.Executable]:
-    """0 → 1: everything."""
+    """0 → 1: everything that there was then."""
+    later = {table for tables in _LATER.values() for table in tables}
+    first = [table for table in metadata.tables.values() if table not in later]
+    rows = [{"lane": lane, "epoch": 0, "leased_until_us": 0} for lane in range(LANES)]
+    return [*_made(dialect, first), _insert_missing(dialect, trans_lane, rows)]
+
+
+def _made(dialect: sa.Dialect, chosen: Sequence[sa.Table]) -> list[sa.Executable]:
+    """The statements that make some tables, then their indexes by name."""
     tables: list[sa.Executable] = []
     indexes: dict[str, sa.Executable] = {}
 
@@ -148,9 +160,9 @@ def _first(dialect: sa.Dialect) -> list[sa.Executable]:
             made = schema.CreateIndex(statement.element, if_not_exists=dialect.name != "mysql")
             indexes[str(statement.element.name)] = made
 
-    metadata.create_all(sa.create_mock_engine(f"{dialect.name}://", collect), checkfirst=False)
-    rows = [{"lane": lane, "epoch": 0, "leased_until_us": 0} for lane in range(LANES)]
-    return [*tables, *(indexes[name] for name in sorted(indexes)), _insert_missing(dialect, trans_lane, rows)]
+    engine = sa.create_mock_engine(f"{dialect.name}://", collect)
+    metadata.create_all(engine, tables=list(chosen), checkfirst=False)
+    return [*tables, *(indexes[name] for name in sorted(indexes))]
 
 
 def _second(_: sa.Dialect) -> list[sa.Executable]:
@@ -158,7 +170,12 @@ def _second(_: sa.Dialect) -> list[sa.Executable]:
     return [AddColumn(trans_recv_log.c.topic)]
 
 
-STEPS: dict[int, Callable[[sa.Dialect], list[sa.Executable]]] = {1: _first, 2: _second}
+def _third(dialect: sa.Dialect) -> list[sa.Executable]:
+    """2 → 3: the tables of the compensation."""
+    return _made(dialect, _LATER[3])
+
+
+STEPS: dict[int, Callable[[sa.Dialect], list[sa.Executable]]] = {1: _first, 2: _second, 3: _third}
 """The step *to* each version. A change of released tables is a new step; the tests keep the texts of each, and those of released
 versions stay as they are (``_RELEASED``)."""
 

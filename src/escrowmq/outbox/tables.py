@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """The version of this file; stored in ``trans_schema``."""
 
 LANES = 64
@@ -164,6 +164,31 @@ trans_driven = _table(
     sa.Column("created_us", BIG, nullable=False),
 )
 
+trans_compensation = _table(
+    "trans_compensation",
+    sa.Column("name", NAME, primary_key=True),
+    sa.Column("version", BIG, nullable=False),  # counts the changes: each is a compare and set on it
+    sa.Column("epoch", NAME),  # of the set store, when it was last whole; null: it was never seen
+    sa.Column(
+        "settled_us", BIG, nullable=False
+    ),  # by the brokers' clock; compensation/journal.py says what it promises
+    sa.Column("suspended_us", BIG),  # by the database's clock; null: it is not suspended
+    sa.Column("reason", TEXT),
+    sa.Column("changed_us", BIG, nullable=False),
+)
+
+trans_compensation_case = _table(
+    "trans_compensation_case",
+    sa.Column("name", NAME, primary_key=True),
+    sa.Column("message_id", ID, primary_key=True),
+    sa.Column("state", sa.SmallInteger, nullable=False),  # compensation/cases.py has the states
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("first_us", BIG, nullable=False),
+    sa.Column("changed_us", BIG, nullable=False),
+    sa.Column("reason", TEXT, nullable=False),
+    sa.Column("notes", TEXT),  # a line for each act of a person, the newest first
+)
+
 
 def state_is(state: State) -> sa.ColumnElement[bool]:
     """For rows of ``trans_message``, in literals: a partial index is used only if the statement itself says that it suffices."""
@@ -193,3 +218,5 @@ sa.Index("trans_message_by_state", _m.state, _m.lane, _m.seq).ddl_if(callable_=_
 sa.Index("trans_recv_log_by_time", trans_recv_log.c.seen_us)  # what is purged is at its left end
 sa.Index("trans_barrier_by_time", trans_barrier.c.decided_us)  # likewise
 sa.Index("trans_driven_by_group", trans_driven.c.producer_group, trans_driven.c.state)
+_case = trans_compensation_case.c
+sa.Index("trans_compensation_case_by_state", _case.name, _case.state, _case.changed_us)

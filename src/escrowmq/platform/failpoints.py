@@ -6,7 +6,8 @@ place, ``relay.sent:3`` the third time; several with commas between. Unset, a fa
 
 With ``ESCROWMQ_FAILPOINT_TELL=FOLDER`` the process does not die: it makes the file ``FOLDER/NAME`` (with its process number) and
 stands still until the file is gone. Whoever made the run can kill there what it likes, this process, another, or a whole
-cluster; of many processes that come to a place, the first stands still, the others go on, and each place tells once.
+cluster; of many processes that come to a place, the first stands still, the others go on, and each place tells once. FOLDER may be
+a link: when it leads to another folder, each place may tell once more, there.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def _act(name: str) -> None:
     if folder is None:
         os.kill(os.getpid(), signal.SIGKILL)
     else:
-        _stand_still(Path(folder), name)
+        _stand_still(Path(folder).resolve(), name)
 
 
 def _stand_still(folder: Path, name: str) -> None:
@@ -48,19 +49,20 @@ def _stand_still(folder: Path, name: str) -> None:
 
 
 class Failpoint:
-    """One armed place: acts the ``count``-th time that it is reached. Thread-safe."""
+    """One armed place: acts the ``count``-th time that it is reached, and with ``again`` every time after it. Thread-safe."""
 
-    def __init__(self, name: str, count: int, act: Callable[[], None]) -> None:
+    def __init__(self, name: str, count: int, act: Callable[[], None], *, again: bool = False) -> None:
         self.name = name
         self._left = count
         self._act = act
+        self._again = again
         self._lock = threading.Lock()
 
     def reached(self) -> None:
         """Count; act when the count is used up."""
         with self._lock:
             self._left -= 1
-            now = self._left == 0
+            now = self._left == 0 or (self._again and self._left < 0)
         if now:
             self._act()
 
@@ -70,7 +72,8 @@ def parse(text: str, act: Callable[[], None] | None = None) -> Failpoint:
     name, colon, count = text.partition(":")
     if not name or "/" in name or (colon and not (count.isdecimal() and int(count) > 0)):
         raise Misuse(Code.BAD_SETTING, f"{VARIABLE} = {text!r}", "NAME, or NAME:COUNT with a count of at least 1")
-    return Failpoint(name, int(count or 1), act or (lambda: _act(name)))
+    tells = act is None and TELL_VARIABLE in os.environ
+    return Failpoint(name, int(count or 1), act or (lambda: _act(name)), again=tells)
 
 
 _armed: dict[str, Failpoint] = {}

@@ -205,7 +205,7 @@ class SimulatedFlight:
         if self._closed:
             raise Unknown(Code.CLOSED, "the connection is closed")
         try:
-            return self._network.connect(self.host, PORT, CONNECT_SECONDS)
+            return self._network.connect(self.host, PORT, CONNECT_SECONDS, bundle=self)
         except OSError as problem:
             raise unsent(f"no broker answers at {self.address}: {problem}") from None
 

@@ -34,8 +34,10 @@ class NetworkOptions:
 class End:
     """One end of a connection: as much of a ``socket`` as the product uses. Nothing it sends is refused for want of room."""
 
-    def __init__(self, network: Network, owner: Node, far: Node) -> None:
+    def __init__(self, network: Network, owner: Node, far: Node, bundle: object) -> None:
         self.owner, self.far = owner, far
+        self.bundle = (owner.name, bundle)
+        """Ends of one bundle and owner send in one order."""
         self.other: End | None = None
         self.blocking = True
         self.closed = False
@@ -44,7 +46,6 @@ class End:
         self._network = network
         self._come = bytearray()
         self._finished = False
-        self._last_ns = 0
         self._waiting: deque[Task] = deque()
         self._timeout: float | None = None
         self.woken: Callable[[], None] = lambda: None
@@ -174,14 +175,16 @@ class Network:
         self.trace = trace
         self.ends: dict[End, None] = {}
         self._listening: dict[tuple[str, int], tuple[Node, Callable[[End], None]]] = {}
+        self._last_ns: dict[object, int] = {}
         self._stalled: dict[tuple[str, str], float] = {}
 
     def listen(self, host: str, port: int, node: Node, accept: Callable[[End], None]) -> None:
         """From now on ``accept`` takes connections to this place."""
         self._listening[host, port] = node, accept
 
-    def connect(self, host: str, port: int, timeout: float) -> End:
-        """A connection to a place, from the node whose task runs. Raises OSError; TimeoutError where nobody answers."""
+    def connect(self, host: str, port: int, timeout: float, *, bundle: object = None) -> End:
+        """A connection to a place, from the node whose task runs. Raises OSError; TimeoutError where nobody answers. What is sent over
+        connections of one ``bundle`` comes in the order in which it was sent, as calls over one connection of HTTP/2 do."""
         run, options = self.scheduler, self.options
         assert run.current is not None
         mine = run.current.node
@@ -193,7 +196,8 @@ class Network:
                 raise TimeoutError("timed out")
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         node, accept = found
-        near, far = End(self, mine, node), End(self, node, mine)
+        bundle = object() if bundle is None else bundle
+        near, far = End(self, mine, node, bundle), End(self, node, mine, bundle)
         near.other, far.other = far, near
         self.ends[near] = self.ends[far] = None
         accept(far)
@@ -226,8 +230,8 @@ class Network:
     def _later(self, end: End, act: Callable[[End], None]) -> None:
         """Let it come to the other end, after what was sent before."""
         now = self.scheduler.now_ns
-        at = max(now + round(self._latency(end.owner.name, end.far.name) * 1e9), end._last_ns + 1)
-        end._last_ns = at
+        soonest = self._last_ns.get(end.bundle, 0) + 1
+        at = self._last_ns[end.bundle] = max(now + round(self._latency(end.owner.name, end.far.name) * 1e9), soonest)
 
         def arrive() -> None:
             other = end.other

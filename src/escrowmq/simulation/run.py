@@ -143,7 +143,9 @@ class Run:
         self._keep = keep
         self._digest = hashlib.blake2b(digest_size=8)
         self._trace: list[str] = []
-        self.scheduler = Scheduler(Random(f"{plan.seed} turns"), preemption=plan.preemption)
+        self.scheduler = Scheduler(
+            Random(f"{plan.seed} turns"), preemption=plan.preemption, most_turns=round(20_000 * plan.seconds)
+        )
         self.scheduler.died = self._died
         self.network = Network(self.scheduler, Random(f"{plan.seed} network"), plan.network, self.tell)
         self.history = SimulatedHistory(self.scheduler, self._happened)

@@ -1,6 +1,7 @@
 """The lean carrier's server: what it answers, what it bounds, and that nobody who misbehaves is anybody else's problem."""
 
 import errno
+import select
 import socket
 import struct
 import threading
@@ -104,6 +105,43 @@ def test_pings_come_back_and_a_goodbye_ends_after_the_last_answer(shared):
 
 
 # What cannot be understood
+
+
+def test_what_several_clients_ask_at_once_is_read_before_any_of_it_is_begun(served, monkeypatch):
+    session = served.session()
+    held, go, happened = threading.Event(), threading.Event(), []
+    attend, receive, parcel = LeanServer._attend, Connection.receive, served.calls.parcel
+
+    def hold(self):
+        held.set()
+        assert go.wait(PATIENT)
+        attend(self)
+
+    def received(self):
+        happened.append("read")
+        return receive(self)
+
+    def begun(*given):
+        happened.append("begun")
+        parcel(*given)
+
+    with served.client() as one, served.client() as two, served.client() as three:
+        monkeypatch.setattr(LeanServer, "_attend", hold)
+        served.server._call()
+        assert held.wait(PATIENT)
+        monkeypatch.setattr(Connection, "receive", received)
+        monkeypatch.setattr(served.calls, "parcel", begun)
+        clients = one, two, three
+        row = ("t", b"x", None, None, None, None, -1, 0, 0, 0, None)
+        asked = [
+            client.parcel(Exchange.PREPARE, [row], {"session": session}, (7, first))
+            for first, client in enumerate(clients, 1)
+        ]
+        served.until(lambda: all(select.select([one], [], [], 0)[0] for one in served.server._clients))
+        go.set()
+        for client, number in zip(clients, asked, strict=True):
+            assert client.answer(number)[0][0] == Code.OK
+    assert happened[:6] == ["read"] * 3 + ["begun"] * 3
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Look-ups: the timeline of a transaction, messages by id or key. They are rare, so they may scan the log."""
+"""Look-ups: the timeline of a transaction, which may scan the log, and messages by id or key, which do not."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from escrowmq.broker.columns import owners_of
 from escrowmq.broker.reads.readable import Readable
-from escrowmq.ledger.columns.arrays import Int64s
+from escrowmq.errors import Code, Rejected, error
+from escrowmq.ledger.columns.arrays import Bools, Int64s, UInt8s
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.ledger.listings import transaction
 from escrowmq.ledger.queues.queues import Place
-from escrowmq.log.seam import Frame
 from escrowmq.model import DecidedBy, TransactionId, TransactionState
 from escrowmq.schemas import ID, Kind
 from escrowmq.wire.actions.messages import Found, FoundMessage, Message, MessageFields
 from escrowmq.wire.actions.transactions import Event, Shown
 
-SCAN_FRAMES = 256
-"""Frames looked at in one go, newest first."""
+VIEWED = 64
+"""Messages of one key whose states are looked at together."""
+UNDONE = [int(TransactionState.ROLLED_BACK), int(TransactionState.EXPIRED)]
 MAX_SHOWN = 100
 """Messages of one transaction that are shown in full."""
 _CHECKING = {Kind.CHECKED: "checked", Kind.PARKED: "parked", Kind.REOPENED: "reopened"}
@@ -71,24 +71,64 @@ def find_messages(engine: Readable, message_id: bytes | None, key: str | None, t
     counted, but for the one of which the ledger still knows that it has the id."""
     found: list[FoundMessage] = []
     unreadable = 0
-    end, known = engine.look(lambda: (engine.log.next_sequence, _positions_of(engine, message_id))).result()
-    for frame in _newest_first(engine, end):
-        wanted = {"message_id": pa.scalar(message_id, ID) if message_id else None, "key": key, "topic": topic}
-        mask = np.ones(frame.batch.num_rows, bool)
-        for column, value in wanted.items():
-            if value is not None:
-                same = pc.fill_null(pc.equal(frame.batch.column(column), value), False)
-                mask &= same.to_numpy(zero_copy_only=False)
-        if frame.damage is not None and not frame.damage.bodies_only:
-            mask = np.isin(np.arange(frame.position, frame.position + len(mask)), known)
-            unreadable += int((~mask).sum())
-        rows = np.flatnonzero(mask)[::-1][: limit - len(found)]
-        if len(rows):
-            found += _states(engine, rows + frame.position)
+    for positions, lost in _matches(engine, message_id, key, topic):
+        unreadable += lost
+        found += _states(engine, positions[: limit - len(found)])
         if len(found) >= limit:
             break
     answer: Found = {"messages": found}
     return {**answer, "unreadable": unreadable} if unreadable else answer
+
+
+def view_message(engine: Readable, topic: str, message_id: bytes | None, key: str | None) -> FoundMessage | None:
+    """The newest message of a topic with an id, or with a key, that stands or still may: none that was rolled back or has expired.
+    Corrupt(DAMAGED) if there is none, and a message that could not be compared may be it."""
+    unreadable = 0
+    for positions, lost in _matches(engine, message_id, key, topic):
+        unreadable += lost
+        for start in range(0, len(positions), VIEWED):
+            chosen = positions[start : start + VIEWED]
+            for one in _states(engine, chosen[~_undone(engine, chosen)][:1]):
+                if one["topic"] in (topic, None):
+                    return one
+    if unreadable:
+        raise error(Code.DAMAGED, f"not found among what can be read, but {unreadable} messages are damaged")
+    return None
+
+
+def _undone(engine: Readable, positions: Int64s) -> Bools:
+    """Which messages were rolled back, or have expired."""
+    mask: Bools = np.asarray(engine.log.kind_at(positions) == Kind.HALF)
+    halves = positions[mask]
+    if len(halves):
+        states: UInt8s = engine.look(lambda: engine.shard.ledger.half_states(halves)[0]).result()
+        mask[mask] = np.isin(states, UNDONE)
+    return mask
+
+
+def _matches(
+    engine: Readable, message_id: bytes | None, key: str | None, topic: str | None
+) -> Iterator[tuple[Int64s, int]]:
+    """Messages of an id, or with a key, or both: positions, newest first, and how many cannot be compared that lie between them. Ends where
+    retention has come meanwhile."""
+    end, known = engine.look(lambda: (engine.log.next_sequence, _positions_of(engine, message_id))).result()
+    if message_id is None:
+        matches = engine.log.find("key", key or "", topic, end=end)
+    else:
+        matches = engine.log.find("message_id", message_id, topic, end=end)
+    try:
+        for match in matches:
+            positions, lost = match.positions, 0
+            if match.lost:
+                positions = positions[np.isin(positions, known)]
+                lost = len(match.positions) - len(positions)
+            elif message_id is not None and key is not None:
+                keys = engine.log.salvage(positions, ["key"])[0].column("key")
+                positions = positions[np.array([one == key for one in keys.to_pylist()], bool)]
+            yield positions, lost
+    except Rejected as problem:
+        if problem.code is not Code.RANGE_PURGED:
+            raise
 
 
 def _positions_of(engine: Readable, message_id: bytes | None) -> Int64s:
@@ -97,17 +137,10 @@ def _positions_of(engine: Readable, message_id: bytes | None) -> Int64s:
     return engine.shard.ledger.dedup.find(pa.array([message_id] * len(numbers), ID), numbers).positions
 
 
-def _newest_first(engine: Readable, end: int) -> Iterator[Frame]:
-    while end > 0:
-        start = max(end - SCAN_FRAMES, 0)
-        frames = list(engine.log.frames(start, [Kind.PLAIN, Kind.HALF], end, damaged=True))
-        yield from reversed(frames)
-        if not frames and start and next(iter(engine.log.frames(0, None, start, damaged=True)), None) is None:
-            return  # nothing below is stored any more
-        end = start
-
-
 def _states(engine: Readable, positions: Int64s) -> list[FoundMessage]:
+    """The messages at these positions, with what became of them."""
+    if not len(positions):
+        return []
     rows = _rows(engine, positions)
     half = np.array([row["half"] for row in rows])
 

@@ -6,9 +6,9 @@ import numpy as np
 
 from escrowmq.errors import EscrowError
 from escrowmq.ledger.columns.arrays import Int64s
-from escrowmq.ledger.columns.keys import hash_keys
 from escrowmq.ledger.groups.order import UNKNOWN, numbers
 from escrowmq.log.seam import StoredLog
+from escrowmq.message.hashes import hash_keys
 
 
 class StoredKeys:

@@ -97,6 +97,7 @@ class Lane(Filling, ABC):
         self._sending = threading.RLock()  # orders "is it broken?" and the exchange against the news that it broke
         self._in_flight: list[Request] = []
         self._pumping = False
+        self._draining = 0  # callers that wait until nothing is left
         self.broken = False  # the connection was lost, and requests wait to be sent again
         self._worth = 1.0  # rows that must wait before a request may leave; infinite while none may
         self._backoff = Backoff(FIRST_BACKOFF, LAST_BACKOFF)
@@ -167,9 +168,11 @@ class Lane(Filling, ABC):
         deadline = time.monotonic() + timeout
         if not self._lock.acquire(timeout=timeout):  # the caller itself holds it, if this is called by a signal handler
             return False
+        self._draining += 1
         try:
             return self._idle.wait_for(self._is_empty, max(deadline - time.monotonic(), 0.0))
         finally:
+            self._draining -= 1
             self._lock.release()
 
     def close(self) -> None:
@@ -328,8 +331,10 @@ class Lane(Filling, ABC):
                 return
             self.overdue = False
             self._leave_flight(request)
+            more = self._sendable() and not self._pumping  # who adds a row from now on sends it himself
         self._deliver(request.waiters, results)
-        self._go_on()
+        if more or self._draining:
+            self._go_on()
 
     def _go_on(self) -> None:
         """Send what waited for the answer that just came."""

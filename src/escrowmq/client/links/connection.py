@@ -32,7 +32,7 @@ from escrowmq.wire import ANSWER, Exchange, lean
 from escrowmq.wire.lean.frames import Frame, Kind, finished
 from escrowmq.wire.lean.rows import NUMBER_OF
 
-READ_BYTES = 1 << 18
+READ_BYTES = 1 << 16
 UNSENT_BYTES = 16 << 20
 """What may wait because the socket is full, before a request is refused as not sent."""
 WRITE_SECONDS = STALL_SECONDS

@@ -253,21 +253,25 @@ class LeanLink:
         if request.over:
             return
         request.over = True
-        self._tell(request, answer)
+        failed = isinstance(answer, EscrowError)
+        if failed:
+            self._tell(request, answer)  # first: what is newer must not leave before its lane knows
         dropped: list[Request] = []
+        pump = False
         with self._lock:
             way = self._ways.get(request.key)
-            if way is None:
-                return  # of a forked child
-            way.ended(request.carrier)
-            if isinstance(answer, EscrowError) and answer.code is Code.DISCONNECTED:
-                dropped = way.dropped()
-            pump = bool(way.held) and not way.pumping
-            if request.kind is Exchange.RECEIVE and way.idle:
-                del self._ways[request.key]
+            if way is not None:  # else of a forked child
+                way.ended(request.carrier)
+                if isinstance(answer, EscrowError) and answer.code is Code.DISCONNECTED:
+                    dropped = way.dropped()
+                pump = bool(way.held) and not way.pumping
+                if request.kind is Exchange.RECEIVE and way.idle:
+                    del self._ways[request.key]
+        if not failed:  # last: who is woken needs the interpreter, which this thread lets go of when it reads again
+            self._tell(request, answer)
         for one in dropped:
             self._tell(one, unsent("a request before it was lost"))
-        if pump:
+        if way is not None and pump:
             self._pump(way)
 
     def _tell(self, request: Request, answer: Answer | pa.RecordBatch | EscrowError) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from escrowmq.client.lanes.blocking import Done
 from escrowmq.client.lanes.coalescer import Lane
 from escrowmq.client.lanes.request import Codec, Unawaited
 from escrowmq.client.lanes.waiting import ThreadLane, Waiting
@@ -41,6 +42,7 @@ from escrowmq.wire.parcels import Row
 CHECKER_THREADS = 4
 WAIT_STEP = 0.1
 """Seconds between two looks whether a broker is away."""
+_SENT: Awaitable[Code] = Done(Code.SENT)
 QOS_0_WAITING = 100_000
 """Messages that a producer with qos=0 holds back before it drops them."""
 
@@ -214,8 +216,12 @@ class Production:
             raise Misuse(Code.BAD_ARGUMENT, f"{outcome!r} is not COMMIT, ROLLBACK or UNKNOWN")
         shard = int.from_bytes(raw[:4], "big")
         number = self.router.known_shard(shard)
-        if number is not None and not oneway and not self._several and (lane := self._ending[number]) is not None:
-            return lane.call((raw, int(outcome)), 32)
+        if number is not None and not self._several and (lane := self._ending[number]) is not None:
+            row = (raw, int(outcome))
+            if not oneway:
+                return lane.call(row, 32)
+            lane.add(row, Unawaited(row, self.tally.told), 32)
+            return _SENT
         return self._end(raw, shard, outcome, oneway)
 
     async def _end(self, raw: bytes, shard: int, outcome: Outcome, oneway: bool) -> Code:

@@ -139,7 +139,11 @@ class AsyncTransaction(TransactionBase):
         if self._phase is not Phase.ACTIVE:
             return
         if raised is None:
-            await self._end(COMMIT)
+            if self.id is None or self._asks:
+                await self._end(COMMIT)
+            else:  # what most do, without a coroutine more
+                self._phase = Phase.ENDED
+                require(COMMIT, await self._production.end(self.id, COMMIT))
             return
         try:
             await self._end(ROLLBACK)

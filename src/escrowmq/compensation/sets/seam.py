@@ -16,8 +16,9 @@ What a store promises, and its conformance suite checks:
    and what is done twice is de-duplicated by id in the business tables.
 4. ``epoch()`` changes whenever entries may have been lost: another server, a restart of one that is not durable, an emptied one.
 5. Whatever goes wrong is an :class:`escrowmq.errors.EscrowError`: ``Unknown(DISCONNECTED | TIMED_OUT)`` no answer, it may have been done;
-   ``Overloaded(DISK_FULL)`` the store is full and nothing was done; ``Misuse(BAD_SETTING)`` what stands under the store's names is of
-   another kind, or the server does not keep what it is given; ``Denied(DENIED)``. All of them leave what was there before.
+   ``Overloaded(DISK_FULL)`` the store is full and nothing was done; ``Overloaded(QUEUE_FULL)`` it takes nothing at this moment (it loads its data, is a
+   replica, is locked) and nothing was done; ``Misuse(BAD_SETTING)`` what stands under the store's names is of
+   another kind, or the server does not keep what it is given; ``Denied(DENIED)``; ``Misuse(BAD_ARGUMENT)`` for what is no id, no time, no limit. All of them leave what was there before.
 
 Times are microseconds since 1970. A store's methods may be called from any thread.
 """
@@ -77,7 +78,9 @@ class SetStore(Protocol):
 
     def take(self, before_us: int, limit: int, lease: float) -> Run | None:
         """Promise 1, for at most ``limit`` ids (the earliest first) announced before ``before_us``; the run is leased for ``lease`` seconds by the store's clock.
-        None: nothing is left over (what is in both sets has left them nevertheless)."""
+        None: nothing is left over (what is in both sets has left them nevertheless). A store may cut a large half set into several atomic
+        steps, all into one run, and may give fewer ids than there are: call again until it is None. An id that is announced again while it is in a run
+        leaves the half set, and stays where it is."""
         ...
 
     def adopt(self, lease: float, limit: int) -> Run | None:

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
 from escrowmq.client.links.answers import Listing
-from escrowmq.gateway.models import BrokerHealth, Found, FoundMessages, Health, MissingBroker, Queue, Topic, Topics
+from escrowmq.client.reading.viewing import view_message
+from escrowmq.gateway.models import (
+    BrokerHealth,
+    Found,
+    FoundMessages,
+    Health,
+    MissingBroker,
+    Queue,
+    Topic,
+    Topics,
+    ViewedMessage,
+)
 from escrowmq.gateway.routes import gateway_of
 from escrowmq.message.names import MAX_NAME
+from escrowmq.model import StoredMessage
 
 router = APIRouter(tags=["looking"])
 health_router = APIRouter(tags=["looking"])
@@ -35,6 +48,19 @@ async def lookup(
     return FoundMessages(messages=[_found(row) for row in found[:limit]], missing=_missing(found))
 
 
+@router.get("/view")
+async def view(
+    request: Request,
+    topic: Annotated[str, Query(max_length=MAX_NAME)],
+    id_or_key: Annotated[str, Query(max_length=4096)],
+) -> ViewedMessage:
+    """The message of a topic with an id, or else the newest with a key: prepared, committed or plain; none that was rolled back or has
+    expired. 503 with `BROKER_AWAY` if it may be at a broker that is away."""
+    gateway = gateway_of(request)
+    found = await gateway.on_thread(view_message, gateway.bus.router, topic, id_or_key, gateway.settings.timeout)
+    return ViewedMessage(message=None if found is None else _viewed(found))
+
+
 @router.get("/topics")
 async def topics(request: Request) -> Topics:
     """All topics, with the offsets that are stored."""
@@ -55,6 +81,14 @@ async def healthz(request: Request, response: Response) -> Health:
     return Health(
         status="not ok" if response.status_code == 503 else status, brokers=[BrokerHealth.of_row(row) for row in rows]
     )
+
+
+def _viewed(found: StoredMessage) -> Found:
+    row = dataclasses.asdict(found)
+    identity, transaction = found.message_id, found.transaction_id
+    row["transaction"] = None if transaction is None else str(transaction)
+    row["message_id"] = None if identity is None else identity.hex()
+    return _found(row)
 
 
 def _missing(listing: Listing[Any]) -> list[MissingBroker]:

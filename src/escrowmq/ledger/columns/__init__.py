@@ -1,1 +1,1 @@
-"""Data structures of the ledger: growing and sparse arrays, a due-time index, the key hash, integer codes."""
+"""Data structures of the ledger: growing and sparse arrays, a due-time index, integer codes."""

@@ -22,8 +22,8 @@ from typing import NamedTuple
 import numpy as np
 
 from escrowmq.ledger.columns.arrays import Bools, Int32s, Int64s
-from escrowmq.ledger.columns.keys import UInt64s
 from escrowmq.ledger.groups.cursors import Cursor
+from escrowmq.message.hashes import UInt64s
 
 UNKNOWN = -1
 """The key of a message whose key nobody can tell."""

@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 
 from escrowmq.ledger.columns import codes as code
 from escrowmq.ledger.columns.arrays import Int64s, UInt8s, all_equal, all_true
-from escrowmq.ledger.columns.keys import hash_keys
 from escrowmq.ledger.commands import Rules
 from escrowmq.ledger.queues.topics import Topics
+from escrowmq.message.hashes import hash_keys
 from escrowmq.message.limits import refusals, the_only_text
 from escrowmq.message.names import is_name
 

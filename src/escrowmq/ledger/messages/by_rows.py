@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.ledger.columns import codes as code
-from escrowmq.ledger.columns.keys import hash_key
 from escrowmq.ledger.commands import Part, PrepareRows, Rules, SendRows
 from escrowmq.ledger.events import Decision, Event, whole_numbers
 from escrowmq.ledger.messages.dedup import Dedup, Run
@@ -27,6 +26,7 @@ from escrowmq.ledger.queues.topics import Topic, Topics
 from escrowmq.ledger.transactions.sessions import Sessions
 from escrowmq.ledger.transactions.table import NONE, OPEN, Halves, TransactionTable
 from escrowmq.message.columns import optional
+from escrowmq.message.hashes import hash_key
 from escrowmq.message.ids import column_of, filled, transaction_id
 from escrowmq.message.immunity import PROPERTY
 from escrowmq.schemas import PROPERTIES, STORED, Kind

@@ -63,4 +63,20 @@ class Found(TypedDict):
     ]
 
 
+class View(TypedDict):
+    """One message of a topic, by its id or else by its key."""
+
+    topic: TopicName
+    id_or_key: Annotated[str, "32 hex digits, or the text that the id was made of; a key if no message has that id"]
+
+
+class Viewed(TypedDict):
+    """The newest message that stands or still may."""
+
+    message: Annotated[FoundMessage | None, "null: there is none, or it was rolled back or has expired"]
+
+
+VIEW = Action(
+    "view", View, Viewed, "The message of an id, or the newest of a key: prepared, committed or plain.", reads_only=True
+)
 LOOKUP = Action("lookup", Lookup, Found, "Messages by id or key, half messages included.", reads_only=True)

@@ -40,6 +40,8 @@ FRAME_SECONDS = 60.0
 NO_DESCRIPTOR_SECONDS = 0.2
 RESTART_SECONDS = 1.0
 ACCEPTED_AT_ONCE = 64
+READ_AT_ONCE = 64
+"""Connections that are read before their requests are begun: bounds the bytes that are read and not yet counted."""
 OVER_BOUND = 8
 """Connections over the bound that may wait for their greeting."""
 ANSWER_ROOM = 16 << 20
@@ -152,14 +154,16 @@ class LeanServer:
         next_look = 0.0
         said_goodbye = False
         while self._ending is None or self._clients:
+            came: list[tuple[Connection, bytes]] = []
             for key, mask in self._selector.select(max(next_look - time.monotonic(), 0.0)):
                 if isinstance(key.fileobj, Connection):
-                    self._serve(key.fileobj, mask)
+                    self._ready(key.fileobj, mask, came)
                 elif key.fileobj is self._woken:
                     self._called = False
                     self._woken.recv(4096)
                 else:
                     self._accept(key.fileobj)  # type: ignore[arg-type]  # a listening socket
+            self._take(came)
             self._attend()
             if self._ending is not None and not said_goodbye:
                 said_goodbye = True
@@ -229,22 +233,45 @@ class LeanServer:
         self._close(connection)
         return True
 
-    def _serve(self, connection: Connection, mask: int) -> None:
-        """Write and read what can be, of one connection."""
+    def _ready(self, connection: Connection, mask: int, came: list[tuple[Connection, bytes]]) -> None:
+        """Write and read what can be, of one connection. What was read joins ``came``.
+
+        Requests of several connections are begun together, after all of these were read: reading lets go of the interpreter, and
+        the writer would begin its round with the first of them alone.
+        """
+        if mask & selectors.EVENT_WRITE:
+            self._serve(connection)
+        if not mask & selectors.EVENT_READ or connection not in self._clients:
+            return
+        try:
+            data = connection.receive()
+        except Exception:
+            logger.exception("a lean connection failed: %s", connection.peer)
+            data = None
+        if data is None:
+            self._close(connection)
+        elif data:
+            came.append((connection, data))
+            if len(came) >= READ_AT_ONCE:
+                self._take(came)
+
+    def _take(self, came: list[tuple[Connection, bytes]]) -> None:
+        """Begin what was read."""
+        for connection, data in came:
+            self._serve(connection, data)
+        came.clear()
+
+    def _serve(self, connection: Connection, data: bytes = b"") -> None:
+        """Take what was read of one connection, and write what can be."""
         asked = self._clients.get(connection)
         if asked is None:
             return
         try:
-            if mask & selectors.EVENT_WRITE:
+            if connection.unsent_bytes:
                 connection.flush()
-            if mask & selectors.EVENT_READ:
-                data = connection.receive()
-                if data is None:
-                    self._close(connection)
-                    return
+            if data:
                 greeted = asked.welcomed
-                if data:
-                    asked.take(data)
+                asked.take(data)
                 if asked.welcomed and not greeted and len(self._clients) > self.bound:
                     self._evict(greeted=True, but=connection)
             self._see_to(connection, asked)
@@ -257,7 +284,7 @@ class LeanServer:
         while self._needing:
             connection = self._needing.popleft()
             if connection in self._clients:
-                self._serve(connection, selectors.EVENT_WRITE)
+                self._serve(connection)
 
     def _see_to(self, connection: Connection, asked: Requests) -> None:
         """Go on with a connection as its state says."""
@@ -312,7 +339,7 @@ class LeanServer:
             if late or (asked.no_longer and now >= asked.no_longer):
                 self._close(connection)
             elif asked.paused:
-                self._serve(connection, 0)
+                self._serve(connection)
                 waiting = waiting or asked.paused
         while unfinished > self._unfinished:
             largest = max(self._clients, key=lambda connection: connection.reader.waiting)

@@ -1,6 +1,7 @@
-"""The key hash: which queue a key belongs to, the same on every machine and version.
+"""The hash of keys and ids, the same on every machine and in every version: which queue a key belongs to, and where the log's
+look-up files have it.
 
-Keys are read as little-endian 64-bit words, the last one padded with zeros, and mixed word by word; the length goes in
+Bytes are read as little-endian 64-bit words, the last one padded with zeros, and mixed word by word; the length goes in
 first, so padding cannot make two keys equal. Golden values stand in the tests: changing this moves keys between queues.
 """
 
@@ -10,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from escrowmq.ledger.columns.arrays import Int64s, UInt8s
-
+Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -22,8 +22,11 @@ _FINISH_2 = np.uint64(0x94D049BB133111EB)
 def hash_keys(keys: pa.Array) -> UInt64s:
     """One uint64 per row of a utf8 array; rows without a key get the hash of the empty key."""
     data, starts, lengths = _bytes_of(keys)
+    longest = int(lengths.max(initial=0))
+    if longest and len(lengths) and longest == int(lengths.min()):
+        return _of_one_length(data[: len(lengths) * longest].reshape(-1, longest))
     hashes = lengths.astype(np.uint64) * _MULTIPLIER
-    for word in range(int((lengths.max(initial=0) + 7) // 8)):
+    for word in range((longest + 7) // 8):
         rows = np.flatnonzero(lengths > 8 * word)
         at = starts[rows] + 8 * word
         words = data[at[:, None] + np.arange(8)].view(np.uint64).ravel()
@@ -31,9 +34,40 @@ def hash_keys(keys: pa.Array) -> UInt64s:
         words &= np.uint64(0xFFFFFFFFFFFFFFFF) >> (np.uint64(8) * (np.uint64(8) - rest))
         mixed = (hashes[rows] ^ words) * _MULTIPLIER
         hashes[rows] = mixed ^ (mixed >> np.uint64(32))
-    hashes = (hashes ^ (hashes >> np.uint64(30))) * _FINISH_1
-    hashes = (hashes ^ (hashes >> np.uint64(27))) * _FINISH_2
-    return hashes ^ (hashes >> np.uint64(31))
+    return _finished(hashes)
+
+
+def hash_ids(ids: pa.Array) -> UInt64s:
+    """One uint64 per row of a column of ids: the hash of their 16 bytes."""
+    words = np.frombuffer(ids.buffers()[1], np.uint64, 2 * len(ids), 16 * ids.offset).reshape(-1, 2)
+    return _of_words(words, 16)
+
+
+def _of_one_length(rows: npt.NDArray[np.uint8]) -> UInt64s:
+    """The same of byte strings of one length: no row has to be picked."""
+    count, length = rows.shape
+    padded = np.zeros((count, length + -length % 8), np.uint8)
+    padded[:, :length] = rows
+    return _of_words(padded.view(np.uint64), length)
+
+
+def _of_words(words: UInt64s, length: int) -> UInt64s:
+    """The hash of each row of words, made of ``length`` bytes."""
+    hashes = np.full(len(words), length, np.uint64) * _MULTIPLIER
+    for column in range(words.shape[1]):
+        hashes ^= words[:, column]
+        hashes *= _MULTIPLIER
+        hashes ^= hashes >> np.uint64(32)
+    return _finished(hashes)
+
+
+def _finished(hashes: UInt64s) -> UInt64s:
+    hashes ^= hashes >> np.uint64(30)
+    hashes *= _FINISH_1
+    hashes ^= hashes >> np.uint64(27)
+    hashes *= _FINISH_2
+    hashes ^= hashes >> np.uint64(31)
+    return hashes
 
 
 _MASK = (1 << 64) - 1
@@ -41,7 +75,11 @@ _MASK = (1 << 64) - 1
 
 def hash_key(key: str) -> int:
     """As :func:`hash_keys`, of one key."""
-    data = key.encode()
+    return hash_bytes(key.encode())
+
+
+def hash_bytes(data: bytes) -> int:
+    """As :func:`hash_keys` and :func:`hash_ids`, of the bytes of one key or id."""
     mixed = len(data) * int(_MULTIPLIER) & _MASK
     for at in range(0, len(data), 8):
         mixed = (mixed ^ int.from_bytes(data[at : at + 8], "little")) * int(_MULTIPLIER) & _MASK
@@ -51,7 +89,7 @@ def hash_key(key: str) -> int:
     return mixed ^ (mixed >> 31)
 
 
-def _bytes_of(keys: pa.Array) -> tuple[UInt8s, Int64s, Int64s]:
+def _bytes_of(keys: pa.Array) -> tuple[npt.NDArray[np.uint8], Int64s, Int64s]:
     """The bytes of a utf8 array (eight zeros added), each row's start in them and its length."""
     _, offsets_buffer, data_buffer = keys.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int32, len(keys) + 1, 4 * keys.offset).astype(np.int64)

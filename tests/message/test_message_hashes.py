@@ -4,7 +4,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escrowmq.ledger.columns.keys import hash_keys
+from escrowmq.message.hashes import hash_keys
 
 MASK = (1 << 64) - 1
 GOLDEN = {

@@ -1,0 +1,279 @@
+"""Ids that the scheduler could not deal with: it counts its tries, and what waits for a person is listed, tried again or settled.
+
+A row of ``trans_compensation_case`` is written before its id is settled in the set store, so no id is ever in neither. A note is a
+line in the row: when, who, what was done.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import IntEnum
+from typing import Any
+
+import sqlalchemy as sa
+
+from escrowmq import model
+from escrowmq.compensation.journal import MAX_REASON, Database, transaction
+from escrowmq.errors import Code, Misuse
+from escrowmq.outbox.attention import MAX_NOTES, acting_user
+from escrowmq.outbox.dialects import database_now_us, insert_if_absent
+from escrowmq.outbox.purging import age_of
+from escrowmq.outbox.tables import trans_compensation_case
+
+logger = logging.getLogger(__name__)
+
+PIECE = 500
+"""Ids named in one statement."""
+
+
+class CaseState(IntEnum):
+    """Where an id stands that was not dealt with at once."""
+
+    TRYING = 0
+    """A try failed; the id is still in the set store, and the scheduler tries it again."""
+    STUCK = 1
+    """A person decides: found nowhere, or its handler failed too often."""
+    CONFLICT = 2
+    """A person decides: it was announced, and yet rolled back or expired."""
+    RETRY = 3
+    """A person wants it tried again: the next run of a scheduler looks it up."""
+    SETTLED = 4
+    """A person settled it: nothing is done about it any more."""
+    DONE = 5
+    """Dealt with after all."""
+
+
+WAITING = frozenset({CaseState.STUCK, CaseState.CONFLICT})
+"""What waits for a person."""
+
+_C = trans_compensation_case.c
+_MAY: dict[CaseState, frozenset[CaseState]] = {
+    CaseState.RETRY: frozenset({CaseState.STUCK, CaseState.CONFLICT, CaseState.SETTLED}),
+    CaseState.SETTLED: frozenset({CaseState.TRYING, CaseState.STUCK, CaseState.CONFLICT, CaseState.RETRY}),
+}
+"""To which state a person may bring it from which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row; times are microseconds since 1970, by the database's clock."""
+
+    name: str
+    """Of the compensation."""
+    message_id: bytes
+    state: CaseState
+    attempts: int
+    """Tries that failed since it came, or since a person had it tried again."""
+    first_us: int
+    changed_us: int
+    reason: str
+    """Why the last try failed."""
+    notes: str | None
+    """A line for each act of a person, the newest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaseDone:
+    """What an act did to one case: OK, NOT_FOUND, or CONFLICT: its ``state`` (as it is now) does not allow it."""
+
+    message_id: bytes
+    code: Code
+    state: CaseState | None
+
+
+# For a person
+
+
+def list_cases(
+    database: Database,
+    name: str | None = None,
+    *,
+    states: Collection[CaseState] | None = WAITING,
+    limit: int = 100,
+    after: Case | None = None,
+) -> list[Case]:
+    """Cases in some states (None: in any), of one compensation or of all, by name and id; the next page is ``after`` the last one."""
+    wanted = sa.select(trans_compensation_case)
+    if name is not None:
+        wanted = wanted.where(_C.name == name)
+    if states is not None:
+        wanted = wanted.where(_C.state.in_([state.value for state in states]))
+    if after is not None:
+        same = sa.and_(_C.name == after.name, _C.message_id > after.message_id)
+        wanted = wanted.where(sa.or_(_C.name > after.name, same))
+    with transaction(database, trans_compensation_case) as connection:
+        return [_case(row) for row in connection.execute(wanted.order_by(_C.name, _C.message_id).limit(limit))]
+
+
+def count_cases(database: Database, name: str | None = None) -> dict[CaseState, int]:
+    """How many cases there are in each state."""
+    counted = sa.select(_C.state, sa.func.count()).group_by(_C.state)
+    if name is not None:
+        counted = counted.where(_C.name == name)
+    counts = dict.fromkeys(CaseState, 0)
+    with transaction(database, trans_compensation_case) as connection:
+        counts.update({CaseState(state): count for state, count in connection.execute(counted)})
+    return counts
+
+
+def retry_cases(
+    database: Database, name: str, ids: Iterable[str | bytes], *, by: str | None = None, note: str = ""
+) -> list[CaseDone]:
+    """Have them looked up and handled by the next run of a scheduler, tries counted anew; one result an id. ``by``: who; None: the
+    system's user. Also what a person had settled."""
+    return _act(database, name, ids, by, note, CaseState.RETRY)
+
+
+def settle_cases(
+    database: Database, name: str, ids: Iterable[str | bytes], *, by: str | None = None, note: str = ""
+) -> list[CaseDone]:
+    """Do nothing more about them, ever: a person has seen to it. One result an id. The message at the broker stays as it is."""
+    return _act(database, name, ids, by, note, CaseState.SETTLED)
+
+
+def purge_cases(database: Database, older_than: float, name: str | None = None) -> int:
+    """Delete DONE and SETTLED cases that have not changed for so many seconds; how many. An id that a person settled must not come
+    again after that: choose it longer than the key topic is kept."""
+    age = age_of(older_than)
+    ended = _C.state.in_([CaseState.DONE.value, CaseState.SETTLED.value])
+    with transaction(database, trans_compensation_case) as connection:
+        old = sa.delete(trans_compensation_case).where(
+            ended, _C.changed_us < database_now_us(connection) - round(age * 1e6)
+        )
+        return connection.execute(old if name is None else old.where(_C.name == name)).rowcount
+
+
+def _act(
+    database: Database, name: str, ids: Iterable[str | bytes], by: str | None, note: str, to: CaseState
+) -> list[CaseDone]:
+    """One transaction: each case that may be is brought ``to`` its new state, and it is noted."""
+    if isinstance(ids, str | bytes):
+        raise Misuse(Code.BAD_ARGUMENT, "one id where many were expected", f"[{ids!r}]")
+    wanted = list(dict.fromkeys(model.message_id(identity) for identity in ids))
+    act = "retry" if to is CaseState.RETRY else "settle"
+    line = " ".join(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}Z {act} by {by or acting_user()} {note}".split())
+    done: list[CaseDone] = []
+    with transaction(database, trans_compensation_case) as connection:
+        now_us = database_now_us(connection)
+        found = {bytes(row.message_id): row for row in _rows(connection, name, wanted, locked=True)}
+        for identity in wanted:
+            row = found.get(identity)
+            if row is None:
+                done.append(CaseDone(identity, Code.NOT_FOUND, None))
+                continue
+            state = CaseState(row.state)
+            if state not in _MAY[to]:
+                done.append(CaseDone(identity, Code.CONFLICT, state))
+                continue
+            values = {
+                "state": to.value,
+                "changed_us": now_us,
+                "notes": f"{line}\n{row.notes or ''}".rstrip()[:MAX_NOTES],
+            }
+            if to is CaseState.RETRY:
+                values["attempts"] = 0
+            change = sa.update(trans_compensation_case).where(_is(name, identity), _C.state == row.state)
+            changed = connection.execute(change.values(values)).rowcount
+            done.append(CaseDone(identity, Code.OK, to) if changed else CaseDone(identity, Code.CONFLICT, state))
+    for one in done:
+        logger.info("compensation %s: %s: message %s: %s", name, line, one.message_id.hex(), one.code.name)
+    return done
+
+
+# For the scheduler
+
+
+class Cases:
+    """The cases of one compensation, as its schedulers write them. Every method is a transaction of its own."""
+
+    def __init__(self, database: Database, name: str, max_attempts: int) -> None:
+        self._database = database
+        self._name = name
+        self._max_attempts = max_attempts
+
+    def settled(self, ids: Sequence[bytes]) -> set[bytes]:
+        """Those that a person has settled."""
+        with transaction(self._database, trans_compensation_case) as connection:
+            rows = _rows(connection, self._name, ids)
+            return {bytes(row.message_id) for row in rows if row.state == CaseState.SETTLED}
+
+    def to_retry(self, limit: int) -> list[bytes]:
+        """Those that a person wants tried again, the longest waiting first."""
+        wanted = sa.select(_C.message_id).where(_C.name == self._name, _C.state == CaseState.RETRY.value)
+        with transaction(self._database, trans_compensation_case) as connection:
+            return [bytes(one) for one in connection.scalars(wanted.order_by(_C.changed_us).limit(limit))]
+
+    def conflicts(self, reasons: dict[bytes, str]) -> None:
+        """These wait for a person from now on."""
+        self._write(reasons, CaseState.CONFLICT)
+
+    def failed(self, reasons: dict[bytes, str]) -> set[bytes]:
+        """One more try of these failed; those that are STUCK by now: they wait for a person, and the others are tried again."""
+        return self._write(reasons, CaseState.TRYING)
+
+    def done(self, ids: Sequence[bytes]) -> None:
+        """These were dealt with: what nobody has acted on is forgotten, the rest is kept as DONE."""
+        with transaction(self._database, trans_compensation_case) as connection:
+            for row in _rows(connection, self._name, ids):
+                mine = _is(self._name, bytes(row.message_id)), _C.state == row.state
+                if row.state == CaseState.TRYING and row.notes is None:
+                    connection.execute(sa.delete(trans_compensation_case).where(*mine))
+                elif row.state not in (CaseState.SETTLED, CaseState.DONE):
+                    values = {"state": CaseState.DONE.value, "changed_us": database_now_us(connection)}
+                    connection.execute(sa.update(trans_compensation_case).where(*mine).values(values))
+
+    def _write(self, reasons: dict[bytes, str], to: CaseState) -> set[bytes]:
+        """Count a try of each; those that wait for a person now. What a person settled stays so."""
+        waiting: set[bytes] = set()
+        if not reasons:
+            return waiting
+        with transaction(self._database, trans_compensation_case) as connection:
+            now_us = database_now_us(connection)
+            first = {"name": self._name, "state": CaseState.TRYING.value, "attempts": 0, "first_us": now_us}
+            rows = [{**first, "message_id": i, "changed_us": now_us, "reason": ""} for i in sorted(reasons)]
+            connection.execute(insert_if_absent(connection.dialect.name, trans_compensation_case), rows)
+            for row in _rows(connection, self._name, sorted(reasons), locked=True):
+                identity, state = bytes(row.message_id), CaseState(row.state)
+                if state is CaseState.SETTLED:
+                    waiting.add(identity)
+                    continue
+                attempts = row.attempts + 1
+                if to is CaseState.TRYING and attempts >= self._max_attempts:
+                    then = CaseState.STUCK
+                elif (
+                    to is CaseState.TRYING
+                ):  # what a person wants tried again is in no run, so it must stay in that state
+                    then = CaseState.RETRY if state is CaseState.RETRY else CaseState.TRYING
+                else:
+                    then = to
+                values = {
+                    "state": then.value,
+                    "attempts": attempts,
+                    "changed_us": now_us,
+                    "reason": reasons[identity][:MAX_REASON],
+                }
+                connection.execute(sa.update(trans_compensation_case).where(_is(self._name, identity)).values(values))
+                if then in WAITING:
+                    waiting.add(identity)
+        return waiting
+
+
+def _is(name: str, identity: bytes) -> sa.ColumnElement[bool]:
+    return sa.and_(_C.name == name, _C.message_id == identity)
+
+
+def _rows(connection: sa.Connection, name: str, ids: Sequence[bytes], *, locked: bool = False) -> list[Any]:
+    rows: list[Any] = []
+    for at in range(0, len(ids), PIECE):
+        some = sa.select(trans_compensation_case).where(_C.name == name, _C.message_id.in_(ids[at : at + PIECE]))
+        some = some.order_by(_C.message_id)
+        rows += connection.execute(some.with_for_update() if locked else some).all()
+    return rows
+
+
+def _case(row: Any) -> Case:
+    fields = {name: getattr(row, name) for name in Case.__slots__}
+    return Case(**fields | {"message_id": bytes(row.message_id), "state": CaseState(row.state)})

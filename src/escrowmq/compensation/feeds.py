@@ -1,0 +1,182 @@
+"""Where announced ids come from, as far as a scheduler and a recovery must know it: which are read for good, and how to read them again.
+
+``TopicKeys`` is a key topic of ours. Keys that come by another broker are :class:`GivenKeys`: their program reads them, gives them to the half
+set, and says here what it can.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+from escrowmq.client.bus import Bus
+from escrowmq.client.links.answers import away
+from escrowmq.client.reading.reading import Partition
+from escrowmq.errors import AWAY, Code, EscrowError, Misuse, Rejected
+
+KeyTimes = tuple[Sequence[bytes], Sequence[int]]
+"""Ids, and when each key was stored (microseconds since 1970)."""
+
+_ROWS = 10_000
+_SLACK_US = 1_000
+"""A reading begins so much earlier: times travel as floating point numbers."""
+
+
+class KeyFeed(Protocol):
+    """The keys of one compensation, as the broker has them that carries them."""
+
+    def now_us(self) -> int:
+        """The clock by which keys are stored; of several the slowest. Raises Overloaded or Unknown if nobody answers."""
+        ...
+
+    def acknowledged_us(self) -> int | None:
+        """A time before which every key was acknowledged, so is in the set store; None: that cannot be told now.
+
+        It must not be too late by a moment: with an emptied store, keys from before it are not read again.
+        """
+        ...
+
+    def read_again(self, since_us: int) -> Iterator[KeyTimes]:
+        """All keys that were stored then or later, acknowledged or not, in parts of at most 10,000; more than that do no harm. Raises
+        an EscrowError if some cannot be read now, or never."""
+        ...
+
+
+def id_of_key(key: str | None, message_id: bytes) -> bytes:
+    """The id that a key message announces: its key, 32 hex digits. Anything else stands for its own message id, which is the announced one,
+    too, where our producer made it; a stray message so becomes a case for a person and is not lost."""
+    if key is not None and len(key) == 32:
+        try:
+            return bytes.fromhex(key)
+        except ValueError:
+            pass
+    return message_id
+
+
+class TopicKeys:
+    """The keys in a topic of ours, consumed by ``group``."""
+
+    def __init__(self, bus: Bus, topic: str, group: str) -> None:
+        self._bus = bus
+        self.topic = topic
+        self.group = group
+
+    def now_us(self) -> int:
+        """The slowest clock of the brokers that are there."""
+        answers = self._bus.admin.hello()
+        if not answers:
+            raise away(answers.missing, "no broker tells the time")
+        return min(answer.get("time_us", time.time_ns() // 1000) for answer in answers)
+
+    def acknowledged_us(self) -> int | None:
+        """The brokers' now, asked first, or the store time of the first key that is not acknowledged, whichever is earlier."""
+        try:
+            now_us = self.now_us()
+            listed = self._bus.admin.groups()
+            ends = self._bus.admin.offsets(self.topic)
+        except Rejected as problem:
+            if problem.code is not Code.UNKNOWN_TOPIC:
+                raise
+            return now_us  # there is no key yet
+        except EscrowError as problem:
+            if problem.code not in AWAY:
+                raise
+            return None
+        if listed.missing or ends.missing or self._bus.missing():
+            return None
+        floors = {
+            (group["broker"], queue["queue"]): queue["floor"]
+            for group in listed
+            if group["name"] == self.group
+            for queue in group["queues"]
+            if queue["topic"] == self.topic
+        }
+        times = [now_us]
+        for line in ends:
+            first = max(floors.get((line["broker"], line["queue"]), 0), line["head"])
+            if first < line["end"]:
+                stored_us = self._stored_us((line["shard"], line["queue"]), first)
+                if stored_us is None:
+                    return None
+                times.append(stored_us)
+        return min(times)
+
+    def _stored_us(self, place: Partition, offset: int) -> int | None:
+        """When the first message at or after an offset was stored; None: its broker does not say now."""
+        try:
+            with self._bus.reader(self.topic, queues=[place], start={place: offset}, columns=["stored_us"]) as reader:
+                for batch in reader.batches(1, idle_timeout=0.0):
+                    return int(batch.arrow.column("stored_us")[0].as_py())
+        except EscrowError as problem:
+            if problem.code not in AWAY and problem.code is not Code.RANGE_PURGED:
+                raise
+        return None
+
+    def read_again(self, since_us: int) -> Iterator[KeyTimes]:
+        """What stands in the topic now, from that time on, whoever acknowledged it. Overloaded(BROKER_AWAY) if a broker is away."""
+        since = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=max(since_us - _SLACK_US, 0))
+        try:
+            lines = self._bus.admin.offsets(self.topic, time=since)
+        except Rejected as problem:
+            if problem.code is not Code.UNKNOWN_TOPIC:
+                raise
+            return
+        what = f"the keys in {self.topic} can only be read in part"
+        if missing := lines.missing or self._bus.missing():
+            raise away(missing, what)
+        ends = {(line["shard"], line["queue"]): line["end"] for line in lines}
+        start = {(line["shard"], line["queue"]): max(line.get("offset_at", 0), line["head"]) for line in lines}
+        left = [place for place, first in start.items() if first < ends[place]]
+        if not left:
+            return
+        columns = ["key", "message_id", "stored_us"]
+        chosen = {place: start[place] for place in left}
+        with self._bus.reader(self.topic, queues=left, start=chosen, columns=columns) as reader:
+            for batch in reader.batches(_ROWS, idle_timeout=5.0):
+                rows = batch.arrow
+                pairs = zip(rows.column("key").to_pylist(), rows.column("message_id").to_pylist(), strict=True)
+                yield [id_of_key(key, identity) for key, identity in pairs], rows.column("stored_us").to_pylist()
+                positions = reader.positions()
+                if all(positions[place] >= ends[place] for place in left):
+                    return
+            raise away(reader.missing, what)
+
+
+class GivenKeys:
+    """Keys that come by another broker: what their program can say of them.
+
+    ``acknowledged_us`` and ``read_again`` as of :class:`KeyFeed`. Without the first ``settled_us`` never moves, so a recovery reads everything again;
+    without the second a store that lost its entries stays suspended, with an error that says so.
+    """
+
+    def __init__(
+        self,
+        *,
+        acknowledged_us: Callable[[], int | None] | None = None,
+        read_again: Callable[[int], Iterable[KeyTimes]] | None = None,
+        now_us: Callable[[], int] | None = None,
+    ) -> None:
+        self._acknowledged_us = acknowledged_us
+        self._read_again = read_again
+        self._now_us = now_us
+
+    def now_us(self) -> int:
+        """The clock that was given, or this machine's."""
+        return time.time_ns() // 1000 if self._now_us is None else self._now_us()
+
+    def acknowledged_us(self) -> int | None:
+        """What was given, or: that cannot be told."""
+        return None if self._acknowledged_us is None else self._acknowledged_us()
+
+    def read_again(self, since_us: int) -> Iterator[KeyTimes]:
+        """What was given. Misuse(BAD_SETTING) without it."""
+        if self._read_again is None:
+            text = "the set store has lost what it held, and nothing was given that reads the keys again"
+            raise Misuse(
+                Code.BAD_SETTING,
+                text,
+                "give GivenKeys(read_again=...), then run it again; it stays suspended until then",
+            )
+        yield from self._read_again(since_us)

@@ -1,0 +1,291 @@
+"""What the difference of the two sets says of an id, and what is done about it.
+
+An id that was announced and not recorded as handled is looked up at all brokers:
+
+===================  ==========================================================================================
+open or parked       the confirm was lost: the remedy
+committed, plain     merely early, or its entry was lost: its handler, which finds the mark; or nothing
+rolled back, expired it was announced, so its business change is committed: a conflict, a person decides
+nowhere              not stored anywhere, though all brokers answered: tried again, then a person decides
+unknown              a broker is away, and no other one has it: tried again, for as long as it takes
+===================  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+from escrowmq.client.bus import Bus
+from escrowmq.compensation.effects import Effects
+from escrowmq.errors import AWAY, Code, Corrupt, EscrowError, Meaning, Overloaded, Rejected, Unknown
+from escrowmq.model import TransactionId
+from escrowmq.platform.failpoints import reach
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LookedUp:
+    """A message as a broker told it, for a handler: the same names as a received message has."""
+
+    topic: str
+    key: str | None
+    tag: str | None
+    properties: Mapping[str, str]
+    body: bytes
+    message_id: bytes
+    transaction_id: TransactionId | None
+    stored_us: int
+    state: str
+    """``open``, ``parked``, ``committed`` or ``plain``."""
+
+
+class State(Enum):
+    """What the brokers say of an id; the module has the table."""
+
+    OPEN = "open"
+    VISIBLE = "visible"
+    REFUSED = "refused"
+    NOWHERE = "nowhere"
+    AWAY = "away"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One id that was looked up."""
+
+    message_id: bytes
+    state: State
+    rows: tuple[Mapping[str, Any], ...]
+    """The messages of this id in the topics, as ``Admin.lookup`` lists them; of a REFUSED one why, in ``text``."""
+    text: str = ""
+
+
+class Fate(Enum):
+    """What became of an id in one try."""
+
+    DONE = "done"
+    LATER = "later"
+    """A broker is away: that is no try."""
+    FAILED = "failed"
+    CONFLICT = "conflict"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The fate of an id, why, and what was done."""
+
+    fate: Fate
+    reason: str = ""
+    effects: int = 0
+    """Effects that its messages have had now."""
+    committed: int = 0
+    """Transactions that were committed for it."""
+    resent: int = 0
+
+
+# Looking up
+
+
+class LookUps:
+    """Asks all brokers about many ids at once. Thread-safe."""
+
+    def __init__(self, bus: Bus, topics: Iterable[str], threads: ThreadPoolExecutor) -> None:
+        self._bus = bus
+        self._topics = frozenset(topics)
+        self._threads = threads
+
+    def find(self, ids: Sequence[bytes]) -> list[Finding]:
+        """What the brokers say of each."""
+        return list(self._threads.map(self._find, ids))
+
+    def _find(self, identity: bytes) -> Finding:
+        only = next(iter(self._topics)) if len(self._topics) == 1 else None
+        try:
+            answer = self._bus.admin.lookup(message_id=identity, topic=only)
+        except Rejected as problem:
+            if problem.code is not Code.UNKNOWN_TOPIC:
+                raise
+            return judged(identity, ())
+        except (Overloaded, Unknown, Corrupt) as problem:
+            return Finding(identity, State.AWAY, (), str(problem))
+        rows = [row for row in answer if row["topic"] in self._topics]
+        away = "; ".join(f"{one['broker']}: {one['reason']}" for one in answer.missing)
+        return judged(identity, rows, away)
+
+
+def judged(identity: bytes, rows: Sequence[Mapping[str, Any]], away: str = "") -> Finding:
+    """What the rows of a look-up say, when the brokers ``away`` (empty: none) did not answer.
+
+    What is visible or open anywhere is decisive; that something is rolled back, or not there, is so only if everybody was asked.
+    """
+    visible = tuple(row for row in rows if row["state"] in ("committed", "plain"))
+    undecided = tuple(row for row in rows if row["state"] in ("open", "parked"))
+    if undecided:
+        return Finding(identity, State.OPEN, (*undecided, *visible))
+    if visible:
+        return Finding(identity, State.VISIBLE, visible)
+    if away:
+        return Finding(identity, State.AWAY, (), away)
+    if rows:
+        states = " and ".join(sorted({f"{row['state'].replace('_', ' ')} ({row['transaction']})" for row in rows}))
+        return Finding(identity, State.REFUSED, tuple(rows), f"it was announced, and its transaction is {states}")
+    return Finding(identity, State.NOWHERE, (), "no broker has it")
+
+
+# Doing something about it
+
+
+class Remedy(Protocol):
+    """What is done about ids that were looked up. What is REFUSED or AWAY never comes here; NOWHERE only if ``resends``."""
+
+    @property
+    def resends(self) -> bool:
+        """Whether it can help where no broker has the message."""
+        ...
+
+    def apply(self, findings: Sequence[Finding]) -> list[Result]:
+        """One result an id, in their order. It may be called again for the same ids, also by two schedulers at once."""
+        ...
+
+
+class Committing:
+    """Commits what is open, by the operator's way: it needs no session of the producer group."""
+
+    def __init__(self, bus: Bus, threads: ThreadPoolExecutor) -> None:
+        self._bus = bus
+        self._threads = threads
+
+    def commit(self, findings: Sequence[Finding]) -> list[Result]:
+        """Commit every open transaction of each finding."""
+        return list(self._threads.map(self._commit, findings))
+
+    def _commit(self, finding: Finding) -> Result:
+        committed = 0
+        for transaction in sorted({row["transaction"] for row in finding.rows if row["state"] in ("open", "parked")}):
+            try:
+                committed += self._bus.admin.commit(transaction) is Code.COMMITTED
+            except EscrowError as problem:
+                if problem.code in (Code.CONFLICT, Code.EXPIRED):  # somebody decided between the look-up and now
+                    return Result(Fate.CONFLICT, f"{transaction}: {problem}", committed=committed)
+                if problem.meaning is Meaning.REFUSED:
+                    return Result(Fate.FAILED, f"{transaction}: {problem}", committed=committed)
+                return Result(Fate.LATER, str(problem), committed=committed)
+        return Result(Fate.DONE, committed=committed)
+
+
+class Commit:
+    """``commit``: commit what is open, and let the consumers do the rest."""
+
+    resends = False
+
+    def __init__(self, committing: Committing) -> None:
+        self._committing = committing
+
+    def apply(self, findings: Sequence[Finding]) -> list[Result]:
+        """Commit them; what is visible is the consumers' already."""
+        return self._committing.commit(findings)
+
+
+class Handle:
+    """``handle``: the effect first, marked as the consumer group marks it, then the commit. A delivery that follows finds the mark.
+
+    A message whose time has not come (a delay) is only committed: its effect is the consumers', in its time.
+    """
+
+    resends = False
+
+    def __init__(self, effects: Effects, committing: Committing) -> None:
+        self._effects = effects
+        self._committing = committing
+
+    def apply(self, findings: Sequence[Finding]) -> list[Result]:
+        """Effects of all, then commits of those that have them."""
+        now_us = time.time_ns() // 1000
+        messages: list[LookedUp] = []
+        owners: list[int] = []
+        failed: dict[int, str] = {}
+        for number, finding in enumerate(findings):
+            for row in finding.rows:
+                if row["body"] is None:
+                    failed[number] = f"the log is damaged under it: {row['damaged']}"
+                elif row["visible_us"] <= now_us:
+                    messages.append(looked_up(row))
+                    owners.append(number)
+        effects = [0] * len(findings)
+        for owner, result in zip(owners, self._effects.apply(messages), strict=True):
+            if isinstance(result, Exception):
+                failed[owner] = f"{type(result).__name__}: {result}"
+            else:
+                effects[owner] += result
+        reach("compensation.handled")
+        ready = [number for number in range(len(findings)) if number not in failed]
+        ended = iter(self._committing.commit([findings[number] for number in ready]))
+        results: list[Result] = []
+        for number in range(len(findings)):
+            if number in failed:
+                results.append(Result(Fate.FAILED, failed[number], effects[number]))
+                continue
+            end = next(ended)
+            reason = f"it has had its effect, and then: {end.reason}" if end.reason else ""
+            results.append(Result(end.fate, reason, effects[number], end.committed))
+        return results
+
+
+class Resend:
+    """``resend``: the application sends the message again under the same id, which at the broker is the same message.
+
+    ``function(message_id, message)`` gets what is known of it (None: no broker has it) and ends it in a way that is answered. What is not visible
+    afterwards counts as a failed try.
+    """
+
+    resends = True
+
+    def __init__(self, function: Callable[[bytes, LookedUp | None], object], lookups: LookUps) -> None:
+        self._function = function
+        self._lookups = lookups
+
+    def apply(self, findings: Sequence[Finding]) -> list[Result]:
+        """Send again what is open or nowhere, then look whether it is visible."""
+        results: list[Result] = [Result(Fate.DONE)] * len(findings)
+        sent: list[int] = []
+        for number, finding in enumerate(findings):
+            if finding.state is State.VISIBLE:
+                continue
+            try:
+                self._function(finding.message_id, looked_up(finding.rows[0]) if finding.rows else None)
+                sent.append(number)
+            except Exception as problem:
+                away = isinstance(problem, EscrowError) and problem.code in AWAY
+                results[number] = Result(Fate.LATER if away else Fate.FAILED, f"{type(problem).__name__}: {problem}")
+        reach("compensation.handled")
+        for number, now in zip(sent, self._lookups.find([findings[number].message_id for number in sent]), strict=True):
+            if now.state is State.VISIBLE:
+                results[number] = Result(Fate.DONE, resent=1)
+            elif now.state is State.AWAY:
+                results[number] = Result(Fate.LATER, now.text, resent=1)
+            else:
+                text = f"it was sent again, and is still {now.state.value}"
+                results[number] = Result(Fate.FAILED, text, resent=1)
+        return results
+
+
+def looked_up(row: Mapping[str, Any]) -> LookedUp:
+    """A row of a look-up as a handler gets it."""
+    return LookedUp(
+        row["topic"],
+        row["key"],
+        row["tag"],
+        row["properties"],
+        row["body"],
+        bytes.fromhex(row["message_id"]),
+        None if row["transaction"] is None else TransactionId.parse(row["transaction"]),
+        row["stored_us"],
+        row["state"],
+    )

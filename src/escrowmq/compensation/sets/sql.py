@@ -1,0 +1,357 @@
+"""Two sets in a SQL database: SQLite, which needs no server, PostgreSQL, MariaDB or MySQL.
+
+The row of ``escrow_set_store`` is the lock of all that moves ids between runs: it is taken first, so that these calls go one after the other.
+Announcements and entries take no such lock. Each call is one transaction; ``take`` is one for every thousand ids.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session, scoped_session
+
+from escrowmq.compensation.sets.checks import (
+    check_halves,
+    check_ids,
+    check_limit,
+    check_store_name,
+    check_time,
+    lease_us,
+)
+from escrowmq.compensation.sets.durability import commits_late, state_of
+from escrowmq.compensation.sets.failures import failure, is_missing, may_repeat, other_shape
+from escrowmq.compensation.sets.seam import Run, Sizes
+from escrowmq.compensation.sets.tables import commit_set, half_set, metadata, number_of, set_run, set_store, taken
+from escrowmq.errors import Code, Misuse
+from escrowmq.outbox.dialects import Dialect, insert_if_absent
+from escrowmq.outbox.session import AnySession
+from escrowmq.platform.failpoints import reach
+
+STEP_IDS = 1_000
+"""Ids that one transaction of ``take`` looks at: so long are its locks held."""
+PATIENT_PART = 4
+"""``take`` gives what it has when this part of the lease is over."""
+_TRIES = 6
+"""Of a transaction that the database undoes because of others at the same moment."""
+_PAUSE = 0.01
+_MAKING = 0x65736372_6F777365
+_T = TypeVar("_T")
+
+
+class SqlSets:
+    """One pair of sets in the database of ``engine``; see :class:`escrowmq.compensation.sets.seam.SetStore`."""
+
+    def __init__(self, engine: sa.Engine, name: str, *, own: bool = False) -> None:
+        """``own``: :meth:`close` disposes of the engine. Does not connect yet: the tables are made by the first call that needs them.
+
+        Raises Misuse(BAD_ARGUMENT) for what is no engine of a known database, Rejected(BAD_GROUP_NAME).
+        """
+        self._name = check_store_name(name)
+        self._dialect = Dialect(engine)
+        self._store = number_of(name)
+        self._engine = engine
+        self._own = own
+        self._process = os.getpid()
+        self._ready = False
+        self._commits_late = False
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        """See the contract."""
+        return self._name
+
+    @property
+    def engine(self) -> sa.Engine:
+        """Of the database that it is in."""
+        return self._engine
+
+    @property
+    def keeps(self) -> str:
+        """In words: when what was recorded is safe."""
+        return "when a call returns, its transaction is durable as the database's settings have it"
+
+    def epoch(self) -> str:
+        """See the contract. It is a token drawn when the store's row was made, and what :func:`.durability.state_of` says of the database."""
+        return self._do(self._epoch)
+
+    def add_halves(self, ids: Sequence[bytes], announced_us: Sequence[int]) -> None:
+        """See the contract."""
+        earliest = check_halves(ids, announced_us)
+        if earliest:
+            self._do(lambda connection: self._announce(connection, earliest))
+            reach("sets.halves-added")
+
+    def add_commits(self, ids: Sequence[bytes], now_us: int) -> None:
+        """See the contract."""
+        check_ids(ids)
+        check_time(now_us)
+        if ids:
+            self._do(lambda connection: self._enter(connection, ids, now_us))
+            reach("sets.commits-added")
+
+    def add_commits_tx(self, session: AnySession, ids: Sequence[bytes], now_us: int) -> None:
+        """:meth:`add_commits` inside your transaction, which must be one of this store's database: effect, mark and entry are then one step.
+
+        The database's errors are those of your transaction, and go through as they are. Raises Misuse(NO_TABLES) if no other
+        call has made the tables yet: call :meth:`epoch` once before.
+        """
+        check_ids(ids)
+        check_time(now_us)
+        connection = session.connection() if isinstance(session, Session | scoped_session) else session
+        if not self._ready and not sa.inspect(connection).has_table(commit_set.name):
+            hint = "call epoch() once before the first transaction"
+            raise Misuse(Code.NO_TABLES, "the set store has no tables yet", hint)
+        if ids:
+            self._enter(connection, ids, now_us)
+
+    def take(self, before_us: int, limit: int, lease: float) -> Run | None:
+        """See the contract; the atomic step is repeated for every thousand ids that are looked at."""
+        check_time(before_us)
+        check_limit(limit)
+        lasts_us, begun, run = lease_us(lease), time.monotonic(), secrets.token_hex(8)
+        ids: list[bytes] = []
+        more = True
+        while more and len(ids) * 2 < limit and not (ids and (time.monotonic() - begun) * PATIENT_PART > lease):
+            most = min(STEP_IDS, limit - len(ids))
+            seen, kept = self._do(lambda connection: self._take(connection, run, before_us, most, lasts_us))  # noqa: B023
+            reach("sets.taken")
+            ids += kept
+            more = seen == most
+        return Run(run, tuple(ids)) if ids else None
+
+    def adopt(self, lease: float, limit: int) -> Run | None:
+        """See the contract."""
+        check_limit(limit)
+        lasts_us = lease_us(lease)
+        run = self._do(lambda connection: self._adopt(connection, lasts_us, limit))
+        reach("sets.adopted")
+        return run
+
+    def left(self, run: str, limit: int) -> tuple[bytes, ...]:
+        """See the contract."""
+        check_limit(limit)
+        return self._do(lambda connection: self._left(connection, run, limit))
+
+    def renew(self, run: str, lease: float) -> bool:
+        """See the contract."""
+        lasts_us = lease_us(lease)
+        of_run = (set_run.c.store == self._store, set_run.c.run == run)
+        until = sa.update(set_run).where(*of_run).values(leased_until_us=self._dialect.now_us + lasts_us)
+        return self._do(lambda connection: bool(connection.execute(until).rowcount))
+
+    def settle(self, run: str, ids: Sequence[bytes]) -> None:
+        """See the contract."""
+        check_ids(ids)
+        if ids:
+            self._do(lambda connection: self._settle(connection, run, ids))
+            reach("sets.settled")
+
+    def forget_commits(self, before_us: int) -> int:
+        """See the contract."""
+        check_time(before_us)
+        forgotten = 0
+        while count := self._do(lambda connection: self._forget(connection, before_us)):
+            forgotten += count
+        return forgotten
+
+    def sizes(self) -> Sizes:
+        """See the contract. Counting goes through all rows."""
+        return self._do(self._sizes)
+
+    def close(self) -> None:
+        """See the contract."""
+        self._closed = True
+        if self._own:
+            self._engine.dispose()
+
+    # One transaction each
+
+    def _do(self, work: Callable[[sa.Connection], _T]) -> _T:
+        """``work`` in a transaction, again where the database undid it because of others; its errors as the contract has them."""
+        if self._closed:
+            raise Misuse(Code.BAD_ARGUMENT, "the set store is closed")
+        if self._own and self._process != os.getpid():
+            self._engine.dispose(close=False)  # a fork: the connections are the parent's
+            self._process = os.getpid()
+        for left in reversed(range(_TRIES)):
+            try:
+                if not self._ready:
+                    self._make()
+                with self._dialect.transaction() as connection:
+                    if self._commits_late:
+                        connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
+                    return work(connection)
+            except DBAPIError as problem:
+                missing = is_missing(problem) and self._ready
+                if missing:
+                    self._ready = False  # dropped under our hands: they are made again, and the token with them
+                if not left or not (missing or may_repeat(problem)):
+                    raise failure(problem) from problem
+            time.sleep(_PAUSE * (_TRIES - left) * (1 + secrets.randbelow(100) / 100))
+        raise Misuse(Code.BAD_ARGUMENT, "no try was left")
+
+    def _make(self) -> None:
+        with self._dialect.transaction() as connection:
+            if self._dialect.name == "postgresql":
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MAKING)))
+            metadata.create_all(connection)
+            inspector = sa.inspect(connection)
+            for table in metadata.sorted_tables:
+                found = {column["name"] for column in inspector.get_columns(table.name)}
+                keys = inspector.get_pk_constraint(table.name)["constrained_columns"]
+                if found != set(table.columns.keys()) or set(keys) != {column.name for column in table.primary_key}:
+                    raise other_shape(f"{table.name} has the columns {', '.join(sorted(found))}")
+            self._commits_late = commits_late(connection, self._dialect.name)
+        self._ready = True
+
+    def _lock(self, connection: sa.Connection) -> str:
+        """Wait for all others that move ids; the token."""
+        mine = set_store.c.store == self._store
+        locked = sa.select(set_store.c.token).where(mine).with_for_update()
+        token = connection.scalar(locked)
+        if token is None:
+            row = {"store": self._store, "name": self._name, "token": secrets.token_hex(16)}
+            connection.execute(insert_if_absent(self._dialect.name, set_store), row)
+            token = connection.scalar(locked)
+        return str(token)
+
+    def _epoch(self, connection: sa.Connection) -> str:
+        token = connection.scalar(sa.select(set_store.c.token).where(set_store.c.store == self._store))
+        token = self._lock(connection) if token is None else token
+        return f"{token}{state_of(connection, self._dialect.name)}"
+
+    def _announce(self, connection: sa.Connection, earliest: dict[bytes, int]) -> None:
+        rows = [{"store": self._store, "id": identity, "announced_us": us} for identity, us in earliest.items()]
+        if self._dialect.name == "mysql":
+            insert = mysql.insert(half_set)
+            sooner = sa.func.least(half_set.c.announced_us, insert.inserted.announced_us)
+            connection.execute(insert.on_duplicate_key_update(announced_us=sooner), rows)
+            return
+        if self._dialect.name == "sqlite":
+            lite = sqlite.insert(half_set)
+            earlier = lite.excluded.announced_us < half_set.c.announced_us
+            set_ = {"announced_us": lite.excluded.announced_us}
+            connection.execute(
+                lite.on_conflict_do_update(index_elements=["store", "id"], set_=set_, where=earlier), rows
+            )
+            return
+        ids, times = sa.func.unnest(_ids(earliest)), sa.func.unnest(_times(earliest.values()))
+        rows_of = sa.select(sa.literal(self._store, sa.BigInteger), ids, times)
+        post = postgresql.insert(half_set).from_select(["store", "id", "announced_us"], rows_of)
+        earlier = post.excluded.announced_us < half_set.c.announced_us
+        set_ = {"announced_us": post.excluded.announced_us}
+        connection.execute(post.on_conflict_do_update(index_elements=["store", "id"], set_=set_, where=earlier))
+
+    def _enter(self, connection: sa.Connection, ids: Sequence[bytes], now_us: int) -> None:
+        wanted = sorted(set(ids))  # one order for all: those that overlap wait, they do not deadlock
+        if self._dialect.name == "postgresql":
+            found = sa.select(
+                sa.literal(self._store, sa.BigInteger), sa.func.unnest(_ids(wanted)), sa.literal(now_us, sa.BigInteger)
+            )
+            post = postgresql.insert(commit_set).from_select(["store", "id", "entered_us"], found)
+            connection.execute(post.on_conflict_do_nothing())
+            return
+        rows = [{"store": self._store, "id": identity, "entered_us": now_us} for identity in wanted]
+        connection.execute(insert_if_absent(self._dialect.name, commit_set), rows)
+
+    def _take(
+        self, connection: sa.Connection, run: str, before_us: int, most: int, lasts_us: int
+    ) -> tuple[int, list[bytes]]:
+        """One step: how many ids were found in the half set, and those that the run now has."""
+        self._lock(connection)
+        h = half_set.c
+        early = sa.select(h.id, h.announced_us).where(h.store == self._store, h.announced_us < before_us)
+        early = early.order_by(h.announced_us, h.id).limit(most).with_for_update()
+        times = {bytes(identity): us for identity, us in connection.execute(early)}
+        if not times:
+            return 0, []
+        there = {
+            bytes(i) for i in connection.scalars(sa.select(commit_set.c.id).where(*self._among(commit_set, times)))
+        }
+        others = {bytes(i) for i in connection.scalars(sa.select(taken.c.id).where(*self._among(taken, times)))}
+        kept = [identity for identity in times if identity not in there and identity not in others]
+        connection.execute(sa.delete(half_set).where(*self._among(half_set, times)))
+        if there:
+            connection.execute(sa.delete(commit_set).where(*self._among(commit_set, there)))
+        reach("sets.taking")
+        if kept:
+            rows = [{"store": self._store, "id": i, "run": run, "announced_us": times[i]} for i in kept]
+            connection.execute(sa.insert(taken).inline(), rows)
+            self._lease(connection, run, lasts_us)
+        return len(times), kept
+
+    def _lease(self, connection: sa.Connection, run: str, lasts_us: int) -> None:
+        until = self._dialect.now_us + lasts_us
+        of_run = (set_run.c.store == self._store, set_run.c.run == run)
+        if not connection.execute(sa.update(set_run).where(*of_run).values(leased_until_us=until)).rowcount:
+            connection.execute(sa.insert(set_run).values(store=self._store, run=run, leased_until_us=until))
+
+    def _adopt(self, connection: sa.Connection, lasts_us: int, limit: int) -> Run | None:
+        self._lock(connection)
+        r = set_run.c
+        expired = sa.select(r.run).where(r.store == self._store, r.leased_until_us <= self._dialect.now_us)
+        for run in connection.scalars(expired.order_by(r.leased_until_us)).all():
+            ids = self._left(connection, run, limit)
+            if ids:
+                self._lease(connection, run, lasts_us)
+                return Run(run, ids)
+            connection.execute(sa.delete(set_run).where(r.store == self._store, r.run == run))
+        return None
+
+    def _left(self, connection: sa.Connection, run: str, limit: int) -> tuple[bytes, ...]:
+        ids = sa.select(taken.c.id).where(taken.c.store == self._store, taken.c.run == run)
+        return tuple(bytes(i) for i in connection.scalars(ids.order_by(taken.c.announced_us, taken.c.id).limit(limit)))
+
+    def _settle(self, connection: sa.Connection, run: str, ids: Sequence[bytes]) -> None:
+        self._lock(connection)
+        for at in range(0, len(ids), STEP_IDS):
+            part = ids[at : at + STEP_IDS]
+            connection.execute(sa.delete(taken).where(*self._among(taken, part), taken.c.run == run))
+        if not self._left(connection, run, 1):
+            connection.execute(sa.delete(set_run).where(set_run.c.store == self._store, set_run.c.run == run))
+
+    def _forget(self, connection: sa.Connection, before_us: int) -> int:
+        c = commit_set.c
+        announced = sa.exists().where(half_set.c.store == self._store, half_set.c.id == c.id)
+        old = sa.select(c.id).where(c.store == self._store, c.entered_us < before_us, ~announced)
+        ids = connection.scalars(old.order_by(c.entered_us).limit(STEP_IDS)).all()
+        if ids:
+            connection.execute(sa.delete(commit_set).where(*self._among(commit_set, ids)))
+        return len(ids)
+
+    def _sizes(self, connection: sa.Connection) -> Sizes:
+        # The half set before the runs: an id that is taken between the two reads is seen twice, never not at all.
+        half, oldest = self._counted(connection, half_set, half_set.c.announced_us)
+        in_runs, oldest_taken = self._counted(connection, taken, taken.c.announced_us)
+        commits, _ = self._counted(connection, commit_set, commit_set.c.entered_us)
+        runs, _ = self._counted(connection, set_run, set_run.c.leased_until_us)
+        times = [us for us in (oldest, oldest_taken) if us is not None]
+        return Sizes(half, commits, in_runs, runs, min(times, default=None))
+
+    def _counted(self, connection: sa.Connection, table: sa.Table, time_us: sa.Column[int]) -> tuple[int, int | None]:
+        mine = table.c.store == self._store
+        # the earliest first, so that whoever was taken between the two statements is still counted as waiting
+        oldest = connection.scalar(sa.select(sa.func.min(time_us)).where(mine))
+        return int(connection.scalar(sa.select(sa.func.count()).select_from(table).where(mine)) or 0), oldest
+
+    def _among(self, table: sa.Table, ids: Iterable[bytes]) -> tuple[sa.ColumnElement[bool], ...]:
+        """For a WHERE: this store's rows of these ids."""
+        column = table.c.id
+        known = column == sa.any_(_ids(ids)) if self._dialect.name == "postgresql" else column.in_(list(ids))
+        return table.c.store == self._store, known
+
+
+def _ids(ids: Iterable[bytes]) -> sa.BindParameter[Any]:
+    return sa.bindparam(None, list(ids), postgresql.ARRAY(postgresql.BYTEA))
+
+
+def _times(times: Iterable[int]) -> sa.BindParameter[Any]:
+    return sa.bindparam(None, list(times), postgresql.ARRAY(sa.BigInteger))

@@ -1,0 +1,66 @@
+"""The tables of a set store in a SQL database. They are made when they are first used, in whatever database was named.
+
+Units: times are ``BIGINT`` microseconds since 1970 (UTC); ids are 16 raw bytes. ``store`` is a number that follows from the name of
+the pair of sets (:func:`number_of`), so that nobody has to look it up, and no row can come to stand under a number that means another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import sqlalchemy as sa
+
+from escrowmq.outbox.tables import BIG, ID, NAME
+
+metadata = sa.MetaData()
+
+
+def number_of(name: str) -> int:
+    """The number under which rows of the pair of sets ``name`` stand: 64 bits of its digest, as SQL's signed integers go."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big", signed=True)
+
+
+def _table(name: str, *columns: sa.Column[Any]) -> sa.Table:
+    # InnoDB whatever the server's default engine is; SQLite without row ids: the primary key is the table
+    store = sa.Column("store", BIG, primary_key=True, autoincrement=False)
+    return sa.Table(
+        name, metadata, store, *columns, mysql_engine="InnoDB", mariadb_engine="InnoDB", sqlite_with_rowid=False
+    )
+
+
+set_store = _table(
+    "escrow_set_store",
+    sa.Column("name", NAME, nullable=False),
+    sa.Column("token", sa.String(32), nullable=False),  # drawn when the row was made; the epoch goes by it
+)
+
+half_set = _table(
+    "escrow_half_set",
+    sa.Column("id", ID, primary_key=True),
+    sa.Column("announced_us", BIG, nullable=False),
+)
+
+commit_set = _table(
+    "escrow_commit_set",
+    sa.Column("id", ID, primary_key=True),
+    sa.Column("entered_us", BIG, nullable=False),
+)
+
+set_run = _table(
+    "escrow_set_run",
+    sa.Column("run", sa.String(32), primary_key=True),
+    sa.Column("leased_until_us", BIG, nullable=False),  # by the database's clock
+)
+
+taken = _table(
+    "escrow_taken",
+    sa.Column("id", ID, primary_key=True),
+    sa.Column("run", sa.String(32), nullable=False),
+    sa.Column("announced_us", BIG, nullable=False),
+)
+
+sa.Index("escrow_half_set_by_time", half_set.c.store, half_set.c.announced_us, half_set.c.id)
+sa.Index("escrow_commit_set_by_time", commit_set.c.store, commit_set.c.entered_us)
+sa.Index("escrow_taken_by_run", taken.c.store, taken.c.run, taken.c.announced_us, taken.c.id)
+sa.Index("escrow_taken_by_time", taken.c.store, taken.c.announced_us)

@@ -1,0 +1,175 @@
+"""What one run of a scheduler did, the counters of all its runs, and both as Prometheus metrics."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one run did; counts are of ids unless it is said otherwise."""
+
+    suspended: str | None = None
+    """Why the set store was not used; None: it was."""
+    recovered: int = 0
+    """1: this run ended a suspension."""
+    taken: int = 0
+    """Found in the difference."""
+    adopted: int = 0
+    """Taken over, or up again, from runs whose lease had ended."""
+    retried: int = 0
+    """Tried because a person wanted it."""
+    effects: int = 0
+    """Messages whose handler ran to its end for the first time."""
+    committed: int = 0
+    """Transactions whose lost confirm was made up for."""
+    resent: int = 0
+    """Sent again by the application."""
+    early: int = 0
+    """Visible already, with their effect or soon to have it: merely early, or without an entry."""
+    away: int = 0
+    """Left for later, because a broker was away."""
+    failed: int = 0
+    """Tries that failed, and come again."""
+    waiting: int = 0
+    """New for a person: stuck or a conflict."""
+    settled: int = 0
+    """Dealt with: settled in the set store."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Names and values, for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Counts since the start of this scheduler, and how its compensation stood after the last run."""
+
+    runs: int = 0
+    """Runs that came to their end."""
+    broken_off: int = 0
+    """Runs that an error broke off."""
+    suspended_runs: int = 0
+    """Runs that could not use the set store."""
+    recovered: int = 0
+    taken: int = 0
+    adopted: int = 0
+    retried: int = 0
+    effects: int = 0
+    committed: int = 0
+    resent: int = 0
+    early: int = 0
+    away: int = 0
+    failed: int = 0
+    waiting: int = 0
+    settled: int = 0
+    """These as of :class:`Report`, added up."""
+    suspended: int = 0
+    """1: it was suspended after the last run."""
+    half_set: int = 0
+    commit_set: int = 0
+    in_runs: int = 0
+    """Ids in the store after the last run."""
+    cases: int = 0
+    """Cases that waited for a person after the last run."""
+    settled_age: float = 0.0
+    """Seconds between the brokers' clock and ``settled_us`` after the last run: so far back a recovery reads the keys."""
+    idle: float = 0.0
+    """Seconds since a run last came to its end; 0: none has."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Names and numbers, for JSON."""
+        return asdict(self)
+
+
+class Counters:
+    """The numbers behind :class:`Statistics`. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[str, int] = {}
+        self._levels: dict[str, Any] = {}
+        self._ended: float | None = None
+
+    def ran(self, report: Report, **levels: float) -> None:
+        """A run came to its end; ``levels``: how it stands."""
+        counts = {name: value for name, value in asdict(report).items() if name != "suspended"}
+        counts |= {"runs": 1, "suspended_runs": int(report.suspended is not None)}
+        with self._lock:
+            self._add(counts)
+            self._levels.update(levels, suspended=int(report.suspended is not None))
+            self._ended = time.monotonic()
+
+    def broke_off(self) -> None:
+        """An error broke a run off."""
+        with self._lock:
+            self._add({"broken_off": 1})
+
+    def _add(self, counts: dict[str, int]) -> None:
+        for name, count in counts.items():
+            self._counts[name] = self._counts.get(name, 0) + count
+
+    def now(self) -> Statistics:
+        """The numbers as of now."""
+        with self._lock:
+            idle = 0.0 if self._ended is None else time.monotonic() - self._ended
+            return Statistics(**self._counts, **self._levels, idle=idle)
+
+
+# For Prometheus
+
+METRICS: dict[str, tuple[str, str]] = {
+    "runs": ("counter", "runs of the scheduler that came to their end"),
+    "broken_off": ("counter", "runs that an error broke off"),
+    "suspended_runs": ("counter", "runs that could not use the set store"),
+    "recovered": ("counter", "suspensions that this scheduler ended"),
+    "taken": ("counter", "ids found in the difference of the two sets"),
+    "adopted": ("counter", "ids taken over, or up again, from runs whose lease had ended"),
+    "retried": ("counter", "ids tried because a person wanted it"),
+    "effects": ("counter", "messages that had their effect by the scheduler"),
+    "committed": ("counter", "transactions whose lost confirm was made up for"),
+    "resent": ("counter", "messages that the application sent again"),
+    "early": ("counter", "ids that were visible already: merely early, or without an entry"),
+    "away": ("counter", "look-ups and commits left for later because a broker was away"),
+    "failed": ("counter", "tries that failed and come again"),
+    "waiting": ("counter", "ids that became a case for a person"),
+    "settled": ("counter", "ids dealt with"),
+    "suspended": ("gauge", "1: the set store is not relied on"),
+    "half_set": ("gauge", "ids announced and not taken"),
+    "commit_set": ("gauge", "ids handled whose announcement was not taken"),
+    "in_runs": ("gauge", "ids taken and not settled"),
+    "cases": ("gauge", "cases that wait for a person"),
+    "settled_age": ("gauge", "seconds back to which a recovery reads the keys"),
+    "idle": ("gauge", "seconds since a run came to its end"),
+}
+"""By name of a number of :class:`Statistics`: its kind and its meaning. Exported as ``escrowmq_compensation_NAME``, in seconds with that ending."""
+
+
+def metric_name(number: str) -> str:
+    """What a number of :class:`Statistics` is called at Prometheus (a counter ends in ``_total`` besides)."""
+    seconds = "_seconds" if number in ("settled_age", "idle") else ""
+    return f"escrowmq_compensation_{number}{seconds}"
+
+
+def collector(name: str, statistics: Callable[[], Statistics]) -> Any:
+    """A collector of ``prometheus_client`` for the scheduler of compensation ``name`` (a label): ``registry.register(collector(...))``."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+    from prometheus_client.registry import Collector
+
+    class SchedulerCollector(Collector):
+        def collect(self) -> Iterator[Metric]:
+            numbers = statistics().as_dict()
+            for number, (kind, meaning) in METRICS.items():
+                family = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
+                metric = family(metric_name(number), meaning, labels=["compensation"])
+                metric.add_metric([name], numbers[number])
+                yield metric
+
+        def describe(self) -> Iterator[Metric]:
+            return iter(())
+
+    return SchedulerCollector()

@@ -1,0 +1,122 @@
+"""Entries: what a look-up file knows of one message id or key, in 8 bytes.
+
+From the highest bit: 26 bits of the hash of the id or key, 6 bits of the hash of the topic, 32 bits of the position, counted from the
+first of the run. Entries are all different and sort by hash, topic, position; moving a run's first position adds one number to all of
+them, which keeps their order, so that runs are merged without being decoded. Two values with the same 26 bits are told apart by
+looking at the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from escrowmq.log.seam import Frame
+from escrowmq.message.hashes import hash_bytes, hash_ids, hash_keys
+from escrowmq.schemas import ID
+
+Int64s = npt.NDArray[np.int64]
+UInt64s = npt.NDArray[np.uint64]
+
+Column = Literal["message_id", "key"]
+COLUMNS: tuple[Column, Column] = ("message_id", "key")
+"""What can be looked up, in the order in which a file has it."""
+
+POSITION_BITS = 32
+MOST_POSITIONS = 1 << POSITION_BITS
+"""The range of positions that one run can have."""
+TAG_BITS = 6
+TAGS = 1 << TAG_BITS
+_HASH_SHIFT = POSITION_BITS + TAG_BITS
+_POSITION = np.uint64(MOST_POSITIONS - 1)
+FEW = 8
+"""A frame is compared as a whole when more than one in so many of its rows are candidates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is looked for: an id (16 bytes) or a key, in one topic or in any (None)."""
+
+    column: Column
+    value: bytes | str
+    topic: str | None = None
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The lowest and the highest entry that it may have."""
+        value = self.value if isinstance(self.value, bytes) else self.value.encode()
+        low = hash_bytes(value) >> _HASH_SHIFT << _HASH_SHIFT
+        if self.topic is None:
+            return low, low | (1 << _HASH_SHIFT) - 1
+        low |= _tag_of(hash_bytes(self.topic.encode())) << POSITION_BITS
+        return low, low | (MOST_POSITIONS - 1)
+
+    def rows(self, batch: pa.RecordBatch, among: Int64s | None = None) -> Int64s:
+        """The rows of a batch of messages that are it, rising; only those ``among`` these, if they are given."""
+        if among is not None and FEW * len(among) < batch.num_rows:
+            found = self.rows(pa.RecordBatch.from_arrays([batch.column(name).take(among) for name in _SEEN], _SEEN))
+            return among[found]
+        value = pa.scalar(self.value, ID) if self.column == "message_id" else self.value
+        mask = _same(batch.column(self.column), value)
+        if self.topic is not None:
+            mask &= _same(batch.column("topic"), self.topic)
+        return np.flatnonzero(mask)
+
+
+_SEEN = ["message_id", "key", "topic"]
+
+
+def _same(column: pa.Array, value: object) -> npt.NDArray[np.bool_]:
+    equal = pc.fill_null(pc.equal(column, value), False)
+    return np.array(equal.to_numpy(zero_copy_only=False), np.bool_)
+
+
+def _tag_of(hash_of_topic: int) -> int:
+    return hash_of_topic >> (64 - TAG_BITS)
+
+
+def entries_of(frames: Sequence[Frame], base: int) -> tuple[UInt64s, UInt64s]:
+    """The entries of the ids and of the keys of some frames of messages, in their order, positions counted from ``base``."""
+    starts = np.array([frame.position - base for frame in frames], np.int64)
+    rows = np.array([frame.batch.num_rows for frame in frames], np.int64)
+    within = np.arange(int(rows.sum())) - np.repeat(np.cumsum(rows) - rows, rows)
+    low = (np.repeat(starts, rows) + within).view(np.uint64)
+    low |= _tags(_joined(frames, "topic")) << np.uint64(POSITION_BITS)
+    ids = _top(hash_ids(_joined(frames, "message_id"))) | low
+    keys = _joined(frames, "key")
+    if keys.null_count == len(keys):
+        return ids, np.empty(0, np.uint64)
+    hashed = _top(hash_keys(keys)) | low
+    return ids, hashed[keys.is_valid().to_numpy(zero_copy_only=False)] if keys.null_count else hashed
+
+
+def positions_of(entries: UInt64s, base: int) -> Int64s:
+    """The positions that entries stand for, in their order."""
+    return (entries & _POSITION).view(np.int64) + base
+
+
+def _joined(frames: Sequence[Frame], column: str) -> pa.Array:
+    if len(frames) == 1:
+        return frames[0].batch.column(column)
+    return pa.concat_arrays([frame.batch.column(column) for frame in frames])
+
+
+def _tags(topics: pa.Array) -> UInt64s | np.uint64:
+    """The bits of each row's topic; one number if there is but one topic."""
+    first = topics[0].as_py()
+    if pc.all(pc.equal(topics, first)).as_py():
+        return np.uint64(_tag_of(hash_bytes(first.encode())))
+    return hash_keys(topics) >> np.uint64(64 - TAG_BITS)
+
+
+def _top(hashes: UInt64s) -> UInt64s:
+    """The bits of a hash that an entry has; ``hashes`` is changed."""
+    hashes >>= np.uint64(_HASH_SHIFT)
+    hashes <<= np.uint64(_HASH_SHIFT)
+    return hashes

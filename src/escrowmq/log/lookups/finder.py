@@ -1,0 +1,463 @@
+"""Finds rows by message id or key: which runs there are, what is not in one yet, and the thread that writes and merges them.
+
+Rules:
+
+1. Only durable frames are taken in, beside the writer: a frame that was just written is handed over as it is, in memory, as long as these
+   are few; else it is read from the log.
+2. What has no run is looked at itself: the *tail* in memory, at most ``run_rows`` messages of ``run_frames`` frames; a *gap* (files that were missing,
+   damaged, not writable) frame by frame, until the thread has made runs of it. So every answer is complete, at any time.
+3. Runs of about one size are merged, ``fanout`` of them at a time: there are as many as the logarithm of the messages, and one message is written
+   again as often.
+4. A run that does not check is deleted and made again. No failure of this part is one of the log's: it is logged, and tried again later.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from heapq import merge as in_order
+
+import numpy as np
+
+from escrowmq.errors import Code, EscrowError
+from escrowmq.log.lookups.entries import MOST_POSITIONS, Wanted
+from escrowmq.log.lookups.parts import Gap, Part, Sizes, StoredFrames, due, extent_of, lined_up
+from escrowmq.log.lookups.runs import Extent, Run, UnsoundRun, is_run, open_run
+from escrowmq.log.lookups.tail import Tail
+from escrowmq.log.lookups.writing import merge, write_run
+from escrowmq.log.report import DamagedLog
+from escrowmq.log.seam import Frame, Match
+from escrowmq.platform.disk import Disk
+
+PAUSE_SECONDS = 10.0
+"""After something failed, before it is tried again."""
+FROZEN = 4
+"""Full tails that wait to be written; the oldest of more becomes a gap."""
+
+logger = logging.getLogger(__name__)
+
+
+class _Stopped(Exception):
+    """The log is being closed: a piece of work breaks off."""
+
+
+class Lookups:
+    """The look-ups of one log. ``writes``: keeps files up to date; else uses those that there are, and leaves them alone."""
+
+    def __init__(
+        self, disk: Disk, frames: StoredFrames, shard: int, *, writes: bool, sizes: Sizes | None = None
+    ) -> None:
+        self._disk, self._frames, self._shard, self._writes = disk, frames, shard, writes
+        self._sizes = sizes or Sizes()
+        self._growing = threading.Lock()  # whoever adds to the tail, or looks through it
+        self._changed = threading.Condition()  # guards all that follows
+        self._tail = Tail(0, 0)
+        self._parts: tuple[Part, ...] = ()  # in order, with the gaps between them, up to the tail
+        self._recent: deque[Frame] = deque()
+        self._recent_rows = self._recent_bytes = 0
+        self._durable = 0
+        self._paused = self._stopping = self._busy = False
+        self._thread: threading.Thread | None = None
+
+    # Beginning and end
+
+    def begin(self, end: int) -> None:
+        """Take the files of the folder that check and fit the log, whose durable frames end before ``end``; what lies behind them is the tail,
+        as far as that may be."""
+        runs = self._sound_runs(end)
+        first, _ = self._frames.stored_from()
+        done = runs[-1].extent.next_sequence if runs else first
+        start = self._tail_start(max(done, first), end)
+        self._tail = Tail(start, self._frames.place(start)[0])
+        self._durable = end
+        self._put(runs)
+        if self._writes and (
+            self._has_work() or len(self._frames.message_frames(start, end)) >= self._sizes.wake_frames
+        ):
+            self._wake()
+
+    def _tail_start(self, done: int, end: int) -> int:
+        """Where the tail begins, if runs speak of the frames below ``done``: at most so many frames and rows before the end."""
+        sequences = self._frames.message_frames(done, end)[-self._sizes.run_frames :].tolist()
+        lowest = self._frames.place(end)[0] - self._sizes.run_rows
+        first = bisect_left(sequences, lowest, key=lambda sequence: self._frames.place(sequence)[0])
+        if not first and len(sequences) < self._sizes.run_frames:
+            return done
+        return sequences[first] if first < len(sequences) else end
+
+    def _sound_runs(self, end: int) -> list[Run]:
+        """The runs in the folder that check, fit the log and do not overlap; the others are removed."""
+        found: list[Run] = []
+        refused: list[str] = []
+        first, _ = self._frames.stored_from()
+        for name in self._disk.list():
+            if not is_run(name):
+                continue
+            try:
+                run = open_run(self._disk, name, self._shard)
+                if not first < run.extent.next_sequence <= end:
+                    raise DamagedLog(name, 0, -1, "frames that the log does not have")
+                at = run.extent
+                if self._frames.place(at.next_sequence) != (at.next_position, at.last_us):
+                    raise DamagedLog(name, 0, -1, "a look-up file of other frames")
+                found.append(run)
+            except (EscrowError, OSError, MemoryError) as problem:
+                logger.info("a look-up file is made again: %s", problem)
+                refused.append(name)
+        found.sort(key=lambda run: (run.extent.first_sequence, -run.extent.next_sequence))
+        runs: list[Run] = []
+        for run in found:
+            if runs and run.extent.first_sequence < runs[-1].extent.next_sequence:
+                refused.append(run.name)  # merged into the other: a crash came before it was removed
+            else:
+                runs.append(run)
+        for name in refused:
+            self._remove(name)
+        return runs
+
+    def close(self, *, clean: bool) -> None:
+        """Stop the thread. ``clean``: write the tail, if it would be long to make it again."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if clean and self._writes:
+            with suppress(Exception), self._growing:
+                self._grow(self._durable)
+                if self._tail.frames >= self._sizes.wake_frames or self._tail.count >= self._sizes.wake_rows:
+                    self._write(self._tail)
+
+    # What the log says
+
+    def durable(self, frames: list[Frame], size: int, end: int) -> None:
+        """Frames of messages have become durable, ``size`` bytes with those of other kinds; all below ``end`` are."""
+        with self._changed:
+            self._durable = end
+            if not frames:
+                return
+            if self._recent_bytes + size > self._sizes.recent_bytes:
+                self._forget_recent()  # they are read from the log
+            if size <= self._sizes.recent_bytes:
+                self._recent.extend(frames)
+                self._recent_bytes += size
+            self._recent_rows += sum(frame.batch.num_rows for frame in frames)
+            sizes = self._sizes
+            if (
+                self._recent_rows >= sizes.wake_rows
+                or len(self._recent) >= sizes.wake_frames
+                or 4 * self._recent_bytes >= sizes.recent_bytes
+            ):
+                self._wake()
+
+    def _forget_recent(self) -> None:
+        self._recent.clear()
+        self._recent_bytes = 0
+
+    def dropped(self) -> None:
+        """Retention has dropped segments: runs of nothing else are removed."""
+        first, _ = self._frames.stored_from()
+        with self._changed:
+            gone = [part for part in self._parts if extent_of(part)[1] <= first]
+            self._put([part for part in self._parts if part not in gone])
+            if self._has_work():
+                self._wake()
+        for part in gone:
+            if isinstance(part, Run):
+                self._remove(part.name)
+
+    # Finding
+
+    def find(self, wanted: Wanted, end: int, position: int) -> Iterator[Match]:
+        """What is wanted among the frames below sequence ``end`` and the rows below ``position``, newest first, each compared with the row itself;
+        and frames of which nothing can be read, any of whose rows may be it."""
+        below = position
+        while True:
+            try:
+                for match in self._matches(wanted, end, below):
+                    below = int(match.positions[-1])
+                    yield match
+                return
+            except UnsoundRun as problem:
+                self._discard(problem.run)
+            except EscrowError as problem:
+                if problem.code is not Code.RANGE_PURGED:
+                    raise
+                return  # retention took it meanwhile, and all below
+
+    def _matches(self, wanted: Wanted, end: int, below: int) -> Iterator[Match]:
+        """As :meth:`find`, over the parts as they are now."""
+        with self._growing:
+            self._grow(end)
+            with self._changed:
+                parts: list[Part] = [self._tail, *reversed(self._parts)]
+            of_tail = self._tail.positions(wanted)
+            to_tail = Tail(self._tail.first_sequence, self._tail.first_position)
+            to_tail.next_sequence, to_tail.holes = self._tail.next_sequence, list(self._tail.holes)
+        parts[0] = to_tail
+        damaged = self._frames.damaged_frames()
+        sequence, start, rows = -1, below, list[int]()
+        whole = False
+        for part in parts:
+            found = of_tail if part is to_tail else iter(()) if isinstance(part, Gap) else part.positions(wanted)
+            for position, all_of_it in in_order(
+                ((at, False) for at in found), self._to_look_at(part, damaged), reverse=True
+            ):
+                if position >= below and not all_of_it:
+                    continue
+                if position < start or sequence < 0:
+                    if sequence >= 0 and (match := self._compared(wanted, sequence, None if whole else rows, below)):
+                        yield match
+                    sequence, start = self._frames.frame_at(position)
+                    rows, whole = [], False
+                rows.append(position)
+                whole |= all_of_it
+        if sequence >= 0 and (match := self._compared(wanted, sequence, None if whole else rows, below)):
+            yield match
+
+    def _to_look_at(self, part: Part, damaged: list[int]) -> Iterator[tuple[int, bool]]:
+        """The last row of each frame that no entry speaks of, newest first: all of a gap, and those that could not be read."""
+        first, end = extent_of(part)
+        if isinstance(part, Gap):
+            sequences = self._frames.message_frames(first, end).tolist()
+        else:
+            known = damaged[bisect_left(damaged, first) : bisect_left(damaged, end)]
+            wanted = sorted({*known, *part.holes})
+            sequences = [one for one in wanted if len(self._frames.message_frames(one, one + 1))]
+        for sequence in reversed(sequences):
+            yield self._frames.place(sequence + 1)[0] - 1, True
+
+    def _compared(self, wanted: Wanted, sequence: int, rows: list[int] | None, below: int) -> Match | None:
+        """Those of some rows (their positions, newest first; None: all) of a frame that are wanted."""
+        frame = self._frames.frame(sequence)
+        if frame.damage is not None and not frame.damage.bodies_only:
+            found = np.arange(frame.batch.num_rows)
+        else:
+            among = None if rows is None else np.array(rows[::-1], np.int64) - frame.position
+            found = wanted.rows(frame.batch, among)
+            if among is not None:
+                found = found[np.isin(found, among)]
+        positions = found[::-1] + frame.position
+        positions = positions[positions < below]
+        lost = frame.damage is not None and not frame.damage.bodies_only
+        return Match(positions, lost) if len(positions) else None
+
+    # Taking in
+
+    def _grow(self, end: int) -> None:
+        """Take in what is durable below ``end``, from memory where it is. With ``_growing`` held."""
+        with self._changed:
+            recent = [frame for frame in self._recent if self._tail.next_sequence <= frame.sequence < end]
+            self._recent = deque(frame for frame in self._recent if frame.sequence >= end)
+            self._recent_rows = sum(frame.batch.num_rows for frame in self._recent)
+            if not self._recent:
+                self._recent_bytes = 0
+        if end <= self._tail.next_sequence:
+            return
+        from_log = self._frames.message_frames(self._tail.next_sequence, recent[0].sequence if recent else end)
+        step = self._sizes.wake_frames
+        for start in range(0, len(from_log), step):
+            self._add([self._frames.frame(int(sequence), keep=False) for sequence in from_log[start : start + step]])
+        for start in range(0, len(recent), step):
+            self._add(recent[start : start + step])
+        self._tail.next_sequence = end
+
+    def _add(self, frames: Sequence[Frame]) -> None:
+        last = frames[-1]
+        if last.position + last.batch.num_rows - self._tail.first_position > MOST_POSITIONS:
+            self._cut(frames[0].sequence)
+        self._tail.add(frames)
+        self._tail.next_sequence = last.sequence + 1
+        if self._tail.count >= self._sizes.run_rows or self._tail.frames >= self._sizes.run_frames:
+            self._cut(last.sequence + 1)
+
+    def _cut(self, sequence: int) -> None:
+        """The tail is full: a new one begins with the frame ``sequence``."""
+        full, self._tail = self._tail, Tail(sequence, self._frames.place(sequence)[0])
+        if not full.count and not full.holes:
+            return
+        full.next_sequence = sequence
+        with self._changed:
+            parts = [part for part in self._parts if not isinstance(part, Gap)]
+            frozen = [part for part in parts if isinstance(part, Tail)]
+            if self._writes and len(frozen) >= FROZEN:
+                parts.remove(frozen[0])
+            self._put([*parts, full])
+            if self._writes:
+                self._wake()
+
+    def _put(self, parts: Sequence[Part]) -> None:
+        """Have these parts, and gaps between them."""
+        with self._changed:
+            self._parts = lined_up(parts, self._tail.first_sequence, self._frames)
+
+    def _replace(self, old: Sequence[Part], new: Run | None) -> bool:
+        """Put ``new`` in the place of parts (a run of a gap: between its neighbours); False if they are not there any more."""
+        with self._changed:
+            if not all(one in self._parts for one in old):
+                return False
+            parts: list[Part] = [part for part in self._parts if part not in old]
+            if new is not None:
+                parts.append(new)
+            self._put(parts)
+            return True
+
+    def _discard(self, run: Run) -> None:
+        """A run does not check: it is deleted, and becomes a gap."""
+        logger.warning("a look-up file is damaged, it is made again from the log: %s", run.name)
+        if self._replace([run], None):
+            self._remove(run.name)
+            with self._changed:
+                if self._writes:
+                    self._wake()
+
+    def _remove(self, name: str) -> None:
+        if self._writes:
+            with suppress(OSError):
+                self._disk.remove(name)
+
+    # The thread
+
+    def _wake(self) -> None:
+        """There is work. With ``_changed`` held, or before anybody else knows this object."""
+        if self._stopping or not self._sizes.threaded or not self._writes:
+            return
+        with self._changed:
+            self._busy = True
+            if self._thread is None:
+                try:
+                    thread = threading.Thread(target=self._run, name="escrowmq-lookups", daemon=True)
+                    thread.start()
+                except RuntimeError as problem:  # no thread to be had: look-ups take longer
+                    logger.warning("no thread for look-up files: %s", problem)
+                    return
+                self._thread = thread
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if self._paused:
+                    self._changed.wait_for(lambda: self._stopping, PAUSE_SECONDS)
+                    self._paused = False
+                self._changed.wait_for(lambda: self._stopping or self._busy)
+                if self._stopping:
+                    return
+                self._busy = False
+            try:
+                while self.work():
+                    pass
+            except _Stopped:
+                return
+            except Exception as problem:  # whatever it is, it is not the log's
+                self._failed(problem)
+
+    def _failed(self, problem: Exception) -> None:
+        """Something could not be done: full tails become gaps, and after a while it is tried again."""
+        logger.warning("look-up files are put off: %r", problem)
+        with self._changed:
+            self._paused = self._busy = True
+            self._put([part for part in self._parts if not isinstance(part, Tail)])
+            self._changed.notify_all()
+
+    def settle(self, timeout: float | None = None) -> bool:
+        """Wait until everything durable is taken in and nothing is to be written or merged; whether it came to that."""
+        with self._growing:
+            self._grow(self._durable)
+        with self._changed:
+            if self._has_work():
+                self._wake()
+            return self._changed.wait_for(lambda: self._stopping or not self._has_work(), timeout)
+
+    def _has_work(self) -> bool:
+        return any(not isinstance(part, Run) for part in self._parts) or self._due() is not None
+
+    def work(self) -> bool:
+        """One step: take in what is durable, and write, fill or merge one thing; False if there was nothing to do. Raises OSError and the like, and
+        _Stopped."""
+        self._keep_up()
+        with self._changed:
+            parts, due = self._parts, self._due()
+        tail = next((part for part in parts if isinstance(part, Tail)), None)
+        gap = next((part for part in parts if isinstance(part, Gap)), None)
+        if tail is not None:
+            self._write(tail)
+        elif due is not None:
+            self._merge(due)
+        elif gap is not None:
+            self._fill(gap)
+        else:
+            with self._changed:
+                self._changed.notify_all()
+            return False
+        return True
+
+    def _keep_up(self) -> None:
+        """Between two pieces of work: the tail goes on growing."""
+        if self._stopping:
+            raise _Stopped
+        with self._growing:
+            self._grow(self._durable)
+
+    def _write(self, tail: Tail) -> None:
+        """Make a run of a full tail."""
+        run = self._made(tail)
+        if not self._replace([tail] if tail in self._parts else [], run):
+            self._remove(run.name)
+
+    def _made(self, tail: Tail) -> Run:
+        self._need(16 * tail.count)
+        extent = tail.extent(*self._frames.place(tail.next_sequence))
+        return write_run(self._disk, self._shard, extent, tail.sorted_columns(), tail.holes, durable=False)
+
+    def _fill(self, gap: Gap) -> None:
+        """Make a run of the first part of a gap, as much as a tail takes."""
+        sequences = self._frames.message_frames(*gap).tolist()
+        first = gap.first_sequence
+        reach = self._frames.place(sequences[0] + 1)[0] - self._frames.place(first)[0]
+        if reach > MOST_POSITIONS:  # other rows lie before its first message, more than a run has
+            first = sequences[0]
+        tail = Tail(first, self._frames.place(first)[0])
+        for sequence in sequences:
+            frame = self._frames.frame(sequence, keep=False)
+            if frame.position + frame.batch.num_rows - tail.first_position > MOST_POSITIONS:
+                break
+            tail.add([frame])
+            tail.next_sequence = sequence + 1
+            if tail.count >= self._sizes.run_rows or tail.frames >= self._sizes.run_frames:
+                break
+            if tail.frames % self._sizes.wake_frames == 0:
+                self._keep_up()
+        run = self._made(tail)
+        if not self._replace([gap], run):
+            self._remove(run.name)
+
+    def _merge(self, runs: list[Run]) -> None:
+        """Make one run of neighbours."""
+        self._need(sum(run.file_bytes for run in runs))
+        first, position = self._frames.stored_from()
+        floor = Extent(first, first, position, position, 0)
+        try:
+            run = merge(self._disk, self._shard, runs, floor, self._keep_up, self._sizes.chunk)
+        except UnsoundRun as problem:
+            self._discard(problem.run)
+            return
+        if not self._replace(runs, run):
+            self._remove(run.name)
+            return
+        for old in runs:
+            if old.name != run.name:
+                self._remove(old.name)
+
+    def _need(self, size: int) -> None:
+        """OSError if a file of ``size`` bytes would leave too little to the log."""
+        if self._disk.free_bytes() < size + self._sizes.spare_bytes:
+            raise OSError(f"{size} bytes more would leave too little of the disk to the log")
+
+    def _due(self) -> list[Run] | None:
+        return due(self._parts, self._frames.stored_from()[1], self._sizes)

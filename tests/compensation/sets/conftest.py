@@ -1,0 +1,38 @@
+"""Sites of all kinds: servers are shared, and each module has databases of its own."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+from set_sites import MemorySite, RedisSite, SqlSite
+
+NewDatabase = Callable[[str], AbstractContextManager[str]]
+
+
+@pytest.fixture(scope="module")
+def memory_site() -> MemorySite:
+    return MemorySite()
+
+
+@pytest.fixture(scope="module")
+def sqlite_site(tmp_path_factory: pytest.TempPathFactory) -> SqlSite:
+    folder: Path = tmp_path_factory.mktemp("sets")
+    return SqlSite(f"sqlite:///{folder / 'sets.db'}")
+
+
+@pytest.fixture(scope="module")
+def postgresql_site(postgres_url: str, new_database: NewDatabase) -> Iterator[SqlSite]:
+    with new_database(postgres_url) as url:
+        yield SqlSite(url)
+
+
+@pytest.fixture(scope="module")
+def mariadb_site(mariadb_url: str, new_database: NewDatabase) -> Iterator[SqlSite]:
+    with new_database(mariadb_url) as url:
+        yield SqlSite(url)
+
+
+@pytest.fixture(scope="module")
+def redis_site(redis_url: str) -> RedisSite:
+    return RedisSite(redis_url)
