@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import concurrent.futures._base
+import gc
 import importlib
 import os
 import pkgutil
@@ -87,6 +88,7 @@ def _places() -> list[tuple[ModuleType, str, Any]]:
         for attribute, bound in sorted(vars(module).items())
         if any(bound is one for one in replaced)
     ]
+    gc.freeze()  # what is there now stays
     return [*places, (concurrent.futures._base, "threading", threading)]
 
 
@@ -94,7 +96,8 @@ def _places() -> list[tuple[ModuleType, str, Any]]:
 def machine(
     scheduler: Scheduler, chance: Random, connect: Callable[[str, int, float], End], skew_us: Callable[[], int]
 ) -> Iterator[None]:
-    """The simulated machine for the block. ``chance`` gives the product's random numbers, ``connect`` a socket to a host and port, ``skew_us``
+    """The simulated machine for the block. Cycles are collected after it: when they would be is no part of a seed, and what is collected may take
+    locks. (One of a run before cannot disturb this one for the same reason.) ``chance`` gives the product's random numbers, ``connect`` a socket to a host and port, ``skew_us``
     how far the wall clock of the node that runs is ahead."""
 
     def wall_ns() -> int:
@@ -123,6 +126,9 @@ def machine(
         (concurrent.futures.ThreadPoolExecutor, threads.Executor),
     ]
     places = _places()
+    gc.collect()
+    collects = gc.isenabled()
+    gc.disable()
     for module, name, bound in places:
         setattr(module, name, next(other for one, other in substitutes if one is bound))
     threads.begin(scheduler)
@@ -130,5 +136,7 @@ def machine(
         yield
     finally:
         threads.end()
+        if collects:
+            gc.enable()
         for module, name, bound in places:
             setattr(module, name, bound)
