@@ -24,19 +24,19 @@ def fill(root: Path, content: dict[str, Any]) -> list[Path]:
     speed += [details(content), recoveries(content), absences(content)]
     (root / "docs" / PICTURE).write_text(picture(content))
     return [
-        _place(root / "README.md", readme),
-        _place(root / "docs" / "speed.md", "\n\n".join(part for part in speed if part)),
+        place(root / "README.md", readme),
+        place(root / "docs" / "speed.md", "\n\n".join(part for part in speed if part)),
         root / "docs" / PICTURE,
     ]
 
 
-def _place(path: Path, text: str) -> Path:
-    """Between the two marks. Raises ValueError if the document has none."""
-    before, begin, rest = path.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
+def place(path: Path, text: str, first: str = BEGIN, last: str = END) -> Path:
+    """Between two marks. Raises ValueError if the document has none."""
+    before, begin, rest = path.read_text().partition(first)
+    _, end, after = rest.partition(last)
     if not begin or not end:
-        raise ValueError(f"{path} has no place for the tables: {BEGIN} ... {END}")
-    path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+        raise ValueError(f"{path} has no place for the tables: {first} ... {last}")
+    path.write_text(f"{before}{first}\n\n{text}\n\n{last}{after}")
     return path
 
 

@@ -42,7 +42,7 @@ class EscrowMQ:
         folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "escrowmq", "serve", "-d", str(folder / "data"), "-l", f"127.0.0.1:{port}"]
         server = Server(
-            url="", command=command, ready=lambda _: accepts(port), log=folder / "log", environment=_environment()
+            url="", command=command, ready=lambda _: accepts(port), log=folder / "log", environment=environment()
         )
         with started([server], f"escrow://127.0.0.1:{port}") as running:
             yield running
@@ -103,7 +103,7 @@ class Embedded(EscrowMQ):
         yield Inside(f"file:{folder}/data")
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """This checkout's package for a process that starts in another folder."""
     given = os.environ.get("PYTHONPATH")
     return (

@@ -52,6 +52,67 @@ async def test_the_same_to_await(broker, t, g):
         assert producer.refused_ends == 1
 
 
+WHOLE = {"key": "o-1", "tag": "paid", "properties": {"shop": "north"}}
+
+
+def content(message):
+    named = (message.key, message.tag, message.properties)
+    return message.message_id, message.body, dict(zip(WHOLE, named, strict=True))
+
+
+def found_by_an_operator(admin, topic, receipt, state):
+    """By id and by key, in the list of transactions, and in its own story."""
+    (found,) = admin.lookup(message_id=receipt.message_id)
+    assert (found["state"], found["key"], found["body"]) == (state, "o-1", b"book")
+    assert receipt.message_id.hex() in {one["message_id"] for one in admin.lookup(key="o-1", topic=topic)}
+    assert admin.transaction(receipt.transaction_id)["state"] == state
+
+
+def test_the_committed_copy_is_the_prepared_message_and_a_rolled_back_one_is_an_operator_s(bus, t, g):
+    producer, consumer = bus.producer(g, unasked=True, confirm="oneway"), bus.consumer(g, t)
+    kept, dropped = (producer.prepare(t, b"book", **WHOLE) for _ in range(2))
+    found_by_an_operator(bus.admin, t, kept, "open")
+    assert (producer.rollback(dropped.transaction_id), producer.commit(kept.transaction_id)) == (mq.Code.SENT,) * 2
+    (message,) = consumer.receive(10, wait=20)
+    assert content(message) == (kept.message_id, b"book", WHOLE)
+    assert message.transaction_id == kept.transaction_id
+    message.ack()
+    assert producer.flush()
+    assert bus.admin.read(t).read_all()["message_id"].to_pylist() == [kept.message_id]
+    with bus.reader(t, key="o-1") as reader:
+        assert [one.message_id for batch in reader.batches(10, idle_timeout=0.0) for one in batch] == [kept.message_id]
+    for receipt, state_ in ((kept, "committed"), (dropped, "rolled_back")):
+        found_by_an_operator(bus.admin, t, receipt, state_)
+
+
+async def test_the_same_copy_to_await(broker, t, g):
+    async with await broker.aconnect() as bus:
+        producer = bus.producer(g, unasked=True, confirm="oneway")
+        kept, dropped = [await producer.prepare(t, b"book", **WHOLE) for _ in range(2)]
+        assert await producer.rollback(dropped.transaction_id) is mq.Code.SENT
+        assert await producer.commit(kept.transaction_id) is mq.Code.SENT
+        (message,) = await (await bus.consumer(g, t)).receive(10, wait=20)
+        assert content(message) == (kept.message_id, b"book", WHOLE)
+        message.ack()
+        assert await producer.flush()
+        assert (await bus.admin.transaction(dropped.transaction_id))["state"] == "rolled_back"
+
+
+def test_without_a_checker_an_end_that_never_came_leaves_it_open_until_somebody_ends_it(bus, t, g, eventually):
+    """Nobody is asked, so nobody fails to answer: it is not parked by unanswered questions, and an end of any process counts."""
+    producer = bus.producer(g, unasked=True, confirm="oneway")
+    lost, other = (producer.prepare(t, b"book", key="o-1", check_immunity=0.001) for _ in range(2))
+    with bus.producer(f"{g}-asked", checker=lambda check: mq.ROLLBACK) as asked:
+        due = asked.prepare(t, b"asked", check_immunity=0.001)  # by then the others were due as well
+        eventually(lambda: state(bus, due.transaction_id) == "rolled_back")
+    for receipt in (lost, other):
+        told = bus.admin.transaction(receipt.transaction_id)
+        assert (told["state"], told["checks"]) == ("open", 0)
+    assert bus.admin.commit(lost.transaction_id) is mq.Code.COMMITTED
+    assert bus.producer(g, unasked=True).rollback(other.transaction_id) is mq.Code.ROLLED_BACK
+    assert bus.admin.read(t).read_all()["message_id"].to_pylist() == [lost.message_id]
+
+
 def test_closing_sends_what_is_on_its_way(broker, t, g):
     with broker.connect() as bus:
         producer = bus.producer(g, unasked=True, confirm="oneway")

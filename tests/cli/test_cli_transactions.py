@@ -227,3 +227,21 @@ def test_writers_are_listed_by_age_and_forgotten_by_hand(run: Run, bus: mq.Bus) 
     absent = run("writers", "forget", "new")
     assert absent.code != 0
     assert "NOT_FOUND" in absent.err
+
+
+def test_what_a_group_without_a_checker_left_open_is_found_and_ended(run: Run, bus: mq.Bus) -> None:
+    producer = bus.producer("oneway", unasked=True, confirm="oneway")
+    kept, dropped = (producer.prepare("orders", body, key="o-1") for body in (b"kept", b"dropped"))
+    identities = [str(receipt.transaction_id) for receipt in (kept, dropped)]
+    assert run("tail", "orders", "--json").lines == []
+    listed = run("transactions", "list", "-s", "undecided", "-g", "oneway", "--json").json
+    assert [(one["id"], one["checks"]) for one in listed] == [(identity, 0) for identity in identities]
+    assert run("transactions", "commit", identities[0]).code == 0
+    assert run("transactions", "rollback", identities[1]).code == 0
+    assert producer.commit(dropped.transaction_id) is mq.Code.SENT
+    assert producer.flush()
+    assert producer.refused_ends == 1
+    seen = run("tail", "orders", "--from-start", "--limit", "1", "--json").lines
+    assert [(one["message_id"], one["key"], one["body"]) for one in seen] == [(kept.message_id.hex(), "o-1", "kept")]
+    states = {one["message_id"]: one["state"] for one in run("lookup", "o-1", "--json").json}
+    assert states == {kept.message_id.hex(): "committed", dropped.message_id.hex(): "rolled_back"}

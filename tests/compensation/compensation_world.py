@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections import Counter
 from pathlib import Path
@@ -18,6 +19,8 @@ from escrowmq.connecting import links
 from escrowmq.errors import Code, error
 from escrowmq.outbox import migrate
 
+LEASE = 0.5
+"""Seconds that a consumer of messages holds them: a test waits so long for those of one that died."""
 metadata = sa.MetaData()
 effects = sa.Table(
     "effects",
@@ -184,17 +187,19 @@ class Sometimes:
 class World:
     """One compensation, driven step by step. ``scheduler`` and so on are made with ``options`` when they are first used."""
 
-    def __init__(self, bus: mq.Bus, database: sa.Engine, sets: Any = None, **options: Any) -> None:
+    def __init__(
+        self, bus: mq.Bus, database: sa.Engine, sets: Any = None, *, name: str | None = None, **options: Any
+    ) -> None:
         self.bus = bus
         self.database = database
-        self.name = f"c-{uuid.uuid4().hex[:12]}"
+        self.name = f"c-{uuid.uuid4().hex[:12]}" if name is None else name
         self.sets = MemorySets(self.name) if sets is None else sets(self.name)
         self.topic, self.keys = f"{self.name}-messages", f"{self.name}-keys"
         self.options = {"grace": 0.0, "handler": handle, "keep_commits": 0.0, "max_attempts": 2} | options
         self.producer = bus.producer(f"{self.name}-orders", unasked=True)
         self.announcer = bus.producer(f"{self.name}-announcing")
         for topic in (self.topic, self.keys):
-            bus.admin.create_topic(topic, 1)
+            bus.admin.create_topic(topic, 1, may_exist=True)
         self.sent: dict[bytes, Any] = {}
         self._made: list[Any] = []
 
@@ -232,7 +237,7 @@ class World:
     def consume_messages(self) -> int:
         """All messages that are visible; how many effects there were."""
         effects = 0
-        with self.bus.consumer(self.name, self.topic) as consumer:
+        with self.bus.consumer(self.name, self.topic, lease=LEASE) as consumer:
             while self.waits(self.topic, self.name):
                 effects += consume(consumer, self.database, self.sets, handle, idle_timeout=0.05)
         return effects
@@ -253,15 +258,14 @@ class World:
     def drain(self, **options: Any) -> None:
         """Until nothing more happens, however it was."""
         self.sets.away = False
-        for _ in range(20):
-            self.sets.end_leases()
+        while True:
+            getattr(self.sets, "end_leases", lambda: time.sleep(0.01))()
             self.consume_keys()
             self.consume_messages()
             report = self.schedule(**options)
             sizes = self.sets.sizes()
             if report.suspended is None and not (report.taken + report.adopted + sizes.half + sizes.taken):
                 break
-        self.consume_messages()
         self.schedule(**options)
 
     def effects(self) -> Counter[bytes]:
@@ -271,6 +275,8 @@ class World:
 
     def open(self) -> list[str]:
         """Transactions of this world that are undecided."""
+        if not self.sent:
+            return []
         return [row["id"] for row in self.bus.admin.transactions("undecided", f"{self.name}-orders")]
 
     def cases(self) -> dict[bytes, CaseState]:

@@ -483,6 +483,23 @@ def test_an_end_that_is_not_waited_for(
     assert (status, problem["name"]) == (400, "BAD_REQUEST")
 
 
+def test_one_way_the_copy_is_the_prepared_message_and_a_rolled_back_one_is_received_by_nobody(
+    client: Client, t: str, g: str, eventually: Any
+) -> None:
+    """A group over HTTP without an address to ask has no checker."""
+    half = {"topic": t, "text": "book", "key": "o-1", "tag": "paid", "properties": {"shop": "north"}}
+    path = f"/v1/groups/{g}/transactions"
+    dropped, kept = (client.ok(path, {"messages": [half]}) for _ in range(2))
+    assert client.receive(g, t) == []
+    assert client.post(f"{path}/{dropped['transaction_id']}/rollback?confirm=oneway")[0] == 202
+    assert client.post(f"{path}/{kept['transaction_id']}/commit?confirm=oneway")[0] == 202
+    (message,) = client.receive(g, t, wait=20)
+    assert {name: message[name] for name in half} == half
+    assert message["message_id"] == kept["messages"][0]["message_id"]
+    eventually(lambda: client.state(g, dropped["transaction_id"]) == "rolled_back")
+    assert client.receive(g, t) == []
+
+
 async def test_concurrent_requests_share_batches(kind: str, brokers: Callable[[str], Any], t: str, g: str) -> None:
     (link,) = brokers(kind)
     counted, settings = Counted(link), GatewaySettings()

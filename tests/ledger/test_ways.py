@@ -25,10 +25,12 @@ from escrowmq.ledger.commands import (
     Tick,
 )
 from escrowmq.ledger.ledger import Ledger
+from escrowmq.log.frames import Packed, pack
 from escrowmq.message.hashes import hash_key, hash_keys
 from escrowmq.message.immunity import PROPERTY
 from escrowmq.message.row import OutgoingRow
 from escrowmq.model import Act, DecidedBy, message_id
+from escrowmq.schemas import Kind
 from escrowmq.wire import Exchange
 from escrowmq.wire.parcels import merged_batch
 
@@ -231,17 +233,18 @@ def test_acknowledgements_go_as_rows_whatever_they_say():
 
 
 def test_a_text_that_is_none_decides_nothing():
-    """What no column takes is found while deciding, before anything is changed."""
+    """What no column takes is found while deciding, or when what was decided is packed: before anything is changed."""
     shop = Shop()
     before = shop.ways.mixed.snapshot()
     for bad in (row(key="\ud800"), row(topic="orders", properties=[("\ud800", "")]), row(born_us=1 << 63)):
         with pytest.raises((ValueError, OverflowError)):
-            shop.ways.mixed.decide_rows(_prepared(shop, bad), shop.ways.now_us)
+            _packed(shop, bad)
     assert all(table.equals(before[name]) for name, table in shop.ways.mixed.snapshot().items())
 
 
-def _prepared(shop: Shop, bad: OutgoingRow) -> Any:
-    return PrepareRows([Part([bad], shop.shop, (5, 1))])
+def _packed(shop: Shop, bad: OutgoingRow) -> Packed:
+    decision = shop.ways.mixed.decide_rows(PrepareRows([Part([bad], shop.shop, (5, 1))]), shop.ways.now_us)
+    return pack(Kind.HALF, decision.events[0].content.columns)
 
 
 @given(st.text(max_size=40))

@@ -43,8 +43,9 @@ from escrowmq.ledger.commands import (
     Subscription,
     Tick,
 )
-from escrowmq.ledger.events import Decision
+from escrowmq.ledger.events import Decision, Few
 from escrowmq.ledger.ledger import Ledger
+from escrowmq.log.frames import Content, can_pack, encode, pack
 from escrowmq.message.immunity import PROPERTY
 from escrowmq.message.row import OutgoingRow
 from escrowmq.model import Act, DecidedBy, Outcome, TransactionId, message_id
@@ -145,6 +146,11 @@ class Ways:
         for mine, theirs in zip(taken.events, wanted.events, strict=True):
             mine.batch.validate(full=True)
             assert mine.batch.equals(theirs.batch)
+            if isinstance(mine.content, Few) and can_pack(mine.kind):
+                packed = pack(mine.kind, mine.content.columns)
+                packed.batch.validate(full=True)
+                assert packed.batch.equals(theirs.batch)
+                assert _frame(mine.kind, packed) == _frame(mine.kind, mine.batch), "other bytes than Arrow's"
             position = self.twin.next_position
             self.events.append((theirs.kind, theirs.batch, position, self.now_us))
             self.twin.apply(theirs.kind, theirs.batch, position, self.now_us)
@@ -175,6 +181,11 @@ class Ways:
         tables = self.mixed.snapshot()
         assert tables_equal(replayed.snapshot(), tables)
         assert tables_equal(Ledger.restore(SHARD, tables).snapshot(), tables)
+
+
+def _frame(kind: Kind, content: Content) -> bytes:
+    """The bytes of a frame with these rows."""
+    return b"".join(encode(kind, content, sequence=7, position=9, time_us=11, epoch=1, synced=5, salt=13))
 
 
 few_tags = st.sampled_from([None, None, "red", "blue", "größe"])

@@ -41,7 +41,7 @@ def counting(owner: Any, name: str, what: str, worth: Callable[..., int] = lambd
 
 
 def count_everything() -> None:
-    counting(engine.Engine, "step", "rounds")
+    counting(engine.Engine, "_round", "rounds")
     counting(Ledger, "decide", "decides")
     counting(Ledger, "decide_rows", "decides", lambda decision, *_: decision is not None)
     counting(Ledger, "apply", "applies")
@@ -55,7 +55,7 @@ def count_everything() -> None:
 
 def plant_everything() -> None:
     """Wrong turns that the guards must see, each off until it is asked for."""
-    fdatasync, arrange, step = os.fdatasync, shard_module.arrange, engine.Engine.step
+    fdatasync, arrange, run = os.fdatasync, shard_module.arrange, engine.Engine._round
     here, there = threading.Semaphore(0), threading.Semaphore(0)
     held = threading.Event()
 
@@ -85,11 +85,11 @@ def plant_everything() -> None:
         if "threads" in planted:
             threading.Thread(target=held.wait, daemon=True).start()
         engine.ROUND_BYTES = 1 if "single" in planted else whole
-        step(self)
+        run(self)
 
     whole = engine.ROUND_BYTES
     os.fdatasync, shard_module.arrange = synced, arranged  # type: ignore[assignment]
-    engine.Engine.step = stepped  # type: ignore[method-assign]
+    engine.Engine._round = stepped  # type: ignore[method-assign]
     threading.Thread(target=hand_over, daemon=True).start()
 
 

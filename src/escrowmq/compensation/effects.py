@@ -24,6 +24,7 @@ from escrowmq.compensation.sets.seam import SetStore
 from escrowmq.errors import Code, EscrowError, Misuse
 from escrowmq.outbox import inbox
 from escrowmq.outbox.inbox import claim_batch_tx
+from escrowmq.outbox.migrations import translated
 from escrowmq.outbox.session import transaction_of
 from escrowmq.outbox.tables import trans_recv_log
 from escrowmq.platform.backoff import Backoff
@@ -127,6 +128,8 @@ def is_in(database: Database, sets: SetStore) -> bool:
         return False
     with transaction(database, trans_recv_log) as connection:
         mine = connection.engine
+        if translated(connection) != other.get_execution_options().get("schema_translate_map", {}).get(None):
+            return False
     if mine.pool is other.pool:
         return True
     named = bool(mine.url.database) and mine.url.database != ":memory:"

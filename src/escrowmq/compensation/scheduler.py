@@ -28,7 +28,7 @@ from escrowmq.client.bus import Bus
 from escrowmq.compensation.cases import WAITING, Cases, count_cases
 from escrowmq.compensation.effects import DatabaseEffects, Effects
 from escrowmq.compensation.feeds import KeyFeed, TopicKeys
-from escrowmq.compensation.halves import keys_group
+from escrowmq.compensation.halves import POLL, keys_group
 from escrowmq.compensation.journal import Database, Journal
 from escrowmq.compensation.recovery import MARGIN, Recovery
 from escrowmq.compensation.remedies import (
@@ -46,7 +46,7 @@ from escrowmq.compensation.remedies import (
 )
 from escrowmq.compensation.sets.seam import MAX_IDS, Run, SetStore
 from escrowmq.compensation.statistics import Counters, Report, Statistics
-from escrowmq.errors import Code, EscrowError, Misuse
+from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.outbox.dialects import in_a_line
 from escrowmq.platform.failpoints import reach
 
@@ -130,6 +130,8 @@ class Scheduler:
         self._limit, self._lease, self._retry_after = limit, lease, retry_after
         self._counters = Counters()
         self._stop = threading.Event()
+        self._running = threading.RLock()
+        self._closed = False
 
     @property
     def statistics(self) -> Statistics:
@@ -141,24 +143,33 @@ class Scheduler:
         for; Misuse (no tables, another schema version, ...) is raised.
         """
         ended = self._stop if stop is None else stop
-        while not (ended.is_set() or self._stop.is_set()):
+        while not self._stopped(stop):
             begun = time.monotonic()
             try:
-                self.run_once(ended)
+                self.run_once(stop)
             except Misuse:
                 raise
             except EscrowError as problem:
+                if problem.code is Code.CLOSED and self._closed:
+                    return
                 logger.warning("a run of compensation %s broke off: %s", self.name, problem)
             except DBAPIError as problem:
                 logger.warning("a run of compensation %s broke off: %s", self.name, in_a_line(problem))
-            ended.wait(max(every - (time.monotonic() - begun), 0.0))
+            while (left := begun + every - time.monotonic()) > 0 and not self._stopped(stop):
+                ended.wait(min(left, POLL))
 
     def run_once(self, stop: threading.Event | None = None) -> Report:
         """One run, as the module says; what it did. A set store that fails is no error: the compensation is suspended, and the report
         says so. After ``stop`` it takes no more.
 
-        Raises Misuse, the database's own errors, and Overloaded or Unknown if no broker answers.
+        Raises Misuse, the database's own errors, Overloaded or Unknown if no broker answers, and Unknown(CLOSED) after :meth:`close`.
         """
+        with self._running:
+            if self._closed:
+                raise error(Code.CLOSED, "the scheduler is closed")
+            return self._run(stop)
+
+    def _run(self, stop: threading.Event | None) -> Report:
         counts: Counter[str] = Counter()
         before = self._recovery.recovered
         suspended: str | None = None
@@ -184,9 +195,11 @@ class Scheduler:
         return report
 
     def close(self) -> None:
-        """End :meth:`run` and let threads go; the set store and the bus are the caller's. Idempotent."""
+        """End :meth:`run`, after the ids that it is at, and let threads go; the set store and the bus are the caller's. Idempotent."""
         self._stop.set()
-        self._threads.shutdown(cancel_futures=True)
+        with self._running:
+            self._closed = True
+            self._threads.shutdown()
 
     def __enter__(self) -> Scheduler:
         return self
@@ -205,7 +218,7 @@ class Scheduler:
 
     def _adopt(self, counts: Counter[str], stop: threading.Event | None) -> None:
         seen: set[str] = set()
-        while not _is_set(stop):
+        while not self._stopped(stop):
             run = self._of_store(lambda: self._sets.adopt(self._lease, MAX_IDS))
             if run is None or run.name in seen:
                 return
@@ -215,7 +228,7 @@ class Scheduler:
 
     def _take(self, counts: Counter[str], stop: threading.Event | None) -> None:
         before_us = max(self._feed.now_us() - self._grace_us, 0)
-        while not _is_set(stop):
+        while not self._stopped(stop):
             run = self._of_store(lambda: self._sets.take(before_us, self._limit, self._lease))
             if run is None:
                 break
@@ -228,7 +241,7 @@ class Scheduler:
         """Deal with the ids of a run; what is left of it comes again after ``retry_after``."""
         left = 0
         for at in range(0, len(run.ids), CHUNK):
-            if _is_set(stop):
+            if self._stopped(stop):
                 left += len(run.ids) - at
                 break
             if at and not self._of_store(lambda: self._sets.renew(run.name, self._lease)):
@@ -240,7 +253,7 @@ class Scheduler:
             counts["settled"] += len(done)
         if left:
             self._of_store(
-                lambda: self._sets.renew(run.name, _SOON if _is_set(stop) else max(self._retry_after, _SOON))
+                lambda: self._sets.renew(run.name, _SOON if self._stopped(stop) else max(self._retry_after, _SOON))
             )
 
     def _of_store(self, call: Callable[[], Any]) -> Any:
@@ -284,6 +297,9 @@ class Scheduler:
         if finding.state is State.NOWHERE:
             return self._remedy.resends
         return finding.state in (State.OPEN, State.VISIBLE)
+
+    def _stopped(self, stop: threading.Event | None) -> bool:
+        return self._stop.is_set() or (stop is not None and stop.is_set())
 
     # The journal
 
@@ -339,7 +355,3 @@ def _remedy(
         return Resend(resend, lookups)
     hint = 'remedy="handle" with a handler or effects, remedy="resend" with a function, or remedy="commit"'
     raise Misuse(Code.BAD_ARGUMENT, f"remedy = {name!r} cannot work with what was given", hint)
-
-
-def _is_set(stop: threading.Event | None) -> bool:
-    return stop is not None and stop.is_set()

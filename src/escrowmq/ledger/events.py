@@ -11,7 +11,26 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.ledger.columns.arrays import Int64s
-from escrowmq.schemas import STORED, Kind
+from escrowmq.message.columns import optional
+from escrowmq.message.ids import column_of
+from escrowmq.schemas import ID, STORED, Kind
+
+
+class Few:
+    """Some rows of schema ``STORED[kind]`` as sequences, in the order of the schema; of message ids their bytes one after the other."""
+
+    __slots__ = ("columns", "kind", "num_rows")
+
+    def __init__(self, kind: Kind, columns: Sequence[Any]) -> None:
+        self.kind = kind
+        self.columns = columns
+        self.num_rows = len(columns[0])
+
+    @property
+    def batch(self) -> pa.RecordBatch:
+        """The same as a batch. Raises ValueError, OverflowError or ArrowException if a value fits no column."""
+        arrays = [_array(column, *types) for column, types in zip(self.columns, _COLUMNS[self.kind], strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=STORED[self.kind])
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +38,19 @@ class Event:
     """One frame to be: rows of schema ``STORED[kind]``. Its position and time are given by the log when it is appended."""
 
     kind: Kind
-    batch: pa.RecordBatch
+    content: pa.RecordBatch | Few
     rows: Any = None
     """Of an event decided as rows: what applying it needs, so that the batch is not read again (see ``Ledger.decide_rows``)."""
+
+    @property
+    def batch(self) -> pa.RecordBatch:
+        """The content as a batch."""
+        return self.content.batch if isinstance(self.content, Few) else self.content
+
+    @property
+    def count(self) -> int:
+        """Its rows."""
+        return int(self.content.num_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +80,6 @@ def _plan(schema: pa.Schema) -> list[tuple[pa.DataType, Any]]:
     return [(type_, type_.to_pandas_dtype() if pa.types.is_integer(type_) else None) for type_ in schema.types]
 
 
-_NUMPY = {type_: type_.to_pandas_dtype() for type_ in (pa.int32(), pa.int64(), pa.uint32(), pa.uint8())}
 _COLUMNS = {kind: _plan(schema) for kind, schema in STORED.items()}
 """The types of each kind's columns, and their NumPy types if they are numbers; asking Arrow each time is slow."""
 _TYPECODES = {np.int32: "i", np.int64: "q", np.uint32: "I", np.uint8: "B"}
@@ -65,8 +93,8 @@ def event_of(kind: Kind, *columns: Sequence[Any] | np.ndarray[Any, Any]) -> Even
 
 def event_of_rows(kind: Kind, rows: Sequence[Sequence[Any]], *, keep: bool = False) -> Event:
     """An event with these rows (at least one). ``keep``: as rows too, to be applied so."""
-    event = event_of(kind, *zip(*rows, strict=True))
-    return Event(kind, event.batch, rows) if keep else event
+    columns = tuple(zip(*rows, strict=True))
+    return Event(kind, Few(kind, columns), rows) if keep else event_of(kind, *columns)
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
@@ -74,14 +102,11 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
     return zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
-def whole_numbers(values: Sequence[int], type_: pa.DataType) -> pa.Array:
-    """A few numbers as a column of integers. Raises OverflowError if one does not fit."""
-    return _array(values, type_, _NUMPY[type_])
-
-
 def _array(column: Sequence[Any] | Int64s, type_: pa.DataType, dtype: Any) -> pa.Array:
+    if type_ == ID and isinstance(column, bytes):
+        return column_of(column)
     if dtype is None:
-        return pa.array(column, type_)
+        return pa.array(column, type_) if isinstance(column, np.ndarray) else optional(column, type_)
     # From its buffer: pa.array() of a short list takes twice as long, and so does np.array() of one.
     values = np.array(column, dtype) if isinstance(column, np.ndarray) else array(_TYPECODES[dtype], column)
     return pa.Array.from_buffers(type_, len(values), [None, pa.py_buffer(values)])

@@ -21,7 +21,7 @@ from escrowmq.errors import Code, error
 from escrowmq.ledger import commands
 from escrowmq.ledger.columns.arrays import Int32s, Int64s, UInt8s, all_equal
 from escrowmq.ledger.commands import Command, RowsCommand, Rules
-from escrowmq.ledger.events import Decision, Repeats, event_of
+from escrowmq.ledger.events import Decision, Few, Repeats, event_of
 from escrowmq.ledger.groups.consuming import Consuming
 from escrowmq.ledger.groups.groups import Groups
 from escrowmq.ledger.groups.order import KeysOf
@@ -203,9 +203,9 @@ class Ledger:
 
     # Applying
 
-    def apply(self, kind: Kind, batch: pa.RecordBatch, position: int, time_us: int, rows: Any = None) -> None:
+    def apply(self, kind: Kind, batch: pa.RecordBatch | Few, position: int, time_us: int, rows: Any = None) -> None:
         """Take one event of the log in. ``position`` is that of its first row, ``time_us`` the broker's time of it; ``rows``:
-        of an event that :meth:`decide_rows` gave, the same as the batch."""
+        of an event that was decided as rows, the same as the batch, of which then nothing but the number of rows is looked at."""
         self.next_position = position + batch.num_rows
         self.last_time_us = time_us
         if kind in Groups.KINDS:

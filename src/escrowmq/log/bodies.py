@@ -6,7 +6,7 @@ but the bytes of the bodies, and one digest of each body. So one damaged body ta
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -36,6 +36,14 @@ def checksums(message: pa.Buffer, kind: Kind, sequence: int, salt: int) -> bytes
     batch = pa.ipc.read_record_batch(message, STORED[kind])
     others, bodies = _digests(message, batch, sequence, salt)
     return others + bodies
+
+
+def checksums_of(message: bytes, start: int, end: int, contents: Sequence[bytes], sequence: int, salt: int) -> bytes:
+    """As :func:`checksums`, of a message in which the bodies ``contents`` are known to lie from ``start`` to ``end``."""
+    view = memoryview(message)
+    digest = xxhash.xxh3_64(view[:start], seed=(salt + sequence) & _MASK)
+    digest.update(view[end:])
+    return digest.digest() + b"".join(map(_digest, contents))
 
 
 def intact_rows(

@@ -105,8 +105,7 @@ class SegmentLog(ReadableLog):
         self.bytes_written = 0  # of frames, by this opener
         self._snapshots = found.snapshots
         self._failure: EscrowError | None = None
-        self._flushed = threading.Event()  # not set while a hand-over is being written
-        self._flushed.set()
+        self._writing = threading.Lock()  # held while a hand-over is in the air
         self._closed = False
         self._listing = threading.Lock()
         self._listed: list[int] = []  # what the file ``damaged`` says
@@ -182,7 +181,7 @@ class SegmentLog(ReadableLog):
                 self._fail(refusal)
             raise refusal from problem
 
-    def append(self, kind: Kind, batch: pa.RecordBatch, time_us: int) -> int:
+    def append(self, kind: Kind, content: codec.Content, time_us: int) -> int:
         """Add one frame of at least one row, no older than the last; the position of its first row.
 
         Overloaded if nothing was reserved and there is no room; nothing is changed then.
@@ -193,7 +192,7 @@ class SegmentLog(ReadableLog):
         position, sequence = self.next_position, self.next_sequence
         chunks = codec.encode(
             kind,
-            batch,
+            content,
             sequence=sequence,
             position=position,
             time_us=time_us,
@@ -202,9 +201,9 @@ class SegmentLog(ReadableLog):
             salt=self._segment.header.salt,
             lz4=self._lz4 and kind in (Kind.PLAIN, Kind.HALF),
         )
-        size = sum(len(chunk) for chunk in chunks)
+        size = sum(map(len, chunks))
         self.reserve(size)
-        self._publish(Frame(kind, sequence, position, time_us, self.epoch, batch), self._active.end, size)
+        self._publish(Frame(kind, sequence, position, time_us, self.epoch, content), self._active.end, size)
         self._active.put(chunks, size)
         return position
 
@@ -222,12 +221,16 @@ class SegmentLog(ReadableLog):
 
     def hand_over(self) -> Callable[[], None]:
         """Take out what is buffered; the function returned writes and syncs it, on any thread. Corrupt(LOG_FAILED)."""
-        self._flushed.wait()
-        self._check_usable()
-        if self._durable == self.next_sequence:
-            return lambda: None
+        self._writing.acquire()
+        try:
+            self._check_usable()
+            if self._durable == self.next_sequence:
+                self._writing.release()
+                return _nothing
+        except BaseException:
+            self._writing.release()
+            raise
         segment, end, flush = self._segment, self.next_sequence, self._active.take()
-        self._flushed.clear()
 
         def finish() -> None:
             try:
@@ -238,7 +241,7 @@ class SegmentLog(ReadableLog):
                 self._fail(error(Code.LOG_FAILED, f"write or sync broke off: {problem!r}"))
                 raise
             finally:
-                self._flushed.set()
+                self._writing.release()
 
         return finish
 
@@ -262,7 +265,7 @@ class SegmentLog(ReadableLog):
         following = SegmentHeader(
             header.shard, self.epoch, self.next_sequence, self.next_position, self.last_time_us, header.salt
         )
-        self._flushed.wait()
+        self._await_writing()
         self._check_usable()
         prepared = ActiveSegment.create(self._disk, following, size, self._segment_bytes)
         sealed = self._segment
@@ -276,6 +279,11 @@ class SegmentLog(ReadableLog):
         with self._reader.lock:
             self._reader.segments += (self._segment,)
         save_index(self._disk, sealed)
+
+    def _await_writing(self) -> None:
+        """Wait until no hand-over writes to the file."""
+        with self._writing:
+            pass
 
     def _fail(self, failure: EscrowError) -> EscrowError:
         self._failure = failure
@@ -386,7 +394,7 @@ class SegmentLog(ReadableLog):
         """Sync, cut the reserved tail, give the folder back. Not ``clean``: leave everything as a crash would."""
         if self._closed:
             return
-        self._flushed.wait()  # a hand-over still writes to the file
+        self._await_writing()
         try:
             if clean and self._failure is None:
                 self.sync()
@@ -406,3 +414,7 @@ class SegmentLog(ReadableLog):
             raise self._fail(error(Code.LOG_FAILED, f"closing the log failed: {problem}")) from problem
         with suppress(OSError):
             replace_file(self._disk, CLOSED_NAME, [[pack_closed(self.shard, self.next_sequence, self.next_position)]])
+
+
+def _nothing() -> None:
+    """What is left to do when nothing was appended."""

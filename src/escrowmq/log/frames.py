@@ -8,8 +8,10 @@ a question about a waiting half message cost 64 bytes.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
-from typing import NamedTuple, TypeAlias
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import xxhash
@@ -17,6 +19,7 @@ import xxhash
 from escrowmq.errors import Code, Misuse, error
 from escrowmq.log import bodies
 from escrowmq.log.report import DamagedLog
+from escrowmq.message import stored
 from escrowmq.schemas import MESSAGES, STORED, Kind, is_fixed_width
 
 MAGIC = b"EMQF"
@@ -76,9 +79,64 @@ class FrameHeader(NamedTuple):
         return self.version > VERSION or not known
 
 
+class Packed:
+    """The rows of a frame to be as bytes, packed without Arrow: the same bytes that :func:`encode` makes of their batch."""
+
+    def __init__(self, kind: Kind, num_rows: int, payload: bytes, bodies: tuple[int, int, Sequence[bytes]]) -> None:
+        self.kind = kind
+        self.num_rows = num_rows
+        self.payload = payload
+        """Without the checksums of the bodies, which need the frame's number."""
+        self.bodies = bodies
+        """Of messages: where in the payload the bodies begin and end, and they themselves."""
+
+    @cached_property
+    def batch(self) -> pa.RecordBatch:
+        """The same as columns, which lie in the payload."""
+        payload = pa.py_buffer(self.payload)
+        if self.kind in _BARE:
+            return _from_bare(payload, self.kind, self.num_rows)
+        return pa.ipc.read_record_batch(payload, STORED[self.kind])
+
+
+Content: TypeAlias = pa.RecordBatch | Packed
+
+
+def can_pack(kind: Kind) -> bool:
+    """Whether :func:`pack` knows the kind."""
+    return kind in MESSAGES or kind in _BARE
+
+
+def pack(kind: Kind, columns: Sequence[Any]) -> Packed:
+    """A few rows of a kind that :func:`can_pack` names. ``columns``: sequences in the order of the schema, of message ids their bytes one after the other.
+
+    Raises ValueError or OverflowError if a value fits no column.
+    """
+    if kind in MESSAGES:
+        payload, start, end = stored.message(*columns)
+        return Packed(kind, len(columns[0]), payload, (start, end, columns[4]))
+    size = len(columns[0])
+    form = _bare_form(kind, size)
+    try:
+        payload = form.pack(*(value for i, _ in _BARE[kind] for value in columns[i]))
+    except struct.error as problem:
+        raise OverflowError(f"a number fits no column of {kind.name}: {problem}") from None
+    return Packed(kind, size, payload, (0, 0, ()))
+
+
+@lru_cache(1024)
+def _bare_form(kind: Kind, size: int) -> struct.Struct:
+    types = STORED[kind].types
+    form = "<" + "".join(f"{size}{_CODES[str(types[i])]}" for i, _ in _BARE[kind])
+    return struct.Struct(f"{form}{-struct.calcsize(form) % 8}x")
+
+
+_CODES = {"int64": "q", "int32": "i", "uint32": "I", "uint8": "B"}
+
+
 def encode(
     kind: Kind,
-    batch: pa.RecordBatch,
+    content: Content,
     *,
     sequence: int,
     position: int,
@@ -89,6 +147,37 @@ def encode(
     lz4: bool = False,
 ) -> list[Chunk]:
     """One frame as chunks of bytes to be written one after the other; Misuse if the batch is not of the kind's schema."""
+    if isinstance(content, Packed) and not lz4:
+        encoding, flags, payload = _given(content, sequence, salt)
+    else:
+        batch = content.batch if isinstance(content, Packed) else content
+        encoding, flags, payload = _made(kind, batch, sequence, salt, lz4)
+    size = sum(map(len, payload))
+    if size > LARGEST_PAYLOAD:
+        raise Misuse(Code.BATCH_TOO_LARGE, f"a frame of {size} bytes; the format ends at {LARGEST_PAYLOAD}")
+    lag = min(sequence - synced, _LARGEST_LAG)
+    head = _CHECKED.pack(
+        MAGIC, VERSION, kind, encoding, flags, size, content.num_rows, sequence, position, time_us, epoch, lag
+    )
+    digest = xxhash.xxh3_64(head, seed=salt)
+    for chunk in payload:
+        digest.update(chunk)
+    return [head + _CHECKSUM.pack(digest.intdigest()), *payload]
+
+
+def _given(packed: Packed, sequence: int, salt: int) -> tuple[Encoding, int, list[Chunk]]:
+    """The encoding, the flags and the payload of rows that are packed."""
+    if packed.kind in _BARE:
+        return Encoding.BARE, 0, [packed.payload]
+    if packed.num_rows == 1:
+        return Encoding.ARROW, 0, [packed.payload]
+    start, end, contents = packed.bodies
+    checksums = bodies.checksums_of(packed.payload, start, end, contents, sequence, salt)
+    return Encoding.ARROW, CHECKED_BODIES, [packed.payload, checksums]
+
+
+def _made(kind: Kind, batch: pa.RecordBatch, sequence: int, salt: int, lz4: bool) -> tuple[Encoding, int, list[Chunk]]:
+    """The same of a batch."""
     schema = STORED[kind]
     if not batch.schema.equals(schema):
         raise Misuse(Code.BAD_ARGUMENT, f"a {kind.name} frame has columns {schema.names}, not {batch.schema.names}")
@@ -105,24 +194,17 @@ def encode(
         if kind in MESSAGES and batch.num_rows > 1:
             flags = CHECKED_BODIES
             payload.append(bodies.checksums(message, kind, sequence, salt))
-    size = sum(len(chunk) for chunk in payload)
-    if size > LARGEST_PAYLOAD:
-        raise Misuse(Code.BATCH_TOO_LARGE, f"a frame of {size} bytes; the format ends at {LARGEST_PAYLOAD}")
-    lag = min(sequence - synced, _LARGEST_LAG)
-    head = _CHECKED.pack(
-        MAGIC, VERSION, kind, encoding, flags, size, batch.num_rows, sequence, position, time_us, epoch, lag
-    )
-    digest = xxhash.xxh3_64(head, seed=salt)
-    for chunk in payload:
-        digest.update(chunk)
-    return [head + _CHECKSUM.pack(digest.intdigest()), *payload]
+    return encoding, flags, payload
 
 
-def size_bound(batch: pa.RecordBatch) -> int:
-    """Bytes that a frame of this batch takes at most, whatever its encoding: what to ``reserve`` for it."""
-    size = int(pa.ipc.get_record_batch_size(batch))
+def size_bound(content: Content) -> int:
+    """Bytes that a frame of these rows takes at most, whatever its encoding: what to ``reserve`` for it."""
+    if isinstance(content, Packed):
+        size, columns = len(content.payload), len(STORED[content.kind])
+    else:
+        size, columns = int(pa.ipc.get_record_batch_size(content)), content.num_columns
     # LZ4 can only lose a little: 1/255 of the content, and some 32 bytes for each buffer.
-    return int(HEADER_BYTES + size + size // 250 + 64 * (2 + 3 * batch.num_columns) + bodies.size_of(batch.num_rows))
+    return int(HEADER_BYTES + size + size // 250 + 64 * (2 + 3 * columns) + bodies.size_of(content.num_rows))
 
 
 def read_header(data: pa.Buffer | memoryview, offset: int) -> FrameHeader:

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from escrowmq.log.frames import Content
 from escrowmq.log.report import Damage, FrameDamage, RowDamage
 from escrowmq.schemas import Kind
 
@@ -158,7 +159,7 @@ class CommitLog(StoredLog, Protocol):
     def reserve(self, size: int) -> None:
         """Make sure that appends of ``size`` bytes will find room; Overloaded(DISK_FULL) if not, and nothing changed."""
 
-    def append(self, kind: Kind, batch: pa.RecordBatch, time_us: int) -> int:
+    def append(self, kind: Kind, content: Content, time_us: int) -> int:
         """Add one frame; the position of its first row. Buffered: it reaches the disk with ``sync`` at the latest."""
 
     def sync(self) -> None:

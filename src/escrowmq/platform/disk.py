@@ -19,6 +19,8 @@ LOCK_NAME = "lock"
 TEMPORARY = ".tmp"
 """Ends the name of a file that is not whole yet."""
 _MOST_CHUNKS = 1024  # IOV_MAX of Linux and macOS
+_COPIED = 1 << 16
+"""Bytes up to which what is written in one call is copied into one piece first: that costs less than a view of each."""
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The disk, the quota or the largest file is full."""
@@ -244,6 +246,8 @@ class RealFile:
 
     def write_at(self, offset: int, chunks: list[bytes | memoryview | pa.Buffer]) -> None:
         """Write all chunks one after the other from ``offset``, in as few calls as the system allows."""
+        if sum(map(len, chunks)) <= _COPIED:
+            chunks = [b"".join(chunks)]
         views = [memoryview(chunk).cast("B") for chunk in chunks if len(chunk)]
         while views:
             batch = views[:_MOST_CHUNKS]
@@ -251,7 +255,7 @@ class RealFile:
             if written == 0:
                 raise OSError(errno.EIO, "nothing was written", str(self._path))
             offset += written
-            views = _after(views, written)
+            views = _after(views, written) if len(views) > 1 or written < len(views[0]) else []
 
     def read_at(self, offset: int, size: int) -> bytes:
         """Up to ``size`` bytes from ``offset``."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from escrowmq.errors import Code, EscrowError, Misuse, error
-from escrowmq.log.frames import HEADER_BYTES
+from escrowmq.log.frames import HEADER_BYTES, Content, Packed
 from escrowmq.log.index import Segment
 from escrowmq.log.reading import ReadableLog, Reader
 from escrowmq.log.seam import Frame, Snapshot
@@ -89,9 +89,10 @@ class MemoryLog(ReadableLog):
         if self.capacity is not None and sum(map(_size, self.store.frames.values())) + size > self.capacity:
             raise error(Code.DISK_FULL)
 
-    def append(self, kind: Kind, batch: pa.RecordBatch, time_us: int) -> int:
+    def append(self, kind: Kind, content: Content, time_us: int) -> int:
         """Add one frame; the position of its first row."""
         self._check_usable()
+        batch = content.batch if isinstance(content, Packed) else content
         if not batch.schema.equals(STORED[kind]) or batch.num_rows == 0:
             raise Misuse(Code.BAD_ARGUMENT, f"not a batch of {kind.name} rows")
         if time_us < self.last_time_us:

@@ -33,7 +33,7 @@ def names(messages: Any) -> list[str]:
 def test_a_nack_that_never_arrives_withdraws_all_the_same(twin, bus):
     fill(bus, "abaab")
     consumer = bus.consumer("c", ["t"], ordered=True)
-    stream = consumer.messages(idle_timeout=0.05)
+    stream = consumer.messages(idle_timeout=0.5)
     first = next(stream)
     twin.hold(Exchange.RECEIVE)
     twin.refuse(Exchange.SETTLE, mq.Unknown(mq.Code.TIMED_OUT))
@@ -45,7 +45,7 @@ def test_no_run_of_acks_spans_what_was_withdrawn(twin, bus):
     """Its nack may be lost; then it would be acknowledged and never have been handed out."""
     fill(bus, "abaab")
     consumer = bus.consumer("c", ["t"], ordered=True)
-    stream = consumer.messages(idle_timeout=0.05)
+    stream = consumer.messages(idle_timeout=0.5)
     first = next(stream)
     twin.hold(Exchange.RECEIVE)
     first.nack()
@@ -59,7 +59,7 @@ def test_nor_does_a_batch(twin, bus):
     fill(bus, "abaabc")
     consumer = bus.consumer("c", ["t"], ordered=True)
     consumer._consumption.fetcher.start(6)  # one lease, handed out as several batches
-    batches = consumer.batches(2, idle_timeout=0.05)
+    batches = consumer.batches(2, idle_timeout=0.5)
     one = next(batches)
     twin.hold(Exchange.RECEIVE)
     one[0].nack()
@@ -74,7 +74,7 @@ def test_nor_does_a_batch(twin, bus):
 def test_an_ack_that_came_too_late_withdraws_the_rest_of_its_lease_and_gives_it_back(twin, bus):
     fill(bus, "abab")
     consumer = bus.consumer("c", ["t"], ordered=True)
-    stream = consumer.messages(idle_timeout=0.05)
+    stream = consumer.messages(idle_timeout=0.5)
     first = next(stream)
     for key in [key for key in twin._leased if key[2] == 0]:
         del twin._leased[key]
@@ -88,7 +88,7 @@ def test_without_order_everything_is_handed_out(twin, bus):
     fill(bus, "aaa")
     consumer = bus.consumer("c", ["t"])
     twin.hold(Exchange.SETTLE)
-    stream = consumer.messages(idle_timeout=0.05)
+    stream = consumer.messages(idle_timeout=0.5)
     next(stream).nack()
     assert names(stream) == ["1", "2"]
     twin.release(Exchange.SETTLE)
@@ -176,14 +176,14 @@ def test_other_qualities_of_service_keep_the_order(twin, bus, qos):
     fill(bus, "abab")
     seen = (lambda message: message.body == b"2") if qos == 2 else None
     consumer = bus.consumer("c", ["t"], ordered=True, qos=qos, seen=seen)
-    assert names(consumer.messages(idle_timeout=0.05)) == (["0", "1", "3"] if qos == 2 else ["0", "1", "2", "3"])
+    assert names(consumer.messages(idle_timeout=0.5)) == (["0", "1", "3"] if qos == 2 else ["0", "1", "2", "3"])
 
 
 def test_a_batch_is_acknowledged_without_what_was_withdrawn(twin, bus):
     """Whoever iterated it was not handed those; if the nack is lost on its way, the broker would take them for done."""
     fill(bus, "abaab")
     consumer = bus.consumer("c", ["t"], ordered=True)
-    batches = consumer.batches(idle_timeout=0.05)
+    batches = consumer.batches(idle_timeout=0.5)
     batch = next(batches)
     twin.hold(Exchange.RECEIVE)
     batch[0].nack()

@@ -105,11 +105,11 @@ def test_under_a_new_session_the_rows_and_their_ids_are_the_same(twin, bus):
 
 
 @pytest.mark.parametrize("wrong", [[], [(0, 1, 0, 1, None)] * 2, b""])
-def test_an_answer_of_another_length_is_no_answer(twin, bus, wrong):
-    producer = bus.producer("p", timeout=0.2)
+def test_an_answer_of_another_length_is_no_answer(twin, bus, hurried, wrong):
+    producer = bus.producer("p")
     producer.send("orders", b"0")
     twin.wrong.append(wrong)
-    with pytest.raises(mq.Unknown, match="does not match") as raised:
+    with hurried(producer, 0.2), pytest.raises(mq.Unknown, match="does not match") as raised:
         producer.send("orders", b"1")
     assert raised.value.message_id == batch_of(twin.parcels[-1]).column("message_id")[0].as_py()
 
@@ -123,13 +123,13 @@ def test_a_link_that_refuses_gives_the_caller_its_error(twin, bus):
     assert producer.send("orders", b"y").offset == 0
 
 
-def test_an_answer_after_the_deadline_changes_nothing(twin):
+def test_an_answer_after_the_deadline_changes_nothing(twin, hurried):
     late = []
     with Bus([twin]) as bus:
-        producer = bus.producer("p", timeout=0.05)
+        producer = bus.producer("p")
         producer.send("t", b"0")
         answered, twin.parcel = twin.parcel, lambda parcel, done: late.append((parcel, done))
-        with pytest.raises(mq.Unknown, match="TIMED_OUT"):
+        with hurried(producer), pytest.raises(mq.Unknown, match="TIMED_OUT"):
             producer.send("t", b"1")
         twin.parcel = answered
         ((_, done),) = late

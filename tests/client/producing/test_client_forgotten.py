@@ -149,11 +149,11 @@ def test_a_broker_that_is_away_meanwhile_is_waited_for(twin, bus, eventually):
     assert bodies(twin) == [b"0", b"1"]
 
 
-def test_one_that_is_forgotten_again_and_again_gives_up_at_its_deadline(twin, bus):
-    producer = bus.producer("p", timeout=0.3)
+def test_one_that_is_forgotten_again_and_again_gives_up_at_its_deadline(twin, bus, hurried):
+    producer = bus.producer("p")
     producer.send("orders", b"0")
     twin._unknown = lambda options: True
-    with pytest.raises(mq.Unknown):
+    with hurried(producer, 0.3), pytest.raises(mq.Unknown):
         producer.send("orders", b"1")
     del twin._unknown
     producer.send("orders", b"2")

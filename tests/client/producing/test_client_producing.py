@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import ExitStack
 
 import numpy as np
 import pyarrow as pa
@@ -53,11 +54,12 @@ def test_a_failing_rollback_does_not_hide_the_exception(twin, producer):
     assert "QUEUE_FULL" in raised.value.__notes__[0]
 
 
-def test_unknown_at_commit_is_told(twin, bus):
-    producer = bus.producer("p", timeout=0.05, checker=lambda check: mq.UNKNOWN)
-    with pytest.raises(mq.Unknown, match="TIMED_OUT"), producer.transaction() as txn:  # noqa: PT012
+def test_unknown_at_commit_is_told(twin, bus, hurried):
+    producer = bus.producer("p", checker=lambda check: mq.UNKNOWN)
+    with ExitStack() as soon, pytest.raises(mq.Unknown, match="TIMED_OUT"), producer.transaction() as txn:  # noqa: PT012
         txn.send("t", b"1")
         twin.hold(Exchange.END)
+        soon.enter_context(hurried(producer))
     twin.release(Exchange.END)
     assert producer.commit(txn.id) in (mq.Code.COMMITTED, mq.Code.ALREADY_COMMITTED)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,7 @@ from escrowmq.errors import DONE, Code, EscrowError, error, flags
 from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.commands import AskChecks, Asked
+from escrowmq.ledger.events import Event
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.ledger.listings import messages_of
 from escrowmq.message.ids import transaction_ids
@@ -37,6 +38,8 @@ from escrowmq.schemas import CHECKS, Kind
 BATCH_BYTES = 2 << 20
 ASK_ROWS = 10_000
 """Transactions taken from the ledger at a time for one group."""
+_CLOSING = frozenset({Kind.DECIDED, Kind.BATCH_DECIDED, Kind.PARKED})
+"""Events after which there is nothing to ask."""
 _FIRST_READ = 16
 _LONGEST_READ = 4096
 
@@ -280,23 +283,28 @@ class Listeners:
                 room += self._window - len(listener.open)
             return room
 
-    def on_event(self, kind: Kind, batch: pa.RecordBatch) -> None:
+    def on_event(self, event: Event) -> None:
         """An event was applied: it may close questions, or make new ones due."""
-        if kind in (Kind.DECIDED, Kind.BATCH_DECIDED, Kind.PARKED):
-            self.settled(batch.column("transaction").to_numpy())
-        elif kind == Kind.HALF and self._listeners:
-            self._wake_us = min(self._wake_us, int(batch.column("due_us").to_numpy().min()))
+        kind = event.kind
+        if kind in _CLOSING:
+            if self._listeners:
+                rows = event.rows
+                self.settled(_column(event, "transaction") if rows is None else [row[0] for row in rows])
+        elif kind == Kind.HALF:
+            if self._listeners:
+                due_us = _column(event, "due_us").min() if event.rows is None else min(event.rows.halves.due_us)
+                self._wake_us = min(self._wake_us, int(due_us))
         elif kind == Kind.SESSION and self._listeners:
             self._taken_over = self._news = True
         elif kind in (Kind.REOPENED, Kind.RULES, Kind.PRODUCERS):
             self._news = True
 
-    def settled(self, transactions: Int64s) -> None:
+    def settled(self, transactions: Int64s | Sequence[int]) -> None:
         """Close the questions about these transactions."""
         with self._lock:
             busy = [m for m in self._all() if m.open]
             if busy:
-                positions = transactions.tolist()
+                positions = transactions.tolist() if isinstance(transactions, np.ndarray) else transactions
                 for listener in busy:
                     before = len(listener.open)
                     listener.open.difference_update(positions)
@@ -390,3 +398,8 @@ def _share(listeners: list[Listener], free: Int64s, epochs: Int64s, turn: int) -
 
 ANSWERED = np.frombuffer(flags(DONE), np.bool_)
 """By code: whether this result of an end closes the question about its transaction."""
+
+
+def _column(event: Event, name: str) -> Int64s:
+    column: Int64s = event.batch.column(name).to_numpy()
+    return column

@@ -3,6 +3,9 @@
 Each :meth:`Engine.step` is one round: what waits, what is due by broker time, questions to producers, waiting receives,
 one sync, then the answers. Without :meth:`start` there is no thread, and a test calls ``step`` itself.
 
+Rounds run one at a time, on the writer's own thread; a lone request of a carrier whose thread is the broker's own runs on that (:meth:`Engine.run`). The
+threads of callers never run one: a signal, or their end, within a round would stop the shard for everybody.
+
 Bounds: requests wait up to ``max_waiting_bytes``, then QUEUE_FULL; waiting receives are bounded by their callers'
 connections and their waiting time; questions by windows (see ``checkback.py``).
 """
@@ -16,8 +19,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-import pyarrow as pa
-
 from escrowmq.broker.writer.checkback import Listener, Listeners, Questions
 from escrowmq.broker.writer.committer import Committer
 from escrowmq.broker.writer.rounds import AnyRequest, Look, ParcelRequest, Request, WaitingLook, WaitingReceive
@@ -27,9 +28,9 @@ from escrowmq.broker.writer.waiting import WaitingLooks, WaitingReceives
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.commands import Command, Park, Receive, Tick, nothing_leased
+from escrowmq.ledger.events import Event
 from escrowmq.log.seam import CommitLog
 from escrowmq.platform.clock import Clock
-from escrowmq.schemas import Kind
 from escrowmq.settings import BrokerSettings
 
 TICK_ROWS = 20_000
@@ -62,7 +63,13 @@ class Engine:
         self._committer = Committer()
         self._pause_us = 0
         self._running: list[AnyRequest] = []  # this round's requests, for the case that it dies
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()  # around what follows: the queue, and what the writer is told
+        self._bell = threading.Lock()  # the writer sleeps by taking it a second time; whoever wakes it lets it go
+        self._bell.acquire()
+        self._asleep = False
+        self._asleep_until_us = 0
+        self._carrier: int | None = None  # the thread that runs rounds, too: see run_rounds_here
+        self._at_work = threading.Lock()  # around each round
         self._queue: deque[AnyRequest] = deque()
         self._queued_bytes = 0
         self._poked = True
@@ -104,24 +111,52 @@ class Engine:
     def _queued(self, request: AnyRequest) -> EscrowError | None:
         """Let a request wait for its round; why it may not."""
         size = request.size
-        with self._changed:
+        with self._lock:
             if self._stopping:
                 return error(Code.SHARD_STOPPED, "the broker is stopping")
             if self._queued_bytes and self._queued_bytes + size > self.settings.max_waiting_bytes:
                 return error(Code.QUEUE_FULL, retry_after=0.1)
             self._queue.append(request)
             self._queued_bytes += size
-            self._changed.notify()
+            if threading.get_ident() != self._carrier:
+                self._ring()
         return None
+
+    def run_rounds_here(self) -> None:
+        """The calling thread is a carrier's own: what it submits wakes nobody until it calls :meth:`run`, which it does soon, whatever happens."""
+        self._carrier = threading.get_ident()
+
+    def run(self) -> None:
+        """On a carrier's thread: see that what it submitted is worked on. A lone request is, here and now, if the writer sleeps and nothing is due
+        by the clock: to wake a thread for it would cost as much again. Several are left to the writer, so that the next are read beside their sync."""
+        if not self._queue:
+            return
+        if len(self._queue) == 1 and self._asleep and self._at_work.acquire(blocking=False):
+            try:
+                if self._asleep and self.shard.now_us() < self._asleep_until_us:
+                    self._round()
+                    if not self._queue and self.wake_us >= self._asleep_until_us and not self.upkeep.wants_snapshot:
+                        return
+            except BaseException as problem:
+                self._die(problem)
+            finally:
+                self._at_work.release()
+        self.poke()
+
+    def _ring(self) -> None:
+        """Wake the writer if it sleeps. With the lock held."""
+        if self._asleep:
+            self._asleep = False
+            self._bell.release()
 
     def _check_interval_us(self, group: str) -> int:
         return self.shard.ledger.checkback.interval_us(group)
 
     def poke(self) -> None:
         """Make the writer run a round: a listener came or left, or a snapshot was saved."""
-        with self._changed:
+        with self._lock:
             self._poked = True
-            self._changed.notify()
+            self._ring()
 
     def join(self, session: int) -> Listener:
         """Make a producer session a listener, to be asked about its group's transactions. Rejected(UNKNOWN_SESSION), Fenced."""
@@ -141,7 +176,7 @@ class Engine:
     @property
     def waiting(self) -> tuple[int, int]:
         """Requests and bytes that wait for the writer."""
-        with self._changed:
+        with self._lock:
             return len(self._queue), self._queued_bytes
 
     @property
@@ -152,13 +187,29 @@ class Engine:
     # One round
 
     def step(self) -> None:
-        """One round: everything that waits and everything that is due."""
+        """One round, and a snapshot if it is time for one."""
+        self._round()
+        if self.upkeep.wants_snapshot:
+            self._committer.drain()
+            self.upkeep.after_round()
+
+    def _round(self) -> None:
+        """Everything that waits and everything that is due."""
         requests = self._running = self._drain()
         shard, now = self.shard, self.shard.begin()
         self.rounds += 1
-        receives = [r for r in requests if isinstance(r, WaitingReceive)]
-        looks = [r for r in requests if isinstance(r, WaitingLook)]
-        pairs = shard.run([r for r in requests if not isinstance(r, WaitingReceive | WaitingLook)])
+        receives: list[WaitingReceive] = []
+        looks: list[WaitingLook] = []
+        others: list[AnyRequest] = []
+        for request in requests:
+            kind = type(request)
+            if kind is WaitingReceive:
+                receives.append(request)  # type: ignore[arg-type]
+            elif kind is WaitingLook:
+                looks.append(request)  # type: ignore[arg-type]
+            else:
+                others.append(request)
+        pairs = shard.run(others)
         asks: list[tuple[Listener, Questions]] = []
         if shard.failure is None:
             if due := now >= self._clock_us():
@@ -167,13 +218,10 @@ class Engine:
                 self._own(self.upkeep.within_round)
             pairs += self._receives.serve(receives, now, due)
             pairs += self._looks.serve(looks, now, shard.attempt)
-            self._running = requests + [request for request, _ in pairs]
+            self._running = [*requests, *(request for request, _ in pairs)]
         else:
             pairs += [(r, shard.stop(shard.failure)) for r in [*receives, *looks]]
         self._commit(shard.finishing(pairs), asks)
-        if self.upkeep.wants_snapshot:
-            self._committer.drain()
-            self.upkeep.after_round()
         if shard.failure is not None:
             self._fail_waiting()
 
@@ -198,7 +246,7 @@ class Engine:
         """What waits, up to a bound per round."""
         requests: list[AnyRequest] = []
         taken = 0
-        with self._changed:
+        with self._lock:
             self._poked = False
             while self._queue and taken < ROUND_BYTES:
                 request = self._queue.popleft()
@@ -220,10 +268,10 @@ class Engine:
         if self.shard.ledger.wake_us <= self.shard.time_us:
             self.shard.execute(Tick(TICK_ROWS))
 
-    def _on_event(self, kind: Kind, batch: pa.RecordBatch) -> None:
-        self._receives.on_event(kind)
-        self._looks.on_event(kind)
-        self.listeners.on_event(kind, batch)
+    def _on_event(self, event: Event) -> None:
+        self._receives.on_event(event.kind)
+        self._looks.on_event(event.kind)
+        self.listeners.on_event(event)
 
     def _fail_waiting(self) -> None:
         failure = self.shard.failure
@@ -252,31 +300,42 @@ class Engine:
     def _work(self) -> None:
         try:
             while self._sleep():
-                self.step()
+                with self._at_work:
+                    self.step()
         except BaseException as problem:
-            self.shard.stop(problem)
-            logger.exception("the writer died")
-            self._abandon()
+            self._die(problem)
+
+    def _die(self, problem: BaseException) -> None:
+        self.shard.stop(problem)
+        logger.error("the writer died", exc_info=problem)
+        self._abandon()
 
     def _sleep(self) -> bool:
         """Wait for something to do; False when all is done and the engine is to stop."""
-        with self._changed:
-            if self._queue or self._poked:
-                return True
+        if self._queue or self._poked:
+            return True
         wake_us = self.wake_us if self.shard.failure is None else NEVER_US
-        with self._changed:
-            while not self._queue and not self._poked:
+        while True:
+            with self._lock:
+                if self._queue or self._poked:
+                    return True
                 if self._stopping:
                     return False
-                if (seconds := (wake_us - self.shard.now_us()) / 1e6) <= 0:
-                    break
-                self._changed.wait(min(seconds, LONGEST_SLEEP))
-            return True
+                seconds = (wake_us - self.shard.now_us()) / 1e6
+                if seconds <= 0:
+                    return True
+                self._asleep, self._asleep_until_us = True, wake_us
+            rung = self._bell.acquire(timeout=min(seconds, LONGEST_SLEEP))
+            with self._lock:
+                if not (rung or self._asleep):  # rung just after the time was over
+                    self._bell.acquire()
+                self._asleep = False
 
     def _abandon(self) -> None:
         """Answer all requests that wait: there is no writer any more."""
-        with self._changed:
+        with self._lock:
             self._stopping = True
+            self._ring()
             left, self._queue = list(self._queue), deque()
         for request in [*self._running, *left]:
             request.answer(error(Code.SHARD_STOPPED))
@@ -284,15 +343,16 @@ class Engine:
 
     def stop(self) -> None:
         """Refuse new requests, finish those that wait, save a snapshot, close the log. May be called again."""
-        with self._changed:
+        with self._lock:
             if self._stopping and self._thread is None:
                 return
             self._stopping = True
-            self._changed.notify_all()
+            self._ring()
         self.listeners.close()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+            self._at_work.acquire()  # for good: a carrier's thread may be within its last round, and begins none after it
         elif self._queue:
             self.step()
         self._committer.close()

@@ -41,12 +41,11 @@ from escrowmq.ledger.commands import (
     Send,
     SendRows,
 )
-from escrowmq.ledger.events import Decision, Event
-from escrowmq.log.frames import size_bound
+from escrowmq.ledger.events import Decision, Event, Few
+from escrowmq.log.frames import Content, can_pack, pack, size_bound
 from escrowmq.log.seam import CommitLog, Snapshot
 from escrowmq.platform.clock import Clock, ContinuedClock
 from escrowmq.platform.failpoints import reach
-from escrowmq.schemas import Kind
 from escrowmq.settings import BrokerSettings
 
 HEADROOM = 4 << 20
@@ -70,6 +69,16 @@ def rules_of(settings: BrokerSettings) -> Rules:
     return Rules(**values)
 
 
+def _contents(decision: Decision) -> list[Content]:
+    """What the log is given of each event. Raises ValueError, OverflowError or ArrowException if a value fits no column."""
+    return [
+        pack(event.kind, event.content.columns)
+        if isinstance(event.content, Few) and can_pack(event.kind)
+        else event.batch
+        for event in decision.events
+    ]
+
+
 def _size(tables: dict[str, pa.Table]) -> int:
     return sum(table.nbytes for table in tables.values())
 
@@ -83,7 +92,7 @@ class Shard:
         self.failure: EscrowError | None = None
         self.full = False
         self.full_because = ""
-        self.observers: list[Callable[[Kind, pa.RecordBatch], None]] = []
+        self.observers: list[Callable[[Event], None]] = []
         """Called with every event when it is applied (not during recovery), before it is durable."""
         self._dirty = False
         self._headroom = min(HEADROOM, settings.segment_bytes // 16)
@@ -126,11 +135,12 @@ class Shard:
             if isinstance(command, Prepare) and command.replace:
                 command = self._informed(command)
             decision = self.ledger.decide(command, self.time_us)
+            contents = _contents(decision)
         except EscrowError:
             raise
         except Exception as problem:  # a bug of ours; deciding changes nothing, so only this command is refused
             raise broker_failed(f"deciding {type(command).__name__}", problem) from problem
-        self._accept(decision, writes=isinstance(command, Send | Prepare))
+        self._accept(decision, contents, writes=isinstance(command, Send | Prepare))
         return decision
 
     def _decided_rows(self, command: RowsCommand) -> Decision | None:
@@ -138,21 +148,22 @@ class Shard:
         self._running()
         try:
             decision = self.ledger.decide_rows(command, self.time_us)
+            contents = [] if decision is None else _contents(decision)
         except (ValueError, OverflowError, pa.ArrowException):
             return None  # a value that no column takes: columns say whose it is
         except Exception:  # a bug of ours; deciding changes nothing, and columns are another way to the same answer
             logger.exception("deciding %s", type(command).__name__)
             return None
         if decision is not None:
-            self._accept(decision, writes=isinstance(command, SendRows | PrepareRows))
+            self._accept(decision, contents, writes=isinstance(command, SendRows | PrepareRows))
         return decision
 
-    def _accept(self, decision: Decision, *, writes: bool) -> None:
+    def _accept(self, decision: Decision, contents: list[Content], *, writes: bool) -> None:
         """Reserve room for the events, append and apply them."""
         if decision.events:
-            self._reserve(decision, writes=writes)
-        for event in decision.events:
-            self._take_in(event)
+            self._reserve(sum(map(size_bound, contents)), writes=writes)
+        for event, content in zip(decision.events, contents, strict=True):
+            self._take_in(event, content)
 
     def _informed(self, command: Prepare) -> Prepare:
         """A prepare that may replace, told which of its rows say what is stored already: those are repeats."""
@@ -161,8 +172,7 @@ class Shard:
             same[repeats.rows] = judge(self.log, command.batch, repeats) == OK
         return dataclasses.replace(command, same=same)
 
-    def _reserve(self, decision: Decision, *, writes: bool) -> None:
-        size = sum(size_bound(event.batch) for event in decision.events)
+    def _reserve(self, size: int, *, writes: bool) -> None:
         try:
             self.log.reserve(size + (self._headroom if writes else 0))
         except Overloaded as problem:
@@ -183,16 +193,15 @@ class Shard:
         except EscrowError as problem:
             raise self.stop(problem) from problem
 
-    def _take_in(self, event: Event) -> None:
-        kind, batch = event.kind, event.batch
+    def _take_in(self, event: Event, content: Content) -> None:
         try:
-            position = self.log.append(kind, batch, self.time_us)
+            position = self.log.append(event.kind, content, self.time_us)
             self._dirty = True
             if position != self.ledger.next_position:
                 raise error(Code.DAMAGED, f"log at position {position}, ledger at {self.ledger.next_position}")
-            self.ledger.apply(kind, batch, position, self.time_us, event.rows)
+            self.ledger.apply(event.kind, event.content, position, self.time_us, event.rows)
             for observe in self.observers:
-                observe(kind, batch)
+                observe(event)
         except Exception as problem:
             raise self.stop(problem) from problem
 

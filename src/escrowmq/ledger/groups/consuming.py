@@ -108,7 +108,7 @@ class Consuming:
             if not (cmd.one_by_one and self._plan_last(plan, group, queue_ids, now_us, rules)):
                 self._plan(plan, group, queue_ids, now_us)
         events = [*handing.events(next_position), *keyed_events(plan.keyed)]
-        position = next_position + sum(event.batch.num_rows for event in events)
+        position = next_position + sum(event.count for event in events)
         if (event := plan.event(group.ordinal, cmd.member, deadline_us, position)) is not None:
             events.append(event)
         pieces = [*handing.pieces(next_position), *plan.pieces(position)]

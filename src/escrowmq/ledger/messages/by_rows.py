@@ -15,24 +15,21 @@ from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from escrowmq.ledger.columns import codes as code
 from escrowmq.ledger.commands import Part, PrepareRows, Rules, SendRows
-from escrowmq.ledger.events import Decision, Event, whole_numbers
+from escrowmq.ledger.events import Decision, Event, Few
 from escrowmq.ledger.messages.dedup import Dedup, Run
 from escrowmq.ledger.messages.entering import Entering
 from escrowmq.ledger.queues.topics import Topic, Topics
+from escrowmq.ledger.transactions.halves import Halves
 from escrowmq.ledger.transactions.sessions import Sessions
-from escrowmq.ledger.transactions.table import NONE, OPEN, Halves, TransactionTable
-from escrowmq.message.columns import optional
+from escrowmq.ledger.transactions.table import NONE, OPEN, TransactionTable
 from escrowmq.message.hashes import hash_key
-from escrowmq.message.ids import column_of, filled, transaction_id
+from escrowmq.message.ids import filled, transaction_id
 from escrowmq.message.immunity import PROPERTY
-from escrowmq.schemas import PROPERTIES, STORED, Kind
+from escrowmq.schemas import Kind
 
-_UTF8, _BINARY = pa.utf8(), pa.binary()
-_UINT32, _INT32, _INT64 = pa.uint32(), pa.int32(), pa.int64()
 _OWN_ID = slice(0, 8), slice(8, 16)
 
 
@@ -82,23 +79,22 @@ class ProducingRows:
             dues, firsts = halves.due_us, self._firsts(halves, next_position)
         elif joins.count(None) < size:
             return None
-        columns = [
-            pa.array(names, _UTF8),
-            optional(keys, _UTF8),
-            optional(tags, _UTF8),
-            optional(pairs, PROPERTIES),
-            pa.array(bodies, _BINARY),
-            column_of(b"".join([filled([row[5] for row in part.rows], *part.first_id) for part in parts])),
-            whole_numbers(queues, _INT32),
-            whole_numbers(queue_ids, _INT32),
-            whole_numbers(born, _INT64),
-            whole_numbers([0] * size if visible is None else visible, _INT64),
-            whole_numbers([0] * size if dues is None else dues, _INT64),
-            whole_numbers([NONE] * size if firsts is None else firsts, _INT64),
-            whole_numbers(epochs, _UINT32),
-        ]
+        columns = (
+            names,
+            keys,
+            tags,
+            pairs,
+            bodies,
+            b"".join([filled([row[5] for row in part.rows], *part.first_id) for part in parts]),
+            queues,
+            queue_ids,
+            born,
+            [0] * size if visible is None else visible,
+            [0] * size if dues is None else dues,
+            [NONE] * size if firsts is None else firsts,
+            epochs,
+        )
         kind = Kind.HALF if half else Kind.PLAIN
-        batch = pa.RecordBatch.from_arrays(columns, schema=STORED[kind])
         entering = Entering(
             [epoch for epoch in senders if epoch],
             list(topics.values()),
@@ -113,7 +109,7 @@ class ProducingRows:
             answer = self._half_answers(positions, queues, halves)
         else:
             answer = self._plain_answers(positions, queues, queue_ids, delays)
-        return Decision((Event(kind, batch, entering),), answer)
+        return Decision((Event(kind, Few(kind, columns), entering),), answer)
 
     # What makes it plain
 

@@ -197,7 +197,7 @@ class Dedup:
             index = -1 if known is None else bisect_left(known, (sequence + count, -1)) - 1
             if known is not None and index >= 0:
                 first, ordinal = known[index]
-                end = first + int(self._runs["count"][ordinal - self._runs.first])
+                end = first + self._runs.item("count", ordinal - self._runs.first)
                 if end > sequence:
                     apart = False
                     continue
@@ -228,14 +228,14 @@ class Dedup:
         row = ordinal - self._runs.first
         runs = self._runs
         return (
-            int(runs["position"][row]) + int(runs["count"][row]) == position
-            and bool(runs["half"][row]) == half
-            and time_us - int(runs["time_us"][row]) <= rules.dedup_window_us // _SLICES
+            runs.item("position", row) + runs.item("count", row) == position
+            and bool(runs.item("half", row)) == half
+            and time_us - runs.item("time_us", row) <= rules.dedup_window_us // _SLICES
         )
 
     def _lengthen(self, ordinal: int, count: int, topic: Int32s | int) -> bool:
         row = ordinal - self._runs.first
-        own, has = int(self._runs["topic"][row]), int(self._runs["count"][row])
+        own, has = self._runs.item("topic", row), self._runs.item("count", row)
         if own == _MIXED:
             self._note_topics(ordinal, count, topic)
         elif not isinstance(topic, int) or topic != own:
@@ -244,7 +244,7 @@ class Dedup:
             self._note_topics(ordinal, has, own)
             self._note_topics(ordinal, count, topic)
             self._runs["topic"][row] = _MIXED
-        self._runs["count"][row] += count
+        self._runs.put("count", row, has + count)
         return True
 
     def _note_topics(self, ordinal: int, count: int, topic: Int32s | int) -> None:
@@ -261,6 +261,9 @@ class Dedup:
 
     def _forget(self, time_us: int, rules: Rules) -> None:
         oldest = time_us - rules.dedup_window_us - rules.dedup_window_us // _SLICES
+        runs = self._runs
+        if len(runs) <= rules.dedup_max and (not len(runs) or runs.item("time_us", 0) >= oldest):
+            return
         gone = int(np.searchsorted(self._runs["time_us"], oldest, side="left"))
         gone = max(gone, len(self._runs) - rules.dedup_max)
         if gone <= 0:

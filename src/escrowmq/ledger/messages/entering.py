@@ -11,8 +11,9 @@ from escrowmq.ledger.queues.delays import Delays
 from escrowmq.ledger.queues.queues import NO_TAG
 from escrowmq.ledger.queues.topics import Topic, Topics
 from escrowmq.ledger.transactions.checkback import CheckBack
+from escrowmq.ledger.transactions.halves import Halves
 from escrowmq.ledger.transactions.sessions import Sessions
-from escrowmq.ledger.transactions.table import Halves, TransactionTable
+from escrowmq.ledger.transactions.table import TransactionTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,9 +52,9 @@ class QueueIndex:
     def append(self, positions: Int64s | Sequence[int], tags: Int32s | Sequence[int] | int, time_us: int) -> int:
         """Place messages at the end; the first one's offset."""
         offset = self._entries.extend(len(positions), position=positions, tag=tags)
-        times = self._times["time_us"]
-        if not len(times) or times[-1] < time_us:
-            self._times.extend(1, offset=offset, time_us=time_us)
+        times = self._times
+        if not len(times) or times.item("time_us", len(times) - 1) < time_us:
+            times.extend(1, offset=offset, time_us=time_us)
         return offset
 
     def positions(self, start: int, end: int) -> Int64s:

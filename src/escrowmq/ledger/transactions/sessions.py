@@ -112,13 +112,14 @@ class Sessions:
 
     def _row(self, epoch: int) -> int:
         """The row of an epoch; -1 if there is none."""
-        epochs = self._rows["epoch"]
-        size = len(epochs)
+        rows = self._rows
+        size = len(rows)
         if not size:
             return -1
-        row: int = epoch - epochs.item(0)  # right while none between was forgotten
-        if 0 <= row < size and epochs.item(row) == epoch:
+        row: int = epoch - rows.item("epoch", 0)  # right while none between was forgotten
+        if 0 <= row < size and rows.item("epoch", row) == epoch:
             return row
+        epochs = rows["epoch"]
         row = int(epochs.searchsorted(epoch))
         return row if row < size and epochs.item(row) == epoch else -1
 
@@ -157,12 +158,12 @@ class Sessions:
         row = self._row(epoch)
         if row < 0:
             return code.UNKNOWN_SESSION
-        if self._rows["fenced"][row]:
+        if self._rows.item("fenced", row):
             return code.FENCED
         if transactional is None:
             return code.OK
-        kind = self.kind(int(self._rows["group"][row]), rules)
-        half_refused = kind == PLAIN or not self._rows["transactional"][row]
+        kind = self.kind(self._rows.item("group", row), rules)
+        half_refused = kind == PLAIN or not self._rows.item("transactional", row)
         refused = half_refused if transactional else kind == TRANSACTIONAL
         return code.GROUP_KIND if refused else code.OK
 
@@ -173,7 +174,7 @@ class Sessions:
     def group(self, epoch: int) -> int:
         """As :meth:`groups_of`, of one session."""
         row = self._row(epoch)
-        return NO_GROUP if row < 0 else int(self._rows["group"][row])
+        return NO_GROUP if row < 0 else self._rows.item("group", row)
 
     def first_us(self, group: int, rules: Rules) -> int:
         """How long the transactions of a group wait for their first question."""
@@ -320,9 +321,9 @@ class Sessions:
     def note_one(self, epoch: int, time_us: int, *, sent: bool = False) -> None:
         """As :meth:`note` and, if it sent plain messages, :meth:`sent`, of one session that is known."""
         row = self._row(epoch)
-        self._rows["used_us"][row] = time_us
+        self._rows.put("used_us", row, time_us)
         if sent:
-            self._plain.add(int(self._rows["group"][row]))
+            self._plain.add(self._rows.item("group", row))
 
     def forget(self, epochs: Int64s) -> list[int]:
         """Let go of sessions; the groups that had their last one among them, and are gone unless they have own rules."""

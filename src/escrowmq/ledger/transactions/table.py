@@ -1,15 +1,14 @@
 """The transaction table: the columns, how a transaction or a half message is found in them, and the one way to change a state.
 
-A transaction is one row: the position of its first half message, the session that prepared it, its state. Further half
-messages of it are rows of a second table that hang on it as a chain. Positions rise, so a transaction is found from its
-id by binary search; nothing is kept per message but these columns. Of a transaction that left with retention nothing is kept,
-unless it was undecided until then: that it EXPIRED is remembered, so that whoever comes late hears it. What may become of a row is ruled in ``ending.py`` and ``checkback.py``.
+A transaction is one row: the position of its first half message, the session that prepared it, its state. Further half messages of it are rows of a
+second table that hang on it as a chain. Positions rise, so a transaction is found from its id by binary search; nothing is kept per message but these
+columns. Of a transaction that left with retention nothing is kept, unless it was undecided until then: that it EXPIRED is remembered, so that whoever
+comes late hears it. What may become of a row is ruled in ``ending.py`` and ``checkback.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,19 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.ledger.columns import codes as code
-from escrowmq.ledger.columns.arrays import Bools, Columns, Int32s, Int64s, UInt8s, all_equal, all_true, locate
+from escrowmq.ledger.columns.arrays import (
+    Bools,
+    Columns,
+    Int32s,
+    Int64s,
+    UInt8s,
+    all_equal,
+    all_true,
+    locate,
+    places_of_few,
+)
 from escrowmq.ledger.events import Event, event_of
+from escrowmq.ledger.transactions.halves import Halves
 from escrowmq.ledger.transactions.sessions import NO_GROUP, Sessions
 from escrowmq.message.ids import records, split_transaction_id
 from escrowmq.model import DecidedBy, Outcome, TransactionState
@@ -30,8 +40,7 @@ BY_OPERATOR = int(DecidedBy.OPERATOR)
 NONE = -1
 
 MAX_EXPIRED = 1 << 20
-"""Half messages remembered that left the log undecided; beyond, the oldest are forgotten. Someone who comes back after a weekend finds
-them, and they take 20 MiB at most."""
+"""Half messages remembered that left the log undecided, 20 MiB at most; beyond, the oldest are forgotten. A weekend's are still there."""
 
 _EXPIRED = {"position": np.int64, "first": np.int64, "epoch": np.uint32}
 
@@ -41,18 +50,6 @@ def decided(first: Int64s, state: UInt8s | int, by: DecidedBy, epochs: Int64s | 
     size = len(first)
     columns = (np.broadcast_to(np.asarray(column), size) for column in (state, int(by), epochs))
     return event_of(Kind.DECIDED, first, *columns)
-
-
-@dataclass(frozen=True, slots=True)
-class Halves:
-    """The transactions of half messages that were decided as rows; a list has one item for each message."""
-
-    epochs: Sequence[int]
-    due_us: Sequence[int]
-    owners: Sequence[int] | None
-    """The transaction (ordinal) that each one joins; ``NONE``: it begins one. None: all begin one."""
-    begins: dict[int, int]
-    """How many transactions begin, by producer group."""
 
 
 class TransactionTable:
@@ -93,8 +90,7 @@ class TransactionTable:
         own = np.arange(position, position + batch.num_rows)
         owner = batch.column("transaction").to_numpy()
         visible = batch.column("visible_us").to_numpy()
-        if not len(self.times) or self.times["time_us"][-1] < time_us:
-            self.times.extend(1, position=position, time_us=time_us)
+        self._note_time(position, time_us)
         late = np.flatnonzero(visible > 0)
         if len(late):
             self._delayed.extend(len(late), position=own[late], visible_us=visible[late])
@@ -104,6 +100,11 @@ class TransactionTable:
         begun = self._begin(batch, tags, own, np.flatnonzero(begins))
         self._join(batch, tags, own, owner, np.flatnonzero(~begins))
         return begun
+
+    def _note_time(self, position: int, time_us: int) -> None:
+        times = self.times
+        if not len(times) or times.item("time_us", len(times) - 1) < time_us:
+            times.extend(1, position=position, time_us=time_us)
 
     def _begin(self, batch: pa.RecordBatch, tags: Int32s, own: Int64s, at: slice | Int64s) -> Int64s:
         first, epochs = own[at], batch.column("epoch").to_numpy()[at]
@@ -149,30 +150,31 @@ class TransactionTable:
         self, halves: Halves, queue_ids: Sequence[int], tags: Sequence[int] | int, position: int, time_us: int
     ) -> Int64s:
         """As :meth:`enter`, of what was decided as rows."""
-        size = len(queue_ids)
-        if not len(self.times) or self.times["time_us"][-1] < time_us:
-            self.times.extend(1, position=position, time_us=time_us)
-        own, owners = range(position, position + size), halves.owners
-        at: Sequence[int] = range(size)
+        own, owners = range(position, position + len(queue_ids)), halves.owners
+        self._note_time(position, time_us)
+        first: Sequence[int] = own
+        epochs, due_us = halves.epochs, halves.due_us
         if owners is not None:
-            at = [row for row, owner in enumerate(owners) if owner == NONE]
             self._join_rows(owners, own, queue_ids, tags)
+            at = [row for row, owner in enumerate(owners) if owner == NONE]
+            first, epochs, due_us, queue_ids = ([of[row] for row in at] for of in (own, epochs, due_us, queue_ids))
+            tags = tags if isinstance(tags, int) else [tags[row] for row in at]
         ordinal = self.rows.extend(
-            len(at),
-            first=[own[row] for row in at],
-            epoch=[halves.epochs[row] for row in at],
+            len(first),
+            first=first,
+            epoch=epochs,
             state=OPEN,
             by=0,
             checks=0,
             messages=1,
-            due_us=[halves.due_us[row] for row in at],
-            queue_id=[queue_ids[row] for row in at],
-            tag=tags if isinstance(tags, int) else [tags[row] for row in at],
+            due_us=due_us,
+            queue_id=queue_ids,
+            tag=tags,
             last=NONE,
         )
         for group, count in halves.begins.items():
             self.open[group] = self.open.get(group, 0) + count
-        return np.arange(ordinal, ordinal + len(at))
+        return np.arange(ordinal, ordinal + len(first))
 
     def _join_rows(
         self, owners: Sequence[int], own: range, queue_ids: Sequence[int], tags: Sequence[int] | int
@@ -201,7 +203,7 @@ class TransactionTable:
     def decide_few(self, decided: Sequence[tuple[int, int, int, int]]) -> list[int]:
         """As :meth:`decide`, for rows of Kind.DECIDED (each transaction once); their row numbers."""
         firsts, states, by, epochs = (self.rows[name] for name in ("first", "state", "by", "epoch"))
-        rows: list[int] = firsts.searchsorted([first for first, _, _, _ in decided]).tolist()
+        rows = places_of_few(firsts, [first for first, _, _, _ in decided])
         group, last = NO_GROUP, -1  # most are of one session
         for row, (_, state, decided_by, _) in zip(rows, decided, strict=True):
             counts = self.parked if states.item(row) == PARKED else self.open
@@ -342,7 +344,7 @@ class TransactionTable:
             return None
         found = []
         epochs, states = self.rows["epoch"], self.rows["state"]
-        for row, (shard, epoch, position) in zip(firsts.searchsorted(positions).tolist(), named, strict=True):
+        for row, (shard, epoch, position) in zip(places_of_few(firsts, positions), named, strict=True):
             if shard != self.shard or firsts.item(row) != position or epochs.item(row) != epoch:
                 return None
             found.append((position, epoch, states.item(row)))

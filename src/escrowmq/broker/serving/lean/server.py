@@ -153,24 +153,34 @@ class LeanServer:
         self._listen()
         next_look = 0.0
         said_goodbye = False
+        engine = self._calls.engine
+        engine.run_rounds_here()
         while self._ending is None or self._clients:
-            came: list[tuple[Connection, bytes]] = []
-            for key, mask in self._selector.select(max(next_look - time.monotonic(), 0.0)):
-                if isinstance(key.fileobj, Connection):
-                    self._ready(key.fileobj, mask, came)
-                elif key.fileobj is self._woken:
-                    self._called = False
-                    self._woken.recv(4096)
-                else:
-                    self._accept(key.fileobj)  # type: ignore[arg-type]  # a listening socket
-            self._take(came)
-            self._attend()
-            if self._ending is not None and not said_goodbye:
-                said_goodbye = True
-                self._say_goodbye()
-            now = time.monotonic()
-            if now >= next_look:
-                next_look = now + (HURRIED_SECONDS if self._look(now) else LOOK_SECONDS)
+            ready = self._selector.select(max(next_look - time.monotonic(), 0.0))
+            try:
+                self._work_on(ready)
+                if self._ending is not None and not said_goodbye:
+                    said_goodbye = True
+                    self._say_goodbye()
+                now = time.monotonic()
+                if now >= next_look:
+                    next_look = now + (HURRIED_SECONDS if self._look(now) else LOOK_SECONDS)
+            finally:
+                engine.run()  # what was begun, whatever came after
+
+    def _work_on(self, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
+        """Read what came, accept who comes, see to those for whom somebody called."""
+        came: list[tuple[Connection, bytes]] = []
+        for key, mask in ready:
+            if isinstance(key.fileobj, Connection):
+                self._ready(key.fileobj, mask, came)
+            elif key.fileobj is self._woken:
+                self._called = False
+                self._woken.recv(4096)
+            else:
+                self._accept(key.fileobj)  # type: ignore[arg-type]  # a listening socket
+        self._take(came)
+        self._attend()
 
     def _listen(self) -> None:
         self._listen_again = None

@@ -1,0 +1,294 @@
+"""The floors' load programs: what each work makes a client do, and nothing that could be left out. See ``peers/loads/_load.py``.
+
+An address names the kind: ``hand:`` threads that hand over to one other and wait, ``bare:PORT`` round trips of bytes, ``frames:PORT``
+round trips of frames, ``flight:PORT`` whole batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import flight
+
+sys.path.append(str(Path(__file__).parents[1] / "peers" / "loads"))
+from _load import Arguments, arguments, begin, end, in_threads
+from server import BARE_ANSWER, END, PREPARE, READ_BYTES
+
+from escrowmq.wire import PARCEL_ROWS, Exchange, Parcel, lean
+
+OPTIONS: Any = {"session": 1}
+OUTGOING = pa.schema([("topic", pa.utf8()), ("body", pa.binary()), ("message_id", pa.binary(16))])
+ENDING = pa.schema([("transaction", pa.binary(16)), ("outcome", pa.uint8())])
+TOPIC = "bench"
+HEAD_BYTES = 64
+"""What a half message has beside its body on the way, about; and a whole end."""
+
+
+def row(body: bytes) -> tuple[Any, ...]:
+    """An outgoing row without anything special."""
+    return TOPIC, body, None, None, None, None, -1, time.time_ns() // 1000, 0, 0, None
+
+
+def connected(port: str) -> socket.socket:
+    made = socket.create_connection(("127.0.0.1", int(port)))
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return made
+
+
+# Threads that hand over
+
+
+class Caller:
+    """A blocked caller, and the one that it wakes (see decision 0030)."""
+
+    __slots__ = ("lock", "next")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.lock.acquire()
+        self.next: Caller | None = None
+
+
+def hand(given: Arguments) -> None:
+    waiting: deque[Caller] = deque()
+    wake = threading.Lock()
+    wake.acquire()
+
+    def answer() -> None:
+        while wake.acquire():
+            first: Caller | None = None
+            while waiting:
+                one = waiting.pop()
+                one.next, first = first, one
+            if first is not None:
+                first.lock.release()
+
+    threading.Thread(target=answer, daemon=True).start()
+
+    def caller(_: int) -> Callable[[], int]:
+        def step() -> int:
+            for _ in (PREPARE, END):
+                me = Caller()
+                waiting.append(me)
+                if wake.locked():
+                    try:
+                        wake.release()
+                    except RuntimeError:  # another was quicker
+                        pass
+                me.lock.acquire()
+                if me.next is not None:
+                    me.next.lock.release()
+            return 1
+
+        return step
+
+    in_threads(given, caller)
+
+
+# Round trips, each caller on a socket of its own
+
+
+def bare(given: Arguments, port: str) -> None:
+    def caller(_: int) -> Callable[[], int]:
+        broker, ending = connected(port), b"e" * HEAD_BYTES
+        prepare = b"p" * HEAD_BYTES + given.body
+
+        def step() -> int:
+            for request in (prepare, ending):
+                broker.sendall(request)
+                assert broker.recv(READ_BYTES) == BARE_ANSWER
+            return 1
+
+        return step
+
+    in_threads(given, caller)
+
+
+def framed(given: Arguments, port: str) -> None:
+    def caller(_: int) -> Callable[[], int]:
+        broker, reader = connected(port), lean.Reader(1 << 24)
+
+        def ask(parcel: Parcel) -> Any:
+            broker.sendall(lean.parcel_request(1, parcel))
+            while not (came := reader.feed(broker.recv(READ_BYTES))):
+                pass
+            return lean.read_answer(came[0], parcel.kind)
+
+        def step() -> int:
+            [prepared] = ask(Parcel(Exchange.PREPARE, [row(given.body)], OPTIONS, (1, 1)))
+            assert ask(Parcel(Exchange.END, [(prepared[4], 1)], OPTIONS)) == b"\1"
+            return 1
+
+        return step
+
+    in_threads(given, caller)
+
+
+# Tasks of an event loop
+
+
+class Tasks:
+    """Futures and frames: a row joins what leaves at the end of this turn of the loop, an answer resolves its futures."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, broker: socket.socket) -> None:
+        self._loop, self._broker = loop, broker
+        self._reader = lean.Reader(1 << 24)
+        self._open: dict[Exchange, tuple[list[Any], list[asyncio.Future[Any]]]] = {}
+        self._pending: dict[int, tuple[Exchange, list[asyncio.Future[Any]]]] = {}
+        self._number = 0
+        self._unsent = b""
+        broker.setblocking(False)
+        loop.add_reader(broker, self._readable)
+
+    def ask(self, kind: Exchange, row: Any) -> asyncio.Future[Any]:
+        if not self._open:
+            self._loop.call_soon(self._leave)
+        future = self._loop.create_future()
+        rows, futures = self._open.setdefault(kind, ([], []))
+        rows.append(row)
+        futures.append(future)
+        return future
+
+    def _leave(self) -> None:
+        left, self._open = self._open, {}
+        frames = [self._unsent]
+        for kind, (rows, futures) in left.items():
+            for at in range(0, len(rows), PARCEL_ROWS):
+                self._number += 1
+                some = slice(at, at + PARCEL_ROWS)
+                self._pending[self._number] = kind, futures[some]
+                frames.append(lean.parcel_request(self._number, Parcel(kind, rows[some], OPTIONS, (1, 1))))
+        self._write(b"".join(frames))
+
+    def _write(self, data: bytes) -> None:
+        try:
+            sent = self._broker.send(data)
+        except BlockingIOError:
+            sent = 0
+        if self._unsent and sent == len(data):
+            self._loop.remove_writer(self._broker)
+        self._unsent = data[sent:]
+        if self._unsent:
+            self._loop.add_writer(self._broker, lambda: self._write(self._unsent))
+
+    def _readable(self) -> None:
+        for frame in self._reader.feed(self._broker.recv(READ_BYTES)):
+            kind, futures = self._pending.pop(frame.number)
+            for future, result in zip(futures, lean.read_answer(frame, kind), strict=True):
+                future.set_result(result)
+
+
+def tasks(given: Arguments, port: str) -> None:
+    async def main() -> None:
+        asked, done = Tasks(asyncio.get_running_loop(), connected(port)), 0
+
+        async def caller(until: float) -> None:
+            nonlocal done
+            while time.perf_counter() < until:
+                prepared = await asked.ask(Exchange.PREPARE, row(given.body))
+                await asked.ask(Exchange.END, (prepared[4], 1))
+                done += 1
+
+        async def all_callers(seconds: float) -> None:
+            until = time.perf_counter() + seconds
+            await asyncio.gather(*(caller(until) for _ in range(given.callers)))
+
+        await all_callers(given.warm)
+        begun, done = begin(), 0
+        await all_callers(given.seconds)
+        end(begun, done, [])
+
+    asyncio.run(main())
+
+
+# Whole batches
+
+
+class Stream:
+    """One exchange; the batches of callers that wait leave as one. Two may be under way."""
+
+    def __init__(self, client: flight.FlightClient, command: bytes, schema: pa.Schema) -> None:
+        self._writer, self._reader = client.do_exchange(flight.FlightDescriptor.for_command(command))
+        self._writer.begin(schema)
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[pa.RecordBatch, list[Any], threading.Lock]] = []
+        self._under_way: deque[list[tuple[pa.RecordBatch, list[Any], threading.Lock]]] = deque()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def ask(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        answer: list[Any] = []
+        mine = threading.Lock()
+        mine.acquire()
+        with self._lock:
+            self._waiting.append((batch, answer, mine))
+            self._leave()
+        mine.acquire()
+        return answer[0]
+
+    def _leave(self) -> None:
+        """With the lock held."""
+        while self._waiting and len(self._under_way) < 2:
+            taken, self._waiting = self._waiting, []
+            self._under_way.append(taken)
+            batches = [batch for batch, _, _ in taken]
+            self._writer.write_batch(batches[0] if len(batches) == 1 else pa.concat_batches(batches))
+
+    def _read(self) -> None:
+        for chunk in self._reader:
+            with self._lock:
+                answered = self._under_way.popleft()
+                self._leave()
+            at = 0
+            for batch, answer, caller in answered:
+                answer.append(chunk.data.slice(at, batch.num_rows))
+                at += batch.num_rows
+                caller.release()
+
+
+def batches(given: Arguments, port: str) -> None:
+    client = flight.connect(f"grpc+tcp://127.0.0.1:{port}")
+    prepare, ending = Stream(client, PREPARE, OUTGOING), Stream(client, END, ENDING)
+    topics, bodies = pa.array([TOPIC] * given.rows), pa.array([given.body] * given.rows)
+    outcomes = pa.array(np.ones(given.rows, np.uint8))
+
+    def caller(_: int) -> Callable[[], int]:
+        def step() -> int:
+            ids = np.zeros((given.rows, 2), np.uint64)
+            ids[:, 1] = np.arange(given.rows)
+            named = pa.Array.from_buffers(pa.binary(16), given.rows, [None, pa.py_buffer(ids)])
+            prepared = prepare.ask(pa.RecordBatch.from_arrays([topics, bodies, named], schema=OUTGOING))
+            ended = ending.ask(pa.RecordBatch.from_arrays([prepared.column(1), outcomes], schema=ENDING))
+            return int(ended.num_rows)
+
+        return step
+
+    in_threads(given, caller)
+
+
+def main() -> None:
+    given = arguments()
+    kind, _, port = given.address.partition(":")
+    if kind == "hand":
+        hand(given)
+    elif kind == "bare":
+        bare(given, port)
+    elif kind == "flight":
+        batches(given, port)
+    elif given.work == "flight":
+        tasks(given, port)
+    else:
+        framed(given, port)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""What cannot be left out of a broker: read, look at, write, sync, answer. No ledger, no rules, no repeats.
+
+Called as ``server.py KIND PORT FILE``. Kinds: ``bare`` answers each piece of a stream with a few bytes, after it was written to FILE and
+synced; ``frames`` reads the lean carrier's frames and answers them, without a file: its callers are bound by processors, not by a
+disk; ``flight`` takes whole batches over Arrow Flight and writes and syncs those that wait at once.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import sys
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+from pyarrow import flight
+
+from escrowmq.wire import lean
+from escrowmq.wire.lean import Kind
+
+READ_BYTES = 1 << 16
+READS = 64
+"""Of one connection before what came is written."""
+PIECES = 1000
+"""Of one call of the system, at most."""
+ROOM = 1 << 30
+"""The file's blocks exist before anything is written, as in a log that reserves its segments."""
+BARE_ANSWER = b"\0" * 38
+"""As long as the answer to one half message."""
+PREPARE, END = b"prepare", b"end"
+PREPARED = pa.schema([("code", pa.uint8()), ("transaction", pa.binary(16))])
+ENDED = pa.schema([("code", pa.uint8())])
+
+
+class File:
+    """One file that is written from its beginning to its end, again and again."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT)
+        self._at = 0
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self._file, 0, ROOM)
+        os.fsync(self._file)
+
+    def write(self, pieces: list[pa.Buffer | bytes | memoryview]) -> None:
+        """One write, one sync."""
+        size = sum(len(memoryview(piece)) for piece in pieces)
+        if self._at + size > ROOM:
+            self._at = 0
+        for first in range(0, len(pieces), PIECES):
+            self._at += os.pwritev(self._file, pieces[first : first + PIECES], self._at)
+        os.fdatasync(self._file)
+
+
+def listening(port: int) -> socket.socket:
+    listener = socket.create_server(("127.0.0.1", port), backlog=256)
+    listener.setblocking(False)
+    return listener
+
+
+def received(connection: socket.socket) -> bytes:
+    """What is there, up to some reads; nothing at the end of the stream."""
+    pieces = [connection.recv(READ_BYTES)]
+    while len(pieces[-1]) == READ_BYTES and len(pieces) < READS:
+        try:
+            pieces.append(connection.recv(READ_BYTES, socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            break
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def serve(port: int, answers: Callable[[socket.socket, bytes], bytes], file: File | None) -> None:
+    """One thread: read all that is there, write and sync it together if there is a file, answer."""
+    listener, selector = listening(port), selectors.DefaultSelector()
+    selector.register(listener, selectors.EVENT_READ)
+    while True:
+        came: list[tuple[socket.socket, bytes]] = []
+        for key, _ in selector.select():
+            if key.fileobj is listener:
+                accepted, _ = listener.accept()
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                selector.register(accepted, selectors.EVENT_READ)
+                continue
+            connection = key.fileobj
+            assert isinstance(connection, socket.socket)
+            if data := received(connection):
+                came.append((connection, data))
+            else:
+                selector.unregister(connection)
+                connection.close()
+        if came:
+            told = [(connection, answers(connection, data)) for connection, data in came]
+            if file is not None:
+                file.write([data for _, data in came])
+            for connection, answer in told:
+                if answer:
+                    connection.sendall(answer)
+
+
+class Framed:
+    """Reads the frames of each connection, and answers as a broker would that accepts everything."""
+
+    def __init__(self) -> None:
+        self._readers: dict[socket.socket, lean.Reader] = {}
+        self._positions = 0
+
+    def __call__(self, connection: socket.socket, data: bytes) -> bytes:
+        reader = self._readers.get(connection)
+        if reader is None:
+            reader = self._readers[connection] = lean.Reader(1 << 24)
+        return b"".join(self._answer(frame) for frame in reader.feed(data))
+
+    def _answer(self, frame: lean.Frame) -> bytes | bytearray:
+        rows = lean.read_parcel(frame.kind, frame.content).rows
+        if frame.kind == Kind.END:
+            return lean.codes_answered(frame.number, b"\1" * len(rows))
+        first, self._positions = self._positions, self._positions + len(rows)
+        answer = [(0, at, 0, -1, at.to_bytes(16, "big")) for at in range(first, self._positions)]
+        return lean.rows_answered(frame.number, answer)
+
+
+class Batches(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
+    """One copy, one check, one checksum of each batch; one write and one sync of those that wait."""
+
+    def __init__(self, port: int, file: File) -> None:
+        super().__init__(f"grpc+tcp://127.0.0.1:{port}")
+        self._file = file
+        self._changed = threading.Condition()
+        self._queue: list[tuple[list[bytes | pa.Buffer], Callable[[], None]]] = []
+        threading.Thread(target=self._write, daemon=True).start()
+
+    def do_exchange(self, context: object, descriptor: object, reader: object, writer: object) -> None:
+        """Batches until the client ends; each answered after its sync, in order."""
+        answer: Callable[[int], pa.RecordBatch] = _prepared if descriptor.command == PREPARE else _ended
+        first = True
+        for chunk in reader:
+            batch = chunk.data
+            if first:
+                writer.begin(PREPARED if descriptor.command == PREPARE else ENDED)
+                first = False
+            copied = batch.serialize()
+            batch.validate(full=True)
+            checksum = xxhash.xxh3_64_digest(copied)
+            rows = batch.num_rows
+            with self._changed:
+                self._queue.append(([checksum, copied], lambda rows=rows: writer.write_batch(answer(rows))))
+                self._changed.notify()
+
+    def _write(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue:
+                    self._changed.wait()
+                taken, self._queue = self._queue, []
+            self._file.write([piece for pieces, _ in taken for piece in pieces])
+            for _, done in taken:
+                done()
+
+
+def _prepared(rows: int) -> pa.RecordBatch:
+    ids = np.zeros((rows, 2), np.uint64)
+    ids[:, 1] = np.arange(rows)
+    made = pa.Array.from_buffers(pa.binary(16), rows, [None, pa.py_buffer(ids)])
+    return pa.RecordBatch.from_arrays([pa.array(np.zeros(rows, np.uint8)), made], schema=PREPARED)
+
+
+def _ended(rows: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(np.ones(rows, np.uint8))], schema=ENDED)
+
+
+def main() -> None:
+    kind, port, path = sys.argv[1:]
+    if kind == "flight":
+        Batches(int(port), File(path)).serve()
+    elif kind == "frames":
+        serve(int(port), Framed(), None)
+    else:
+        serve(int(port), lambda _, data: BARE_ANSWER, File(path))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""Bugs that a set store could have, planted one by one: the conformance suite or the model must see each."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from set_sites import MemorySite, RedisSite
+from test_set_model import calls, play
+
+from escrowmq.compensation import RedisSets
+from escrowmq.compensation.sets.seam import Run, SetStore
+from escrowmq.compensation.sets.server import Command, Link
+from escrowmq.platform.failpoints import Failpoint, arm
+from escrowmq.testing.memory_sets import MemorySets
+from escrowmq.testing.set_conformance import SetConformance, SetModel, new_store_name
+
+
+class Together(Failpoint):
+    """Whoever comes to a place waits for a second one to come there, too: what is not one step falls apart for sure.
+
+    A store without the bug lets nobody come there beside another whose step counts; whoever is alone goes on when the others have ended.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, 1, lambda: None)
+        self._here = threading.Barrier(2)
+
+    def reached(self) -> None:
+        try:
+            self._here.wait(timeout=5.0)
+        except threading.BrokenBarrierError:
+            pass
+
+
+@pytest.fixture
+def together() -> Iterator[Callable[[str], None]]:
+    yield lambda place: arm(Together(place))
+    arm()
+
+
+class RedisBugs(RedisSite):
+    """Stores that watch nothing: what is read before a step may be old when it runs."""
+
+    def open(self, name: str) -> SetStore:
+        return _Unwatched(self.url, name)
+
+
+class _Unwatched(RedisSets):
+    def _open(self) -> Any:
+        return _links(super()._open())
+
+
+def _links(opened: Any) -> Any:
+    class Opened:
+        def __enter__(self) -> Link:
+            link = opened.__enter__()
+            ask = link.ask
+
+            def forgetful(*commands: Command) -> list[Any]:
+                answers = ask(*commands)
+                if commands and commands[0][0] == "WATCH":
+                    ask(("UNWATCH",))
+                return answers
+
+            link.ask = forgetful
+            return link
+
+        def __exit__(self, *problem: Any) -> Any:
+            return opened.__exit__(*problem)
+
+    return Opened()
+
+
+def test_difference_and_removal_that_are_not_one_step(redis_site: RedisSite, together: Callable[[str], None]) -> None:
+    suite = SetConformance()
+    suite.test_schedulers_at_once_share_no_id_and_lose_none(redis_site, new_store_name())
+    together("sets.taking")
+    with pytest.raises(AssertionError):
+        suite.test_schedulers_at_once_share_no_id_and_lose_none(RedisBugs(redis_site.url), new_store_name())
+
+
+def test_a_run_that_is_adopted_twice(redis_site: RedisSite, together: Callable[[str], None]) -> None:
+    suite = SetConformance()
+    suite.test_of_all_who_would_adopt_one_does(redis_site, new_store_name())
+    together("sets.adopting")
+    with pytest.raises(AssertionError):
+        suite.test_of_all_who_would_adopt_one_does(RedisBugs(redis_site.url), new_store_name())
+
+
+# In one thread
+
+
+class LatestTimeStays(MemorySets):
+    def add_halves(self, ids: Sequence[bytes], announced_us: Sequence[int]) -> None:
+        super().add_halves(ids, announced_us)
+        self.half.update(zip(ids, announced_us, strict=True))
+
+
+class EntriesStayBehind(MemorySets):
+    """The difference is right, and the commit set keeps what was taken out of the half set."""
+
+    def take(self, before_us: int, limit: int, lease: float) -> Run | None:
+        entries = dict(self.commits)
+        run = super().take(before_us, limit, lease)
+        self.commits = entries
+        return run
+
+
+class RemovedByTime(MemorySets):
+    """All announced before a time are removed, however many of them the run was given."""
+
+    def take(self, before_us: int, limit: int, lease: float) -> Run | None:
+        run = super().take(before_us, limit, lease)
+        for identity in [i for i, us in self.half.items() if us < before_us]:
+            del self.half[identity]
+        return run
+
+
+class BeforeAndAt(MemorySets):
+    def take(self, before_us: int, limit: int, lease: float) -> Run | None:
+        return super().take(before_us + 1, limit, lease)
+
+
+class InTwoRuns(MemorySets):
+    """What is in a run already is taken again."""
+
+    def take(self, before_us: int, limit: int, lease: float) -> Run | None:
+        runs, self.runs = self.runs, {}
+        run = super().take(before_us, limit, lease)
+        self.runs = {**runs, **self.runs}
+        return run
+
+
+class AdoptedWhileLeased(MemorySets):
+    def adopt(self, lease: float, limit: int) -> Run | None:
+        for run in self.leases:
+            return Run(run, self.left(run, limit))
+        return None
+
+
+class AdoptedAgain(MemorySets):
+    def adopt(self, lease: float, limit: int) -> Run | None:
+        before = dict(self.leases)
+        run = super().adopt(lease, limit)
+        self.leases.update(before)
+        return run
+
+
+class SettledElsewhere(MemorySets):
+    def settle(self, run: str, ids: Sequence[bytes]) -> None:
+        for each in list(self.runs):
+            super().settle(each, ids)
+
+
+class RunsStay(MemorySets):
+    def settle(self, run: str, ids: Sequence[bytes]) -> None:
+        for identity in ids:
+            self.runs.get(run, {}).pop(identity, None)
+
+
+class ForgetsTheAnnounced(MemorySets):
+    def forget_commits(self, before_us: int) -> int:
+        half, self.half = self.half, {}
+        count = super().forget_commits(before_us)
+        self.half = half
+        return count
+
+
+class LaterEntryStays(MemorySets):
+    def add_commits(self, ids: Sequence[bytes], now_us: int) -> None:
+        super().add_commits(ids, now_us)
+        self.commits.update(dict.fromkeys(ids, now_us))
+
+
+BUGS = [LatestTimeStays, EntriesStayBehind, RemovedByTime, BeforeAndAt, InTwoRuns, AdoptedWhileLeased, SettledElsewhere,
+    ForgetsTheAnnounced, LaterEntryStays]  # fmt: skip
+
+
+class BuggySite(MemorySite):
+    def __init__(self, bug: type[MemorySets]) -> None:
+        super().__init__()
+        self._bug = bug
+
+    def open(self, name: str) -> SetStore:
+        self._stores.setdefault(name, self._bug(name))
+        return super().open(name)
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=[bug.__name__ for bug in BUGS])
+def test_the_model_sees_it(bug: type[MemorySets]) -> None:
+    @settings(max_examples=1000, phases=[Phase.generate], derandomize=True, database=None)
+    @given(st.lists(calls, min_size=5, max_size=25))
+    def search(played: list[tuple]) -> None:
+        play(SetModel(BuggySite(bug)), played)
+
+    with pytest.raises(AssertionError):
+        search()
+
+
+def test_the_suite_sees_what_takes_many_calls_to_come_to() -> None:
+    suite, name = SetConformance(), new_store_name()
+    site = BuggySite(AdoptedAgain)
+    with pytest.raises(AssertionError):
+        suite.test_a_run_is_adopted_when_its_lease_has_ended_and_once(site, site.open(name), name)
+    with pytest.raises(AssertionError):
+        suite.test_a_run_is_settled_by_and_by(BuggySite(RunsStay).open(name))
