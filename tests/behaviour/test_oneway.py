@@ -72,6 +72,9 @@ def test_the_committed_copy_is_the_prepared_message_and_a_rolled_back_one_is_an_
     producer, consumer = bus.producer(g, unasked=True, confirm="oneway"), bus.consumer(g, t)
     kept, dropped = (producer.prepare(t, b"book", **WHOLE) for _ in range(2))
     found_by_an_operator(bus.admin, t, kept, "open")
+    for receipt in (kept, dropped):  # prepared: found, with its body
+        viewed = bus.view_message(t, receipt.message_id)
+        assert (viewed.state, viewed.key, viewed.body) == ("open", "o-1", b"book")
     assert (producer.rollback(dropped.transaction_id), producer.commit(kept.transaction_id)) == (mq.Code.SENT,) * 2
     (message,) = consumer.receive(10, wait=20)
     assert content(message) == (kept.message_id, b"book", WHOLE)
@@ -81,6 +84,8 @@ def test_the_committed_copy_is_the_prepared_message_and_a_rolled_back_one_is_an_
     assert bus.admin.read(t).read_all()["message_id"].to_pylist() == [kept.message_id]
     with bus.reader(t, key="o-1") as reader:
         assert [one.message_id for batch in reader.batches(10, idle_timeout=0.0) for one in batch] == [kept.message_id]
+    assert bus.view_message(t, "o-1").message_id == kept.message_id, "by key: the one that stands"
+    assert bus.view_message(t, dropped.message_id) is None
     for receipt, state_ in ((kept, "committed"), (dropped, "rolled_back")):
         found_by_an_operator(bus.admin, t, receipt, state_)
 
@@ -95,6 +100,8 @@ async def test_the_same_copy_to_await(broker, t, g):
         assert content(message) == (kept.message_id, b"book", WHOLE)
         message.ack()
         assert await producer.flush()
+        assert (await bus.view_message(t, kept.message_id)).state == "committed"
+        assert await bus.view_message(t, dropped.message_id) is None
         assert (await bus.admin.transaction(dropped.transaction_id))["state"] == "rolled_back"
 
 

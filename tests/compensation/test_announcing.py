@@ -329,10 +329,16 @@ def test_some_sent_before_and_some_not_is_refused_and_hurts_nobody(bus, shop, t,
         Announcing(producer, database=shop).send(mq.Message(t, b"another", message_id=f"order-{t}"), put("o-2"))
 
 
+WAITING = {
+    "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted",
+    "mysql": "SELECT count(*) FROM information_schema.processlist WHERE info LIKE 'INSERT%trans_recv_log%'",
+}
+
+
 @pytest.mark.parametrize(
     ("keeps", "fails"), [(False, False), (False, True), (True, True)], ids=["committed", "rolled back", "kept"]
 )
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
 def test_two_sends_of_one_id_at_once_are_one(bus, engine, t, g, keeps, fails, eventually):
     """The second waits for the mark of the first; whatever becomes of that one, order and message agree."""
     prepared_for(engine)
@@ -355,9 +361,8 @@ def test_two_sends_of_one_id_at_once_are_one(bus, engine, t, g, keeps, fails, ev
             outcomes[name] = problem
 
     def waits() -> int:
-        waiting = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted")
         with engine.connect() as connection:
-            return int(connection.scalar(waiting) or 0)
+            return int(connection.scalar(sa.text(WAITING[engine.dialect.name])) or 0)
 
     first, second = (threading.Thread(target=run, args=args) for args in (("first", slowly), ("second", put(t))))
     first.start()

@@ -30,6 +30,7 @@ from escrowmq.platform.disk import Disk, RealDisk
 from escrowmq.schemas import STORED, Kind
 from escrowmq.testing.clock import SimulatedClock
 from escrowmq.testing.disks import FaultDisk, MemoryDisk
+from escrowmq.testing.log_conformance import packed
 from escrowmq.testing.memory_log import MemoryLog
 
 SMALL = Sizes(
@@ -123,7 +124,8 @@ def test_the_index_says_what_a_scan_says(script: list[tuple[str, Any]], seed: in
     for act, detail in script:
         names = look_up_files(disk)
         if act in ("plain", "half"):
-            log.append(Kind.PLAIN if act == "plain" else Kind.HALF, batch(detail), START_US)
+            kind = Kind.PLAIN if act == "plain" else Kind.HALF
+            log.append(kind, packed(kind, batch(detail)) if len(detail) % 2 else batch(detail), START_US)
             log.sync()
         elif act == "others":
             log.append(Kind.CHECKED, checked(range(detail)), START_US)

@@ -210,7 +210,7 @@ class SegmentLog(ReadableLog):
     def _publish(self, frame: Frame, offset: int, size: int) -> None:
         """Let readers see an appended frame."""
         self.next_sequence += 1
-        self.next_position += frame.batch.num_rows
+        self.next_position += frame.count
         self.last_time_us = frame.time_us
         self.bytes_written += size
         self._reader.publish(frame, offset, size, self._durable)

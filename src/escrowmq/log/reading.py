@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from threading import Lock
 
 import numpy as np
@@ -15,7 +14,7 @@ import pyarrow as pa
 
 from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, error
 from escrowmq.log import frames as codec
-from escrowmq.log.frames import Encoding, Packed
+from escrowmq.log.frames import Encoding
 from escrowmq.log.index import Segment
 from escrowmq.log.lookups.entries import Column, Wanted
 from escrowmq.log.lookups.finder import Lookups
@@ -45,7 +44,6 @@ class Reader:
     def __init__(self, disk: Disk, segments: list[Segment]) -> None:
         self.lock = Lock()
         self.segments: tuple[Segment, ...] = tuple(segments)
-        # What was appended packed becomes columns for who reads it before it is written.
         self.fresh: dict[int, Frame] = {}
         self.disk = disk
         self._cache: OrderedDict[int, tuple[Frame, int]] = OrderedDict()
@@ -146,8 +144,7 @@ class Reader:
         for the next reader. Corrupt(NEWER_FORMAT)."""
         with self.lock:
             if (fresh := self.fresh.get(sequence)) is not None:
-                packed = isinstance(fresh.batch, Packed)
-                return replace(fresh, batch=fresh.batch.batch) if packed else fresh
+                return fresh
             if (cached := self._cache.get(sequence)) is not None:
                 self._cache.move_to_end(sequence)
                 return cached[0]
@@ -246,7 +243,7 @@ class Reader:
             segment = self.segments[-1]
             segment.index.append(frame.position, frame.time_us, offset, frame.kind)
             segment.size += size
-            segment.next_position = frame.position + frame.batch.num_rows
+            segment.next_position = frame.position + frame.count
             segment.epoch = frame.epoch
             segment.synced = synced
             self.fresh[frame.sequence] = frame

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from escrowmq.log.frames import Content
+from escrowmq.log.frames import Content, Packed
 from escrowmq.log.report import Damage, FrameDamage, RowDamage
 from escrowmq.schemas import Kind
 
@@ -36,8 +36,18 @@ class Frame:
     position: int
     time_us: int
     epoch: int
-    batch: pa.RecordBatch
+    content: Content
     damage: FrameDamage | None = None
+
+    @property
+    def batch(self) -> pa.RecordBatch:
+        """The rows as a batch; made when somebody asks, where they were appended packed."""
+        return self.content.batch if isinstance(self.content, Packed) else self.content
+
+    @property
+    def count(self) -> int:
+        """Its rows."""
+        return int(self.content.num_rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.errors import Code, EscrowError
+from escrowmq.log.frames import Content, pack
 from escrowmq.log.seam import CommitLog, Frame
 from escrowmq.schemas import STORED, Kind
 
@@ -57,6 +58,15 @@ def messages(count: int, start: int = 0, body: int = 64, transaction: int = -1) 
     return pa.RecordBatch.from_pydict(rows, schema=STORED[Kind.PLAIN])
 
 
+def packed(kind: Kind, batch: pa.RecordBatch) -> Content:
+    """The same rows, packed: as few rows are appended."""
+    columns = [column.to_pylist() for column in batch.columns]
+    if kind is not Kind.CHECKED:
+        columns[5] = b"".join(columns[5])
+        columns[3] = [None if pairs is None else list(pairs) for pairs in columns[3]]
+    return pack(kind, columns)
+
+
 def checked(transactions: Sequence[int]) -> pa.RecordBatch:
     """Rows of a CHECKED frame."""
     return pa.RecordBatch.from_pydict({"transaction": list(transactions)}, schema=STORED[Kind.CHECKED])
@@ -98,6 +108,24 @@ class LogConformance:
         assert [(f.sequence, f.position) for f in frames] == [(0, 0), (1, 1), (2, 6)]
         assert frames[1].batch.equals(messages(5))
         assert log.bytes_written > 5 * 64
+        log.close()
+
+    def test_rows_that_come_packed_are_the_same_frames(self, logs: LogMaker) -> None:
+        log = logs.open()
+        wanted = [(Kind.HALF, messages(1)), (Kind.PLAIN, messages(9, 1)), (Kind.CHECKED, checked([1, 2, 3]))]
+        for kind, batch in wanted:
+            log.append(kind, packed(kind, batch), START_US)
+        for _ in range(2):
+            frames = list(log.frames(1))
+            assert [(frame.kind, frame.batch, frame.count) for frame in frames] == [(k, b, len(b)) for k, b in wanted]
+            assert [frame.position for frame in frames] == [1, 2, 11]
+            assert log.read(np.array([1, 7])).column("body").to_pylist() == [
+                messages(1, n).column("body")[0].as_py() for n in (0, 6)
+            ]
+            log.sync()
+        log.close()
+        log = logs.open()
+        assert [(frame.kind, frame.batch) for frame in log.frames(1, [k for k, _ in wanted])] == wanted
         log.close()
 
     def test_frames_appended_during_a_hand_over_belong_to_the_next(self, logs: LogMaker) -> None:

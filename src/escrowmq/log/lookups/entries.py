@@ -84,7 +84,7 @@ def _tag_of(hash_of_topic: int) -> int:
 def entries_of(frames: Sequence[Frame], base: int) -> tuple[UInt64s, UInt64s]:
     """The entries of the ids and of the keys of some frames of messages, in their order, positions counted from ``base``."""
     starts = np.array([frame.position - base for frame in frames], np.int64)
-    rows = np.array([frame.batch.num_rows for frame in frames], np.int64)
+    rows = np.array([frame.count for frame in frames], np.int64)
     within = np.arange(int(rows.sum())) - np.repeat(np.cumsum(rows) - rows, rows)
     low = (np.repeat(starts, rows) + within).view(np.uint64)
     low |= _tags(_joined(frames, "topic")) << np.uint64(POSITION_BITS)

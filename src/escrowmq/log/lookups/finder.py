@@ -146,7 +146,7 @@ class Lookups:
             if size <= self._sizes.recent_bytes:
                 self._recent.extend(frames)
                 self._recent_bytes += size
-            self._recent_rows += sum(frame.batch.num_rows for frame in frames)
+            self._recent_rows += sum(frame.count for frame in frames)
             sizes = self._sizes
             if (
                 self._recent_rows >= sizes.wake_rows
@@ -236,7 +236,7 @@ class Lookups:
         """Those of some rows (their positions, newest first; None: all) of a frame that are wanted."""
         frame = self._frames.frame(sequence)
         if frame.damage is not None and not frame.damage.bodies_only:
-            found = np.arange(frame.batch.num_rows)
+            found = np.arange(frame.count)
         else:
             among = None if rows is None else np.array(rows[::-1], np.int64) - frame.position
             found = wanted.rows(frame.batch, among)
@@ -254,7 +254,7 @@ class Lookups:
         with self._changed:
             recent = [frame for frame in self._recent if self._tail.next_sequence <= frame.sequence < end]
             self._recent = deque(frame for frame in self._recent if frame.sequence >= end)
-            self._recent_rows = sum(frame.batch.num_rows for frame in self._recent)
+            self._recent_rows = sum(frame.count for frame in self._recent)
             if not self._recent:
                 self._recent_bytes = 0
         if end <= self._tail.next_sequence:
@@ -269,7 +269,7 @@ class Lookups:
 
     def _add(self, frames: Sequence[Frame]) -> None:
         last = frames[-1]
-        if last.position + last.batch.num_rows - self._tail.first_position > MOST_POSITIONS:
+        if last.position + last.count - self._tail.first_position > MOST_POSITIONS:
             self._cut(frames[0].sequence)
         self._tail.add(frames)
         self._tail.next_sequence = last.sequence + 1
@@ -425,7 +425,7 @@ class Lookups:
         tail = Tail(first, self._frames.place(first)[0])
         for sequence in sequences:
             frame = self._frames.frame(sequence, keep=False)
-            if frame.position + frame.batch.num_rows - tail.first_position > MOST_POSITIONS:
+            if frame.position + frame.count - tail.first_position > MOST_POSITIONS:
                 break
             tail.add([frame])
             tail.next_sequence = sequence + 1
