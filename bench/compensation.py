@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -67,6 +68,7 @@ class Clock:
         yield
         self.wall[name] = time.perf_counter() - begun
         self.processor[name] = time.process_time() + self.server() - used
+        print(f"{name}: {self.wall[name]:,.1f} s, {self.processor[name]:,.1f} s of processors", file=sys.stderr)
 
 
 def work(store: SetStore, clock: Clock, count: int, seed: int) -> list[float]:
@@ -99,7 +101,7 @@ def work(store: SetStore, clock: Clock, count: int, seed: int) -> list[float]:
 def redis_once(folder: Path, count: int, seed: int) -> dict[str, float]:
     import redis
 
-    with redis_serving.serving(folder) as server, redis.Redis.from_url(server.url) as admin:
+    with redis_serving.serving(folder) as server, redis.Redis.from_url(server.url, socket_timeout=3600.0) as admin:
         store = open_sets(server.url, "bench", timeout=300.0)
         store.epoch()
         clock, empty = Clock(lambda: processor_seconds(server.pid)), admin.info("memory")["used_memory"]
@@ -135,6 +137,7 @@ def whole_difference(admin: Any) -> float:
     admin.zdiffstore("difference", [half, half.replace(b":half", b":commit")])
     spent = admin.info("commandstats")["cmdstat_zdiffstore"]["usec"] / 1000
     admin.unlink("difference")
+    print(f"the whole difference: {spent:,.0f} ms", file=sys.stderr)
     return float(spent)
 
 
