@@ -267,7 +267,7 @@ class LeanLink:
                 pump = bool(way.held) and not way.pumping
                 if request.kind is Exchange.RECEIVE and way.idle:
                     del self._ways[request.key]
-        if not failed:  # last: who is woken needs the interpreter, which this thread lets go of when it reads again
+        if not failed:  # last: who is woken wants the interpreter, and this thread is about to let go of it
             self._tell(request, answer)
         for one in dropped:
             self._tell(one, unsent("a request before it was lost"))
