@@ -438,7 +438,12 @@ with mq.connect("file:" + folder) as bus:
 """
 
 
-@pytest.mark.parametrize("place", ["prepared", "changed", "committed", "ended"])
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    "place", [pytest.param("prepared", marks=LONG), "changed", "committed", pytest.param("ended", marks=LONG)]
+)
 def test_killed_anywhere_the_announcement_follows_the_database_and_sending_again_finishes_it(tmp_path, shop, t, place):
     folder = tmp_path / "data"
     command = [sys.executable, "-c", SHOP, str(folder), str(shop.url), t]
