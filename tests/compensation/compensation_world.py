@@ -40,7 +40,7 @@ def handle(session: Any, message: Any) -> None:
 
 def business(folder: Path) -> sa.Engine:
     """A SQLite file with the tables; its commits are not synced, because nothing but processes dies here."""
-    engine = sa.create_engine(f"sqlite:///{folder / 'business.db'}")
+    engine = sa.create_engine(f"sqlite:///{folder / 'business.db'}", connect_args={"timeout": 60.0})
     sa.event.listen(engine, "connect", lambda raw, _: raw.execute("PRAGMA synchronous = NORMAL"))
     metadata.create_all(engine)
     migrate(engine)

@@ -4,6 +4,8 @@ The mark is a key of its own in that Redis, watched from before it is looked for
 refused and then finds the mark. Redis undoes nothing when a command of a step fails while it runs (a value of another kind): the mark is then taken away again,
 the error raised, and what the other commands did stands, and is done again with the next try. So queue commands that cannot fail, or
 commands that may be repeated.
+
+A recovery reads marks of the business database only, so after one the scheduler looks up what these had handled, too, and finds their marks here.
 """
 
 from __future__ import annotations
