@@ -35,7 +35,7 @@ LIMITS: dict[str, dict[str, float]] = {
         "applies": 2.2,
         "syncs": 2.1,
         "written_per_body_byte": 2.3,
-        "switches": 20,
+        "switches": 14,
         "client_switches": 14,
         "threads": 8,
     },
@@ -71,8 +71,8 @@ LIMITS: dict[str, dict[str, float]] = {
         "objects": 14,
         "objects_left": 1,
     },
-    "calls of Python, one caller": {"calls": 1600, "client_calls": 430},
-    "calls of Python, in flight": {"calls": 90, "client_calls": 130},
+    "calls of Python, one caller": {"calls": 1250, "client_calls": 430},
+    "calls of Python, in flight": {"calls": 60, "client_calls": 130},
 }
 """Per transaction. Counts that do not depend on timing stand close to what they are; those that do have room for a busy machine."""
 
