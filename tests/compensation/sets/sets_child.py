@@ -40,6 +40,9 @@ def work(kind: str, url: str, name: str) -> None:
 
 if __name__ == "__main__":
     url, name, *places = sys.argv[1:]
+    warm = open_sets(url, f"{name}-warm")  # what is imported now is not imported once for each child
+    warm.epoch()
+    warm.close()
     for number, place in enumerate(places):
         kind, _, failpoint = place.partition(":")
         pid = os.fork()

@@ -44,7 +44,7 @@ def play(model: SetModel, played: list[tuple]) -> None:
 def test_any_sequence_of_calls(kind: str, request: pytest.FixtureRequest) -> None:
     site: Site = request.getfixturevalue(f"{kind}_site")
 
-    @settings(max_examples=200 if kind == "memory" else 12)
+    @settings(max_examples=200 if kind == "memory" else 8)
     @given(st.lists(calls, max_size=25))
     def search(played: list[tuple]) -> None:
         play(SetModel(site), played)

@@ -84,7 +84,7 @@ def test_killed_between_any_two_commands(site: SqlSite | RedisSite) -> None:
 
 
 def test_processes_at_once_share_no_id_and_lose_none(site: SqlSite | RedisSite) -> None:
-    """Two processes and this one take from one store until nothing is left."""
+    """Another process and this one take from one store until nothing is left."""
     name = new_store_name()
     store = site.open(f"{name}-0")
     ids = [number.to_bytes(16, "big") for number in range(300)]
@@ -97,22 +97,19 @@ def test_processes_at_once_share_no_id_and_lose_none(site: SqlSite | RedisSite) 
     )
     command = [sys.executable, "-c", code, site.url, f"{name}-0"]
     pipe = subprocess.PIPE
-    others = [subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) for _ in range(2)]
+    other = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
     found: list[bytes] = []
+    assert other.stdout is not None
+    assert other.stdin is not None
     try:
-        for other in others:
-            assert other.stdout is not None
-            other.stdout.readline()
-        for other in others:
-            assert other.stdin is not None
-            other.stdin.write("go\n")
-            other.stdin.flush()
+        other.stdout.readline()
+        other.stdin.write("go\n")
+        other.stdin.flush()
         while (run := store.take(FAR_US, 7, LEASE)) is not None:
             found += run.ids
     finally:
-        for other in others:
-            out, err = other.communicate()
-            assert other.returncode == 0, err
-            found += [bytes.fromhex(text) for text in out.split()]
+        out, err = other.communicate()
+    assert other.returncode == 0, err
+    found += [bytes.fromhex(text) for text in out.split()]
     assert Counter(found) == Counter(identity for n, identity in enumerate(ids) if n % 3)
     store.close()
