@@ -83,5 +83,6 @@ def test_the_commands_of_the_design_are_there() -> None:
         "reconcile",
         "sweep",
         "bench",
+        "simulate",
         "log",
     }

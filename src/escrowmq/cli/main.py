@@ -17,6 +17,7 @@ from escrowmq.cli import (
     messages,
     outbox,
     serve,
+    simulate,
     topics,
     transactions,
     writers,
@@ -50,6 +51,7 @@ app.command("report")(jobs.report)
 app.command("reconcile")(jobs.reconcile)
 app.command("sweep")(jobs.sweep)
 app.command("bench")(bench.bench)
+app.command("simulate")(simulate.simulate)
 app.add_typer(log.app, name="log")
 
 

@@ -66,6 +66,11 @@ class Event:
     attempt: int | None = None
     intact: bool | None = None
     """Whether the payload was what its hash says."""
+    key: str | None = None
+    position: int | None = None
+    """In the log of its broker."""
+    due_us: int | None = None
+    """Not to be delivered before this, by the broker's clock."""
     note: str | None = None
     at_us: int = 0
 

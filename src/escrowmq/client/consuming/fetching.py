@@ -127,8 +127,8 @@ class Fetcher:
         return entry and (entry.number, entry.batch)
 
     def has_something(self) -> bool:
-        """Whether :meth:`take` would return or raise."""
-        return bool(self._ready) or self._fenced is not None
+        """Whether :meth:`take` is of use: it would return, or raise, or have a broker asked again."""
+        return bool(self._ready) or self._fenced is not None or bool(self._left)
 
     def put_back(self, number: int, batch: pa.RecordBatch) -> None:
         """Give the unread rest of a batch back, to be taken next."""
@@ -159,6 +159,8 @@ class Fetcher:
             self._look_later()
         for entry in late:
             self._give_back(entry.number, entry.batch)
+        if late:
+            self._arrived()  # whoever waits for messages now is somebody who takes
 
     def close(self, timeout: float) -> list[tuple[int, pa.RecordBatch]]:
         """Ask no more, withdraw what was asked (at most ``timeout`` seconds); what was received and not taken."""

@@ -170,7 +170,8 @@ class BatchPlacement:
         self._deadline = time.monotonic() + production.timeout
 
     async def receipts(self, messages: Any) -> Receipts:
-        """One typed result per row. Raises the first problem if no broker answered any part."""
+        """One typed result per row. If no broker answered any part, raises what is known of the whole: a problem after which a part
+        may have been applied, if there is one, else the first."""
         production = self._production
         data = messages if isinstance(messages, pa.Table | pa.RecordBatch | str | bytes) else _listed(messages)
         first = await self._first()
@@ -208,7 +209,7 @@ class BatchPlacement:
                 answers.append(_all(Code.BROKER_AWAY, len(refused)))
                 left = np.setdiff1d(left, refused)
         if problems and not answered:
-            raise problems[0]
+            raise next((one for one in problems if isinstance(one, Unknown)), problems[0])
         return receipts(batch, rows, answers)
 
     async def _first(self) -> int:

@@ -1,0 +1,110 @@
+"""Promises beside those of :mod:`escrowmq.testing.checker`, each as one pure function from a history to its violations."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from escrowmq.testing.checker import Violation
+from escrowmq.testing.history import Act, Event, Kind
+
+
+def disordered(events: Sequence[Event], ordered: Iterable[str] = ()) -> list[Violation]:
+    """I19, I20: plain messages of one key that one process sent one after the other, each with *ok* before the next, stand in that
+    order in their queue; and the groups ``ordered`` were given the messages of each key first in the order in which they stand."""
+    found: list[Violation] = []
+    stands = {e.value: e for e in events if e.act is Act.STANDS}
+    sent: dict[tuple[str, str | None, str | None], list[Event]] = defaultdict(list)
+    for event in events:
+        if event.act is Act.SEND and event.kind is Kind.OK and event.key is not None and event.value in stands:
+            sent[event.process, event.topic, event.key].append(event)
+    for (_, topic, key), calls in sent.items():
+        for earlier, later in pairwise(calls):
+            one, two = stands[earlier.value], stands[later.value]
+            if one.broker == two.broker and one.queue == two.queue and (one.offset or 0) > (two.offset or 0):
+                detail = f"{earlier.value} was sent before it, with the key {key} to {topic}, and stands behind it"
+                found.append(Violation("disordered", str(later.value), detail, (earlier, later, one, two)))
+    found += _delivered_in_order(events, set(ordered), stands)
+    return found
+
+
+def _delivered_in_order(events: Sequence[Event], ordered: set[str], stands: dict[str | None, Event]) -> list[Violation]:
+    found: list[Violation] = []
+    first: set[tuple[str | None, str | None]] = set()
+    last: dict[tuple[str | None, ...], Event] = {}
+    for event in events:
+        if event.act is not Act.RECEIVE or event.group not in ordered or (event.group, event.value) in first:
+            continue
+        first.add((event.group, event.value))
+        there = stands.get(event.value, event)  # a consumer may not know the broker
+        key = (event.group, there.broker, event.topic, str(event.queue), event.key)
+        before = last.get(key)
+        if before is not None and (before.offset or 0) > (event.offset or 0):
+            detail = f"first delivered after {before.value}, which stands behind it"
+            found.append(Violation("disordered", str(event.value), detail, (before, event)))
+        last[key] = event
+    return found
+
+
+def early(events: Sequence[Event]) -> list[Violation]:
+    """I21: nothing is delivered before its time. Events say their time by the broker's clock."""
+    due = {e.value: e.due_us for e in events if e.due_us is not None}
+    return [
+        Violation("early", str(e.value), f"delivered {(due[e.value] or 0) - e.at_us} us before its time", (e,))
+        for e in events
+        if e.act is Act.RECEIVE and e.at_us < (due.get(e.value) or 0)
+    ]
+
+
+def scattered(events: Sequence[Event]) -> list[Violation]:
+    """I4: the messages of one transaction stand in a queue as one run, nothing foreign between them."""
+    owner = {e.value: e.transaction for e in events if e.act is Act.PREPARE}
+    queues: dict[tuple[str | None, ...], list[tuple[int, str | None]]] = defaultdict(list)
+    place: tuple[str | None, ...]
+    for event in events:
+        if event.act is Act.STANDS:
+            place = (event.broker, event.topic, str(event.queue))
+            queues[place].append((event.offset or 0, owner.get(event.value) or event.value))
+    found: list[Violation] = []
+    for place, entries in queues.items():
+        seen: set[str | None] = set()
+        before: str | None = None
+        for offset, name in sorted(entries, key=lambda entry: entry[0]):
+            if name != before and name in seen:
+                found.append(
+                    Violation("scattered", str(name), f"stands in {place} in several parts, again at {offset}")
+                )
+            seen.add(name)
+            before = name
+    return found
+
+
+def uncopied(events: Sequence[Event], source: str, target: str) -> list[Violation]:
+    """I1, I9: what stands in ``source`` stands in ``target``, as "copy of" its value."""
+    stands: dict[str | None, set[str]] = defaultdict(set)
+    for event in events:
+        if event.act is Act.STANDS:
+            stands[event.topic].add(str(event.value))
+    wanted = {f"copy of {value}" for value in stands[source]}
+    return [
+        *(Violation("lost", value, "it was not copied") for value in sorted(wanted - stands[target])),
+        *(Violation("unexpected", value, "a copy of nothing") for value in sorted(stands[target] - wanted)),
+    ]
+
+
+def undead(events: Sequence[Event]) -> list[Violation]:
+    """I7: what was refused with FENCED once does nothing durable afterwards: no later call of that process on its transactions is *ok*."""
+    fenced: dict[str, Event] = {}
+    found: list[Violation] = []
+    for event in events:
+        if event.act is Act.KILL:  # what runs under its name then is a newer process
+            fenced.pop(event.process, None)
+        if event.act not in (Act.PREPARE, Act.COMMIT, Act.ROLLBACK):
+            continue
+        if event.kind is Kind.FAIL and "newer session" in (event.note or ""):
+            fenced.setdefault(event.process, event)
+        elif event.kind is Kind.OK and event.process in fenced:
+            detail = f"{event.process} was fenced before, and its {event.act} took effect"
+            found.append(Violation("undead", str(event.transaction), detail, (fenced[event.process], event)))
+    return found

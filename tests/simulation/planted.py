@@ -1,0 +1,270 @@
+"""Bugs planted one at a time, and the seed at which the simulation finds each: ``python planted.py [BUG...] [--seeds N] [--search]``.
+
+Those of the ledger are of tests/ledger/test_planted.py; here are those of writer, disk, client and wire. Run as a program of its own,
+because a simulation takes the place of time and threads for the whole process. Prints one line of JSON for each bug: which checker
+noticed it, at which seed, after how many turns and how much virtual time. ``KNOWN`` says where to look first; ``--search`` looks
+at all seeds from 0 on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent.parent
+sys.path[:0] = [
+    str(TESTS / "ledger"),
+    *(str(TESTS / "ledger" / room) for room in ("groups", "messages", "transactions", "queues")),
+]
+
+import test_planted as of_the_ledger  # noqa: E402
+
+from escrowmq.broker.writer.shard import Shard  # noqa: E402
+from escrowmq.client.consuming.fetching import Fetcher  # noqa: E402
+from escrowmq.client.lanes.coalescer import Lane  # noqa: E402
+from escrowmq.client.lanes.request import Request, copies  # noqa: E402
+from escrowmq.client.producing.ending import EndingCodec  # noqa: E402
+from escrowmq.client.producing.judging import Judge  # noqa: E402
+from escrowmq.errors import Code, EscrowError  # noqa: E402
+from escrowmq.log import active  # noqa: E402
+from escrowmq.model import COMMIT  # noqa: E402
+from escrowmq.simulation.brokers import NodeDisk  # noqa: E402
+from escrowmq.simulation.swarm import simulate  # noqa: E402
+from escrowmq.testing.disks import FaultDisk, MemoryFile  # noqa: E402
+from escrowmq.wire import lean  # noqa: E402
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+BUGS: dict[str, tuple[str, Plant]] = {name: ("ledger", plant) for name, (plant, _) in of_the_ledger.PLANTED.items()}
+
+
+def bug(room: str) -> Callable[[Plant], Plant]:
+    def register(plant: Plant) -> Plant:
+        BUGS[plant.__name__] = room, plant
+        return plant
+
+    return register
+
+
+# Writer and log
+
+
+@bug("writer")
+def answer_before_the_sync(monkeypatch):
+    real = Shard.finishing
+
+    def finishing(self, pairs):
+        for request, answer in pairs:
+            request.answer(self._checked(answer))
+        return real(self, [])
+
+    monkeypatch.setattr(Shard, "finishing", finishing)
+
+
+@bug("log")
+def never_sync(monkeypatch):
+    monkeypatch.setattr(MemoryFile, "sync", lambda self: None)
+
+
+@bug("log")
+def take_a_failed_sync_for_done(monkeypatch):
+    real = MemoryFile.sync
+
+    def sync(self):
+        with contextlib.suppress(OSError):
+            real(self)
+
+    monkeypatch.setattr(MemoryFile, "sync", sync)
+
+
+@bug("log")
+def skip_the_sync_of_the_folder(monkeypatch):
+    monkeypatch.setattr(FaultDisk, "sync_folder", lambda self: None)
+    monkeypatch.setattr(NodeDisk, "sync_folder", lambda self: None)
+
+
+@bug("log")
+def skip_the_sync_of_a_new_segments_header(monkeypatch):
+    def begin(self):
+        self._file.write_at(0, [self.header.pack()])
+        self._disk.rename(self.name + active.TEMPORARY, self.name)
+        self._disk.sync_folder()
+        self._file.renamed(self.name)
+        return active.ActiveSegment(self._file, active.HEADER_BYTES, self._allocated, self._data)
+
+    monkeypatch.setattr(active.PreparedSegment, "begin", begin)
+
+
+# Client
+
+
+@bug("client")
+def give_what_is_sent_again_new_ids(monkeypatch):
+    real = Request.pack
+
+    def pack(self, codec, kind, options):
+        if self.sent > 1:
+            self.parcel = None
+        return real(self, codec, kind, options)
+
+    monkeypatch.setattr(Request, "pack", pack)
+
+
+@bug("client")
+def call_what_was_lost_done(monkeypatch):
+    real = Lane._failed
+
+    def failed(self, request, problem):
+        if problem.code is Code.DISCONNECTED and str(self._kind) in ("settle", "end"):
+            self._finish(request, [Code.COMMITTED] * len(copies(problem, request)))
+        else:
+            real(self, request, problem)
+
+    monkeypatch.setattr(Lane, "_failed", failed)
+
+
+@bug("client")
+def take_a_conflict_for_a_commit(monkeypatch):
+    real = EndingCodec.receive
+
+    def receive(self, *arguments):
+        return [Code.COMMITTED if isinstance(code, EscrowError) else code for code in real(self, *arguments)]
+
+    monkeypatch.setattr(EndingCodec, "receive", receive)
+
+
+@bug("client")
+def commit_what_the_checker_does_not_know(monkeypatch):
+    real = Judge.one
+    monkeypatch.setattr(Judge, "one", lambda self, given: real(self, given) or COMMIT)
+
+
+@bug("client")
+def forget_to_ask_again_after_giving_back(monkeypatch):
+    monkeypatch.setattr(Fetcher, "has_something", lambda self: bool(self._ready) or self._fenced is not None)
+
+
+@bug("client")
+def do_not_ask_again_after_a_lost_receive(monkeypatch):
+    monkeypatch.setattr(Fetcher, "_rested", lambda self, number: None)
+
+
+@bug("client")
+def let_newer_requests_overtake(monkeypatch):
+    real = Lane._failed
+
+    def failed(self, request, problem):
+        real(self, request, problem)
+        if self.broken:
+            self.broken = False
+            self._worth = 1
+
+    monkeypatch.setattr(Lane, "_failed", failed)
+
+
+# Wire
+
+
+@bug("wire")
+def answer_rows_in_another_order(monkeypatch):
+    real = lean.rows_answered
+    monkeypatch.setattr(lean, "rows_answered", lambda number, rows: real(number, rows[::-1]))
+
+
+@bug("wire")
+def lose_the_rest_of_a_frame(monkeypatch):
+    real = lean.Reader.feed
+
+    def feed(self, data):
+        found = real(self, data)
+        if found and self._rest:
+            self._rest.clear()
+        return found
+
+    monkeypatch.setattr(lean.Reader, "feed", feed)
+
+
+@bug("wire")
+def mix_answers_up(monkeypatch):
+    real = lean.codes_answered
+    last = [b""]
+
+    def answered(number, codes):
+        before, last[0] = last[0], codes
+        return real(number, before if len(before) == len(codes) else codes)
+
+    monkeypatch.setattr(lean, "codes_answered", answered)
+
+
+@bug("wire")
+def read_the_last_row_twice(monkeypatch):
+    real = lean.read_parcel
+
+    def read(kind, content):
+        parcel = real(kind, content)
+        if len(parcel.rows) > 1:
+            parcel.rows = [*parcel.rows[:-1], parcel.rows[0]]
+        return parcel
+
+    monkeypatch.setattr(lean, "read_parcel", read)
+
+
+KNOWN: dict[str, int] = {
+    "apply_a_commit_twice": 1,
+    "make_half_messages_visible": 1,
+    "publish_what_is_rolled_back": 1,
+    "publish_only_the_first_message_of_a_transaction": 1,
+    "count_checks_in_memory_only": 1,
+    "ask_the_decided": 2,
+    "ask_once_too_often": 1,
+    "forget_the_last_id_of_a_run": 27,
+    "let_something_stand_between_two_messages_of_a_transaction": 14,
+    "answer_before_the_sync": 2,
+    "skip_the_sync_of_the_folder": 2,
+    "call_what_was_lost_done": 2,
+    "take_a_conflict_for_a_commit": 17,
+    "commit_what_the_checker_does_not_know": 1,
+    "do_not_ask_again_after_a_lost_receive": 0,
+    "mix_answers_up": 0,
+}
+
+
+def find(name: str, seeds: list[int]) -> dict[str, object]:
+    """Plant a bug, and run seeds until one notices."""
+    room, plant = BUGS[name]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        plant(monkeypatch)
+        for tried, seed in enumerate(seeds, 1):
+            result = simulate(seed)
+            if not result.ok:
+                first = result.violations[0]
+                return {
+                    "bug": name,
+                    "room": room,
+                    "caught_by": first.what,
+                    "seed": seed,
+                    "turns": result.steps,
+                    "virtual_seconds": round(result.seconds, 2),
+                    "seeds_tried": tried,
+                    "detail": str(first).splitlines()[0][:200],
+                }
+    return {"bug": name, "room": room, "caught_by": None, "seeds_tried": len(seeds)}
+
+
+def main(arguments: list[str]) -> None:
+    search = "--search" in arguments
+    seeds = int(arguments[arguments.index("--seeds") + 1]) if "--seeds" in arguments else 60
+    names = [name for name in arguments if name in BUGS] or list(BUGS if search else KNOWN)
+    for name in names:
+        order = list(range(seeds))
+        if not search and name in KNOWN:
+            order = [KNOWN[name], *order]
+        print(json.dumps(find(name, order)), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
