@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from escrowmq.log.offline import open_offline
 from escrowmq.platform.disk import Disk, RealDisk
 from escrowmq.schemas import STORED, Kind
 from escrowmq.testing.clock import SimulatedClock
-from escrowmq.testing.disks import FaultDisk, MemoryDisk
+from escrowmq.testing.disks import MODES, FaultDisk, MemoryDisk, SimulatedCrash
 from escrowmq.testing.log_conformance import packed
 from escrowmq.testing.memory_log import MemoryLog
 
@@ -114,7 +115,7 @@ acts = st.one_of(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(st.lists(acts, min_size=8, max_size=40), st.integers(0, 1000))
 def test_the_index_says_what_a_scan_says(script: list[tuple[str, Any]], seed: int) -> None:
     """Sends, halves, other frames, retention, restarts, kills, and files that are gone, old, cut or damaged."""
@@ -152,8 +153,8 @@ def test_the_index_says_what_a_scan_says(script: list[tuple[str, Any]], seed: in
             elif act == "cut":
                 disk.open(name).truncate(detail % len(disk.files()[name]))
             elif old:  # one that was, under the name of one that is
-                disk.open(name).truncate(0)
-                disk.open(name).write_at(0, [old[sorted(old)[detail % len(old)]]])
+                disk.remove(name)
+                disk.open(name, create=True).write_at(0, [old[sorted(old)[detail % len(old)]]])
         old |= {name: data for name, data in disk.files().items() if name.endswith(".lookup")}
     assert_equal(log)
     worked(log)
@@ -413,6 +414,72 @@ def test_a_run_of_another_log_or_of_a_torn_write_is_not_opened() -> None:
         torn = MemoryDisk({name: data[:size]})
         with pytest.raises(EscrowError):
             open_run(torn, name, shard)
+
+
+def test_a_crash_at_any_step_of_writing_and_merging_leaves_right_answers() -> None:
+    """At each operation in turn; what it leaves is kept, torn or dropped: the next opening finds everything, and makes the rest again."""
+    before = FaultDisk(1)
+    log = filled(before, 45, replace(SMALL, fanout=2))
+    steps = before.operations
+    worked(log)
+    steps = before.operations - steps
+    log.close()
+    for number in range(1, steps + 1, 5):
+        disk = FaultDisk(number)
+        log = filled(disk, 45, replace(SMALL, fanout=2))
+        disk.crash_at = disk.operations + number
+        with pytest.raises(SimulatedCrash):
+            worked(log)
+        mode = MODES[number % len(MODES)]
+        log = opened(disk.survivors(mode, number))
+        for key in ("a", "b", ""):
+            assert_equal_for(log, key)
+        log.close()
+
+
+def test_look_ups_beside_the_writer_the_thread_and_retention(tmp_path: Any) -> None:
+    """Every message that was answered is found at once, whichever file is being written, merged or removed at that moment."""
+    log = opened(RealDisk(tmp_path), replace(SMALL, threaded=True))
+    told: list[tuple[int, int]] = []
+    over = threading.Event()
+    wrong: list[Any] = []
+
+    def look() -> None:
+        while not over.is_set():
+            if not told:
+                continue
+            number, end = told[-1]
+            try:
+                (match,) = log.find("key", f"n{number}", "orders", end=end)
+                many = [int(p) for m in log.find("key", "often", "orders", end=end) for p in m.positions]
+            except (EscrowError, ValueError) as problem:
+                wrong.append((number, problem))
+                return
+            if match.lost or many != sorted(set(many), reverse=True) or len(many) < min(number, 20):
+                wrong.append((number, match, many))
+                return
+
+    threads = [threading.Thread(target=look) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(250):
+            log.append(Kind.PLAIN, batch([("orders", f"n{number}", IDS[0]), ("orders", "often", IDS[1])]), START_US)
+            log.sync()
+            told.append((number, log.next_sequence))
+            if number % 50 == 49:
+                tables = {"n": pa.table({"n": [1]})}
+                log.save_snapshot(tables, log.next_sequence, log.next_position, log.last_time_us)
+                log.drop_before(log.next_position - 120)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+    assert log.settle_lookups(60)
+    assert_equal(log)
+    log.close()
+    assert log._lookups._thread is None
 
 
 def golden_log(disk: MemoryDisk) -> None:

@@ -454,5 +454,4 @@ def _lookup(engine: Readable, request: messages.Lookup) -> messages.Found:
 @_answers(messages.VIEW)
 def _view(engine: Readable, request: messages.View) -> messages.Viewed:
     topic, text = request["topic"], request["id_or_key"]
-    found = view_message(engine, topic, message_id(text), None)
-    return {"message": found or view_message(engine, topic, None, text)}
+    return {"message": view_message(engine, topic, message_id(text), text)}

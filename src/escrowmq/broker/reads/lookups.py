@@ -23,6 +23,7 @@ from escrowmq.wire.actions.transactions import Event, Shown
 
 VIEWED = 64
 """Messages of one key whose states are looked at together."""
+NOWHERE: tuple[None, None] = (None, None)
 UNDONE = [int(TransactionState.ROLLED_BACK), int(TransactionState.EXPIRED)]
 MAX_SHOWN = 100
 """Messages of one transaction that are shown in full."""
@@ -71,7 +72,7 @@ def find_messages(engine: Readable, message_id: bytes | None, key: str | None, t
     counted, but for the one of which the ledger still knows that it has the id."""
     found: list[FoundMessage] = []
     unreadable = 0
-    for positions, lost in _matches(engine, message_id, key, topic):
+    for positions, lost in _matches(engine, _known(engine, message_id), message_id, key, topic):
         unreadable += lost
         found += _states(engine, positions[: limit - len(found)])
         if len(found) >= limit:
@@ -80,20 +81,32 @@ def find_messages(engine: Readable, message_id: bytes | None, key: str | None, t
     return {**answer, "unreadable": unreadable} if unreadable else answer
 
 
-def view_message(engine: Readable, topic: str, message_id: bytes | None, key: str | None) -> FoundMessage | None:
-    """The newest message of a topic with an id, or with a key, that stands or still may: none that was rolled back or has expired.
+def view_message(engine: Readable, topic: str, message_id: bytes, key: str) -> FoundMessage | None:
+    """The message of a topic with an id, or else the newest with a key, that stands or still may: none that was rolled back or has expired.
     Corrupt(DAMAGED) if there is none, and a message that could not be compared may be it."""
+    known = _known(engine, message_id)
     unreadable = 0
-    for positions, lost in _matches(engine, message_id, key, topic):
-        unreadable += lost
-        for start in range(0, len(positions), VIEWED):
-            chosen = positions[start : start + VIEWED]
-            for one in _states(engine, chosen[~_undone(engine, chosen)][:1]):
-                if one["topic"] in (topic, None):
-                    return one
+    for identity, text in ((message_id, None), (None, key)):
+        passed = 0
+        for positions, lost in _matches(engine, known, identity, text, topic):
+            passed += lost
+            for start in range(0, len(positions), VIEWED):
+                chosen = positions[start : start + VIEWED]
+                for one in _states(engine, chosen[~_undone(engine, chosen)][:1]):
+                    if one["topic"] in (topic, None):
+                        return one
+        unreadable = max(unreadable, passed)
     if unreadable:
         raise error(Code.DAMAGED, f"not found among what can be read, but {unreadable} messages are damaged")
     return None
+
+
+def _known(engine: Readable, message_id: bytes | None) -> tuple[int, Int64s]:
+    """The end of what there is, and where the ledger remembers messages of an id."""
+    known: tuple[int, Int64s] = engine.look(
+        lambda: (engine.log.next_sequence, _positions_of(engine, message_id))
+    ).result()
+    return known
 
 
 def _undone(engine: Readable, positions: Int64s) -> Bools:
@@ -107,11 +120,11 @@ def _undone(engine: Readable, positions: Int64s) -> Bools:
 
 
 def _matches(
-    engine: Readable, message_id: bytes | None, key: str | None, topic: str | None
+    engine: Readable, end_and_known: tuple[int, Int64s], message_id: bytes | None, key: str | None, topic: str | None
 ) -> Iterator[tuple[Int64s, int]]:
     """Messages of an id, or with a key, or both: positions, newest first, and how many cannot be compared that lie between them. Ends where
     retention has come meanwhile."""
-    end, known = engine.look(lambda: (engine.log.next_sequence, _positions_of(engine, message_id))).result()
+    end, known = end_and_known
     if message_id is None:
         matches = engine.log.find("key", key or "", topic, end=end)
     else:
@@ -120,7 +133,7 @@ def _matches(
         for match in matches:
             positions, lost = match.positions, 0
             if match.lost:
-                positions = positions[np.isin(positions, known)]
+                positions = positions[np.isin(positions, known)] if message_id is not None else positions[:0]
                 lost = len(match.positions) - len(positions)
             elif message_id is not None and key is not None:
                 keys = engine.log.salvage(positions, ["key"])[0].column("key")
@@ -147,7 +160,9 @@ def _states(engine: Readable, positions: Int64s) -> list[FoundMessage]:
     def look() -> tuple[list[int], list[tuple[Place | None, int | None]]]:
         ledger = engine.shard.ledger
         states = ledger.half_states(positions[half])[0].tolist() if half.any() else []
-        return states, [_standing(ledger, row) for row in rows]
+        of_halves = iter(states)
+        placed = [not row["half"] or next(of_halves) == TransactionState.COMMITTED or row["lost"] for row in rows]
+        return states, [_standing(ledger, row) if stands else NOWHERE for row, stands in zip(rows, placed, strict=True)]
 
     states, standing = engine.look(look).result()
     of_halves = iter(states)
@@ -164,9 +179,10 @@ def _standing(ledger: Ledger, row: dict[str, Any]) -> tuple[Place | None, int | 
     """The queue in which a row stands, and its offset there. Of a row that is lost every queue is asked."""
     queues = ledger.topics.queues if row["lost"] else [ledger.queue(row["queue_id"])]
     for queue in queues:
-        if (offset := queue.find(row["position"])) is not None:
+        since_us = 0 if row["lost"] else max(row["stored_us"], row["visible_us"])
+        if (offset := queue.find(row["position"], since_us)) is not None:
             return queue.place, offset
-    return None, None
+    return NOWHERE
 
 
 def _rows(engine: Readable, positions: Int64s) -> list[dict[str, Any]]:

@@ -19,6 +19,9 @@ import pyarrow as pa
 from escrowmq.ledger.columns.arrays import Columns, Int32s, Int64s, locate
 
 NO_TAG = 0
+LOOK_ROWS = 1024
+MOST_LOOK_ROWS = 1 << 18
+"""Offsets that are compared with a position at a time: first, and at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +76,18 @@ class QueueIndex:
         index = int(np.searchsorted(times, time_us, side="left"))
         return max(int(self._times["offset"][index]), self.head) if index < len(times) else self.end
 
-    def find(self, position: int) -> int | None:
-        """The offset of a log position, newest first; None if it is not here. For rare look-ups: it scans."""
-        found = np.flatnonzero(self._entries["position"] == position)
-        return self._entries.first + int(found[-1]) if len(found) else None
+    def find(self, position: int, since_us: int = 0) -> int | None:
+        """The offset of a log position; None if it is not here. Looks at what became visible at ``since_us`` or later, oldest first, in
+        pieces: few of them if that is when it did."""
+        positions = self._entries["position"]
+        at = self.offset_at(since_us) - self.head
+        size = LOOK_ROWS
+        while at < len(positions):
+            found = np.flatnonzero(positions[at : at + size] == position)
+            if len(found):
+                return self.head + at + int(found[0])
+            at, size = at + size, min(2 * size, MOST_LOOK_ROWS)
+        return None
 
     def offsets_of(self, positions: Int64s) -> Int64s:
         """The offset of each log position, -1 for those that are not here. For repeats: it scans, once for all."""

@@ -240,8 +240,6 @@ class Lookups:
         else:
             among = None if rows is None else np.array(rows[::-1], np.int64) - frame.position
             found = wanted.rows(frame.batch, among)
-            if among is not None:
-                found = found[np.isin(found, among)]
         positions = found[::-1] + frame.position
         positions = positions[positions < below]
         lost = frame.damage is not None and not frame.damage.bodies_only
