@@ -337,15 +337,13 @@ class Run:
 
     def _rests(self) -> bool:
         """Whether nothing is left to do: every process with a plan has done it, every transaction is settled, all is consumed."""
-        if any(site.node.dead or not (site.finished or site.role.drains) for site in self.sites):
-            return False
         return not self._what_is_left()
 
     def _what_is_left(self) -> str:
         left = [
             f"{site.name} is not done"
             for site in self.sites
-            if site.node.dead or not (site.finished or site.role.drains)
+            if site.node.dead or not (site.finished or site.kept.get("receives"))
         ]
         for broker in self.brokers:
             engine = broker.engine

@@ -36,6 +36,7 @@ class Reader:
         self.consumer = site.connect().consumer(
             group, topics, ordered=ordered, lease=lease, retry_backoff=0.1, retry_backoff_max=1.0, timeout=120.0
         )
+        site.kept["receives"] = True  # from now on the group is there
 
     def work(self) -> None:
         """Receive until the process is ended."""
