@@ -49,18 +49,19 @@ def test_topics_of_several_brokers_and_one_that_comes_later(
     spark: SparkSession, brokers: list[Broker], tmp_path: Path
 ) -> None:
     url = f"{brokers[0].url},{brokers[1].url.removeprefix('escrow://')}"
-    send(brokers[0].url, 0, 10, "one")
+    one, two = (f"{name}.{tmp_path.name}" for name in ("one", "two"))  # others when the test is run once more
+    send(brokers[0].url, 0, 10, one)
     for number, broker in enumerate(brokers):
-        send(broker.url, 10 + 5 * number, 15 + 5 * number, "two")
+        send(broker.url, 10 + 5 * number, 15 + 5 * number, two)
 
     def run() -> list[str]:
-        batches = read_stream(spark, url, tmp_path / "check", topic="one,two", maxRowsPerTrigger=9)
+        batches = read_stream(spark, url, tmp_path / "check", topic=f"{one},{two}", maxRowsPerTrigger=9)
         assert max(len(batch) for batch in batches) <= 9
         return sorted(key for batch in batches for key in batch)
 
     assert run() == numbers(0, 20)
-    send(brokers[1].url, 20, 24, "one")
-    send(brokers[1].url, 24, 26, "two")
+    send(brokers[1].url, 20, 24, one)
+    send(brokers[1].url, 24, 26, two)
     assert run() == numbers(20, 26)
 
 

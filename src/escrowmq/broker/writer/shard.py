@@ -46,6 +46,7 @@ from escrowmq.log.frames import Content, can_pack, pack, size_bound
 from escrowmq.log.seam import CommitLog, Snapshot
 from escrowmq.platform.clock import Clock, ContinuedClock
 from escrowmq.platform.failpoints import reach
+from escrowmq.schemas import MESSAGES, STORED, Kind
 from escrowmq.settings import BrokerSettings
 
 HEADROOM = 4 << 20
@@ -69,14 +70,28 @@ def rules_of(settings: BrokerSettings) -> Rules:
     return Rules(**values)
 
 
+PACKED_ROWS = 256
+PACKED_BYTES = 128 << 10
+"""What is packed without Arrow at most. Arrow makes more rows in less time, and larger pieces of memory are mapped anew for each copy."""
+
+
 def _contents(decision: Decision) -> list[Content]:
     """What the log is given of each event. Raises ValueError, OverflowError or ArrowException if a value fits no column."""
     return [
         pack(event.kind, event.content.columns)
-        if isinstance(event.content, Few) and can_pack(event.kind)
+        if isinstance(event.content, Few) and _is_packed(event.kind, event.content)
         else event.batch
         for event in decision.events
     ]
+
+
+def _is_packed(kind: Kind, few: Few) -> bool:
+    if few.num_rows > PACKED_ROWS or not can_pack(kind):
+        return False
+    return kind not in MESSAGES or sum(map(len, few.columns[_BODY])) <= PACKED_BYTES
+
+
+_BODY = STORED[Kind.PLAIN].names.index("body")
 
 
 def _size(tables: dict[str, pa.Table]) -> int:
