@@ -10,7 +10,6 @@ import contextlib
 import functools
 import importlib
 import os
-import pkgutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -21,7 +20,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-import escrowmq
 from escrowmq.testing.servers.process import Server
 from escrowmq.testing.servers.seam import Absent
 
@@ -62,20 +60,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """In the processes of ``pytest -n``: what takes long comes first (after what xdist itself puts first, the large groups)."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: not item.nodeid.startswith(LONG))
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """In the processes of ``pytest -n``: all of the product is imported before the first test.
-
-    Hypothesis also draws constants that it finds in this project's modules, those that are imported when it looks. A module that a test is the
-    first to import, in the middle of its examples, changes what is drawn, and Hypothesis calls the test flaky.
-    """
-    if not hasattr(session.config, "workerinput"):
-        return
-    for module in pkgutil.walk_packages(escrowmq.__path__, "escrowmq.", onerror=lambda _: None):
-        if not module.name.endswith("__main__"):
-            with contextlib.suppress(ImportError, escrowmq.Misuse):  # an extra that is not installed here
-                importlib.import_module(module.name)
 
 
 @pytest.hookimpl(optionalhook=True)
