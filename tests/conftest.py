@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
     from escrowmq.testing.servers.spark import Cluster
 
-settings.register_profile("here", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "here", deadline=None, print_blob=True, report_multiple_bugs=False, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile("ci", parent=settings.get_profile("here"), derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
@@ -60,6 +62,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """In the processes of ``pytest -n``: what takes long comes first (after what xdist itself puts first, the large groups)."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Why a test was run once more: it is listed for somebody to mend."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.write_sep("_", report.nodeid)
+        terminalreporter.write_line("\n".join(report.longreprtext.splitlines()[-40:]))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -14,7 +14,6 @@ unknown              a broker is away, and no other one has it: tried again, for
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -196,7 +195,7 @@ class Commit:
 class Handle:
     """``handle``: the effect first, marked as the consumer group marks it, then the commit. A delivery that follows finds the mark.
 
-    A message whose time has not come (a delay) is only committed: its effect is the consumers', in its time.
+    A delayed message that is not visible is only committed: its effect is the consumers', in its time, which its broker's clock tells.
     """
 
     resends = False
@@ -207,7 +206,6 @@ class Handle:
 
     def apply(self, findings: Sequence[Finding]) -> list[Result]:
         """Effects of all, then commits of those that have them."""
-        now_us = time.time_ns() // 1000
         messages: list[LookedUp] = []
         owners: list[int] = []
         failed: dict[int, str] = {}
@@ -215,7 +213,7 @@ class Handle:
             for row in finding.rows:
                 if row["body"] is None:
                     failed[number] = f"the log is damaged under it: {row['damaged']}"
-                elif row["visible_us"] <= now_us:
+                elif row["visible"] or not row["visible_us"]:
                     messages.append(looked_up(row))
                     owners.append(number)
         effects = [0] * len(findings)

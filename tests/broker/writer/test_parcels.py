@@ -7,11 +7,15 @@ import pytest
 from broker_bench import Bench, end, prepare
 
 from escrowmq.broker.calls import Calls
+from escrowmq.broker.writer import shard
 from escrowmq.broker.writer.rounds import PLAIN_ROWS
+from escrowmq.broker.writer.shard import PACKED_BYTES, PACKED_ROWS
 from escrowmq.errors import Code, EscrowError
 from escrowmq.ledger.commands import CreateTopic, Receive
+from escrowmq.log.frames import pack
 from escrowmq.message.row import OutgoingRow
 from escrowmq.model import COMMIT, Act, DecidedBy, message_id
+from escrowmq.schemas import Kind
 from escrowmq.wire import Exchange, Parcel
 from escrowmq.wire.parcels import Answer
 
@@ -259,3 +263,27 @@ def test_batches_and_parcels_of_one_lane_are_one_command():
     assert parcel == [bytes([Code.COMMITTED])]
     assert batch.result(timeout=0)["code"].to_pylist() == [Code.COMMITTED]
     assert mailer.bench.engine.log.next_sequence == sequence + 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "body", "packed"),
+    [
+        (PACKED_ROWS, b"b", True),
+        (PACKED_ROWS + 1, b"b", False),
+        (2, b"b" * (PACKED_BYTES // 2), True),
+        (2, b"b" * (PACKED_BYTES // 2 + 1), False),
+    ],
+    ids=["rows", "a row more", "bytes", "a byte more"],
+)
+def test_rounds_too_large_to_be_packed_are_made_by_arrow(monkeypatch, rows, body, packed):
+    mailer = Mailer()
+    seen = []
+    monkeypatch.setattr(shard, "pack", lambda kind, columns: seen.append(kind) or pack(kind, columns))
+    sequence = mailer.bench.engine.log.next_sequence
+    answers = [mailer.post(Exchange.PREPARE, row(body=body, key=str(number))) for number in range(rows)]
+    mailer.bench.engine.step()
+    assert seen == [Kind.HALF] * packed
+    frame = next(frame for frame in mailer.bench.engine.log.frames(sequence) if frame.kind == Kind.HALF)
+    assert frame.batch.column("key").to_pylist() == [str(number) for number in range(rows)]
+    assert frame.batch.column("body").to_pylist() == [body] * rows
+    assert [answer[0][0] for (answer,) in answers] == [Code.OK] * rows

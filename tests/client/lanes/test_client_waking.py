@@ -63,7 +63,15 @@ def test_who_does_not_wait_yet_holds_up_nobody():
     assert [result_of(waiters[at]) for at in (1, 3)] == [1, 3]
 
 
-def test_an_interrupted_main_thread_holds_up_nobody():
+@pytest.fixture
+def interruptible():
+    """SIGINT raises KeyboardInterrupt, also where this process was started to ignore it, as a shell starts what runs in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupted_main_thread_holds_up_nobody(interruptible):
     waiters, results = [Waiter(60.0, threading.get_ident()) for _ in range(3)], dict.fromkeys([0, 2])
     threads = waiting(waiters, results)
     interrupted, main = threading.Event(), threading.get_ident()
