@@ -1,10 +1,7 @@
 """The example's hold on its processes: starts them, hears them, kills them at the places at which they stand still."""
 
 import json
-import os
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from escrowmq.platform import failpoints
+from escrowmq.testing.programs import Program
 
 PROGRAM = Path(__file__).with_name("transfer_process.py")
 PATIENCE = 120.0
@@ -59,72 +57,6 @@ DEATHS = {
 """Between every two steps of every process, somebody dies."""
 
 
-class Process:
-    """One process; what it logs goes into ``FOLDER/ROLE.log``."""
-
-    def __init__(self, role: str, config: dict[str, Any], folder: Path, environment: dict[str, str]) -> None:
-        self.role = role
-        self._lines: list[str] = []
-        with (folder / f"{role}.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, PROGRAM, role, json.dumps(config)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env={**os.environ, **environment},
-            )
-        self._ears = threading.Thread(target=self._listen, daemon=True)
-        self._ears.start()
-
-    @property
-    def running(self) -> bool:
-        return self._process.poll() is None
-
-    def heard(self, word: str) -> str | None:
-        """The rest of the last line that begins with ``word``; None if there is none."""
-        return next((line[len(word) + 1 :] for line in reversed(self._lines) if line.split()[0] == word), None)
-
-    def say(self, line: str) -> None:
-        """Tell it something; a process that has died will be told again after its restart."""
-        try:
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass
-
-    def kill(self) -> None:
-        """SIGKILL: no cleanup, no flush."""
-        self._process.kill()
-        self._end()
-
-    def stop(self) -> None:
-        """Let it end by itself; kill it if it does not."""
-        self._close()
-        try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-        self._end()
-
-    def _end(self) -> None:
-        self._process.wait()
-        self._close()
-        self._ears.join()
-        self._process.stdout.close()
-
-    def _close(self) -> None:
-        try:
-            self._process.stdin.close()
-        except BrokenPipeError:
-            pass
-
-    def _listen(self) -> None:
-        for line in self._process.stdout:
-            if line.strip():
-                self._lines.append(line.strip())
-
-
 class Staff:
     """All processes of one run. A context manager: leaving stops those that still run."""
 
@@ -136,7 +68,7 @@ class Staff:
         self._folder = folder
         self._places = folder / "places"
         self._places.mkdir()
-        self._processes: dict[str, Process] = {}
+        self._processes: dict[str, Program] = {}
         self._made = 0
         self._asked = 0
         self._roles = ["bank-a", "bank-b", *(["relay"] if config["way"] == "outbox" else [])]
@@ -194,10 +126,15 @@ class Staff:
         if death.dies == "bank-a":
             self.transfer(self._asked)
 
-    def _start(self, role: str, **more: str) -> Process:
+    def _start(self, role: str, **more: str) -> Program:
         places = ",".join(death.place for death in self._deaths if death.stands == role)
         armed = {failpoints.VARIABLE: places, failpoints.TELL_VARIABLE: str(self._places)} if places else {}
-        self._processes[role] = Process(role, {**self._config, **more}, self._folder, armed)
+        self._processes[role] = Program(
+            role,
+            [sys.executable, PROGRAM, role, json.dumps({**self._config, **more})],
+            self._folder / f"{role}.log",
+            armed,
+        )
         return self._processes[role]
 
     def _open(self, role: str, **more: str) -> str:
