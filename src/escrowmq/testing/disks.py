@@ -369,7 +369,9 @@ class SlowDisk(RealDisk):
     """A folder whose syncs take ``sync_seconds`` more, one at a time, and longer after many bytes were written: ``bytes_per_second``
     (None: no more than the real disk takes). Reading is as fast as the real disk."""
 
-    def __init__(self, folder: str | Path, *, sync_seconds: float = 0.05, bytes_per_second: float | None = None) -> None:
+    def __init__(
+        self, folder: str | Path, *, sync_seconds: float = 0.05, bytes_per_second: float | None = None
+    ) -> None:
         super().__init__(folder)
         self._sync_seconds = sync_seconds
         self._byte_seconds = 1.0 / bytes_per_second if bytes_per_second else 0.0
