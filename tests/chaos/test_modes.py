@@ -1,0 +1,13 @@
+"""Each delivery mode of the chaos run does what it says where nothing is wrong."""
+
+from pathlib import Path
+
+import pytest
+from alone import run_alone
+
+from escrowmq.chaos.modes import MODES
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_without_faults_each_business_row_has_one_effect(name: str, tmp_path: Path) -> None:
+    run_alone(MODES[name](), tmp_path)
