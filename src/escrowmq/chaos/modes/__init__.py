@@ -3,6 +3,7 @@
 from escrowmq.chaos.modes.barrier import BarrierMode
 from escrowmq.chaos.modes.both_reach import BothReachMode
 from escrowmq.chaos.modes.compensating import CompensatingMode
+from escrowmq.chaos.modes.compensation import CompensationMode
 from escrowmq.chaos.modes.driven import DrivenMode
 from escrowmq.chaos.modes.seam import Mode, Site
 
@@ -13,6 +14,7 @@ MODES: dict[str, type[Mode]] = {
         DrivenMode,
         BothReachMode,
         CompensatingMode,
+        CompensationMode,
     )
 }
 
