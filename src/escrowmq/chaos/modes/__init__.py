@@ -1,6 +1,10 @@
 """The delivery modes of the product, each as what a producer and a consumer of it do. A mode's name is its word on the command line."""
 
 from escrowmq.chaos.modes.barrier import BarrierMode
+from escrowmq.chaos.modes.both_reach import BothReachMode
+from escrowmq.chaos.modes.compensating import CompensatingMode
+from escrowmq.chaos.modes.compensation import CompensationMode
+from escrowmq.chaos.modes.driven import DrivenMode
 from escrowmq.chaos.modes.groups import GroupsMode
 from escrowmq.chaos.modes.offsets import OffsetsMode
 from escrowmq.chaos.modes.outbox import OutboxMode
@@ -13,6 +17,10 @@ MODES: dict[str, type[Mode]] = {
         OutboxMode,
         OffsetsMode,
         GroupsMode,
+        DrivenMode,
+        BothReachMode,
+        CompensatingMode,
+        CompensationMode,
     )
 }
 
