@@ -16,6 +16,8 @@ import escrowmq as mq
 from escrowmq import outbox
 from escrowmq.chaos.books import Books, body_of, business, confirmed, effects, hash_of, intended
 from escrowmq.chaos.modes.seam import Mode, Site
+from escrowmq.outbox.relay import Relay
+from escrowmq.outbox.targets.escrow import EscrowTarget
 from escrowmq.testing.databases import open_engine
 from escrowmq.testing.servers import escrow
 
@@ -70,6 +72,15 @@ def run_alone(mode: Mode, folder: Path, enough: int = ENOUGH, beside: Callable[[
                 thread.join()
         assert not problems, problems
         _check(there.engine, here.engine)
+
+
+def relay(producer: Site) -> None:
+    """The relay of a producer's node."""
+    with (
+        contextlib.closing(EscrowTarget(producer.url)) as target,
+        Relay(producer.engine, target, workers=1, poll_interval=0.05),
+    ):
+        producer.ended.wait()
 
 
 def _guarded(call: Callable[[Site], Any], one: Site, problems: list[BaseException]) -> None:

@@ -3,11 +3,14 @@
 from pathlib import Path
 
 import pytest
-from alone import run_alone
+from alone import relay, run_alone
 
 from escrowmq.chaos.modes import MODES
+
+RELAYED = {"compensation"}
+"""Modes that put something into the outbox."""
 
 
 @pytest.mark.parametrize("name", MODES)
 def test_without_faults_each_business_row_has_one_effect(name: str, tmp_path: Path) -> None:
-    run_alone(MODES[name](), tmp_path)
+    run_alone(MODES[name](), tmp_path, beside=relay if name in RELAYED else None)

@@ -1,8 +1,21 @@
 """The delivery modes of the product, each as what a producer and a consumer of it do. A mode's name is its word on the command line."""
 
 from escrowmq.chaos.modes.barrier import BarrierMode
+from escrowmq.chaos.modes.both_reach import BothReachMode
+from escrowmq.chaos.modes.compensating import CompensatingMode
+from escrowmq.chaos.modes.compensation import CompensationMode
+from escrowmq.chaos.modes.driven import DrivenMode
 from escrowmq.chaos.modes.seam import Mode, Site
 
-MODES: dict[str, type[Mode]] = {mode.name: mode for mode in (BarrierMode,)}
+MODES: dict[str, type[Mode]] = {
+    mode.name: mode
+    for mode in (
+        BarrierMode,
+        DrivenMode,
+        BothReachMode,
+        CompensatingMode,
+        CompensationMode,
+    )
+}
 
 __all__ = ["MODES", "Mode", "Site"]

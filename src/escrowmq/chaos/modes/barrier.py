@@ -5,12 +5,8 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 
 from escrowmq import outbox
-from escrowmq.chaos.modes.seam import Mode, Site
+from escrowmq.chaos.modes.seam import Mode, Regret, Site
 from escrowmq.outbox import inbox
-
-
-class Regret(Exception):
-    """The business changed its mind: the transaction is rolled back."""
 
 
 class BarrierMode(Mode):

@@ -24,6 +24,10 @@ from escrowmq.client.bus import Bus
 from escrowmq.model import Message
 
 
+class Regret(Exception):
+    """Raised by a business that changed its mind: its local transaction is rolled back, on purpose."""
+
+
 @dataclass(slots=True)
 class Site:
     """A process of the run, as one mode sees it. Sites of the modes of a process share its bus, engine, books and ``ended``."""
