@@ -6,9 +6,9 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Protocol
 
 import sqlalchemy as sa
 
@@ -43,7 +43,10 @@ _log = logging.getLogger(__name__)
 Say = Callable[..., None]
 
 
-class _Plan(Protocol):
+@dataclass(frozen=True, slots=True)
+class ApplicationPlan:
+    """What a producer's or a consumer's node is started with."""
+
     name: str
     kind: str
     number: int
@@ -53,13 +56,14 @@ class _Plan(Protocol):
     modes: tuple[str, ...]
     peers: int
     rate: float
+    """Messages a second of one mode."""
     seed: str
 
 
 class Application:
     """A producer or a consumer of the run. ``say`` tells the director. Raises EscrowError from :meth:`run` if it cannot start."""
 
-    def __init__(self, plan: _Plan, say: Say) -> None:
+    def __init__(self, plan: ApplicationPlan, say: Say) -> None:
         self._plan = plan
         self._say = say
         self.closing = threading.Event()

@@ -16,7 +16,8 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from escrowmq.chaos import nodes
-from escrowmq.chaos.nodes import ApplicationPlan, BrokerPlan
+from escrowmq.chaos.application import ApplicationPlan
+from escrowmq.chaos.nodes import BrokerPlan
 
 PRELOADED = (
     "__main__",
@@ -126,7 +127,7 @@ class Fleet:
             name = there[channel]  # type: ignore[index]
             node = self._nodes[name]
             try:
-                words = node.channel.recv() if node.channel is not None else ()
+                words: tuple[str, ...] = node.channel.recv() if node.channel is not None else ()
             except (EOFError, OSError):
                 code = self._bury(node)
                 yield from (Heard(name, words) for words in node.said)

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from escrowmq.chaos.application import Application
+from escrowmq.chaos.application import Application, ApplicationPlan
 from escrowmq.chaos.disks import fillable_disk
 from escrowmq.errors import EscrowError
 from escrowmq.settings import BrokerSettings
@@ -56,23 +56,6 @@ class BrokerPlan:
     """Its own: data in ``data``, and :data:`~escrowmq.chaos.disks.MARKER` where its disk is full."""
     port: int
     lean_port: int
-
-
-@dataclass(frozen=True, slots=True)
-class ApplicationPlan:
-    """What a producer's or a consumer's node is started with."""
-
-    name: str
-    kind: str
-    number: int
-    folder: Path
-    database: str
-    url: str
-    modes: tuple[str, ...]
-    peers: int
-    rate: float
-    """Messages a second of one mode."""
-    seed: str
 
 
 def main(plan: BrokerPlan | ApplicationPlan, channel: Connection, log: Path) -> None:

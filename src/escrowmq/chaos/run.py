@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import sqlalchemy as sa
-
+from escrowmq.chaos.application import ApplicationPlan
 from escrowmq.chaos.books import now_us
 from escrowmq.chaos.check import check
 from escrowmq.chaos.disks import set_full
 from escrowmq.chaos.findings import Finding, Findings
 from escrowmq.chaos.fleet import Fleet, Heard, Plan
-from escrowmq.chaos.nodes import ApplicationPlan, BrokerPlan
+from escrowmq.chaos.modes import MODES, Mode
+from escrowmq.chaos.nodes import BrokerPlan
 from escrowmq.chaos.options import Options
 from escrowmq.chaos.plan import Blow, Happening, Round, Strike, draw
 from escrowmq.chaos.ports import free_ports
@@ -168,7 +168,7 @@ class Monkey:
         for name in producers:
             self._fleet.tell(name, "close")
         deadline = time.monotonic() + self.options.patience
-        settling = Settling(self.engines, self._broker_url, self.options.modes)
+        settling = Settling(self.engines, self._broker_url, _classes(self.options))
         with settling:
             while not self._placed >= set(producers):
                 self._hear(0.2)
@@ -211,7 +211,7 @@ class Monkey:
     def _check(self) -> Findings:
         producers = {name: self.engines[name] for name in self._of("producer")}
         consumers = {name: self.engines[name] for name in self._of("consumer")}
-        findings = check(producers, consumers, self.options.modes)
+        findings = check(producers, consumers, _classes(self.options))
         findings.broken.extend(self._broken)
         for name in self._of("broker"):
             disk = RealDisk(self._plans[name].folder / "data", read_only=True)
@@ -295,7 +295,9 @@ class Monkey:
         self._ends += 1
         self._find("failed", "", name, f"it ended by itself with code {code}; see nodes/{name}.log")
         if self._ends > MOST_ENDS:
-            raise Unknown(Code.DISCONNECTED, f"{name} ended by itself with code {code}, and others before it", self._hint)
+            raise Unknown(
+                Code.DISCONNECTED, f"{name} ended by itself with code {code}, and others before it", self._hint
+            )
         self._at(time.monotonic() + REST_SECONDS, lambda: self._again(name))
 
     def _again(self, name: str) -> None:
@@ -328,6 +330,10 @@ class Monkey:
     @property
     def _hint(self) -> str:
         return f"see the logs in {self._folder / 'nodes'}"
+
+
+def _classes(options: Options) -> list[type[Mode]]:
+    return [MODES[name] for name in options.modes]
 
 
 def _plans(options: Options, folder: Path, urls: dict[str, str]) -> dict[str, Plan]:
