@@ -212,14 +212,16 @@ class Monkey:
         producers = {name: self.engines[name] for name in self._of("producer")}
         consumers = {name: self.engines[name] for name in self._of("consumer")}
         findings = check(producers, consumers, _classes(self.options))
-        findings.broken.extend(self._broken)
+        for one in self._broken:
+            findings.add(one.what, one.mode, one.subject, one.detail)
         for name in self._of("broker"):
             disk = RealDisk(self._plans[name].folder / "data", read_only=True)
             try:
                 damages = list(check_log(disk))
             finally:
                 disk.close()
-            findings.broken.extend(Finding("failed", "", name, f"its log is damaged: {damage}") for damage in damages)
+            for damage in damages:
+                findings.add("failed", "", name, f"its log is damaged: {damage}")
         findings.counts["kills"] = sum(happening.blow is Blow.KILL for happening in self.happenings)
         findings.counts["other blows"] = len(self.happenings) - findings.counts["kills"]
         return findings

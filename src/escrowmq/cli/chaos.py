@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from escrowmq.chaos.options import Options
     from escrowmq.chaos.run import Run
 
-SHOWN = 20
-"""Findings that are printed."""
+SHOWN = 5
+"""Findings of one kind and mode that are printed."""
 
 
 def chaos(
@@ -68,32 +68,27 @@ def chaos(
     outcome = run(options, folder)
     facts = _facts(outcome)
     if json:
-        tallies = {
-            name: {field: getattr(tally, field) for field in tally.__slots__}
-            for name, tally in outcome.findings.tallies.items()
-        }
-        broken = [
-            {"what": one.what, "mode": one.mode, "subject": one.subject, "detail": one.detail}
-            for one in outcome.findings.broken
-        ]
-        print_json({**facts, "modes": tallies, "broken": broken, "replay": _replay(options)})
+        print_json({**facts, **outcome.findings.to_json(), "replay": _replay(options)})
     else:
         print_facts(facts)
-        heads = ["mode", ">intended", ">business", ">confirmed", ">effects", ">recovered", ">repeats"]
-        print_table(
-            heads,
-            [
-                [name, t.intended, t.business, t.confirmed, t.effects, t.recovered, t.repeats]
-                for name, t in outcome.findings.tallies.items()
-            ],
-            "",
-        )
-        for one in outcome.findings.broken[:SHOWN]:
-            notice(f"{one.what}: {one.mode} {one.subject}: {one.detail}")
-        if not outcome.findings.ok:
-            notice(f"everything is in {outcome.folder}; run it again: {_replay(options)}")
+        tallies = outcome.findings.tallies
+        heads = ["intended", "business", "confirmed", "effects", "recovered", "repeats"]
+        rows = [[name, *(getattr(tally, head) for head in heads)] for name, tally in tallies.items()]
+        print_table(["mode", *(f">{head}" for head in heads)], rows, "")
+        _show(outcome)
     if not outcome.findings.ok:
         raise typer.Exit(Exit.FINDING)
+
+
+def _show(outcome: Run) -> None:
+    """What was found: how many of each kind, and some of each."""
+    findings = outcome.findings
+    for (what, mode), number in sorted(findings.numbers.items()):
+        notice(f"{what} {mode}: {number}")
+        for one in [one for one in findings.broken if (one.what, one.mode) == (what, mode)][:SHOWN]:
+            notice(f"    {one.subject}: {one.detail}")
+    if not findings.ok:
+        notice(f"everything is in {outcome.folder}; run it again: {_replay(outcome.options)}")
 
 
 def _facts(outcome: Run) -> dict[str, Any]:
@@ -115,7 +110,7 @@ def _facts(outcome: Run) -> dict[str, Any]:
         "seconds_of_faults": round(seconds, 1),
         "confirmed_per_second": round(confirmed / max(seconds, 1e-3)),
         "seconds_to_settle": round((outcome.ended_us - outcome.faults_until_us) / 1e6, 1),
-        "broken": len(outcome.findings.broken),
+        "broken": sum(outcome.findings.numbers.values()),
         "folder": str(outcome.folder),
     }
 

@@ -39,7 +39,7 @@ class BarrierMode(Mode):
 
     def take(self, site: Site) -> None:
         """The inbox's loop."""
-        with site.bus.consumer("chaos-barrier", [self.topic(site.number)], timeout=20.0) as consumer:
+        with site.bus.consumer(f"chaos-barrier-{site.number}", [self.topic(site.number)], timeout=20.0) as consumer:
             site.at_end(consumer.close)
             inbox.consume(
                 consumer,
