@@ -7,8 +7,8 @@ from types import TracebackType
 
 import sqlalchemy as sa
 
+from escrowmq.chaos.check.waiting import Waiting
 from escrowmq.chaos.modes import Mode
-from escrowmq.chaos.waiting import Waiting
 from escrowmq.connecting import connect
 from escrowmq.errors import EscrowError
 from escrowmq.outbox.dialects import Dialect
