@@ -7,7 +7,7 @@ from types import TracebackType
 
 import sqlalchemy as sa
 
-from escrowmq.chaos.check.waiting import Waiting
+from escrowmq.chaos.check import Waiting
 from escrowmq.chaos.modes import Mode
 from escrowmq.connecting import connect
 from escrowmq.errors import EscrowError
