@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from escrowmq.chaos.books import Books, body_of, business, confirmed, effects, hash_of, id_of, intended, metadata
-from escrowmq.chaos.check import check
+from escrowmq.chaos.check import Flow, Waiting, check, read_flow
 from escrowmq.chaos.findings import KEPT, Findings
 from escrowmq.chaos.modes import Mode, Site
-from escrowmq.chaos.waiting import Waiting
 from escrowmq.testing.databases import open_engine
 
 
@@ -288,8 +287,18 @@ def test_what_still_waits_is_told_by_id(nodes: Nodes) -> None:
 
 
 def test_what_waits_is_told_alike_when_it_is_much(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("escrowmq.chaos.waiting.FEW", 2)
+    monkeypatch.setattr("escrowmq.chaos.check.waiting.FEW", 2)
     test_what_still_waits_is_told_by_id(nodes)
+
+
+def test_the_flow_is_counted_by_mode_and_second(nodes: Nodes) -> None:
+    assert read_flow(nodes.producers, nodes.consumers) == Flow()
+    for node, second in (("producer-1", 7), ("producer-2", 7), ("producer-2", 9)):
+        with nodes.producers[node].begin() as connection:
+            row = {"id": f"{node}.{second}", "mode": "once", "at_us": second * 1_000_000 + 999_999}
+            connection.execute(business.insert(), row)
+    flow = read_flow(nodes.producers, nodes.consumers)
+    assert flow == Flow(business={"once": {7: 2, 9: 1}})
 
 
 # Against a plain program: the same words, one id after the other

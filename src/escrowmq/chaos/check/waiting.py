@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from escrowmq.chaos.books import business, effects
+from escrowmq.chaos.check.reading import STRINGS, Engines, ids_in, known, rows_in, without
 from escrowmq.chaos.modes import Mode
-from escrowmq.chaos.reading import STRINGS, Engines, ids_in, known, rows_in, without
 from escrowmq.testing.databases import snapshot
 
 FEW = 4_000

@@ -15,9 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.chaos.books import body_of, business, confirmed, effects, hash_of, intended
-from escrowmq.chaos.findings import KEPT, Finding, Findings, Tally
-from escrowmq.chaos.modes import Mode
-from escrowmq.chaos.reading import (
+from escrowmq.chaos.check.reading import (
     Column,
     Engines,
     known,
@@ -27,6 +25,8 @@ from escrowmq.chaos.reading import (
     read_effects,
     read_intended,
 )
+from escrowmq.chaos.findings import KEPT, Finding, Findings, Tally
+from escrowmq.chaos.modes import Mode
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 """One for each id."""
