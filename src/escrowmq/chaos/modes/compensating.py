@@ -67,7 +67,7 @@ class CompensatingMode(Mode):
     def take(self, site: Site) -> None:
         """A batch is one transaction; it is acknowledged afterwards."""
         metadata.create_all(site.engine)
-        with site.bus.consumer(GROUP, [self.topic(site.number)], timeout=20.0) as consumer:
+        with site.bus.consumer(f"{GROUP}-{site.number}", [self.topic(site.number)], timeout=20.0) as consumer:
             site.at_end(consumer.close)
             for batch in consumer.batches():
                 with site.engine.begin() as connection:

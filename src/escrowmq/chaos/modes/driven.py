@@ -87,7 +87,7 @@ class DrivenMode(Mode):
                     stop=site.ended,
                 )
             return
-        with site.bus.consumer(GROUP, [topic], timeout=20.0) as consumer:
+        with site.bus.consumer(f"{GROUP}-{site.number}", [topic], timeout=20.0) as consumer:
             site.at_end(consumer.close)
             inbox.consume(
                 consumer,
