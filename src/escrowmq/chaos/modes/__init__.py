@@ -6,6 +6,7 @@ from escrowmq.chaos.modes.compensating import CompensatingMode
 from escrowmq.chaos.modes.compensation import CompensationMode
 from escrowmq.chaos.modes.driven import DrivenMode
 from escrowmq.chaos.modes.seam import Mode, Site
+from escrowmq.chaos.modes.spark_sink import SparkSinkMode
 
 MODES: dict[str, type[Mode]] = {
     mode.name: mode
@@ -15,6 +16,7 @@ MODES: dict[str, type[Mode]] = {
         BothReachMode,
         CompensatingMode,
         CompensationMode,
+        SparkSinkMode,
     )
 }
 
