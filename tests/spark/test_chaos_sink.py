@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from alone import run_alone
+from alone import run_alone, two_brokers
 from pyspark.sql import SparkSession
 
 from escrowmq.chaos.modes.seam import Site
@@ -18,4 +18,5 @@ def test_without_faults_each_row_of_a_file_has_one_effect(spark: SparkSession, t
             assert query.isActive, query.exception()
         query.stop()
 
-    run_alone(SparkSinkMode(), tmp_path, beside=stream)
+    with two_brokers(tmp_path / "brokers") as url:
+        run_alone(SparkSinkMode(), tmp_path, url, beside=stream)

@@ -17,12 +17,11 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from escrowmq.chaos.books import body_of
-from escrowmq.chaos.modes.seam import Mode, Regret, Site
+from escrowmq.chaos.modes.inboxes import InboxMode
+from escrowmq.chaos.modes.seam import Regret, Site
 from escrowmq.errors import Misuse
-from escrowmq.outbox import inbox
 from escrowmq.pipeline.java import find_java
 
-GROUP = "chaos-spark-sink"
 SPARK_FOLDER = "spark-sink"
 """In the folder of the run: ``rows`` has the files, ``checkpoint`` is the query's."""
 
@@ -37,7 +36,7 @@ files = sa.Table(
 )
 
 
-class SparkSinkMode(Mode):
+class SparkSinkMode(InboxMode):
     """Rows of files, a Spark stream into the topics of all consumers, the inbox."""
 
     name = "spark-sink"
@@ -94,16 +93,6 @@ class SparkSinkMode(Mode):
             with site.engine.begin() as connection:
                 connection.execute(sa.update(files).where(files.c.name == row.name).values(written=True))
             site.books.confirm(self.name, ids)
-
-    def take(self, site: Site) -> None:
-        """The inbox's loop."""
-        with site.bus.consumer(GROUP, [self.topic(site.number)], timeout=20.0) as consumer:
-            site.at_end(consumer.close)
-            inbox.consume(
-                consumer,
-                site.engine,
-                lambda session, message: site.books.effect(session, self.name, [message.body]),
-            )
 
 
 def rows_folder(folder: Path) -> Path:
