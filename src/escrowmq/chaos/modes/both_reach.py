@@ -60,7 +60,7 @@ class BothReachMode(Mode):
         """Effects in the transaction that deletes the stored prepares."""
         consumer = BothReachConsumer(
             site.engine,
-            GROUP,
+            f"{GROUP}-{site.number}",
             lambda session, messages: site.books.effect(session, self.name, [one.body for one in messages]),
         )
         while not site.ended.is_set():

@@ -66,7 +66,7 @@ class CompensatingMode(Mode):
     def take(self, site: Site) -> None:
         """A batch is one transaction; it is acknowledged afterwards."""
         metadata.create_all(site.engine)
-        with consumer_of(site, GROUP, self.topic(site.number)) as consumer:
+        with consumer_of(site, f"{GROUP}-{site.number}", self.topic(site.number)) as consumer:
             while not site.ended.is_set():
                 for batch in consumer.batches(idle_timeout=LOOK_SECONDS):
                     with site.engine.begin() as connection:
