@@ -11,22 +11,19 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from escrowmq.chaos.modes.spark_sink import rows_folder
 from escrowmq.pipeline.session import local_session
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
+from escrowmq.spark.source import register
 
 REST_SECONDS = 1.0
-"""Before a query that failed is begun again."""
+"""Between two looks whether the query has failed."""
 _log = logging.getLogger(__name__)
 
 
-def start(spark: SparkSession, folder: Path, url: str) -> StreamingQuery:
-    """The query: rows of files into the topics that they name."""
+def start(spark: Any, folder: Path, url: str) -> Any:
+    """The query (a PySpark ``StreamingQuery``): rows of files into the topics that they name."""
     rows = (
         spark.readStream.schema("topic STRING, key STRING, body STRING")
         .option("maxFilesPerTrigger", 100)
@@ -47,17 +44,12 @@ def main(folder: Path, url: str) -> None:
     temporary.mkdir(parents=True, exist_ok=True)
     tempfile.tempdir = str(temporary)
     with local_session("escrowmq-chaos", cores=1, rows=1000) as spark:
-        from pyspark.errors import StreamingQueryException
-
-        from escrowmq.spark.source import register
-
         register(spark)
         while True:
-            try:
-                start(spark, folder, url).awaitTermination()
-            except StreamingQueryException as problem:
-                _log.warning("the query is begun again: %s", problem)
-            time.sleep(REST_SECONDS)
+            query = start(spark, folder, url)
+            while query.isActive:
+                time.sleep(REST_SECONDS)
+            _log.warning("the query is begun again: %s", query.exception())
 
 
 if __name__ == "__main__":
