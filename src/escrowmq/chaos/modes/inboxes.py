@@ -31,8 +31,8 @@ class InboxMode(Mode):
         def write(session: Session, _: object) -> None:
             site.books.effect(session, self.name, session.info.pop(_HANDLED, ()))
 
-        database = sessionmaker(site.engine)
-        with consumer_of(site, f"chaos-{self.name}", self.topic(site.number)) as consumer:
+        database, topic = sessionmaker(site.engine), self.topic(site.number)
+        with consumer_of(site, f"chaos-{topic}", topic) as consumer:
             while not site.ended.is_set():
                 inbox.consume(consumer, database, _remember, within=write, idle_timeout=LOOK_SECONDS)
 
