@@ -9,6 +9,7 @@ from escrowmq.chaos.modes.groups import GroupsMode
 from escrowmq.chaos.modes.offsets import OffsetsMode
 from escrowmq.chaos.modes.outbox import OutboxMode
 from escrowmq.chaos.modes.seam import Mode, Site
+from escrowmq.chaos.modes.spark_sink import SparkSinkMode
 
 MODES: dict[str, type[Mode]] = {
     mode.name: mode
@@ -21,6 +22,7 @@ MODES: dict[str, type[Mode]] = {
         BothReachMode,
         CompensatingMode,
         CompensationMode,
+        SparkSinkMode,
     )
 }
 

@@ -12,8 +12,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from escrowmq import compensation
+from escrowmq.chaos.modes.inboxes import consumer_of
 from escrowmq.chaos.modes.leftovers import roll_back_leftovers
-from escrowmq.chaos.modes.seam import Mode, Regret, Site
+from escrowmq.chaos.modes.seam import LOOK_SECONDS, Contradiction, Mode, Regret, Site
 from escrowmq.compensation import Announced, Announcing
 from escrowmq.errors import Code, EscrowError, Rejected
 from escrowmq.model import COMMIT, Message
@@ -22,8 +23,6 @@ _log = logging.getLogger(__name__)
 
 LOST = 0.1
 """The share of batches whose ends are lost."""
-LOOK_SECONDS = 0.5
-"""Between two runs of a scheduler, or two looks at what is left once nothing new is placed."""
 QUICK: dict[str, Any] = {"grace": 2.0, "lease": 5.0, "retry_after": 1.0, "max_attempts": 1000}
 """Nothing has to be waited for as long as in earnest; and a disk that is full for seconds makes no case for a person."""
 
@@ -105,11 +104,11 @@ class CompensationMode(Mode):
             again = way.send(messages, business)
         except Rejected as problem:
             if committed or problem.code is not Code.CONFLICT:
-                raise RuntimeError(f"sent again, committed before: {committed}") from problem
+                raise Contradiction(f"sent again, committed before: {committed}") from problem
             return
         _check(again)
         if committed and not (again.repeated and again.outcome is COMMIT):
-            raise RuntimeError(f"sent again after a commit, it was done again: {again}")
+            raise Contradiction(f"sent again after a commit, it was done again: {again}")
 
     def take(self, site: Site) -> None:
         """The consumer, and in threads of their own what reads the keys and repairs."""
@@ -120,7 +119,7 @@ class CompensationMode(Mode):
 
         with (
             closing(compensation.open_sets(site.engine, topic)) as sets,
-            site.bus.consumer(topic, [topic], timeout=20.0) as consumer,
+            consumer_of(site, topic, topic) as consumer,
         ):
             crew = Crew(consumer.close)
             site.at_end(crew.stop)

@@ -103,6 +103,19 @@ class Mode(ABC):
         """The topic of consumer ``consumer``: its database alone has the marks of these messages."""
         return f"{cls.name}-{consumer}"
 
+    @classmethod
+    def lacks(cls) -> str | None:
+        """What this machine would need to run it, in words; None: nothing."""
+        return None
+
+    @classmethod
+    def beside(cls, folder: Path, url: str) -> list[str] | None:
+        """The command of a program that it needs beside the nodes, for a run in ``folder``, which has the nodes' folders; None: none.
+
+        The program may be killed at any time, with its whole process group, and is started again with the same command. It does not end by itself.
+        """
+        return None
+
     @abstractmethod
     def place(self, site: Site) -> None:
         """Place messages until ``site.closing``, set ``site.placed``, then finish what is under way until ``site.ended``."""
