@@ -48,7 +48,7 @@ class GroupsMode(PledgeMode):
 
     def _take(self, site: Site, kind: int, stop: threading.Event) -> None:
         topic = self.topic(kind)
-        with consumer_of(site, topic, ordered=KINDS[kind] == "ordered") as consumer:
+        with consumer_of(site, f"chaos-{topic}", topic, ordered=KINDS[kind] == "ordered") as consumer:
             while not (stop.is_set() or site.ended.is_set()):
                 for batch in consumer.batches(200, idle_timeout=LOOK_SECONDS):
                     self._handle(site, consumer, batch)

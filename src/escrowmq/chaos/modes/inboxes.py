@@ -15,16 +15,10 @@ ATTEMPTS = 100_000
 waits for a person, and there is none."""
 
 
-def consumer_of(site: Site, topic: str, **options: Any) -> Consumer:
-    """A consumer of the group of a topic; what fails comes again soon."""
+def consumer_of(site: Site, group: str, topic: str, **options: Any) -> Consumer:
+    """A consumer of which what fails comes again soon."""
     return site.bus.consumer(
-        f"chaos-{topic}",
-        [topic],
-        retry_backoff=0.1,
-        retry_backoff_max=1.0,
-        max_attempts=ATTEMPTS,
-        timeout=20.0,
-        **options,
+        group, [topic], retry_backoff=0.1, retry_backoff_max=1.0, max_attempts=ATTEMPTS, timeout=20.0, **options
     )
 
 
@@ -37,8 +31,8 @@ class InboxMode(Mode):
         def write(session: Session, _: object) -> None:
             site.books.effect(session, self.name, session.info.pop(_HANDLED, ()))
 
-        database = sessionmaker(site.engine)
-        with consumer_of(site, self.topic(site.number)) as consumer:
+        database, topic = sessionmaker(site.engine), self.topic(site.number)
+        with consumer_of(site, f"chaos-{topic}", topic) as consumer:
             while not site.ended.is_set():
                 inbox.consume(consumer, database, _remember, within=write, idle_timeout=LOOK_SECONDS)
 
