@@ -52,6 +52,8 @@ class ApplicationPlan:
     number: int
     folder: Path
     database: str
+    host: str
+    """Its own loopback address, through which it reaches the brokers."""
     url: str
     modes: tuple[str, ...]
     peers: int

@@ -60,8 +60,8 @@ class BrokerPlan:
 
 def main(plan: BrokerPlan | ApplicationPlan, channel: Connection, log: Path) -> None:
     """Run a node until it is told to end. The process's program: see :mod:`escrowmq.chaos.nodes`."""
-    _die_with_the_parent()
-    _log_to(log)
+    die_with_the_parent()
+    log_to(log)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the director
     speaking = threading.Lock()
 
@@ -121,11 +121,13 @@ def _listen(channel: Connection, acts: dict[str, Callable[[], Any]]) -> None:
     threading.Thread(target=listen, name="director", daemon=True).start()
 
 
-def _die_with_the_parent() -> None:
+def die_with_the_parent() -> None:
+    """SIGKILL this process when the one that forked it has died."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _log_to(path: Path) -> None:
+def log_to(path: Path) -> None:
+    """Standard error and the logs go to the end of this file."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, 2)
     os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Ports that nodes keep through their restarts: never one that the system gives to a connection meanwhile."""
+"""Addresses of nodes, and ports that nodes keep through their restarts: never one that the system gives to a connection meanwhile."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from escrowmq.errors import Code, Unknown
 
 _FIRST = 10_000
 _TRIES = 2_000
+
+
+def address_of(place: int) -> str:
+    """A loopback address (of Linux) for the node at this place, from 0."""
+    return f"127.0.{1 + place // 250}.{1 + place % 250}"
 
 
 def free_ports(hosts: Sequence[str], count: int) -> list[int]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from escrowmq.chaos.application import ApplicationPlan
@@ -23,7 +24,8 @@ from escrowmq.chaos.modes import MODES, Mode
 from escrowmq.chaos.nodes import BrokerPlan
 from escrowmq.chaos.options import Options
 from escrowmq.chaos.plan import Blow, Happening, Round, Strike, draw
-from escrowmq.chaos.ports import free_ports
+from escrowmq.chaos.ports import address_of, free_ports
+from escrowmq.chaos.proxy import Proxy, Route
 from escrowmq.chaos.settling import Settling
 from escrowmq.errors import Code, Unknown
 from escrowmq.log.checking import check as check_log
@@ -38,6 +40,8 @@ MOST_ENDS = 20
 """Nodes that end by themselves until the run is given up."""
 QUIET_SECONDS = 2.0
 """After everything has settled, nothing more may come for so long."""
+SILENCES: tuple[dict[str, bool], ...] = ({}, {"to_brokers": False}, {"to_nodes": False})
+"""In both directions, or in one."""
 _log = logging.getLogger(__name__)
 
 
@@ -105,6 +109,8 @@ class Monkey:
         self._told = told
         self._plans = _plans(options, folder, urls)
         self._fleet = Fleet(self._plans, folder / "nodes")
+        self._proxy = Proxy(_routes(self._plans), folder / "nodes" / "proxy.log")
+        self._chance = Random(f"silences {options.seed}")
         self._open: dict[str, Happening] = {}
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -115,7 +121,7 @@ class Monkey:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Around :meth:`run`: no process is left."""
-        with self._fleet:
+        with self._fleet, self._proxy:
             try:
                 yield
             finally:
@@ -240,8 +246,10 @@ class Monkey:
                 self._fleet.pause(name)
             case Blow.FILL:
                 set_full(self._plans[name].folder, True)
-            case Blow.CUT | Blow.SILENCE:
-                self._fleet.kill(name)
+            case Blow.CUT:
+                self._proxy.cut(name)
+            case Blow.SILENCE:
+                self._proxy.silence(name, **self._chance.choice(SILENCES))
         self.struck[name] = strike.blow
         self._open[name] = Happening(number, name, strike.blow, now_us(), 0)
 
@@ -255,8 +263,10 @@ class Monkey:
                 self._fleet.resume(name)
             case Blow.FILL:
                 set_full(self._plans[name].folder, False)
-            case Blow.CUT | Blow.SILENCE:
-                self._fleet.start(name)
+            case Blow.CUT:
+                self._proxy.heal(name)
+            case Blow.SILENCE:
+                self._proxy.heal(name, reset=self._chance.random() < 0.5)
         self._whole(name)
 
     def _whole(self, name: str) -> None:
@@ -341,12 +351,12 @@ def _classes(options: Options) -> list[type[Mode]]:
 def _plans(options: Options, folder: Path, urls: dict[str, str]) -> dict[str, Plan]:
     """What each node is started with, whenever it is."""
     brokers = [name for name in options.nodes if name.startswith("broker")]
-    ports = free_ports(["127.0.0.1"], 2 * len(brokers))
+    hosts = {name: address_of(place) for place, name in enumerate(urls)}
+    ports = free_ports(["127.0.0.1", *hosts.values()], 2 * len(brokers))
     plans: dict[str, Plan] = {
         name: BrokerPlan(name, folder / name, *ports[2 * place : 2 * place + 2]) for place, name in enumerate(brokers)
     }
     rate = options.rate / options.producers / len(options.modes)
-    url = "escrow://" + ",".join(f"127.0.0.1:{port}" for port in ports[::2])
     for name, database in urls.items():
         kind, _, number = name.rpartition("-")
         plans[name] = ApplicationPlan(
@@ -355,10 +365,23 @@ def _plans(options: Options, folder: Path, urls: dict[str, str]) -> dict[str, Pl
             int(number),
             folder / name,
             database,
-            url,
+            hosts[name],
+            "escrow://" + ",".join(f"{hosts[name]}:{port}" for port in ports[::2]),
             options.modes,
             options.consumers,
             rate,
             f"{options.seed} {name}",
         )
     return plans
+
+
+def _routes(plans: dict[str, Plan]) -> list[Route]:
+    """From every producer and consumer to both ports of every broker."""
+    nodes = [(plan.name, plan.host) for plan in plans.values() if isinstance(plan, ApplicationPlan)]
+    brokers = [plan for plan in plans.values() if isinstance(plan, BrokerPlan)]
+    return [
+        Route(name, host, broker.name, port)
+        for name, host in nodes
+        for broker in brokers
+        for port in (broker.port, broker.lean_port)
+    ]
