@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from escrowmq.chaos.modes import MODES
+from escrowmq.chaos.modes import MODES, mode_of
 from escrowmq.errors import Code, Misuse
 
 
@@ -33,11 +33,8 @@ class Options:
     """Seconds without any progress, after the faults have ended, until the run is called stuck."""
 
     def __post_init__(self) -> None:
-        if unknown := [mode for mode in self.modes if mode not in MODES]:
-            hint = f"one of {', '.join(MODES)}"
-            raise Misuse(Code.BAD_ARGUMENT, f"no such delivery mode: {', '.join(unknown)}", hint)
         for name in self.modes:
-            if (lacks := MODES[name].lacks()) is not None:
+            if (lacks := mode_of(name).lacks()) is not None:
                 raise Misuse(Code.MISSING_PACKAGE, f"{name} cannot run here: {lacks}")
         counts = {"rounds": self.rounds, "producers": self.producers, "brokers": self.brokers}
         counts["consumers"] = self.consumers

@@ -6,26 +6,28 @@ import contextlib
 import heapq
 import itertools
 import logging
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from escrowmq.chaos.application import ApplicationPlan
+import sqlalchemy as sa
+
 from escrowmq.chaos.books import now_us
-from escrowmq.chaos.check import check
+from escrowmq.chaos.check import check, read_flow
 from escrowmq.chaos.disks import set_full
 from escrowmq.chaos.findings import Finding, Findings
-from escrowmq.chaos.fleet import Fleet, Heard, Plan
-from escrowmq.chaos.modes import MODES, Mode
-from escrowmq.chaos.nodes import BrokerPlan, ProgramPlan
+from escrowmq.chaos.fleet import Fleet, Heard
+from escrowmq.chaos.layout import plans_of, routes_of
+from escrowmq.chaos.modes import mode_of
 from escrowmq.chaos.options import Options
 from escrowmq.chaos.plan import Blow, Happening, Round, Strike, draw
-from escrowmq.chaos.ports import address_of, free_ports
-from escrowmq.chaos.proxy import Proxy, Route
+from escrowmq.chaos.proxy import Proxy
+from escrowmq.chaos.report import Record, write_report
 from escrowmq.chaos.settling import Settling
 from escrowmq.errors import Code, Unknown
 from escrowmq.log.checking import check as check_log
@@ -46,23 +48,21 @@ SILENCES: tuple[dict[str, bool], ...] = ({}, {"to_brokers": False}, {"to_nodes":
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Run:
-    """What came of it. Wall times are microseconds since 1970."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a run. ``folder``: where everything is, unless it was temporary and every promise held."""
 
-    options: Options
+    record: Record
     folder: Path
-    rounds: tuple[Round, ...]
-    findings: Findings
-    happenings: list[Happening] = field(default_factory=list)
-    begun_us: int = 0
-    faults_until_us: int = 0
-    """When the last blow was over; then everything settled."""
-    ended_us: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether every promise held."""
+        return self.record.findings.ok
 
 
-def run(options: Options, folder: Path | None = None, told: Callable[[Monkey], None] = lambda _: None) -> Run:
-    """Run it. ``folder``: where everything is kept; None: a temporary folder, which is removed if every promise held, else left there.
+def run(options: Options, folder: Path | None = None, told: Callable[[Monkey], None] = lambda _: None) -> Outcome:
+    """Run it. ``folder``: where everything is kept; None: a temporary folder, which is removed if every promise held, else left there; the report is in it.
     ``told`` is called some times a second with the state of the run.
 
     Raises Misuse(BAD_ARGUMENT) if the folder has a run in it, Misuse(BAD_URL) for a database server that is away, Unknown(TIMED_OUT) if
@@ -76,12 +76,11 @@ def run(options: Options, folder: Path | None = None, told: Callable[[Monkey], N
     with databases([prefix + name for name in names], kept / "databases", options.database_url) as urls:
         monkey = Monkey(options, kept, rounds, dict(zip(names, urls, strict=True)), told)
         with monkey.running():
-            outcome = monkey.run()
-    if folder is None and outcome.findings.ok:
-        import shutil
-
+            record = monkey.run()
+    write_report(kept, record)
+    if folder is None and record.findings.ok:
         shutil.rmtree(kept, ignore_errors=True)
-    return outcome
+    return Outcome(record, kept)
 
 
 class Monkey:
@@ -108,9 +107,9 @@ class Monkey:
         self._folder = folder
         self._rounds = rounds
         self._told = told
-        self._plans = _plans(options, folder, urls)
+        self._plans = plans_of(options, folder, urls)
         self._fleet = Fleet(self._plans, folder / "nodes")
-        self._proxy = Proxy(_routes(self._plans), folder / "nodes" / "proxy.log")
+        self._proxy = Proxy(routes_of(self._plans), folder / "nodes" / "proxy.log")
         self._chance = Random(f"silences {options.seed}")
         self._open: dict[str, Happening] = {}
         self._due: list[tuple[float, int, Callable[[], None]]] = []
@@ -129,18 +128,29 @@ class Monkey:
                 for engine in self.engines.values():
                     engine.dispose()
 
-    def run(self) -> Run:
+    def run(self) -> Record:
         """All of it."""
         self._start()
         begun = now_us()
         self._strike()
         until = now_us()
         self._settle()
+        ended = now_us()
         self._stop()
         self.phase = "checking"
         self._told(self)
-        findings = self._check()
-        return Run(self.options, self._folder, self._rounds, findings, self.happenings, begun, until, now_us())
+        modes = [mode_of(name) for name in self.options.modes]
+        return Record(
+            options=self.options,
+            begun_us=begun,
+            faults_until_us=until,
+            ended_us=ended,
+            happenings=self.happenings,
+            findings=self._check(),
+            flow=read_flow(*self._sides),
+            told={mode.name: mode.told for mode in modes},
+            repeats=frozenset(mode.name for mode in modes if mode.repeats),
+        )
 
     # The phases
 
@@ -178,7 +188,7 @@ class Monkey:
         for name in producers:
             self._fleet.tell(name, "close")
         deadline = time.monotonic() + self.options.patience
-        settling = Settling(self.engines, self._broker_url, _classes(self.options))
+        settling = Settling(self.engines, self._broker_url, [mode_of(name) for name in self.options.modes])
         with settling:
             while left := {(name, mode) for name in producers for mode in self.options.modes} - self._placed:
                 self._hear(0.2)
@@ -222,9 +232,7 @@ class Monkey:
                         self._fleet.kill(name)
 
     def _check(self) -> Findings:
-        producers = {name: self.engines[name] for name in self._of("producer")}
-        consumers = {name: self.engines[name] for name in self._of("consumer")}
-        findings = check(producers, consumers, _classes(self.options))
+        findings = check(*self._sides, [mode_of(name) for name in self.options.modes])
         for one in self._broken:
             findings.add(one.what, one.mode, one.subject, one.detail)
         for name in self._of("broker"):
@@ -235,8 +243,6 @@ class Monkey:
                 disk.close()
             for damage in damages:
                 findings.add("failed", "", name, f"its log is damaged: {damage}")
-        findings.counts["kills"] = sum(happening.blow is Blow.KILL for happening in self.happenings)
-        findings.counts["other blows"] = len(self.happenings) - findings.counts["kills"]
         return findings
 
     # Blows
@@ -349,6 +355,12 @@ class Monkey:
         return [name for name in self._plans if name.startswith(kind)]
 
     @property
+    def _sides(self) -> tuple[dict[str, sa.Engine], dict[str, sa.Engine]]:
+        """The databases of all producers, and of all consumers."""
+        producers, consumers = self._of("producer"), self._of("consumer")
+        return {name: self.engines[name] for name in producers}, {name: self.engines[name] for name in consumers}
+
+    @property
     def _broker_url(self) -> str:
         plans: list[Any] = [self._plans[name] for name in self._of("broker")]
         return "escrow://" + ",".join(f"127.0.0.1:{plan.port}" for plan in plans)
@@ -356,52 +368,3 @@ class Monkey:
     @property
     def _hint(self) -> str:
         return f"see the logs in {self._folder / 'nodes'}"
-
-
-def _classes(options: Options) -> list[type[Mode]]:
-    return [MODES[name] for name in options.modes]
-
-
-def _plans(options: Options, folder: Path, urls: dict[str, str]) -> dict[str, Plan]:
-    """What each node is started with, whenever it is."""
-    brokers = [name for name in options.nodes if name.startswith("broker")]
-    programs = [f"program-{mode}" for mode in options.modes if MODES[mode].beside(folder, "") is not None]
-    hosts = {name: address_of(place) for place, name in enumerate([*urls, *programs])}
-    ports = free_ports(["127.0.0.1", *hosts.values()], 2 * len(brokers))
-    plans: dict[str, Plan] = {
-        name: BrokerPlan(name, folder / name, *ports[2 * place : 2 * place + 2]) for place, name in enumerate(brokers)
-    }
-    found = {name: "escrow://" + ",".join(f"{host}:{port}" for port in ports[::2]) for name, host in hosts.items()}
-    rate = options.rate / options.producers / len(options.modes)
-    for name in programs:
-        command = MODES[name.removeprefix("program-")].beside(folder, found[name])
-        assert command is not None
-        plans[name] = ProgramPlan(name, folder / name, hosts[name], tuple(command))
-    for name, database in urls.items():
-        kind, _, number = name.rpartition("-")
-        plans[name] = ApplicationPlan(
-            name,
-            kind,
-            int(number),
-            folder / name,
-            database,
-            hosts[name],
-            found[name],
-            options.modes,
-            options.consumers,
-            rate,
-            f"{options.seed} {name}",
-        )
-    return plans
-
-
-def _routes(plans: dict[str, Plan]) -> list[Route]:
-    """From every producer and consumer to both ports of every broker."""
-    nodes = [(plan.name, plan.host) for plan in plans.values() if isinstance(plan, ApplicationPlan | ProgramPlan)]
-    brokers = [plan for plan in plans.values() if isinstance(plan, BrokerPlan)]
-    return [
-        Route(name, host, broker.name, port)
-        for name, host in nodes
-        for broker in brokers
-        for port in (broker.port, broker.lean_port)
-    ]

@@ -68,6 +68,8 @@ class Record:
         """How many rounds struck so many nodes."""
         nodes: dict[int, set[str]] = {}
         for happening in self.happenings:
+            if happening.node not in self.options.nodes:
+                continue  # a program beside them
             nodes.setdefault(happening.round, set()).add(happening.node)
         return Counter(len(names) for names in nodes.values())
 
