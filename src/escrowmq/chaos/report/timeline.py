@@ -48,7 +48,7 @@ class Axis:
 def timeline(record: Record) -> str:
     """The whole picture as SVG."""
     axis = Axis(record.begun_us / 1e6, max(record.ended_us, record.begun_us + 1_000_000) / 1e6)
-    nodes = record.options.nodes
+    nodes = record.nodes
     flow_top, down_top = HEAD, HEAD + 2 * HALF + GAP
     lanes_top = down_top + DOWN + GAP
     bottom = lanes_top + LANE * len(nodes)
@@ -145,7 +145,7 @@ def _flow(axis: Axis, flow: Flow, top: float) -> str:
 
 def _down(axis: Axis, record: Record, top: float) -> str:
     """How many nodes were not whole, over time."""
-    nodes = len(record.options.nodes)
+    nodes = len(record.nodes)
     steps = sorted(step for one in record.happenings for step in ((one.at_us, 1), (one.until_us, -1)))
     bottom, scale = top + DOWN, DOWN / nodes
     path, now = f"M{LEFT},{bottom}", 0
@@ -161,15 +161,14 @@ def _down(axis: Axis, record: Record, top: float) -> str:
 
 
 def _lanes(axis: Axis, record: Record, top: float) -> str:
-    places = {node: n for n, node in enumerate(record.options.nodes)}
+    places = {node: n for n, node in enumerate(record.nodes)}
     parts = []
     for node, n in places.items():
-        y = top + n * LANE + LANE / 2
+        y, name = top + n * LANE + LANE / 2, escape(node.removeprefix("program-"))
         parts.append(f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(node)}</text>')
+        parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{name}</text>')
     for one in record.happenings:
-        if one.node in places:
-            parts.append(_blow(axis, one, top + places[one.node] * LANE + LANE / 2))
+        parts.append(_blow(axis, one, top + places[one.node] * LANE + LANE / 2))
     return "".join(parts)
 
 
