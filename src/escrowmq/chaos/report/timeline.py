@@ -95,22 +95,24 @@ def _calm(axis: Axis, record: Record, top: float, bottom: float) -> str:
         return ""
     band = f'<rect class="calm" x="{left:.1f}" y="{top}" width="{right - left:.1f}" height="{bottom - top}"/>'
     line = f'<line class="until" x1="{left:.1f}" y1="{top}" x2="{left:.1f}" y2="{bottom}"/>'
-    text = f"faults end; at rest after {record.settle_seconds:.0f} s"
-    anchor, at = ("start", left + 4) if right - left > 170 else ("end", left - 5)
+    how = "not at rest" if record.findings.of("unsettled") else "at rest"
+    text = f"faults end; {how} after {record.settle_seconds:.0f} s"
+    anchor, at = ("start", left + 4) if right - left > 190 else ("end", left - 5)
     return f'{band}{line}<text class="tick" x="{at:.1f}" y="{top + 10}" text-anchor="{anchor}">{text}</text>'
 
 
 def _rounds(axis: Axis, record: Record, top: float, bottom: float) -> str:
     """A faint line where each round began, and some of their numbers."""
     period, rounds = record.options.period, record.options.rounds
-    every = next((n for n in (1, 2, 5, 10, 20, 50, 100, 200, 500) if rounds / n <= 12), rounds)
+    width = axis.x(axis.begin + period) - LEFT
+    every = next((n for n in (1, 2, 5, 10, 20, 50, 100, 200, 500) if n * width >= 28), rounds)
     parts = []
     for number in range(1, rounds + 1):
         at = axis.begin + (number - 1) * period
         if at > record.faults_until_us / 1e6:
             break
         x, named = axis.x(at), number == 1 or number % every == 0
-        if named or rounds <= 120:
+        if named or width >= 5:
             klass = "grid strong" if named else "grid"
             parts.append(f'<line class="{klass}" x1="{x:.1f}" y1="{top}" x2="{x:.1f}" y2="{bottom}"/>')
         if named:
