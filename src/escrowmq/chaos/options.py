@@ -38,6 +38,8 @@ class Options:
         for name, count in counts.items():
             if count < 1:
                 raise Misuse(Code.BAD_ARGUMENT, f"{name} is {count}", "at least 1")
+        if (self.down or 0) > self.period:
+            raise Misuse(Code.BAD_ARGUMENT, f"down for {self.down} s of {self.period} s", "at most the period")
         if not self.modes or self.period <= 0 or self.rate <= 0 or self.patience <= 0 or (self.down or 0) < 0:
             text = "a run needs a mode, and period, rate and patience above 0"
             raise Misuse(Code.BAD_ARGUMENT, text)

@@ -10,6 +10,7 @@ import typer
 from escrowmq.cli import (
     acts,
     bench,
+    chaos,
     compensate,
     dead_letters,
     groups,
@@ -54,6 +55,7 @@ app.command("reconcile")(jobs.reconcile)
 app.command("sweep")(jobs.sweep)
 app.command("bench")(bench.bench)
 app.command("simulate")(simulate.simulate)
+app.command("chaos")(chaos.chaos)
 app.add_typer(log.app, name="log")
 
 
