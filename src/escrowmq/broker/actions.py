@@ -12,14 +12,13 @@ import pyarrow as pa
 
 from escrowmq.broker import recording
 from escrowmq.broker.reads.following import view_beyond, view_range
-from escrowmq.broker.reads.lookups import find_messages, show_transaction, view_message
+from escrowmq.broker.reads.lookups import damaged_places, find_messages, show_transaction, view_message
 from escrowmq.broker.reads.readable import HoldsLedger, Readable
 from escrowmq.broker.recording import ending, named, recorded
 from escrowmq.broker.requests import MAX_IDS, checked, transaction_id
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.broker.writer.shard import rules_of
 from escrowmq.errors import Code, error
-from escrowmq.ledger.columns.arrays import Bools, Int64s
 from escrowmq.ledger.commands import (
     AlterGroup,
     AlterProducers,
@@ -445,7 +444,7 @@ def _settle_dead_letters(engine: Engine, request: dead_letters.Settle) -> Result
 
     chosen = np.array(engine.look(look).result(), np.int64).reshape(-1, 2)
     retry = request["act"] == "retry"
-    damaged = _damaged(engine, chosen) if retry else np.zeros(len(chosen), bool)
+    damaged = damaged_places(engine, chosen) if retry else np.zeros(len(chosen), bool)
     codes = np.full(len(chosen), Code.DAMAGED, np.uint8)
     good = chosen[~damaged]
     with recorded(engine, dead_letters.SETTLE, request, items=named(engine, chosen)) as done:
@@ -453,25 +452,6 @@ def _settle_dead_letters(engine: Engine, request: dead_letters.Settle) -> Result
         answer = _results(codes)
         done.ended = ending(answer)
     return answer
-
-
-def _damaged(engine: Engine, places: Int64s) -> Bools:
-    """Which of these (queue id, offset) cannot be delivered, because their content is lost."""
-
-    def look() -> Int64s:
-        found: list[int] = []
-        for queue_id, offset in places.tolist():
-            queue = engine.shard.ledger.queue(queue_id)
-            stored = queue.head <= offset < queue.end
-            found.append(int(queue.positions(offset, offset + 1)[0]) if stored else -1)
-        return np.array(found, np.int64)
-
-    positions = engine.look(look).result()
-    mask = np.zeros(len(places), bool)
-    stored = np.flatnonzero(positions >= engine.log.first_position)
-    _, damaged = engine.log.salvage(positions[stored], ["message_id"])
-    mask[stored[list(damaged)]] = True
-    return mask
 
 
 # Messages
