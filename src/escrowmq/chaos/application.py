@@ -24,6 +24,7 @@ from escrowmq.testing.databases import open_engine
 
 REST_SECONDS = 0.2
 """Between a failure and the next try, as a supervisor would."""
+LOOK_SECONDS = 0.05
 POOL = 24
 """Connections of a node to its database: a thread has one or two."""
 RELAY_TIMEOUT = 2.0
@@ -119,7 +120,7 @@ class Application:
                 thread.start()
             self._say("ready", "")
             if producer:
-                self._wait_until_placed(list(sites.values()))
+                self._tell_what_is_placed(sites)
             self._ended.wait()
             for thread in threads:
                 thread.join()
@@ -136,13 +137,13 @@ class Application:
                 _log.warning("the tables cannot be made yet: %s", problem.orig)
                 self._ended.wait(REST_SECONDS)
 
-    def _wait_until_placed(self, sites: list[Site]) -> None:
+    def _tell_what_is_placed(self, sites: dict[str, Site]) -> None:
         self.closing.wait()
-        for site in sites:
-            while not site.placed.wait(REST_SECONDS):
-                if self._ended.is_set():
-                    return
-        self._say("placed", "")
+        left = set(sites)
+        while left and not self._ended.wait(LOOK_SECONDS):
+            for mode in [mode for mode in left if sites[mode].placed.is_set()]:
+                left.discard(mode)
+                self._say("placed", mode)
 
     def _supervise(self, mode: Mode, work: Callable[[Site], None], site: Site) -> None:
         while not self._ended.is_set():

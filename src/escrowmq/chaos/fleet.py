@@ -5,6 +5,7 @@ They are forked by Python's fork server, which has imported the product and runs
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from escrowmq.chaos import nodes
 from escrowmq.chaos.application import ApplicationPlan
-from escrowmq.chaos.nodes import BrokerPlan
+from escrowmq.chaos.nodes import BrokerPlan, ProgramPlan
 
 PRELOADED = (
     "__main__",
@@ -33,7 +34,7 @@ PRELOADED = (
 STOP_SECONDS = 30.0
 """A node that was told to end and has not by then is killed."""
 
-Plan = BrokerPlan | ApplicationPlan
+Plan = BrokerPlan | ApplicationPlan | ProgramPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +89,16 @@ class Fleet:
         node.process = self._context.Process(target=nodes.main, args=(node.plan, there, node.log), name=name)
         node.process.start()
         there.close()
-        node.channel, node.ready = here, False
+        node.channel, node.ready = here, isinstance(node.plan, ProgramPlan)
         node.starts += 1
 
     def kill(self, name: str) -> None:
         """SIGKILL, paused or not, and wait until it is gone; what it said before is still heard."""
         node = self._nodes[name]
         if node.process is not None:
+            if isinstance(node.plan, ProgramPlan) and node.process.pid is not None:
+                with contextlib.suppress(ProcessLookupError):  # it has ended, or has no group of its own yet
+                    os.killpg(node.process.pid, signal.SIGKILL)
             node.process.kill()
             self._bury(node)
 

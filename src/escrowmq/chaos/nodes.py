@@ -3,7 +3,7 @@
 A node is forked from a server that has imported the product already (:mod:`escrowmq.chaos.fleet`), for most of what a start costs is
 importing. It ends with its director: by the signal that the system sends when the parent has died, and by the end of the pipe.
 
-What a node says: ``("ready", "")``, ``("placed", "")`` (a producer has seen that it is to place nothing more, and every mode has no more
+What a node says: ``("ready", "")``, ``("placed", mode)`` (that mode of a producer has seen that it is to place nothing more, and has no more
 business rows to come), ``("failed", mode, text)`` (a finding), ``("stopped", text)`` (it could not start, and ends). What it is told:
 ``"close"`` (place nothing new), ``"end"``.
 """
@@ -58,11 +58,26 @@ class BrokerPlan:
     lean_port: int
 
 
-def main(plan: BrokerPlan | ApplicationPlan, channel: Connection, log: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class ProgramPlan:
+    """A program of its own beside the nodes, which says and hears nothing (:meth:`escrowmq.chaos.modes.Mode.beside`)."""
+
+    name: str
+    folder: Path
+    host: str
+    """Its own loopback address, through which it reaches the brokers."""
+    command: tuple[str, ...]
+
+
+def main(plan: BrokerPlan | ApplicationPlan | ProgramPlan, channel: Connection, log: Path) -> None:
     """Run a node until it is told to end. The process's program: see :mod:`escrowmq.chaos.nodes`."""
     die_with_the_parent()
     log_to(log)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the director
+    if isinstance(plan, ProgramPlan):
+        os.setsid()  # it is killed with all that it starts
+        os.set_inheritable(channel.fileno(), True)  # while it is open, the program runs
+        os.execv(plan.command[0], plan.command)
     speaking = threading.Lock()
 
     def say(*words: str) -> None:

@@ -21,7 +21,10 @@ class Options:
     producers: int = 4
     brokers: int = 2
     consumers: int = 4
-    modes: tuple[str, ...] = field(default_factory=lambda: tuple(MODES))
+    modes: tuple[str, ...] = field(
+        default_factory=lambda: tuple(name for name, mode in MODES.items() if mode.lacks() is None)
+    )
+    """Those of the product, but what this machine lacks something for."""
     rate: float = 1500.0
     """Messages a second that all producers together try to place, at most."""
     database_url: str | None = None
@@ -33,6 +36,9 @@ class Options:
         if unknown := [mode for mode in self.modes if mode not in MODES]:
             hint = f"one of {', '.join(MODES)}"
             raise Misuse(Code.BAD_ARGUMENT, f"no such delivery mode: {', '.join(unknown)}", hint)
+        for name in self.modes:
+            if (lacks := MODES[name].lacks()) is not None:
+                raise Misuse(Code.MISSING_PACKAGE, f"{name} cannot run here: {lacks}")
         counts = {"rounds": self.rounds, "producers": self.producers, "brokers": self.brokers}
         counts["consumers"] = self.consumers
         for name, count in counts.items():

@@ -21,7 +21,7 @@ from escrowmq.chaos.disks import set_full
 from escrowmq.chaos.findings import Finding, Findings
 from escrowmq.chaos.fleet import Fleet, Heard, Plan
 from escrowmq.chaos.modes import MODES, Mode
-from escrowmq.chaos.nodes import BrokerPlan
+from escrowmq.chaos.nodes import BrokerPlan, ProgramPlan
 from escrowmq.chaos.options import Options
 from escrowmq.chaos.plan import Blow, Happening, Round, Strike, draw
 from escrowmq.chaos.ports import address_of, free_ports
@@ -40,6 +40,7 @@ MOST_ENDS = 20
 """Nodes that end by themselves until the run is given up."""
 QUIET_SECONDS = 2.0
 """After everything has settled, nothing more may come for so long."""
+PROGRAM_ROUNDS = 12
 SILENCES: tuple[dict[str, bool], ...] = ({}, {"to_brokers": False}, {"to_nodes": False})
 """In both directions, or in one."""
 _log = logging.getLogger(__name__)
@@ -114,7 +115,7 @@ class Monkey:
         self._open: dict[str, Happening] = {}
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        self._placed: set[str] = set()
+        self._placed: set[tuple[str, str]] = set()
         self._ending: set[str] = set()
         self._ends = 0
 
@@ -130,8 +131,8 @@ class Monkey:
 
     def run(self) -> Run:
         """All of it."""
-        begun = now_us()
         self._start()
+        begun = now_us()
         self._strike()
         until = now_us()
         self._settle()
@@ -158,6 +159,9 @@ class Monkey:
             for strike in one.strikes:
                 self._at(start + strike.after, lambda strike=strike, number=one.number: self._begin(strike, number))  # type: ignore[misc]
                 self._at(start + strike.after + strike.down, lambda strike=strike: self._end(strike))  # type: ignore[misc]
+            for strike in self._against_programs(one.number):
+                self._at(start + strike.after, lambda strike=strike, number=one.number: self._begin(strike, number))  # type: ignore[misc]
+                self._at(start + strike.after + strike.down, lambda strike=strike: self._end(strike))  # type: ignore[misc]
         self._at(begin + len(self._rounds) * self.options.period, lambda: None)
         while self._due:
             due, _, act = self._due[0]
@@ -176,13 +180,13 @@ class Monkey:
         deadline = time.monotonic() + self.options.patience
         settling = Settling(self.engines, self._broker_url, _classes(self.options))
         with settling:
-            while not self._placed >= set(producers):
+            while left := {(name, mode) for name in producers for mode in self.options.modes} - self._placed:
                 self._hear(0.2)
                 if settling.moved():
                     deadline = time.monotonic() + self.options.patience
                 if time.monotonic() > deadline:
-                    for name in sorted(set(producers) - self._placed):
-                        self._find("unsettled", "", name, "it did not finish placing after it was told to close")
+                    for name, mode in sorted(left):
+                        self._find("unsettled", mode, name, "it did not finish placing after it was told to")
                     break
             quiet_since: float | None = None
             while True:
@@ -201,6 +205,9 @@ class Monkey:
                     return
 
     def _stop(self) -> None:
+        for name in self._of("program"):
+            self._ending.add(name)
+            self._fleet.kill(name)
         for kind in ("producer", "consumer", "broker"):
             names = [name for name in self._of(kind) if name in self._fleet.running]
             self._ending.update(names)
@@ -258,7 +265,8 @@ class Monkey:
         match strike.blow:
             case Blow.KILL:
                 self._fleet.start(name)
-                return  # whole when it is ready
+                if not self._fleet.ready(name):
+                    return  # whole when it is
             case Blow.PAUSE:
                 self._fleet.resume(name)
             case Blow.FILL:
@@ -276,6 +284,12 @@ class Monkey:
         if happening is not None:
             self.happenings.append(replace(happening, until_us=now_us()))
 
+    def _against_programs(self, number: int) -> list[Strike]:
+        """A program that takes many seconds to start is killed in every so many rounds only."""
+        after, down = self._chance.random() * self.options.period / 2, self.options.period / 4
+        due = number % PROGRAM_ROUNDS == PROGRAM_ROUNDS // 2
+        return [Strike(name, Blow.KILL, after, down) for name in self._of("program") if due]
+
     # Nodes
 
     def _hear(self, seconds: float) -> None:
@@ -288,8 +302,8 @@ class Monkey:
         match heard.words:
             case ("ready", _):
                 self._whole(name)
-            case ("placed",):
-                self._placed.add(name)
+            case ("placed", mode):
+                self._placed.add((name, mode))
             case ("failed", mode, text):
                 self._find("failed", mode, name, text)
             case ("stopped", text):
@@ -351,12 +365,18 @@ def _classes(options: Options) -> list[type[Mode]]:
 def _plans(options: Options, folder: Path, urls: dict[str, str]) -> dict[str, Plan]:
     """What each node is started with, whenever it is."""
     brokers = [name for name in options.nodes if name.startswith("broker")]
-    hosts = {name: address_of(place) for place, name in enumerate(urls)}
+    programs = [f"program-{mode}" for mode in options.modes if MODES[mode].beside(folder, "") is not None]
+    hosts = {name: address_of(place) for place, name in enumerate([*urls, *programs])}
     ports = free_ports(["127.0.0.1", *hosts.values()], 2 * len(brokers))
     plans: dict[str, Plan] = {
         name: BrokerPlan(name, folder / name, *ports[2 * place : 2 * place + 2]) for place, name in enumerate(brokers)
     }
+    found = {name: "escrow://" + ",".join(f"{host}:{port}" for port in ports[::2]) for name, host in hosts.items()}
     rate = options.rate / options.producers / len(options.modes)
+    for name in programs:
+        command = MODES[name.removeprefix("program-")].beside(folder, found[name])
+        assert command is not None
+        plans[name] = ProgramPlan(name, folder / name, hosts[name], tuple(command))
     for name, database in urls.items():
         kind, _, number = name.rpartition("-")
         plans[name] = ApplicationPlan(
@@ -366,7 +386,7 @@ def _plans(options: Options, folder: Path, urls: dict[str, str]) -> dict[str, Pl
             folder / name,
             database,
             hosts[name],
-            "escrow://" + ",".join(f"{hosts[name]}:{port}" for port in ports[::2]),
+            found[name],
             options.modes,
             options.consumers,
             rate,
@@ -377,7 +397,7 @@ def _plans(options: Options, folder: Path, urls: dict[str, str]) -> dict[str, Pl
 
 def _routes(plans: dict[str, Plan]) -> list[Route]:
     """From every producer and consumer to both ports of every broker."""
-    nodes = [(plan.name, plan.host) for plan in plans.values() if isinstance(plan, ApplicationPlan)]
+    nodes = [(plan.name, plan.host) for plan in plans.values() if isinstance(plan, ApplicationPlan | ProgramPlan)]
     brokers = [plan for plan in plans.values() if isinstance(plan, BrokerPlan)]
     return [
         Route(name, host, broker.name, port)

@@ -49,6 +49,7 @@ def chaos(
     what was found is named, and the command that runs it again.
     """
     from escrowmq.chaos.options import Options
+    from escrowmq.chaos.progress import Progress
     from escrowmq.chaos.run import run
 
     more: dict[str, Any] = {} if modes is None else {"modes": tuple(modes.split(","))}
@@ -65,7 +66,8 @@ def chaos(
         database_url=database_url,
         **more,
     )
-    outcome = run(options, folder)
+    with Progress(options) as progress:
+        outcome = run(options, folder, progress.told)
     facts = _facts(outcome)
     if json:
         print_json({**facts, **outcome.findings.to_json(), "replay": _replay(options)})
