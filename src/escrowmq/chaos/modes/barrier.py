@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from escrowmq import outbox
 from escrowmq.chaos.modes.inboxes import InboxMode
-from escrowmq.chaos.modes.seam import OPEN, PAUSE_SECONDS, Contradiction, Regret, Site
+from escrowmq.chaos.modes.seam import CALL_SECONDS, OPEN, PAUSE_SECONDS, Contradiction, Regret, Site
 from escrowmq.client.producing.producer import Producer
 from escrowmq.errors import DONE, Code, Fenced, Overloaded, Unknown, flags
 from escrowmq.model import COMMIT, ROLLBACK, Outcome
@@ -48,7 +48,7 @@ class BarrierMode(InboxMode):
         """Whole transactions and batches of them, in turn by chance; questions are answered until the end."""
         barrier = outbox.Barrier(site.engine)
         group = f"chaos-{self.name}-{site.name}"
-        with site.bus.producer(group, instance=site.name, checker=barrier, timeout=10.0) as producer:
+        with site.bus.producer(group, instance=site.name, checker=barrier, timeout=CALL_SECONDS) as producer:
             place = _Place(site, producer, barrier)
             while not site.closing.is_set():
                 together = site.chance.random() < 0.4

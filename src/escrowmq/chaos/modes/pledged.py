@@ -8,7 +8,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from escrowmq.chaos.books import business, confirmed
-from escrowmq.chaos.modes.seam import OPEN, PAUSE_SECONDS, Contradiction, Mode, Site
+from escrowmq.chaos.modes.seam import CALL_SECONDS, OPEN, PAUSE_SECONDS, Contradiction, Mode, Site
 from escrowmq.client.producing.producer import Producer
 from escrowmq.client.producing.results import Receipts
 from escrowmq.errors import Code, Overloaded, Unknown
@@ -29,7 +29,7 @@ class PledgeMode(Mode):
         """First what earlier processes owe, then pledge by pledge; what is owed is sent until the end."""
         owed = self._owed(site)
         sent: tuple[list[str], list[int]] = [], []
-        with site.bus.producer(f"chaos-{self.name}", instance=site.name, qos=2, timeout=10.0) as producer:
+        with site.bus.producer(f"chaos-{self.name}", instance=site.name, qos=2, timeout=CALL_SECONDS) as producer:
             while not site.ended.is_set():
                 if site.closing.is_set():
                     site.placed.set()

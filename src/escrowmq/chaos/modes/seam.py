@@ -25,6 +25,8 @@ from escrowmq.client.bus import Bus
 from escrowmq.errors import Code, Corrupt, Fenced, Overloaded, Unknown, flags
 from escrowmq.model import Message
 
+CALL_SECONDS = 3.0
+"""A producer's patience with a broker that may have its call: about as long as a node is silent, so that both ends of a wait are seen."""
 PAUSE_SECONDS = 0.1
 """After a call that failed for the moment."""
 LOOK_SECONDS = 0.5
