@@ -84,5 +84,6 @@ def test_the_commands_of_the_design_are_there() -> None:
         "sweep",
         "bench",
         "simulate",
+        "chaos",
         "log",
     }

@@ -220,6 +220,7 @@ _submits(
         request.get("transactional", False),
         request.get("resume"),
         _rules(request["rules"]) if "rules" in request else None,
+        request.get("process"),
     ),
     lambda session: {"session": session},
 )

@@ -9,6 +9,7 @@ import typer
 
 from escrowmq.cli import (
     bench,
+    chaos,
     compensate,
     dead_letters,
     groups,
@@ -52,6 +53,7 @@ app.command("reconcile")(jobs.reconcile)
 app.command("sweep")(jobs.sweep)
 app.command("bench")(bench.bench)
 app.command("simulate")(simulate.simulate)
+app.command("chaos")(chaos.chaos)
 app.add_typer(log.app, name="log")
 
 

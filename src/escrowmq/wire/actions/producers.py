@@ -31,6 +31,9 @@ class OpenSession(TypedDict):
     transactional: NotRequired[Annotated[bool, "it will prepare half messages"]]
     resume: NotRequired[Annotated[Session, "one of this process that is forgotten; Fenced if a newer has its name"]]
     rules: NotRequired[Annotated[CheckRules, "what a new group is made with; a group that exists must have them"]]
+    process: NotRequired[
+        Annotated[int, "random number of the process: a repeat is given the same session, and fences nobody"]
+    ]
 
 
 class Opened(TypedDict):
