@@ -14,9 +14,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import sqlalchemy as sa
+
 from escrowmq.chaos.application import ApplicationPlan
 from escrowmq.chaos.books import now_us
-from escrowmq.chaos.check import check
+from escrowmq.chaos.check import Flow, check, read_flow
 from escrowmq.chaos.disks import set_full
 from escrowmq.chaos.findings import Finding, Findings
 from escrowmq.chaos.fleet import Fleet, Heard, Plan
@@ -59,6 +61,8 @@ class Run:
     faults_until_us: int = 0
     """When the last blow was over; then everything settled."""
     ended_us: int = 0
+    """Everything was at rest, or the patience was over."""
+    flow: Flow = field(default_factory=Flow)
 
 
 def run(options: Options, folder: Path | None = None, told: Callable[[Monkey], None] = lambda _: None) -> Run:
@@ -136,11 +140,13 @@ class Monkey:
         self._strike()
         until = now_us()
         self._settle()
+        ended = now_us()
         self._stop()
         self.phase = "checking"
         self._told(self)
         findings = self._check()
-        return Run(self.options, self._folder, self._rounds, findings, self.happenings, begun, until, now_us())
+        flow = read_flow(self._engines_of("producer"), self._engines_of("consumer"))
+        return Run(self.options, self._folder, self._rounds, findings, self.happenings, begun, until, ended, flow)
 
     # The phases
 
@@ -222,9 +228,7 @@ class Monkey:
                         self._fleet.kill(name)
 
     def _check(self) -> Findings:
-        producers = {name: self.engines[name] for name in self._of("producer")}
-        consumers = {name: self.engines[name] for name in self._of("consumer")}
-        findings = check(producers, consumers, _classes(self.options))
+        findings = check(self._engines_of("producer"), self._engines_of("consumer"), _classes(self.options))
         for one in self._broken:
             findings.add(one.what, one.mode, one.subject, one.detail)
         for name in self._of("broker"):
@@ -235,8 +239,6 @@ class Monkey:
                 disk.close()
             for damage in damages:
                 findings.add("failed", "", name, f"its log is damaged: {damage}")
-        findings.counts["kills"] = sum(happening.blow is Blow.KILL for happening in self.happenings)
-        findings.counts["other blows"] = len(self.happenings) - findings.counts["kills"]
         return findings
 
     # Blows
@@ -347,6 +349,9 @@ class Monkey:
 
     def _of(self, kind: str) -> list[str]:
         return [name for name in self._plans if name.startswith(kind)]
+
+    def _engines_of(self, kind: str) -> dict[str, sa.Engine]:
+        return {name: self.engines[name] for name in self._of(kind)}
 
     @property
     def _broker_url(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,10 +11,10 @@ import typer
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.options import Json
 from escrowmq.cli.printing import notice, print_facts, print_json, print_table
+from escrowmq.errors import Code, error
 
 if TYPE_CHECKING:
-    from escrowmq.chaos.options import Options
-    from escrowmq.chaos.run import Run
+    from escrowmq.chaos.report import Record
 
 SHOWN = 5
 """Findings of one kind and mode that are printed."""
@@ -41,6 +41,10 @@ def chaos(
         typer.Option(metavar="URL", help="A PostgreSQL server for the nodes' databases, instead of SQLite files."),
     ] = None,
     folder: Annotated[Path | None, typer.Option(help="Keep everything here; else only what failed is kept.")] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="A folder for chaos.html, the run on one page, and chaos.json; else that of --folder."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Kill, pause, cut off and fill up producers, brokers and consumers at random, then check every id.
@@ -48,8 +52,11 @@ def chaos(
     Exit code 1 when a promise was broken: a message lost, repeated, leaked, altered, never sent, or never delivered, or a node that failed;
     what was found is named, and the command that runs it again.
     """
+    if importlib.util.find_spec("sqlalchemy") is None:
+        raise error(Code.MISSING_PACKAGE, "the chaos run needs SQLAlchemy", "pip install 'escrowmq[outbox]'")
     from escrowmq.chaos.options import Options
     from escrowmq.chaos.progress import Progress
+    from escrowmq.chaos.report import Record, write_report
     from escrowmq.chaos.run import run
 
     more: dict[str, Any] = {} if modes is None else {"modes": tuple(modes.split(","))}
@@ -68,70 +75,46 @@ def chaos(
     )
     with Progress(options) as progress:
         outcome = run(options, folder, progress.told)
-    facts = _facts(outcome)
+    record = Record.of(outcome)
+    kept = report or folder or (None if record.findings.ok else outcome.folder)
+    page = None if kept is None else write_report(kept, record)
+    facts = {**_facts(record), "report": None if page is None else str(page)}
     if json:
-        print_json({**facts, **outcome.findings.to_json(), "replay": _replay(options)})
+        print_json({**facts, **record.findings.to_json(), "replay": record.command})
     else:
         print_facts(facts)
-        tallies = outcome.findings.tallies
+        tallies = record.findings.tallies
         heads = ["intended", "business", "confirmed", "effects", "recovered", "repeats"]
         rows = [[name, *(getattr(tally, head) for head in heads)] for name, tally in tallies.items()]
         print_table(["mode", *(f">{head}" for head in heads)], rows, "")
-        _show(outcome)
-    if not outcome.findings.ok:
+        _show(record, outcome.folder)
+    if not record.findings.ok:
         raise typer.Exit(Exit.FINDING)
 
 
-def _show(outcome: Run) -> None:
+def _show(record: Record, folder: Path) -> None:
     """What was found: how many of each kind, and some of each."""
-    findings = outcome.findings
+    findings = record.findings
     for (what, mode), number in sorted(findings.numbers.items()):
         notice(f"{what} {mode}: {number}")
         for one in [one for one in findings.broken if (one.what, one.mode) == (what, mode)][:SHOWN]:
             notice(f"    {one.subject}: {one.detail}")
     if not findings.ok:
-        notice(f"everything is in {outcome.folder}; run it again: {_replay(outcome.options)}")
+        notice(f"everything is in {folder}; run it again: {record.command}")
 
 
-def _facts(outcome: Run) -> dict[str, Any]:
+def _facts(record: Record) -> dict[str, Any]:
     from escrowmq.chaos.plan import Blow
 
-    tallies = outcome.findings.tallies.values()
-    confirmed = sum(tally.confirmed for tally in tallies)
-    struck = [len(one.strikes) for one in outcome.rounds]
-    seconds = (outcome.faults_until_us - outcome.begun_us) / 1e6
     return {
-        "intended": sum(tally.intended for tally in tallies),
-        "confirmed": confirmed,
-        "effects": sum(tally.effects for tally in tallies),
-        **{
-            f"{blow}s" if blow is Blow.KILL else str(blow): sum(one.blow is blow for one in outcome.happenings)
-            for blow in Blow
-        },
-        "nodes_at_a_time": sorted(set(struck)),
-        "seconds_of_faults": round(seconds, 1),
-        "confirmed_per_second": round(confirmed / max(seconds, 1e-3)),
-        "seconds_to_settle": round((outcome.ended_us - outcome.faults_until_us) / 1e6, 1),
-        "broken": sum(outcome.findings.numbers.values()),
-        "folder": str(outcome.folder),
+        **{name: record.total(name) for name in ("intended", "business", "confirmed", "effects", "recovered")},
+        "kills": record.kills,
+        **{blow.value: sum(one.blow is blow for one in record.happenings) for blow in Blow if blow is not Blow.KILL},
+        "nodes_struck_in_a_round": sorted(record.struck),
+        "nodes_down_at_once": record.most_at_once,
+        "seconds_of_faults": round(record.fault_seconds, 1),
+        "confirmed_per_second": round(record.rate("confirmed")),
+        "effects_per_second": round(record.rate("effects")),
+        "seconds_to_settle": round(record.settle_seconds, 1),
+        "broken": sum(record.findings.numbers.values()),
     }
-
-
-def _replay(options: Options) -> str:
-    from dataclasses import fields
-
-    from escrowmq.chaos.options import Options
-
-    default, words = (
-        Options(),
-        ["escrowmq", "chaos", "--rounds", str(options.rounds), "--period", f"{options.period:g}"],
-    )
-    for one in fields(options):
-        value = getattr(options, one.name)
-        if one.name in ("rounds", "period", "database_url") or (
-            value == getattr(default, one.name) and one.name != "seed"
-        ):
-            continue
-        text = ",".join(value) if isinstance(value, tuple) else f"{value:g}"
-        words += [f"--{one.name.replace('_', '-')}", text]
-    return shlex.join(words)
