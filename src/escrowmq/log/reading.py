@@ -20,7 +20,7 @@ from escrowmq.log.index import Segment
 from escrowmq.log.lookups.entries import Column, Wanted
 from escrowmq.log.lookups.finder import Lookups
 from escrowmq.log.report import Damage, DamagedLog, RowDamage
-from escrowmq.log.rows import READ_SCHEMA, Expected, Located, Recent, gather, row_damage, salvaged, sound_columns
+from escrowmq.log.rows import READ_SCHEMA, Located, Recent, expected_of, gather, row_damage, salvaged, sound_columns
 from escrowmq.log.seam import Frame, Match
 from escrowmq.message.names import is_text
 from escrowmq.platform.disk import Disk, disk_error, map_file
@@ -157,7 +157,7 @@ class Reader:
             if (known := self._whole.get(sequence)) is not None:
                 return known
             segment = self._segment_of(sequence)
-            offset, size, rows, expected = _expected(segment, sequence)
+            offset, size, rows, expected = expected_of(segment, sequence)
             data, missing = self._found(segment)
         try:
             if missing is not None:
@@ -186,7 +186,7 @@ class Reader:
             if (known := self._columns.get(sequence)) is not None:
                 return known
             segment = self._segment_of(sequence)
-            offset, size, rows, expected = _expected(segment, sequence)
+            offset, size, rows, expected = expected_of(segment, sequence)
             if size < LARGE or expected[0] not in MESSAGES:
                 return None
             data, _ = self._found(segment)
@@ -470,15 +470,6 @@ class ReadableLog:
         """The sequence of the frame that holds each position."""
         self._check_usable()
         return self._reader.locate(np.asarray(positions, np.int64)).sequences
-
-
-def _expected(segment: Segment, sequence: int) -> tuple[int, int, int, Expected]:
-    """What a segment's index says of a frame: offset, bytes, rows, and its numbers. With the lock held."""
-    index, at = segment.index, sequence - segment.sequence
-    offset, position, last = int(index.offsets[at]), int(index.positions[at]), at + 1 == index.count
-    size = (segment.size if last else int(index.offsets[at + 1])) - offset
-    rows = (segment.next_position if last else int(index.positions[at + 1])) - position
-    return offset, size, rows, (int(index.kinds[at]), sequence, position, int(index.times[at]), segment.epoch)
 
 
 def _decoded(data: pa.Buffer, segment: Segment, offset: int, sequence: int) -> tuple[Frame, int]:

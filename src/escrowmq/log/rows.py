@@ -21,6 +21,7 @@ from escrowmq.errors import Code, Misuse
 from escrowmq.log import bodies
 from escrowmq.log.bodies import SoundColumns
 from escrowmq.log.frames import CHECKED_BODIES, HEADER_BYTES, Encoding, read_header
+from escrowmq.log.index import Segment
 from escrowmq.log.report import Damage, FrameDamage, RowDamage
 from escrowmq.log.seam import Frame
 from escrowmq.schemas import MESSAGES, STORED, Kind, empty
@@ -48,6 +49,15 @@ class Located:
 
 Expected = tuple[int, int, int, int, int]
 """What the index says of a frame: kind, sequence, position, time and epoch."""
+
+
+def expected_of(segment: Segment, sequence: int) -> tuple[int, int, int, Expected]:
+    """What a segment's index says of a frame: offset, bytes, rows, and its numbers. With the lock held."""
+    index, at = segment.index, sequence - segment.sequence
+    offset, position, last = int(index.offsets[at]), int(index.positions[at]), at + 1 == index.count
+    size = (segment.size if last else int(index.offsets[at + 1])) - offset
+    rows = (segment.next_position if last else int(index.positions[at + 1])) - position
+    return offset, size, rows, (int(index.kinds[at]), sequence, position, int(index.times[at]), segment.epoch)
 
 
 def salvaged(expected: Expected, rows: int, data: pa.Buffer | None, salt: int, place: Damage) -> Frame:
