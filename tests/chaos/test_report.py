@@ -189,7 +189,7 @@ def test_a_password_is_shown_nowhere() -> None:
 @pytest.mark.parametrize(
     ("options", "command"),
     [
-        (Options(seed=7), "escrowmq chaos --seed 7"),
+        (Options(seed=7), "escrowmq chaos --rounds 100 --period 3 --seed 7"),
         (
             Options(rounds=10, period=1.5, down=0.25, modes=("barrier",), consumers=2),
             "escrowmq chaos --rounds 10 --period 1.5 --down 0.25 --seed 0 --consumers 2 --modes barrier",

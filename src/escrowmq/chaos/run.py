@@ -6,11 +6,10 @@ import contextlib
 import heapq
 import itertools
 import logging
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from escrowmq.chaos.books import now_us
-from escrowmq.chaos.check import check, read_flow
+from escrowmq.chaos.check import Flow, check, read_flow
 from escrowmq.chaos.disks import set_full
 from escrowmq.chaos.findings import Finding, Findings
 from escrowmq.chaos.fleet import Fleet, Heard
@@ -27,7 +26,6 @@ from escrowmq.chaos.modes import mode_of
 from escrowmq.chaos.options import Options
 from escrowmq.chaos.plan import Blow, Happening, Round, Strike, draw
 from escrowmq.chaos.proxy import Proxy
-from escrowmq.chaos.report import Record, write_report
 from escrowmq.chaos.settling import Settling
 from escrowmq.errors import Code, Unknown
 from escrowmq.log.checking import check as check_log
@@ -48,21 +46,25 @@ SILENCES: tuple[dict[str, bool], ...] = ({}, {"to_brokers": False}, {"to_nodes":
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of a run. ``folder``: where everything is, unless it was temporary and every promise held."""
+@dataclass(slots=True)
+class Run:
+    """What came of it. Wall times are microseconds since 1970."""
 
-    record: Record
+    options: Options
     folder: Path
+    rounds: tuple[Round, ...]
+    findings: Findings
+    happenings: list[Happening] = field(default_factory=list)
+    begun_us: int = 0
+    faults_until_us: int = 0
+    """When the last blow was over; then everything settled."""
+    ended_us: int = 0
+    """Everything was at rest, or the patience was over."""
+    flow: Flow = field(default_factory=Flow)
 
-    @property
-    def ok(self) -> bool:
-        """Whether every promise held."""
-        return self.record.findings.ok
 
-
-def run(options: Options, folder: Path | None = None, told: Callable[[Monkey], None] = lambda _: None) -> Outcome:
-    """Run it. ``folder``: where everything is kept; None: a temporary folder, which is removed if every promise held, else left there; the report is in it.
+def run(options: Options, folder: Path | None = None, told: Callable[[Monkey], None] = lambda _: None) -> Run:
+    """Run it. ``folder``: where everything is kept; None: a temporary folder, which is removed if every promise held, else left there.
     ``told`` is called some times a second with the state of the run.
 
     Raises Misuse(BAD_ARGUMENT) if the folder has a run in it, Misuse(BAD_URL) for a database server that is away, Unknown(TIMED_OUT) if
@@ -76,11 +78,12 @@ def run(options: Options, folder: Path | None = None, told: Callable[[Monkey], N
     with databases([prefix + name for name in names], kept / "databases", options.database_url) as urls:
         monkey = Monkey(options, kept, rounds, dict(zip(names, urls, strict=True)), told)
         with monkey.running():
-            record = monkey.run()
-    write_report(kept, record)
-    if folder is None and record.findings.ok:
+            outcome = monkey.run()
+    if folder is None and outcome.findings.ok:
+        import shutil
+
         shutil.rmtree(kept, ignore_errors=True)
-    return Outcome(record, kept)
+    return outcome
 
 
 class Monkey:
@@ -128,7 +131,7 @@ class Monkey:
                 for engine in self.engines.values():
                     engine.dispose()
 
-    def run(self) -> Record:
+    def run(self) -> Run:
         """All of it."""
         self._start()
         begun = now_us()
@@ -139,18 +142,9 @@ class Monkey:
         self._stop()
         self.phase = "checking"
         self._told(self)
-        modes = [mode_of(name) for name in self.options.modes]
-        return Record(
-            options=self.options,
-            begun_us=begun,
-            faults_until_us=until,
-            ended_us=ended,
-            happenings=self.happenings,
-            findings=self._check(),
-            flow=read_flow(*self._sides),
-            told={mode.name: mode.told for mode in modes},
-            repeats=frozenset(mode.name for mode in modes if mode.repeats),
-        )
+        findings = self._check()
+        flow = read_flow(self._engines_of("producer"), self._engines_of("consumer"))
+        return Run(self.options, self._folder, self._rounds, findings, self.happenings, begun, until, ended, flow)
 
     # The phases
 
@@ -232,7 +226,9 @@ class Monkey:
                         self._fleet.kill(name)
 
     def _check(self) -> Findings:
-        findings = check(*self._sides, [mode_of(name) for name in self.options.modes])
+        findings = check(
+            self._engines_of("producer"), self._engines_of("consumer"), [mode_of(name) for name in self.options.modes]
+        )
         for one in self._broken:
             findings.add(one.what, one.mode, one.subject, one.detail)
         for name in self._of("broker"):
@@ -354,11 +350,8 @@ class Monkey:
     def _of(self, kind: str) -> list[str]:
         return [name for name in self._plans if name.startswith(kind)]
 
-    @property
-    def _sides(self) -> tuple[dict[str, sa.Engine], dict[str, sa.Engine]]:
-        """The databases of all producers, and of all consumers."""
-        producers, consumers = self._of("producer"), self._of("consumer")
-        return {name: self.engines[name] for name in producers}, {name: self.engines[name] for name in consumers}
+    def _engines_of(self, kind: str) -> dict[str, sa.Engine]:
+        return {name: self.engines[name] for name in self._of(kind)}
 
     @property
     def _broker_url(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,11 +11,11 @@ import typer
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.options import Json
 from escrowmq.cli.printing import notice, print_facts, print_json, print_table
+from escrowmq.errors import Code, error
 
 if TYPE_CHECKING:
     from escrowmq.chaos.report import Record
 
-_PLURALS = {"pause": "pauses", "cut": "cuts", "silence": "silences", "fill": "full disks"}
 SHOWN = 5
 """Findings of one kind and mode that are printed."""
 
@@ -42,7 +42,8 @@ def chaos(
     ] = None,
     folder: Annotated[Path | None, typer.Option(help="Keep everything here; else only what failed is kept.")] = None,
     report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the report here, too; it is in the folder anyway.")
+        Path | None,
+        typer.Option(help="A folder for chaos.html, the run on one page, and chaos.json; else that of --folder."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -51,9 +52,11 @@ def chaos(
     Exit code 1 when a promise was broken: a message lost, repeated, leaked, altered, never sent, or never delivered, or a node that failed;
     what was found is named, and the command that runs it again.
     """
+    if importlib.util.find_spec("sqlalchemy") is None:
+        raise error(Code.MISSING_PACKAGE, "the chaos run needs SQLAlchemy", "pip install 'escrowmq[outbox]'")
     from escrowmq.chaos.options import Options
     from escrowmq.chaos.progress import Progress
-    from escrowmq.chaos.report.page import page
+    from escrowmq.chaos.report import Record, write_report
     from escrowmq.chaos.run import run
 
     more: dict[str, Any] = {} if modes is None else {"modes": tuple(modes.split(","))}
@@ -72,44 +75,46 @@ def chaos(
     )
     with Progress(options) as progress:
         outcome = run(options, folder, progress.told)
-    record = outcome.record
-    if report is not None:
-        report.write_text(page(record), encoding="utf-8")
+    record = Record.of(outcome)
+    kept = report or folder or (None if record.findings.ok else outcome.folder)
+    page = None if kept is None else write_report(kept, record)
+    facts = {**_facts(record), "report": None if page is None else str(page)}
     if json:
-        print_json({**record.to_json(), "folder": str(outcome.folder)})
+        print_json({**facts, **record.findings.to_json(), "replay": record.command})
     else:
-        _show(record)
-        if not outcome.ok:
-            notice(f"everything is in {outcome.folder}; run it again: {record.command}")
-    if not outcome.ok:
+        print_facts(facts)
+        tallies = record.findings.tallies
+        heads = ["intended", "business", "confirmed", "effects", "recovered", "repeats"]
+        rows = [[name, *(getattr(tally, head) for head in heads)] for name, tally in tallies.items()]
+        print_table(["mode", *(f">{head}" for head in heads)], rows, "")
+        _show(record, outcome.folder)
+    if not record.findings.ok:
         raise typer.Exit(Exit.FINDING)
 
 
-def _show(record: Record) -> None:
-    """The numbers, then how many of each finding there are, and some of each."""
+def _show(record: Record, folder: Path) -> None:
+    """What was found: how many of each kind, and some of each."""
+    findings = record.findings
+    for (what, mode), number in sorted(findings.numbers.items()):
+        notice(f"{what} {mode}: {number}")
+        for one in [one for one in findings.broken if (one.what, one.mode) == (what, mode)][:SHOWN]:
+            notice(f"    {one.subject}: {one.detail}")
+    if not findings.ok:
+        notice(f"everything is in {folder}; run it again: {record.command}")
+
+
+def _facts(record: Record) -> dict[str, Any]:
     from escrowmq.chaos.plan import Blow
 
-    blows = Counter(happening.blow for happening in record.happenings)
-    print_facts(
-        {
-            **{name: record.total(name) for name in ("intended", "business", "confirmed", "effects", "recovered")},
-            "kills": blows[Blow.KILL],
-            **{_PLURALS[blow]: blows[blow] for blow in Blow if blow is not Blow.KILL},
-            "rounds by nodes struck": ", ".join(
-                f"{count}: {rounds}" for count, rounds in sorted(record.struck.items())
-            ),
-            "struck at one moment": record.most_at_once,
-            "seconds of faults": round(record.fault_seconds, 1),
-            "confirmed a second": round(record.rate("confirmed")),
-            "effects a second": round(record.rate("effects")),
-            "seconds to settle": round(record.settle_seconds, 1),
-            "broken promises": sum(record.findings.numbers.values()),
-        }
-    )
-    heads = ["intended", "business", "confirmed", "effects", "recovered", "repeats"]
-    rows = [[name, *(getattr(tally, head) for head in heads)] for name, tally in record.findings.tallies.items()]
-    print_table(["mode", *(f">{head}" for head in heads)], rows, "")
-    for (what, mode), number in sorted(record.findings.numbers.items()):
-        notice(f"{what} {mode}: {number}")
-        for one in [one for one in record.findings.broken if (one.what, one.mode) == (what, mode)][:SHOWN]:
-            notice(f"    {one.subject}: {one.detail}")
+    return {
+        **{name: record.total(name) for name in ("intended", "business", "confirmed", "effects", "recovered")},
+        "kills": record.kills,
+        **{blow.value: sum(one.blow is blow for one in record.happenings) for blow in Blow if blow is not Blow.KILL},
+        "nodes_struck_in_a_round": sorted(record.struck),
+        "nodes_down_at_once": record.most_at_once,
+        "seconds_of_faults": round(record.fault_seconds, 1),
+        "confirmed_per_second": round(record.rate("confirmed")),
+        "effects_per_second": round(record.rate("effects")),
+        "seconds_to_settle": round(record.settle_seconds, 1),
+        "broken": sum(record.findings.numbers.values()),
+    }

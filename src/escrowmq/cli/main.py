@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from escrowmq.cli import (
+    acts,
     bench,
     chaos,
     compensate,
@@ -45,6 +46,7 @@ app.add_typer(dead_letters.app, name="dead-letters")
 app.command("lookup")(messages.lookup)
 app.add_typer(groups.app, name="groups")
 app.add_typer(writers.app, name="writers")
+app.add_typer(acts.app, name="acts")
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(compensate.app, name="compensate")
 app.command("audit")(jobs.audit)

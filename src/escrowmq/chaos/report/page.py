@@ -148,9 +148,9 @@ def _faults(record: Record) -> str:
             *(_number(blows[node, kind]) for kind in kinds),
             _number(sum(blows[node, kind] for kind in kinds)),
         ]
-        for node in record.options.nodes
+        for node in record.nodes
     ]
-    sums = [sum(blows[node, kind] for node in record.options.nodes) for kind in kinds]
+    sums = [sum(blows[node, kind] for node in record.nodes) for kind in kinds]
     rows.append(["<b>all</b>", *map(_number, sums), _number(sum(sums))])
     heads = ["node", *(f"#{WORDS[kind]}" for kind in kinds), "#all"]
     note = (

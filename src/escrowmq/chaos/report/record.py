@@ -14,8 +14,10 @@ from typing import Any
 
 from escrowmq.chaos.check import Flow
 from escrowmq.chaos.findings import Findings
+from escrowmq.chaos.modes import mode_of
 from escrowmq.chaos.options import Options
 from escrowmq.chaos.plan import Blow, Happening
+from escrowmq.chaos.run import Run
 
 PAGE, JSON = "chaos.html", "chaos.json"
 """Names of the report and of its numbers in the folder of a run."""
@@ -53,6 +55,27 @@ class Record:
     """Modes that promise "at least once"."""
     versions: Mapping[str, str] = field(default_factory=versions)
 
+    @classmethod
+    def of(cls, run: Run) -> Record:
+        """Of a run that is over."""
+        modes = {mode.name: mode for mode in map(mode_of, run.options.modes)}
+        return cls(
+            options=run.options,
+            begun_us=run.begun_us,
+            faults_until_us=run.faults_until_us,
+            ended_us=run.ended_us,
+            happenings=run.happenings,
+            findings=run.findings,
+            flow=run.flow,
+            told={name: mode.told for name, mode in modes.items()},
+            repeats=frozenset(name for name, mode in modes.items() if mode.repeats),
+        )
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """All nodes, then what ran beside them and was struck."""
+        return tuple(dict.fromkeys([*self.options.nodes, *sorted({one.node for one in self.happenings})]))
+
     @property
     def kills(self) -> int:
         """Processes that were killed."""
@@ -65,11 +88,9 @@ class Record:
 
     @property
     def struck(self) -> Counter[int]:
-        """How many rounds struck so many nodes."""
+        """How many rounds struck so many of the nodes; what ran beside them is not counted."""
         nodes: dict[int, set[str]] = {}
-        for happening in self.happenings:
-            if happening.node not in self.options.nodes:
-                continue  # a program beside them
+        for happening in self._on_nodes:
             nodes.setdefault(happening.round, set()).add(happening.node)
         return Counter(len(names) for names in nodes.values())
 
@@ -77,13 +98,18 @@ class Record:
     def most_at_once(self) -> int:
         """Nodes that were not whole at the same moment, at most."""
         steps = sorted(
-            step for one in self.happenings for step in ((one.at_us, 1), (max(one.until_us, one.at_us + 1), -1))
+            step for one in self._on_nodes for step in ((one.at_us, 1), (max(one.until_us, one.at_us + 1), -1))
         )
         now = most = 0
         for _, step in steps:
             now += step
             most = max(most, now)
         return most
+
+    @property
+    def _on_nodes(self) -> list[Happening]:
+        nodes = set(self.options.nodes)
+        return [happening for happening in self.happenings if happening.node in nodes]
 
     @property
     def fault_seconds(self) -> float:
@@ -143,7 +169,7 @@ class Record:
 
 
 def _flags(options: Options) -> Iterable[str]:
-    """Those that are not as they are without being told; the seed always."""
+    """Those that are not as they are without being told; rounds, period and seed always."""
     usual = Options(modes=options.modes)
     for one in fields(options):
         value = getattr(options, one.name)
@@ -153,7 +179,7 @@ def _flags(options: Options) -> Iterable[str]:
         elif one.name == "database_url":
             if value is not None:
                 yield from ("--database-url", _kind(value) or "")
-        elif one.name == "seed" or value != getattr(usual, one.name):
+        elif one.name in ("rounds", "period", "seed") or value != getattr(usual, one.name):
             yield from (f"--{one.name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value))
 
 

@@ -48,7 +48,7 @@ class Axis:
 def timeline(record: Record) -> str:
     """The whole picture as SVG."""
     axis = Axis(record.begun_us / 1e6, max(record.ended_us, record.begun_us + 1_000_000) / 1e6)
-    nodes = record.options.nodes
+    nodes = record.nodes
     flow_top, down_top = HEAD, HEAD + 2 * HALF + GAP
     lanes_top = down_top + DOWN + GAP
     bottom = lanes_top + LANE * len(nodes)
@@ -95,22 +95,24 @@ def _calm(axis: Axis, record: Record, top: float, bottom: float) -> str:
         return ""
     band = f'<rect class="calm" x="{left:.1f}" y="{top}" width="{right - left:.1f}" height="{bottom - top}"/>'
     line = f'<line class="until" x1="{left:.1f}" y1="{top}" x2="{left:.1f}" y2="{bottom}"/>'
-    text = f"faults end; at rest after {record.settle_seconds:.0f} s"
-    anchor, at = ("start", left + 4) if right - left > 170 else ("end", left - 5)
+    how = "not at rest" if record.findings.of("unsettled") else "at rest"
+    text = f"faults end; {how} after {record.settle_seconds:.0f} s"
+    anchor, at = ("start", left + 4) if right - left > 190 else ("end", left - 5)
     return f'{band}{line}<text class="tick" x="{at:.1f}" y="{top + 10}" text-anchor="{anchor}">{text}</text>'
 
 
 def _rounds(axis: Axis, record: Record, top: float, bottom: float) -> str:
     """A faint line where each round began, and some of their numbers."""
     period, rounds = record.options.period, record.options.rounds
-    every = next((n for n in (1, 2, 5, 10, 20, 50, 100, 200, 500) if rounds / n <= 12), rounds)
+    width = axis.x(axis.begin + period) - LEFT
+    every = next((n for n in (1, 2, 5, 10, 20, 50, 100, 200, 500) if n * width >= 28), rounds)
     parts = []
     for number in range(1, rounds + 1):
         at = axis.begin + (number - 1) * period
         if at > record.faults_until_us / 1e6:
             break
         x, named = axis.x(at), number == 1 or number % every == 0
-        if named or rounds <= 120:
+        if named or width >= 5:
             klass = "grid strong" if named else "grid"
             parts.append(f'<line class="{klass}" x1="{x:.1f}" y1="{top}" x2="{x:.1f}" y2="{bottom}"/>')
         if named:
@@ -145,7 +147,7 @@ def _flow(axis: Axis, flow: Flow, top: float) -> str:
 
 def _down(axis: Axis, record: Record, top: float) -> str:
     """How many nodes were not whole, over time."""
-    nodes = len(record.options.nodes)
+    nodes = len(record.nodes)
     steps = sorted(step for one in record.happenings for step in ((one.at_us, 1), (one.until_us, -1)))
     bottom, scale = top + DOWN, DOWN / nodes
     path, now = f"M{LEFT},{bottom}", 0
@@ -161,15 +163,14 @@ def _down(axis: Axis, record: Record, top: float) -> str:
 
 
 def _lanes(axis: Axis, record: Record, top: float) -> str:
-    places = {node: n for n, node in enumerate(record.options.nodes)}
+    places = {node: n for n, node in enumerate(record.nodes)}
     parts = []
     for node, n in places.items():
-        y = top + n * LANE + LANE / 2
+        y, name = top + n * LANE + LANE / 2, escape(node.removeprefix("program-"))
         parts.append(f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(node)}</text>')
+        parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{name}</text>')
     for one in record.happenings:
-        if one.node in places:
-            parts.append(_blow(axis, one, top + places[one.node] * LANE + LANE / 2))
+        parts.append(_blow(axis, one, top + places[one.node] * LANE + LANE / 2))
     return "".join(parts)
 
 
