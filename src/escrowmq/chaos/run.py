@@ -168,12 +168,7 @@ class Monkey:
                 self._at(start + strike.after + strike.down, lambda strike=strike: self._end(strike))  # type: ignore[misc]
         self._at(begin + len(self._rounds) * self.options.period, lambda: None)
         while self._due:
-            due, _, act = self._due[0]
-            if (left := due - time.monotonic()) > 0:
-                self._hear(left)
-            else:
-                heapq.heappop(self._due)
-                act()
+            self._hear(0.5)
         self._until_all_ready()
 
     def _settle(self) -> None:
@@ -295,8 +290,13 @@ class Monkey:
     # Nodes
 
     def _hear(self, seconds: float) -> None:
-        for heard in self._fleet.hear(min(seconds, 0.5)):
+        """Handle what nodes say within so many seconds, and do what is due."""
+        if self._due:
+            seconds = min(seconds, self._due[0][0] - time.monotonic())
+        for heard in self._fleet.hear(seconds):
             self._handle(heard)
+        while self._due and self._due[0][0] <= time.monotonic():
+            heapq.heappop(self._due)[2]()
         self._told(self)
 
     def _handle(self, heard: Heard) -> None:
@@ -336,8 +336,6 @@ class Monkey:
         deadline = time.monotonic() + START_SECONDS
         while waiting := [name for name in self._plans if not self._fleet.ready(name)]:
             self._hear(0.2)
-            while self._due and self._due[0][0] <= time.monotonic():
-                heapq.heappop(self._due)[2]()
             if time.monotonic() > deadline:
                 raise Unknown(Code.TIMED_OUT, f"{', '.join(waiting)} did not become ready", self._hint)
 
