@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from escrowmq.broker.calls import Calls
 from escrowmq.broker.embedded import lent_link, open_engine
+from escrowmq.broker.reads.lookups import warm_up
 from escrowmq.broker.serving.http import HttpServer
 from escrowmq.broker.serving.lean.listening import listen_tcp, listen_unix
 from escrowmq.broker.serving.lean.server import LeanServer
@@ -80,6 +81,7 @@ def serve(
             running.callback(engine.stop)
             running.callback(calls.give_back)
             engine.start()
+            warm_up(engine)
             with _listening(host, port):
                 service = Service(calls, host, port, insecure=insecure)
             listening.callback(service.stop)
