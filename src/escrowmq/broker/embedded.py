@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from escrowmq.broker.calls import Calls
 from escrowmq.broker.failures import answer
+from escrowmq.broker.reads.lookups import warm_up
 from escrowmq.broker.recording import resolve
 from escrowmq.broker.writer.checkback import Listener
 from escrowmq.broker.writer.engine import Engine
@@ -85,6 +86,7 @@ def open_embedded(folder: Path, settings: BrokerSettings) -> EmbeddedLink:
             engine = open_engine(folder, settings)
             engine.start()
             shared = _open[folder] = _Shared(Calls(engine))
+            warm_up(engine)
         elif shared.calls.engine.settings != settings:
             raise Misuse(
                 Code.BAD_SETTING, f"{folder} is open in this process with other settings", "open it with the same ones"

@@ -160,6 +160,11 @@ class SegmentLog(ReadableLog):
                 replace_file(self._disk, DAMAGED_NAME, [[pack_damaged(frames)]], durable=False)
                 self._listed = frames
 
+    @property
+    def durable_sequence(self) -> int:
+        """Every frame below this is durable, and can be read."""
+        return self._durable
+
     def stored_bytes(self) -> int:
         """Bytes of all segments, without reserved space."""
         return sum(segment.size for segment in self._reader.segments)

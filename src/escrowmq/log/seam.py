@@ -88,6 +88,10 @@ class StoredLog(Protocol):
     def next_sequence(self) -> int: ...
 
     @property
+    def durable_sequence(self) -> int:
+        """Every frame below this is durable, and can be read. From any thread; it only grows."""
+
+    @property
     def next_position(self) -> int: ...
 
     @property

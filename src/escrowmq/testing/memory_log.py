@@ -69,6 +69,11 @@ class MemoryLog(ReadableLog):
         self.append(Kind.OPENED, pa.RecordBatch.from_pylist([row], STORED[Kind.OPENED]), now_us)
         self.sync()
 
+    @property
+    def durable_sequence(self) -> int:
+        """Every frame below this is durable, and can be read."""
+        return self._durable
+
     def _new_segment(self) -> Segment:
         header = SegmentHeader(self.store.shard, self.epoch, self.next_sequence, self.next_position, 0, 0)
         return Segment.begun(header, 0)

@@ -15,7 +15,11 @@ import pyarrow as pa
 
 from escrowmq.broker.calls import Calls
 from escrowmq.broker.embedded import lent_link, open_engine
+<<<<<<< HEAD
 from escrowmq.broker.reads.standing import standing
+=======
+from escrowmq.broker.reads.lookups import warm_up
+>>>>>>> integration
 from escrowmq.broker.serving.http import HttpServer
 from escrowmq.broker.serving.lean.listening import listen_tcp, listen_unix
 from escrowmq.broker.serving.lean.server import LeanServer
@@ -81,6 +85,7 @@ def serve(
             running.callback(engine.stop)
             running.callback(calls.give_back)
             engine.start()
+            warm_up(engine)
             with _listening(host, port):
                 service = Service(calls, host, port, insecure=insecure)
             listening.callback(service.stop)
