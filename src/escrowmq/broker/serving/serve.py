@@ -15,11 +15,8 @@ import pyarrow as pa
 
 from escrowmq.broker.calls import Calls
 from escrowmq.broker.embedded import lent_link, open_engine
-<<<<<<< HEAD
-from escrowmq.broker.reads.standing import standing
-=======
 from escrowmq.broker.reads.lookups import warm_up
->>>>>>> integration
+from escrowmq.broker.reads.standing import standing
 from escrowmq.broker.serving.http import HttpServer
 from escrowmq.broker.serving.lean.listening import listen_tcp, listen_unix
 from escrowmq.broker.serving.lean.server import LeanServer
