@@ -146,7 +146,11 @@ class Mode(ABC):
     def messages(self, consumer: int, ids: Sequence[str]) -> list[Message]:
         """The messages of these ids to a consumer, under message ids that follow from them."""
         topic = self.topic(consumer)
-        return [Message(topic, body_of(one), key=one, message_id=message_id_of(one)) for one in ids]
+        return [Message(topic, body_of(one), key=self.key(one), message_id=message_id_of(one)) for one in ids]
+
+    def key(self, identity: str) -> str:
+        """The key of the message of an id: a key of its own. A mode in which keys have an order gives several ids the same."""
+        return identity
 
     def addressed(self, ids: Sequence[str]) -> list[Message]:
         """The messages of these ids, each to the consumer that its id names."""
