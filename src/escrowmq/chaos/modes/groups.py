@@ -11,9 +11,8 @@ from sqlalchemy.exc import DBAPIError
 
 from escrowmq.chaos.books import id_of
 from escrowmq.chaos.modes.inboxes import consumer_of
-from escrowmq.chaos.modes.keys import KeyOrder
 from escrowmq.chaos.modes.pledged import PledgeMode
-from escrowmq.chaos.modes.seam import LOOK_SECONDS, PAUSE_SECONDS, Site
+from escrowmq.chaos.modes.seam import LOOK_SECONDS, PAUSE_SECONDS, KeyOrder, Site
 from escrowmq.client.consuming.consumer import Consumer
 from escrowmq.client.consuming.received import ReceivedBatch
 from escrowmq.errors import EscrowError

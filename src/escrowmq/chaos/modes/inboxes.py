@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 from sqlalchemy.orm import Session, sessionmaker
 
 from escrowmq.chaos.books import id_of
-from escrowmq.chaos.modes.keys import KeyOrder
-from escrowmq.chaos.modes.seam import LOOK_SECONDS, Contradiction, Mode, Site
+from escrowmq.chaos.modes.seam import LOOK_SECONDS, Contradiction, KeyOrder, Mode, Site
 from escrowmq.client.consuming.consumer import Consumer
 from escrowmq.client.consuming.received import Received
 from escrowmq.outbox import inbox

@@ -6,9 +6,8 @@ from sqlalchemy.orm import Session
 
 from escrowmq import outbox
 from escrowmq.chaos.books import id_of
-from escrowmq.chaos.modes.keys import KeyOrder
 from escrowmq.chaos.modes.pledged import PledgeMode
-from escrowmq.chaos.modes.seam import Site
+from escrowmq.chaos.modes.seam import KeyOrder, Site
 from escrowmq.outbox.modes import Taken
 
 

@@ -6,8 +6,7 @@ from sqlalchemy.orm import Session
 
 from escrowmq import outbox
 from escrowmq.chaos.modes.inboxes import InboxMode
-from escrowmq.chaos.modes.keys import key_of
-from escrowmq.chaos.modes.seam import Regret, Site
+from escrowmq.chaos.modes.seam import Regret, Site, key_of
 
 
 class OutboxMode(InboxMode):

@@ -9,8 +9,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from escrowmq.chaos.books import business, confirmed
-from escrowmq.chaos.modes.keys import key_of
-from escrowmq.chaos.modes.seam import CALL_SECONDS, OPEN, PAUSE_SECONDS, Contradiction, Mode, Site
+from escrowmq.chaos.modes.seam import CALL_SECONDS, OPEN, PAUSE_SECONDS, Contradiction, Mode, Site, key_of
 from escrowmq.client.producing.producer import Producer
 from escrowmq.client.producing.results import Receipts
 from escrowmq.errors import Code, Overloaded, Unknown
