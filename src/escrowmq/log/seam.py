@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from escrowmq.acts.journal import Journal
 from escrowmq.log.frames import Content, Packed
 from escrowmq.log.report import Damage, FrameDamage, RowDamage
 from escrowmq.schemas import Kind
@@ -76,11 +77,19 @@ class StoredLog(Protocol):
         """The shard's id, made when the log was (uint32, never 0)."""
 
     @property
+    def acts(self) -> Journal:
+        """The record of what operators did."""
+
+    @property
     def epoch(self) -> int:
         """How often the log was opened, this time included."""
 
     @property
     def next_sequence(self) -> int: ...
+
+    @property
+    def durable_sequence(self) -> int:
+        """Every frame below this is durable, and can be read. From any thread; it only grows."""
 
     @property
     def next_position(self) -> int: ...
@@ -165,6 +174,12 @@ class CommitLog(StoredLog, Protocol):
     @property
     def bytes_written(self) -> int:
         """Bytes of frames appended by this opener, headers included, snapshots not."""
+
+    def stored_bytes(self) -> int:
+        """Bytes of all segments, without reserved space."""
+
+    def free_bytes(self) -> int:
+        """Bytes that are free on the disk."""
 
     def reserve(self, size: int) -> None:
         """Make sure that appends of ``size`` bytes will find room; Overloaded(DISK_FULL) if not, and nothing changed."""
