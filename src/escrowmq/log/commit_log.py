@@ -169,6 +169,13 @@ class SegmentLog(ReadableLog):
         """Bytes of all segments, without reserved space."""
         return sum(segment.size for segment in self._reader.segments)
 
+    def free_bytes(self) -> int:
+        """Bytes that are free on the disk; 0 if that cannot be told."""
+        try:
+            return self._disk.free_bytes()
+        except OSError:
+            return 0
+
     # Writing
 
     def reserve(self, size: int) -> None:

@@ -175,6 +175,12 @@ class CommitLog(StoredLog, Protocol):
     def bytes_written(self) -> int:
         """Bytes of frames appended by this opener, headers included, snapshots not."""
 
+    def stored_bytes(self) -> int:
+        """Bytes of all segments, without reserved space."""
+
+    def free_bytes(self) -> int:
+        """Bytes that are free on the disk."""
+
     def reserve(self, size: int) -> None:
         """Make sure that appends of ``size`` bytes will find room; Overloaded(DISK_FULL) if not, and nothing changed."""
 

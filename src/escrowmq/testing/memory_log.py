@@ -88,6 +88,14 @@ class MemoryLog(ReadableLog):
         self.next_position += frame.batch.num_rows
         self.last_time_us = frame.time_us
 
+    def stored_bytes(self) -> int:
+        """Nothing is on a disk."""
+        return 0
+
+    def free_bytes(self) -> int:
+        """Memory is not counted."""
+        return 0
+
     def reserve(self, size: int) -> None:
         """Overloaded(DISK_FULL) if ``capacity`` does not hold ``size`` bytes more."""
         self._check_usable()

@@ -16,6 +16,7 @@ import pyarrow as pa
 from escrowmq.broker.calls import Calls
 from escrowmq.broker.embedded import lent_link, open_engine
 from escrowmq.broker.reads.lookups import warm_up
+from escrowmq.broker.reads.standing import standing
 from escrowmq.broker.serving.http import HttpServer
 from escrowmq.broker.serving.lean.listening import listen_tcp, listen_unix
 from escrowmq.broker.serving.lean.server import LeanServer
@@ -88,7 +89,7 @@ def serve(
             lean_at = _serve_lean(calls, service, host, port, lean_port, lean_socket, listening) if lean else None
             metrics_url = None
             if http_address is not None:
-                numbers = registry(lambda: calls.action("stats", {}))
+                numbers = registry(lambda: calls.action("stats", {}), lambda: standing(engine))
                 with _listening(*http_address):
                     http = HttpServer(*http_address, numbers, lambda: calls.action("health", {}))
                 listening.callback(http.close)
