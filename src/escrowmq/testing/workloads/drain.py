@@ -48,7 +48,7 @@ class AppendAndDrain(Workload):
             Reader(site, "ledger", TOPICS, ordered=True, careless=careless, one_by_one=True).work()
 
         return [
-            *(Role(f"w{n}", write, [_any(f"w{n}-{i}", chance) for i in range(size)]) for n in range(2)),
+            *(Role(f"w{n}", write, [any_operation(f"w{n}-{i}", chance) for i in range(size)]) for n in range(2)),
             Role("cart-1", share, drains=True),
             Role("cart-2", share, drains=True),
             Role("ledger-1", order, drains=True),
@@ -59,7 +59,8 @@ class AppendAndDrain(Workload):
         return [*super().check(events), *promises.disordered(events, {"ledger"}), *promises.early(events)]
 
 
-def _any(name: str, chance: Random) -> Operation:
+def any_operation(name: str, chance: Random) -> Operation:
+    """A plain message, several, or a transaction."""
     draw, after = chance.random(), chance.random() * 0.3
     topic = chance.choice(TOPICS)
     if draw < 0.35:

@@ -112,6 +112,7 @@ class Writer:
                 whole = False
                 break
             identity = receipt.transaction_id
+            self.site.shared.setdefault("names", {})[str(identity)] = name
         if not whole:
             end = "rollback" if identity is not None else "silent rollback"
         if operation.details.get("thinks"):
