@@ -20,7 +20,6 @@ from escrowmq.model import TransactionState
 from escrowmq.testing.checker import DECIDED, Violation
 from escrowmq.testing.history import Act, Event, Kind, unpack
 
-
 LEASED, RETRYING = State.LEASED, State.RETRYING
 
 

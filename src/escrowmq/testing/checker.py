@@ -10,7 +10,7 @@ What is checked:
 
 | violation | when |
 | --- | --- |
-| lost | committed, and it does not stand in its queue at the end, or a group of its topic never got it |
+| lost | committed, and it does not stand in its queue at the end, or a group of its topic never got it (nor made a dead letter of it) |
 | resurrected | seen, though it was rolled back or its send failed |
 | unexpected | seen, and nobody tried to send it |
 | repeated | the same value at two places of the topic, brokers counted |
@@ -21,7 +21,7 @@ What is checked:
 | moved | one place with two values; or a delivery from another place than where it stands |
 | gap | offsets of a queue that are missing at the end |
 | unacked | delivered to a group again, as a later attempt, after an acknowledgement that was *ok* |
-| overasked | more questions than allowed, or the same attempt number twice, or fewer checks stored than asked; each once more for each time that an operator had it asked anew |
+| overasked | more questions than allowed, or the same attempt number twice, or fewer checks stored than asked; the last two not of what an operator had asked anew |
 | unsettled | a transaction still open at the end |
 
 *recovered* (seen, its call was *unknown*) is fine, and counted.
@@ -100,6 +100,7 @@ class _Check:
         self.asked: dict[str, list[int]] = defaultdict(list)
         self.stored_checks: dict[str, int] = {}
         self.rechecks: Counter[str] = Counter()
+        self.dead_letters: set[tuple[str, str]] = set()  # group, value; also what was such and was let go
 
     def run(self) -> Report:
         acked: dict[tuple[str | None, str], int] = {}
@@ -132,6 +133,8 @@ class _Check:
             self.ended[transaction].setdefault(value, Kind.UNKNOWN)
         elif event.act is Act.ASKED and transaction is not None:
             self.asked[transaction].append(event.attempt or 0)
+        elif event.act is Act.FATE and event.note in ("dead", "discarded"):
+            self.dead_letters.add((event.group or "", value))
         elif event.act is Act.RECHECK and event.kind is Kind.INVOKE and transaction is not None:
             self.rechecks[transaction] += 1
         elif event.act is Act.STATE and transaction is not None:
@@ -185,7 +188,7 @@ class _Check:
                 self._wrong("lost", value, "it does not stand in any queue")
                 continue
             for group in sorted(self.groups_of[self.topic_of[value]]):
-                if value not in self.got[group]:
+                if value not in self.got[group] and (group, value) not in self.dead_letters:
                     self._wrong("lost", value, f"group {group} never got it")
         for value in sorted(seen & dead):
             self._wrong("resurrected", value, "it was rolled back, or its send failed")
@@ -239,8 +242,8 @@ class _Check:
 
     def _questions(self) -> None:
         for name, attempts in self.asked.items():
-            again = self.rechecks[name]
-            if max(Counter(attempts).values()) > 1 + again:
+            again = self.rechecks[name]  # each may be applied more than once: its answer is lost, and it is repeated
+            if not again and len(set(attempts)) < len(attempts):
                 self._wrong("overasked", name, f"asked as attempts {attempts}")
             if self.check_max is not None and max(attempts) > self.check_max:
                 self._wrong("overasked", name, f"asked as attempt {max(attempts)}; {self.check_max} are allowed")
