@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -17,6 +17,7 @@ from escrowmq.client.bus import Bus
 from escrowmq.client.links.flight import FlightLink
 from escrowmq.client.links.lean import LeanLink
 from escrowmq.errors import EscrowError
+from escrowmq.simulation import threads
 from escrowmq.simulation.brokers import Broker
 from escrowmq.simulation.desk import SimulatedFlight
 from escrowmq.simulation.machine import EPOCH_US, machine
@@ -109,6 +110,14 @@ class SimulatedSite:
     def seconds(self) -> float:
         """Virtual time."""
         return self._run.scheduler.seconds
+
+    def together(self, calls: Sequence[Callable[[], None]]) -> None:
+        """Each call as a task of this node."""
+        tasks = [threads.Thread(target=call, name=f"{self.name}-{number}") for number, call in enumerate(calls)]
+        for task in tasks:
+            task.start()
+        for task in tasks:
+            task.join()
 
     def pause(self, seconds: float) -> None:
         """Do nothing for a while."""

@@ -18,7 +18,7 @@ What is checked:
 | leaked | seen without anybody having tried to commit it, or delivered before anybody had |
 | torn | a transaction of which some messages stand and others do not |
 | contradiction | a transaction with both outcomes, or with another state than was answered |
-| moved | one place with two values; or a delivery from another place than where it stands |
+| moved | one place with two values; or a delivery from another place than where it stands, or than was told |
 | gap | offsets of a queue that are missing at the end |
 | unacked | delivered to a group again, as a later attempt, after an acknowledgement that was *ok* |
 | overasked | more questions than allowed, or the same attempt number twice, or fewer checks stored than asked; the last two not of what an operator had asked anew |
@@ -100,6 +100,7 @@ class _Check:
         self.asked: dict[str, list[int]] = defaultdict(list)
         self.stored_checks: dict[str, int] = {}
         self.rechecks: Counter[str] = Counter()
+        self.told: dict[str, tuple[str | None, int | None, int]] = {}  # value -> topic, queue, offset
         self.dead_letters: set[tuple[str, str]] = set()  # group, value; also what was such and was let go
 
     def run(self) -> Report:
@@ -127,6 +128,8 @@ class _Check:
             self.sent[value] = event.kind
             if transaction is not None:
                 self.transaction_of[value] = transaction
+            if event.kind is Kind.OK and event.offset is not None:
+                self.told[value] = (event.topic, event.queue, event.offset)
         elif event.act in DECIDED and transaction is not None:
             self.ended[transaction][DECIDED[event.act]] = event.kind
         elif event.act is Act.ANSWER and transaction is not None and value in DECIDED.values():
@@ -211,6 +214,8 @@ class _Check:
                 offsets[place[:3]].append(place[3] or 0)
                 if held.setdefault(place, value) != value:
                     self._wrong("moved", value, f"{held[place]} stands at {place} too")
+            if value in self.told and self.told[value] not in [place[1:] for place in places]:
+                self._wrong("moved", value, f"told to stand at {self.told[value]}, it stands at {places}")
             known = {*places, *((None, *place[1:]) for place in places)}  # a consumer may not know the broker
             if strange := self.delivered_at[value] - known:
                 self._wrong("moved", value, f"delivered from {sorted(map(str, strange))}, it stands at {places}")

@@ -57,6 +57,8 @@ class Reader:
 
     def _note(self, row: dict[str, Any]) -> tuple[str, int]:
         content, intact = unpack(row["body"])
+        if "labels" in content:
+            intact = intact and content["labels"] == [row["key"], row["tag"]]
         value = str(content.get("value"))
         place = {name: row[name] for name in ("topic", "queue", "offset", "attempt", "key")}
         self.history.add(
@@ -106,4 +108,4 @@ class Reader:
             message.ack()
 
 
-_COLUMNS = ("body", "topic", "queue", "offset", "attempt", "key", "message_id")
+_COLUMNS = ("body", "topic", "queue", "offset", "attempt", "key", "tag", "message_id")

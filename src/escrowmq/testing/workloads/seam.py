@@ -54,6 +54,10 @@ class Site(Protocol):
         """The time by a clock that all processes have, and that never steps back."""
         ...
 
+    def together(self, calls: Sequence[Callable[[], None]]) -> None:
+        """Call all of these at the same time, each in a thread of its own; returns when all have."""
+        ...
+
     def pause(self, seconds: float) -> None:
         """Do nothing for a while."""
         ...
