@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from escrowmq.broker.calls import Calls
 from escrowmq.broker.failures import answer
+from escrowmq.broker.recording import resolve
 from escrowmq.broker.writer.checkback import Listener
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.errors import Code, EscrowError, Misuse, error
@@ -50,7 +51,9 @@ def open_engine(folder: Path, settings: BrokerSettings, disk: Callable[[Path], D
         clock=clock,
     )
     try:
-        return Engine(log, clock, settings)
+        engine = Engine(log, clock, settings)
+        resolve(log.acts, engine.shard.ledger, engine.clock.now_us())
+        return engine
     except BaseException:
         log.close(clean=False)
         raise

@@ -21,7 +21,10 @@ class Options:
     producers: int = 4
     brokers: int = 2
     consumers: int = 4
-    modes: tuple[str, ...] = field(default_factory=lambda: tuple(MODES))
+    modes: tuple[str, ...] = field(
+        default_factory=lambda: tuple(name for name, mode in MODES.items() if mode.lacks() is None)
+    )
+    """Those of the product, but what this machine lacks something for."""
     rate: float = 1500.0
     """Messages a second that all producers together try to place, at most."""
     database_url: str | None = None
@@ -33,11 +36,16 @@ class Options:
         if unknown := [mode for mode in self.modes if mode not in MODES]:
             hint = f"one of {', '.join(MODES)}"
             raise Misuse(Code.BAD_ARGUMENT, f"no such delivery mode: {', '.join(unknown)}", hint)
+        for name in self.modes:
+            if (lacks := MODES[name].lacks()) is not None:
+                raise Misuse(Code.MISSING_PACKAGE, f"{name} cannot run here: {lacks}")
         counts = {"rounds": self.rounds, "producers": self.producers, "brokers": self.brokers}
         counts["consumers"] = self.consumers
         for name, count in counts.items():
             if count < 1:
                 raise Misuse(Code.BAD_ARGUMENT, f"{name} is {count}", "at least 1")
+        if (self.down or 0) > self.period:
+            raise Misuse(Code.BAD_ARGUMENT, f"down for {self.down} s of {self.period} s", "at most the period")
         if not self.modes or self.period <= 0 or self.rate <= 0 or self.patience <= 0 or (self.down or 0) < 0:
             text = "a run needs a mode, and period, rate and patience above 0"
             raise Misuse(Code.BAD_ARGUMENT, text)

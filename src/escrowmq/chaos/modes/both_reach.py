@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from escrowmq.chaos.modes.seam import Mode, Regret, Site
+from escrowmq.chaos.modes.seam import LOOK_SECONDS, Mode, Regret, Site
 from escrowmq.outbox.modes import BothReachConsumer, BothReachProducer
 
 GROUP = "chaos-both-reach"
-LOOK_SECONDS = 0.5
-"""Between two looks at what is left, once nothing new is placed, or whether the run has ended."""
 
 
 class BothReachMode(Mode):
@@ -41,7 +39,7 @@ class BothReachMode(Mode):
 
     def _place_some(self, site: Site, way: BothReachProducer) -> bool:
         """One local transaction; whether all of it is out."""
-        consumer, ids = self.batch(site)
+        consumer, ids = self.batch(site, 100)
         dooms = site.chance.random() < 0.1
         site.books.intend(self.name, ids, dooms=dooms)
 
@@ -62,7 +60,7 @@ class BothReachMode(Mode):
         """Effects in the transaction that deletes the stored prepares."""
         consumer = BothReachConsumer(
             site.engine,
-            GROUP,
+            f"{GROUP}-{site.number}",
             lambda session, messages: site.books.effect(session, self.name, [one.body for one in messages]),
         )
         while not site.ended.is_set():

@@ -9,13 +9,12 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from escrowmq.chaos.books import id_of
-from escrowmq.chaos.modes.seam import Mode, Regret, Site
+from escrowmq.chaos.modes.inboxes import consumer_of
+from escrowmq.chaos.modes.seam import LOOK_SECONDS, Mode, Regret, Site
 from escrowmq.outbox.dialects import insert_new
 from escrowmq.outbox.modes import Compensating
 
 GROUP = "chaos-compensating"
-LOOK_SECONDS = 0.5
-"""Between two looks at what is left, once nothing new is placed."""
 
 metadata = sa.MetaData()
 had = sa.Table("chaos_had", metadata, sa.Column("id", sa.LargeBinary(96), primary_key=True))
@@ -47,7 +46,7 @@ class CompensatingMode(Mode):
 
     def _place_some(self, site: Site, way: Compensating) -> bool:
         """One local transaction; whether all of it is out."""
-        consumer, ids = self.batch(site)
+        consumer, ids = self.batch(site, 100)
         dooms = site.chance.random() < 0.1
         site.books.intend(self.name, ids, dooms=dooms)
 
@@ -67,12 +66,12 @@ class CompensatingMode(Mode):
     def take(self, site: Site) -> None:
         """A batch is one transaction; it is acknowledged afterwards."""
         metadata.create_all(site.engine)
-        with site.bus.consumer(GROUP, [self.topic(site.number)], timeout=20.0) as consumer:
-            site.at_end(consumer.close)
-            for batch in consumer.batches():
-                with site.engine.begin() as connection:
-                    self._have(site, connection, [message.body for message in batch])
-                batch.ack()
+        with consumer_of(site, f"{GROUP}-{site.number}", self.topic(site.number)) as consumer:
+            while not site.ended.is_set():
+                for batch in consumer.batches(idle_timeout=LOOK_SECONDS):
+                    with site.engine.begin() as connection:
+                        self._have(site, connection, [message.body for message in batch])
+                    batch.ack()
 
     def _have(self, site: Site, connection: sa.Connection, bodies: Sequence[bytes]) -> None:
         """The effects of those bodies whose ids had none."""

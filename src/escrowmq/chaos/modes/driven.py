@@ -7,17 +7,15 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from escrowmq import outbox
+from escrowmq.chaos.modes.inboxes import InboxMode
 from escrowmq.chaos.modes.leftovers import roll_back_leftovers
-from escrowmq.chaos.modes.seam import Mode, Regret, Site
-from escrowmq.outbox import inbox
+from escrowmq.chaos.modes.seam import LOOK_SECONDS, Regret, Site
 from escrowmq.outbox.modes import Driven, DrivenResults
 
 GROUP = "chaos-driven"
-LOOK_SECONDS = 0.5
-"""Between two looks at what is left, once nothing new is placed."""
 
 
-class DrivenMode(Mode):
+class DrivenMode(InboxMode):
     """``Driven``, plain and merged by turns of chance; consumers with an even number keep offsets, the others claim."""
 
     name = "driven"
@@ -53,7 +51,7 @@ class DrivenMode(Mode):
 
     def _place_some(self, site: Site, way: Driven) -> bool:
         """One local transaction, as a block or as a function; whether all of it is out."""
-        consumer, ids = self.batch(site)
+        consumer, ids = self.batch(site, 100)
         dooms = site.chance.random() < 0.1
         site.books.intend(self.name, ids, dooms=dooms)
         messages = self.messages(consumer, ids)
@@ -79,18 +77,12 @@ class DrivenMode(Mode):
 
     def take(self, site: Site) -> None:
         """By offsets in the own database, or by the inbox."""
-        topic = self.topic(site.number)
-        if site.number % 2 == 0:
-            with outbox.OffsetConsumer(site.bus, site.engine, GROUP, topic, owner=site.name) as reader:
-                reader.run(
-                    lambda session, messages: site.books.effect(session, self.name, [one.body for one in messages]),
-                    stop=site.ended,
-                )
+        if site.number % 2:
+            super().take(site)
             return
-        with site.bus.consumer(GROUP, [topic], timeout=20.0) as consumer:
-            site.at_end(consumer.close)
-            inbox.consume(
-                consumer,
-                site.engine,
-                lambda session, message: site.books.effect(session, self.name, [message.body]),
+        topic = self.topic(site.number)
+        with outbox.OffsetConsumer(site.bus, site.engine, GROUP, topic, owner=site.name) as reader:
+            reader.run(
+                lambda session, messages: site.books.effect(session, self.name, [one.body for one in messages]),
+                stop=site.ended,
             )

@@ -17,15 +17,33 @@ from pathlib import Path
 from random import Random
 from typing import ClassVar
 
+import numpy as np
 import sqlalchemy as sa
 
 from escrowmq.chaos.books import Books, body_of, message_id_of
 from escrowmq.client.bus import Bus
+from escrowmq.errors import Code, Corrupt, Fenced, Overloaded, Unknown, flags
 from escrowmq.model import Message
+
+CALL_SECONDS = 3.0
+"""A producer's patience with a broker that may have its call: about as long as a node is silent, so that both ends of a wait are seen."""
+PAUSE_SECONDS = 0.1
+"""After a call that failed for the moment."""
+LOOK_SECONDS = 0.5
+"""How long a loop waits for messages before it looks whether the run has ended."""
+OPEN = np.frombuffer(
+    flags({code for code in Code if code.branch in (Unknown, Overloaded, Fenced, Corrupt)}),
+    np.bool_,
+)
+"""By code: answers of a broker that a fault explains."""
 
 
 class Regret(Exception):
     """Raised by a business that changed its mind: its local transaction is rolled back, on purpose."""
+
+
+class Contradiction(Exception):
+    """An answer that no fault explains, such as the refusal of a decision that stands: a finding of the run."""
 
 
 @dataclass(slots=True)
@@ -87,6 +105,19 @@ class Mode(ABC):
         """The topic of consumer ``consumer``: its database alone has the marks of these messages."""
         return f"{cls.name}-{consumer}"
 
+    @classmethod
+    def lacks(cls) -> str | None:
+        """What this machine would need to run it, in words; None: nothing."""
+        return None
+
+    @classmethod
+    def beside(cls, folder: Path, url: str) -> list[str] | None:
+        """The command of a program that it needs beside the nodes, for a run in ``folder``, which has the nodes' folders; None: none.
+
+        The program may be killed at any time, with its whole process group, and is started again with the same command. It does not end by itself.
+        """
+        return None
+
     @abstractmethod
     def place(self, site: Site) -> None:
         """Place messages until ``site.closing``, set ``site.placed``, then finish what is under way until ``site.ended``."""
@@ -99,13 +130,24 @@ class Mode(ABC):
 
     def batch(self, site: Site, most: int = 40) -> tuple[int, list[str]]:
         """A consumer, and 1 to ``most`` new ids for it; waits so long before that the rate is kept."""
-        ids = [
-            f"{self.name}.{site.name}.{site.process}.{next(site.counter)}" for _ in range(site.chance.randint(1, most))
-        ]
-        site.closing.wait(len(ids) / site.rate * 2 * site.chance.random())
-        return site.chance.randint(1, site.peers), ids
+        consumer = site.chance.randint(1, site.peers)
+        return consumer, self.ids(site, most, consumer)
+
+    def ids(self, site: Site, most: int = 40, consumer: int | None = None) -> list[str]:
+        """1 to ``most`` new ids, all for one consumer or each for any; waits so long before that the rate is kept.
+
+        An id ends with the number of its consumer, so that another process of this node can send it again where it belongs.
+        """
+        count = site.chance.randint(1, most)
+        site.closing.wait(count / site.rate * 2 * site.chance.random())
+        begin = f"{self.name}.{site.name}.{site.process}"
+        return [f"{begin}.{next(site.counter)}.{consumer or site.chance.randint(1, site.peers)}" for _ in range(count)]
 
     def messages(self, consumer: int, ids: Sequence[str]) -> list[Message]:
         """The messages of these ids to a consumer, under message ids that follow from them."""
         topic = self.topic(consumer)
         return [Message(topic, body_of(one), key=one, message_id=message_id_of(one)) for one in ids]
+
+    def addressed(self, ids: Sequence[str]) -> list[Message]:
+        """The messages of these ids, each to the consumer that its id names."""
+        return [self.messages(int(one.rpartition(".")[2]), [one])[0] for one in ids]
