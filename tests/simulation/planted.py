@@ -11,9 +11,12 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import uuid
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 TESTS = Path(__file__).parent.parent
@@ -25,14 +28,19 @@ sys.path[:0] = [
 import test_planted as of_the_ledger  # noqa: E402
 
 from escrowmq.broker.writer.shard import Shard  # noqa: E402
+from escrowmq.client.admin import Admin  # noqa: E402
 from escrowmq.client.consuming.fetching import Fetcher  # noqa: E402
 from escrowmq.client.lanes.coalescer import Lane  # noqa: E402
 from escrowmq.client.lanes.request import Request, copies  # noqa: E402
 from escrowmq.client.producing.ending import EndingCodec  # noqa: E402
 from escrowmq.client.producing.judging import Judge  # noqa: E402
 from escrowmq.errors import Code, EscrowError  # noqa: E402
+from escrowmq.ledger.groups.groups import Groups  # noqa: E402
+from escrowmq.ledger.transactions.sessions import Sessions  # noqa: E402
 from escrowmq.log import active  # noqa: E402
 from escrowmq.model import COMMIT  # noqa: E402
+from escrowmq.outbox.targets import escrow  # noqa: E402
+from escrowmq.schemas import Kind  # noqa: E402
 from escrowmq.simulation.brokers import NodeDisk  # noqa: E402
 from escrowmq.simulation.swarm import simulate  # noqa: E402
 from escrowmq.testing.disks import FaultDisk, MemoryFile  # noqa: E402
@@ -211,6 +219,98 @@ def read_the_last_row_twice(monkeypatch):
         return parcel
 
     monkeypatch.setattr(lean, "read_parcel", read)
+
+
+@bug("wire")
+def swap_two_rows(monkeypatch):
+    """The ids of a parcel follow from the order of its rows."""
+    real = lean.read_parcel
+
+    def read(kind, content):
+        parcel = real(kind, content)
+        if len(parcel.rows) > 1:
+            parcel.rows = [parcel.rows[1], parcel.rows[0], *parcel.rows[2:]]
+        return parcel
+
+    monkeypatch.setattr(lean, "read_parcel", read)
+
+
+@bug("wire")
+def shift_the_nulls_of_a_column(monkeypatch):
+    """Whether a row of a batch has a key is what the row before it has."""
+    real = lean.read_batch
+
+    def read(content):
+        kind, batch, options = real(content)
+        at = batch.schema.get_field_index("key")
+        if at >= 0 and batch.num_rows > 1:
+            keys = batch.column(at).to_pylist()
+            keys = [keys[0], *(None if before is None else key for before, key in pairwise(keys))]
+            batch = batch.set_column(at, batch.schema.field(at), pa.array(keys, pa.utf8()))
+        return kind, batch, options
+
+    monkeypatch.setattr(lean, "read_batch", read)
+
+
+@bug("wire")
+def end_a_value_a_byte_too_late(monkeypatch):
+    """The bodies of a batch lie one after the other; an end that is off by one takes a byte of the next."""
+    real = lean.read_batch
+
+    def read(content):
+        kind, batch, options = real(content)
+        at = batch.schema.get_field_index("body")
+        if at >= 0 and batch.num_rows > 1:
+            bodies = batch.column(at).to_pylist()
+            bodies = [bodies[0] + bodies[1][:1], bodies[1][1:], *bodies[2:]]
+            batch = batch.set_column(at, batch.schema.field(at), pa.array(bodies, pa.binary()))
+        return kind, batch, options
+
+    monkeypatch.setattr(lean, "read_batch", read)
+
+
+# Sessions, operators, and the outbox's target
+
+
+@bug("ledger")
+def let_a_late_request_for_a_session_fence(monkeypatch):
+    monkeypatch.setattr(Sessions, "_opened_before", lambda self, command, rules: None)
+
+
+@bug("ledger")
+def alter_nothing(monkeypatch):
+    """What a group is altered to is answered, and not applied."""
+    monkeypatch.setitem(Groups._acts, Kind.ALTERED, lambda self, *_: None)
+
+
+@bug("client")
+def discard_every_dead_letter(monkeypatch):
+    monkeypatch.setattr(
+        Admin, "discard_dead_letters", lambda self, group, items=None: self._settle_dead(group, None, "discard")
+    )
+
+
+@bug("outbox")
+def take_a_lost_batch_for_sent(monkeypatch):
+    real = escrow._Broker._failed
+
+    def failed(self, problem):
+        real(self, problem)
+        return Code.OK
+
+    monkeypatch.setattr(escrow._Broker, "_failed", failed)
+
+
+@bug("outbox")
+def send_rows_under_new_ids(monkeypatch):
+    real = escrow._Broker._send
+
+    def send(self, batch):
+        at = batch.schema.get_field_index("message_id")
+        ids = pa.array([uuid.uuid4().bytes for _ in range(batch.num_rows)], batch.schema.field(at).type)
+        return real(self, batch.set_column(at, batch.schema.field(at), ids))
+
+    monkeypatch.setattr(escrow._Broker, "_send", send)
 
 
 KNOWN: dict[str, int] = {
