@@ -1,6 +1,6 @@
 """Bugs planted one at a time, and the seed at which the simulation finds each: ``python planted.py [BUG...] [--seeds N] [--search]``.
 
-Those of the ledger are of tests/ledger/test_planted.py; here are those of writer, disk, client and wire. Run as a program of its own,
+Those of the ledger are of tests/ledger/test_planted.py; here are those of writer, disk, client, wire and the outbox's target. Run as a program of its own,
 because a simulation takes the place of time and threads for the whole process. Prints one line of JSON for each bug: which checker
 noticed it, at which seed, after how many turns and how much virtual time. ``KNOWN`` says where to look first; ``--search`` looks
 at all seeds from 0 on.
@@ -285,9 +285,8 @@ def alter_nothing(monkeypatch):
 
 @bug("client")
 def discard_every_dead_letter(monkeypatch):
-    monkeypatch.setattr(
-        Admin, "discard_dead_letters", lambda self, group, items=None: self._settle_dead(group, None, "discard")
-    )
+    real = Admin.discard_dead_letters
+    monkeypatch.setattr(Admin, "discard_dead_letters", lambda self, group, items=None: real(self, group))
 
 
 @bug("outbox")
@@ -314,22 +313,31 @@ def send_rows_under_new_ids(monkeypatch):
 
 
 KNOWN: dict[str, int] = {
-    "apply_a_commit_twice": 1,
-    "make_half_messages_visible": 1,
-    "publish_what_is_rolled_back": 1,
-    "publish_only_the_first_message_of_a_transaction": 1,
-    "count_checks_in_memory_only": 1,
-    "ask_the_decided": 2,
+    "apply_a_commit_twice": 0,
+    "accept_the_opposite_decision": 7,
+    "make_half_messages_visible": 0,
+    "publish_what_is_rolled_back": 0,
+    "publish_only_the_first_message_of_a_transaction": 0,
+    "count_checks_in_memory_only": 0,
+    "ask_the_decided": 0,
     "ask_once_too_often": 1,
-    "forget_the_last_id_of_a_run": 27,
-    "let_something_stand_between_two_messages_of_a_transaction": 14,
+    "forget_the_last_id_of_a_run": 3,
+    "let_something_stand_between_two_messages_of_a_transaction": 0,
+    "alter_nothing": 15,
     "answer_before_the_sync": 2,
     "skip_the_sync_of_the_folder": 2,
     "call_what_was_lost_done": 2,
-    "take_a_conflict_for_a_commit": 17,
+    "take_a_conflict_for_a_commit": 9,
     "commit_what_the_checker_does_not_know": 1,
     "do_not_ask_again_after_a_lost_receive": 0,
     "mix_answers_up": 0,
+    "answer_rows_in_another_order": 0,
+    "read_the_last_row_twice": 0,
+    "swap_two_rows": 0,
+    "shift_the_nulls_of_a_column": 0,
+    "end_a_value_a_byte_too_late": 0,
+    "take_a_lost_batch_for_sent": 46,
+    "send_rows_under_new_ids": 6,
 }
 
 

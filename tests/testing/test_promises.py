@@ -87,7 +87,8 @@ BAD: dict[str, tuple[Callable[[list[Event]], list[Violation]], str, str, list[Ev
     ),
     "still waiting": (promises.unaccounted, "unaccounted", "m2", [*ACKED, stands("m2", 1), fate("m2", "waiting")]),
     "delivered too often": (
-        lambda events: promises.overattempted(events, "g", 2), "overattempted", "m1", [received("m1", 0, attempt=3)],
+        lambda events: promises.overattempted(events, "g", 2), "overattempted", "m1",
+        [received("m1", 0, attempt=2), received("m1", 0, attempt=3)],
     ),
     "a row without effect": (promises.unpaired, "lost", "r1", [row("r1")]),
     "two effects": (promises.unpaired, "repeated", "r1", [row("r1"), effect("r1"), effect("r1")]),
@@ -136,6 +137,9 @@ GOOD: dict[str, tuple[Callable[[list[Event]], list[Violation]], list[Event]]] = 
          Event("o", Act.DISCARD, INVOKE, group="g", topic="orders", queue=0, offset=1)],
     ),
     "a group that notes nothing": (promises.unaccounted, [received("m1", 0), stands("m1", 0)]),
+    "failed before the bound was set": (
+        lambda events: promises.overattempted(events, "g", 2), [received("m1", 0, attempt=3)],
+    ),
     "delivered as often as allowed": (
         lambda events: promises.overattempted(events, "g", 2), [received("m1", 0, attempt=2)],
     ),

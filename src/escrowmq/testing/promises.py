@@ -162,12 +162,19 @@ def unaccounted(events: Sequence[Event]) -> list[Violation]:
 
 
 def overattempted(events: Sequence[Event], group: str, most: int) -> list[Violation]:
-    """I25: no message is delivered to a group as a later attempt than ``most``, the highest bound that it had."""
-    return [
-        Violation("overattempted", str(e.value), f"attempt {e.attempt} of {most}", (e,))
-        for e in events
-        if e.act is Act.RECEIVE and e.group == group and (e.attempt or 0) > most
-    ]
+    """I25: a message that was delivered to a group as attempt ``most``, the highest bound that it has in these events, or a later one,
+    is not delivered again as the next attempt. (What failed before the bound was set may come once more.)"""
+    found: list[Violation] = []
+    delivered: dict[tuple[str | None, int], Event] = {}
+    for event in events:
+        if event.act is Act.RECEIVE and event.group == group:
+            attempt = event.attempt or 0
+            if attempt > most and (before := delivered.get((event.value, attempt - 1))) is not None:
+                found.append(
+                    Violation("overattempted", str(event.value), f"attempt {attempt} of {most}", (before, event))
+                )
+            delivered[event.value, attempt] = event
+    return found
 
 
 def unpaired(events: Sequence[Event]) -> list[Violation]:

@@ -16,7 +16,7 @@ from escrowmq.testing.workloads.drain import TOPICS, any_operation, write
 from escrowmq.testing.workloads.reading import Reader
 from escrowmq.testing.workloads.seam import Operation, Role, Site, Workload, to_do
 
-MOST_ATTEMPTS = 5
+MOST_ATTEMPTS = 3
 VERBS = ("decide", "dead letters", "attempts", "check rules", "queues", "fence")
 WEIGHTS = (8, 6, 1, 1, 1, 2)
 SECONDS = 20.0
