@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -62,7 +63,7 @@ def test_no_room_is_called_utils() -> None:
 
 
 def test_pyspark_and_sqlalchemy_stay_in_their_rooms() -> None:
-    rooms = {"pyspark": {"pipeline", "spark"}, "sqlalchemy": {"outbox", "compensation", "pipeline", "testing"}}
+    rooms = {"pyspark": {"pipeline", "spark"}, "sqlalchemy": {"outbox", "compensation", "pipeline", "testing", "chaos"}}
     for path in SOURCES:
         room = path.relative_to(ROOT / "src" / "escrowmq").parts[0]
         for name in imported(path):
@@ -221,3 +222,13 @@ def defines(file: Path, name: str) -> bool:
 def test_the_command_runs_as_a_module() -> None:
     result = subprocess.run([sys.executable, "-m", "escrowmq", "--version"], capture_output=True, text=True)
     assert (result.returncode, result.stdout.strip()) == (0, "escrowmq 0.1.0")
+
+
+def test_files_that_are_not_python_are_packaged() -> None:
+    """What the product reads beside its modules is there after an installation, too."""
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["escrowmq"]
+    package = ROOT / "src" / "escrowmq"
+    packaged = {path for pattern in wanted for path in package.glob(pattern)}
+    others = {path for path in package.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert not sorted(map(relative, others - packaged))
+    assert not [pattern for pattern in wanted if not any(package.glob(pattern))]

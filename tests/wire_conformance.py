@@ -22,6 +22,8 @@ def problems(value: Any, wanted: Value, where: str, seen: Seen) -> Iterator[str]
             yield f"{where} is {value!r}"
     elif is_typeddict(kind):
         yield from _object(value, kind, where, seen)
+    elif kind is Any:
+        return
     elif get_origin(kind) is dict:
         for name, one in value.items():
             yield from problems(one, value_of(get_args(kind)[1]), f"{where}[{name!r}]", seen)

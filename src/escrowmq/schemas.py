@@ -171,6 +171,7 @@ class Kind(IntEnum):
     PRODUCERS = 27
     ALTERED = 28
     BURIED = 29
+    OWNED = 30
 
 
 _STORED = _schema(
@@ -262,6 +263,11 @@ STORED: dict[Kind, pa.Schema] = {
     ),
     Kind.PRODUCERS: _schema(group=_UTF8, rules=_UTF8),  # JSON of ledger.ProducerRules
     Kind.ALTERED: _schema(group=_INT32, subscription=_UTF8),  # a consumer group from now on
+    Kind.OWNED: _schema(
+        epoch=_UINT32,
+        process=_INT64,  # random, of the client's: tells a repeat of a request from a new process
+        transactional=_BOOL,  # the session is, from now on
+    ),
 }
 """The schema of each kind of frame, version 1 (see log/FORMAT.md)."""
 

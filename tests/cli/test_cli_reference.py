@@ -76,6 +76,7 @@ def test_the_commands_of_the_design_are_there() -> None:
         "lookup",
         "groups",
         "writers",
+        "acts",
         "outbox",
         "compensate",
         "audit",
@@ -84,5 +85,6 @@ def test_the_commands_of_the_design_are_there() -> None:
         "sweep",
         "bench",
         "simulate",
+        "chaos",
         "log",
     }

@@ -49,6 +49,7 @@ NEWER = {
     Kind.PRODUCERS: {"group": "orders", "rules": '{"check_max":3,"kind":"transactional"}'},
     Kind.ALTERED: {"group": 1, "subscription": '{"topics":["orders"]}'},
     Kind.BURIED: {"lease": 11, "start": 4, "count": 1, "cause": "naïve"},
+    Kind.OWNED: {"epoch": 1, "process": 77, "transactional": True},
 }
 """Kinds that came later: a folder of their own, "v1-newer"."""
 

@@ -76,6 +76,13 @@ class ForgetTheFence(Model):
         return True
 
 
+class LetALateRequestFence(Model):
+    """A broker that cannot tell a repeat from a new process."""
+
+    def open_again(self, state: State, process: int) -> Iterator[Step]:
+        yield "OpenSession", state._replace(memory=state.memory._replace(newest=3))
+
+
 class CountAfterTheQuestion(Model):
     def counted(self, state: State) -> State:
         return state._replace(asked=state.asked + 1)
@@ -129,6 +136,7 @@ MISTAKES: dict[type[Model], str] = {
     PlaceAtThePrepare: "I3",
     DoNotFence: "fenced",
     ForgetTheFence: "fenced",
+    LetALateRequestFence: "late",
     CountAfterTheQuestion: "I11",
     AskTheDecided: "decided",
     KeepMemoryInACrash: "I1",

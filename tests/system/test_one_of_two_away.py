@@ -667,6 +667,30 @@ def test_a_consumer_with_its_own_offsets_claims_the_absent_brokers_queues_later(
         assert not consumer.missing
 
 
+def test_a_consumer_with_its_own_offsets_claims_queues_of_a_broker_that_had_no_such_topic(
+    pair: Pair, shop: sa.Engine
+) -> None:
+    pair.be("there")
+    came: list[bytes] = []
+    enough = threading.Event()
+
+    def effect(_: Any, messages: Any) -> None:
+        came.extend(message.body for message in messages)
+        enough.set()
+
+    with mq.connect(pair.url) as bus:
+        producer = bus.producer("filler")
+        producer.send("offsets-late", b"first", key=KEYS[0])
+        with outbox.OffsetConsumer(bus, shop, "cart", "offsets-late", owner="one") as consumer:
+            consumer.run(effect, stop=enough)
+            assert came == [b"first"]
+            enough.clear()
+            producer.send("offsets-late", b"second", key=KEYS[1])
+            consumer.run(effect, stop=enough)
+            assert came == [b"first", b"second"]
+            assert len({slot.shard for slot in consumer.positions}) == 2
+
+
 def test_the_relay_sends_what_belongs_to_the_living_and_the_rest_later(killed: Pair, shop: sa.Engine) -> None:
     with shop.begin() as connection:
         for n in range(10):

@@ -61,6 +61,7 @@ BAD: dict[str, tuple[Callable[[list[Event]], list[Violation]], str, str, list[Ev
         [stands("copy of m1", 0, "copies")],
     ),
     "a commit of the fenced": (promises.undead, "undead", "t", [FENCED, ended(Act.COMMIT, OK)]),
+    "fenced without a successor": (promises.fenced_alone, "fenced", "t", [FENCED]),
     "a half message of the fenced": (promises.undead, "undead", "t", [FENCED, ended(Act.PREPARE, OK)]),
 }  # fmt: skip
 
@@ -91,6 +92,9 @@ GOOD: dict[str, tuple[Callable[[list[Event]], list[Violation]], list[Event]]] = 
         [stands("m1", 0), stands("copy of m1", 0, "copies")],
     ),
     "refused from then on": (promises.undead, [FENCED, ended(Act.COMMIT, FAIL), ended(Act.PREPARE, FAIL)]),
+    "fenced, and it was started again before": (promises.fenced_alone, [Event("old", Act.KILL, OK), FENCED]),
+    "fenced, of a name that several have": (lambda events: promises.fenced_alone(events, {"old"}), [FENCED]),
+    "refused for another cause": (promises.fenced_alone, [ended(Act.COMMIT, FAIL, process="old")]),
     "its successor": (promises.undead, [FENCED, ended(Act.COMMIT, OK, process="new")]),
     "started anew, it is a newer one itself": (
         promises.undead, [FENCED, Event("old", Act.KILL, OK), ended(Act.COMMIT, OK)],

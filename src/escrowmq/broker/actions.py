@@ -10,14 +10,15 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import pyarrow as pa
 
+from escrowmq.broker import recording
 from escrowmq.broker.reads.following import view_beyond, view_range
-from escrowmq.broker.reads.lookups import find_messages, show_transaction, view_message
+from escrowmq.broker.reads.lookups import damaged_places, find_messages, show_transaction, view_message
 from escrowmq.broker.reads.readable import HoldsLedger, Readable
+from escrowmq.broker.recording import ending, named, recorded
 from escrowmq.broker.requests import MAX_IDS, checked, transaction_id
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.broker.writer.shard import rules_of
 from escrowmq.errors import Code, error
-from escrowmq.ledger.columns.arrays import Bools, Int64s
 from escrowmq.ledger.commands import (
     AlterGroup,
     AlterProducers,
@@ -43,7 +44,17 @@ from escrowmq.model import DecidedBy, Outcome, message_id
 from escrowmq.schemas import ENDING, ID
 from escrowmq.settings import nearest
 from escrowmq.wire import PROTOCOL_VERSION, Action, Json
-from escrowmq.wire.actions import brokers, dead_letters, groups, messages, producers, topics, transactions, writers
+from escrowmq.wire.actions import (
+    acts,
+    brokers,
+    dead_letters,
+    groups,
+    messages,
+    producers,
+    topics,
+    transactions,
+    writers,
+)
 from escrowmq.wire.actions.action import Answer, Nothing, Request, Results
 from escrowmq.wire.actions.table import ACTIONS
 
@@ -94,6 +105,22 @@ def _submits(
     @_answers(action)
     def _(engine: Engine, request: Request) -> Answer:
         answer: Answer = shown(engine.submit(command(request)).result())
+        return answer
+
+
+def _does(
+    action: Action[Request, Answer],
+    command: Callable[[Request], Command],
+    shown: Callable[[Any], Any] = lambda answer: answer,
+) -> None:
+    """As :func:`_submits`, of an operator's act: it is recorded before it is done."""
+
+    @_answers(action)
+    def _(engine: Engine, request: Request) -> Answer:
+        made = command(request)
+        with recorded(engine, action, request) as done:
+            answer: Answer = shown(engine.submit(made).result())
+            done.ended = ending(answer)
         return answer
 
 
@@ -203,14 +230,15 @@ def _rules(request: producers.CheckRules, kind: str | None = None) -> ProducerRu
     )
 
 
+@_answers(producers.ALTER)
 def _alter_producers(engine: Engine, request: producers.Alter) -> producers.Altered:
     fields = [policies.FIELDS[name] for name in request.get("reset", [])]
     command = AlterProducers(request["group"], _rules(request, request.get("kind")), fields)
-    has = policies.described_values(engine.submit(command).result())
-    return cast(producers.Altered, {"group": request["group"]} | {k: v for k, v in has.items() if v is not None})
+    with recorded(engine, producers.ALTER, request) as done:
+        has = policies.described_values(engine.submit(command).result())
+        done.ended = {"group": request["group"]} | {k: v for k, v in has.items() if v is not None}
+    return cast(producers.Altered, done.ended)
 
-
-_answers(producers.ALTER)(_alter_producers)
 
 _submits(
     producers.OPEN_SESSION,
@@ -220,6 +248,7 @@ _submits(
         request.get("transactional", False),
         request.get("resume"),
         _rules(request["rules"]) if "rules" in request else None,
+        request.get("process"),
     ),
     lambda session: {"session": session},
 )
@@ -278,8 +307,10 @@ def _alteration(request: groups.Alter) -> AlterGroup:
 
 @_answers(groups.ALTER)
 def _alter_group(engine: Engine, request: groups.Alter) -> groups.Subscription:
-    altered = engine.submit(_alteration(request)).result()
-    return cast(groups.Subscription, described(altered, rules_of(engine.settings)))
+    command = _alteration(request)
+    with recorded(engine, groups.ALTER, request) as done:
+        done.ended = described(engine.submit(command).result(), rules_of(engine.settings))
+    return cast(groups.Subscription, done.ended)
 
 
 def _microseconds(seconds: float | None) -> int | None:
@@ -298,7 +329,7 @@ _submits(
         request["group"], request["instance"], request["process"], request.get("resume", False), request.get("keep", [])
     ),
 )
-_submits(groups.FENCE, lambda request: Fence(request["group"], request["instance"]))
+_does(groups.FENCE, lambda request: Fence(request["group"], request["instance"]))
 _looks(
     groups.MEMBERS,
     lambda shard, request: {"members": shard.ledger.groups.members(request["group"], shard.ledger.topics)},
@@ -347,8 +378,8 @@ def _results(codes: Any) -> Results:
     return {"codes": [Code(code).name for code in codes.tolist()]}
 
 
-_submits(transactions.SETTLE, _by_operator, lambda ended: _results(ended.column("code").to_numpy()))
-_submits(transactions.RECHECK, lambda request: Recheck(_ids(request["ids"])), _results)
+_does(transactions.SETTLE, _by_operator, lambda ended: _results(ended.column("code").to_numpy()))
+_does(transactions.RECHECK, lambda request: Recheck(_ids(request["ids"])), _results)
 
 
 # Writers of numbered batches
@@ -360,7 +391,7 @@ _submits(
         message_id(request["writer"]), request["batch"], _ids(request["transactions"]), request["session"]
     ),
 )
-_submits(writers.FORGET, lambda request: ForgetWriter(message_id(request["writer"])))
+_does(writers.FORGET, lambda request: ForgetWriter(message_id(request["writer"])))
 _looks(writers.SHOW, lambda shard, request: {"batch": shard.ledger.writers.last(message_id(request["writer"]))})
 
 
@@ -413,30 +444,14 @@ def _settle_dead_letters(engine: Engine, request: dead_letters.Settle) -> Result
 
     chosen = np.array(engine.look(look).result(), np.int64).reshape(-1, 2)
     retry = request["act"] == "retry"
-    damaged = _damaged(engine, chosen) if retry else np.zeros(len(chosen), bool)
+    damaged = damaged_places(engine, chosen) if retry else np.zeros(len(chosen), bool)
     codes = np.full(len(chosen), Code.DAMAGED, np.uint8)
     good = chosen[~damaged]
-    codes[~damaged] = engine.submit(SettleDead(request["group"], good[:, 0], good[:, 1], retry)).result()
-    return _results(codes)
-
-
-def _damaged(engine: Engine, places: Int64s) -> Bools:
-    """Which of these (queue id, offset) cannot be delivered, because their content is lost."""
-
-    def look() -> Int64s:
-        found: list[int] = []
-        for queue_id, offset in places.tolist():
-            queue = engine.shard.ledger.queue(queue_id)
-            stored = queue.head <= offset < queue.end
-            found.append(int(queue.positions(offset, offset + 1)[0]) if stored else -1)
-        return np.array(found, np.int64)
-
-    positions = engine.look(look).result()
-    mask = np.zeros(len(places), bool)
-    stored = np.flatnonzero(positions >= engine.log.first_position)
-    _, damaged = engine.log.salvage(positions[stored], ["message_id"])
-    mask[stored[list(damaged)]] = True
-    return mask
+    with recorded(engine, dead_letters.SETTLE, request, items=named(engine, chosen)) as done:
+        codes[~damaged] = engine.submit(SettleDead(request["group"], good[:, 0], good[:, 1], retry)).result()
+        answer = _results(codes)
+        done.ended = ending(answer)
+    return answer
 
 
 # Messages
@@ -455,3 +470,12 @@ def _lookup(engine: Readable, request: messages.Lookup) -> messages.Found:
 def _view(engine: Readable, request: messages.View) -> messages.Viewed:
     topic, text = request["topic"], request["id_or_key"]
     return {"message": view_message(engine, topic, message_id(text), text)}
+
+
+# The record of acts
+
+
+_answers(acts.LIST)(
+    lambda engine, request: _page("acts", *recording.page(engine, request, PAGE), lambda act: act["number"])
+)
+_answers(acts.VERIFY)(lambda engine, _: recording.verified(engine))

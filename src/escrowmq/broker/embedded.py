@@ -15,12 +15,13 @@ import pyarrow as pa
 
 from escrowmq.broker.calls import Calls
 from escrowmq.broker.failures import answer
+from escrowmq.broker.recording import resolve
 from escrowmq.broker.writer.checkback import Listener
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.log.commit_log import open_log
 from escrowmq.platform.clock import SystemClock
-from escrowmq.platform.disk import RealDisk
+from escrowmq.platform.disk import Disk, RealDisk
 from escrowmq.platform.forks import FORKED, tell_in_child
 from escrowmq.settings import BrokerSettings
 from escrowmq.wire import Exchange, ExchangeOptions, Json, Parcel, ReadRequest
@@ -39,18 +40,20 @@ _open: dict[Path, _Shared] = {}
 _opening = threading.Lock()
 
 
-def open_engine(folder: Path, settings: BrokerSettings) -> Engine:
-    """An engine on a folder, not started. Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER), Corrupt, Overloaded(DISK_FULL)."""
+def open_engine(folder: Path, settings: BrokerSettings, disk: Callable[[Path], Disk] = RealDisk) -> Engine:
+    """An engine on a folder, not started; ``disk`` gives what it is read and written through. Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER), Corrupt, Overloaded(DISK_FULL)."""
     clock = SystemClock()
     log = open_log(
-        RealDisk(folder),
+        disk(folder),
         segment_bytes=settings.segment_bytes,
         compression=settings.compression,
         version=version("escrowmq"),
         clock=clock,
     )
     try:
-        return Engine(log, clock, settings)
+        engine = Engine(log, clock, settings)
+        resolve(log.acts, engine.shard.ledger, engine.clock.now_us())
+        return engine
     except BaseException:
         log.close(clean=False)
         raise

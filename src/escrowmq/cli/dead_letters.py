@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from escrowmq.cli.failures import Exit
-from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, admin_at
+from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, Why, admin_at
 from escrowmq.cli.printing import Columns, body_text, cell, moment, notice, print_facts, print_json, print_rows
 from escrowmq.cli.rows import plain
 from escrowmq.errors import Code, error
@@ -67,25 +67,31 @@ def show(
 
 
 @app.command("retry")
-def retry(group: Group, places: Places = None, all_: All = False, url: Url = DEFAULT_URL, json: Json = False) -> None:
+def retry(
+    group: Group, places: Places = None, all_: All = False, why: Why = None, url: Url = DEFAULT_URL, json: Json = False
+) -> None:
     """Deliver dead letters to the group again, attempts counted anew."""
-    _settle(group, places, all_, url, json, "retry")
+    _settle(group, places, all_, why, url, json, "retry")
 
 
 @app.command("discard")
-def discard(group: Group, places: Places = None, all_: All = False, url: Url = DEFAULT_URL, json: Json = False) -> None:
+def discard(
+    group: Group, places: Places = None, all_: All = False, why: Why = None, url: Url = DEFAULT_URL, json: Json = False
+) -> None:
     """Settle dead letters for good: the group will not see them again."""
-    _settle(group, places, all_, url, json, "discard")
+    _settle(group, places, all_, why, url, json, "discard")
 
 
-def _settle(group: str, places: list[str] | None, everything: bool, url: str, json: bool, act: str) -> None:
+def _settle(
+    group: str, places: list[str] | None, everything: bool, why: str | None, url: str, json: bool, act: str
+) -> None:
     """Do one act to the named letters; exit code 1 when some of them were not there."""
     if bool(places) == everything:
         raise error(Code.BAD_ARGUMENT, f"which dead letters to {act}?", "name some as TOPIC/QUEUE/OFFSET, or say --all")
     items = [dict(zip(("topic", "queue", "offset"), _parse(place), strict=True)) for place in places or []]
     with admin_at(url) as admin:
         do = admin.retry_dead_letters if act == "retry" else admin.discard_dead_letters
-        done = do(group, None if everything else items)
+        done = do(group, None if everything else items, why=why)
     if json:
         print_json({"group": group, "act": act, "settled": done})
     else:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from escrowmq.cli.options import DEFAULT_URL, Json, Url, admin_at, broker_time, seconds
+from escrowmq.cli.options import DEFAULT_URL, Json, Url, Why, admin_at, broker_time, seconds
 from escrowmq.cli.printing import Columns, age, duration, print_facts, print_json, print_rows
 from escrowmq.errors import Code, error
 from escrowmq.settings import nearest
@@ -74,6 +74,7 @@ def alter(
     ] = None,
     backoff: Annotated[str | None, typer.Option("--retry-backoff", help="Before the second delivery; doubles.")] = None,
     longest: Annotated[str | None, typer.Option("--retry-backoff-max", help="Before a delivery, at most.")] = None,
+    why: Why = None,
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
@@ -93,7 +94,7 @@ def alter(
         "retry_backoff_max": seconds(longest, "--retry-backoff-max"),
     }
     with admin_at(url) as admin:
-        found = admin.alter_group(name, **changes)
+        found = admin.alter_group(name, why=why, **changes)
     if json:
         return print_json(found)
     for group in found:
@@ -120,6 +121,7 @@ def alter_producers(
         list[str] | None,
         typer.Option("--reset", help="An option by its name: back to the broker's setting. Repeatable."),
     ] = None,
+    why: Why = None,
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
@@ -136,7 +138,7 @@ def alter_producers(
         "reset": [rule.replace("-", "_") for rule in reset or ()],
     }
     with admin_at(url, make=True) as admin:
-        found = admin.alter_producers(name, **rules)
+        found = admin.alter_producers(name, why=why, **rules)
     if json:
         return print_json(found)
     for altered in found:
@@ -197,6 +199,7 @@ def members(
 def fence(
     name: Annotated[str, typer.Argument(metavar="GROUP", help='The consumer group, made with in_doubt="hold".')],
     instance: Annotated[str, typer.Argument(metavar="INSTANCE", help="The silent member.")],
+    why: Why = None,
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
@@ -205,7 +208,7 @@ def fence(
     Its messages are delivered to others, flagged as repeats; its late acknowledgements are refused.
     """
     with admin_at(url) as admin:
-        messages = admin.fence(name, instance)
+        messages = admin.fence(name, instance, why=why)
     if json:
         return print_json({"group": name, "instance": instance, "messages": messages})
     typer.echo(f"{instance} is fenced; {messages} messages went back to {name}")

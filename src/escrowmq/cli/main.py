@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from escrowmq.cli import (
+    acts,
     bench,
+    chaos,
     compensate,
     dead_letters,
     groups,
@@ -44,6 +46,7 @@ app.add_typer(dead_letters.app, name="dead-letters")
 app.command("lookup")(messages.lookup)
 app.add_typer(groups.app, name="groups")
 app.add_typer(writers.app, name="writers")
+app.add_typer(acts.app, name="acts")
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(compensate.app, name="compensate")
 app.command("audit")(jobs.audit)
@@ -52,6 +55,7 @@ app.command("reconcile")(jobs.reconcile)
 app.command("sweep")(jobs.sweep)
 app.command("bench")(bench.bench)
 app.command("simulate")(simulate.simulate)
+app.command("chaos")(chaos.chaos)
 app.add_typer(log.app, name="log")
 
 

@@ -31,6 +31,9 @@ Url = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON on standard output, for scripts.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="One JSON object a line, for scripts.")]
+Why = Annotated[
+    str | None, typer.Option("--why", help="The reason, for the record of acts: see escrowmq acts.", show_default=False)
+]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this many.")]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from escrowmq.cli.failures import finish, show_error
-from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, admin_at, broker_time, seconds
+from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, Why, admin_at, broker_time, seconds
 from escrowmq.cli.printing import (
     Columns,
     ago,
@@ -88,31 +88,31 @@ def show(
 
 
 @app.command("commit")
-def commit(ids: Ids, url: Url = DEFAULT_URL, json: Json = False) -> None:
+def commit(ids: Ids, why: Why = None, url: Url = DEFAULT_URL, json: Json = False) -> None:
     """Commit undecided transactions by hand: their messages become visible."""
-    _each(ids, url, json, "commit")
+    _each(ids, why, url, json, "commit")
 
 
 @app.command("rollback")
-def rollback(ids: Ids, url: Url = DEFAULT_URL, json: Json = False) -> None:
+def rollback(ids: Ids, why: Why = None, url: Url = DEFAULT_URL, json: Json = False) -> None:
     """Roll undecided transactions back by hand: their messages never become visible."""
-    _each(ids, url, json, "rollback")
+    _each(ids, why, url, json, "rollback")
 
 
 @app.command("recheck")
-def recheck(ids: Ids, url: Url = DEFAULT_URL, json: Json = False) -> None:
+def recheck(ids: Ids, why: Why = None, url: Url = DEFAULT_URL, json: Json = False) -> None:
     """Have the producers asked again, checks counted anew; opens parked transactions."""
-    _each(ids, url, json, "recheck")
+    _each(ids, why, url, json, "recheck")
 
 
-def _each(ids: list[str], url: str, json: bool, act: str) -> None:
+def _each(ids: list[str], why: str | None, url: str, json: bool, act: str) -> None:
     """Do one act to every id; each has its own result, the exit code is that of the first that failed."""
     results: list[tuple[str, Code, dict[str, Any]]] = []
     with admin_at(url) as admin:
-        do: Callable[[str], Code] = getattr(admin, act)
+        do: Callable[..., Code] = getattr(admin, act)
         for identity in ids:
             try:
-                code = do(identity)
+                code = do(identity, why=why)
             except EscrowError as problem:
                 code = problem.code
                 if not json:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from escrowmq.cli.options import DEFAULT_URL, Json, Url, admin_at, broker_time
+from escrowmq.cli.options import DEFAULT_URL, Json, Url, Why, admin_at, broker_time
 from escrowmq.cli.printing import Columns, ago, print_json, print_rows
 
 app = typer.Typer(
@@ -40,6 +40,7 @@ def forget(
     writer: Annotated[
         str, typer.Argument(metavar="WRITER", help="As listed, or the query's id, or the write_id it was made of.")
     ],
+    why: Why = None,
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
@@ -48,7 +49,7 @@ def forget(
     Should it write again, its next batch counts, also if it is a repeat of the last one.
     """
     with admin_at(url) as admin:
-        found = admin.forget_writer(writer)
+        found = admin.forget_writer(writer, why=why)
     if json:
         return print_json(found)
     for one in found:

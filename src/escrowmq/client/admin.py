@@ -12,11 +12,31 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Annotated, Any, Literal, TypedDict, Unpack, cast
+from typing import Any, Literal, Unpack, cast
 
 import pyarrow as pa
 
-from escrowmq.client.altering import GroupChanges, ProducersChanges, group_request, producers_request
+from escrowmq.client.altering import GroupChanges, ProducersChanges, group_request, producers_request, signed
+from escrowmq.client.entries import (
+    Act,
+    AlteredGroup,
+    AlteredProducers,
+    AtBroker,
+    DeadLetter,
+    ForgottenWriter,
+    FoundMessage,
+    Group,
+    Health,
+    Hello,
+    Member,
+    Producer,
+    Queue,
+    Topic,
+    Transaction,
+    TransactionDetails,
+    VerifiedActs,
+    Writer,
+)
 from escrowmq.client.links.answers import Count, Listing, away
 from escrowmq.client.links.presence import Missing
 from escrowmq.client.links.router import Router
@@ -25,91 +45,30 @@ from escrowmq.message.ids import id_bytes
 from escrowmq.message.names import check_name
 from escrowmq.model import TransactionId, message_id
 from escrowmq.wire import VIEWS, Call, Link, ReadRequest, ask
-from escrowmq.wire.actions import brokers, dead_letters, groups, messages, producers, topics, transactions, writers
+from escrowmq.wire.actions import (
+    acts,
+    brokers,
+    dead_letters,
+    groups,
+    messages,
+    producers,
+    topics,
+    transactions,
+    writers,
+)
 from escrowmq.wire.actions.action import Answer, Request, Results
 from escrowmq.wire.actions.topics import Created
+from escrowmq.wire.values import MAX_PAGE
 
 _PAGE = 1000
 
 
-class AtBroker(TypedDict):
-    """Of which broker something is said."""
-
-    broker: Annotated[str, "address of the broker"]
-
-
-class Topic(topics.Topic, AtBroker):
-    """One topic at one broker."""
-
-
-class Queue(topics.QueueOffsets, AtBroker):
-    """Where one queue of a topic begins and ends."""
-
-    shard: Annotated[int, "number of the broker's shard"]
-
-
-class Group(groups.Group, AtBroker):
-    """One consumer group at one broker."""
-
-
-class AlteredGroup(groups.Subscription, AtBroker):
-    """What a consumer group consumes at one broker."""
-
-
-class Member(groups.Member, AtBroker):
-    """One member of a consumer group at one broker."""
-
-
-class Producer(producers.Producer, AtBroker):
-    """One producer group at one broker."""
-
-
-class AlteredProducers(producers.Altered, AtBroker):
-    """What a producer group has of its own at one broker."""
-
-
-class Writer(writers.WriterListed, AtBroker):
-    """One writer of numbered batches at one broker."""
-
-
-class ForgottenWriter(writers.Forgotten, AtBroker):
-    """What one broker has forgotten."""
-
-
-class Transaction(transactions.Transaction, AtBroker):
-    """One transaction of a listing."""
-
-
-class Message(messages.MessageFields):
-    """A stored message."""
-
-    body: bytes
-
-
-class FoundMessage(Message, messages.Standing, AtBroker):
-    """A message that was looked up."""
-
-
-class TransactionDetails(transactions.Details):
-    """One transaction in full."""
-
-    messages: list[Message]
-
-
-class DeadLetter(dead_letters.DeadLetter, AtBroker):
-    """One dead letter at one broker."""
-
-
-class Health(brokers.Health, AtBroker):
-    """Whether one broker works."""
-
-
-class Hello(brokers.Hello, AtBroker):
-    """What one broker says of itself."""
-
-
 class Admin:
-    """Topics, groups, transactions, look-ups, dead letters, and settling by hand. ``timeout`` is seconds per call."""
+    """Topics, groups, transactions, look-ups, dead letters, and settling by hand. ``timeout`` is seconds per call.
+
+    What changes something that others have done is recorded by the broker before it is done, with the user and the host as the operating
+    system names them, and ``why``; what cannot be recorded is not done. See :meth:`acts`.
+    """
 
     def __init__(self, router: Router, timeout: float = 30.0) -> None:
         self._router = router
@@ -143,7 +102,9 @@ class Admin:
         """All consumer groups, with where they stand in each queue."""
         return self._rows(groups.LIST({}), lambda answer: answer["groups"])
 
-    def alter_group(self, group: str, **changes: Unpack[GroupChanges]) -> Listing[AlteredGroup]:
+    def alter_group(
+        self, group: str, *, why: str | None = None, **changes: Unpack[GroupChanges]
+    ) -> Listing[AlteredGroup]:
         """Give a consumer group another subscription, at every broker; what is not given stays as it is. What it is now.
 
         ``tags="*"`` is all; they choose among what the group has not passed over yet. It begins at ``start`` (``"earliest"``) in
@@ -153,20 +114,20 @@ class Admin:
 
         Raises UNKNOWN_GROUP, UNKNOWN_TOPIC, BAD_REQUEST; CONFLICT for ``ordered`` or ``in_doubt`` while something is leased.
         """
-        request = group_request(group, changes)
+        request = signed(group_request(group, changes), why)
         return self._rows(groups.ALTER(request), lambda altered: [altered], Code.UNKNOWN_GROUP)
 
     def members(self, group: str) -> Listing[Member]:
         """Which member of a consumer group holds what, in doubt or not. Raises UNKNOWN_GROUP."""
         return self._rows(groups.MEMBERS({"group": group}), lambda answer: answer["members"], Code.UNKNOWN_GROUP)
 
-    def fence(self, group: str, instance: str) -> Count:
+    def fence(self, group: str, instance: str, *, why: str | None = None) -> Count:
         """Give what a silent named member holds back to its group, and shut its process out; how many messages.
 
         Do it when the process is surely dead, or cannot harm any more: what it did is not undone, and its messages are
         delivered to others. Raises UNKNOWN_GROUP, NOT_FOUND without such a member.
         """
-        call = groups.FENCE({"group": group, "instance": instance})
+        call = groups.FENCE(signed(groups.FenceMember(group=group, instance=instance), why))
         found, missing = self._each(call, Code.UNKNOWN_GROUP, Code.NOT_FOUND)
         return Count(sum(answer["messages"] for _, answer in found), missing)
 
@@ -174,7 +135,9 @@ class Admin:
         """All producer groups, with what they have undecided."""
         return self._rows(producers.LIST({}), lambda answer: answer["producers"])
 
-    def alter_producers(self, group: str, **changes: Unpack[ProducersChanges]) -> Listing[AlteredProducers]:
+    def alter_producers(
+        self, group: str, *, why: str | None = None, **changes: Unpack[ProducersChanges]
+    ) -> Listing[AlteredProducers]:
         """Give a producer group rules of its own, at every broker; it is made if it does not exist. What is not given stays as it
         is, what ``reset`` names goes back to the broker's. They hold for all that is undecided from now on.
 
@@ -182,20 +145,21 @@ class Admin:
         BAD_DELAY for a time over ``half_retention``. The rules that the group has of its own now.
         """
         check_name(group, Code.BAD_GROUP_NAME)
-        request = producers_request(group, changes)
+        request = signed(producers_request(group, changes), why)
         return self._rows(producers.ALTER(request), lambda made: [made])
 
     def writers(self, limit: int | None = None) -> Listing[Writer]:
         """Writers of numbered batches (Spark queries, batch writes under a ``write_id``); at most ``limit`` per broker."""
         return self._pages(writers.LIST({}), "writers", limit)
 
-    def forget_writer(self, writer: str) -> Listing[ForgottenWriter]:
+    def forget_writer(self, writer: str, *, why: str | None = None) -> Listing[ForgottenWriter]:
         """Forget a writer (as listed, or its query id or ``write_id``) and its producer group at every broker. Should it write
         again, its next batch counts whatever its number is.
 
         Raises NOT_FOUND, CONFLICT while it has undecided transactions.
         """
-        return self._rows(writers.FORGET({"writer": writer}), lambda answer: [answer], Code.NOT_FOUND)
+        call = writers.FORGET(signed(writers.Forget(writer=writer), why))
+        return self._rows(call, lambda answer: [answer], Code.NOT_FOUND)
 
     # Transactions
 
@@ -217,18 +181,18 @@ class Admin:
         found: TransactionDetails = answer | {"messages": [_with_body(message) for message in answer["messages"]]}
         return found
 
-    def commit(self, transaction_id: TransactionId | str | bytes) -> Code:
+    def commit(self, transaction_id: TransactionId | str | bytes, *, why: str | None = None) -> Code:
         """Commit by an operator. Raises CONFLICT if it was rolled back."""
-        return self._settle(transaction_id, "commit")
+        return self._settle(transaction_id, "commit", why)
 
-    def rollback(self, transaction_id: TransactionId | str | bytes) -> Code:
+    def rollback(self, transaction_id: TransactionId | str | bytes, *, why: str | None = None) -> Code:
         """Roll back by an operator. Raises CONFLICT if it was committed."""
-        return self._settle(transaction_id, "rollback")
+        return self._settle(transaction_id, "rollback", why)
 
-    def recheck(self, transaction_id: TransactionId | str | bytes) -> Code:
+    def recheck(self, transaction_id: TransactionId | str | bytes, *, why: str | None = None) -> Code:
         """Open a parked transaction again and ask about it anew. Raises TRANSACTION_DECIDED and so on."""
         identity, number = self._home(transaction_id)
-        return _single(self._ask(number, transactions.RECHECK({"ids": [str(identity)]})))
+        return _single(self._ask(number, transactions.RECHECK(signed(transactions.Recheck(ids=[str(identity)]), why))))
 
     # Dead letters
 
@@ -236,13 +200,32 @@ class Admin:
         """The dead letters of a consumer group; at most ``limit`` per broker."""
         return self._pages(dead_letters.LIST({"group": group}), "dead_letters", limit)
 
-    def retry_dead_letters(self, group: str, items: Iterable[Mapping[str, Any]] | None = None) -> Count:
+    def retry_dead_letters(
+        self, group: str, items: Iterable[Mapping[str, Any]] | None = None, *, why: str | None = None
+    ) -> Count:
         """Deliver dead letters again, attempts counted anew: all, or ``items`` of :meth:`dead_letters`. How many."""
-        return self._settle_dead(group, items, "retry")
+        return self._settle_dead(group, items, "retry", why)
 
-    def discard_dead_letters(self, group: str, items: Iterable[Mapping[str, Any]] | None = None) -> Count:
+    def discard_dead_letters(
+        self, group: str, items: Iterable[Mapping[str, Any]] | None = None, *, why: str | None = None
+    ) -> Count:
         """Settle dead letters for good: all, or ``items`` of :meth:`dead_letters`. How many."""
-        return self._settle_dead(group, items, "discard")
+        return self._settle_dead(group, items, "discard", why)
+
+    # The record of acts
+
+    def acts(self, limit: int | None = None, *, after: int = 0, newest: bool = False) -> Listing[Act]:
+        """What operators did, oldest first: who (unverified), when, what, why, and what came of it; at most ``limit`` per broker of those
+        numbered above ``after``, or the ``newest`` (at most 10,000)."""
+        if newest:
+            call = acts.LIST({"limit": min(limit or MAX_PAGE, MAX_PAGE), "after": after, "newest": True})
+            return self._rows(call, lambda answer: answer["acts"])
+        found = self._pages(acts.LIST({"after": after}), "acts", limit)
+        return cast(Listing[Act], found)
+
+    def verify_acts(self) -> Listing[VerifiedActs]:
+        """Whether anybody changed, removed or moved a record: of each broker how many records, the last one's hash, and the places."""
+        return self._rows(acts.VERIFY({}), lambda answer: [answer])
 
     # Looking things up
 
@@ -380,7 +363,7 @@ class Admin:
 
         def ask(number: int) -> list[Any]:
             found: list[Any] = []
-            after: Any = None
+            after: Any = call.request.get("after")
             while limit is None or len(found) < limit:
                 page = _PAGE if limit is None else min(_PAGE, limit - len(found))
                 request = {**call.request, **_given(dict, limit=page, after=after)}
@@ -399,12 +382,15 @@ class Admin:
         identity = TransactionId.from_bytes(id_bytes(transaction_id))
         return identity, self._router.of_shard(identity.shard, self._timeout)
 
-    def _settle(self, transaction_id: TransactionId | str | bytes, outcome: Literal["commit", "rollback"]) -> Code:
+    def _settle(
+        self, transaction_id: TransactionId | str | bytes, outcome: Literal["commit", "rollback"], why: str | None
+    ) -> Code:
         identity, number = self._home(transaction_id)
-        return _single(self._ask(number, transactions.SETTLE({"ids": [str(identity)], "outcome": outcome})))
+        request = transactions.Settle(ids=[str(identity)], outcome=outcome)
+        return _single(self._ask(number, transactions.SETTLE(signed(request, why))))
 
     def _settle_dead(
-        self, group: str, items: Iterable[Mapping[str, Any]] | None, act: Literal["retry", "discard"]
+        self, group: str, items: Iterable[Mapping[str, Any]] | None, act: Literal["retry", "discard"], why: str | None
     ) -> Count:
         chosen = None if items is None else list(items)
         if chosen and len(self._router.links) > 1 and any("broker" not in item for item in chosen):
@@ -413,7 +399,7 @@ class Admin:
 
         def settle(number: int) -> int:
             address = self._router.links[number].address
-            request: dead_letters.Settle = {"group": group, "act": act}
+            request = signed(dead_letters.Settle(group=group, act=act), why)
             if chosen is None:
                 request["all"] = True
             else:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
+import os
+import socket
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Literal, TypedDict, cast
@@ -10,6 +13,7 @@ from escrowmq.client.consuming.options import retry_delays, start_text, tag_list
 from escrowmq.errors import Code, Misuse
 from escrowmq.settings import nearest
 from escrowmq.wire.actions import groups, producers
+from escrowmq.wire.actions.action import Request
 from escrowmq.wire.actions.producers import ExhaustedName, KindName, RuleName
 
 
@@ -62,6 +66,19 @@ def producers_request(group: str, changes: ProducersChanges) -> producers.Alter:
     _refuse_others(changes, ProducersChanges)
     request = {**changes, "group": group, "reset": list(changes.get("reset") or ()) or None}
     return cast(producers.Alter, {name: value for name, value in request.items() if value is not None})
+
+
+def signed(request: Request, why: str | None) -> Request:
+    """An operator's request with who asks, as the operating system names user and host, and ``why``."""
+    by = {"by": f"{_user()}@{socket.gethostname()}"}
+    return cast(Request, {**request, **by, **({} if why is None else {"why": why})})
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a user number without a name
+        return str(os.getuid()) if hasattr(os, "getuid") else "somebody"
 
 
 def _refuse_others(changes: Mapping[str, object], shape: type) -> None:

@@ -10,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from escrowmq.client.admin import Admin, Health
+from escrowmq.client.admin import Admin
 from escrowmq.client.aio import AsyncBus
 from escrowmq.client.consuming.options import subscribe
+from escrowmq.client.entries import Health
 from escrowmq.errors import Code, EscrowError, Rejected
 from escrowmq.gateway.addresses import Address
 from escrowmq.gateway.asking import Asker

@@ -15,7 +15,6 @@ event loop, except that a thread speaks to each link, because a full connection 
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections import deque
 from collections.abc import Callable
@@ -32,6 +31,7 @@ from escrowmq.errors import AWAY, Code, EscrowError, Overloaded, Unknown
 from escrowmq.gateway.limits import GatewaySettings
 from escrowmq.gateway.settling import Settler
 from escrowmq.platform.backoff import Backoff
+from escrowmq.platform.numbers import own_number
 from escrowmq.wire import Exchange
 from escrowmq.wire.exchanges import ReceiveOptions
 
@@ -91,7 +91,7 @@ class Receiving:
         self._loop = asyncio.get_running_loop()
         self._senders = [Sender() for _ in self._links]
         self._lines: dict[Key, _Line] = {}
-        self._members = [random.getrandbits(62) for _ in range(MEMBERS)]
+        self._members = [own_number() for _ in range(MEMBERS)]
         self._polls = 0
         self._closed = False
         self._empty = asyncio.Event()

@@ -33,13 +33,15 @@ class CreateTopic:
 class OpenSession:
     """Begin a producer session; a newer one of the same group and instance fences the older. ``resume``: an epoch of this
     process that is forgotten; Fenced if a newer process has the name. ``rules``: what a new group is made with, and one
-    that exists must have. Answer: epoch (int)."""
+    that exists must have. ``process``: a random number of the process's own; a repeat is given the same session, and a process
+    that a newer one has fenced is refused. Answer: epoch (int)."""
 
     group: str
     instance: str
     transactional: bool
     resume: int | None = None
     rules: ProducerRules | None = None
+    process: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

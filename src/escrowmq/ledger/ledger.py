@@ -331,6 +331,7 @@ class Ledger:
         Kind.RELEASED: _apply_released,
         Kind.TOPIC: lambda self, batch, _, __: self.topics.apply_topic(batch),
         Kind.SESSION: lambda self, batch, _, time_us: self.sessions.apply_session(batch, time_us),
+        Kind.OWNED: lambda self, batch, _, time_us: self.sessions.apply_owned(batch, time_us),
         Kind.FORGOTTEN: lambda self, batch, _, __: self._forgetting.apply(batch),
         Kind.PRODUCERS: _apply_producers,
         Kind.RULES: _apply_rules,

@@ -404,6 +404,7 @@ class SegmentLog(ReadableLog):
                 self._lookups.close(clean=clean and self._failure is None)
             self._closed = True
             self._active.abandon()
+            self.acts.close()
             self._disk.close()
 
     def _seal_cleanly(self) -> None:

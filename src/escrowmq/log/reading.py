@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from escrowmq.acts.journal import Journal
 from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, error
 from escrowmq.log import frames as codec
 from escrowmq.log.frames import Encoding
@@ -303,6 +304,8 @@ class ReadableLog:
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
+        self.acts = Journal(reader.disk, self.shard)
+        """The record of what operators did, beside the log."""
         self._lookups: Lookups | None = None
         self._opening_lookups = Lock()
 

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from escrowmq.acts.journal import Journal
 from escrowmq.log.frames import Content, Packed
 from escrowmq.log.report import Damage, FrameDamage, RowDamage
 from escrowmq.schemas import Kind
@@ -74,6 +75,10 @@ class StoredLog(Protocol):
     @property
     def shard(self) -> int:
         """The shard's id, made when the log was (uint32, never 0)."""
+
+    @property
+    def acts(self) -> Journal:
+        """The record of what operators did."""
 
     @property
     def epoch(self) -> int:

@@ -201,17 +201,19 @@ class SimulatedFlight:
         self._streams: dict[Any, _Stream] = {}
         self._watches: list[Watch] = []
 
-    def _connect(self) -> End:
+    def _connect(self, bundle: object) -> End:
         if self._closed:
             raise Unknown(Code.CLOSED, "the connection is closed")
         try:
-            return self._network.connect(self.host, PORT, CONNECT_SECONDS, bundle=self)
+            return self._network.connect(self.host, PORT, CONNECT_SECONDS, bundle=bundle)
         except OSError as problem:
             raise unsent(f"no broker answers at {self.address}: {problem}") from None
 
     def action(self, name: str, request: Mapping[str, object], timeout: float) -> Json:
         """See :meth:`escrowmq.wire.Link.action`."""
-        end = self._connect()
+        end = self._connect(
+            None
+        )  # calls beside each other, over connections given up and made anew: they come in any order
         end.settimeout(timeout)
         try:
             end.send(pack({"action": name, "request": dict(request)}))
@@ -244,7 +246,7 @@ class SimulatedFlight:
             stream = self._streams.get(key)
             if stream is None or stream.broken:
                 try:
-                    stream = self._streams[key] = _Stream(self._connect(), kind)
+                    stream = self._streams[key] = _Stream(self._connect(self), kind)
                 except EscrowError as problem:
                     failed: Future[pa.RecordBatch] = Future()
                     failed.set_exception(problem)
@@ -269,7 +271,7 @@ class SimulatedFlight:
 
     def watch(self, session: int, on_checks: Callable[[pa.RecordBatch], None]) -> Watch:
         """See :meth:`escrowmq.wire.Link.watch`."""
-        watch = Watch(self._connect(), session, on_checks)
+        watch = Watch(self._connect(self), session, on_checks)
         self._watches.append(watch)
         return watch
 

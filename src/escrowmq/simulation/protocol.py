@@ -59,6 +59,7 @@ EVENTS = {
     "PARKED": "tick, park",
     "REOPENED": "recheck",
     "TRIMMED": "retain",
+    "OWNED": "open_session",
     "FORGOTTEN": "forget",
     "BATCH_DECIDED": COMMANDS["CommitBatch"],
     **dict.fromkeys(
@@ -148,10 +149,17 @@ class Model:
     # The broker's commands
 
     def open_session(self, state: State) -> Iterator[Step]:
-        """A newer process of the name: the older session is fenced."""
+        """A newer process of the name: the older session is fenced. The request of either may come once more, late."""
         if state.memory.newest == 1:
             memory = state.memory._replace(newest=2, known=state.memory.known | {2})
             yield "OpenSession", self.answered(state._replace(memory=memory), OPENED)
+        for process in sorted(state.memory.known):
+            yield from self.open_again(state, process)
+
+    def open_again(self, state: State, process: int) -> Iterator[Step]:
+        """A request of a process that has a session: it is given that one again, or is refused if a newer one has the name."""
+        if process == state.memory.newest:
+            yield "OpenSession", self.answered(state, OPENED) if process == 2 else state
 
     def refusal(self, ledger: Ledger, session: int) -> str | None:
         """Why a session may not act."""
@@ -297,6 +305,8 @@ def broken(state: State) -> str | None:
         return "I8: committed without a place"
     if state.asked > disk.checks + CHECK_MAX * disk.rechecks:
         return "I11: a question has left that is not counted on the disk"
+    if memory.newest > 2:
+        return "I7: a process was fenced by a request that came late"
     if OPENED in told and disk.newest < 2:
         return "I7: a session that was told is not on the disk"
     return None

@@ -93,6 +93,20 @@ def uncopied(events: Sequence[Event], source: str, target: str) -> list[Violatio
     ]
 
 
+def fenced_alone(events: Sequence[Event], named: Iterable[str] = ()) -> list[Violation]:
+    """I7: a process that was never started again, and whose name no other one has (but for those ``named``), is not fenced."""
+    shared, again = set(named), set[str]()
+    found: list[Violation] = []
+    for event in events:
+        if event.act is Act.KILL:  # a request of the one that died may be served after those of its successor
+            again.add(event.process)
+        elif event.process not in again | shared and "newer session" in (event.note or ""):
+            detail = f"{event.process} was fenced, and there is no newer process of its name"
+            found.append(Violation("fenced", event.transaction or str(event.value), detail, (event,)))
+            again.add(event.process)
+    return found
+
+
 def undead(events: Sequence[Event]) -> list[Violation]:
     """I7: what was refused with FENCED once does nothing durable afterwards: no later call of that process on its transactions is *ok*."""
     fenced: dict[str, Event] = {}

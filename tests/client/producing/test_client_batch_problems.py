@@ -6,11 +6,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from escrowmq.client.bus import Bus
 from escrowmq.client.lanes.blocking import finished
 from escrowmq.client.lanes.waiting import Threads
 from escrowmq.client.producing.placing import BatchPlacement
-from escrowmq.errors import Code, EscrowError, error
+from escrowmq.errors import Code, EscrowError, Unknown, error
 from escrowmq.message.limits import Limits
+from escrowmq.model import COMMIT, Message
+from escrowmq.testing.link import TwinLink
 from escrowmq.wire import Exchange
 
 BATCH = pa.RecordBatch.from_pydict({"body": pa.array([b"1", b"2"])})
@@ -51,3 +54,40 @@ def test_where_every_part_was_refused_the_first_refusal_is_raised():
     with pytest.raises(EscrowError) as raised:
         finished(Failing(Code.DISK_FULL, Code.QUEUE_FULL).receipts(["a", "b"]))
     assert raised.value.code is Code.DISK_FULL
+
+
+# Ends
+
+
+def two_brokers(bus):
+    """A producer, and an undecided transaction at each of its brokers."""
+    producer = bus.producer("shop", checker=lambda check: COMMIT, timeout=0.2)
+    ids = pa.concat_arrays([producer.prepare_batch([Message("orders", b"x")], shard=n).transactions for n in (1, 2)])
+    return producer, ids
+
+
+@pytest.mark.parametrize("refuses", [0, 1], ids=["first", "second"])
+def test_where_one_broker_refused_and_another_is_silent_each_end_says_its_own(refuses):
+    """No one error is true of both: what one refused is not applied, what was not answered may be."""
+    twins = [TwinLink(1, "twin:1"), TwinLink(2, "twin:2")]
+    with Bus(twins) as bus:
+        producer, ids = two_brokers(bus)
+        twins[refuses].refuse(Exchange.END, error(Code.NO_PERMISSION))
+        twins[1 - refuses].hold(Exchange.END)
+        ended = producer.end_batch(ids, COMMIT)
+        assert ended.codes[refuses] == Code.NO_PERMISSION
+        assert ended.codes[1 - refuses] in (Code.TIMED_OUT, Code.BROKER_AWAY)
+        with pytest.raises(Unknown):
+            ended[1 - refuses]
+        twins[1 - refuses].release(Exchange.END)
+
+
+def test_ends_that_every_broker_refused_alike_raise_that():
+    twins = [TwinLink(1, "twin:1"), TwinLink(2, "twin:2")]
+    with Bus(twins) as bus:
+        producer, ids = two_brokers(bus)
+        for twin in twins:
+            twin.refuse(Exchange.END, error(Code.NO_PERMISSION))
+        with pytest.raises(EscrowError) as raised:
+            producer.end_batch(ids, COMMIT)
+        assert raised.value.code is Code.NO_PERMISSION

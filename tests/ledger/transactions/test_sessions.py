@@ -244,3 +244,92 @@ def test_one_session_too_many():
         driver.session("a", instance)
     assert refusal(driver, "a", "k") == Code.TOO_MANY
     assert refusal(driver, "b") == Code.TOO_MANY
+
+
+# Processes that say their number
+
+
+def opened(driver, process: int | None, *, transactional: bool = True, resume: int | None = None) -> int:
+    return driver.do(OpenSession("g", "i", transactional, resume=resume, process=process))
+
+
+def everywhere(driver):
+    """The ledger, the same from its events, and from its snapshot."""
+    return driver.ledger, driver.replay(), type(driver.ledger).restore(driver.ledger.shard, driver.ledger.snapshot())
+
+
+def test_i7_a_request_of_the_process_that_has_the_session_comes_late_and_fences_nobody(driver):
+    session = opened(driver, 77)
+    [receipt] = driver.prepare(session, {})
+    for ledger in everywhere(driver):
+        for transactional in (True, False):
+            late = ledger.decide(OpenSession("g", "i", transactional, process=77), driver.now_us)
+            assert (late.events, late.answer) == ((), session)
+    assert driver.end(session, (receipt["transaction"], COMMIT)) == [Code.COMMITTED]
+
+
+def test_i7_a_late_request_of_a_process_that_was_fenced_is_refused(driver):
+    old, new = opened(driver, 77), opened(driver, 78)
+    for ledger in everywhere(driver):
+        for resume in (None, old):
+            with pytest.raises(EscrowError) as refused:
+                ledger.decide(OpenSession("g", "i", True, resume=resume, process=77), driver.now_us)
+            assert refused.value.code is Code.FENCED
+    assert driver.prepare(old, {})[0]["code"] == Code.FENCED
+    assert driver.prepare(new, {})[0]["code"] == Code.OK
+    newest = opened(driver, 79)
+    assert driver.prepare(new, {})[0]["code"] == Code.FENCED
+    assert driver.prepare(newest, {})[0]["code"] == Code.OK
+
+
+def test_i7_a_process_without_a_number_fences_and_is_fenced(driver):
+    """Clients of before say none."""
+    numbered = opened(driver, 77)
+    old = opened(driver, None)
+    assert driver.prepare(numbered, {})[0]["code"] == Code.FENCED
+    assert opened(driver, None) > old, "and it fences itself, as ever"
+    assert driver.prepare(old, {})[0]["code"] == Code.FENCED
+
+
+def test_the_session_of_a_process_becomes_transactional_and_keeps_its_number(driver):
+    driver.do(Configure(Rules(mixed_groups=True)))
+    session = opened(driver, 77, transactional=False)
+    assert driver.prepare(session, {})[0]["code"] == Code.GROUP_KIND
+    assert opened(driver, 77) == session
+    assert driver.prepare(session, {})[0]["code"] == Code.OK
+    assert driver.send({}, session=session)[0]["code"] == Code.OK
+    for ledger in everywhere(driver):
+        assert tables_equal(ledger.snapshot(), driver.ledger.snapshot())
+        assert ledger.sessions.check(np.array([session]), transactional=True, rules=ledger.rules).tolist() == [Code.OK]
+
+
+def test_the_session_of_a_process_does_not_become_transactional_in_a_plain_group(driver):
+    session = opened(driver, 77, transactional=False)
+    driver.send({}, session=session)
+    with pytest.raises(EscrowError) as refused:
+        opened(driver, 77)
+    assert refused.value.code is Code.GROUP_KIND
+    driver.do(Configure(Rules(mixed_groups=True, reject_transactional=True)))
+    with pytest.raises(EscrowError) as refused:
+        opened(driver, 77)
+    assert refused.value.code is Code.NO_PERMISSION
+    assert driver.send({}, session=session)[0]["code"] == Code.OK
+
+
+def test_numbers_of_processes_are_of_one_name(driver):
+    """The same number under another name, or in another group, is another process."""
+    first = opened(driver, 77)
+    others = [driver.do(OpenSession(*names, True, process=77)) for names in (("g", "j"), ("h", "i"))]
+    assert len({first, *others}) == 3
+    assert [driver.prepare(session, {})[0]["code"] for session in (first, *others)] == [Code.OK] * 3
+
+
+def test_a_process_whose_session_is_forgotten_has_no_number_any_more(driver):
+    session = opened(driver, 77)
+    driver.advance(40 * 86_400)
+    driver.do(Forget(driver.now_us, np.array([], np.int64)))
+    again = opened(driver, 77, resume=session)
+    assert again > session
+    assert opened(driver, 77, resume=session) == again, "its answer was lost: it resumes once more"
+    for ledger in everywhere(driver):
+        assert tables_equal(ledger.snapshot(), driver.ledger.snapshot())

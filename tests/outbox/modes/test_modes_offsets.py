@@ -68,6 +68,40 @@ def test_what_the_effect_gets(bus: mq.Bus, local: sa.Engine, t: str) -> None:
     assert [m.body for m in messages[1:]] == [b"1", b"2"]
 
 
+def test_queues_that_are_made_later_are_claimed_with_their_first_message(
+    bus: mq.Bus, database: sa.Engine, t: str
+) -> None:
+    ids = fill(bus, t, 2)
+    with OffsetConsumer(bus, database, "cart", t, owner="c-1") as consumer:
+        assert drain(consumer) == 2
+        bus.admin.create_topic(t, 3, may_exist=True)
+        producer = bus.producer("later")
+        ids += [producer.send(t, b"late", queue=2).message_id for _ in range(9)]
+        assert drain(consumer) == 9
+        assert {slot.queue for slot in consumer.positions} >= {0, 2}
+    assert noted(database, "effects") == ids
+    with OffsetConsumer(bus, database, "cart", t, owner="c-1") as again:
+        assert drain(again) == 0
+
+
+def test_a_queue_that_is_made_later_and_is_anothers_is_refused_and_not_passed_over(
+    bus: mq.Bus, database: sa.Engine, t: str
+) -> None:
+    fill(bus, t, 1)
+    with OffsetConsumer(bus, database, "cart", t, owner="c-1") as consumer:
+        assert drain(consumer) == 1
+        bus.admin.create_topic(t, 2, may_exist=True)
+        ids = [bus.producer("later").send(t, b"late", queue=1).message_id for _ in range(3)]
+        other = OffsetConsumer(bus, database, "cart", t, slots_of(bus, t, queues=[1]), owner="c-2")
+        for _ in range(2):
+            with pytest.raises(Rejected) as refused:
+                drain(consumer)
+            assert refused.value.code is Code.ALREADY_EXISTS
+        other.close()
+        assert drain(consumer) == 3
+    assert noted(database, "effects")[1:] == ids
+
+
 def test_a_failed_effect_moves_nothing(bus: mq.Bus, database: sa.Engine, t: str) -> None:
     fill(bus, t, 3)
     consumer = OffsetConsumer(bus, database, "cart", t, owner="c-1")

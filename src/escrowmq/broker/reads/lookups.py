@@ -1,4 +1,4 @@
-"""Look-ups: the timeline of a transaction, which may scan the log, and messages by id or key, which do not."""
+"""Look-ups: the timeline of a transaction, which may scan the log, and messages by id, key or place, which do not."""
 
 from __future__ import annotations
 
@@ -214,3 +214,22 @@ def describe(row: dict[str, Any]) -> Message:
         "body_base64": None if body is None else base64.b64encode(body).decode(),
     }
     return message
+
+
+def damaged_places(engine: Readable, places: Int64s) -> Bools:
+    """Which of these (queue id, offset) cannot be delivered, because their content is lost."""
+
+    def look() -> Int64s:
+        found: list[int] = []
+        for queue_id, offset in places.tolist():
+            queue = engine.shard.ledger.queue(queue_id)
+            stored = queue.head <= offset < queue.end
+            found.append(int(queue.positions(offset, offset + 1)[0]) if stored else -1)
+        return np.array(found, np.int64)
+
+    positions = engine.look(look).result()
+    mask = np.zeros(len(places), bool)
+    stored = np.flatnonzero(positions >= engine.log.first_position)
+    _, damaged = engine.log.salvage(positions[stored], ["message_id"])
+    mask[stored[list(damaged)]] = True
+    return mask

@@ -21,6 +21,7 @@ from escrowmq.broker.serving.lean.server import LeanServer
 from escrowmq.broker.serving.metrics import registry
 from escrowmq.broker.serving.service import Service
 from escrowmq.errors import Code, Misuse
+from escrowmq.platform.disk import Disk, RealDisk
 from escrowmq.platform.listening import check_address, parse_address, shown
 from escrowmq.platform.signals import stop_signals
 from escrowmq.settings import BrokerSettings
@@ -53,6 +54,7 @@ def serve(
     announce: Callable[[dict[str, Any]], None] = lambda _: None,
     stop: threading.Event | None = None,
     beside: Beside | None = None,
+    disk: Callable[[Path], Disk] = RealDisk,
 ) -> int:
     """Serve ``folder`` until SIGTERM, SIGINT or ``stop``; the exit code: 0 after a clean stop.
 
@@ -60,7 +62,7 @@ def serve(
     too, unless not ``lean``: on ``lean_port`` (0: any free one; None: 100 above, or any free one if that is taken), and at the path ``lean_socket``. ``announce`` is called once, when
     requests are taken, with {"url", "metrics" (URL or None), "lean" ({"port", "socket"} or None), "folder", "shard", "epoch"}. A shard that stops by a
     fault keeps answering ``health`` and refusing the rest until it is told to stop; the exit code is then 1. ``beside`` is
-    entered when requests are taken, and left before the broker stops.
+    entered when requests are taken, and left before the broker stops. ``disk`` is for tests: what the folder is read and written through.
 
     Raises Misuse(BAD_URL, FOLDER_IN_USE, ...), Denied for an address that is not loopback without ``insecure``, Corrupt.
     """
@@ -71,7 +73,7 @@ def serve(
         check_address(http_address[0], insecure)
     stopping = stop if stop is not None else threading.Event()
     with stop_signals(stopping.set), ExitStack() as listening:
-        engine = open_engine(Path(folder), settings or BrokerSettings())
+        engine = open_engine(Path(folder), settings or BrokerSettings(), disk)
         calls = Calls(engine)
         with ExitStack() as running:  # ends first: every request is answered before the connections are closed
             running.callback(calls.close)

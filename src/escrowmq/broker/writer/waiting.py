@@ -35,6 +35,7 @@ _BRINGS_NOTHING = frozenset(
         Kind.PARKED,
         Kind.REOPENED,
         Kind.SESSION,
+        Kind.OWNED,
         Kind.FORGOTTEN,
         Kind.PRODUCERS,
         Kind.TOPIC,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -28,6 +27,7 @@ from escrowmq.client.links.streams import failed_future
 from escrowmq.errors import AWAY, Code, EscrowError, Unknown, error
 from escrowmq.model import Act
 from escrowmq.platform.forks import tell_in_child
+from escrowmq.platform.numbers import own_number
 from escrowmq.wire import Exchange
 from escrowmq.wire.actions import groups
 from escrowmq.wire.exchanges import ReceiveOptions
@@ -64,7 +64,7 @@ class Consumption:
         self.arrival = waiting.signal()
         self._options: ReceiveOptions = {
             "group": group,
-            "member": random.getrandbits(62),
+            "member": own_number(),
             "max_bytes": max_bytes,
             "lease_ms": None if lease is None else max(round(lease * 1000), 1),
         }

@@ -6,7 +6,6 @@ leases that it has; what never came is then handed to it once more (``ledger/gro
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections import deque
@@ -18,6 +17,7 @@ import pyarrow as pa
 
 from escrowmq.client.links.patience import patient_action
 from escrowmq.client.links.presence import Attendance
+from escrowmq.platform.numbers import own_number
 from escrowmq.wire import Link
 from escrowmq.wire.actions.groups import JOIN, Join, Joined
 
@@ -50,7 +50,7 @@ class Membership:
         self._links = links
         self._attendances = attendances or [None] * len(links)
         self._group, self._instance, self._timeout = group, instance, timeout
-        self._process = random.getrandbits(62)
+        self._process = own_number()
         self._lock = threading.Lock()
         self._brokers = [_Reached() for _ in links]
 

@@ -20,7 +20,7 @@ import xxhash
 
 from escrowmq.client.links.answers import Answers, away
 from escrowmq.client.links.patience import TRY_SECONDS, patient_action
-from escrowmq.client.links.presence import AWAY_SECONDS, Attendance, Presence
+from escrowmq.client.links.presence import AWAY_SECONDS, Attendance, Missing, Presence
 from escrowmq.errors import AWAY, Code, EscrowError, Misuse, Rejected, error
 from escrowmq.wire import Call, Link, ask
 from escrowmq.wire.actions.action import Answer
@@ -92,7 +92,7 @@ class Router:
         need be.
 
         Raises Rejected(WRONG_SHARD) if none of them holds it, Overloaded(BROKER_AWAY) while those that answer do not and others
-        are away, or the error of the only broker.
+        are away, or have not answered yet, or the error of the only broker.
         """
         if (known := self._shards.get(shard)) is not None:
             return known
@@ -105,9 +105,18 @@ class Router:
             self.presence.meet(timeout)
         if (known := self._shards.get(shard)) is not None:
             return known
-        if missing := self.presence.missing():
+        if missing := self.presence.missing() or self._unmet():
             raise away(missing, f"shard {shard & 0xFFFFFFFF:08x} is at none of the brokers that answer")
         raise Rejected(Code.WRONG_SHARD, f"shard {shard & 0xFFFFFFFF:08x} is at none of {addresses}")
+
+    def _unmet(self) -> list[Missing]:
+        """The brokers whose shard nobody knows: one that has not been silent for long enough to be away may hold anything."""
+        known = set(self._shards.values())
+        return [
+            {"broker": link.address, "reason": "it has not answered yet"}
+            for number, link in enumerate(self.links)
+            if number not in known
+        ]
 
     def name_of(self, number: int, timeout: float) -> int:
         """What names broker ``number`` for as long as the list of brokers stays as it is: its shard, or, if it was never met, a

@@ -285,7 +285,8 @@ async def end_parts(
 ) -> None:
     """Decisions, each at the broker that holds its transaction: their codes into ``codes``. Rows with a null id keep theirs.
 
-    A broker that is away gives its rows its code; raises its problem if no other was asked.
+    A broker that is away, or does not answer, gives its rows the code of that. Raises such a problem only if it is that of every
+    part: where one part was surely not applied and another may have been, no one error is true of both.
     """
     keep = np.flatnonzero(np.asarray(ids.is_valid()))
     valid = ids if len(keep) == len(ids) else ids.take(pa.array(keep))
@@ -308,8 +309,9 @@ async def end_parts(
         else:
             given = outcome[0].column(0).to_numpy()
             codes[rows] = first_time(given) if outcome[1] else given
-    if found and all(isinstance(outcome, EscrowError) for outcome in found):
-        raise next(outcome for outcome in found if isinstance(outcome, EscrowError))
+    problems = [outcome for outcome in found if isinstance(outcome, EscrowError)]
+    if len(problems) == len(found) and len({problem.code for problem in problems}) == 1:
+        raise problems[0]
 
 
 async def _started(

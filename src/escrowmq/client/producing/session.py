@@ -2,6 +2,9 @@
 
 A session is durable (the broker gives it an epoch), so it survives reconnects and restarts of the broker. Only one that did nothing for
 the broker's ``producer_expiration`` is forgotten; it is renewed when the broker says so, and what was refused is sent again.
+
+Each request names its process, that is this object, by a random number: one that was given up, and is served after its repeat, is
+answered with the same session, and fences nobody.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from escrowmq.errors import Code, Unknown
 from escrowmq.message.limits import Limits
 from escrowmq.message.row import Checker
 from escrowmq.model import CheckPolicy
+from escrowmq.platform.numbers import own_number
 from escrowmq.wire import ExchangeOptions, Link
 from escrowmq.wire.actions.brokers import HELLO
 from escrowmq.wire.actions.producers import OPEN_SESSION, CheckRules, OpenSession
@@ -42,6 +46,7 @@ class Session:
         self.checker = Checker(Limits())
         self._group, self._instance, self._timeout = group, instance, timeout
         self._named = named
+        self._process = own_number()
         self._policy = policy
         self._lock = threading.Lock()
 
@@ -68,7 +73,8 @@ class Session:
             if self.number is None or (transactional and not self.transactional):
                 hello = patient_action(self.link, HELLO({}), deadline, attendance)
                 self.checker = Checker(Limits.of(hello["limits"]))
-                self.number = self._opened(transactional, None, deadline, attendance)
+                before = self.number if self._named else None  # if that is forgotten, a newer process may have the name
+                self.number = self._opened(transactional, before, deadline, attendance)
                 self.transactional = transactional
             return self.number
         except Unknown:  # no message was sent
@@ -92,7 +98,12 @@ class Session:
     def _opened(
         self, transactional: bool, resume: int | None, deadline: float, attendance: Attendance | None = None
     ) -> int:
-        request: OpenSession = {"group": self._group, "instance": self._instance, "transactional": transactional}
+        request: OpenSession = {
+            "group": self._group,
+            "instance": self._instance,
+            "transactional": transactional,
+            "process": self._process,
+        }
         if resume is not None:
             request["resume"] = resume
         if self._policy is not None:

@@ -4,7 +4,9 @@ Rules:
 
 1. Epochs count up from 1 over the whole shard; an epoch is never given twice, nor is the number of a group.
 2. Opening a session of a (group, instance) fences the session of the same pair before it: from then on every act under
-   the older epoch is refused (I7).
+   the older epoch is refused (I7). A request may be repeated, come late, or after a later one; so it names its *process* by a
+   random number. One of the process that has the newest session is given that session again (it becomes transactional, if that
+   is asked now), one of a process that was fenced is refused. Older clients send no number: each of their requests fences.
 3. What a group does first says its kind: a transactional session makes it transactional, a plain message plain. From then on
    it serves no other kind of message (systems.md 1.10), and it is the other kind that is refused: a plain message of a
    transactional group, a transactional session of a plain one. The group's own rules come before that (``policies.py``),
@@ -53,6 +55,8 @@ class Sessions:
         self._instances: dict[tuple[int, str], int] = {}  # the newest of each name, so none that is fenced
         self._rows = Columns(_COLUMNS)  # by epoch, rising
         self._names: dict[int, str] = {}  # instance of each epoch
+        self._processes: dict[int, int] = {}  # of each epoch whose process said its number
+        self._of_process: dict[tuple[int, str, int], int] = {}  # the epoch of a process, by group, instance and number
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -205,14 +209,46 @@ class Sessions:
             raise error(Code.BAD_GROUP_NAME, f"{command.group!r} is not a group name")
         if len(command.instance.encode(errors="replace")) > 255 or not is_text(command.instance):
             raise error(Code.BAD_GROUP_NAME, "an instance name is text of at most 255 bytes")
+        if (again := self._opened_before(command, rules)) is not None:
+            return again
         if command.group not in self._ordinals and len(self.groups) >= rules.max_groups:
             raise error(Code.TOO_MANY, f"there are {len(self.groups)} producer groups", "max_groups")
         if len(self) >= rules.max_sessions:
             raise error(Code.TOO_MANY, f"there are {len(self)} producer sessions", "max_sessions, producer_expiration")
-        if command.transactional and rules.reject_transactional:
-            raise error(Code.NO_PERMISSION)
         made = self._made_with(command, rules)
         kind = made.kind if made is not None else self.kind(self._ordinals.get(command.group, NO_GROUP), rules)
+        self._check_half(command, kind, rules)
+        newest = self._instances.get((self._ordinals.get(command.group, NO_GROUP), command.instance), OPERATOR)
+        if command.resume is not None and newest > command.resume:
+            raise error(Code.FENCED)
+        events = [] if made is None else [self._altered(command.group, made)]
+        row = (self.next_epoch, command.group, command.instance, command.transactional)
+        events.append(event_of_rows(Kind.SESSION, [row]))
+        if command.process is not None:
+            events.append(_owned(self.next_epoch, command.process, command.transactional))
+        return Decision(tuple(events), self.next_epoch)
+
+    def _opened_before(self, command: OpenSession, rules: Rules) -> Decision | None:
+        """The answer to a process that has a session of this name already; None if it has none. FENCED: a newer process has the
+        name. NO_PERMISSION, GROUP_KIND: its session cannot become transactional."""
+        group = self._ordinals.get(command.group, NO_GROUP)
+        if command.process is None:
+            return None
+        epoch = self._of_process.get((group, command.instance, command.process))
+        if epoch is None:
+            return None
+        row = self._row(epoch)
+        if self._rows.item("fenced", row):
+            raise error(Code.FENCED)
+        if self._rows.item("transactional", row) or not command.transactional:
+            return Decision((), epoch)
+        self._check_half(command, self.kind(group, rules), rules)
+        return Decision((_owned(epoch, command.process, True),), epoch)
+
+    def _check_half(self, command: OpenSession, kind: str | None, rules: Rules) -> None:
+        """Refuse a transactional session where there can be none: NO_PERMISSION, GROUP_KIND."""
+        if command.transactional and rules.reject_transactional:
+            raise error(Code.NO_PERMISSION)
         if command.transactional and kind == PLAIN:
             raise error(
                 Code.GROUP_KIND,
@@ -220,12 +256,6 @@ class Sessions:
                 "prepare under another producer group; should this one be transactional: "
                 f"`escrowmq groups alter-producers {command.group} --kind transactional`",
             )
-        newest = self._instances.get((self._ordinals.get(command.group, NO_GROUP), command.instance), OPERATOR)
-        if command.resume is not None and newest > command.resume:
-            raise error(Code.FENCED)
-        row = (self.next_epoch, command.group, command.instance, command.transactional)
-        opened = event_of_rows(Kind.SESSION, [row])
-        return Decision((opened,) if made is None else (self._altered(command.group, made), opened), self.next_epoch)
 
     def _made_with(self, command: OpenSession, rules: Rules) -> ProducerRules | None:
         """The rules that a new group is made with. One that exists must have them: GROUP_RULES."""
@@ -297,6 +327,20 @@ class Sessions:
             self._remember(row["epoch"], group, row["instance"])
             self.next_epoch = row["epoch"] + 1
 
+    def apply_owned(self, batch: pa.RecordBatch, time_us: int) -> None:
+        """Kind.OWNED: the processes of sessions, and whether they prepare."""
+        for row in batch.to_pylist():
+            epoch, at = row["epoch"], self._row(row["epoch"])
+            self._rows.put("used_us", at, time_us)
+            self._own(epoch, self._rows.item("group", at), row["process"])
+            if row["transactional"]:
+                self._rows.put("transactional", at, True)
+                self._transactional.add(self._rows.item("group", at))
+
+    def _own(self, epoch: int, group: int, process: int) -> None:
+        self._processes[epoch] = process
+        self._of_process[group, self._names[epoch], process] = epoch
+
     def _remember(self, epoch: int, group: int, instance: str) -> None:
         self._instances[(group, instance)] = epoch
         self._names[epoch] = instance
@@ -333,6 +377,8 @@ class Sessions:
             instance = self._names.pop(epoch)
             if self._instances.get((group, instance)) == epoch:
                 del self._instances[(group, instance)]
+            if (process := self._processes.pop(epoch, None)) is not None:
+                del self._of_process[group, instance, process]
             self._sizes[group] -= 1
             if not self._sizes[group]:
                 gone.append(group)
@@ -362,6 +408,8 @@ class Sessions:
             "rules": pa.array([self._own_text(group) for group in self.groups], pa.utf8()),
         }
         rows = self._rows.to_table().append_column("instance", pa.array(self._names.values(), pa.utf8()))
+        processes = [self._processes.get(epoch) for epoch in self._names]
+        rows = rows.append_column("process", pa.array(processes, pa.int64()))
         next_ones = {"next_epoch": str(self.next_epoch), "next_group": str(self._next_group)}
         return {"producer_groups": pa.table(groups), "sessions": rows.replace_schema_metadata(next_ones)}
 
@@ -401,3 +449,12 @@ class Sessions:
             self._remember(epoch, group, instance)
             if fenced:
                 del self._instances[(group, instance)]
+        if "process" in sessions.column_names:  # not in those of before processes had numbers
+            owners = (sessions[name].to_pylist() for name in ("epoch", "group", "process"))
+            for epoch, group, process in zip(*owners, strict=True):
+                if process is not None:
+                    self._own(epoch, group, process)
+
+
+def _owned(epoch: int, process: int, transactional: bool) -> Event:
+    return event_of_rows(Kind.OWNED, [(epoch, process, transactional)])

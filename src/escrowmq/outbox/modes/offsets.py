@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from escrowmq.client.bus import Bus
 from escrowmq.client.consuming.delivery import Rows
 from escrowmq.client.links.presence import Missing
-from escrowmq.client.reading.reader import ReadBatch, ReadMessage, message_at
+from escrowmq.client.reading.reader import ReadBatch, Reader, ReadMessage, message_at
 from escrowmq.errors import Code, Misuse, Rejected
 from escrowmq.message.names import check_name
 from escrowmq.outbox.modes.assignments import Assignments, Claim, Slot, ends_of
@@ -59,7 +59,7 @@ Effect = Callable[[Session, Taken], object]
 class OffsetConsumer:
     """``OffsetConsumer(bus, engine, "cart", "orders", owner="cart-1").run(effect)``; ``effect(session, messages)`` once per message.
 
-    ``assignment``: :func:`slots_of` the topic (None: all of it). ``owner`` names this consumer alone; started again under its name it
+    ``assignment``: :func:`slots_of` the topic (None: all of it, with the queues that are made later, at whichever broker). ``owner`` names this consumer alone; started again under its name it
     takes its own slots back (and fences a process that still runs under it), another name needs ``take_over``. ``start``: where a slot begins that was never read:
     "earliest", "latest" or an offset. ``on_purged``: "raise" RANGE_PURGED when retention was quicker than this consumer, or
     "skip" to the first offset that is left, with a line in the log. One thread at a time.
@@ -97,9 +97,8 @@ class OffsetConsumer:
         self._claims: dict[Slot, Claim] = {}
         self._missing: list[Missing] = []
         self._claim(None)
-        self._behind = False
-        places = self._positions()
-        self._reader = bus.reader(topic, queues=list(places), start=places)
+        self._behind = self._overtaken = False
+        self._reader = self._read()
 
     @property
     def missing(self) -> list[Missing]:
@@ -136,9 +135,17 @@ class OffsetConsumer:
         away = {one["broker"] for one in self._bus.missing()}
         if all(one["broker"] in away for one in self._missing) or not self._claim(self._made):
             return
-        self._reader.close()
+        self._read_again()
+
+    def _read(self) -> Reader:
+        """A reader from where the claims stand; of all of the topic it finds the queues that are made later, too."""
         places = self._positions()
-        self._reader = self._bus.reader(self._topic, queues=list(places), start=places)
+        return self._bus.reader(self._topic, queues=None if self._assignment is None else list(places), start=places)
+
+    def _read_again(self) -> None:
+        self._reader.close()
+        self._reader = self._read()
+        self._behind = self._overtaken = False
 
     def __enter__(self) -> OffsetConsumer:
         return self
@@ -193,6 +200,8 @@ class OffsetConsumer:
         """Batch by batch, each given to the slots that it belongs to; how many messages of it were theirs."""
         if self._missing:
             self._claim_late()
+        if self._overtaken:
+            self._read_again()
         if self._behind:
             self._reader.seek(self._positions())
             self._behind = False
@@ -200,6 +209,12 @@ class OffsetConsumer:
             for batch in self._reader.batches(max_messages, idle_timeout=idle_timeout):
                 reach("offsets.read")
                 self._behind = True  # the reader is ahead of the database, until that has moved too
+                if self._is_new(batch.place):
+                    self._overtaken = True  # a claim that fails leaves nothing from which to go on: only a new reader comes here again
+                    self._claim(self._made)
+                    if self._is_new(batch.place):  # its broker has gone away meanwhile
+                        return
+                    self._overtaken = False
                 count = self._give(batch, effect)
                 self._behind = False
                 reach("offsets.applied")
@@ -208,6 +223,10 @@ class OffsetConsumer:
             if problem.code is not Code.RANGE_PURGED or not self._skips:
                 raise
             self._skip()
+
+    def _is_new(self, place: tuple[int, int]) -> bool:
+        """Whether a queue was made after the claims of all of the topic."""
+        return self._assignment is None and not any((slot.shard, slot.queue) == place for slot in self._claims)
 
     def _give(self, batch: ReadBatch, effect: Effect) -> int:
         offsets, given = batch.arrow.column("offset").to_numpy(), 0

@@ -9,10 +9,10 @@ from importlib import resources
 BLUE, GREEN, AMBER, RED, VIOLET, SLATE = "#2563eb", "#059669", "#d97706", "#dc2626", "#7c3aed", "#64748b"
 
 
-def document(title: str, body: str, *, command: str = "", made: str = "") -> str:
-    """The whole page; ``body`` is HTML. At its foot the ``command`` that makes it again, and when it was ``made``."""
+def document(title: str, body: str, *, command: str = "", made: str = "", style: str = "") -> str:
+    """The whole page; ``body`` is HTML. At its foot the ``command`` that makes it again, and when it was ``made``; ``style``: more CSS."""
     foot = " · ".join([*([f"<code>{escape(command)}</code>"] if command else []), *([escape(made)] if made else [])])
-    css = resources.files("escrowmq.pipeline.pages").joinpath("page.css").read_text(encoding="utf-8")
+    css = resources.files("escrowmq.pipeline.pages").joinpath("page.css").read_text(encoding="utf-8") + style
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

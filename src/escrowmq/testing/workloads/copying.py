@@ -40,7 +40,7 @@ class CopyTopic(Workload):
 
     def check(self, events: Sequence[Event]) -> list[Violation]:
         """Every message that stands in the one topic stands in the other, once."""
-        return promises.uncopied(events, "from", "to")
+        return [*super().check(events), *promises.uncopied(events, "from", "to")]
 
 
 def _copy(site: Site, plan: Iterable[Operation]) -> None:

@@ -56,7 +56,7 @@ class AppendAndDrain(Workload):
 
     def check(self, events: Sequence[Event]) -> list[Violation]:
         """What was sent in order stands in order, and is delivered so."""
-        return [*promises.disordered(events, {"ledger"}), *promises.early(events)]
+        return [*super().check(events), *promises.disordered(events, {"ledger"}), *promises.early(events)]
 
 
 def _any(name: str, chance: Random) -> Operation:

@@ -35,7 +35,7 @@ class Bank(Workload):
 
     def check(self, events: Sequence[Event]) -> list[Violation]:
         """The messages of a transfer stand together."""
-        return promises.scattered(events)
+        return [*super().check(events), *promises.scattered(events)]
 
 
 def _transfer(name: str, chance: Random) -> Operation:

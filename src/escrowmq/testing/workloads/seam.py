@@ -9,6 +9,7 @@ from random import Random
 from typing import Any, ClassVar, Protocol
 
 from escrowmq.client.bus import Bus
+from escrowmq.testing import promises
 from escrowmq.testing.checker import Violation
 from escrowmq.testing.history import Event, History
 
@@ -71,8 +72,8 @@ class Workload(ABC):
         """The roles of a run, with plans of about ``size`` operations each."""
 
     def check(self, events: Sequence[Event]) -> list[Violation]:
-        """What is wrong beside."""
-        return []
+        """What is wrong beside: here, that a process is fenced though each has a name of its own."""
+        return promises.fenced_alone(events)
 
 
 def to_do(site: Site, plan: Iterable[Operation]) -> Iterator[Operation]:

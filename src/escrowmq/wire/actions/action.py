@@ -28,6 +28,13 @@ class Paged(TypedDict):
     limit: NotRequired[PageLimit]
 
 
+class Signed(TypedDict):
+    """An operator's act: it is recorded before it is done."""
+
+    by: NotRequired[Annotated[str, "who acts, as the client names them: nobody has verified it"]]
+    why: NotRequired[Annotated[str, "the reason, for whoever reads the record later"]]
+
+
 class Results(TypedDict):
     """What became of each id or item of a request."""
 

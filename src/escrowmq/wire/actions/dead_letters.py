@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NotRequired, TypedDict
 
-from escrowmq.wire.actions.action import Action, OfGroup, Paged, Results
+from escrowmq.wire.actions.action import Action, OfGroup, Paged, Results, Signed
 from escrowmq.wire.values import MessageId, Offset, Position, QueueId, QueueNumber, TimeUs, TopicName
 
 
@@ -43,7 +43,7 @@ class Page(TypedDict):
     next: NotRequired[Annotated[list[int], "`after` of the next page, if this one is full"]]
 
 
-class Settle(OfGroup):
+class Settle(OfGroup, Signed):
     """Which dead letters, and what to do with them."""
 
     act: Annotated[Literal["retry", "discard"], "`retry`: deliver again, attempts counted anew; `discard`: for good"]

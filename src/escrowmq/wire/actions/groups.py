@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NotRequired, TypedDict
 
-from escrowmq.wire.actions.action import Action, Nothing, OfGroup
+from escrowmq.wire.actions.action import Action, Nothing, OfGroup, Signed
 from escrowmq.wire.actions.topics import NumberedQueue
 from escrowmq.wire.values import Bounds, ConsumerGroup, Instance, Offset, Pair, QueueNumber, Seconds, TimeUs, TopicName
 
@@ -41,7 +41,7 @@ class Subscribed(TypedDict):
     lease_seconds: NotRequired[Annotated[Seconds, "how long a lease lasts unless a receive says otherwise"]]
 
 
-class Alter(OfGroup):
+class Alter(OfGroup, Signed):
     """What a group consumes from now on; what is not given stays as it is."""
 
     topics: NotRequired[Annotated[list[str], "names of topics"]]
@@ -74,6 +74,10 @@ class NamedMember(OfGroup):
     """A named member of a group."""
 
     instance: Instance
+
+
+class FenceMember(NamedMember, Signed):
+    """The member that is to be shut out."""
 
 
 class Join(NamedMember):
@@ -169,5 +173,5 @@ SUBSCRIBE = Action("groups.subscribe", Subscribe, Subscribed, "Make a consumer g
 ALTER = Action("groups.alter", Alter, Subscription, "Give a consumer group another subscription.")
 JOIN = Action("groups.join", Join, Joined, "Be a named member of a consumer group of `in_doubt` `hold`.")
 MEMBERS = Action("groups.members", OfGroup, Members, "Which member of a consumer group holds what.", reads_only=True)
-FENCE = Action("groups.fence", NamedMember, Fenced, "Give back to a consumer group what a silent named member holds.")
+FENCE = Action("groups.fence", FenceMember, Fenced, "Give back to a consumer group what a silent named member holds.")
 LIST = Action("groups.list", Nothing, Groups, "All consumer groups, with where they stand.", reads_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NotRequired, TypedDict
 
-from escrowmq.wire.actions.action import Action, Nothing
+from escrowmq.wire.actions.action import Action, Nothing, Signed
 from escrowmq.wire.values import Bounds, Instance, ProducerGroup, Seconds, Session, SessionNumber, TimeUs
 
 KindName = Literal["plain", "transactional", "mixed"]
@@ -31,6 +31,9 @@ class OpenSession(TypedDict):
     transactional: NotRequired[Annotated[bool, "it will prepare half messages"]]
     resume: NotRequired[Annotated[Session, "one of this process that is forgotten; Fenced if a newer has its name"]]
     rules: NotRequired[Annotated[CheckRules, "what a new group is made with; a group that exists must have them"]]
+    process: NotRequired[
+        Annotated[int, "random number of the process: a repeat is given the same session, and fences nobody"]
+    ]
 
 
 class Opened(TypedDict):
@@ -67,7 +70,7 @@ class Producer(Undecided):
     oldest_us: Annotated[TimeUs | None, "when the oldest open one was prepared"]
 
 
-class Alter(CheckRules):
+class Alter(CheckRules, Signed):
     """What a producer group has of its own from now on. It is made if it does not exist."""
 
     group: ProducerGroup

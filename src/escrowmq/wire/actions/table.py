@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from escrowmq.wire.actions import brokers, dead_letters, groups, messages, producers, topics, transactions, writers
+from escrowmq.wire.actions import (
+    acts,
+    brokers,
+    dead_letters,
+    groups,
+    messages,
+    producers,
+    topics,
+    transactions,
+    writers,
+)
 from escrowmq.wire.actions.action import Action
 
 ACTIONS: dict[str, Action[Any, Any]] = {
     value.name: value
-    for module in (brokers, topics, producers, groups, transactions, writers, dead_letters, messages)
+    for module in (brokers, topics, producers, groups, transactions, writers, dead_letters, messages, acts)
     for value in vars(module).values()
     if isinstance(value, Action)
 }

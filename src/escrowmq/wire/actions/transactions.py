@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NotRequired, TypedDict
 
-from escrowmq.wire.actions.action import Action, Paged, Results
+from escrowmq.wire.actions.action import Action, Paged, Results, Signed
 from escrowmq.wire.actions.messages import Message, State
 from escrowmq.wire.values import Bounds, Instance, Position, ProducerGroup, Seconds, TimeUs, TransactionText
 
@@ -78,7 +78,7 @@ class Shown(Details):
     messages: Annotated[list[Message], "the first 100"]
 
 
-class Recheck(TypedDict):
+class Recheck(Signed):
     """Which transactions."""
 
     ids: Annotated[list[str], "transaction ids as printed"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NotRequired, TypedDict
 
-from escrowmq.wire.actions.action import Action, Paged
+from escrowmq.wire.actions.action import Action, Paged, Signed
 from escrowmq.wire.actions.producers import Undecided
 from escrowmq.wire.values import ProducerGroup, SessionNumber, TimeUs
 
@@ -16,6 +16,10 @@ class OfWriter(TypedDict):
     """Which writer."""
 
     writer: Annotated[str, "any text, such as a query's id; or 32 hex digits as listed"]
+
+
+class Forget(OfWriter, Signed):
+    """The writer that is to be forgotten."""
 
 
 class Commit(OfWriter):
@@ -74,7 +78,7 @@ SHOW = Action("writers.show", OfWriter, Shown, "The last decided batch of a writ
 LIST = Action("writers.list", List, Page, "Writers with their last batch, by pages.", reads_only=True)
 FORGET = Action(
     "writers.forget",
-    OfWriter,
+    Forget,
     Forgotten,
     "Forget a writer with its producer group; CONFLICT while it has undecided transactions.",
 )

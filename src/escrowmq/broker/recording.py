@@ -1,0 +1,152 @@
+"""Operators' acts on a broker: recorded before they are done, and what came of those that the broker's end interrupted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from escrowmq.acts import Done, Journal, Listed, Record
+from escrowmq.broker.reads.readable import Readable
+from escrowmq.errors import EscrowError
+from escrowmq.ledger import listings
+from escrowmq.ledger.groups.reports import described
+from escrowmq.ledger.ledger import Ledger
+from escrowmq.model import TransactionId, message_id
+from escrowmq.wire.actions import acts, dead_letters, groups, producers, transactions, writers
+from escrowmq.wire.actions.action import Action
+from escrowmq.wire.actions.acts import Act
+
+
+@contextmanager
+def recorded(engine: Readable, action: Action[Any, Any], request: Mapping[str, Any], **more: Any) -> Iterator[Done]:
+    """Record an act, and do it in the block. What it is about is the ``request``, but for what ``more`` says better; who and why are
+    taken from it. Raises as :meth:`escrowmq.acts.Journal.act`: what cannot be recorded is not done."""
+    what = {name: value for name, value in request.items() if name not in ("by", "why")} | more
+    now_us = engine.clock.now_us
+    with engine.log.acts.act(action.name, what, now_us, request.get("by"), request.get("why")) as done:
+        yield done
+
+
+def results(codes: Sequence[str]) -> dict[str, Any]:
+    """What the record says of an act with a result for each of many things: the code of each, or, of one code, that one alone."""
+    kinds = Counter(codes)
+    return {"results": dict(kinds)} if len(kinds) < 2 else {"results": dict(kinds), "each": list(codes)}
+
+
+def ending(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """What the record says of an act that was answered so."""
+    return results(answer["codes"]) if "codes" in answer else dict(answer)
+
+
+def named(engine: Readable, chosen: npt.NDArray[np.int64]) -> list[list[Any]]:
+    """Topic, queue and offset of dead letters, for the record; ``chosen`` are pairs of a queue's id and an offset."""
+    ids = set(chosen[:, 0].tolist())
+    places = engine.look(lambda: {id: engine.shard.ledger.topics.queues[id].place for id in ids}).result()
+    return [[places[id].topic, places[id].queue, offset] for id, offset in chosen.tolist()]
+
+
+# Reading the record
+
+
+def page(engine: Readable, request: acts.List, most: int) -> tuple[list[Act], int]:
+    """The acts of a page, and how many a full one has."""
+    limit = request.get("limit", most)
+    after, newest = request.get("after", 0), request.get("newest", False)
+    found = engine.log.acts.listed(after, limit, newest=newest)
+    return [_shown(one) for one in found], limit + newest  # nothing comes after the newest
+
+
+def _shown(one: Listed) -> Act:
+    begun, ended = one.begun, one.ended
+    act = Act(
+        number=begun.number, time_us=begun.at_us, act=begun.act or "", by=begun.by, why=begun.why, what=begun.what,
+        hash=one.hash,
+    )  # fmt: skip
+    if ended is not None:
+        act |= {"ended_us": ended.at_us, "ended": ended.ended or {}}
+    return act
+
+
+def verified(engine: Readable) -> acts.Verified:
+    """What became of the chain."""
+    count, last, breaks = engine.log.acts.verify()
+    broken: list[acts.Broken] = []
+    for one in breaks:
+        place = acts.Broken(line=one.line, what=one.what)
+        if one.number is not None:
+            place["number"] = one.number
+        broken.append(place)
+    return {"shard": engine.log.shard, "records": count, "last": last, "broken": broken}
+
+
+# After a crash
+
+
+def resolve(journal: Journal, ledger: Ledger, now_us: int) -> int:
+    """Find out what became of the acts that the end of a broker interrupted, from what its log says; how many there were."""
+    return journal.resolve(lambda record: {"interrupted": True, "found": _found(ledger, record)}, now_us)
+
+
+_ALL = 1 << 62
+
+
+def _found(ledger: Ledger, record: Record) -> Any:
+    """How what the act was about stands now; the code of an error if that cannot be told."""
+    try:
+        return _LOOKS[record.act or ""](ledger, record.what)
+    except EscrowError as problem:
+        return problem.code.name
+    except (KeyError, TypeError, ValueError) as problem:  # a record that somebody edited
+        return f"the record cannot be read: {problem!r:.100}"
+
+
+def _transactions(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
+    return results([_state(ledger, printed) for printed in what["ids"]])
+
+
+def _state(ledger: Ledger, printed: str) -> str:
+    try:
+        found = listings.transaction(ledger, TransactionId.parse(printed))
+    except EscrowError as problem:
+        return problem.code.name
+    return f"{found['state']} by {found['decided_by']}" if "decided_by" in found else str(found["state"])
+
+
+def _dead_letters(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
+    letters = ledger.groups.dead_letters(what["group"], ledger.topics, _ALL)
+    dead = {(one["topic"], one["queue"], one["offset"]) for one in letters}
+    return results(["dead" if tuple(item) in dead else "settled" for item in what["items"]])
+
+
+def _group(ledger: Ledger, what: Mapping[str, Any]) -> Any:
+    return described(ledger.groups.group(what["group"]).subscription, ledger.rules)
+
+
+def _member(ledger: Ledger, what: Mapping[str, Any]) -> Any:
+    members = ledger.groups.members(what["group"], ledger.topics)
+    return [one for one in members if one.get("instance") == what["instance"]]
+
+
+def _producers(ledger: Ledger, what: Mapping[str, Any]) -> Any:
+    return [one for one in listings.producers_list(ledger) if one["group"] == what["group"]]
+
+
+def _writer(ledger: Ledger, what: Mapping[str, Any]) -> Any:
+    return {"batch": ledger.writers.last(message_id(what["writer"]))}
+
+
+_LOOKS: dict[str, Callable[[Ledger, Mapping[str, Any]], Any]] = {
+    transactions.SETTLE.name: _transactions,
+    transactions.RECHECK.name: _transactions,
+    dead_letters.SETTLE.name: _dead_letters,
+    groups.ALTER.name: _group,
+    groups.FENCE.name: _member,
+    producers.ALTER.name: _producers,
+    writers.FORGET.name: _writer,
+}
+"""The acts of operators, and what tells afterwards whether they were done."""

@@ -1,0 +1,125 @@
+"""Full disks: below the log of a broker, and by the page limit of a SQLite file. A node's disk is full while a marker file lies in its folder."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import sqlalchemy as sa
+
+from escrowmq.platform.disk import Disk, File, RealDisk
+
+MARKER = "full"
+_MOST_PAGES = 4_294_967_294
+"""SQLite's own limit."""
+
+
+def set_full(folder: Path, full: bool) -> None:
+    """From now on, the disk of the node that has this folder is full, or has room."""
+    marker = folder / MARKER
+    if full:
+        marker.touch()
+    else:
+        marker.unlink(missing_ok=True)
+
+
+def fillable_disk(folder: Path) -> Callable[[Path], Disk]:
+    """What gives the disk of a broker whose node has ``folder``."""
+    return lambda data: FillableDisk(RealDisk(data), folder / MARKER)
+
+
+class FillableDisk:
+    """A disk that is full while ``marker`` exists: nothing on it grows, and no file is made.
+
+    What has its blocks already may still be written, files may be renamed and removed, and everything may be read and synced.
+    """
+
+    def __init__(self, disk: Disk, marker: Path) -> None:
+        self._disk = disk
+        self._marker = str(marker)
+
+    @property
+    def full(self) -> bool:
+        """Whether it is."""
+        return os.path.exists(self._marker)
+
+    def open(self, name: str, *, create: bool = False) -> File:
+        """The file, for reading and writing. Raises OSError(ENOSPC) where a full disk would have to make it."""
+        if create and self.full:
+            try:
+                return _FillableFile(self._disk.open(name), self)
+            except FileNotFoundError:
+                raise _no_space(name) from None
+        return _FillableFile(self._disk.open(name, create=create), self)
+
+    def list(self) -> list[str]:
+        """Names of everything in the folder."""
+        return self._disk.list()
+
+    def rename(self, old: str, new: str) -> None:
+        """See Disk."""
+        self._disk.rename(old, new)
+
+    def remove(self, name: str) -> None:
+        """See Disk."""
+        self._disk.remove(name)
+
+    def sync_folder(self) -> None:
+        """See Disk."""
+        self._disk.sync_folder()
+
+    def lock(self) -> None:
+        """See Disk."""
+        self._disk.lock()
+
+    def free_bytes(self) -> int:
+        """None on a full disk."""
+        return 0 if self.full else self._disk.free_bytes()
+
+    def close(self) -> None:
+        """See Disk."""
+        self._disk.close()
+
+
+class _FillableFile:
+    def __init__(self, file: File, disk: FillableDisk) -> None:
+        self._file = file
+        self._disk = disk
+        self.read_at, self.map, self.renamed = file.read_at, file.map, file.renamed
+        self.size, self.sync, self.close = file.size, file.sync, file.close
+
+    def write_at(self, offset: int, chunks: list[bytes | memoryview | pa.Buffer]) -> None:
+        if self._disk.full and offset + sum(map(len, chunks)) > (size := self._file.size()):
+            if size > offset:  # what has its blocks is written before the system finds that there are no more
+                whole = b"".join(chunks)
+                self._file.write_at(offset, [whole[: size - offset]])
+            raise _no_space()
+        self._file.write_at(offset, chunks)
+
+    def allocate(self, size: int) -> None:
+        if self._disk.full and size > self._file.size():
+            raise _no_space()
+        self._file.allocate(size)
+
+    def truncate(self, size: int) -> None:
+        self._file.truncate(size)
+
+
+def fill_database(engine: sa.Engine, folder: Path) -> None:
+    """The SQLite database of ``engine`` grows by no page while the disk of the node that has ``folder`` is full: whatever needs one fails
+    with SQLITE_FULL, and its transaction is rolled back. Another kind of database is left as it is."""
+    if engine.dialect.name != "sqlite":
+        return
+    marker = str(folder / MARKER)
+
+    @sa.event.listens_for(engine, "begin")
+    def on_begin(connection: sa.Connection) -> None:
+        # A limit below the present size is the present size; it belongs to the connection, which is used again when there is room.
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {1 if os.path.exists(marker) else _MOST_PAGES}")
+
+
+def _no_space(name: str = "") -> OSError:
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name or None)

@@ -1,0 +1,27 @@
+"""Offsets in the consumer's database: each queue's offset moves in the transaction of the effects, the broker keeps nothing."""
+
+from __future__ import annotations
+
+from sqlalchemy.orm import Session
+
+from escrowmq import outbox
+from escrowmq.chaos.modes.pledged import PledgeMode
+from escrowmq.chaos.modes.seam import Site
+from escrowmq.outbox.modes import Taken
+
+
+class OffsetsMode(PledgeMode):
+    """Plain sends under fixed ids, ``OffsetConsumer``."""
+
+    name = "offsets"
+    told = "each effect exactly once: the brokers know the message ids, the consumer's database holds an offset for each queue"
+
+    def take(self, site: Site) -> None:
+        """All queues of the topic at all brokers, taken back under the same owner by the next process."""
+
+        def effect(session: Session, messages: Taken) -> None:
+            site.books.effect(session, self.name, messages.arrow.column("body").to_pylist())
+
+        topic = self.topic(site.number)
+        with outbox.OffsetConsumer(site.bus, site.engine, f"chaos-{self.name}", topic, owner=site.name) as consumer:
+            consumer.run(effect, stop=site.ended)

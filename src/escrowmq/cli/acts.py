@@ -1,0 +1,125 @@
+"""``escrowmq acts``: what operators did, and whether the record of it was touched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from escrowmq.cli.failures import Exit
+from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, admin_at
+from escrowmq.cli.printing import Columns, duration, moment, notice, print_facts, print_json, print_rows
+from escrowmq.errors import Code, error
+
+app = typer.Typer(no_args_is_help=True, help="The record of acts: who did what by hand, when and why.")
+
+_SHORT = 3
+"""Things of a list that a table shows."""
+
+
+@app.command("list")
+def list_(
+    act: Annotated[str | None, typer.Option("--act", help="Only of this kind, such as transactions.settle.")] = None,
+    by: Annotated[str | None, typer.Option("--by", help="Only of this user, as recorded or without the host.")] = None,
+    about: Annotated[
+        str | None, typer.Option("--about", help="Only with this group, id, topic or other text in it.")
+    ] = None,
+    limit: Limit = 100,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """List what operators did, the newest last."""
+    with admin_at(url) as admin:
+        narrowed = act is not None or by is not None or about is not None
+        listed = admin.acts() if narrowed else admin.acts(limit, newest=True)
+        found: list[Any] = [one for one in listed if _is_wanted(one, act, by, about)][-limit:]
+    columns: Columns = {
+        ">act": "number",
+        "when": lambda one: moment(one["time_us"]),
+        "by": lambda one: one["by"] or "not said",
+        "what": "act",
+        "about": lambda one: _shortly(one["what"]),
+        "why": lambda one: one["why"] or "",
+        "came of it": lambda one: _ending(one),
+    }
+    print_rows(found, json, columns, "no such acts")
+
+
+@app.command("show")
+def show(
+    number: Annotated[int, typer.Argument(metavar="ACT", min=1, help="The number of an act.")],
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Show an act with everything that it was about."""
+    with admin_at(url) as admin:
+        found: list[Any] = [one for one in admin.acts(1, after=number - 1) if one["number"] == number]
+    if not found:
+        raise error(Code.NOT_FOUND, f"there is no act {number}")
+    if json:
+        return print_json(found)
+    for one in found:
+        took = f" (after {duration((one['ended_us'] - one['time_us']) / 1e6)})" if "ended_us" in one else ""
+        facts = {
+            "act": f"{number}: {one['act']}",
+            "when": moment(one["time_us"]),
+            "by": f"{one['by'] or 'not said'} (unverified)",
+        }
+        print_facts({**facts, "why": one["why"], **one["what"], "came of it": _ending(one) + took, "hash": one["hash"]})
+
+
+@app.command("verify")
+def verify(url: Url = DEFAULT_URL, json: Json = False) -> None:
+    """Look whether a record was changed, removed, put in or moved. Exit code 1 with the places if one was.
+
+    Whoever can write the file and the one beside it can forge both: note the last hash elsewhere, and compare.
+    """
+    with admin_at(url) as admin:
+        found: list[Any] = list(admin.verify_acts())
+    if json:
+        print_json(found)
+    for one in [] if json else found:
+        print_facts({"broker": one["broker"], "records": one["records"], "last hash": one["last"]})
+        for place in one["broken"]:
+            named = f" (record {place['number']})" if "number" in place else ""
+            notice(f"line {place['line']}{named}: {place['what']}")
+    if any(one["broken"] for one in found):
+        raise typer.Exit(Exit.FINDING)
+
+
+def _is_wanted(one: Mapping[str, Any], act: str | None, by: str | None, about: str | None) -> bool:
+    actor = one["by"] or ""
+    return (
+        (act is None or one["act"] == act)
+        and (by is None or by in (actor, actor.partition("@")[0]))
+        and (about is None or about in str(one["what"]))
+    )
+
+
+def _shortly(what: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {_few(value)}" for name, value in what.items())
+
+
+def _few(value: Any) -> str:
+    if not isinstance(value, list):
+        return str(value)
+    shown = [" ".join(map(str, one)) if isinstance(one, list) else str(one) for one in value[:_SHORT]]
+    return ", ".join(shown) + (f" and {len(value) - _SHORT:,} more" if len(value) > _SHORT else "")
+
+
+def _ending(one: Mapping[str, Any]) -> str:
+    ended = one.get("ended")
+    if ended is None:
+        return "under way"
+    if "refused" in ended:
+        return f"refused: {ended['refused']}"
+    if "interrupted" in ended:
+        found = ended["found"]
+        told = _counts(found["results"]) if isinstance(found, dict) and "results" in found else found
+        return f"the broker ended meanwhile; found: {told}"
+    return _counts(ended["results"]) if "results" in ended else _shortly(ended)
+
+
+def _counts(results: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {code}" for code, count in results.items())

@@ -1,0 +1,101 @@
+"""Entries of the listings of :class:`~escrowmq.client.admin.Admin`: the protocol's fields, and the broker that each comes from."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypedDict
+
+from escrowmq.wire.actions import (
+    acts,
+    brokers,
+    dead_letters,
+    groups,
+    messages,
+    producers,
+    topics,
+    transactions,
+    writers,
+)
+
+
+class AtBroker(TypedDict):
+    """Of which broker something is said."""
+
+    broker: Annotated[str, "address of the broker"]
+
+
+class Topic(topics.Topic, AtBroker):
+    """One topic at one broker."""
+
+
+class Queue(topics.QueueOffsets, AtBroker):
+    """Where one queue of a topic begins and ends."""
+
+    shard: Annotated[int, "number of the broker's shard"]
+
+
+class Group(groups.Group, AtBroker):
+    """One consumer group at one broker."""
+
+
+class AlteredGroup(groups.Subscription, AtBroker):
+    """What a consumer group consumes at one broker."""
+
+
+class Member(groups.Member, AtBroker):
+    """One member of a consumer group at one broker."""
+
+
+class Producer(producers.Producer, AtBroker):
+    """One producer group at one broker."""
+
+
+class AlteredProducers(producers.Altered, AtBroker):
+    """What a producer group has of its own at one broker."""
+
+
+class Writer(writers.WriterListed, AtBroker):
+    """One writer of numbered batches at one broker."""
+
+
+class ForgottenWriter(writers.Forgotten, AtBroker):
+    """What one broker has forgotten."""
+
+
+class Transaction(transactions.Transaction, AtBroker):
+    """One transaction of a listing."""
+
+
+class Message(messages.MessageFields):
+    """A stored message."""
+
+    body: bytes
+
+
+class FoundMessage(Message, messages.Standing, AtBroker):
+    """A message that was looked up."""
+
+
+class TransactionDetails(transactions.Details):
+    """One transaction in full."""
+
+    messages: list[Message]
+
+
+class DeadLetter(dead_letters.DeadLetter, AtBroker):
+    """One dead letter at one broker."""
+
+
+class Health(brokers.Health, AtBroker):
+    """Whether one broker works."""
+
+
+class Hello(brokers.Hello, AtBroker):
+    """What one broker says of itself."""
+
+
+class Act(acts.Act, AtBroker):
+    """What an operator did at one broker."""
+
+
+class VerifiedActs(acts.Verified, AtBroker):
+    """What became of one broker's record of acts."""
