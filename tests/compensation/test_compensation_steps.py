@@ -454,6 +454,29 @@ def test_with_one_of_two_brokers_away_nothing_is_judged(tmp_path: Path, compensa
         assert (w.effects(), w.open()) == (dict.fromkeys(ids, 1), [])
 
 
+def test_a_broker_that_goes_away_between_the_list_of_its_keys_and_their_reading_is_waited_for(
+    tmp_path: Path, compensation_database: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = [Sometimes(tmp_path / name) for name in "ab"]
+    with Bus(pair) as bus:
+        w = World(bus, compensation_database)
+        ids = {w.prepare() for _ in range(8)}
+        for identity in ids:
+            w.announce(identity)
+        make = bus.reader
+
+        def reader(*given: Any, **more: Any) -> Any:
+            pair[1].away = True
+            try:
+                return make(*given, **more)
+            finally:
+                pair[1].away = False
+
+        monkeypatch.setattr(bus, "reader", reader)
+        read = [identity for some, _ in TopicKeys(bus, w.keys, "again").read_again(0) for identity in some]
+        assert (set(read), len(read)) == (ids, len(ids))
+
+
 @pytest.mark.parametrize(
     ("states", "away", "found"),
     [

@@ -179,6 +179,8 @@ def _stats(engine: Engine, _: Nothing) -> dict[str, float]:
         "parked_receives": engine.waiting_receives,
         "rounds_total": engine.rounds,
         "log_bytes_total": engine.log.bytes_written,
+        "log_stored_bytes": engine.log.stored_bytes(),
+        "disk_free_bytes": engine.log.free_bytes(),
         "log_position": engine.log.next_position,
         "log_damaged_frames": len(engine.log.damages()),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -15,11 +16,13 @@ import pyarrow as pa
 
 from escrowmq.broker.calls import Calls
 from escrowmq.broker.failures import answer
+from escrowmq.broker.reads.lookups import warm_up
 from escrowmq.broker.recording import resolve
 from escrowmq.broker.writer.checkback import Listener
 from escrowmq.broker.writer.engine import Engine
+from escrowmq.broker.writer.telling import tell
 from escrowmq.errors import Code, EscrowError, Misuse, error
-from escrowmq.log.commit_log import open_log
+from escrowmq.log.commit_log import SegmentLog, open_log
 from escrowmq.platform.clock import SystemClock
 from escrowmq.platform.disk import Disk, RealDisk
 from escrowmq.platform.forks import FORKED, tell_in_child
@@ -52,11 +55,23 @@ def open_engine(folder: Path, settings: BrokerSettings, disk: Callable[[Path], D
     )
     try:
         engine = Engine(log, clock, settings)
+        _tell_opened(log, engine)
         resolve(log.acts, engine.shard.ledger, engine.clock.now_us())
         return engine
     except BaseException:
         log.close(clean=False)
         raise
+
+
+def _tell_opened(log: SegmentLog, engine: Engine) -> None:
+    facts = {"shard": log.shard, "epoch": log.epoch, "position": log.next_position}
+    facts["undecided"] = sum(engine.shard.ledger.transactions.open.values())
+    words = ", ".join(f"{name} {value}" for name, value in facts.items())
+    tell(logging.INFO, "opened", f"opened: {words}", **facts)
+    if log.cut is not None:
+        cut = {"file": log.cut.file, "offset": log.cut.offset, "bytes": log.cut.size, "what": log.cut.what}
+        sentence = f"recovered: {log.cut.size} bytes at {log.cut.offset} of {log.cut.file} were cut off: {log.cut.what}; nobody was told of them"
+        tell(logging.INFO, "recovered", sentence, **cut)
 
 
 def open_embedded(folder: Path, settings: BrokerSettings) -> EmbeddedLink:
@@ -71,6 +86,7 @@ def open_embedded(folder: Path, settings: BrokerSettings) -> EmbeddedLink:
             engine = open_engine(folder, settings)
             engine.start()
             shared = _open[folder] = _Shared(Calls(engine))
+            warm_up(engine)
         elif shared.calls.engine.settings != settings:
             raise Misuse(
                 Code.BAD_SETTING, f"{folder} is open in this process with other settings", "open it with the same ones"

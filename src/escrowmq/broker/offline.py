@@ -69,6 +69,10 @@ class OfflineShard:
             except EscrowError as problem:
                 return answer(Future(), problem)
 
+    def glance(self, look: Callable[[], T]) -> Future[T]:
+        """As :meth:`look`."""
+        return self.look(look)
+
     def wait_for(self, look: Callable[[], T], wait_us: int) -> Future[T]:
         """As :meth:`look`: nothing will ever come."""
         return self.look(look)

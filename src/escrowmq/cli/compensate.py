@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ import typer
 from rich.text import Text
 
 from escrowmq.cli.failures import Exit, finish
-from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, bus_at, seconds
+from escrowmq.cli.options import DEFAULT_URL, Json, Limit, LogJson, LogLevel, Url, bus_at, seconds, start_log
 from escrowmq.cli.outbox import DatabaseUrl, Ids
 from escrowmq.cli.printing import (
     Columns,
@@ -116,6 +115,8 @@ def run(
         bool, typer.Option("--insecure", help="Allow --metrics an address that other machines can reach.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="What each run did, as JSON lines on standard output.")] = False,
+    log_level: LogLevel = "info",
+    log_json: LogJson = False,
 ) -> None:
     """Read the announcements into the half set, and on a schedule repair what has had no effect, until SIGTERM or Ctrl-C.
 
@@ -126,7 +127,7 @@ def run(
     from escrowmq.platform.descriptors import raise_descriptor_limit
 
     raise_descriptor_limit()
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)  # on stderr
+    start_log(log_level, log_json)
     if remedy not in ("handle", "commit", RESEND):
         raise error(Code.BAD_ARGUMENT, f"--remedy {remedy}", "handle, commit or resend")
     if (handler is None) != (remedy == "commit"):

@@ -13,6 +13,7 @@ import typer
 
 from escrowmq.cli.printing import RUN
 from escrowmq.errors import Code, error
+from escrowmq.platform.logs import LEVELS, log_to_stderr
 from escrowmq.settings import SECONDS, parse_quantity
 
 if TYPE_CHECKING:
@@ -33,6 +34,15 @@ Json = Annotated[bool, typer.Option("--json", help="JSON on standard output, for
 JsonLines = Annotated[bool, typer.Option("--json", help="One JSON object a line, for scripts.")]
 Why = Annotated[
     str | None, typer.Option("--why", help="The reason, for the record of acts: see escrowmq acts.", show_default=False)
+]
+LogLevel = Annotated[
+    str,
+    typer.Option(
+        "--log-level", metavar="LEVEL", help="What is logged on standard error: debug, info, warning or error."
+    ),
+]
+LogJson = Annotated[
+    bool, typer.Option("--log-json", help="One JSON object a line in the log, with the facts as fields.")
 ]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this many.")]
 
@@ -69,6 +79,13 @@ def broker_time(admin: Admin) -> int:
     """Microseconds since 1970 by the broker's clock, of which all times in its answers are (of several brokers the earliest); by this machine's
     for a broker that does not tell it."""
     return min((hello["time_us"] for hello in admin.hello() if "time_us" in hello), default=time.time_ns() // 1000)
+
+
+def start_log(level: str, as_json: bool) -> None:
+    """Log to standard error from now on. Raises Misuse(BAD_ARGUMENT) for a level that is none."""
+    if level.lower() not in LEVELS:
+        raise error(Code.BAD_ARGUMENT, f"--log-level: {level!r} is none of {', '.join(LEVELS)}")
+    log_to_stderr(level, as_json=as_json)
 
 
 def seconds(text: str | None, option: str) -> float | None:

@@ -4,7 +4,6 @@ ones.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from contextlib import ExitStack
@@ -14,7 +13,7 @@ import typer
 from rich.text import Text
 
 from escrowmq.cli.failures import Exit, finish
-from escrowmq.cli.options import DEFAULT_URL, Json, Limit, pairs, seconds
+from escrowmq.cli.options import DEFAULT_URL, Json, Limit, LogJson, LogLevel, pairs, seconds, start_log
 from escrowmq.cli.printing import (
     Columns,
     body_text,
@@ -213,6 +212,8 @@ def relay(
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Status as JSON lines on standard output.")] = False,
+    log_level: LogLevel = "info",
+    log_json: LogJson = False,
 ) -> None:
     """Send committed messages until SIGTERM or Ctrl-C; both finish the batch in hand and give the lanes back.
 
@@ -225,7 +226,7 @@ def relay(
     from escrowmq.platform.descriptors import raise_descriptor_limit
 
     raise_descriptor_limit()
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)  # on stderr
+    start_log(log_level, log_json)
     settings = {
         "workers": workers,
         "batch_rows": batch_rows,

@@ -82,13 +82,22 @@ def command_line_page() -> str:
 
 def metrics_page() -> str:
     """``docs/metrics.md``: every metric of a broker, and of a compensation's scheduler."""
-    from escrowmq.broker.serving.metrics import COUNTER, METRICS
+    from escrowmq.broker.serving.metrics import COUNTER, LABELLED, METRICS
     from escrowmq.compensation.statistics import METRICS as COMPENSATION
     from escrowmq.compensation.statistics import metric_name
 
     rows = [
         (f"`escrowmq_{metric.name}{'_total' if metric.kind == COUNTER else ''}`", metric.kind, metric.meaning)
         for metric in METRICS
+    ]
+    labelled = [
+        (
+            f"`escrowmq_{metric.name}{'_total' if metric.kind == COUNTER else ''}`",
+            ", ".join(metric.labels),
+            metric.kind,
+            metric.meaning,
+        )
+        for metric in LABELLED
     ]
     repaired = [
         (f"`{metric_name(number)}{'_total' if kind == COUNTER else ''}`", kind, meaning)
@@ -101,6 +110,8 @@ def metrics_page() -> str:
         "`bus.admin.stats()`. Watch the first four: how much is undecided, for how long, whether producers answer, and\n"
         "what waits for a person.\n\n"
         + _table(("metric", "kind", "meaning"), rows)
+        + "\n## Of each topic and group\n\nOnly at `/metrics`.\n\n"
+        + _table(("metric", "labels", "kind", "meaning"), labelled)
         + "\n## A compensation's scheduler\n\n"
         "`escrowmq compensate run NAME --metrics HOST:PORT` serves these ([docs/compensation.md](compensation.md)), with the label `compensation`: its\n"
         "name. Watch `suspended`, `cases` and `idle`. In your own program: `compensation.statistics.collector(name, lambda: scheduler.statistics)`.\n\n"

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from escrowmq.cli.failures import Exit
-from escrowmq.cli.options import DEFAULT_URL, Url
+from escrowmq.cli.options import DEFAULT_URL, LogJson, LogLevel, Url, start_log
 from escrowmq.cli.printing import notice, print_json_line
 from escrowmq.errors import Code, error
 from escrowmq.platform.arena import use_own_pool
@@ -67,6 +67,8 @@ def serve(
     ] = None,
     insecure: Insecure = False,
     json: ReadyJson = False,
+    log_level: LogLevel = "warning",
+    log_json: LogJson = False,
     *,
     overrides: dict[str, Any],
 ) -> None:
@@ -79,6 +81,8 @@ def serve(
     Exit code 6 when a write or sync of the log failed.
     """
     from escrowmq.broker.serving.serve import serve as run
+
+    start_log(log_level, log_json)
 
     def announce(ready: dict[str, Any]) -> None:
         if json:
@@ -125,6 +129,8 @@ def gateway(
     ] = None,
     insecure: Insecure = False,
     json: ReadyJson = False,
+    log_level: LogLevel = "warning",
+    log_json: LogJson = False,
 ) -> None:
     """Serve HTTP over a broker, for those who cannot hold a connection, until SIGTERM or Ctrl-C; both stop it cleanly.
 
@@ -132,6 +138,8 @@ def gateway(
     {"http": "http://127.0.0.1:7780", "asks": ["shop"], "url": "escrow://127.0.0.1:7700", "pid": 1}.
     """
     from escrowmq.gateway import serve as run
+
+    start_log(log_level, log_json)
 
     def announce(ready: dict[str, Any]) -> None:
         if json:

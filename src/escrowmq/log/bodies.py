@@ -1,12 +1,14 @@
 """Checksums of single bodies, behind the record batch of a frame of several messages (FORMAT.md has the map).
 
-A frame has one checksum. When it is wrong, these tell which of its rows may still be trusted: one digest over everything
-but the bytes of the bodies, and one digest of each body. So one damaged body takes no other message along.
+A frame has one checksum. Beside it stand one digest over everything but the bytes of the bodies, and one digest of each body. When the
+frame's own is wrong, they tell which of its rows may still be trusted, so that one damaged body takes no other message along; and whoever
+wants one row of a large frame reads its columns and one body (:class:`SoundColumns`), and leaves the other bodies where they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -54,15 +56,49 @@ def intact_rows(
     ``batch`` was read from ``message`` and need not be valid: nothing of it is followed before it is known to be what
     was written.
     """
-    try:
-        others = _other_bytes(message, batch, sequence, salt)
-    except (ValueError, IndexError):
-        return None
-    if others != trailer.slice(0, _DIGEST).to_pybytes():
+    if not _is_sound(message, trailer, batch, sequence, salt):
         return None
     stored = np.frombuffer(trailer, np.uint64, batch.num_rows, _DIGEST)
     found = np.frombuffer(_body_digests(batch), np.uint64)
     return np.asarray(stored == found, np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class SoundColumns:
+    """A frame of messages of which everything but the bodies is known to be as it was written. ``position`` is that of its first row,
+    ``time_us`` the broker's time of the append."""
+
+    position: int
+    time_us: int
+    batch: pa.RecordBatch
+    """Its bodies were not looked at: take them from :meth:`row`."""
+    digests: pa.Buffer
+    """Of the bodies, in the order of the rows."""
+
+    def row(self, number: int) -> pa.RecordBatch | None:
+        """One row, its body compared with its checksum; None if that is wrong."""
+        body = self.batch.column(_COLUMN)[number].as_buffer()
+        stored = self.digests.slice(_DIGEST * number, _DIGEST)
+        return self.batch.slice(number, 1) if _digest(body) == stored.to_pybytes() else None
+
+
+def sound_columns(
+    message: pa.Buffer, trailer: pa.Buffer, batch: pa.RecordBatch, sequence: int, salt: int, position: int, time_us: int
+) -> SoundColumns | None:
+    """The columns of a frame whose own checksum nobody has looked at; None if they are damaged. Reads no body. ``batch`` was read from
+    ``message`` and need not be valid."""
+    if not _is_sound(message, trailer, batch, sequence, salt):
+        return None
+    return SoundColumns(position, time_us, batch, trailer.slice(_DIGEST))
+
+
+def _is_sound(message: pa.Buffer, trailer: pa.Buffer, batch: pa.RecordBatch, sequence: int, salt: int) -> bool:
+    """Whether everything but the bodies is as it was written."""
+    try:
+        others = _other_bytes(message, batch, sequence, salt)
+    except (ValueError, IndexError):
+        return False
+    return bool(others == trailer.slice(0, _DIGEST).to_pybytes())
 
 
 def _digests(message: pa.Buffer, batch: pa.RecordBatch, sequence: int, salt: int) -> tuple[bytes, bytes]:

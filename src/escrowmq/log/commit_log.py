@@ -160,9 +160,21 @@ class SegmentLog(ReadableLog):
                 replace_file(self._disk, DAMAGED_NAME, [[pack_damaged(frames)]], durable=False)
                 self._listed = frames
 
+    @property
+    def durable_sequence(self) -> int:
+        """Every frame below this is durable, and can be read."""
+        return self._durable
+
     def stored_bytes(self) -> int:
         """Bytes of all segments, without reserved space."""
         return sum(segment.size for segment in self._reader.segments)
+
+    def free_bytes(self) -> int:
+        """Bytes that are free on the disk; 0 if that cannot be told."""
+        try:
+            return self._disk.free_bytes()
+        except OSError:
+            return 0
 
     # Writing
 

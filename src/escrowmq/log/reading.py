@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from threading import Lock
@@ -15,12 +14,13 @@ import pyarrow as pa
 from escrowmq.acts.journal import Journal
 from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, error
 from escrowmq.log import frames as codec
+from escrowmq.log.bodies import SoundColumns
 from escrowmq.log.frames import Encoding
 from escrowmq.log.index import Segment
 from escrowmq.log.lookups.entries import Column, Wanted
 from escrowmq.log.lookups.finder import Lookups
 from escrowmq.log.report import Damage, DamagedLog, RowDamage
-from escrowmq.log.rows import READ_SCHEMA, Expected, Located, gather, row_damage, salvaged
+from escrowmq.log.rows import READ_SCHEMA, Located, Recent, expected_of, gather, row_damage, salvaged, sound_columns
 from escrowmq.log.seam import Frame, Match
 from escrowmq.message.names import is_text
 from escrowmq.platform.disk import Disk, disk_error, map_file
@@ -33,7 +33,10 @@ RELOOK = 16
 LOOK_FRAMES = 4096
 """Frames whose kinds are compared at a time."""
 _CACHE_BYTES = 64 << 20
+_COLUMNS_BYTES = 16 << 20
 _FRAME_COST = 4096  # what a decoded frame takes apart from its mapped bytes
+LARGE = 64 << 10
+"""Bytes of a frame of which one row is read without the other bodies; smaller ones are read whole."""
 
 
 class Reader:
@@ -47,8 +50,8 @@ class Reader:
         self.segments: tuple[Segment, ...] = tuple(segments)
         self.fresh: dict[int, Frame] = {}
         self.disk = disk
-        self._cache: OrderedDict[int, tuple[Frame, int]] = OrderedDict()
-        self._cached_bytes = 0
+        self._whole: Recent[Frame] = Recent(_CACHE_BYTES)
+        self._columns: Recent[SoundColumns] = Recent(_COLUMNS_BYTES)
         self._damages: dict[int, Damage] = {}  # by the sequence of the frame
         self.noticed: Callable[[Damage], None] = lambda damage: None
         """Called, on the reader's thread, when damage is met that was not known."""
@@ -76,20 +79,25 @@ class Reader:
             return found
 
     def message(self, position: int) -> pa.RecordBatch | None:
-        """The one message at ``position``, as ``gather`` gives it; None if there is none, or damage near it: ``gather`` tells."""
+        """The one message at ``position``, as ``gather`` gives it; None if there is none, or damage near it: ``gather`` tells. Of a large frame
+        no other body is read."""
         with self.lock:
             segment = self._segment_at(position)
             if segment is None:
                 return None
             index = int(segment.index.positions.searchsorted(position, side="right")) - 1
             sequence, kind = segment.sequence + index, segment.index.kinds.item(index)
+            start, time_us = segment.index.positions.item(index), segment.index.times.item(index)
         if kind not in MESSAGES:
             return None
-        frame = self.frame(sequence)
-        if frame.damage is not None:
-            return None
-        row = frame.batch.slice(position - frame.position, 1)
-        return pa.RecordBatch.from_arrays([*row.columns, pa.array([frame.time_us], pa.int64())], schema=READ_SCHEMA)
+        columns = self.columns(sequence)
+        row = None if columns is None else columns.row(position - start)
+        if row is None:
+            frame = self.frame(sequence)
+            if frame.damage is not None:
+                return None
+            row = frame.batch.slice(position - start, 1)
+        return pa.RecordBatch.from_arrays([*row.columns, pa.array([time_us], pa.int64())], schema=READ_SCHEMA)
 
     def _segment_at(self, position: int) -> Segment | None:
         at = bisect_right(self.segments, position, key=lambda s: s.header.position) - 1
@@ -146,11 +154,10 @@ class Reader:
         with self.lock:
             if (fresh := self.fresh.get(sequence)) is not None:
                 return fresh
-            if (cached := self._cache.get(sequence)) is not None:
-                self._cache.move_to_end(sequence)
-                return cached[0]
+            if (known := self._whole.get(sequence)) is not None:
+                return known
             segment = self._segment_of(sequence)
-            offset, size, rows, expected = _expected(segment, sequence)
+            offset, size, rows, expected = expected_of(segment, sequence)
             data, missing = self._found(segment)
         try:
             if missing is not None:
@@ -165,8 +172,31 @@ class Reader:
         if self._damages:
             self._righted(sequence)
         if keep:
-            self._remember(frame, frame.batch.nbytes if encoding == Encoding.ARROW_LZ4 else 0)
+            extra = frame.batch.nbytes if encoding == Encoding.ARROW_LZ4 else 0
+            with self.lock:
+                self._whole.put(sequence, frame, _FRAME_COST + extra)
         return frame
+
+    def columns(self, sequence: int) -> SoundColumns | None:
+        """What a large frame of messages has but for its bodies, verified, and remembered; None if it is small, was read lately, or
+        has no checksums of its bodies or does not check: :meth:`frame` reads it whole. Rejected(RANGE_PURGED)."""
+        with self.lock:
+            if sequence in self.fresh or sequence in self._damages or self._whole.get(sequence) is not None:
+                return None
+            if (known := self._columns.get(sequence)) is not None:
+                return known
+            segment = self._segment_of(sequence)
+            offset, size, rows, expected = expected_of(segment, sequence)
+            if size < LARGE or expected[0] not in MESSAGES:
+                return None
+            data, _ = self._found(segment)
+        if data is None or offset + size > data.size:
+            return None
+        found = sound_columns(expected, rows, data.slice(offset, size), segment.header.salt)
+        if found is not None:
+            with self.lock:
+                self._columns.put(sequence, found, _FRAME_COST)
+        return found
 
     def _found(self, segment: Segment) -> tuple[pa.Buffer | None, DamagedLog | None]:
         """The segment's file, or why there is none. With the lock held."""
@@ -228,16 +258,6 @@ class Reader:
             segment.data = data.slice(0, min(segment.size, data.size))
         return segment.data
 
-    def _remember(self, frame: Frame, extra: int) -> None:
-        cost = _FRAME_COST + extra
-        with self.lock:
-            if frame.sequence in self._cache:
-                return
-            self._cache[frame.sequence] = (frame, cost)
-            self._cached_bytes += cost
-            while self._cached_bytes > _CACHE_BYTES:
-                self._cached_bytes -= self._cache.popitem(last=False)[1][1]
-
     def publish(self, frame: Frame, offset: int, size: int, synced: int) -> None:
         """Add a frame of ``size`` bytes that is to lie at ``offset`` of the last segment; frames below ``synced`` are durable."""
         with self.lock:
@@ -268,8 +288,8 @@ class Reader:
         """Forget the first ``count`` segments and what was decoded of them."""
         with self.lock:
             self.segments = self.segments[count:]
-            for gone in [s for s in self._cache if s < self.segments[0].sequence]:
-                self._cached_bytes -= self._cache.pop(gone)[1]
+            self._whole.drop_below(self.segments[0].sequence)
+            self._columns.drop_below(self.segments[0].sequence)
             for gone in [s for s in self._damages if s < self.segments[0].sequence]:
                 del self._damages[gone]
 
@@ -328,6 +348,11 @@ class ReadableLog:
 
     def _check_usable(self) -> None:  # nothing keeps one from reading, unless a subclass knows better
         """Raises what keeps one from reading."""
+
+    @property
+    def durable_sequence(self) -> int:
+        """Every frame below this is durable, and can be read."""
+        return self.next_sequence
 
     @property
     def shard(self) -> int:
@@ -445,15 +470,6 @@ class ReadableLog:
         """The sequence of the frame that holds each position."""
         self._check_usable()
         return self._reader.locate(np.asarray(positions, np.int64)).sequences
-
-
-def _expected(segment: Segment, sequence: int) -> tuple[int, int, int, Expected]:
-    """What a segment's index says of a frame: offset, bytes, rows, and its numbers. With the lock held."""
-    index, at = segment.index, sequence - segment.sequence
-    offset, position, last = int(index.offsets[at]), int(index.positions[at]), at + 1 == index.count
-    size = (segment.size if last else int(index.offsets[at + 1])) - offset
-    rows = (segment.next_position if last else int(index.positions[at + 1])) - position
-    return offset, size, rows, (int(index.kinds[at]), sequence, position, int(index.times[at]), segment.epoch)
 
 
 def _decoded(data: pa.Buffer, segment: Segment, offset: int, sequence: int) -> tuple[Frame, int]:

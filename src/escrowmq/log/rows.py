@@ -8,8 +8,10 @@ segment's index.
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +19,16 @@ import pyarrow as pa
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.log import bodies
-from escrowmq.log.frames import HEADER_BYTES
+from escrowmq.log.bodies import SoundColumns
+from escrowmq.log.frames import CHECKED_BODIES, HEADER_BYTES, Encoding, read_header
+from escrowmq.log.index import Segment
 from escrowmq.log.report import Damage, FrameDamage, RowDamage
 from escrowmq.log.seam import Frame
 from escrowmq.schemas import MESSAGES, STORED, Kind, empty
 
 Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
+T = TypeVar("T")
 
 READ_SCHEMA: pa.Schema = STORED[Kind.PLAIN].append(pa.field("stored_us", pa.int64(), nullable=False))
 """What ``read`` answers."""
@@ -46,6 +51,15 @@ Expected = tuple[int, int, int, int, int]
 """What the index says of a frame: kind, sequence, position, time and epoch."""
 
 
+def expected_of(segment: Segment, sequence: int) -> tuple[int, int, int, Expected]:
+    """What a segment's index says of a frame: offset, bytes, rows, and its numbers. With the lock held."""
+    index, at = segment.index, sequence - segment.sequence
+    offset, position, last = int(index.offsets[at]), int(index.positions[at]), at + 1 == index.count
+    size = (segment.size if last else int(index.offsets[at + 1])) - offset
+    rows = (segment.next_position if last else int(index.positions[at + 1])) - position
+    return offset, size, rows, (int(index.kinds[at]), sequence, position, int(index.times[at]), segment.epoch)
+
+
 def salvaged(expected: Expected, rows: int, data: pa.Buffer | None, salt: int, place: Damage) -> Frame:
     """The frame of ``rows`` rows that its index expects, from its bytes ``data`` (None: there are none). Its ``damage`` says
     which rows are good; of a frame of messages the others are rows without content."""
@@ -61,8 +75,26 @@ def salvaged(expected: Expected, rows: int, data: pa.Buffer | None, salt: int, p
     return Frame(kind, *expected[1:], batch, FrameDamage(place, ~good, bodies_only=True))
 
 
+def sound_columns(expected: Expected, rows: int, data: pa.Buffer, salt: int) -> SoundColumns | None:
+    """The columns of the frame of messages that its index expects, from its bytes, without reading a body; None if it has no checksums of its
+    bodies, or does not check, or is of a newer version: whoever reads all of it knows. The header only says whether it is worth trying."""
+    header = read_header(data, 0)
+    if header.encoding != Encoding.ARROW or not header.flags & CHECKED_BODIES or header.is_newer:
+        return None
+    parts = _parts(Kind(expected[0]), rows, data)
+    return None if parts is None else bodies.sound_columns(*parts, expected[1], salt, expected[2], expected[3])
+
+
 def _good_rows(kind: Kind, sequence: int, rows: int, data: pa.Buffer, salt: int) -> tuple[pa.RecordBatch, Bools] | None:
     """The batch, everything but bodies being right, and whose body is; None if that cannot be known."""
+    if (parts := _parts(kind, rows, data)) is None:
+        return None
+    good = bodies.intact_rows(*parts, sequence, salt)
+    return None if good is None else (parts[2], good)
+
+
+def _parts(kind: Kind, rows: int, data: pa.Buffer) -> tuple[pa.Buffer, pa.Buffer, pa.RecordBatch] | None:
+    """The message in a frame's bytes, the checksums behind it, and the batch in it, none of them believed; None if there is nothing of the kind."""
     size = bodies.size_of(rows)
     end = data.size - size
     if not size or end <= HEADER_BYTES:
@@ -72,10 +104,37 @@ def _good_rows(kind: Kind, sequence: int, rows: int, data: pa.Buffer, salt: int)
         batch = pa.ipc.read_record_batch(message, STORED[kind])
     except (pa.ArrowException, OSError, ValueError):
         return None
-    if batch.num_rows != rows:
-        return None
-    good = bodies.intact_rows(message, data.slice(end, size), batch, sequence, salt)
-    return None if good is None else (batch, good)
+    return (message, data.slice(end, size), batch) if batch.num_rows == rows else None
+
+
+class Recent(Generic[T]):
+    """What was read lately, by the sequence of its frame; ``most`` bytes of it. Whoever has it guards it."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._bytes = 0
+        self._held: OrderedDict[int, tuple[T, int]] = OrderedDict()
+
+    def get(self, sequence: int) -> T | None:
+        """What there is of a frame; it will be forgotten last."""
+        if (held := self._held.get(sequence)) is None:
+            return None
+        self._held.move_to_end(sequence)
+        return held[0]
+
+    def put(self, sequence: int, value: T, cost: int) -> None:
+        """Remember it, unless it is, and forget what was not asked for the longest; ``cost``: bytes."""
+        if sequence in self._held:
+            return
+        self._held[sequence] = value, cost
+        self._bytes += cost
+        while self._bytes > self._most:
+            self._bytes -= self._held.popitem(last=False)[1][1]
+
+    def drop_below(self, sequence: int) -> None:
+        """Forget the frames below ``sequence``."""
+        for gone in [one for one in self._held if one < sequence]:
+            self._bytes -= self._held.pop(gone)[1]
 
 
 def _blank(schema: pa.Schema, rows: int) -> pa.RecordBatch:

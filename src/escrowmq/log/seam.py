@@ -88,6 +88,10 @@ class StoredLog(Protocol):
     def next_sequence(self) -> int: ...
 
     @property
+    def durable_sequence(self) -> int:
+        """Every frame below this is durable, and can be read. From any thread; it only grows."""
+
+    @property
     def next_position(self) -> int: ...
 
     @property
@@ -170,6 +174,12 @@ class CommitLog(StoredLog, Protocol):
     @property
     def bytes_written(self) -> int:
         """Bytes of frames appended by this opener, headers included, snapshots not."""
+
+    def stored_bytes(self) -> int:
+        """Bytes of all segments, without reserved space."""
+
+    def free_bytes(self) -> int:
+        """Bytes that are free on the disk."""
 
     def reserve(self, size: int) -> None:
         """Make sure that appends of ``size`` bytes will find room; Overloaded(DISK_FULL) if not, and nothing changed."""

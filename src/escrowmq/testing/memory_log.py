@@ -69,6 +69,11 @@ class MemoryLog(ReadableLog):
         self.append(Kind.OPENED, pa.RecordBatch.from_pylist([row], STORED[Kind.OPENED]), now_us)
         self.sync()
 
+    @property
+    def durable_sequence(self) -> int:
+        """Every frame below this is durable, and can be read."""
+        return self._durable
+
     def _new_segment(self) -> Segment:
         header = SegmentHeader(self.store.shard, self.epoch, self.next_sequence, self.next_position, 0, 0)
         return Segment.begun(header, 0)
@@ -82,6 +87,14 @@ class MemoryLog(ReadableLog):
         self.next_sequence += 1
         self.next_position += frame.batch.num_rows
         self.last_time_us = frame.time_us
+
+    def stored_bytes(self) -> int:
+        """Nothing is on a disk."""
+        return 0
+
+    def free_bytes(self) -> int:
+        """Memory is not counted."""
+        return 0
 
     def reserve(self, size: int) -> None:
         """Overloaded(DISK_FULL) if ``capacity`` does not hold ``size`` bytes more."""

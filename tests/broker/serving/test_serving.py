@@ -10,15 +10,22 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from pyarrow import flight
 
+from escrowmq.broker.calls import Calls
+from escrowmq.broker.embedded import lent_link, open_engine
+from escrowmq.broker.reads.standing import standing
 from escrowmq.broker.serving.http import HttpServer
-from escrowmq.broker.serving.metrics import METRICS, registry
+from escrowmq.broker.serving.metrics import LABELLED, METRICS, registry
 from escrowmq.broker.serving.serve import serve
+from escrowmq.client.bus import Bus
 from escrowmq.errors import Code, Denied, Misuse
+from escrowmq.model import Message
 from escrowmq.platform.listening import parse_address
 from escrowmq.schemas import OUTGOING
+from escrowmq.settings import BrokerSettings
 from escrowmq.testing.ledgers import outgoing
 from escrowmq.wire import pack_metadata
 
@@ -77,6 +84,8 @@ def test_metrics_and_health_over_http(tmp_path):
     missing = [m.name for m in METRICS if f"escrowmq_{m.name}" not in families]
     assert not missing
     assert families["escrowmq_producer_groups"].samples[0].value == 1
+    (open_ones,) = families["escrowmq_producer_open"].samples
+    assert (open_ones.labels, open_ones.value) == ({"group": "g"}, 0)
     assert fetch(f"{pages}/healthz")[0] == fetch(f"{pages}/readyz")[0] == 200
     assert fetch(f"{pages}/other")[0] == 404
     assert broker.end(signal.SIGTERM) == 0
@@ -101,6 +110,30 @@ def test_health_tells_alive_from_ready(status, alive, ready):
         assert fetch(f"http://127.0.0.1:{server.port}/readyz")[0] == ready
     finally:
         server.close()
+
+
+def test_each_topic_and_group_has_its_numbers(tmp_path):
+    engine = open_engine(tmp_path, BrokerSettings(default_queues=1))
+    engine.start()
+    link = lent_link(tmp_path, Calls(engine))
+    with Bus([link]) as bus:
+        bus.producer("till").send_batch([Message("orders", b"x") for _ in range(10)])
+        with bus.consumer("cart", "orders", max_attempts=1) as consumer:
+            next(consumer.batches(1)).ack()
+            next(consumer.batches(1)).nack(0.0, "spoilt")
+            pages = generate_latest(registry(lambda: {}, lambda: standing(engine))).decode()
+    engine.stop()
+    values = {}
+    for family in text_string_to_metric_families(pages):
+        for sample in family.samples:
+            values[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
+    group = (("group", "cart"), ("topic", "orders"))
+    assert values["escrowmq_consumer_lag_messages", group] == 8
+    assert values["escrowmq_consumer_dead_letters", group] == 1
+    assert ("escrowmq_consumer_leased", group) in values
+    assert values["escrowmq_consumer_lag_seconds", group] > 0
+    assert values["escrowmq_topic_messages_total", (("topic", "orders"),)] == 10
+    assert {name.removeprefix("escrowmq_").removesuffix("_total") for name, _ in values} == {m.name for m in LABELLED}
 
 
 def test_metrics_have_meanings_and_names_of_their_own():

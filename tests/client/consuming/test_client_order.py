@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pyarrow as pa
@@ -84,6 +85,28 @@ def test_an_ack_that_came_too_late_withdraws_the_rest_of_its_lease_and_gives_it_
     assert settled(twin, Act.RELEASE) == [(1, 3)]
 
 
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_what_was_passed_over_at_the_end_of_its_lease_is_not_revived_by_an_extension(twin, bus, one_by_one):
+    """A broker that stood still at that moment may take the extension, and would take the acknowledgement, too."""
+    fill(bus, "aab")
+    consumer = bus.consumer("c", ["t"], ordered=True, lease=0.05)
+    batch = next(consumer.batches(idle_timeout=0.5))
+    twin.hold(Exchange.RECEIVE)
+    while names(batch):
+        threading.Event().wait(0.01)
+    with pytest.raises(mq.Rejected) as refused:
+        (batch[0] if one_by_one else batch).extend(60.0)
+    assert refused.value.code is mq.Code.LEASE_LOST
+    if one_by_one:
+        for message in (batch[0], batch[1]):
+            message.ack()
+        assert consumer.flush() == 2
+    else:
+        with pytest.raises(mq.Rejected):
+            batch.ack()
+    assert names(batch) == [] == settled(twin, Act.ACK)
+
+
 def test_without_order_everything_is_handed_out(twin, bus):
     fill(bus, "aaa")
     consumer = bus.consumer("c", ["t"])
@@ -159,6 +182,19 @@ def test_a_lease_ends_by_this_process_clock_unless_it_is_extended(monkeypatch):
     assert withdrawn(known, rows(2, "ab")) == ".."
     now[0] = 125.0
     assert withdrawn(known, rows(2, "ab")) == "xx"
+
+
+def test_an_extension_that_is_answered_after_the_end_keeps_what_nobody_was_told_is_withdrawn(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(order.time, "monotonic", lambda: now[0])
+    known = Order(10.0)
+    for lease in (1, 2):
+        known.came(0, rows(lease, "ab").batch)
+    now[0] = 111.0
+    assert withdrawn(known, rows(1, "ab")) == "xx"
+    known.extended(0, [1, 2], 20.0)
+    assert withdrawn(known, rows(1, "ab")) == "xx", "it was passed over"
+    assert withdrawn(known, rows(2, "ab")) == ".."
 
 
 def test_leases_are_remembered_within_bounds(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,13 @@ from escrowmq.schemas import ID, Kind
 from escrowmq.wire.actions.messages import Found, FoundMessage, Message, MessageFields
 from escrowmq.wire.actions.transactions import Event, Shown
 
+WARM_ROWS = 100_000
+"""A log that stores so many rows is looked into once when it is opened, which is not noticed: opening it takes many times as long."""
 VIEWED = 64
 """Messages of one key whose states are looked at together."""
 NOWHERE: tuple[None, None] = (None, None)
-UNDONE = [int(TransactionState.ROLLED_BACK), int(TransactionState.EXPIRED)]
+UNDONE = [TransactionState.ROLLED_BACK, TransactionState.EXPIRED]
+UNDONE_NAMES = [state.name.lower() for state in UNDONE]
 MAX_SHOWN = 100
 """Messages of one transaction that are shown in full."""
 _CHECKING = {Kind.CHECKED: "checked", Kind.PARKED: "parked", Kind.REOPENED: "reopened"}
@@ -67,12 +71,27 @@ def _timeline(engine: Readable, identity: TransactionId, positions: Int64s, end:
     return events
 
 
+def warm_up(engine: Readable) -> None:
+    """Look up a message of a large log, just opened: so the first caller does not wait for what a process pays once."""
+    log = engine.log
+    if log.next_position - log.first_position < WARM_ROWS:
+        return
+
+    def newest() -> Int64s:
+        queues = (queue for queue in engine.shard.ledger.topics.queues if queue.end > queue.head)
+        return next((queue.positions(queue.end - 1, queue.end) for queue in queues), np.empty(0, np.int64))
+
+    with suppress(Exception):  # whatever it is, whoever asks for that message is told
+        for row in _states(engine, engine.look(newest).result()):
+            view_message(engine, row["topic"] or "", bytes(16), row["key"] or "")
+
+
 def find_messages(engine: Readable, message_id: bytes | None, key: str | None, topic: str | None, limit: int) -> Found:
     """Messages of an id, or with a key, newest first; each with its state and body. Damaged ones that cannot be compared are
     counted, but for the one of which the ledger still knows that it has the id."""
     found: list[FoundMessage] = []
     unreadable = 0
-    for positions, lost in _matches(engine, _known(engine, message_id), message_id, key, topic):
+    for positions, lost in _matches(engine, _end(engine), message_id, key, topic):
         unreadable += lost
         found += _states(engine, positions[: limit - len(found)])
         if len(found) >= limit:
@@ -84,29 +103,38 @@ def find_messages(engine: Readable, message_id: bytes | None, key: str | None, t
 def view_message(engine: Readable, topic: str, message_id: bytes, key: str) -> FoundMessage | None:
     """The message of a topic with an id, or else the newest with a key, that stands or still may: none that was rolled back or has expired.
     Corrupt(DAMAGED) if there is none, and a message that could not be compared may be it."""
-    known = _known(engine, message_id)
+    end = _end(engine)
     unreadable = 0
     for identity, text in ((message_id, None), (None, key)):
         passed = 0
-        for positions, lost in _matches(engine, known, identity, text, topic):
+        for positions, lost in _matches(engine, end, identity, text, topic):
             passed += lost
             for start in range(0, len(positions), VIEWED):
-                chosen = positions[start : start + VIEWED]
-                for one in _states(engine, chosen[~_undone(engine, chosen)][:1]):
-                    if one["topic"] in (topic, None):
-                        return one
+                one = _standing_one(engine, positions[start : start + VIEWED])
+                if one is not None and one["topic"] in (topic, None):
+                    return one
         unreadable = max(unreadable, passed)
     if unreadable:
         raise error(Code.DAMAGED, f"not found among what can be read, but {unreadable} messages are damaged")
     return None
 
 
-def _known(engine: Readable, message_id: bytes | None) -> tuple[int, Int64s]:
-    """The end of what there is, and where the ledger remembers messages of an id."""
-    known: tuple[int, Int64s] = engine.look(
-        lambda: (engine.log.next_sequence, _positions_of(engine, message_id))
-    ).result()
-    return known
+def _standing_one(engine: Readable, positions: Int64s) -> FoundMessage | None:
+    """The first of some messages that was not rolled back and has not expired."""
+    (first,) = _states(engine, positions[:1])
+    if first["state"] not in UNDONE_NAMES:
+        return first
+    others = positions[1:]
+    return next(iter(_states(engine, others[~_undone(engine, others)][:1])), None)
+
+
+def _end(engine: Readable) -> int:
+    """The end of what there is, all of it durable. The writer is asked only if that is still being made so, or has failed."""
+    end = engine.log.next_sequence
+    if engine.shard.failure is None and engine.log.durable_sequence >= end:
+        return end
+    asked: int = engine.look(lambda: engine.log.next_sequence).result()
+    return asked
 
 
 def _undone(engine: Readable, positions: Int64s) -> Bools:
@@ -114,17 +142,17 @@ def _undone(engine: Readable, positions: Int64s) -> Bools:
     mask: Bools = np.asarray(engine.log.kind_at(positions) == Kind.HALF)
     halves = positions[mask]
     if len(halves):
-        states: UInt8s = engine.look(lambda: engine.shard.ledger.half_states(halves)[0]).result()
+        states: UInt8s = engine.glance(lambda: engine.shard.ledger.half_states(halves)[0]).result()
         mask[mask] = np.isin(states, UNDONE)
     return mask
 
 
 def _matches(
-    engine: Readable, end_and_known: tuple[int, Int64s], message_id: bytes | None, key: str | None, topic: str | None
+    engine: Readable, end: int, message_id: bytes | None, key: str | None, topic: str | None
 ) -> Iterator[tuple[Int64s, int]]:
     """Messages of an id, or with a key, or both: positions, newest first, and how many cannot be compared that lie between them. Ends where
     retention has come meanwhile."""
-    end, known = end_and_known
+    known: Int64s | None = None
     if message_id is None:
         matches = engine.log.find("key", key or "", topic, end=end)
     else:
@@ -133,7 +161,9 @@ def _matches(
         for match in matches:
             positions, lost = match.positions, 0
             if match.lost:
-                positions = positions[np.isin(positions, known)] if message_id is not None else positions[:0]
+                if known is None:
+                    known = _known(engine, message_id)
+                positions = positions[np.isin(positions, known)]
                 lost = len(match.positions) - len(positions)
             elif message_id is not None and key is not None:
                 keys = engine.log.salvage(positions, ["key"])[0].column("key")
@@ -144,10 +174,15 @@ def _matches(
             raise
 
 
-def _positions_of(engine: Readable, message_id: bytes | None) -> Int64s:
-    """Where the ledger remembers messages of this id, in whatever topic; -1: nowhere."""
-    numbers = np.arange(0 if message_id is None else len(engine.shard.ledger.topics.by_name), dtype=np.int32)
-    return engine.shard.ledger.dedup.find(pa.array([message_id] * len(numbers), ID), numbers).positions
+def _known(engine: Readable, message_id: bytes | None) -> Int64s:
+    """Where the ledger remembers messages of this id, in whatever topic; nowhere if it is None."""
+
+    def look() -> Int64s:
+        numbers = np.arange(len(engine.shard.ledger.topics.by_name), dtype=np.int32)
+        return engine.shard.ledger.dedup.find(pa.array([message_id] * len(numbers), ID), numbers).positions
+
+    nowhere = np.empty(0, np.int64)
+    return nowhere if message_id is None else engine.look(look).result()
 
 
 def _states(engine: Readable, positions: Int64s) -> list[FoundMessage]:
@@ -164,7 +199,7 @@ def _states(engine: Readable, positions: Int64s) -> list[FoundMessage]:
         placed = [not row["half"] or next(of_halves) == TransactionState.COMMITTED or row["lost"] for row in rows]
         return states, [_standing(ledger, row) if stands else NOWHERE for row, stands in zip(rows, placed, strict=True)]
 
-    states, standing = engine.look(look).result()
+    states, standing = engine.glance(look).result()
     of_halves = iter(states)
     found: list[FoundMessage] = []
     for row, (place, offset) in zip(rows, standing, strict=True):

@@ -55,6 +55,10 @@ class Readable(Protocol):
         """Run ``look`` where the ledger may be read; its answer comes when what it saw is durable."""
         ...
 
+    def glance(self, look: Callable[[], T]) -> Future[T]:
+        """As :meth:`look`, of what changes nothing, nothing derived either; perhaps on the calling thread."""
+        ...
+
     def wait_for(self, look: Callable[[], T], wait_us: int) -> Future[T]:
         """As :meth:`look`, again until it gives something; None after ``wait_us``."""
         ...

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from escrowmq.broker.reads.standing import Standing
 
 COUNTER = "counter"
 GAUGE = "gauge"
@@ -63,6 +65,8 @@ METRICS: tuple[MetricSpec, ...] = (
     # How it works.
     MetricSpec("rounds", COUNTER, "rounds of the writer: at most one sync each", "rounds_total"),
     MetricSpec("log_bytes", COUNTER, "bytes appended to the log since the start", "log_bytes_total"),
+    MetricSpec("log_stored_bytes", GAUGE, "bytes of the log on the disk", "log_stored_bytes"),
+    MetricSpec("disk_free_bytes", GAUGE, "bytes that are free on its disk", "disk_free_bytes"),
     MetricSpec("log_position", GAUGE, "position that the next row gets", "log_position"),
     MetricSpec("waiting_requests", GAUGE, "requests that wait for the writer", "waiting_requests"),
     MetricSpec("waiting_bytes", GAUGE, "bytes of those", "waiting_bytes"),
@@ -75,27 +79,85 @@ METRICS: tuple[MetricSpec, ...] = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class LabelledSpec:
+    """One metric of each topic or group. ``of``: a kind of :func:`~escrowmq.broker.reads.standing.standing`, ``source`` its number."""
+
+    name: str
+    kind: str
+    meaning: str
+    of: str
+    source: str
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of its labels."""
+        return LABELS[self.of]
+
+
+LABELS = {"topic": ("topic",), "consumer": ("group", "topic"), "producer": ("group",)}
+
+LABELLED: tuple[LabelledSpec, ...] = (
+    LabelledSpec(
+        "consumer_lag_messages",
+        GAUGE,
+        "messages that a group has not done, leased ones and repeats to come included",
+        "consumer",
+        "lag",
+    ),
+    LabelledSpec("consumer_lag_seconds", GAUGE, "since the oldest of these was stored", "consumer", "lag_seconds"),
+    LabelledSpec("consumer_leased", GAUGE, "messages that consumers of a group hold", "consumer", "leased"),
+    LabelledSpec("consumer_retrying", GAUGE, "messages of a group that come again", "consumer", "retrying"),
+    LabelledSpec("consumer_dead_letters", GAUGE, "dead letters of a group: they wait for a person", "consumer", "dead"),
+    LabelledSpec("producer_open", GAUGE, "undecided transactions of a producer group", "producer", "open"),
+    LabelledSpec("producer_oldest_seconds", GAUGE, "age of the oldest of these", "producer", "oldest_seconds"),
+    LabelledSpec(
+        "producer_parked",
+        GAUGE,
+        "parked transactions of a producer group: they wait for a person",
+        "producer",
+        "parked",
+    ),
+    LabelledSpec(
+        "producer_connected", GAUGE, "processes of a producer group that can be asked", "producer", "connected"
+    ),
+    LabelledSpec("topic_stored_messages", GAUGE, "messages of a topic that are stored", "topic", "stored"),
+    LabelledSpec("topic_messages", COUNTER, "messages of a topic that were ever visible", "topic", "end"),
+)
+"""Their number is bounded as groups and topics are: ``max_groups``, ``max_topics``."""
+
+Stand = Mapping[str, Sequence[Standing]]
+
+
 class BrokerCollector(Collector):
     """Asks the broker for its numbers whenever Prometheus asks for metrics."""
 
-    def __init__(self, stats: Callable[[], Mapping[str, float]]) -> None:
+    def __init__(self, stats: Callable[[], Mapping[str, float]], stand: Callable[[], Stand] | None = None) -> None:
         self._stats = stats
+        self._stand = stand
 
     def collect(self) -> Iterator[Metric]:
-        """All of :data:`METRICS`, as far as the broker gave their numbers."""
+        """All of :data:`METRICS` and :data:`LABELLED`, as far as the broker gave their numbers."""
         numbers = self._stats()
         for spec in METRICS:
             if spec.source in numbers:
                 family = CounterMetricFamily if spec.kind == COUNTER else GaugeMetricFamily
                 yield family(f"escrowmq_{spec.name}", spec.meaning, value=numbers[spec.source])
+        stand = self._stand() if self._stand is not None else {}
+        for labelled in LABELLED if stand else ():
+            family = CounterMetricFamily if labelled.kind == COUNTER else GaugeMetricFamily
+            metric = family(f"escrowmq_{labelled.name}", labelled.meaning, labels=labelled.labels)
+            for one in stand[labelled.of]:
+                metric.add_metric([one.labels[label] for label in labelled.labels], one.numbers[labelled.source])
+            yield metric
 
     def describe(self) -> Iterator[Metric]:
         """Nothing is asked of the broker when it is registered."""
         return iter(())
 
 
-def registry(stats: Callable[[], Mapping[str, float]]) -> CollectorRegistry:
+def registry(stats: Callable[[], Mapping[str, float]], stand: Callable[[], Stand] | None = None) -> CollectorRegistry:
     """A registry with these metrics alone: those of the program around an embedded broker are left out."""
     own = CollectorRegistry(auto_describe=False)
-    own.register(BrokerCollector(stats))
+    own.register(BrokerCollector(stats, stand))
     return own

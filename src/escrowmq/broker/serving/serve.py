@@ -15,6 +15,8 @@ import pyarrow as pa
 
 from escrowmq.broker.calls import Calls
 from escrowmq.broker.embedded import lent_link, open_engine
+from escrowmq.broker.reads.lookups import warm_up
+from escrowmq.broker.reads.standing import standing
 from escrowmq.broker.serving.http import HttpServer
 from escrowmq.broker.serving.lean.listening import listen_tcp, listen_unix
 from escrowmq.broker.serving.lean.server import LeanServer
@@ -80,13 +82,14 @@ def serve(
             running.callback(engine.stop)
             running.callback(calls.give_back)
             engine.start()
+            warm_up(engine)
             with _listening(host, port):
                 service = Service(calls, host, port, insecure=insecure)
             listening.callback(service.stop)
             lean_at = _serve_lean(calls, service, host, port, lean_port, lean_socket, listening) if lean else None
             metrics_url = None
             if http_address is not None:
-                numbers = registry(lambda: calls.action("stats", {}))
+                numbers = registry(lambda: calls.action("stats", {}), lambda: standing(engine))
                 with _listening(*http_address):
                     http = HttpServer(*http_address, numbers, lambda: calls.action("health", {}))
                 listening.callback(http.close)

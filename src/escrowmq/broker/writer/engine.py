@@ -4,7 +4,7 @@ Each :meth:`Engine.step` is one round: what waits, what is due by broker time, q
 one sync, then the answers. Without :meth:`start` there is no thread, and a test calls ``step`` itself.
 
 Rounds run one at a time, on the writer's own thread; a lone request of a carrier whose thread is the broker's own runs on that (:meth:`Engine.run`). The
-threads of callers never run one: a signal, or their end, within a round would stop the shard for everybody.
+threads of callers never run one: a signal, or their end, within a round would stop the shard for everybody. They may look, between rounds (:meth:`Engine.glance`).
 
 Bounds: requests wait up to ``max_waiting_bytes``, then QUEUE_FULL; waiting receives are bounded by their callers'
 connections and their waiting time; questions by windows (see ``checkback.py``).
@@ -19,6 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from escrowmq.broker.failures import answer
 from escrowmq.broker.writer.checkback import Listener, Listeners, Questions
 from escrowmq.broker.writer.committer import Committer
 from escrowmq.broker.writer.rounds import AnyRequest, Look, ParcelRequest, Request, WaitingLook, WaitingReceive
@@ -69,7 +70,7 @@ class Engine:
         self._asleep = False
         self._asleep_until_us = 0
         self._carrier: int | None = None  # the thread that runs rounds, too: see run_rounds_here
-        self._at_work = threading.Lock()  # around each round
+        self._at_work = threading.RLock()  # around each round; a signal's handler may glance within a glance
         self._queue: deque[AnyRequest] = deque()
         self._queued_bytes = 0
         self._poked = True
@@ -92,6 +93,15 @@ class Engine:
     def look(self, look: Callable[[], Any]) -> Future[Any]:
         """Run ``look`` on the writer, where the ledger may be read; its answer comes when what it saw is durable."""
         return self._enter(Look(look=look))
+
+    def glance(self, look: Callable[[], Any]) -> Future[Any]:
+        """As :meth:`look`, of what changes nothing, nothing derived either: on the calling thread while the writer sleeps and all is durable, for
+        to wake the writer and to be woken cost more than most questions do. The ledger stands still meanwhile."""
+        if self._asleep:
+            with self._at_work:  # which no signal parts from its end, as it would one that is only tried
+                if self._asleep and self.shard.failure is None and self.log.durable_sequence >= self.log.next_sequence:
+                    return answer(Future(), self.shard.attempt(look))
+        return self.look(look)
 
     def wait_for(self, look: Callable[[], Any], wait_us: int) -> Future[Any]:
         """As :meth:`look`, again whenever messages became visible, until it gives something; None after ``wait_us``."""
@@ -352,7 +362,10 @@ class Engine:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-            self._at_work.acquire()  # for good: a carrier's thread may be within its last round, and begins none after it
+            with (
+                self._at_work
+            ):  # a carrier's thread may be within its last round, or a glance go on; none begins any more,
+                pass  # for the writer is not asleep
         elif self._queue:
             self.step()
         self._committer.close()

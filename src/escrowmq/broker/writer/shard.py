@@ -28,6 +28,7 @@ from escrowmq.broker.writer.keys import StoredKeys
 from escrowmq.broker.writer.recovery import fold
 from escrowmq.broker.writer.repeats import Unchecked, judge
 from escrowmq.broker.writer.rounds import AnyRequest, Look, Work, arrange
+from escrowmq.broker.writer.telling import TOLD, tell, tell_before
 from escrowmq.errors import Code, EscrowError, Overloaded, error
 from escrowmq.ledger.columns.codes import OK
 from escrowmq.ledger.commands import (
@@ -191,22 +192,29 @@ class Shard:
         try:
             self.log.reserve(size + (self._headroom if writes else 0))
         except Overloaded as problem:
+            if not self.full:
+                tell(logging.WARNING, "full", f"full: {problem.message}; messages are refused", cause=problem.message)
             self.full, self.full_because = True, problem.message
             raise
         except EscrowError as problem:
             raise self.stop(problem) from problem
         if writes:
-            self.full = False
+            self._has_space()
 
     def probe(self) -> None:
         """When the disk was full: see whether there is space again, so that no caller has to send a message to find out."""
         try:
             self.log.reserve(2 * self._headroom)
-            self.full = False
+            self._has_space()
         except Overloaded:
             pass
         except EscrowError as problem:
             raise self.stop(problem) from problem
+
+    def _has_space(self) -> None:
+        if self.full:
+            self.full = False
+            tell(logging.WARNING, "space", "space: the disk takes messages again")
 
     def _take_in(self, event: Event, content: Content) -> None:
         try:
@@ -214,6 +222,8 @@ class Shard:
             self._dirty = True
             if position != self.ledger.next_position:
                 raise error(Code.DAMAGED, f"log at position {position}, ledger at {self.ledger.next_position}")
+            if event.kind in TOLD:
+                tell_before(self.ledger, event)
             self.ledger.apply(event.kind, event.content, position, self.time_us, event.rows)
             for observe in self.observers:
                 observe(event)
@@ -242,7 +252,7 @@ class Shard:
     def stop(self, cause: BaseException) -> EscrowError:
         """Refuse everything from now on; the error that says so."""
         if self.failure is None:
-            logger.error("the shard stopped: %s", cause)
+            tell(logging.ERROR, "stopped", f"the shard stopped: {cause}", cause=str(cause))
             self.failure = error(Code.SHARD_STOPPED, f"the shard stopped: {cause}")
         return self._refusal()
 

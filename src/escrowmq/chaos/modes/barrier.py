@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from escrowmq.client.producing.producer import Producer
 from escrowmq.errors import DONE, Code, Fenced, Overloaded, Unknown, flags
 from escrowmq.model import COMMIT, ROLLBACK, Outcome
 
+_log = logging.getLogger(__name__)
 _DONE = np.frombuffer(flags(DONE), np.bool_)
 ENDINGS = ("once", "twice", "never", "unheard", "contrary")
 """How a producer ends what it bound: as it should, again, not at all, without waiting for the answer, and afterwards the other way."""
@@ -57,11 +59,13 @@ class BarrierMode(InboxMode):
                 site.books.intend(self.name, ids, dooms=dooms)
                 try:
                     (self._together if together else self._apart)(place, ids, dooms)
-                except (Unknown, Overloaded):  # the check-back settles what was begun
+                except (Unknown, Overloaded) as problem:
+                    _log.info("the check-back settles what was begun: %s", problem)
                     site.closing.wait(PAUSE_SECONDS)
                 except Fenced as problem:
-                    if problem.code is not Code.LATE_COMMIT:  # which comes of a business that was paused for too long
+                    if problem.code is not Code.LATE_COMMIT:
                         raise
+                    _log.info("the business took too long, and is rolled back: %s", problem)
             site.placed.set()
             site.ended.wait()
 

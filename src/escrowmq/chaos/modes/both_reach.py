@@ -39,7 +39,7 @@ class BothReachMode(Mode):
 
     def _place_some(self, site: Site, way: BothReachProducer) -> bool:
         """One local transaction; whether all of it is out."""
-        consumer, ids = self.batch(site)
+        consumer, ids = self.batch(site, 100)
         dooms = site.chance.random() < 0.1
         site.books.intend(self.name, ids, dooms=dooms)
 

@@ -50,7 +50,7 @@ class CompensationMode(Mode):
                 for number in range(1, site.peers + 1)
             }
             while not site.closing.is_set():
-                consumer, ids = self.batch(site, 20)
+                consumer, ids = self.batch(site, 40)
                 self._place_some(site, ways[consumer], consumer, ids)
             producer.flush()
             site.placed.set()

@@ -51,7 +51,7 @@ class DrivenMode(InboxMode):
 
     def _place_some(self, site: Site, way: Driven) -> bool:
         """One local transaction, as a block or as a function; whether all of it is out."""
-        consumer, ids = self.batch(site)
+        consumer, ids = self.batch(site, 100)
         dooms = site.chance.random() < 0.1
         site.books.intend(self.name, ids, dooms=dooms)
         messages = self.messages(consumer, ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -15,6 +16,7 @@ from escrowmq.client.consuming.consumer import Consumer
 from escrowmq.client.consuming.received import ReceivedBatch
 from escrowmq.errors import EscrowError
 
+_log = logging.getLogger(__name__)
 KINDS = ("shared", "ordered")
 """A topic of each, and a group: any consumer may have any message, or a key belongs to one consumer at a time."""
 
@@ -65,7 +67,7 @@ class GroupsMode(PledgeMode):
                 batch.nack(PAUSE_SECONDS, "the database refuses")
             site.pause(PAUSE_SECONDS)
             return
-        with suppress(EscrowError):
+        try:
             match site.chance.choices(("at once", "one by one", "given back", "extended"), (12, 4, 1, 2))[0]:
                 case "one by one":
                     for message in batch:
@@ -78,3 +80,5 @@ class GroupsMode(PledgeMode):
                     batch.ack()
                 case _:
                     batch.ack()
+        except EscrowError as problem:
+            _log.info("%d messages come again: %s", len(batch), problem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +14,7 @@ from escrowmq.client.producing.producer import Producer
 from escrowmq.client.producing.results import Receipts
 from escrowmq.errors import Code, Overloaded, Unknown
 
+_log = logging.getLogger(__name__)
 MOST_OWED = 400
 """Ids that wait for a broker which is away, before a producer pledges no more."""
 
@@ -60,7 +62,8 @@ class PledgeMode(Mode):
         """What is owed still; what was taken now, and at which positions."""
         try:
             receipts = self._taken(producer, owed)
-        except (Unknown, Overloaded):
+        except (Unknown, Overloaded) as problem:
+            _log.info("%d messages are owed still: %s", len(owed), problem)
             return owed, ([], [])
         taken = receipts.codes == Code.OK
         mine = [one for one, is_taken in zip(owed, taken.tolist(), strict=True) if is_taken]

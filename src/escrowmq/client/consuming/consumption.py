@@ -190,7 +190,9 @@ class Consumption:
         self.lanes[rows.number].add((*handle, act, delay_us, cause), waiter, 64)
 
     async def extend(self, rows: Rows, row: int, delay_us: int) -> None:
-        """Keep the lease of one message; waits for the broker."""
+        """Keep the lease of one message; waits for the broker. Raises LEASE_LOST if it was withdrawn, or it is too late."""
+        if self.order is not None and rows.withdrawn(row):
+            raise error(Code.LEASE_LOST)
         waiter = self.lanes[rows.number].waiter()
         self.act(rows, row, Act.EXTEND, delay_us, None, waiter)
         await waiter
@@ -199,7 +201,7 @@ class Consumption:
 
     async def act_on_all(self, rows: Rows, act: Act, delay_us: int, cause: str | None, wait: bool) -> None:
         """Settle a whole batch, but for what of it was withdrawn; with ``wait``, raises the first refusal."""
-        mine = rows.batch if act == Act.EXTEND else self._without_withdrawn(rows)
+        mine = self._without_withdrawn(rows, count=act != Act.EXTEND)
         if not mine.num_rows:
             if rows.count and wait:
                 raise error(Code.LEASE_LOST)
@@ -217,14 +219,15 @@ class Consumption:
         if codes.any():
             raise error(Code(int(codes[np.flatnonzero(codes)[0]])))
 
-    def _without_withdrawn(self, rows: Rows) -> pa.RecordBatch:
-        """Those of a batch that was handed out that may be settled; the others are counted as refused."""
+    def _without_withdrawn(self, rows: Rows, *, count: bool) -> pa.RecordBatch:
+        """Those of a batch that was handed out that may be settled; the others count as refused if ``count``."""
         withdrawn = None if self.order is None else self.order.withdrawn_of(rows)
         if withdrawn is None:
             return rows.batch
-        self._withdrawn += int(withdrawn.sum())
-        if self._membership is not None:
-            self._membership.acted_on_all(rows.number, rows.batch.filter(pa.array(withdrawn)))
+        if count:
+            self._withdrawn += int(withdrawn.sum())
+            if self._membership is not None:
+                self._membership.acted_on_all(rows.number, rows.batch.filter(pa.array(withdrawn)))
         return rows.batch.filter(pa.array(~withdrawn))
 
     @staticmethod

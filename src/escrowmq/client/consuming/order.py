@@ -8,7 +8,8 @@ Rules:
    delivered again has a new lease.
 2. An act that was refused because its lease is gone withdraws what is later in that lease, whatever its key; so does the end of
    the lease by this process's clock, counted from when its first messages came: a little late, because the broker's count began
-   before.
+   before. Once that was said of a lease it stays so: a broker that stood still meanwhile may still extend it, and what was passed
+   over must not be acknowledged then.
 3. What was handed out and is withdrawn later cannot be called back: its acknowledgement is refused here, not sent.
 """
 
@@ -28,6 +29,8 @@ from escrowmq.client.consuming.delivery import Rows
 
 REMEMBERED = 4096
 """Leases remembered: many more than can lie in a consumer's buffers, for a queue has one at a time."""
+ALL = -1
+"""An offset before every message."""
 
 Lease = tuple[int, int]
 """Number of the broker, id of the lease."""
@@ -103,6 +106,8 @@ class Order:
         """Whether a message was withdrawn since it came."""
         lease = (rows.number, rows.list("lease")[row])
         if (end := self._ends.get(lease)) is not None and time.monotonic() >= end:
+            if self._lost.get(lease) != ALL:
+                self.lost(*lease, ALL)
             return True
         if (lost := self._lost.get(lease)) is not None and rows.list("offset")[row] > lost:
             return True

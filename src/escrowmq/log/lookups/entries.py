@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -39,7 +40,7 @@ FEW = 64
 """So many rows of a frame are compared one by one; more: as columns."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Wanted:
     """What is looked for: an id (16 bytes) or a key, in one topic or in any (None)."""
 
@@ -47,7 +48,7 @@ class Wanted:
     value: bytes | str
     topic: str | None = None
 
-    @property
+    @cached_property
     def bounds(self) -> tuple[int, int]:
         """The lowest and the highest entry that it may have."""
         value = self.value if isinstance(self.value, bytes) else self.value.encode()

@@ -75,10 +75,18 @@ class Lookups:
         self._tail = Tail(start, self._frames.place(start)[0])
         self._durable = end
         self._put(runs)
-        if self._writes and (
-            self._has_work() or len(self._frames.message_frames(start, end)) >= self._sizes.wake_frames
-        ):
+        self._take_in_at_once(start, end)
+        if self._writes and self._has_work():
             self._wake()
+
+    def _take_in_at_once(self, start: int, end: int) -> None:
+        """Of a log just opened: take in the tail, if it would be long for the first look-up. Opening it has read these frames anyway."""
+        frames = len(self._frames.message_frames(start, end))
+        rows = self._frames.place(end)[0] - self._tail.first_position
+        if frames <= self._sizes.late_frames and rows <= self._sizes.late_rows:
+            return
+        with suppress(EscrowError, OSError, MemoryError), self._growing:  # what cannot be read now is met again
+            self._grow(end)
 
     def _tail_start(self, done: int, end: int) -> int:
         """Where the tail begins, if runs speak of the frames below ``done``: at most so many frames and rows before the end."""
@@ -204,10 +212,8 @@ class Lookups:
         sequence, start, rows = -1, below, list[int]()
         whole = False
         for part in parts:
-            found = of_tail if part is to_tail else iter(()) if isinstance(part, Gap) else part.positions(wanted)
-            for position, all_of_it in in_order(
-                ((at, False) for at in found), self._to_look_at(part, damaged), reverse=True
-            ):
+            known = of_tail if part is to_tail else iter(()) if isinstance(part, Gap) else part.positions(wanted)
+            for position, all_of_it in self._candidates(known, part, damaged):
                 if position >= below and not all_of_it:
                     continue
                 if position < start or sequence < 0:
@@ -220,29 +226,37 @@ class Lookups:
         if sequence >= 0 and (match := self._compared(wanted, sequence, None if whole else rows, below)):
             yield match
 
-    def _to_look_at(self, part: Part, damaged: list[int]) -> Iterator[tuple[int, bool]]:
-        """The last row of each frame that no entry speaks of, newest first: all of a gap, and those that could not be read."""
+    def _candidates(self, known: Iterator[int], part: Part, damaged: list[int]) -> Iterator[tuple[int, bool]]:
+        """The positions that entries of a part name, and the last row of each frame of which no entry speaks and all must be looked at: all of
+        a gap, and those that could not be read. Newest first."""
         first, end = extent_of(part)
         if isinstance(part, Gap):
             sequences = self._frames.message_frames(first, end).tolist()
         else:
-            known = damaged[bisect_left(damaged, first) : bisect_left(damaged, end)]
-            wanted = sorted({*known, *part.holes})
+            met = damaged[bisect_left(damaged, first) : bisect_left(damaged, end)] if damaged else damaged
+            wanted = sorted({*met, *part.holes}) if met or part.holes else []
             sequences = [one for one in wanted if len(self._frames.message_frames(one, one + 1))]
-        for sequence in reversed(sequences):
-            yield self._frames.place(sequence + 1)[0] - 1, True
+        found = ((position, False) for position in known)
+        if not sequences:
+            return found
+        ends = ((self._frames.place(sequence + 1)[0] - 1, True) for sequence in reversed(sequences))
+        return in_order(found, ends, reverse=True)
 
     def _compared(self, wanted: Wanted, sequence: int, rows: list[int] | None, below: int) -> Match | None:
         """Those of some rows (their positions, newest first; None: all) of a frame that are wanted."""
-        frame = self._frames.frame(sequence)
-        if frame.damage is not None and not frame.damage.bodies_only:
-            found = np.arange(frame.count)
+        lost = False
+        if (columns := self._frames.columns(sequence)) is not None:
+            batch, start = columns.batch, columns.position
         else:
-            among = None if rows is None else np.array(rows[::-1], np.int64) - frame.position
-            found = wanted.rows(frame.batch, among)
-        positions = found[::-1] + frame.position
+            frame = self._frames.frame(sequence)
+            batch, start = frame.batch, frame.position
+            lost = frame.damage is not None and not frame.damage.bodies_only
+        if lost:
+            found = np.arange(batch.num_rows)
+        else:
+            found = wanted.rows(batch, None if rows is None else np.array(rows[::-1], np.int64) - start)
+        positions = found[::-1] + start
         positions = positions[positions < below]
-        lost = frame.damage is not None and not frame.damage.bodies_only
         return Match(positions, lost) if len(positions) else None
 
     # Taking in

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from escrowmq.log.bodies import SoundColumns
 from escrowmq.log.lookups.entries import MOST_POSITIONS, Int64s
 from escrowmq.log.lookups.runs import Run
 from escrowmq.log.lookups.tail import Tail
@@ -21,13 +22,15 @@ SPARE_BYTES = 64 << 20
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """The numbers of the look-up files; tests have smaller ones. A tail is full with ``run_rows`` messages or ``run_frames`` frames; ``wake_*`` of them
-    are taken in at a time; ``recent_bytes`` of frames are kept in memory for that; ``fanout`` runs become one; ``chunk`` entries of a merge are in
+    are taken in at a time; ``late_*`` of them are left to the first look-up after an opening; ``recent_bytes`` of frames are kept in memory for that; ``fanout`` runs become one; ``chunk`` entries of a merge are in
     memory. Not ``threaded``: nothing is written but by :meth:`Lookups.work`."""
 
     run_rows: int = 1 << 17
     run_frames: int = 1 << 12
     wake_rows: int = 1 << 13
     wake_frames: int = 256
+    late_rows: int = 1 << 10
+    late_frames: int = 8
     recent_bytes: int = 16 << 20
     fanout: int = 8
     chunk: int = CHUNK
@@ -53,6 +56,9 @@ class StoredFrames(Protocol):
 
     def frame(self, sequence: int, *, keep: bool = True) -> Frame:
         """One frame, or what is left of it. Rejected(RANGE_PURGED)."""
+
+    def columns(self, sequence: int) -> SoundColumns | None:
+        """What a large frame has but for its bodies, verified; None: it is to be read whole. Rejected(RANGE_PURGED)."""
 
     def damaged_frames(self) -> list[int]:
         """Frames in which damage was met, rising."""

@@ -1,0 +1,90 @@
+"""How every topic and group stands: for the metrics with labels. One look at the ledger, then the times of a few positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from escrowmq.broker.reads.readable import HoldsLedger, Readable
+from escrowmq.ledger.groups.cursors import Cursor, State
+from escrowmq.ledger.groups.group import Group
+from escrowmq.ledger.groups.subscriptions import queue_ids
+from escrowmq.ledger.listings import producers_list, topics_list
+
+
+@dataclass(slots=True)
+class Standing:
+    """One thing: its labels by name, and its numbers by name."""
+
+    labels: dict[str, str]
+    numbers: dict[str, float]
+    oldest: int = field(default=-1)
+    """Position of the oldest message that is not done; -1: all are."""
+
+
+def standing(engine: Readable) -> dict[str, list[Standing]]:
+    """What stands, by kind: ``topic`` (stored, end), ``consumer`` (of each group and topic: lag, leased, retrying, dead, lag_seconds),
+    ``producer`` (of each group: open, parked, oldest_seconds, connected)."""
+    found: dict[str, list[Standing]] = engine.look(lambda: _look(engine.shard)).result()
+    now_us = engine.clock.now_us()
+    behind = [one for one in found["consumer"] if one.oldest >= engine.log.first_position]
+    times = engine.log.time_at(np.array([one.oldest for one in behind], np.int64))
+    for one, time_us in zip(behind, times.tolist(), strict=True):
+        one.numbers["lag_seconds"] = max(now_us - time_us, 0) / 1e6
+    for one in found["producer"]:
+        since = one.numbers.pop("oldest_us")
+        one.numbers["oldest_seconds"] = max(now_us - since, 0) / 1e6 if since else 0.0
+        one.numbers["connected"] = engine.listeners.count(one.labels["group"])
+    return found
+
+
+def _look(shard: HoldsLedger) -> dict[str, list[Standing]]:
+    ledger = shard.ledger
+    topics = []
+    for topic in topics_list(ledger):
+        ends = [(queue["head"], queue["end"]) for queue in topic["queues"]]
+        numbers = {"stored": sum(end - head for head, end in ends), "end": sum(end for _, end in ends)}
+        topics.append(Standing({"topic": topic["name"]}, numbers))
+    consumers = [one for group in ledger.groups.groups for one in _of_group(shard, group)]
+    producers = [
+        Standing(
+            {"group": one["group"]},
+            {"open": one["open"], "parked": one["parked"], "oldest_us": one["oldest_us"] or 0},
+        )
+        for one in producers_list(ledger)
+    ]
+    return {"topic": topics, "consumer": consumers, "producer": producers}
+
+
+def _of_group(shard: HoldsLedger, group: Group) -> list[Standing]:
+    """A group in each of its topics."""
+    found: dict[str, Standing] = {}
+    topics = shard.ledger.topics
+    for id in {*group.cursors, *queue_ids(group.subscription.topics, topics)}:
+        queue, cursor = topics.queues[id], group.cursor(id)
+        name = queue.place.topic
+        one = found.setdefault(name, Standing({"group": group.name, "topic": name}, dict.fromkeys(_COUNTED, 0.0)))
+        waiting = max(queue.end - max(cursor.next, queue.head), 0)
+        leased, retrying = cursor.counts[State.LEASED], cursor.counts[State.RETRYING]
+        counts = (waiting + leased + retrying, leased, retrying, cursor.counts[State.DEAD], 0.0)
+        for number, count in zip(_COUNTED, counts, strict=True):
+            one.numbers[number] += count
+        offset = _oldest(cursor, waiting, queue.head)
+        if offset is not None and queue.head <= offset < queue.end:
+            position = int(queue.positions(offset, offset + 1)[0])
+            one.oldest = position if one.oldest < 0 else min(one.oldest, position)
+    return list(found.values())
+
+
+_COUNTED = ("lag", "leased", "retrying", "dead", "lag_seconds")
+
+
+def _oldest(cursor: Cursor, waiting: int, head: int) -> int | None:
+    """The first offset that is to be consumed still."""
+    candidates: list[Any] = [max(cursor.next, head)] if waiting else []
+    candidates += [lease.start for lease in cursor.leases.values()]
+    if len(cursor.retries.offsets):
+        candidates.append(int(cursor.retries.offsets[0]))
+    return min(candidates, default=None)

@@ -1,0 +1,81 @@
+"""What an operator is told in the log when it happens: a transaction is parked, a message is dead, the disk is full and has space again.
+
+Each line has its facts as fields, too (``record.facts``), so that a log of JSON can be searched by them. One event tells of at most
+:data:`MOST_LINES` things by name, and of the others by number: whoever needs all asks ``escrowmq transactions list`` or ``dead-letters list``.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+
+from escrowmq.ledger.events import Event
+from escrowmq.ledger.groups.cursors import PENDING
+from escrowmq.ledger.ledger import Ledger
+from escrowmq.model import TransactionId
+from escrowmq.schemas import Kind
+
+logger = logging.getLogger("escrowmq.events")
+
+TOLD = frozenset({Kind.PARKED, Kind.DEAD, Kind.BURIED})
+MOST_LINES = 20
+
+
+def tell_before(ledger: Ledger, event: Event) -> None:
+    """Tell of an event of a kind in :data:`TOLD`, before it is applied: afterwards its leases may have gone. Never raises."""
+    try:
+        if event.kind is Kind.PARKED:
+            _parked(ledger, event)
+        else:
+            _dead(ledger, event)
+    except Exception:  # a line less is no reason to stop
+        logger.exception("an event cannot be told: %s", event.kind.name)
+
+
+def tell(level: int, what: str, sentence: str, **facts: Any) -> None:
+    """One line: ``what`` happened is its field ``event``."""
+    logger.log(level, sentence, extra={"facts": {"event": what, **facts}})
+
+
+def _parked(ledger: Ledger, event: Event) -> None:
+    positions = event.batch.column("transaction").to_numpy()
+    table = ledger.transactions
+    ordinals = table.find(positions[:MOST_LINES])
+    epochs, checks = table.column("epoch", ordinals), table.column("checks", ordinals)
+    groups = [ledger.sessions.groups.get(int(group)) for group in table.groups_of(ordinals)]
+    for position, epoch, asked, group in zip(
+        positions.tolist(), epochs.tolist(), checks.tolist(), groups, strict=False
+    ):
+        identity = str(TransactionId(ledger.shard, epoch, position))
+        sentence = (
+            f"parked: transaction {identity} of {group} is undecided after {asked} questions and waits for a person"
+        )
+        tell(logging.WARNING, "parked", sentence, transaction=identity, group=group, checks=asked)
+    _more("parked", "transactions", len(positions))
+
+
+def _dead(ledger: Ledger, event: Event) -> None:
+    count = 0
+    for id, start, size, cause in zip(*(column.to_pylist() for column in event.batch.columns), strict=True):
+        lease = ledger.groups.leases.live.get(id)
+        if lease is None:
+            continue
+        pending = (
+            np.frombuffer(lease.copy_mask(), np.uint8)[start - lease.start : start - lease.start + size] == PENDING
+        )
+        offsets = start + np.flatnonzero(pending)
+        place, group = ledger.topics.queues[lease.cursor.queue_id].place, ledger.groups.groups[lease.group].name
+        for offset in offsets[: max(MOST_LINES - count, 0)].tolist():
+            where = f"{place.topic}/{place.queue}/{offset}"
+            sentence = f"dead: {where} is a dead letter of {group}: {cause}"
+            facts = {"topic": place.topic, "queue": place.queue, "offset": offset, "group": group}
+            tell(logging.WARNING, "dead", sentence, **facts, attempts=lease.attempt, cause=cause)
+        count += len(offsets)
+    _more("dead", "messages", count)
+
+
+def _more(what: str, things: str, count: int) -> None:
+    if count > MOST_LINES:
+        tell(logging.WARNING, what, f"{what}: {count - MOST_LINES:,} more {things} at once", more=count - MOST_LINES)

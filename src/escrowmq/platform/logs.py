@@ -1,0 +1,49 @@
+"""The log of a process on standard error: lines for people, or one JSON object a line for machines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+class JsonLines(logging.Formatter):
+    """One object a line: ``time`` (UTC), ``level``, ``logger``, ``message``, the facts of the line, and ``exception``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as JSON in ASCII, so that nothing that a client sent can begin a line of its own."""
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, Any] = {
+            "time": f"{seconds}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        facts = getattr(record, "facts", {})
+        line |= {name: value for name, value in facts.items() if name not in line}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+class PlainLines(logging.Formatter):
+    """Time, level and message; what a client sent cannot begin a line of its own, nor move the cursor."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line without its exception, control characters escaped."""
+        line = super().formatMessage(record)
+        return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in line)
+
+
+def log_to_stderr(level: str, *, as_json: bool) -> None:
+    """Have everything from ``level`` (one of :data:`LEVELS`) on written to standard error, unless the program around has said already where its log goes."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if as_json else PlainLines())
+    logging.basicConfig(level=level.upper(), handlers=[handler])

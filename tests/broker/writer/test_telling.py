@@ -1,0 +1,62 @@
+"""What an operator is told when it happens, each thing once, with its id."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import escrowmq as mq
+from escrowmq.broker.writer.telling import MOST_LINES
+
+QUICK = {"transaction_timeout": 0.05, "check_interval": 0.05, "check_max": 1, "retry_backoff": 0.01}
+
+
+def facts(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, Any]]:
+    found = [record.__dict__.get("facts", {}) for record in caplog.records]
+    return [one for one in found if one.get("event") == event]
+
+
+def until(told: Callable[[], bool], bus: mq.Bus) -> None:
+    """Wait for a line of the log; each round of the broker may bring it."""
+    for _ in range(2000):
+        if told():
+            return
+        bus.admin.hello()
+    raise AssertionError("it was not told")
+
+
+def test_a_parked_transaction_is_told_with_its_id(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with mq.connect(f"file:{tmp_path}", **QUICK) as bus:
+        producer = bus.producer("shop", checker=lambda message: mq.UNKNOWN)
+        receipt = producer.prepare("orders", b"one")
+        until(lambda: bool(facts(caplog, "parked")), bus)
+        (told,) = facts(caplog, "parked")
+        assert told["transaction"] == str(receipt.transaction_id)
+        assert (told["group"], told["checks"]) == ("shop", 1)
+
+
+def test_each_dead_letter_is_told_and_of_many_how_many(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with mq.connect(f"file:{tmp_path}", **QUICK, default_queues=1) as bus:
+        bus.producer("shop").send_batch([mq.Message("orders", b"%d" % n) for n in range(MOST_LINES + 5)])
+        with bus.consumer("cart", "orders", max_attempts=1) as consumer:
+            batch = next(consumer.batches(1000))
+            batch.nack(0.0, "spoilt")
+        dead = bus.admin.dead_letters("cart")
+        assert len(dead) == MOST_LINES + 5
+        told = facts(caplog, "dead")
+        assert [(one["topic"], one["offset"], one["cause"]) for one in told[:-1]] == [
+            ("orders", n, "spoilt, attempt 1 of 1") for n in range(MOST_LINES)
+        ]
+        assert told[-1] == {"event": "dead", "more": 5}
+
+
+def test_an_opened_broker_says_what_it_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "escrowmq")
+    with mq.connect(f"file:{tmp_path}") as bus:
+        shard = bus.admin.hello()[0]["shard"]
+    (told,) = facts(caplog, "opened")
+    assert (told["shard"], told["epoch"], told["undecided"]) == (shard, 1, 0)
