@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
+
+from escrowmq.platform.numbers import fraction
 
 
 class Backoff:
@@ -23,7 +24,7 @@ class Backoff:
             now = time.monotonic()
             if self.failing and now < self._until:  # another worker's try of the same outage
                 return self._until - now
-            pause = self._next * (0.5 + random.random())
+            pause = self._next * (0.5 + fraction())
             self.failing = True
             self._next = min(2 * self._next, self._last)
             self._until = now + pause
