@@ -93,7 +93,7 @@ def begin_anew_with_the_checkpoint_of_another_cluster(plant: Plant) -> None:
 @bug(
     "Spark",
     COLUMNS + "test_pushed_bounds_and_those_left_keep_what_all_would",
-    "assert wanted == (mine and all(holds[type(one).__name__](offset, one.value) for one in lef",
+    "assert wanted == (mine and all(",
 )
 def push_greater_than_as_greater_or_equal(plant: Plant) -> None:
     real = filters._narrowed
