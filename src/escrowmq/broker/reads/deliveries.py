@@ -326,7 +326,7 @@ class Deliveries:
 
     def _withdrawn(self, key: tuple[str, int], line: _Line, ask: _Ask | None) -> None:
         with self._lock:
-            if ask not in line.asks:
+            if ask is None or ask not in line.asks:
                 return
             line.asks.remove(ask)
             if not line.asks and line.epoch is None:
