@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from escrowmq.chaos.modes import MODES
 from escrowmq.chaos.options import Options
 from escrowmq.chaos.plan import Blow
 from escrowmq.chaos.report import JSON, PAGE, Record, write_report
 from escrowmq.chaos.run import Monkey, run
+from escrowmq.testing.databases import open_engine
 
 WITHOUT_JAVA = tuple(name for name, mode in MODES.items() if mode.beside(Path(), "") is None)
 
@@ -50,3 +53,14 @@ def test_a_mode_that_is_wrong_is_found(mode: str, found: str, tmp_path: Path) ->
     assert findings.of(found, name) > 0, findings.broken
     # A node that ends by itself is a finding, too.
     assert findings.subjects("failed") == ({"consumer-1"} if mode != "Hasty" else set())
+
+
+def test_the_databases_may_be_on_a_server(postgres_url: str, tmp_path: Path) -> None:
+    """They are made for the run, and gone after it."""
+    small = Options(rounds=2, period=0.7, producers=1, brokers=1, consumers=1, modes=("barrier",), seed=3)
+    outcome = run(replace(small, database_url=postgres_url), tmp_path)
+    assert outcome.findings.ok, outcome.findings.broken
+    engine = open_engine(postgres_url)
+    with engine.connect() as connection:
+        assert not connection.scalars(sa.text("SELECT datname FROM pg_database WHERE datname LIKE 'chaos%'")).all()
+    engine.dispose()
