@@ -173,7 +173,7 @@ class Application:
     def _judge(self, mode: str, problem: Exception) -> None:
         """A failure that a program must be ready for is logged; one that says that a program, or stored data, is wrong is a finding."""
         expected = isinstance(problem, EscrowError | sa.exc.DBAPIError)
-        if expected and not isinstance(problem, Misuse | Corrupt | Denied):
+        if expected and not isinstance(problem, Misuse | Corrupt | Denied | sa.exc.IntegrityError):
             _log.warning("%s: %s: %s", mode, type(problem).__name__, str(problem).splitlines()[0])
             return
         _log.exception("%s failed", mode, exc_info=problem)
