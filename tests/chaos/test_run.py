@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,3 +70,49 @@ def test_the_databases_may_be_on_a_server(postgres_url: str, tmp_path: Path) -> 
     with engine.connect() as connection:
         assert not connection.scalars(sa.text("SELECT datname FROM pg_database WHERE datname LIKE 'chaos%'")).all()
     engine.dispose()
+
+
+def test_no_node_outlives_a_director_that_is_killed(tmp_path: Path) -> None:
+    """Paused ones neither: the system kills them with their parent."""
+    command = [
+        sys.executable,
+        "-m",
+        "escrowmq",
+        "chaos",
+        "--rounds",
+        "1",
+        "--period",
+        "600",
+        "--folder",
+        str(tmp_path / "run"),
+    ]
+    small = ["--producers", "1", "--brokers", "1", "--consumers", "1", "--modes", "barrier"]
+    logs = [tmp_path / "run" / "nodes" / f"{name}-1.log" for name in ("producer", "broker", "consumer")]
+    with (tmp_path / "said").open("wb") as said:
+        director = subprocess.Popen([*command, *small], start_new_session=True, stdout=said, stderr=said)
+    while director.poll() is None and not all(log.exists() and "started as process" in log.read_text() for log in logs):
+        time.sleep(0.05)
+    assert director.poll() is None, (tmp_path / "said").read_text()
+    nodes = [int(log.read_text().partition("started as process ")[2].split()[0]) for log in logs]
+    os.kill(nodes[0], signal.SIGSTOP)
+    director.kill()
+    director.wait()
+    while any(_runs(node) for node in nodes) or _any_runs(director.pid):
+        time.sleep(0.05)
+
+
+def _any_runs(group: int) -> bool:
+    """Whether a process of this group does: the fork server, the proxy."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group and fields[0] not in "ZX":
+                return True
+    return False
+
+
+def _runs(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

@@ -35,7 +35,7 @@ class Options:
     database_url: str | None = None
     """A PostgreSQL server that holds the databases of producers and consumers; None: SQLite files."""
     patience: float = 120.0
-    """Seconds without any progress, after the faults have ended, until the run is called stuck."""
+    """Seconds without any progress, after the faults have ended, until the run is called stuck; and those that nodes may take to start."""
 
     def __post_init__(self) -> None:
         for name in self.modes:
