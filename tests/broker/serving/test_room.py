@@ -101,10 +101,21 @@ def test_answers_are_given_room_before_they_are_read():
         assert two.grant(1) == 0, "it has not taken what it was given"
 
 
+def test_those_who_send_without_bound_keep_no_reader_from_reading():
+    """I35: senders may hold seven eighths, and what is left is the readers'."""
+    hall = Room(1 << 20, 10, pytest.fail)
+    with hall.call("sender") as sender, hall.call("a") as reader, hall.call("b") as other:
+        hall.change(reader, 1)
+        hall.change(sender, int(0.8 * (1 << 20)))
+        assert Allowance(hall, reader, lambda: 0, 1).grant(100_000) == 100_000
+        hall.take(other, 50_000, reads=True)
+
+
 def test_an_answer_without_room_has_those_closed_that_do_not_read():
     closed = []
     hall = Room(1 << 20, 10, closed.append)
     with hall.call("stuck") as stuck, hall.call("b") as held:
+        stuck.reads = True
         hall.change(stuck, 1 << 19)
         hall.change(held, 1)
         stuck.stuck_since = time.monotonic() - 10

@@ -46,7 +46,7 @@ class Held:
     """What one call holds. ``stuck_since``: when the writing under way began, by the monotonic clock; None while nothing is written.
     ``shut`` closes its connection, in place of the room's. ``impatient_until``: half of the time before then it waits for room, in the other half not."""
 
-    __slots__ = ("closed", "impatient_until", "peer", "shut", "size", "stuck_since")
+    __slots__ = ("closed", "impatient_until", "peer", "reads", "shut", "size", "stuck_since")
 
     def __init__(self, peer: str, shut: Callable[[], None] | None = None) -> None:
         self.peer = peer
@@ -54,6 +54,7 @@ class Held:
         self.size = 0
         self.stuck_since: float | None = None
         self.impatient_until = 0.0
+        self.reads = False  # whether it holds what was read for its client
         self.closed = False
 
     @contextmanager
@@ -125,11 +126,11 @@ class Room:
                 held.size = 0
                 self._changed.notify_all()
 
-    def take(self, held: Held, size: int, part: float = 1.0, *, messages: bool = False) -> None:
-        """Wait until ``size`` bytes more fit into a ``part`` of all room, for ``messages`` see rule 4. Overloaded(QUEUE_FULL)."""
+    def take(self, held: Held, size: int, *, messages: bool = False, reads: bool = False) -> None:
+        """Wait until ``size`` bytes more fit, for ``messages`` see rule 4, for ``reads`` rule 2. Overloaded(QUEUE_FULL)."""
         while True:
             with self._changed:
-                if self._fits(held, size, part, messages=messages):
+                if self._fits(held, size, messages=messages, reads=reads):
                     return
                 left = self.patience(held)
                 if left <= 0:
@@ -155,7 +156,8 @@ class Room:
         """Give as much room of the reads' as there is, and is fair, up to ``wanted`` bytes; how much. If there is none, who has not read for longest
         is closed; ask again soon."""
         with self._changed:
-            left = int(READS * self.most_bytes) - self.used
+            held.reads = True
+            left = int(self._left_to_reads(wanted))
             granted = wanted if self.used == held.size else min(wanted, left - held.size)
             if granted >= min(wanted, LEAST_GRANT):
                 self.used += granted
@@ -166,9 +168,19 @@ class Room:
             self._close(stuck)
         return 0
 
-    def _fits(self, held: Held, size: int, part: float = 1.0, *, messages: bool) -> bool:
+    def _left_to_reads(self, wanted: int) -> float:
+        """Bytes that reads may hold beside what they hold; what they hold is only counted where it matters. With the lock held."""
+        most = READS * self.most_bytes
+        if self.used + wanted <= most:
+            return most - self.used
+        return min(self.most_bytes - self.used, most - sum(held.size for held in self._held if held.reads))
+
+    def _fits(self, held: Held, size: int, *, messages: bool, reads: bool = False) -> bool:
         """Give room if there is some. With the lock held."""
-        left = part * (MESSAGES if messages else 1.0) * self.most_bytes - self.used
+        left = (MESSAGES if messages else 1.0) * self.most_bytes - self.used
+        if reads:
+            held.reads = True
+            left = self._left_to_reads(size)
         if self.used != held.size and (size > left or (messages and held.size + size > left)):
             return False
         self.used += size

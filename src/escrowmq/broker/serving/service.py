@@ -20,7 +20,7 @@ from escrowmq.broker.failures import broker_failed, for_client
 from escrowmq.broker.reads.chunks import BYTES
 from escrowmq.broker.requests import check_schema, checked
 from escrowmq.broker.serving.connections import Guard, close_connections
-from escrowmq.broker.serving.room import READS, Allowance, Held, Room
+from escrowmq.broker.serving.room import Allowance, Held, Room
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.platform.listening import check_address, shown
 from escrowmq.schemas import CHECKS
@@ -49,8 +49,8 @@ CALL_BYTES = 4096
 """What a request under way takes beside its content."""
 ROW_BYTES = 64
 """A row of an answer but that of a receive."""
-FIRST_READ_BYTES, READ_BYTES = BYTES // 4, 2 * BYTES
-"""What a read is thought to need for its first batch, and at most for a later one: twice the one before."""
+FIRST_READ_BYTES, READ_BYTES = BYTES, 2 * BYTES
+"""What a read is thought to need for its first batches, and at most for a later one: twice the one before."""
 JSON_COST = 16
 """Bytes of memory that a byte of JSON may become."""
 
@@ -135,7 +135,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         with _flight_errors(), self.room.call(peer) as held:
             expected = FIRST_READ_BYTES
             while True:
-                self.room.take(held, expected, READS)
+                self.room.take(held, expected, reads=True)
                 batch = next(reader, None)
                 if batch is None:
                     return
