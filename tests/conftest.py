@@ -41,7 +41,13 @@ DRIVERS = ("tests/spark/test_stream_kills.py", "tests/spark/test_cluster_kills.p
 """Tests whose Spark runs in processes of its own: minutes each, much of it waiting. Others run beside them."""
 HEAVY = ("kafka", "rabbitmq")
 """Servers that cost seconds to start: tests that have one of these names in theirs share a process, and so the server."""
-LONG = (*DRIVERS, "tests/outbox/relay/test_relay_kills.py", "tests/system/test_kill_loop.py", "tests/examples/")
+LONG = (
+    *DRIVERS,
+    "tests/outbox/relay/test_relay_kills.py",
+    "tests/system/test_kill_loop.py",
+    "tests/chaos/test_run.py",
+    "tests/examples/",
+)
 """What begins early, so that no process is alone with it at the end."""
 
 

@@ -33,6 +33,8 @@ def test_seeds_hold_every_promise() -> None:
     assert found["broker_crashes"] > 10
     assert found["clients_killed"] > 5
     assert found["messages_committed"] > 500
+    assert found["effects"] > 50
+    assert found["operator_acts"] > 10
     assert min(found["transactions_committed"], found["transactions_rolled_back"], found["transactions_parked"]) > 5
 
 
@@ -70,8 +72,9 @@ def test_a_planted_bug_is_found(name: str, table: dict[str, dict[str, object]]) 
 
 
 def test_bugs_of_every_part_are_planted() -> None:
-    assert {BUGS[name][0] for name in KNOWN} >= {"ledger", "writer", "log", "client", "wire"}
-    assert len(KNOWN) >= 10
+    assert {BUGS[name][0] for name in KNOWN} >= {"ledger", "writer", "log", "client", "wire", "outbox"}
+    assert len(KNOWN) >= 20
+    assert sum(BUGS[name][0] == "wire" for name in KNOWN) >= 5
 
 
 def test_the_table_in_the_docs_is_what_was_found(table: dict[str, dict[str, object]]) -> None:

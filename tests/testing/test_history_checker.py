@@ -178,3 +178,26 @@ def test_payloads_tell_whether_they_are_intact() -> None:
     )
     assert unpack(b"\xff") == ({}, False)
     assert unpack(b"[]") == ({}, False)
+
+
+def test_a_message_that_died_for_a_group_is_not_lost_for_it() -> None:
+    """What a consumer of whole batches was given may die before it came to it (GUARANTEES.md, I25)."""
+    events = [
+        *done(Act.SEND, value="m1", topic="orders"),
+        *done(Act.SEND, value="m2", topic="orders"),
+        received("m1", 0),
+        stands("m1", 0),
+        stands("m2", 1),
+    ]
+    assert check(events).named("lost") == ["m2"]
+    for fate in ("dead", "discarded"):
+        assert check([*events, Event("audit", Act.FATE, OK, "m2", topic="orders", group="cart", note=fate)]).ok
+    assert not check([*events, Event("audit", Act.FATE, OK, "m2", topic="orders", group="cart", note="waiting")]).ok
+
+
+def test_what_an_operator_has_asked_anew_is_asked_with_the_same_numbers_again() -> None:
+    asked = [Event("p", Act.ASKED, OK, transaction="t", attempt=attempt) for attempt in (1, 2, 1)]
+    assert check(asked, check_max=2).named("overasked") == ["t"]
+    recheck = done(Act.RECHECK, transaction="t")
+    assert check([*asked[:2], *recheck, asked[2]], check_max=2).ok
+    assert check([*recheck, Event("p", Act.ASKED, OK, transaction="t", attempt=3)], check_max=2).named("overasked")

@@ -36,6 +36,23 @@ def ended(act: Act, kind: Kind, note: str | None = None, process: str = "old") -
     return Event(process, act, kind, transaction="t", note=note)
 
 
+def ack(value: str, kind: Kind = OK) -> Event:
+    return Event("c", Act.ACK, kind, value, group="g", attempt=1)
+
+
+def fate(value: str, note: str) -> Event:
+    return Event("audit", Act.FATE, OK, value, topic="orders", group="g", note=note)
+
+
+def row(value: str, kind: Kind = OK) -> Event:
+    return Event("shop", Act.SEND, kind, value, message_id=f"id of {value}")
+
+
+def effect(value: str, identity: str | None = None) -> Event:
+    return Event("points", Act.EFFECT, OK, value, message_id=identity or f"id of {value}")
+
+
+ACKED = [received("m1", 0), stands("m1", 0), ack("m1")]
 FENCED = ended(Act.COMMIT, FAIL, "Fenced: FENCED: a newer session of the same producer instance took over")
 
 BAD: dict[str, tuple[Callable[[list[Event]], list[Violation]], str, str, list[Event]]] = {
@@ -61,6 +78,23 @@ BAD: dict[str, tuple[Callable[[list[Event]], list[Violation]], str, str, list[Ev
         [stands("copy of m1", 0, "copies")],
     ),
     "a commit of the fenced": (promises.undead, "undead", "t", [FENCED, ended(Act.COMMIT, OK)]),
+    "done with, and nobody did it": (
+        promises.unaccounted, "unaccounted", "m2", [*ACKED, received("m2", 1), stands("m2", 1)],
+    ),
+    "acknowledged, and a dead letter": (promises.unaccounted, "unacked", "m1", [*ACKED, fate("m1", "dead")]),
+    "let go by nobody": (
+        promises.unaccounted, "unaccounted", "m2", [*ACKED, stands("m2", 1), fate("m2", "discarded")],
+    ),
+    "still waiting": (promises.unaccounted, "unaccounted", "m2", [*ACKED, stands("m2", 1), fate("m2", "waiting")]),
+    "delivered too often": (
+        lambda events: promises.overattempted(events, "g", 2), "overattempted", "m1",
+        [received("m1", 0, attempt=2), received("m1", 0, attempt=3)],
+    ),
+    "a row without effect": (promises.unpaired, "lost", "r1", [row("r1")]),
+    "two effects": (promises.unpaired, "repeated", "r1", [row("r1"), effect("r1"), effect("r1")]),
+    "an effect of what was rolled back": (promises.unpaired, "resurrected", "r1", [row("r1", FAIL), effect("r1")]),
+    "an effect under another id": (promises.unpaired, "moved", "r1", [row("r1"), effect("r1", "id of r2")]),
+    "an effect of nothing": (promises.unpaired, "unexpected", "r2", [row("r1"), effect("r1"), effect("r2")]),
     "fenced without a successor": (promises.fenced_alone, "fenced", "t", [FENCED]),
     "a half message of the fenced": (promises.undead, "undead", "t", [FENCED, ended(Act.PREPARE, OK)]),
 }  # fmt: skip
@@ -94,6 +128,24 @@ GOOD: dict[str, tuple[Callable[[list[Event]], list[Violation]], list[Event]]] = 
     "refused from then on": (promises.undead, [FENCED, ended(Act.COMMIT, FAIL), ended(Act.PREPARE, FAIL)]),
     "fenced, and it was started again before": (promises.fenced_alone, [Event("old", Act.KILL, OK), FENCED]),
     "fenced, of a name that several have": (lambda events: promises.fenced_alone(events, {"old"}), [FENCED]),
+    "acknowledged": (promises.unaccounted, ACKED),
+    "its answer was lost": (promises.unaccounted, [received("m1", 0), stands("m1", 0), ack("m1", INVOKE)]),
+    "a dead letter": (promises.unaccounted, [*ACKED, stands("m2", 1), fate("m2", "dead")]),
+    "let go by an operator": (
+        promises.unaccounted,
+        [*ACKED, stands("m2", 1), fate("m2", "discarded"),
+         Event("o", Act.DISCARD, INVOKE, group="g", topic="orders", queue=0, offset=1)],
+    ),
+    "a group that notes nothing": (promises.unaccounted, [received("m1", 0), stands("m1", 0)]),
+    "failed before the bound was set": (
+        lambda events: promises.overattempted(events, "g", 2), [received("m1", 0, attempt=3)],
+    ),
+    "delivered as often as allowed": (
+        lambda events: promises.overattempted(events, "g", 2), [received("m1", 0, attempt=2)],
+    ),
+    "rows and effects": (
+        promises.unpaired, [row("r1"), effect("r1"), row("r2", FAIL), row("r3", INVOKE)],
+    ),
     "refused for another cause": (promises.fenced_alone, [ended(Act.COMMIT, FAIL, process="old")]),
     "its successor": (promises.undead, [FENCED, ended(Act.COMMIT, OK, process="new")]),
     "started anew, it is a newer one itself": (

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from escrowmq import outbox
 from escrowmq.chaos.books import Books
 from escrowmq.chaos.disks import fill_database
-from escrowmq.chaos.modes import MODES, Mode, Site
+from escrowmq.chaos.modes import Mode, Site, mode_of
 from escrowmq.connecting import connect
 from escrowmq.errors import Corrupt, Denied, EscrowError, Misuse
 from escrowmq.outbox.relay import Relay
@@ -66,9 +66,10 @@ class ApplicationPlan:
 class Application:
     """A producer or a consumer of the run. ``say`` tells the director. Raises EscrowError from :meth:`run` if it cannot start."""
 
-    def __init__(self, plan: ApplicationPlan, say: Say) -> None:
+    def __init__(self, plan: ApplicationPlan, say: Say, starts: int) -> None:
         self._plan = plan
         self._say = say
+        self._starts = starts
         self.closing = threading.Event()
         self._ended = threading.Event()
         self._running: Relay | None = None
@@ -99,7 +100,7 @@ class Application:
                     engine,
                     books,
                     plan.folder,
-                    Random(f"{plan.seed} {name}"),
+                    Random(f"{plan.seed} {self._starts} {name}"),
                     plan.rate,
                     closing=self.closing,
                     ended=self._ended,
@@ -110,7 +111,7 @@ class Application:
             producer = plan.kind == "producer"
             threads = []
             for name, site in sites.items():
-                mode = MODES[name]()
+                mode = mode_of(name)()
                 work = mode.place if producer else mode.take
                 threads.append(threading.Thread(target=self._supervise, args=(mode, work, site), name=name))
             if producer:
@@ -172,7 +173,7 @@ class Application:
     def _judge(self, mode: str, problem: Exception) -> None:
         """A failure that a program must be ready for is logged; one that says that a program, or stored data, is wrong is a finding."""
         expected = isinstance(problem, EscrowError | sa.exc.DBAPIError)
-        if expected and not isinstance(problem, Misuse | Corrupt | Denied):
+        if expected and not isinstance(problem, Misuse | Corrupt | Denied | sa.exc.IntegrityError):
             _log.warning("%s: %s: %s", mode, type(problem).__name__, str(problem).splitlines()[0])
             return
         _log.exception("%s failed", mode, exc_info=problem)

@@ -86,7 +86,9 @@ class Fleet:
         node = self._nodes[name]
         assert node.process is None, f"{name} runs"
         here, there = self._context.Pipe()
-        node.process = self._context.Process(target=nodes.main, args=(node.plan, there, node.log), name=name)
+        node.process = self._context.Process(
+            target=nodes.main, args=(node.plan, there, node.log, node.starts), name=name
+        )
         node.process.start()
         there.close()
         node.channel, node.ready = here, isinstance(node.plan, ProgramPlan)

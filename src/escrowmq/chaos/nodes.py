@@ -69,8 +69,8 @@ class ProgramPlan:
     command: tuple[str, ...]
 
 
-def main(plan: BrokerPlan | ApplicationPlan | ProgramPlan, channel: Connection, log: Path) -> None:
-    """Run a node until it is told to end. The process's program: see :mod:`escrowmq.chaos.nodes`."""
+def main(plan: BrokerPlan | ApplicationPlan | ProgramPlan, channel: Connection, log: Path, starts: int) -> None:
+    """Run a node until it is told to end. The process's program: see :mod:`escrowmq.chaos.nodes`. ``starts``: how often it was started before."""
     die_with_the_parent()
     log_to(log)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the director
@@ -90,7 +90,7 @@ def main(plan: BrokerPlan | ApplicationPlan | ProgramPlan, channel: Connection, 
     _log.info("started as process %d", os.getpid())
     status = 0
     try:
-        status = _serve(plan, channel, say) if isinstance(plan, BrokerPlan) else _apply(plan, channel, say)
+        status = _serve(plan, channel, say) if isinstance(plan, BrokerPlan) else _apply(plan, channel, say, starts)
     except EscrowError as problem:
         _log.exception("it could not run")
         say("stopped", f"{problem.code.name}: {problem.message}")
@@ -116,8 +116,8 @@ def _serve(plan: BrokerPlan, channel: Connection, say: Callable[..., None]) -> i
     )
 
 
-def _apply(plan: ApplicationPlan, channel: Connection, say: Callable[..., None]) -> int:
-    application = Application(plan, say)
+def _apply(plan: ApplicationPlan, channel: Connection, say: Callable[..., None], starts: int) -> int:
+    application = Application(plan, say, starts)
     _listen(channel, {"close": application.closing.set, "end": application.end})
     application.run()
     return 0

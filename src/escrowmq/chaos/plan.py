@@ -54,8 +54,10 @@ class Happening:
 
 DECK = (Blow.KILL,) * 6 + (Blow.PAUSE, Blow.CUT, Blow.SILENCE, Blow.FILL) * 2
 """Blows are dealt from this, shuffled, so that each kind comes early and kills most often."""
-TOGETHER = 0.4
-"""Rounds in which all that are struck are killed at one moment, and come back at one: a power failure."""
+TOGETHER = (True,) * 2 + (False,) * 3
+"""Rounds are dealt from this: those in which all that are struck are killed at one moment, and come back at one: a power failure."""
+EDGE = 0.4
+"""Seconds, about as long as a start takes."""
 LEAST_DOWN = 0.02
 """Seconds; a node that is back before anybody noticed is a blow, too."""
 
@@ -93,16 +95,23 @@ def _counts(chance: Random, rounds: int, nodes: int) -> list[int]:
 
 
 def _together(chance: Random, counts: list[int]) -> list[bool]:
-    """The share of rounds that is struck at one moment; the first that strikes all nodes, and not the second."""
-    at_once = [chance.random() < TOGETHER for _ in counts]
-    for place, number in enumerate([number for number, count in enumerate(counts) if count == max(counts)][:2]):
-        at_once[number] = place == 0
+    """Which rounds are a power failure; of those that strike most, the first is."""
+    dealt = _dealt(chance, TOGETHER)
+    at_once = [next(dealt) for _ in counts]
+    largest = counts.index(max(counts))
+    if not at_once[largest]:
+        if True in at_once:
+            at_once[at_once.index(True)] = False
+        at_once[largest] = True
     return at_once
 
 
 def _times(chance: Random, options: Options) -> tuple[float, float]:
+    """When in the round, and for how long. Often close to its begin, or so that it is over close to its end: then a node is struck while it starts."""
     down = options.down if options.down is not None else chance.uniform(LEAST_DOWN, options.period / 2)
-    return chance.uniform(0, max(options.period - down, 0)), down
+    room = max(options.period - down, 0)
+    early = chance.uniform(0, min(EDGE, room))
+    return chance.choice((early, room - early, chance.uniform(0, room), chance.uniform(0, room))), down
 
 
 def _possible(blow: Blow, node: str, options: Options) -> Blow:

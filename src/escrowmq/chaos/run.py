@@ -16,18 +16,16 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from escrowmq.chaos.application import ApplicationPlan
 from escrowmq.chaos.books import now_us
 from escrowmq.chaos.check import Flow, check, read_flow
 from escrowmq.chaos.disks import set_full
 from escrowmq.chaos.findings import Finding, Findings
-from escrowmq.chaos.fleet import Fleet, Heard, Plan
-from escrowmq.chaos.modes import MODES, Mode
-from escrowmq.chaos.nodes import BrokerPlan, ProgramPlan
+from escrowmq.chaos.fleet import Fleet, Heard
+from escrowmq.chaos.layout import plans_of, routes_of
+from escrowmq.chaos.modes import mode_of
 from escrowmq.chaos.options import Options
 from escrowmq.chaos.plan import Blow, Happening, Round, Strike, draw
-from escrowmq.chaos.ports import address_of, free_ports
-from escrowmq.chaos.proxy import Proxy, Route
+from escrowmq.chaos.proxy import Proxy
 from escrowmq.chaos.settling import Settling
 from escrowmq.errors import Code, Unknown
 from escrowmq.log.checking import check as check_log
@@ -112,9 +110,9 @@ class Monkey:
         self._folder = folder
         self._rounds = rounds
         self._told = told
-        self._plans = _plans(options, folder, urls)
+        self._plans = plans_of(options, folder, urls)
         self._fleet = Fleet(self._plans, folder / "nodes")
-        self._proxy = Proxy(_routes(self._plans), folder / "nodes" / "proxy.log")
+        self._proxy = Proxy(routes_of(self._plans), folder / "nodes" / "proxy.log")
         self._chance = Random(f"silences {options.seed}")
         self._open: dict[str, Happening] = {}
         self._due: list[tuple[float, int, Callable[[], None]]] = []
@@ -170,12 +168,7 @@ class Monkey:
                 self._at(start + strike.after + strike.down, lambda strike=strike: self._end(strike))  # type: ignore[misc]
         self._at(begin + len(self._rounds) * self.options.period, lambda: None)
         while self._due:
-            due, _, act = self._due[0]
-            if (left := due - time.monotonic()) > 0:
-                self._hear(left)
-            else:
-                heapq.heappop(self._due)
-                act()
+            self._hear(0.5)
         self._until_all_ready()
 
     def _settle(self) -> None:
@@ -184,7 +177,7 @@ class Monkey:
         for name in producers:
             self._fleet.tell(name, "close")
         deadline = time.monotonic() + self.options.patience
-        settling = Settling(self.engines, self._broker_url, _classes(self.options))
+        settling = Settling(self.engines, self._broker_url, [mode_of(name) for name in self.options.modes])
         with settling:
             while left := {(name, mode) for name in producers for mode in self.options.modes} - self._placed:
                 self._hear(0.2)
@@ -228,7 +221,9 @@ class Monkey:
                         self._fleet.kill(name)
 
     def _check(self) -> Findings:
-        findings = check(self._engines_of("producer"), self._engines_of("consumer"), _classes(self.options))
+        findings = check(
+            self._engines_of("producer"), self._engines_of("consumer"), [mode_of(name) for name in self.options.modes]
+        )
         for one in self._broken:
             findings.add(one.what, one.mode, one.subject, one.detail)
         for name in self._of("broker"):
@@ -295,8 +290,13 @@ class Monkey:
     # Nodes
 
     def _hear(self, seconds: float) -> None:
-        for heard in self._fleet.hear(min(seconds, 0.5)):
+        """Handle what nodes say within so many seconds, and do what is due."""
+        if self._due:
+            seconds = min(seconds, self._due[0][0] - time.monotonic())
+        for heard in self._fleet.hear(seconds):
             self._handle(heard)
+        while self._due and self._due[0][0] <= time.monotonic():
+            heapq.heappop(self._due)[2]()
         self._told(self)
 
     def _handle(self, heard: Heard) -> None:
@@ -336,8 +336,6 @@ class Monkey:
         deadline = time.monotonic() + START_SECONDS
         while waiting := [name for name in self._plans if not self._fleet.ready(name)]:
             self._hear(0.2)
-            while self._due and self._due[0][0] <= time.monotonic():
-                heapq.heappop(self._due)[2]()
             if time.monotonic() > deadline:
                 raise Unknown(Code.TIMED_OUT, f"{', '.join(waiting)} did not become ready", self._hint)
 
@@ -361,52 +359,3 @@ class Monkey:
     @property
     def _hint(self) -> str:
         return f"see the logs in {self._folder / 'nodes'}"
-
-
-def _classes(options: Options) -> list[type[Mode]]:
-    return [MODES[name] for name in options.modes]
-
-
-def _plans(options: Options, folder: Path, urls: dict[str, str]) -> dict[str, Plan]:
-    """What each node is started with, whenever it is."""
-    brokers = [name for name in options.nodes if name.startswith("broker")]
-    programs = [f"program-{mode}" for mode in options.modes if MODES[mode].beside(folder, "") is not None]
-    hosts = {name: address_of(place) for place, name in enumerate([*urls, *programs])}
-    ports = free_ports(["127.0.0.1", *hosts.values()], 2 * len(brokers))
-    plans: dict[str, Plan] = {
-        name: BrokerPlan(name, folder / name, *ports[2 * place : 2 * place + 2]) for place, name in enumerate(brokers)
-    }
-    found = {name: "escrow://" + ",".join(f"{host}:{port}" for port in ports[::2]) for name, host in hosts.items()}
-    rate = options.rate / options.producers / len(options.modes)
-    for name in programs:
-        command = MODES[name.removeprefix("program-")].beside(folder, found[name])
-        assert command is not None
-        plans[name] = ProgramPlan(name, folder / name, hosts[name], tuple(command))
-    for name, database in urls.items():
-        kind, _, number = name.rpartition("-")
-        plans[name] = ApplicationPlan(
-            name,
-            kind,
-            int(number),
-            folder / name,
-            database,
-            hosts[name],
-            found[name],
-            options.modes,
-            options.consumers,
-            rate,
-            f"{options.seed} {name}",
-        )
-    return plans
-
-
-def _routes(plans: dict[str, Plan]) -> list[Route]:
-    """From every producer and consumer to both ports of every broker."""
-    nodes = [(plan.name, plan.host) for plan in plans.values() if isinstance(plan, ApplicationPlan | ProgramPlan)]
-    brokers = [plan for plan in plans.values() if isinstance(plan, BrokerPlan)]
-    return [
-        Route(name, host, broker.name, port)
-        for name, host in nodes
-        for broker in brokers
-        for port in (broker.port, broker.lean_port)
-    ]

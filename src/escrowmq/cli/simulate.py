@@ -80,6 +80,8 @@ _COUNTED = {
     "transactions_committed": "transactions committed",
     "transactions_rolled_back": "transactions rolled_back",
     "transactions_parked": "transactions parked",
+    "effects": "effect ok",
+    "operator_acts": "operate ok",
     "broker_crashes": "crashes",
     "clients_killed": "kill ok",
 }

@@ -32,6 +32,8 @@ from escrowmq.simulation.scheduler import Scheduler
 
 ROOMS = ("broker", "client", "ledger", "log", "message", "platform", "wire")
 """The rooms of the product that run in the simulation."""
+MODULES = ("outbox.targets.escrow",)
+"""Of other rooms, what runs there."""
 _LEFT_OUT = (
     "serve",
     "http",
@@ -68,6 +70,7 @@ def _places() -> list[tuple[ModuleType, str, Any]]:
         package = importlib.import_module(f"escrowmq.{room}")
         found = [module.name for module in pkgutil.walk_packages(package.__path__, f"escrowmq.{room}.")]
         names += [package.__name__, *(name for name in found if name.rsplit(".", 1)[-1] not in _LEFT_OUT)]
+    names += [f"escrowmq.{name}" for name in MODULES]
     for name in names:
         importlib.import_module(name)
     replaced: list[Any] = [

@@ -142,7 +142,7 @@ def draw(seed: int, scale: Scale) -> Plan:
             snapshot_frames=chance.choice((10, 100, 20_000)),
             snapshot_bytes=chance.choice((1 << 13, 1 << 28)),
             default_queues=chance.choice((1, 2, 4)),
-            compression=chance.choice(("none", "lz4")),
+            compression=chance.choice(("none", "none", "none", "lz4")),
         ),
     )
 

@@ -14,9 +14,13 @@ import numpy as np
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.errors import EscrowError
 from escrowmq.ledger import listings
+from escrowmq.ledger.groups.cursors import State
+from escrowmq.ledger.groups.subscriptions import queue_ids
 from escrowmq.model import TransactionState
 from escrowmq.testing.checker import DECIDED, Violation
 from escrowmq.testing.history import Act, Event, Kind, unpack
+
+LEASED, RETRYING = State.LEASED, State.RETRYING
 
 
 class Named(Protocol):
@@ -134,15 +138,37 @@ class Watch:
         if waiting := len(ledger.delays.held()[0]):
             left.append(f"{name}: {waiting} delayed messages")
         for group in self.groups(engine):
-            unread = [queue for queue in group["queues"] if queue["floor"] != queue["end"]]
+            unread = [q for q in group["queues"] if q["waiting"] or q["leased"] or q["retrying"]]
             left += [
                 f"{name}: {group['name']} is at {q['floor']} of {q['end']} of {q['topic']}/{q['queue']}" for q in unread
             ]
         return left
 
+    def rests(self, engine: Engine) -> bool:
+        """Whether a broker has nothing left to do, as :meth:`left` says it, and quickly: this is asked again and again."""
+        ledger = engine.shard.ledger
+        if any(ledger.transactions.open.values()) or len(ledger.delays.held()[0]):
+            return False
+        for group in ledger.groups.groups:
+            for number in queue_ids(group.subscription.topics, ledger.topics):
+                cursor = group.cursor(number)
+                if cursor.next != ledger.topics.queues[number].end or cursor.counts[LEASED] or cursor.counts[RETRYING]:
+                    return False
+        return True
+
     def groups(self, engine: Engine) -> list[dict[str, Any]]:
         """The consumer groups of a broker."""
         return engine.shard.ledger.groups.describe(engine.shard.ledger.topics, engine.shard.ledger.rules)
+
+    def _fates(self, engine: Engine, bodies: dict[int, tuple[str, bool]]) -> Iterator[tuple[Act, dict[str, Any]]]:
+        ledger = engine.shard.ledger
+        for group in self.groups(engine):
+            for one in group["queues"]:
+                queue = ledger.topics.queues[one["queue_id"]]
+                for state, offsets in ledger.groups.account(group["name"], one["queue_id"], ledger.topics).items():
+                    for offset in offsets.tolist() if state != "acked" else ():
+                        value = bodies[int(queue.positions(offset, offset + 1)[0])][0]
+                        yield Act.FATE, {"value": value, "topic": one["topic"], "group": group["name"], "note": state}
 
     def audited(self, engine: Engine) -> Iterator[tuple[Act, dict[str, Any]]]:
         """What stands in the topics, and what became of every transaction."""
@@ -152,6 +178,7 @@ class Watch:
                 value, intact = bodies[position]
                 place = {"topic": queue.place.topic, "queue": queue.place.queue, "offset": offset}
                 yield Act.STANDS, {"value": value, "intact": intact, "position": position, **place}
+        yield from self._fates(engine, bodies)
         for one in listings.transactions(engine.shard.ledger, limit=1 << 30):
             value = bodies.get(one["position"], ("", True))[0]
             yield Act.STATE, {"transaction": self._owner.get(value), "value": one["state"], "attempt": one["checks"]}

@@ -10,7 +10,7 @@ What is checked:
 
 | violation | when |
 | --- | --- |
-| lost | committed, and it does not stand in its queue at the end, or a group of its topic never got it |
+| lost | committed, and it does not stand in its queue at the end, or a group of its topic never got it (nor made a dead letter of it) |
 | resurrected | seen, though it was rolled back or its send failed |
 | unexpected | seen, and nobody tried to send it |
 | repeated | the same value at two places of the topic, brokers counted |
@@ -18,10 +18,10 @@ What is checked:
 | leaked | seen without anybody having tried to commit it, or delivered before anybody had |
 | torn | a transaction of which some messages stand and others do not |
 | contradiction | a transaction with both outcomes, or with another state than was answered |
-| moved | one place with two values; or a delivery from another place than where it stands |
+| moved | one place with two values; or a delivery from another place than where it stands, or than was told |
 | gap | offsets of a queue that are missing at the end |
 | unacked | delivered to a group again, as a later attempt, after an acknowledgement that was *ok* |
-| overasked | more questions than allowed, or the same attempt number twice, or fewer checks stored than asked |
+| overasked | more questions than allowed, or the same attempt number twice, or fewer checks stored than asked; the last two not of what an operator had asked anew |
 | unsettled | a transaction still open at the end |
 
 *recovered* (seen, its call was *unknown*) is fine, and counted.
@@ -99,6 +99,9 @@ class _Check:
         self.delivered_at: dict[str, set[Place]] = defaultdict(set)
         self.asked: dict[str, list[int]] = defaultdict(list)
         self.stored_checks: dict[str, int] = {}
+        self.rechecks: Counter[str] = Counter()
+        self.told: dict[str, tuple[str | None, int | None, int]] = {}  # value -> topic, queue, offset
+        self.dead_letters: set[tuple[str, str]] = set()  # group, value; also what was such and was let go
 
     def run(self) -> Report:
         acked: dict[tuple[str | None, str], int] = {}
@@ -125,12 +128,18 @@ class _Check:
             self.sent[value] = event.kind
             if transaction is not None:
                 self.transaction_of[value] = transaction
+            if event.kind is Kind.OK and event.offset is not None:
+                self.told[value] = (event.topic, event.queue, event.offset)
         elif event.act in DECIDED and transaction is not None:
             self.ended[transaction][DECIDED[event.act]] = event.kind
         elif event.act is Act.ANSWER and transaction is not None and value in DECIDED.values():
             self.ended[transaction].setdefault(value, Kind.UNKNOWN)
         elif event.act is Act.ASKED and transaction is not None:
             self.asked[transaction].append(event.attempt or 0)
+        elif event.act is Act.FATE and event.note in ("dead", "discarded"):
+            self.dead_letters.add((event.group or "", value))
+        elif event.act is Act.RECHECK and event.kind is Kind.INVOKE and transaction is not None:
+            self.rechecks[transaction] += 1
         elif event.act is Act.STATE and transaction is not None:
             self.state[transaction] = value
             self.stored_checks[transaction] = event.attempt or 0
@@ -182,7 +191,7 @@ class _Check:
                 self._wrong("lost", value, "it does not stand in any queue")
                 continue
             for group in sorted(self.groups_of[self.topic_of[value]]):
-                if value not in self.got[group]:
+                if value not in self.got[group] and (group, value) not in self.dead_letters:
                     self._wrong("lost", value, f"group {group} never got it")
         for value in sorted(seen & dead):
             self._wrong("resurrected", value, "it was rolled back, or its send failed")
@@ -205,6 +214,8 @@ class _Check:
                 offsets[place[:3]].append(place[3] or 0)
                 if held.setdefault(place, value) != value:
                     self._wrong("moved", value, f"{held[place]} stands at {place} too")
+            if value in self.told and self.told[value] not in [place[1:] for place in places]:
+                self._wrong("moved", value, f"told to stand at {self.told[value]}, it stands at {places}")
             known = {*places, *((None, *place[1:]) for place in places)}  # a consumer may not know the broker
             if strange := self.delivered_at[value] - known:
                 self._wrong("moved", value, f"delivered from {sorted(map(str, strange))}, it stands at {places}")
@@ -236,11 +247,12 @@ class _Check:
 
     def _questions(self) -> None:
         for name, attempts in self.asked.items():
-            if len(set(attempts)) < len(attempts):
+            again = self.rechecks[name]  # each may be applied more than once: its answer is lost, and it is repeated
+            if not again and len(set(attempts)) < len(attempts):
                 self._wrong("overasked", name, f"asked as attempts {attempts}")
             if self.check_max is not None and max(attempts) > self.check_max:
                 self._wrong("overasked", name, f"asked as attempt {max(attempts)}; {self.check_max} are allowed")
-            if self.stored_checks.get(name, max(attempts)) < max(attempts):
+            if not again and self.stored_checks.get(name, max(attempts)) < max(attempts):
                 self._wrong("overasked", name, f"asked {max(attempts)} times, {self.stored_checks[name]} are stored")
 
 

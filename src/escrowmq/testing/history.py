@@ -37,6 +37,11 @@ class Act(StrEnum):
     STANDS = "stands"  # the last phase: a message in its queue
     STATE = "state"  # the last phase: a transaction; ``value`` is its state, ``attempt`` its checks
     KILL = "kill"
+    EFFECT = "effect"  # what a delivery did in the consumer's database
+    RECHECK = "recheck"  # an operator has a transaction asked about anew
+    OPERATE = "operate"  # what else an operator did; ``note`` says it
+    DISCARD = "discard"  # an operator lets a dead letter go
+    FATE = "fate"  # the last phase: what became of a message for a group, where that is not "acked"; ``note`` says it
 
 
 class Kind(StrEnum):

@@ -122,3 +122,80 @@ def undead(events: Sequence[Event]) -> list[Violation]:
             detail = f"{event.process} was fenced before, and its {event.act} took effect"
             found.append(Violation("undead", str(event.transaction), detail, (fenced[event.process], event)))
     return found
+
+
+def unaccounted(events: Sequence[Event]) -> list[Violation]:
+    """I22, I25, I26: for every group whose members note what they acknowledge, each message that stands in its topics is acknowledged,
+    a dead letter, or was let go by an operator; what was acknowledged with *ok* is no dead letter."""
+    acked: dict[str, dict[str, Kind]] = defaultdict(dict)
+    topics: dict[str, set[str | None]] = defaultdict(set)
+    fates: dict[tuple[str, str], str] = {}
+    discarded: dict[str, set[tuple[str | None, int | None, int | None]]] = defaultdict(set)
+    for event in events:
+        group, value = event.group or "", str(event.value)
+        if event.act is Act.RECEIVE:
+            topics[group].add(event.topic)
+        elif event.act is Act.ACK and acked[group].get(value) is not Kind.OK:
+            acked[group][value] = event.kind
+        elif event.act is Act.DISCARD:
+            discarded[group].add((event.topic, event.queue, event.offset))
+        elif event.act is Act.FATE:
+            fates[group, value] = event.note or ""
+    found: list[Violation] = []
+    for event in (event for event in events if event.act is Act.STANDS):
+        value = str(event.value)
+        for group in sorted(acked):
+            if event.topic not in topics[group]:
+                continue
+            fate, ack = fates.get((group, value)), acked[group].get(value)
+            if fate is None and ack is None:
+                found.append(
+                    Violation("unaccounted", value, f"{group} is done with it, and nobody acknowledged it", (event,))
+                )
+            elif fate is not None and ack is Kind.OK:
+                found.append(Violation("unacked", value, f"{group} acknowledged it, and it is {fate}", (event,)))
+            elif fate == "discarded" and (event.topic, event.queue, event.offset) not in discarded[group]:
+                found.append(Violation("unaccounted", value, f"nobody let it go, and for {group} it is", (event,)))
+            elif fate not in (None, "dead", "discarded"):
+                found.append(Violation("unaccounted", value, f"at the end it is {fate} for {group}", (event,)))
+    return found
+
+
+def overattempted(events: Sequence[Event], group: str, most: int) -> list[Violation]:
+    """I25: a message that was delivered to a group as attempt ``most``, the highest bound that it has in these events, or a later one,
+    is not delivered again as the next attempt. (What failed before the bound was set may come once more.)"""
+    found: list[Violation] = []
+    delivered: dict[tuple[str | None, int], Event] = {}
+    for event in events:
+        if event.act is Act.RECEIVE and event.group == group:
+            attempt = event.attempt or 0
+            if attempt > most and (before := delivered.get((event.value, attempt - 1))) is not None:
+                found.append(
+                    Violation("overattempted", str(event.value), f"attempt {attempt} of {most}", (before, event))
+                )
+            delivered[event.value, attempt] = event
+    return found
+
+
+def unpaired(events: Sequence[Event]) -> list[Violation]:
+    """I24, I37 to I40: what a local transaction committed with its row had exactly one effect, under the id of the row; what it rolled
+    back had none."""
+    sent: dict[str, Event] = {e.value or "": e for e in events if e.act is Act.SEND}
+    effects: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        if event.act is Act.EFFECT:
+            effects[event.value or ""].append(event)
+    found: list[Violation] = []
+    for value, row in sent.items():
+        mine = effects[value]
+        if row.kind is Kind.OK and not mine:
+            found.append(Violation("lost", value, "its row was committed, and it had no effect", (row,)))
+        elif row.kind is Kind.FAIL and mine:
+            found.append(Violation("resurrected", value, "its row was rolled back, and it had an effect", (row, *mine)))
+        if len(mine) > 1:
+            found.append(Violation("repeated", value, f"it had {len(mine)} effects", (row, *mine)))
+        if row.kind is Kind.OK and any(effect.message_id != row.message_id for effect in mine):
+            found.append(Violation("moved", value, "its effect has another id than its row", (row, *mine)))
+    for value in sorted(set(effects) - set(sent)):
+        found.append(Violation("unexpected", value, "an effect of what nobody wrote", tuple(effects[value])))
+    return found

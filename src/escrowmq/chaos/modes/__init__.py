@@ -1,5 +1,7 @@
 """The delivery modes of the product, each as what a producer and a consumer of it do. A mode's name is its word on the command line."""
 
+import importlib
+
 from escrowmq.chaos.modes.barrier import BarrierMode
 from escrowmq.chaos.modes.both_reach import BothReachMode
 from escrowmq.chaos.modes.compensating import CompensatingMode
@@ -10,6 +12,7 @@ from escrowmq.chaos.modes.offsets import OffsetsMode
 from escrowmq.chaos.modes.outbox import OutboxMode
 from escrowmq.chaos.modes.seam import Mode, Site
 from escrowmq.chaos.modes.spark_sink import SparkSinkMode
+from escrowmq.errors import Code, Misuse
 
 MODES: dict[str, type[Mode]] = {
     mode.name: mode
@@ -26,4 +29,18 @@ MODES: dict[str, type[Mode]] = {
     )
 }
 
-__all__ = ["MODES", "Mode", "Site"]
+
+def mode_of(name: str) -> type[Mode]:
+    """The mode of that name, or, of a name such as ``package.module:Class``, one that is not among ours.
+
+    Raises Misuse(BAD_ARGUMENT) if there is none.
+    """
+    module, colon, kind = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), kind) if colon else MODES[name]
+    except (ImportError, AttributeError, KeyError) as problem:
+        hint = f"one of {', '.join(MODES)}"
+        raise Misuse(Code.BAD_ARGUMENT, f"no such delivery mode: {name}", hint) from problem
+
+
+__all__ = ["MODES", "Mode", "Site", "mode_of"]

@@ -54,7 +54,7 @@ class BarrierMode(InboxMode):
             place = _Place(site, producer, barrier)
             while not site.closing.is_set():
                 together = site.chance.random() < 0.4
-                ids = self.ids(site, 8 if together else 40)
+                ids = self.ids(site, 12 if together else 60)
                 dooms = site.chance.random() < 0.1
                 site.books.intend(self.name, ids, dooms=dooms)
                 try:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from escrowmq import compensation
+from escrowmq.chaos.books import business, intended
 from escrowmq.chaos.modes.inboxes import consumer_of
 from escrowmq.chaos.modes.leftovers import roll_back_leftovers
 from escrowmq.chaos.modes.seam import LOOK_SECONDS, Contradiction, Mode, Regret, Site
@@ -25,6 +27,10 @@ LOST = 0.1
 """The share of batches whose ends are lost."""
 QUICK: dict[str, Any] = {"grace": 2.0, "lease": 5.0, "retry_after": 1.0, "max_attempts": 1000}
 """Nothing has to be waited for as long as in earnest; and a disk that is full for seconds makes no case for a person."""
+GIVEN = "-given"
+"""The end of ids from which the message id follows, so that they may be sent again."""
+MOST_LEFT = 20
+"""Ids that a process sends again when it begins: the youngest. An id that was rolled back is refused for ever."""
 
 
 class CompensationMode(Mode):
@@ -49,6 +55,7 @@ class CompensationMode(Mode):
                 number: Announcing(producer, self._keys(number), database=site.engine)
                 for number in range(1, site.peers + 1)
             }
+            self._send_left(site, ways)
             while not site.closing.is_set():
                 consumer, ids = self.batch(site, 40)
                 self._place_some(site, ways[consumer], consumer, ids)
@@ -61,47 +68,74 @@ class CompensationMode(Mode):
     def _place_some(self, site: Site, way: Announcing, consumer: int, ids: list[str]) -> None:
         """One local transaction."""
         dooms = site.chance.random() < 0.1
+        given = site.chance.random() < 0.3
+        if given:
+            ids = [f"{one}{GIVEN}" for one in ids]
         site.books.intend(self.name, ids, dooms=dooms)
         messages = self.messages(consumer, ids)
-        given = site.chance.random() < 0.3
         if not given:
             messages = [Message(one.topic, one.body, key=one.key) for one in messages]
 
-        def business(session: Session) -> None:
+        def change(session: Session) -> None:
             site.books.enter(session, self.name, ids)
             if dooms:
                 raise Regret
 
         if site.chance.random() < LOST:
-            committed = self._place_and_lose(site, way, messages, business)
+            committed = self._place_and_lose(site, way, messages, change)
         else:
-            sent = way.send(messages, business)
+            sent = way.send(messages, change)
             committed = sent.outcome is COMMIT
             _check(sent)
         if committed:
             site.books.confirm(self.name, ids)
         if given and site.chance.random() < 0.3:
-            self._send_again(way, messages, business, committed)
+            self._send_again(way, messages, change, committed)
+
+    def _send_left(self, site: Site, ways: Mapping[int, Announcing]) -> None:
+        """Send again, each alone, what an earlier process of this node began under ids of its own and did not come to its business with."""
+        begun = sa.select(intended.c.id).where(
+            intended.c.mode == self.name,
+            intended.c.id.like(f"%{GIVEN}"),
+            ~intended.c.dooms,
+            intended.c.id.not_in(sa.select(business.c.id)),
+        )
+        with site.engine.connect() as connection:
+            ids = list(connection.scalars(begun.order_by(intended.c.at_us.desc()).limit(MOST_LEFT)))
+        for one in ids:
+            consumer = int(one.removesuffix(GIVEN).rpartition(".")[2])
+            try:
+                sent = ways[consumer].send(
+                    self.messages(consumer, [one]),
+                    lambda session, one=one: site.books.enter(session, self.name, [one]),  # type: ignore[misc]
+                )
+            except Rejected as problem:
+                if problem.code is not Code.CONFLICT:  # it was rolled back, and its id is spent
+                    raise
+                continue
+            _check(sent)
+            if sent.outcome is COMMIT and not sent.repeated:
+                site.books.confirm(self.name, [one])
 
     def _place_and_lose(
-        self, site: Site, way: Announcing, messages: Sequence[Message], business: Callable[[Session], object]
+        self, site: Site, way: Announcing, messages: Sequence[Message], change: Callable[[Session], object]
     ) -> bool:
         """As ``send``, but the ends of these transactions never leave; whether the local transaction committed."""
         prepared = way.prepare(messages)
         try:
             with Session(site.engine) as session, session.begin():
                 way.announce_tx(session, prepared)
-                business(session)
+                change(session)
         except Regret:
             return False
         return True
 
     def _send_again(
-        self, way: Announcing, messages: Sequence[Message], business: Callable[[Session], object], committed: bool
+        self, way: Announcing, messages: Sequence[Message], change: Callable[[Session], object], committed: bool
     ) -> None:
         """A request that is sent a second time under its ids. After a commit its business must not be done again."""
         try:
-            again = way.send(messages, business)
+            again = way.send(messages, change)
         except Rejected as problem:
             if committed or problem.code is not Code.CONFLICT:
                 raise Contradiction(f"sent again, committed before: {committed}") from problem

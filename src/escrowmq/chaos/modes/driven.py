@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from typing import Any
 
+import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from escrowmq import outbox
+from escrowmq.chaos.books import intended
 from escrowmq.chaos.modes.inboxes import InboxMode
 from escrowmq.chaos.modes.leftovers import roll_back_leftovers
 from escrowmq.chaos.modes.seam import LOOK_SECONDS, Regret, Site
+from escrowmq.model import Message
 from escrowmq.outbox.modes import Driven, DrivenResults
+
+_log = logging.getLogger(__name__)
 
 GROUP = "chaos-driven"
 
@@ -39,8 +46,7 @@ class DrivenMode(InboxMode):
             left = True
             while not site.closing.is_set():
                 if left or site.chance.random() < 0.02:
-                    for way in ways:
-                        way.redrive()
+                    self._redrive(site, ways)
                 left = not self._place_some(site, site.chance.choice(ways))
             site.placed.set()
             while not site.ended.is_set():
@@ -48,6 +54,22 @@ class DrivenMode(InboxMode):
                     way.redrive()
                 roll_back_leftovers(site, merged.producer.group)
                 site.pause(LOOK_SECONDS)
+
+    def _redrive(self, site: Site, ways: Sequence[Driven]) -> None:
+        """Drive what is left to its end; what was stored and not decided is given up, or its business is done again."""
+
+        def redo(session: Session, messages: Sequence[Message]) -> None:
+            ids = [message.key or "" for message in messages]
+            doomed = sa.select(sa.func.count()).where(intended.c.id.in_(ids), intended.c.dooms)
+            if session.scalar(doomed):
+                raise Regret
+            site.books.enter(session, self.name, ids)
+
+        for way in ways:
+            try:
+                way.redrive(redo if site.chance.random() < 0.5 else None)
+            except Regret:
+                _log.info("a business that was done again changed its mind")
 
     def _place_some(self, site: Site, way: Driven) -> bool:
         """One local transaction, as a block or as a function; whether all of it is out."""

@@ -9,9 +9,10 @@ from contextlib import suppress
 
 from sqlalchemy.exc import DBAPIError
 
+from escrowmq.chaos.books import id_of
 from escrowmq.chaos.modes.inboxes import consumer_of
 from escrowmq.chaos.modes.pledged import PledgeMode
-from escrowmq.chaos.modes.seam import LOOK_SECONDS, PAUSE_SECONDS, Site
+from escrowmq.chaos.modes.seam import LOOK_SECONDS, PAUSE_SECONDS, KeyOrder, Site
 from escrowmq.client.consuming.consumer import Consumer
 from escrowmq.client.consuming.received import ReceivedBatch
 from escrowmq.errors import EscrowError
@@ -49,19 +50,23 @@ class GroupsMode(PledgeMode):
             loop.result()
 
     def _take(self, site: Site, kind: int, stop: threading.Event) -> None:
-        topic = self.topic(kind)
-        with consumer_of(site, f"chaos-{topic}", topic, ordered=KINDS[kind] == "ordered") as consumer:
+        topic, ordered = self.topic(kind), KINDS[kind] == "ordered"
+        order = KeyOrder() if ordered else None
+        with consumer_of(site, f"chaos-{topic}", topic, ordered=ordered) as consumer:
             while not (stop.is_set() or site.ended.is_set()):
                 for batch in consumer.batches(200, idle_timeout=LOOK_SECONDS):
-                    self._handle(site, consumer, batch)
+                    self._handle(site, consumer, batch, order)
                     if stop.is_set() or site.ended.is_set():
                         return
 
-    def _handle(self, site: Site, consumer: Consumer, batch: ReceivedBatch) -> None:
+    def _handle(self, site: Site, consumer: Consumer, batch: ReceivedBatch, order: KeyOrder | None) -> None:
         """The effect, and then the acknowledgement; what cannot be acknowledged comes again."""
+        messages = list(batch)
+        if order is not None:
+            order.see(id_of(message.body) for message in messages if message.attempt == 1)
         try:
             with site.engine.begin() as connection:
-                site.books.effect(connection, self.name, [message.body for message in batch])
+                site.books.effect(connection, self.name, [message.body for message in messages])
         except DBAPIError:
             with suppress(EscrowError):
                 batch.nack(PAUSE_SECONDS, "the database refuses")
@@ -70,7 +75,7 @@ class GroupsMode(PledgeMode):
         try:
             match site.chance.choices(("at once", "one by one", "given back", "extended"), (12, 4, 1, 2))[0]:
                 case "one by one":
-                    for message in batch:
+                    for message in messages:
                         message.ack()
                     consumer.flush()
                 case "given back":

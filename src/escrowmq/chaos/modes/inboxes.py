@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 from sqlalchemy.orm import Session, sessionmaker
 
-from escrowmq.chaos.modes.seam import LOOK_SECONDS, Mode, Site
+from escrowmq.chaos.books import id_of
+from escrowmq.chaos.modes.seam import LOOK_SECONDS, Contradiction, KeyOrder, Mode, Site
 from escrowmq.client.consuming.consumer import Consumer
+from escrowmq.client.consuming.received import Received
 from escrowmq.outbox import inbox
 
 ATTEMPTS = 100_000
@@ -25,16 +28,45 @@ def consumer_of(site: Site, group: str, topic: str, **options: Any) -> Consumer:
 class InboxMode(Mode):
     """A mode whose consumer claims each id in the transaction of its effect."""
 
+    ordered: ClassVar[bool] = False
+    """Whether the messages of a key have an order, and the group keeps it."""
+
     def take(self, site: Site) -> None:
         """The inbox's loop."""
+        database, topic = sessionmaker(site.engine), self.topic(site.number)
+        seen = _Seen() if self.ordered else None
+        with consumer_of(site, f"chaos-{topic}", topic, ordered=self.ordered) as consumer:
+            while not site.ended.is_set():
+                inbox.consume(
+                    consumer,
+                    database,
+                    _remember,
+                    within=self._writing(site),
+                    after=seen,
+                    idle_timeout=LOOK_SECONDS,
+                )
+                if seen is not None and seen.problem is not None:
+                    raise seen.problem
 
+    def _writing(self, site: Site) -> Callable[[Session, Any], None]:
         def write(session: Session, _: object) -> None:
             site.books.effect(session, self.name, session.info.pop(_HANDLED, ()))
 
-        database, topic = sessionmaker(site.engine), self.topic(site.number)
-        with consumer_of(site, f"chaos-{topic}", topic) as consumer:
-            while not site.ended.is_set():
-                inbox.consume(consumer, database, _remember, within=write, idle_timeout=LOOK_SECONDS)
+        return write
+
+
+class _Seen:
+    """Called with messages whose transaction has committed: whether they came in the order of their keys."""
+
+    def __init__(self) -> None:
+        self.problem: Contradiction | None = None
+        self._order = KeyOrder()
+
+    def __call__(self, messages: Sequence[Received]) -> None:
+        try:
+            self._order.see(id_of(message.body) for message in messages if message.attempt == 1)
+        except Contradiction as problem:
+            self.problem = self.problem or problem
 
 
 _HANDLED = "chaos-handled"

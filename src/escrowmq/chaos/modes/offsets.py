@@ -5,13 +5,14 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 
 from escrowmq import outbox
+from escrowmq.chaos.books import id_of
 from escrowmq.chaos.modes.pledged import PledgeMode
-from escrowmq.chaos.modes.seam import Site
+from escrowmq.chaos.modes.seam import KeyOrder, Site
 from escrowmq.outbox.modes import Taken
 
 
 class OffsetsMode(PledgeMode):
-    """Plain sends under fixed ids, ``OffsetConsumer``."""
+    """Plain sends under fixed ids, ``OffsetConsumer``; each key comes in its order."""
 
     name = "offsets"
     told = "each effect exactly once: the brokers know the message ids, the consumer's database holds an offset for each queue"
@@ -19,8 +20,12 @@ class OffsetsMode(PledgeMode):
     def take(self, site: Site) -> None:
         """All queues of the topic at all brokers, taken back under the same owner by the next process."""
 
+        order = KeyOrder()
+
         def effect(session: Session, messages: Taken) -> None:
-            site.books.effect(session, self.name, messages.arrow.column("body").to_pylist())
+            bodies = messages.arrow.column("body").to_pylist()
+            order.see(id_of(body) for body in bodies)
+            site.books.effect(session, self.name, bodies)
 
         topic = self.topic(site.number)
         with outbox.OffsetConsumer(site.bus, site.engine, f"chaos-{self.name}", topic, owner=site.name) as consumer:

@@ -6,11 +6,11 @@ from sqlalchemy.orm import Session
 
 from escrowmq import outbox
 from escrowmq.chaos.modes.inboxes import InboxMode
-from escrowmq.chaos.modes.seam import Regret, Site
+from escrowmq.chaos.modes.seam import Regret, Site, key_of
 
 
 class OutboxMode(InboxMode):
-    """``send_batch_tx``, a relay beside the producer, ``claim_tx``.
+    """``send_batch_tx``, a relay beside the producer, ``claim_tx``; each key in the order of its transactions, in an ordered group.
 
     Confirmed is what the local transaction committed: from there on the row is in the table, and that it comes out is the
     relay's promise. (That it has come out is known to nobody but the relay, which deletes the row.)
@@ -18,6 +18,12 @@ class OutboxMode(InboxMode):
 
     name = "outbox"
     told = "each effect exactly once: the producer's database holds the message until a broker has it, the consumer's the inbox's mark"
+
+    ordered = True
+
+    def key(self, identity: str) -> str:
+        """One of a few, within which the relay keeps the order."""
+        return key_of(identity)
 
     def place(self, site: Site) -> None:
         """One business transaction in ten is rolled back, its messages with it."""

@@ -9,7 +9,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from escrowmq.chaos.books import business, confirmed
-from escrowmq.chaos.modes.seam import CALL_SECONDS, OPEN, PAUSE_SECONDS, Contradiction, Mode, Site
+from escrowmq.chaos.modes.seam import CALL_SECONDS, OPEN, PAUSE_SECONDS, Contradiction, Mode, Site, key_of
 from escrowmq.client.producing.producer import Producer
 from escrowmq.client.producing.results import Receipts
 from escrowmq.errors import Code, Overloaded, Unknown
@@ -26,6 +26,10 @@ class PledgeMode(Mode):
     has taken it (confirmed). So a message may be on its way again and again, also by another process of the node,
     and the brokers must have it once.
     """
+
+    def key(self, identity: str) -> str:
+        """One of a few: what is owed is sent in the order of the pledges."""
+        return key_of(identity)
 
     def place(self, site: Site) -> None:
         """First what earlier processes owe, then pledge by pledge; what is owed is sent until the end."""
@@ -47,9 +51,11 @@ class PledgeMode(Mode):
                         site.pause(PAUSE_SECONDS)
 
     def _owed(self, site: Site) -> list[str]:
+        """By number, which is the order within each process; those of several processes share no key."""
         query = sa.select(business.c.id).outerjoin(confirmed, confirmed.c.id == business.c.id)
+        theirs = query.where(business.c.mode == self.name, confirmed.c.id.is_(None))
         with site.engine.connect() as connection:
-            return list(connection.scalars(query.where(business.c.mode == self.name, confirmed.c.id.is_(None))))
+            return sorted(connection.scalars(theirs), key=lambda one: int(one.split(".")[3]))
 
     def _pledge(self, site: Site) -> list[str]:
         ids = self.ids(site)

@@ -11,7 +11,7 @@ import itertools
 import threading
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -146,8 +146,43 @@ class Mode(ABC):
     def messages(self, consumer: int, ids: Sequence[str]) -> list[Message]:
         """The messages of these ids to a consumer, under message ids that follow from them."""
         topic = self.topic(consumer)
-        return [Message(topic, body_of(one), key=one, message_id=message_id_of(one)) for one in ids]
+        return [Message(topic, body_of(one), key=self.key(one), message_id=message_id_of(one)) for one in ids]
+
+    def key(self, identity: str) -> str:
+        """The key of the message of an id: a key of its own. A mode in which keys have an order gives several ids the same."""
+        return identity
 
     def addressed(self, ids: Sequence[str]) -> list[Message]:
         """The messages of these ids, each to the consumer that its id names."""
         return [self.messages(int(one.rpartition(".")[2]), [one])[0] for one in ids]
+
+
+# Order within a key
+
+KEYS = 8
+"""Of one process and mode."""
+
+
+def key_of(identity: str) -> str:
+    """The key of an id, one of a few. A process counts its ids, so that those of a key have an order."""
+    _, node, process, number, _ = identity.split(".")
+    return f"{node}.{process}.{int(number) % KEYS}"
+
+
+class KeyOrder:
+    """What one consumer of an ordered feed has seen. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, tuple[int, str]] = {}
+
+    def see(self, identities: Iterable[str]) -> None:
+        """These were handed out here for the first time, in this order. Raises Contradiction where one comes behind a later one of its
+        key."""
+        for identity in identities:
+            if identity.count(".") != 4:
+                continue  # garbage, which the check will find
+            number, key = int(identity.split(".")[3]), key_of(identity)
+            latest, before = self._latest.get(key, (-1, ""))
+            if number <= latest:
+                raise Contradiction(f"{identity} was handed out after {before}, which is later in its key")
+            self._latest[key] = number, identity

@@ -14,7 +14,7 @@ from typing import Any
 
 from escrowmq.chaos.check import Flow
 from escrowmq.chaos.findings import Findings
-from escrowmq.chaos.modes import MODES
+from escrowmq.chaos.modes import mode_of
 from escrowmq.chaos.options import Options
 from escrowmq.chaos.plan import Blow, Happening
 from escrowmq.chaos.run import Run
@@ -58,7 +58,7 @@ class Record:
     @classmethod
     def of(cls, run: Run) -> Record:
         """Of a run that is over."""
-        modes = {name: MODES[name] for name in run.options.modes}
+        modes = {mode.name: mode for mode in map(mode_of, run.options.modes)}
         return cls(
             options=run.options,
             begun_us=run.begun_us,

@@ -53,8 +53,18 @@ class EscrowTarget:
     """
 
     def __init__(self, url: str, *, group: str = GROUP, timeout: float = 5.0) -> None:
-        self._brokers = [_Broker(each, group, timeout) for each in _single_urls(url)]
-        self._pool = ThreadPoolExecutor(len(self._brokers), "escrowmq-target") if len(self._brokers) > 1 else None
+        self._over([_Broker(connect(each), each, group, timeout) for each in _single_urls(url)])
+
+    @classmethod
+    def over(cls, buses: Sequence[Bus], *, group: str = GROUP, timeout: float = 5.0) -> EscrowTarget:
+        """The same over connections that are there: one bus to each broker, in the order of the list. They are closed with it."""
+        target = cls.__new__(cls)
+        target._over([_Broker(bus, bus.router.links[0].address, group, timeout) for bus in buses])
+        return target
+
+    def _over(self, brokers: list[_Broker]) -> None:
+        self._brokers = brokers
+        self._pool = ThreadPoolExecutor(len(brokers), "escrowmq-target") if len(brokers) > 1 else None
 
     @property
     def promise(self) -> Promise:
@@ -106,10 +116,10 @@ class EscrowTarget:
 class _Broker:
     """One broker. Used by one thread at a time."""
 
-    def __init__(self, url: str, group: str, timeout: float) -> None:
+    def __init__(self, bus: Bus, url: str, group: str, timeout: float) -> None:
         self._url = url
         self._timeout = timeout
-        self._bus: Bus = connect(url)
+        self._bus = bus
         self._producer = self._bus.producer(group, timeout=timeout)
         self.limits = Limits()
         self._met = False

@@ -48,7 +48,7 @@ class AppendAndDrain(Workload):
             Reader(site, "ledger", TOPICS, ordered=True, careless=careless, one_by_one=True).work()
 
         return [
-            *(Role(f"w{n}", write, [_any(f"w{n}-{i}", chance) for i in range(size)]) for n in range(2)),
+            *(Role(f"w{n}", write, [any_operation(f"w{n}-{i}", chance) for i in range(size)]) for n in range(2)),
             Role("cart-1", share, drains=True),
             Role("cart-2", share, drains=True),
             Role("ledger-1", order, drains=True),
@@ -59,7 +59,8 @@ class AppendAndDrain(Workload):
         return [*super().check(events), *promises.disordered(events, {"ledger"}), *promises.early(events)]
 
 
-def _any(name: str, chance: Random) -> Operation:
+def any_operation(name: str, chance: Random) -> Operation:
+    """A plain message, several, or a transaction."""
     draw, after = chance.random(), chance.random() * 0.3
     topic = chance.choice(TOPICS)
     if draw < 0.35:
@@ -68,11 +69,26 @@ def _any(name: str, chance: Random) -> Operation:
         if chance.random() < 0.1:
             options |= {"key": None, "delay": chance.random() * 3}
         return Operation("send", name, after, {"topic": topic, "options": options})
+    if draw < 0.42:
+        return Operation(
+            "together",
+            name,
+            after,
+            {"operations": [_one(f"{name}-{n}", chance) for n in range(chance.choice((4, 12)))]},
+        )
     if draw < 0.5:
-        count = chance.choice((1, 3, 300))
+        count = chance.choice((1, 3, 40, 300))
         keys = [chance.choice((None, "a", "b")) for _ in range(count)]
         return Operation("send many", name, after, {"topic": topic, "keys": keys})
     return transaction(name, chance)
+
+
+def _one(name: str, chance: Random) -> Operation:
+    """Something small that is done beside others; a key of its own, for beside others there is no order."""
+    if chance.random() < 0.4:
+        return transaction(name, chance)
+    options = {"key": chance.choice((None, name)), "tag": chance.choice((None, "t")), "size": chance.choice((20, 60))}
+    return Operation("send", name, 0.0, {"topic": chance.choice(TOPICS), "options": options})
 
 
 class EarlyRead(Workload):

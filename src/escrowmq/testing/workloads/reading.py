@@ -16,7 +16,7 @@ Effect = Callable[[dict[str, Any], dict[str, Any]], None]
 
 class Reader:
     """One consumer of ``group``. It acknowledges most of what it gets, and while the site has not ended returns some (``careless``),
-    forgets some, keeps some until its lease has ended."""
+    forgets some, keeps some until its lease has ended. ``options`` are those of the consumer."""
 
     def __init__(
         self,
@@ -29,12 +29,20 @@ class Reader:
         one_by_one: bool = False,
         lease: float | None = None,
         effect: Effect = lambda content, row: None,
+        **options: Any,
     ) -> None:
         self.site, self.history, self.group = site, site.history, group
         self._careless, self._one_by_one, self._effect, self._ordered = careless, one_by_one, effect, ordered
         self._lease = lease or 3.0
         self.consumer = site.connect().consumer(
-            group, topics, ordered=ordered, lease=lease, retry_backoff=0.1, retry_backoff_max=1.0, timeout=120.0
+            group,
+            topics,
+            ordered=ordered,
+            lease=lease,
+            retry_backoff=0.1,
+            retry_backoff_max=1.0,
+            timeout=120.0,
+            **options,
         )
         site.kept["receives"] = True  # from now on the group is there
 
@@ -49,6 +57,8 @@ class Reader:
 
     def _note(self, row: dict[str, Any]) -> tuple[str, int]:
         content, intact = unpack(row["body"])
+        if "labels" in content:
+            intact = intact and content["labels"] == [row["key"], row["tag"]]
         value = str(content.get("value"))
         place = {name: row[name] for name in ("topic", "queue", "offset", "attempt", "key")}
         self.history.add(
@@ -72,13 +82,18 @@ class Reader:
         if fate == "late":
             self.site.pause(1.3 * self._lease)
         result = Kind.OK
+        if fate != "nack":
+            self._note_acks(noted, Kind.INVOKE)
         try:
             (batch.nack if fate == "nack" else batch.ack)()
         except EscrowError as problem:
             result = Kind.UNKNOWN if isinstance(problem, Unknown) else Kind.FAIL
         if fate != "nack":
-            for value, attempt in noted:
-                self.history.add(self.site.name, Act.ACK, result, value=value, group=self.group, attempt=attempt)
+            self._note_acks(noted, result)
+
+    def _note_acks(self, noted: list[tuple[str, int]], kind: Kind) -> None:
+        for value, attempt in noted:
+            self.history.add(self.site.name, Act.ACK, kind, value=value, group=self.group, attempt=attempt)
 
     def _take_one(self, message: Any) -> None:
         if message.withdrawn:
@@ -93,4 +108,4 @@ class Reader:
             message.ack()
 
 
-_COLUMNS = ("body", "topic", "queue", "offset", "attempt", "key", "message_id")
+_COLUMNS = ("body", "topic", "queue", "offset", "attempt", "key", "tag", "message_id")

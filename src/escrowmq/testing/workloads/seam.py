@@ -33,6 +33,8 @@ class Site(Protocol):
     chance: Random
     kept: dict[str, Any]
     """What outlives the process: its database."""
+    shared: dict[str, Any]
+    """A database that all processes of the run use."""
 
     @property
     def ended(self) -> bool:
@@ -41,6 +43,19 @@ class Site(Protocol):
 
     def connect(self) -> Bus:
         """A bus to the brokers; closed by the site."""
+        ...
+
+    def connect_each(self) -> list[Bus]:
+        """A bus to each of the brokers."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """The time by a clock that all processes have, and that never steps back."""
+        ...
+
+    def together(self, calls: Sequence[Callable[[], None]]) -> None:
+        """Call all of these at the same time, each in a thread of its own; returns when all have."""
         ...
 
     def pause(self, seconds: float) -> None:
@@ -72,8 +87,13 @@ class Workload(ABC):
         """The roles of a run, with plans of about ``size`` operations each."""
 
     def check(self, events: Sequence[Event]) -> list[Violation]:
-        """What is wrong beside: here, that a process is fenced though each has a name of its own."""
-        return promises.fenced_alone(events)
+        """What is wrong beside: here, that a process is fenced though each has a name of its own, or that a message was done with and
+        nobody did it."""
+        return [*promises.fenced_alone(events), *promises.unaccounted(events)]
+
+    def left(self, shared: dict[str, Any]) -> list[str]:
+        """What is still to be done outside the brokers, in words."""
+        return []
 
 
 def to_do(site: Site, plan: Iterable[Operation]) -> Iterator[Operation]:

@@ -27,10 +27,9 @@ class CheckBackStorm(Workload):
     def roles(self, chance: Random, size: int) -> list[Role]:
         """Two producers of one group, which hear of each other's transactions; one consumer."""
         lag, wrong = chance.choice((0.0, 0.5, 2.0)), chance.choice((0.0, 0.3))
-        books: dict[str, object] = {}  # both look into the same database
 
         def storm(site: Site, plan: Iterable[Operation]) -> None:
-            site.kept["books"] = books
+            site.kept["books"] = site.shared.setdefault("books", {})  # both look into the same database
             Writer(site, lag=lag, wrong=wrong).work(plan)
 
         def plan(writer: str) -> list[Operation]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from escrowmq.client.producing.producer import Producer
@@ -60,7 +61,8 @@ class Writer:
         if "delay" in options and (now := self.site.now_us()) is not None:
             details["due_us"] = now + int(1e6 * options["delay"])
         with self.history.call(self.site.name, Act.SEND, value=value, topic=topic, **details) as call:
-            receipt = self.plain.send(topic, payload(value, options.pop("size", 40)), **options)
+            body = payload(value, options.pop("size", 40), labels=_labels(options))
+            receipt = self.plain.send(topic, body, **options)
             call.details |= _place(receipt)
         return receipt if call.result is Kind.OK else None
 
@@ -68,7 +70,11 @@ class Writer:
         """Plain messages as one batch."""
         for value, key in zip(values, keys, strict=True):
             self.history.add(self.site.name, Act.SEND, Kind.INVOKE, value=value, topic=topic, key=key)
-        messages = [Message(topic, payload(value, 40), key) for value, key in zip(values, keys, strict=True)]
+        tags = [None if number % 3 else f"t-{number % 2}" for number in range(len(values))]
+        messages = [
+            Message(topic, payload(value, 40, labels=[key, tag]), key, tag)
+            for value, key, tag in zip(values, keys, tags, strict=True)
+        ]
         found: list[Any]
         try:
             receipts = self.plain.send_batch(messages)
@@ -90,7 +96,8 @@ class Writer:
         with self.history.call(
             self.site.name, Act.PREPARE, value=value, transaction=transaction, topic=topic, **details
         ) as call:
-            body = payload(value, options.pop("size", 40), transaction=transaction, **options.pop("content", {}))
+            content = {"transaction": transaction, "labels": _labels(options), **options.pop("content", {})}
+            body = payload(value, options.pop("size", 40), **content)
             receipt = self.producer.prepare(topic, body, transaction_id=join, **options)
             call.details |= _place(receipt)
         return receipt if call.result is Kind.OK else None
@@ -112,6 +119,7 @@ class Writer:
                 whole = False
                 break
             identity = receipt.transaction_id
+            self.site.shared.setdefault("names", {})[str(identity)] = name
         if not whole:
             end = "rollback" if identity is not None else "silent rollback"
         if operation.details.get("thinks"):
@@ -129,19 +137,30 @@ class Writer:
     def work(self, plan: Iterable[Operation]) -> None:
         """Do what a plan says."""
         for operation in to_do(self.site, plan):
-            details = operation.details
-            if operation.verb == "send":
-                self.send(operation.name, details["topic"], **details["options"])
-            elif operation.verb == "send many":
-                values = [f"{operation.name}-{number}" for number in range(len(details["keys"]))]
-                self.send_many(values, details["topic"], details["keys"])
-            elif operation.verb == "transact":
-                self.transact(operation)
+            self.do(operation)
+
+    def do(self, operation: Operation) -> None:
+        """One operation; those of "together" at the same time, so that they share requests."""
+        details = operation.details
+        if operation.verb == "send":
+            self.send(operation.name, details["topic"], **details["options"])
+        elif operation.verb == "send many":
+            values = [f"{operation.name}-{number}" for number in range(len(details["keys"]))]
+            self.send_many(values, details["topic"], details["keys"])
+        elif operation.verb == "transact":
+            self.transact(operation)
+        elif operation.verb == "together":
+            self.site.together([partial(self.do, one) for one in details["operations"]])
 
 
 def _noted(options: dict[str, Any]) -> dict[str, Any]:
     """What a history says of a message beside its topic."""
     return {"key": options["key"]} if options.get("key") is not None else {}
+
+
+def _labels(options: dict[str, Any]) -> list[str | None]:
+    """What is told of a message in its own body: its key and tag, which must come with it."""
+    return [options.get("key"), options.get("tag")]
 
 
 def _row(receipts: Receipts, row: int) -> Receipt | EscrowError:
