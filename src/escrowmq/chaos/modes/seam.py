@@ -99,6 +99,8 @@ class Mode(ABC):
     """A sentence for the report: what is exactly once here, and whose database holds the mark."""
     repeats: ClassVar[bool] = False
     """At least once only: an effect that happens again is no violation, one that is missing is."""
+    shares: ClassVar[bool] = False
+    """All consumers share its topics; else each effect belongs into the database of the consumer that its id names."""
 
     @classmethod
     def topic(cls, consumer: int) -> str:
