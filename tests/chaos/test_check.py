@@ -35,10 +35,11 @@ class Other(Once):
 class Often(Once):
     name = "often"
     repeats = True
+    shares = True
 
 
 MODES = (Once, Other, Often)
-KINDS = ("lost", "leaked", "unexpected", "repeated", "altered", "contradiction")
+KINDS = ("lost", "leaked", "unexpected", "repeated", "altered", "misplaced", "contradiction")
 
 
 @dataclass
@@ -230,6 +231,14 @@ def test_an_effect_under_another_mode_is_altered_there_and_lost_here(nodes: Node
     assert findings.numbers == {("altered", "other"): 1, ("lost", "once"): 1}
 
 
+def test_an_effect_at_another_consumer_than_the_one_that_its_id_names(nodes: Nodes) -> None:
+    nodes.whole("fine.1", consumer="consumer-1")
+    nodes.whole("fine.2", consumer="consumer-2")
+    nodes.whole("stray.1", consumer="consumer-2")
+    nodes.whole("anywhere.1", mode="often", consumer="consumer-2")
+    assert "consumer-2: effect" in only(nodes.check(), "misplaced", "stray.1")
+
+
 def test_confirmed_without_a_business_row(nodes: Nodes) -> None:
     nodes.intend("a")
     nodes.confirm("a")
@@ -303,7 +312,8 @@ def test_the_flow_is_counted_by_mode_and_second(nodes: Nodes) -> None:
 
 # Against a plain program: the same words, one id after the other
 
-IDS = st.sampled_from(["a", "b", "c", "d"])
+NAMED = ("a.1", "b.2", "c", "d")
+IDS = st.sampled_from(NAMED)
 NAMES = st.sampled_from(["once", "other", "often"])
 ENTRY = st.tuples(NAMES, IDS)
 
@@ -333,8 +343,9 @@ def plainly(written: Written) -> Counter[tuple[str, str, str]]:
     """Findings as (what, mode, id)."""
     found: Counter[tuple[str, str, str]] = Counter()
     done = [row for rows in written.effects for row in rows]
+    places = [(mode, identity, str(node)) for node, rows in enumerate(written.effects, 1) for mode, identity, _ in rows]
     for mode in ("once", "other", "often"):
-        for identity in "abcd":
+        for identity in NAMED:
             wants = [row[identity][1] for row in written.intended if identity in row and row[identity][0] == mode]
             elsewhere = [row for row in written.intended if identity in row and row[identity][0] != mode]
             rows = [row for row in written.business if row.get(identity) == mode]
@@ -346,6 +357,9 @@ def plainly(written: Written) -> Counter[tuple[str, str, str]]:
                 "leaked": had and wants and (not rows or doomed),
                 "unexpected": had and not wants and not elsewhere,
                 "altered": not all(had) or (had and not wants and elsewhere),
+                "misplaced": mode != "often"
+                and "." in identity
+                and any((mode, identity) == (of, one) and at != identity[-1] for of, one, at in places),
                 "repeated": mode != "often" and len(had) > 1,
                 "contradiction": (told and not rows)
                 or ((told or rows) and not wants)

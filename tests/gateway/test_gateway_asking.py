@@ -116,7 +116,7 @@ def test_a_redirect_is_not_followed(asking: Client, receiver: Receiver, t: str, 
     elsewhere.answer = lambda asked: (200, {}, asked.all("committed"))
     receiver.answer = lambda asked: (307, {"location": elsewhere.url}, b"")
     transaction = asking.prepare(g, t)
-    receiver.wait(3)
+    eventually(lambda: len(receiver.asked) >= 3 or elsewhere.asked)
     assert elsewhere.asked == []
     assert asking.state(g, transaction) == "open"
     elsewhere.close()
@@ -264,13 +264,13 @@ def test_proxies_of_the_environment_are_not_used(
     receiver.answer = lambda asked: (200, {}, asked.all("committed"))
     client = run_gateway(embedded(), {g: Address(g, receiver.url)})
     transaction = client.prepare(g, t)
-    eventually(lambda: client.state(g, transaction) == "committed")
+    eventually(lambda: client.state(g, transaction) == "committed" or proxy.asked)
     assert proxy.asked == []
     proxy.close()
 
 
 def test_an_address_in_a_message_is_never_asked(
-    embedded: Callable[..., Any], run_gateway: RunGateway, receiver: Receiver, t: str, g: str
+    embedded: Callable[..., Any], run_gateway: RunGateway, receiver: Receiver, t: str, g: str, eventually: Wait
 ) -> None:
     """Nothing that a message says changes where questions go."""
     elsewhere = Receiver()
@@ -278,6 +278,6 @@ def test_an_address_in_a_message_is_never_asked(
     named = dict.fromkeys(("check_back", "url", "callback", "webhook", "CHECK_BACK_URL"), elsewhere.url)
     half = {"messages": [{"topic": t, "text": elsewhere.url, "key": elsewhere.url, "properties": named}]}
     client.ok(f"/v1/groups/{g}/transactions", half)
-    receiver.wait(3)
+    eventually(lambda: len(receiver.asked) >= 3 or elsewhere.asked)
     assert elsewhere.asked == []
     elsewhere.close()

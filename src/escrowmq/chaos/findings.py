@@ -7,6 +7,7 @@
 | unexpected | an effect of an id that nobody intended |
 | repeated | more than one effect of an id, all consumers' databases together, in a mode that does not allow it |
 | altered | an effect whose hash is not that of its id's body, or under another mode than the id was intended for |
+| misplaced | an effect in the database of another consumer than the one that the message was for |
 | contradiction | confirmed without a business row; business or confirmed and never intended; one id in two producers' databases; a business row that was to be rolled back |
 | unsettled | something had not come to rest when the run's patience was over |
 | failed | a node did what none may do, or a log is damaged |

@@ -21,6 +21,7 @@ from escrowmq.chaos.application import ApplicationPlan
 from escrowmq.chaos.nodes import BrokerPlan, ProgramPlan
 
 PRELOADED = (
+    "escrowmq.chaos.orphans",
     "__main__",
     "escrowmq.chaos.nodes",
     "escrowmq.broker.serving.serve",

@@ -10,7 +10,6 @@ business rows to come), ``("failed", mode, text)`` (a finding), ``("stopped", te
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import signal
@@ -23,10 +22,10 @@ from typing import Any
 
 from escrowmq.chaos.application import Application, ApplicationPlan
 from escrowmq.chaos.disks import fillable_disk
+from escrowmq.chaos.orphans import die_with_the_parent
 from escrowmq.errors import EscrowError
 from escrowmq.settings import BrokerSettings
 
-_PR_SET_PDEATHSIG = 1
 _log = logging.getLogger(__name__)
 
 SETTINGS = BrokerSettings(
@@ -134,11 +133,6 @@ def _listen(channel: Connection, acts: dict[str, Callable[[], Any]]) -> None:
             os._exit(1)
 
     threading.Thread(target=listen, name="director", daemon=True).start()
-
-
-def die_with_the_parent() -> None:
-    """SIGKILL this process when the one that forked it has died."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def log_to(path: Path) -> None:

@@ -30,12 +30,12 @@ class Options:
     consumers: int = 4
     modes: tuple[str, ...] = field(default_factory=lambda: tuple(name for name in MODES if _lacks(name) is None))
     """Those of the product, but what this machine lacks something for."""
-    rate: float = 1500.0
+    rate: float = 3000.0
     """Messages a second that all producers together try to place, at most."""
     database_url: str | None = None
     """A PostgreSQL server that holds the databases of producers and consumers; None: SQLite files."""
     patience: float = 120.0
-    """Seconds without any progress, after the faults have ended, until the run is called stuck."""
+    """Seconds without any progress, after the faults have ended, until the run is called stuck; and those that nodes may take to start."""
 
     def __post_init__(self) -> None:
         for name in self.modes:

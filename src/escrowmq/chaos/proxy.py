@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from escrowmq.chaos.nodes import die_with_the_parent, log_to
+from escrowmq.chaos.nodes import log_to
+from escrowmq.chaos.orphans import die_with_the_parent
 from escrowmq.errors import Code, Unknown
 
 ANSWER_SECONDS = 30.0

@@ -32,8 +32,6 @@ from escrowmq.log.checking import check as check_log
 from escrowmq.platform.disk import RealDisk
 from escrowmq.testing.databases import databases, open_engine
 
-START_SECONDS = 60.0
-"""A node that has not said that it is ready by then, with nothing wrong around it, never will."""
 REST_SECONDS = 0.3
 """Before a node that ended by itself is started again."""
 MOST_ENDS = 20
@@ -333,7 +331,7 @@ class Monkey:
             self._fleet.start(name)
 
     def _until_all_ready(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + self.options.patience
         while waiting := [name for name in self._plans if not self._fleet.ready(name)]:
             self._hear(0.2)
             if time.monotonic() > deadline:

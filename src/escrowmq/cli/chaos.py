@@ -32,7 +32,7 @@ def chaos(
     producers: Annotated[int, typer.Option(min=1, help="Processes that place messages.")] = 4,
     brokers: Annotated[int, typer.Option(min=1, help="Brokers.")] = 2,
     consumers: Annotated[int, typer.Option(min=1, help="Processes that take messages.")] = 4,
-    rate: Annotated[float, typer.Option(min=1.0, help="Messages a second that are placed, at most.")] = 1500.0,
+    rate: Annotated[float, typer.Option(min=1.0, help="Messages a second that are placed, at most.")] = 3000.0,
     patience: Annotated[
         float, typer.Option(min=1.0, help="Seconds without any progress at the end until the run is called stuck.")
     ] = 120.0,

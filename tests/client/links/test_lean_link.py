@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 import pyarrow as pa
 import pytest
@@ -176,6 +176,18 @@ def test_the_other_kinds_do_not_wait(link, broker, flight):
     assert begin(link, end).result(PATIENCE) == bytes([Code.COMMITTED])
     flight.release(Exchange.SEND)
     assert all(one.result(PATIENCE)[0][0] == Code.OK for one in waiting)
+
+
+def test_an_answer_goes_to_the_request_that_it_names_and_not_to_the_oldest(link, broker, flight):
+    for topic in ("news", "weather"):
+        flight.action("groups.subscribe", {"group": topic, "topics": [topic]}, 1)
+    older, newer = [receive(link, group=topic) for topic in ("news", "weather")]
+    broker.wait(lambda: broker.kinds.count("receive") == 2)
+    begin(flight, parcel(b"rain", topic="weather")).result(PATIENCE)
+    wait([older, newer], PATIENCE, FIRST_COMPLETED)
+    assert (older.done(), newer.done()) == (False, True)
+    assert newer.result().column("body").to_pylist() == [b"rain"]
+    older.cancel()
 
 
 def test_after_a_lost_request_those_behind_it_fail_unsent_instead_of_overtaking(link, broker, flight):

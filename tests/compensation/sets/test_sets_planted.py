@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,38 +17,81 @@ from escrowmq.compensation import RedisSets
 from escrowmq.compensation.sets.seam import Run, SetStore
 from escrowmq.compensation.sets.server import Command, Link
 from escrowmq.platform.failpoints import Failpoint, arm
+from escrowmq.testing import set_conformance
 from escrowmq.testing.memory_sets import MemorySets
-from escrowmq.testing.set_conformance import SetConformance, SetModel, new_store_name
+from escrowmq.testing.set_conformance import SetConformance, SetModel, at_once, new_store_name
 
 
 class Together(Failpoint):
     """Whoever comes to a place waits for a second one to come there, too: what is not one step falls apart for sure.
 
-    A store without the bug lets nobody come there beside another whose step counts; whoever is alone goes on when the others have ended.
+    A store without the bug lets nobody come there beside another whose step counts. Who is the last of those that run at once goes on alone.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__(name, 1, lambda: None)
-        self._here = threading.Barrier(2)
+        self._news = threading.Condition()
+        self._going = 0
+        self._waits = False
+        self._meetings = 0
+
+    def at_once(self, *works: Callable[[], object]) -> None:
+        """As that of the suite, and it is known here who still goes on."""
+
+        def counted(work: Callable[[], object]) -> None:
+            try:
+                work()
+            finally:
+                with self._news:
+                    self._going -= 1
+                    self._news.notify_all()
+
+        self._going = len(works)
+        at_once(*(partial(counted, work) for work in works))
 
     def reached(self) -> None:
-        try:
-            self._here.wait(timeout=5.0)
-        except threading.BrokenBarrierError:
-            pass
+        with self._news:
+            if self._waits:
+                self._waits = False
+                self._meetings += 1
+                self._news.notify_all()
+                return
+            self._waits, before = True, self._meetings
+            self._news.wait_for(lambda: self._meetings > before or self._going <= 1)
+            if self._meetings == before:
+                self._waits = False
 
 
 @pytest.fixture
-def together() -> Iterator[Callable[[str], None]]:
-    yield lambda place: arm(Together(place))
+def together(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    def begin(place: str) -> None:
+        point = Together(place)
+        monkeypatch.setattr(set_conformance, "at_once", point.at_once)
+        arm(point)
+
+    yield begin
     arm()
 
 
 class RedisBugs(RedisSite):
     """Stores that watch nothing: what is read before a step may be old when it runs."""
 
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.opened: list[SetStore] = []
+
     def open(self, name: str) -> SetStore:
-        return _Unwatched(self.url, name)
+        self.opened.append(_Unwatched(self.url, name))
+        return self.opened[-1]
+
+
+@pytest.fixture
+def redis_bugs(redis_site: RedisSite) -> Iterator[RedisBugs]:
+    """Its stores are closed here: the suite does not come to it."""
+    site = RedisBugs(redis_site.url)
+    yield site
+    for store in site.opened:
+        store.close()
 
 
 class _Unwatched(RedisSets):
@@ -76,20 +120,24 @@ def _links(opened: Any) -> Any:
     return Opened()
 
 
-def test_difference_and_removal_that_are_not_one_step(redis_site: RedisSite, together: Callable[[str], None]) -> None:
+def test_difference_and_removal_that_are_not_one_step(
+    redis_site: RedisSite, redis_bugs: RedisBugs, together: Callable[[str], None]
+) -> None:
     suite = SetConformance()
     suite.test_schedulers_at_once_share_no_id_and_lose_none(redis_site, new_store_name())
     together("sets.taking")
     with pytest.raises(AssertionError):
-        suite.test_schedulers_at_once_share_no_id_and_lose_none(RedisBugs(redis_site.url), new_store_name())
+        suite.test_schedulers_at_once_share_no_id_and_lose_none(redis_bugs, new_store_name())
 
 
-def test_a_run_that_is_adopted_twice(redis_site: RedisSite, together: Callable[[str], None]) -> None:
+def test_a_run_that_is_adopted_twice(
+    redis_site: RedisSite, redis_bugs: RedisBugs, together: Callable[[str], None]
+) -> None:
     suite = SetConformance()
     suite.test_of_all_who_would_adopt_one_does(redis_site, new_store_name())
     together("sets.adopting")
     with pytest.raises(AssertionError):
-        suite.test_of_all_who_would_adopt_one_does(RedisBugs(redis_site.url), new_store_name())
+        suite.test_of_all_who_would_adopt_one_does(redis_bugs, new_store_name())
 
 
 # In one thread

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from modes_roles import prepare_database
-from modes_zygote import Zygote
 
 import escrowmq as mq
+from zygote import Zygote
 
 QUICK = {"transaction_timeout": 30.0, "retry_backoff": 0.05, "retry_backoff_max": 0.05, "default_queues": 1}
 
@@ -53,7 +53,7 @@ class ServedBroker:
 
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
-    made = Zygote()
+    made = Zygote(Path(__file__).with_name("modes_roles.py"))
     yield made
     made.close()
 

@@ -26,12 +26,12 @@ from modes_roles import (
     sender,
     unsettled,
 )
-from modes_zygote import Zygote
 
 import escrowmq as mq
 from escrowmq.errors import Code, EscrowError
 from escrowmq.outbox.modes import BothReachConsumer, OffsetConsumer, compare, slots_of
 from escrowmq.platform import failpoints
+from zygote import Zygote
 
 KILLED = -9
 STEPS = {

@@ -151,6 +151,26 @@ def test_who_was_replaced_is_fenced_and_its_business_undone(bus: mq.Bus, local: 
     assert (bodies(bus, t), noted(local, "produced"), stages(local)) == ([b"b"], [b"b" * 16], [])
 
 
+def test_who_was_replaced_is_fenced_before_the_newer_one_has_decided(bus: mq.Bus, local: sa.Engine, t: str) -> None:
+    """The row is STORED, as the older one left it, but under another stamp and with another content."""
+    a, b = two(t)
+    older, newer = (Driven(bus, local, "shop", replaces=True) for _ in range(2))
+    prepare = older._carrier.prepare
+
+    def prepared(batch: Any, shards: Any) -> Any:
+        del older._carrier.prepare
+        answer = prepare(batch, shards)
+        killed_in_business(newer, b)
+        return answer
+
+    older._carrier.prepare = prepared  # type: ignore[method-assign]
+    with pytest.raises(Fenced):
+        older.send(a, lambda session: note(session, "produced", [b"a" * 16]))
+    assert (noted(local, "produced"), stages(local)) == ([], [Stage.STORED])
+    assert newer.redrive(lambda session, messages: None) == Redriven(committed=1)
+    assert bodies(bus, t) == [b"b"]
+
+
 def test_a_prepare_that_comes_late_costs_a_request_and_nothing_else(bus: mq.Bus, local: sa.Engine, t: str) -> None:
     """The older process's prepare reaches the broker when the newer one is about to commit: the row says what counts."""
     a, b = two(t)

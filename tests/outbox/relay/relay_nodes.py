@@ -1,11 +1,13 @@
-"""Processes of the kill matrix, run as a program: a sender that changes its business table and its outbox in one transaction, and a
-receiver whose effect and claim are one transaction. They go on until they are told to stop, or die where they are told to."""
+"""Processes of the kill matrix, forked by a zygote: a sender that changes its business table and its outbox in one transaction, a
+receiver whose effect and claim are one transaction, and the commands that serve and relay. They go on until they are told to stop, or die where they are told to."""
 
 from __future__ import annotations
 
+import importlib
 import signal
 import sys
 import threading
+from contextlib import suppress
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,6 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 import escrowmq as mq
 from escrowmq import outbox
+from escrowmq.cli.main import main as cli
 from escrowmq.errors import EscrowError
 from escrowmq.platform.failpoints import reach
 
@@ -98,15 +101,31 @@ def handle(engine: sa.Engine, message: Any) -> None:
     reach("receiver.acknowledged")
 
 
-def main() -> None:
+def stoppable() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    role, *arguments = sys.argv[1:]
-    if role == "send":
-        send(arguments[0], float(arguments[1]))
-    else:
-        receive(*arguments)
 
 
-if __name__ == "__main__":
-    main()
+def sender(database: str, pause: float) -> None:
+    """The role of who sends."""
+    stoppable()
+    send(database, pause)
+
+
+def receiver(database: str, broker: str) -> None:
+    """The role of who receives."""
+    stoppable()
+    receive(database, broker)
+
+
+def command(line: list[str]) -> None:
+    """The command ``escrowmq`` with these words, to its end."""
+    sys.argv = ["escrowmq", *line]
+    cli()
+
+
+for name in ("broker.serving.serve", "outbox.relay", "outbox.targets.opening"):  # what commands import when they run
+    importlib.import_module(f"escrowmq.{name}")
+for name in ("psycopg", "pymysql"):
+    with suppress(ImportError):
+        importlib.import_module(name)

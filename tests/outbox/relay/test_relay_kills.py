@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from escrowmq import model, outbox
 from escrowmq.outbox.tables import State, trans_message
 from escrowmq.testing.databases import databases
 from escrowmq.testing.servers.process import free_port
+from zygote import Zygote
 
 POINTS: dict[str, list[str]] = {
     "sender": ["sender.changed:3", "sender.sent:3", "sender.committed:3"],
@@ -51,12 +51,16 @@ PATIENCE = 90.0
 
 
 class Role:
-    """One of the processes: dies at each of its points in turn, and is started again; at last without any."""
+    """One of the processes: dies at each of its points in turn, and is started again; at last without any. ``given``: the role of the zygote's child, and
+    its arguments."""
 
-    def __init__(self, name: str, command: list[str], log: Path, points: list[str]) -> None:
-        self.name, self._command, self._log, self._points = name, command, log, points
+    def __init__(
+        self, name: str, zygote: Zygote, given: tuple[str, dict[str, Any]], log: Path, points: list[str]
+    ) -> None:
+        self.name, self._zygote, self._given, self._log, self._points = name, zygote, given, log, points
         self.died: list[str] = []
-        self.process: subprocess.Popen[bytes] | None = None
+        self._pid: int | None = None
+        self._lock = threading.Lock()  # around what the zygote is asked of one child: it answers an end once
         self._thread = threading.Thread(target=self._through, name=name, daemon=True)
         self.wounded = threading.Event()
         """Died at all of its points."""
@@ -64,31 +68,50 @@ class Role:
     def start(self) -> None:
         self._thread.start()
 
-    def launch(self, point: str | None = None) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, **({"ESCROWMQ_FAILPOINT": point} if point else {})}
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(self._command, stdout=log, stderr=log, env=environment)
-        return self.process
+    def launch(self, point: str | None = None) -> None:
+        role, arguments = self._given
+        with self._lock:
+            self._pid = self._zygote.start(role, point, log=self._log, **arguments)
+
+    def ended(self) -> int | None:
+        """The exit code of the child that was launched last, told once."""
+        with self._lock:
+            code = 0 if self._pid is None else self._zygote.poll(self._pid)
+            if code is not None:
+                self._pid = None
+        return code
+
+    def wait(self) -> int:
+        while (code := self.ended()) is None:
+            time.sleep(0.01)
+        return code
 
     def _through(self) -> None:
         for point in self._points:
-            code = self.launch(point).wait()
+            self.launch(point)
+            code = self.wait()
             self.died.append(point if code == -signal.SIGKILL else f"{point} with {code}")
         self.launch()
         self.wounded.set()
 
+    def signal(self, number: int) -> None:
+        """Send a signal to the child, if there is one."""
+        with self._lock:
+            if self._pid is not None:
+                os.kill(self._pid, number)
+
     def stop(self) -> int:
         """SIGTERM; the exit code."""
-        assert self.process is not None
-        self.process.terminate()
-        return self.process.wait(60)
+        self.signal(signal.SIGTERM)
+        return self.wait()
 
     def kill(self) -> None:
         self._points = []
-        while self._thread.is_alive() or (self.process is not None and self.process.poll() is None):
-            if self.process is not None:
-                self.process.kill()
+        while self._thread.is_alive():
+            self.signal(signal.SIGKILL)
             self._thread.join(0.05)
+        self.signal(signal.SIGKILL)
+        self.wait()
 
 
 class World:
@@ -96,6 +119,7 @@ class World:
 
     def __init__(
         self,
+        zygote: Zygote,
         folder: Path,
         sender_url: str,
         receiver_url: str,
@@ -112,20 +136,20 @@ class World:
             relay_nodes.metadata.create_all(engine)
         address = f"127.0.0.1:{free_port()}"
         self.broker_url = f"escrow://{address}"
-        node = [sys.executable, relay_nodes.__file__]
-        escrowmq = [sys.executable, "-m", "escrowmq"]
-        commands = {
-            "broker": [*escrowmq, "serve", "-d", str(folder / "data"), "-l", address, *BROKER],
-            "sender": [*node, "send", sender_url, "0.03"],
-            "receiver": [*node, "receive", receiver_url, self.broker_url],
+        serve = ["serve", "-d", str(folder / "data"), "-l", address, *BROKER]
+        given: dict[str, tuple[str, dict[str, Any]]] = {
+            "broker": ("command", {"line": serve}),
+            "sender": ("sender", {"database": sender_url, "pause": 0.03}),
+            "receiver": ("receiver", {"database": receiver_url, "broker": self.broker_url}),
         }
-        relay = [*escrowmq, "outbox", "relay", "-d", sender_url, "--to", self.broker_url, "--lease", "1s"]
+        relay = ["outbox", "relay", "-d", sender_url, "--to", self.broker_url, "--lease", "1s"]
         relay += ["--redeliveries", "100000", "--redelivery-interval", "200ms", "--poll-interval", "50ms"]
         relay += ["-o", "timeout=0.5", *relay_options]
-        self.roles = {name: Role(name, made, folder / f"{name}.log", points[name]) for name, made in commands.items()}
         for number in range(relays):
-            name = f"relay{number or ''}"
-            self.roles[name] = Role(name, relay, folder / f"{name}.log", points["relay"] if not number else [])
+            given[f"relay{number or ''}"] = ("command", {"line": relay})
+        self.roles = {
+            name: Role(name, zygote, one, folder / f"{name}.log", points.get(name, [])) for name, one in given.items()
+        }
 
     def close(self) -> None:
         for role in self.roles.values():
@@ -203,9 +227,9 @@ def _tried(act: Any) -> bool:
 
 
 def matrix(
-    folder: Path, urls: list[str], *, kept: bool, points: dict[str, list[str]] = POINTS, relays: int = 1
+    zygote: Zygote, folder: Path, urls: list[str], *, kept: bool, points: dict[str, list[str]] = POINTS, relays: int = 1
 ) -> None:
-    world = World(folder, urls[0], urls[1], points, ["--keep", "1h"] if kept else [], relays)
+    world = World(zygote, folder, urls[0], urls[1], points, ["--keep", "1h"] if kept else [], relays)
     try:
         world.run()
         world.judge(kept=kept)
@@ -218,12 +242,19 @@ def matrix(
         world.close()
 
 
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    made = Zygote(Path(relay_nodes.__file__))
+    yield made
+    made.close()
+
+
 def sqlite_files(folder: Path) -> list[str]:
     return [f"sqlite:///{folder / name}.db" for name in ("sender", "receiver")]
 
 
-def test_everybody_killed_between_every_two_steps(tmp_path: Path) -> None:
-    matrix(tmp_path, sqlite_files(tmp_path), kept=True)
+def test_everybody_killed_between_every_two_steps(zygote: Zygote, tmp_path: Path) -> None:
+    matrix(zygote, tmp_path, sqlite_files(tmp_path), kept=True)
 
 
 @pytest.fixture(params=["postgresql", "mariadb"])
@@ -235,19 +266,21 @@ def two_databases(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[li
         yield urls
 
 
-def test_killed_where_it_hurts_on_real_databases(tmp_path: Path, two_databases: list[str]) -> None:
-    matrix(tmp_path, two_databases, kept=False, points=FEW)
+def test_killed_where_it_hurts_on_real_databases(zygote: Zygote, tmp_path: Path, two_databases: list[str]) -> None:
+    matrix(zygote, tmp_path, two_databases, kept=False, points=FEW)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kept", [True, False], ids=["rows are kept", "rows are deleted"])
 @pytest.mark.parametrize("relays", [1, 3])
-def test_everybody_killed_on_sqlite(tmp_path: Path, kept: bool, relays: int) -> None:
-    matrix(tmp_path, sqlite_files(tmp_path), kept=kept, relays=relays)
+def test_everybody_killed_on_sqlite(zygote: Zygote, tmp_path: Path, kept: bool, relays: int) -> None:
+    matrix(zygote, tmp_path, sqlite_files(tmp_path), kept=kept, relays=relays)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kept", [True, False], ids=["rows are kept", "rows are deleted"])
 @pytest.mark.parametrize("relays", [1, 3])
-def test_everybody_killed_on_real_databases(tmp_path: Path, two_databases: list[str], kept: bool, relays: int) -> None:
-    matrix(tmp_path, two_databases, kept=kept, relays=relays)
+def test_everybody_killed_on_real_databases(
+    zygote: Zygote, tmp_path: Path, two_databases: list[str], kept: bool, relays: int
+) -> None:
+    matrix(zygote, tmp_path, two_databases, kept=kept, relays=relays)

@@ -38,11 +38,12 @@ def check(producers: Engines, consumers: Engines, modes: Iterable[type[Mode]]) -
     Modes that stand in the books and not in ``modes`` are checked, too. Memory: the ids of one mode at a time. Errors are SQLAlchemy's.
     """
     findings = Findings()
-    may_repeat = {mode.name: mode.repeats for mode in modes}
-    for name in [*may_repeat, *(name for name in modes_in(producers, consumers) if name not in may_repeat)]:
+    told = {mode.name: mode for mode in modes}
+    for name in [*told, *(name for name in modes_in(producers, consumers) if name not in told)]:
         books = _Books.of(producers, consumers, name)
-        findings.tallies[name] = books.tally(may_repeat.get(name, False))
-        for what, ids in books.broken(producers, may_repeat.get(name, False)).items():
+        may_repeat, shares = (told[name].repeats, told[name].shares) if name in told else (False, False)
+        findings.tallies[name] = books.tally(may_repeat)
+        for what, ids in books.broken(producers, may_repeat, shares).items():
             if ids:
                 findings.numbers[what, name] += len(ids)
                 findings.broken += [Finding(what, name, identity, "") for identity in ids[:KEPT]]
@@ -67,6 +68,8 @@ class _Books:
     """The first, where there is one."""
     altered: Flags
     """With an effect whose content is wrong."""
+    strayed: Flags
+    """With an effect in the database of another consumer than the id names."""
 
     @classmethod
     def of(cls, producers: Engines, consumers: Engines, mode: str) -> _Books:
@@ -79,15 +82,16 @@ class _Books:
         ends = np.cumsum([len(column.ids) for column in columns])
         wants, rows, told, done = np.split(numbers, ends[:-1])
         size = len(names)
-        doomed, altered = np.zeros(size, bool), np.zeros(size, bool)
+        doomed, altered, strayed = np.zeros((3, size), bool)
         doomed[wants[columns[0].beside[:, 0] != 0]] = True
         altered[done[columns[3].beside[:, 1] == 0]] = True
+        strayed[done[columns[3].beside[:, 2] == 0]] = True
         business_us = np.zeros(size, np.int64)
         business_us[rows] = columns[1].beside[:, 0]
         effect_us = np.full(size, np.iinfo(np.int64).max)
         np.minimum.at(effect_us, done, columns[3].beside[:, 0])
         often = [np.bincount(part, minlength=size) for part in (wants, rows, told, done)]
-        return cls(names, often[0], doomed, often[1], business_us, often[2], often[3], effect_us, altered)
+        return cls(names, often[0], doomed, often[1], business_us, often[2], often[3], effect_us, altered, strayed)
 
     def tally(self, may_repeat: bool) -> Tally:
         """The numbers of the mode."""
@@ -104,7 +108,7 @@ class _Books:
             waited_us=_quantiles(waited) if len(waited) else None,
         )
 
-    def broken(self, producers: Engines, may_repeat: bool) -> dict[str, list[str]]:
+    def broken(self, producers: Engines, may_repeat: bool, shares: bool) -> dict[str, list[str]]:
         """Ids by finding."""
         wants, rows, told, done = (each > 0 for each in (self.intended, self.business, self.confirmed, self.effects))
         nobody = self._named(done & ~wants)
@@ -116,6 +120,7 @@ class _Books:
             "unexpected": [identity for identity in nobody if identity not in elsewhere],
             "repeated": [] if may_repeat else self._named(self.effects > 1),
             "altered": self._named(self.altered | self._are(elsewhere)),
+            "misplaced": [] if shares else self._named(self.strayed),
             "contradiction": self._named(twice | told & ~rows | (rows | told) & ~wants | rows & self.doomed),
         }
 

@@ -40,22 +40,28 @@ def modes_in(producers: Engines, consumers: Engines) -> list[str]:
 class Column:
     """Ids of one table and mode, of all databases, in the order in which they were read, and what stands beside them."""
 
-    def __init__(self, table: sa.Table, beside: Sequence[str], make: Callable[[Sequence[Any]], Sequence[Any]] = tuple):
+    def __init__(
+        self,
+        table: sa.Table,
+        columns: Sequence[str],
+        make: Callable[[Sequence[Any], str], Sequence[Any]] | None = None,
+        numbers: int | None = None,
+    ):
         self.ids = pa.chunked_array([], STRINGS)
         """The ids, as large strings."""
-        self.beside = np.empty((0, len(beside)), np.int64)
+        self.beside = np.empty((0, len(columns) if numbers is None else numbers), np.int64)
         """A row for each id: numbers."""
-        self._table, self._names, self._make = table, ("id", *beside), make
+        self._table, self._names, self._make = table, ("id", *columns), make
 
     def read(self, engines: Engines, mode: str) -> Column:
-        """Fill it; returns itself. What ``make`` gives of a row is its id and the numbers beside it."""
+        """Fill it; returns itself. What ``make`` gives of a row and the name of its node is its id and so many ``numbers``."""
         chunks: list[pa.Array] = []
         numbers: list[np.ndarray[Any, Any]] = [self.beside]
         columns = [self._table.c[name] for name in self._names]
-        for engine in engines.values():
+        for node, engine in engines.items():
             with snapshot(engine) as connection:
                 for rows in _partitions(connection, sa.select(*columns).where(self._table.c.mode == mode)):
-                    made = [self._make(row) for row in rows]
+                    made = rows if self._make is None else [self._make(row, node) for row in rows]
                     chunks.append(pa.array([row[0] for row in made], STRINGS))
                     numbers.append(
                         np.array([row[1:] for row in made], np.int64).reshape(len(made), self.beside.shape[1])
@@ -80,13 +86,16 @@ def read_confirmed(producers: Engines, mode: str) -> Column:
 
 
 def read_effects(consumers: Engines, mode: str) -> Column:
-    """Beside each id: microseconds since 1970, and 1 if the hash is that of its body. An id stands here as often as it had an effect."""
-    return Column(effects, ("at_us", "hash"), _judged).read(consumers, mode)
+    """Beside each id: microseconds since 1970, 1 if the hash is that of its body, and 1 if it names no other consumer than that of the
+    database. An id stands here as often as it had an effect."""
+    return Column(effects, ("at_us", "hash"), _judged, numbers=3).read(consumers, mode)
 
 
-def _judged(row: Sequence[Any]) -> tuple[str, int, int]:
+def _judged(row: Sequence[Any], node: str) -> tuple[str, int, int, int]:
     identity, at_us, found = row
-    return identity, at_us, int(bytes(found) == hash_of(body_of(identity)))
+    named = identity.rpartition(".")[2]
+    at_home = not named.isdecimal() or named == node.rpartition("-")[2]
+    return identity, at_us, int(bytes(found) == hash_of(body_of(identity))), int(at_home)
 
 
 def ids_in(engines: Engines, table: sa.Table, mode: str) -> pa.ChunkedArray:

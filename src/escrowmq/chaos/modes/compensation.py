@@ -47,7 +47,7 @@ class CompensationMode(Mode):
         """One business in ten changes its mind, the ends of one batch in ten are lost, and three in ten have ids of the caller's, some of
         which are sent again. The keys are carried by the relay of the node.
 
-        What is left undecided and was never announced, because this process died or a rollback was lost, is rolled back at the end by an operator.
+        What is left undecided and was never announced, because this process died or a rollback was lost, is rolled back at the end.
         """
         group = f"chaos-compensation-{site.name}"
         with site.bus.producer(group, instance=site.name, timeout=5.0, unasked=True, confirm="oneway") as producer:
@@ -62,7 +62,7 @@ class CompensationMode(Mode):
             producer.flush()
             site.placed.set()
             while not site.ended.is_set():
-                roll_back_leftovers(site, group)
+                roll_back_leftovers(site, producer)
                 site.pause(LOOK_SECONDS)
 
     def _place_some(self, site: Site, way: Announcing, consumer: int, ids: list[str]) -> None:

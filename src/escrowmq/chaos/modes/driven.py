@@ -52,7 +52,7 @@ class DrivenMode(InboxMode):
             while not site.ended.is_set():
                 for way in ways:
                     way.redrive()
-                roll_back_leftovers(site, merged.producer.group)
+                roll_back_leftovers(site, merged.producer)
                 site.pause(LOOK_SECONDS)
 
     def _redrive(self, site: Site, ways: Sequence[Driven]) -> None:

@@ -29,6 +29,7 @@ class GroupsMode(PledgeMode):
     name = "groups"
     told = "each effect at least once: nobody's database holds a mark, the broker keeps what is not acknowledged"
     repeats = True
+    shares = True
 
     @classmethod
     def topic(cls, consumer: int) -> str:

@@ -38,6 +38,10 @@ OPEN = np.frombuffer(
 """By code: answers of a broker that a fault explains."""
 
 
+LARGE = 0.2
+"""Batches that are ten times as large as the others."""
+
+
 class Regret(Exception):
     """Raised by a business that changed its mind: its local transaction is rolled back, on purpose."""
 
@@ -99,6 +103,8 @@ class Mode(ABC):
     """A sentence for the report: what is exactly once here, and whose database holds the mark."""
     repeats: ClassVar[bool] = False
     """At least once only: an effect that happens again is no violation, one that is missing is."""
+    shares: ClassVar[bool] = False
+    """All consumers share its topics; else each effect belongs into the database of the consumer that its id names."""
 
     @classmethod
     def topic(cls, consumer: int) -> str:
@@ -134,11 +140,13 @@ class Mode(ABC):
         return consumer, self.ids(site, most, consumer)
 
     def ids(self, site: Site, most: int = 40, consumer: int | None = None) -> list[str]:
-        """1 to ``most`` new ids, all for one consumer or each for any; waits so long before that the rate is kept.
+        """1 to ``most`` new ids, ten times as many at times, all for one consumer or each for any; waits so long before that the rate is kept.
 
         An id ends with the number of its consumer, so that another process of this node can send it again where it belongs.
         """
         count = site.chance.randint(1, most)
+        if site.chance.random() < LARGE:
+            count *= 10
         site.closing.wait(count / site.rate * 2 * site.chance.random())
         begin = f"{self.name}.{site.name}.{site.process}"
         return [f"{begin}.{next(site.counter)}.{consumer or site.chance.randint(1, site.peers)}" for _ in range(count)]

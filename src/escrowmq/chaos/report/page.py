@@ -73,7 +73,7 @@ def _head(record: Record) -> str:
         figure("confirmed a second", round(record.rate("confirmed"))),
         figure("effects a second", round(record.rate("effects"))),
     ]
-    kinds = ("lost", "leaked", "unexpected", "repeated", "altered", "contradiction")
+    kinds = ("lost", "leaked", "unexpected", "repeated", "altered", "misplaced", "contradiction")
     judged = [figure(kind, count := record.findings.of(kind), "bad" if count else "good") for kind in kinds]
     judged += [figure(kind, count, "bad") for kind in ("unsettled", "failed") if (count := record.findings.of(kind))]
     moment = datetime.fromtimestamp(record.begun_us / 1e6, UTC)
