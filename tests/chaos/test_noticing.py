@@ -22,12 +22,12 @@ from escrowmq.testing.databases import open_engine
 @pytest.mark.parametrize("code", [mq.Code.CONFLICT, mq.Code.UNKNOWN_TRANSACTION, mq.Code.EXPIRED, mq.Code.WRONG_GROUP])
 def test_a_decision_of_the_database_that_the_broker_refuses(code: mq.Code) -> None:
     with pytest.raises(Contradiction, match=code.name):
-        stands(np.array([mq.Code.COMMITTED, code], np.uint8), mq.COMMIT)
+        stands(np.array([mq.Code.COMMITTED, code], np.uint8))
 
 
 def test_what_a_fault_explains_is_no_contradiction_and_stands_for_nothing() -> None:
     codes = [mq.Code.COMMITTED, mq.Code.TIMED_OUT, mq.Code.BROKER_AWAY, mq.Code.ALREADY_COMMITTED, mq.Code.LOG_FAILED]
-    assert stands(np.array(codes, np.uint8), mq.COMMIT).tolist() == [True, False, False, True, False]
+    assert stands(np.array(codes, np.uint8)).tolist() == [True, False, False, True, False]
 
 
 def test_a_broker_that_takes_the_other_decision(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ ROOMS = {
     "Spark": "tests/spark/",
     "audit": "tests/pipeline/",
     "whole system": "tests/system/",
+    "chaos": "tests/chaos/",
 }
 PREFIXES = ("test_planted_", "test_a_planted_", "test_")
 LISTS = {
@@ -89,6 +90,11 @@ TITLES = {
         "each task commits what it has prepared",
         "a batch is committed without its number",
     ],
+    "tests/chaos/test_run.py::test_a_mode_that_is_wrong_is_found": [
+        "an effect without a mark",
+        "an ack before the effect",
+        "a send without a decision",
+    ],
     "tests/system/test_counted_work.py::test_a_planted_regression_breaks_its_guard": [
         "a sync more for each round",
         "a change of threads more for each request",
@@ -106,7 +112,7 @@ TITLES = {
 WHOLE = ("tests/faults/test_planted_bugs.py", "tests/compensation/sets/test_sets_planted.py")
 """Files all of whose tests plant something."""
 NO_BUG = ("without_a_planted_bug", "the_real_code_is_sound", "a_sound_store", "executors_and_the_broker_killed")
-LONG = ("tests/spark/", "tests/outbox/modes/test_modes_kills.py", "tests/pipeline/", "tests/system/")
+LONG = ("tests/chaos/", "tests/spark/", "tests/outbox/modes/test_modes_kills.py", "tests/pipeline/", "tests/system/")
 HERE = ("tests/planting/", "tests/simulation/", "tests/pipeline/test_comparisons_planted.py")
 """Rows of their own in the page."""
 
@@ -120,17 +126,17 @@ def elsewhere() -> list[Elsewhere]:
 
 def _rows(file: str) -> Iterator[Elsewhere]:
     text = (ROOT / file).read_text()
-    if "planted" not in text and "is_caught" not in text:
+    if not any(word in text for word in ("planted", "is_caught", "that_is_wrong")):
         return
     room = next((room for room, folder in ROOMS.items() if file.startswith(folder)), None)
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef) or not node.name.startswith("test_"):
             continue
-        about = "planted" in node.name or node.name.endswith("_is_caught") or file in WHOLE
+        test = f"{file}::{node.name}"
+        about = "planted" in node.name or node.name.endswith("_is_caught") or file in WHOLE or test in TITLES
         if room is None or not about or any(word in node.name for word in NO_BUG):
             continue
-        test = f"{file}::{node.name}"
         runs = not file.startswith(LONG)
         if (listed := LISTS.get(test)) is not None:
             entries = _decorated(tree, listed[1:]) if listed.startswith("@") else _listed(tree, listed)

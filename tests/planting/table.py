@@ -44,7 +44,7 @@ Rows of the audit and of reconciliation are planted in the Spark session of `tes
 ELSEWHERE = """
 ## Planted beside the tests that notice them
 
-{count} bugs. Each is planted and caught by the test that is named.
+{count} bugs. Each is planted and caught by the test that is named. Without a time are those that are part of a run of minutes.
 
 | room | bug | caught by | seconds |
 | --- | --- | --- | --- |

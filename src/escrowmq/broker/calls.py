@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +13,7 @@ import pyarrow as pa
 from escrowmq.broker.actions import LONGEST_WAIT_MS, act
 from escrowmq.broker.columns import batch_of, releasing
 from escrowmq.broker.failures import answer, broker_failed
-from escrowmq.broker.reads.deliveries import Deliveries
+from escrowmq.broker.reads.deliveries import Allowance, Deliveries
 from escrowmq.broker.reads.views import open_view
 from escrowmq.broker.requests import check_batch, check_parcel, checked
 from escrowmq.broker.writer.checkback import ANSWERED, Listener
@@ -50,36 +50,43 @@ class Calls:
         self._terms: dict[Any, Terms] = {}  # by kind and options; emptied when there are many
 
     def exchange(
-        self, kind: Exchange, batch: pa.RecordBatch | None, options: Mapping[str, Any]
+        self,
+        kind: Exchange,
+        batch: pa.RecordBatch | None,
+        options: Mapping[str, Any],
+        source: Hashable = None,
+        allowance: Allowance | None = None,
     ) -> Future[pa.RecordBatch]:
-        """Start one exchange; the future's answer has schema ``ANSWER[kind]``. Cancelling withdraws a receive."""
+        """Start one exchange; the future's answer has schema ``ANSWER[kind]``. Cancelling withdraws a receive. ``source``: the connection that it came
+        over; messages of several take turns. ``allowance``: where the answer to a receive has its room."""
         try:
             if kind == Exchange.RECEIVE:
-                return self._receive(checked(ReceiveOptions, options))
+                return self._receive(checked(ReceiveOptions, options), allowance)
             if batch is None:
                 raise error(Code.BAD_BATCH, "a batch is missing")
             check_batch(kind, batch, self.engine.settings)
             if not batch.num_rows:
                 return answer(Future(), empty(ANSWER[kind]))
-            return self._change(kind, batch, checked(OPTIONS[kind], options))
+            return self._change(kind, batch, checked(OPTIONS[kind], options), source)
         except Exception as problem:
             return answer(Future(), broker_failed("an exchange", problem))
 
-    def _change(self, kind: Exchange, batch: pa.RecordBatch, options: Any) -> Future[pa.RecordBatch]:
+    def _change(self, kind: Exchange, batch: pa.RecordBatch, options: Any, source: Hashable) -> Future[pa.RecordBatch]:
         if kind == Exchange.SETTLE:
             return self.engine.submit(Settle(options["group"], batch))
         sessions = np.full(batch.num_rows, options.get("session", 0), np.int64)
         if kind == Exchange.PREPARE:
-            return self.engine.submit(Prepare(batch, sessions, replace=options.get("replace", False)))
+            prepare = Prepare(batch, sessions, replace=options.get("replace", False))
+            return self.engine.submit(prepare, source=source)
         if kind == Exchange.SEND:
             early = options.get("flush") == "async"
-            produced = self.engine.submit(Send(batch, sessions), early=early)
+            produced = self.engine.submit(Send(batch, sessions), early=early, source=source)
             return _without_positions(produced) if early else produced
         return self._end(batch, sessions, options)
 
-    def parcel(self, parcel: Parcel, done: Done, sound_bytes: int | None = None) -> None:
+    def parcel(self, parcel: Parcel, done: Done, sound_bytes: int | None = None, source: Hashable = None) -> None:
         """Start a request of a few rows; ``done`` is called once, on any thread, and neither blocks nor raises. ``sound_bytes``: what
-        the rows take, from a carrier that has checked their types as it read them."""
+        the rows take, from a carrier that has checked their types as it read them. ``source``: see :meth:`exchange`."""
         try:
             terms = self._terms_of(parcel)
             size = check_parcel(parcel, self.engine.settings, sound_bytes)
@@ -91,7 +98,7 @@ class Calls:
             done(broker_failed("a parcel", problem))
             return
         if parcel.rows:
-            self.engine.submit_parcel(ParcelRequest(parcel, terms, size, done))
+            self.engine.submit_parcel(ParcelRequest(parcel, terms, size, done, source))
         else:
             done(b"" if parcel.kind in (Exchange.END, Exchange.SETTLE) else [])
 
@@ -150,7 +157,7 @@ class Calls:
         self.engine.listeners.settled(positions[ANSWERED[codes]])
         self.engine.poke()
 
-    def _receive(self, options: ReceiveOptions) -> Future[pa.RecordBatch]:
+    def _receive(self, options: ReceiveOptions, allowance: Allowance | None) -> Future[pa.RecordBatch]:
         settings, lease_ms = self.engine.settings, options.get("lease_ms")
         command = Receive(
             group=options["group"],
@@ -162,7 +169,7 @@ class Calls:
         )
         max_bytes = min(options.get("max_bytes", settings.max_batch_bytes), settings.max_batch_bytes)
         wait_us = min(options.get("wait_ms", 0), LONGEST_WAIT_MS) * 1000
-        return self._deliveries.receive(command, wait_us, max_bytes, options.get("return_rest", False))
+        return self._deliveries.receive(command, wait_us, max_bytes, options.get("return_rest", False), allowance)
 
     def action(self, name: str, request: Mapping[str, object]) -> Json:
         """One JSON question."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from escrowmq.chaos.books import now_us
+from escrowmq.chaos.books import business, now_us
 from escrowmq.chaos.check import Flow, check, read_flow
 from escrowmq.chaos.disks import set_full
 from escrowmq.chaos.findings import Finding, Findings
@@ -30,7 +30,7 @@ from escrowmq.chaos.settling import Settling
 from escrowmq.errors import Code, Unknown
 from escrowmq.log.checking import check as check_log
 from escrowmq.platform.disk import RealDisk
-from escrowmq.testing.databases import databases, open_engine
+from escrowmq.testing.databases import databases, open_engine, snapshot
 
 REST_SECONDS = 0.3
 """Before a node that ended by itself is started again."""
@@ -135,6 +135,7 @@ class Monkey:
         begun = now_us()
         self._strike()
         until = now_us()
+        self._flow_again(until)
         self._settle()
         ended = now_us()
         self._stop()
@@ -168,6 +169,20 @@ class Monkey:
         while self._due:
             self._hear(0.5)
         self._until_all_ready()
+
+    def _flow_again(self, since_us: int) -> None:
+        """With no fault left, and nothing closed yet, every mode must place again."""
+        self.phase = "settling"
+        deadline = time.monotonic() + self.options.patience
+        left = {mode_of(name).name for name in self.options.modes}
+        placed_since = sa.select(business.c.mode).where(business.c.at_us > since_us).distinct()
+        while left and time.monotonic() < deadline:
+            self._hear(0.3)
+            for engine in self._engines_of("producer").values():
+                with contextlib.suppress(sa.exc.DBAPIError), snapshot(engine) as connection:
+                    left -= set(connection.scalars(placed_since))
+        for mode in sorted(left):
+            self._find("unsettled", mode, "all producers", "after the faults it placed nothing more")
 
     def _settle(self) -> None:
         self.phase = "settling"

@@ -1,4 +1,5 @@
-"""Disks in memory: :class:`MemoryDisk` keeps everything; :class:`FaultDisk` loses, tears, fills up and fails as real disks do.
+"""Disks in memory: :class:`MemoryDisk` keeps everything; :class:`FaultDisk` loses, tears, fills up and fails as real disks do. And
+:class:`SlowDisk`, a folder of the file system that is slow.
 
 What a crash leaves of a :class:`FaultDisk` is decided by :meth:`FaultDisk.survivors`: everything that was synced, and of the rest
 
@@ -15,13 +16,16 @@ from __future__ import annotations
 import errno
 import os
 import random
+import threading
+import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
 
 from escrowmq.errors import Code, Misuse
-from escrowmq.platform.disk import checked_name
+from escrowmq.platform.disk import RealDisk, RealFile, checked_name
 
 _T = TypeVar("_T")
 
@@ -359,3 +363,46 @@ def _surviving(changes: list[_T], mode: Mode, chance: random.Random) -> list[_T]
     if mode == "reordered":
         return [change for change in changes if chance.random() < 0.5]
     return []
+
+
+class SlowDisk(RealDisk):
+    """A folder whose syncs take ``sync_seconds`` more, one at a time, and longer after many bytes were written: ``bytes_per_second``
+    (None: no more than the real disk takes). Reading is as fast as the real disk."""
+
+    def __init__(
+        self, folder: str | Path, *, sync_seconds: float = 0.05, bytes_per_second: float | None = None
+    ) -> None:
+        super().__init__(folder)
+        self._sync_seconds = sync_seconds
+        self._byte_seconds = 1.0 / bytes_per_second if bytes_per_second else 0.0
+        self._busy = threading.Lock()
+
+    def open(self, name: str, *, create: bool = False) -> RealFile:
+        """The file of that name; FileNotFoundError unless ``create``."""
+        return _SlowFile(self, super().open(name, create=create))
+
+    def sync_folder(self) -> None:
+        """As long as any sync."""
+        self.wait_for(0)
+        super().sync_folder()
+
+    def wait_for(self, written: int) -> None:
+        """As long as a sync of so many bytes takes, after those before it."""
+        with self._busy:
+            time.sleep(self._sync_seconds + written * self._byte_seconds)
+
+
+class _SlowFile(RealFile):
+    def __init__(self, disk: SlowDisk, opened: RealFile) -> None:
+        super().__init__(opened._path, opened._descriptor)
+        self._disk = disk
+        self._unsynced = 0
+
+    def write_at(self, offset: int, chunks: list[bytes | memoryview | pa.Buffer]) -> None:
+        super().write_at(offset, chunks)
+        self._unsynced += sum(map(len, chunks))
+
+    def sync(self) -> None:
+        written, self._unsynced = self._unsynced, 0
+        self._disk.wait_for(written)
+        super().sync()

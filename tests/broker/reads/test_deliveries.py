@@ -1,6 +1,8 @@
 """Receives of one member: split by bytes, yet in order, at once, and nothing leased for nobody."""
 
+import gc
 import threading
+import weakref
 from queue import SimpleQueue
 
 import pyarrow as pa
@@ -64,6 +66,54 @@ def test_every_message_comes_once_in_order_however_it_is_split(link):
         found += seen(answers.pop(0))
         answers.append(receive(link, max_messages=17, max_bytes=10_000))
     assert found == [(offset, 1) for offset in range(200)]
+
+
+class Allowed:
+    """Grants what it is told to."""
+
+    def __init__(self, *grants):
+        self.grants = list(grants)
+        self.wanted: SimpleQueue[int] = SimpleQueue()
+
+    def grant(self, wanted):
+        self.wanted.put(wanted)
+        return min(self.grants.pop(0), wanted)
+
+
+def test_a_receive_waits_until_its_answer_has_room_and_gets_no_more_than_that(link):
+    """I35"""
+    send(link, 20, 10_000)
+    allowed = Allowed(0, 0, 35_000)
+    options = {"group": "g", "member": 1, "max_messages": 20}
+    first = link._calls.exchange(Exchange.RECEIVE, None, options, allowance=allowed)
+    assert [offset for offset, _ in seen(first)] == [0, 1, 2], "read when there was room, and as much as it was given"
+    assert allowed.wanted.qsize() == 3
+    assert seen(receive(link, max_messages=2)) == [(3, 1), (4, 1)], "the rest lay ready"
+
+
+def test_a_receive_that_was_given_no_room_can_be_withdrawn(link):
+    send(link, 1)
+    allowed = Allowed(*[0] * 1000)
+    waiting = link._calls.exchange(Exchange.RECEIVE, None, {"group": "g", "member": 1}, allowance=allowed)
+    allowed.wanted.get(timeout=30)
+    assert waiting.cancel()
+    assert seen(receive(link, member=2)) == [(0, 1)], "it was handed to nobody"
+
+
+def test_an_answer_is_let_go_with_its_last_user(link):
+    """Not when cycles are looked for: a broker that rests would keep hundreds of megabytes (I35)."""
+    gc.collect()
+    gc.disable()
+    try:
+        answer = receive(link)
+        send(link, 1)
+        kept = weakref.ref(answer.result(30))
+        del answer
+        link.action("stats", {}, 5)  # another round: the one before is done with
+        link.action("stats", {}, 5)
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(("near", "messages", "reader"), [(100, 1, False), (100, FEW + 1, True), (0, 1, True)])

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from lean_served import PATIENT, Client, Served
 
+from escrowmq.broker.serving import room
 from escrowmq.broker.serving.lean import requests, server
 from escrowmq.broker.serving.lean.connection import Connection
 from escrowmq.broker.serving.lean.listening import listen_tcp, listen_unix, tune
@@ -307,7 +308,7 @@ class Slow:
         self.engine, self.waiting = served.engine, []
         self.came = threading.Semaphore(0)
 
-    def parcel(self, parcel, done, sound_bytes=None):
+    def parcel(self, parcel, done, sound_bytes=None, source=None):
         assert sound_bytes > 0
         self.waiting.append(done)
         self.came.release()
@@ -386,18 +387,18 @@ def test_who_does_not_read_is_closed_when_others_need_the_room(slow, served, mon
 
 
 def test_a_request_without_room_waits_and_is_then_refused(slow, served, monkeypatch):
-    monkeypatch.setattr(requests, "PATIENCE", 0.05)
+    monkeypatch.setattr(room, "PATIENCE", 0.05)
     served.room.most_bytes = 4096
-    with Client(slow.port) as first, Client(slow.port) as second:
+    with Client(slow.port) as first, Client(slow.port) as second, Client(slow.port) as third:
         first.parcel(Exchange.SEND, [(*ROW[0][:1], bytes(4000), *ROW[0][2:])], {})
         assert slow.came.acquire(timeout=PATIENT)
         assert second.answer(second.parcel(Exchange.SEND, ROW, {})).code is Code.QUEUE_FULL
-        number = second.parcel(Exchange.SEND, ROW, {})
-        monkeypatch.setattr(requests, "PATIENCE", PATIENT)
+        monkeypatch.setattr(room, "PATIENCE", PATIENT)
+        number = third.parcel(Exchange.SEND, ROW, {})
         slow.answer()
         assert slow.came.acquire(timeout=PATIENT)
         slow.answer()
-        assert second.answer(number) == [(0, 1, 0, 0, None)]
+        assert third.answer(number) == [(0, 1, 0, 0, None)]
 
 
 def test_a_callback_of_rows_that_do_not_travel_is_an_answer_all_the_same(slow):

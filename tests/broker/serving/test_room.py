@@ -3,12 +3,13 @@
 import socket
 import threading
 import time
+from contextlib import ExitStack
 
 import pytest
 
 from escrowmq.broker.serving import connections, room
 from escrowmq.broker.serving.connections import Guard, Probe
-from escrowmq.broker.serving.room import Room
+from escrowmq.broker.serving.room import Allowance, Room
 from escrowmq.errors import Code, Overloaded
 from escrowmq.platform.descriptors import connection_share
 
@@ -49,6 +50,77 @@ def test_without_room_it_is_refused_when_everybody_reads(monkeypatch):
         with pytest.raises(Overloaded) as caught:
             hall.take(second, 60)
         assert caught.value.code is Code.QUEUE_FULL
+
+
+def test_what_waited_for_room_for_too_long_does_not_make_those_behind_it_wait_as_long(monkeypatch):
+    """Its client would take the answers for lost."""
+    monkeypatch.setattr(room, "PATIENCE", 0.2)
+    hall = Room(100, 10, pytest.fail)
+    with hall.call("a") as first, hall.call("b") as second:
+        hall.take(first, 60)
+        with pytest.raises(Overloaded):
+            hall.take(second, 60)
+        assert hall.patience(second) <= 0.0
+        with pytest.raises(Overloaded):
+            hall.take(second, 60)
+        hall.take(second, 40)
+        assert hall.patience(first) > 0.0, "it has not waited"
+
+
+def test_messages_leave_room_for_who_holds_little_and_for_what_is_no_message():
+    """I35"""
+    hall = Room(1 << 20, 20_000, pytest.fail)
+    with ExitStack() as all_calls:
+        greedy = [all_calls.enter_context(hall.call(f"{number}")) for number in range(6)]
+        for _ in range(256):
+            for held in greedy:
+                hall.offer(held, 4096, messages=True)
+        assert hall.used <= room.MESSAGES * hall.most_bytes
+        sizes = [held.size for held in greedy]
+        assert max(sizes) - min(sizes) <= 4096, "equal parts"
+        polite = all_calls.enter_context(hall.call("polite"))
+        assert hall.offer(polite, min(sizes) - 4096, messages=True)
+        assert hall.offer(greedy[0], hall.most_bytes - hall.used), "an acknowledgement"
+    assert hall.used == 0
+
+
+def test_answers_are_given_room_before_they_are_read():
+    """I35"""
+    hall, unread = Room(1 << 20, 10, pytest.fail), [0]
+    with hall.call("a") as first, hall.call("b") as second:
+        for held in (first, second):
+            hall.change(held, 1)
+        one = Allowance(hall, first, lambda: unread[0], 1000)
+        assert one.grant(100_000) == 100_000
+        assert 100_000 <= one.grant(1 << 20) < room.READS * hall.most_bytes, "not more than is left to others"
+        assert one.size == first.size - 1
+        assert one.grant(1 << 20) == 0
+        two = Allowance(hall, second, lambda: unread[0], 1000)
+        assert two.grant(70_000) == 70_000
+        unread[0] = 1000
+        assert two.grant(1) == 0, "it has not taken what it was given"
+
+
+def test_those_who_send_without_bound_keep_no_reader_from_reading():
+    """I35: senders may hold seven eighths, and what is left is the readers'."""
+    hall = Room(1 << 20, 10, pytest.fail)
+    with hall.call("sender") as sender, hall.call("a") as reader, hall.call("b") as other:
+        hall.change(reader, 1)
+        hall.change(sender, int(0.8 * (1 << 20)))
+        assert Allowance(hall, reader, lambda: 0, 1).grant(100_000) == 100_000
+        hall.take(other, 50_000, reads=True)
+
+
+def test_an_answer_without_room_has_those_closed_that_do_not_read():
+    closed = []
+    hall = Room(1 << 20, 10, closed.append)
+    with hall.call("stuck") as stuck, hall.call("b") as held:
+        stuck.reads = True
+        hall.change(stuck, 1 << 19)
+        hall.change(held, 1)
+        stuck.stuck_since = time.monotonic() - 10
+        assert Allowance(hall, held, lambda: 0, 1).grant(100_000) == 0
+    assert closed == ["stuck"]
 
 
 def test_who_reads_nothing_for_longest_makes_room(monkeypatch):

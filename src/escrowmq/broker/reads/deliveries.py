@@ -17,15 +17,19 @@ Each member has a *line*: its receives in the order in which they were asked, an
    damage as its cause and an attempt that is not counted. A receive that got nothing else leases again.
 5. A few messages that were stored just now are read by the thread that brings the lease, which has synced them: they are in
    memory, and waking another thread takes longer than reading them. All others are read on threads of their own.
+6. A receive that brings an :class:`Allowance` is read when that grants bytes, and no more than it grants, but one message in any case; until then what
+   was leased lies ready. So answers are counted before they are in memory.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -48,12 +52,24 @@ NEAR_ROWS = 100_000
 """If they stand among the last rows of the log."""
 _FIRST_GUESS = 64 << 10  # bytes of one message, before any was seen
 _OVERHEAD = 256  # bytes of a message beside its body, for a guess
+WITHHELD_SECONDS = 0.05
+"""When those that were granted nothing ask again."""
+LEAST_ASKED = 1 << 20
+MARGIN = 2
+"""An answer is given room for so many times what its messages are thought to take."""
+
+
+class Allowance(Protocol):
+    """Where the answer to a receive has its room."""
+
+    def grant(self, wanted: int) -> int:
+        """Bytes that the answer may have, up to ``wanted``; 0: none now. Never waits."""
 
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class _Ask:
     """One receive: what it asks for, how long it still waits, until when at most, and where its answer goes."""
 
@@ -63,6 +79,7 @@ class _Ask:
     return_rest: bool
     answer: Future[pa.RecordBatch]
     until_us: int
+    allowance: Allowance | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +89,7 @@ class _Reading:
     key: tuple[str, int]
     line: _Line
     ask: _Ask
+    max_bytes: int
     leased: Leased
     until_us: int
 
@@ -103,12 +121,21 @@ class Deliveries:
         self._row_bytes: float = _FIRST_GUESS
         self._born = engine.log.next_position
         self._watching = False  # an alarm for what lies ready is set
+        self._withheld: set[tuple[str, int]] = (
+            set()
+        )  # lines that were granted nothing; while there are any, a timer runs
 
     def receive(
-        self, command: Receive, wait_us: int, max_bytes: int, return_rest: bool = False
+        self,
+        command: Receive,
+        wait_us: int,
+        max_bytes: int,
+        return_rest: bool = False,
+        allowance: Allowance | None = None,
     ) -> Future[pa.RecordBatch]:
-        """Lease and read. Cancelling the future before it is answered withdraws it."""
-        ask = _Ask(command, wait_us, max_bytes, return_rest, Future(), self._engine.clock.now_us() + wait_us)
+        """Lease and read. Cancelling the future before it is answered withdraws it. ``allowance``: see rule 6."""
+        until_us = self._engine.clock.now_us() + wait_us
+        ask = _Ask(command, wait_us, max_bytes, return_rest, Future(), until_us, allowance)
         if command.epoch is not None and command.epoch < self._born:
             problem = error(Code.DISCONNECTED, "the broker restarted since this member joined", "join again, to resume")
             return answer(ask.answer, problem)
@@ -120,7 +147,10 @@ class Deliveries:
                 line = self._lines[key] = _Line(command.epoch)
             line.asks.append(ask)
         self._go_on(key, line)
-        ask.answer.add_done_callback(lambda done: self._withdrawn(key, line, ask) if done.cancelled() else None)
+        waiting = weakref.ref(
+            ask
+        )  # an answer that its own callback held would stay in memory until cycles are looked for
+        ask.answer.add_done_callback(lambda done: self._withdrawn(key, line, waiting()) if done.cancelled() else None)
         return ask.answer
 
     def give_back(self) -> None:
@@ -153,9 +183,9 @@ class Deliveries:
         held."""
         reading = None
         self._drop_late(key[0], line)
-        if line.asks and line.ready and not line.reading:
+        if line.asks and line.ready and not line.reading and (max_bytes := self._granted(key, line)):
             ask = line.asks.popleft()
-            reading = _Reading(key, line, ask, *self._take_ready(line, ask))
+            reading = _Reading(key, line, ask, max_bytes, *self._take_ready(line, ask))
             line.reading = True
         for leasing in line.leasings[len(line.asks) :]:
             leasing.cancel()
@@ -166,6 +196,31 @@ class Deliveries:
         if line.idle and self._lines.get(key) is line:
             del self._lines[key]
         return reading
+
+    def _granted(self, key: tuple[str, int], line: _Line) -> int:
+        """How many bytes the first receive of a line may have of what lies ready; 0: none now, and it is looked at again soon. With the lock held."""
+        ask = line.asks[0]
+        if ask.allowance is None:
+            return ask.max_bytes
+        rows = min(sum(len(leased.leases) for leased, _ in line.ready), ask.command.max_messages)
+        wanted = ask.max_bytes
+        if self._row_bytes != _FIRST_GUESS:  # else none was seen yet
+            wanted = min(max(int(MARGIN * rows * self._row_bytes), LEAST_ASKED), wanted)
+        granted = ask.allowance.grant(wanted)
+        if not granted:
+            if not self._withheld:
+                again = threading.Timer(WITHHELD_SECONDS, self._ask_again)
+                again.daemon = True
+                again.start()
+            self._withheld.add(key)
+        return granted
+
+    def _ask_again(self) -> None:
+        with self._lock:
+            lines = [(key, self._lines[key]) for key in self._withheld if key in self._lines]
+            self._withheld.clear()
+        for key, line in lines:
+            self._go_on(key, line)
 
     def _sweep(self) -> None:
         """Now and then: lines of members that left while something lay ready for them."""
@@ -226,9 +281,12 @@ class Deliveries:
         return Leased(*map(np.concatenate, zip(*map(_arrays, taken), strict=True))), until_us
 
     def _lease(self, key: tuple[str, int], line: _Line, ask: _Ask) -> None:
-        leasing = self._engine.receive(ask.command, ask.wait_us)
+        command = (
+            ask.command
+        )  # and not the receive: the round holds what it has done until the next one, and with it, its answer
+        leasing = self._engine.receive(command, ask.wait_us)
         line.leasings.append(leasing)
-        leasing.add_done_callback(lambda done: self._leased(key, line, ask.command, done))
+        leasing.add_done_callback(lambda done: self._leased(key, line, command, done))
 
     def _leased(self, key: tuple[str, int], line: _Line, command: Receive, done: Future[Leased]) -> None:
         with self._lock:
@@ -266,9 +324,9 @@ class Deliveries:
                 answer(first, outcome)
                 return
 
-    def _withdrawn(self, key: tuple[str, int], line: _Line, ask: _Ask) -> None:
+    def _withdrawn(self, key: tuple[str, int], line: _Line, ask: _Ask | None) -> None:
         with self._lock:
-            if ask not in line.asks:
+            if ask is None or ask not in line.asks:
                 return
             line.asks.remove(ask)
             if not line.asks and line.epoch is None:
@@ -301,7 +359,7 @@ class Deliveries:
         damaged: list[tuple[int, int, str]] = []
         nothing = False
         try:
-            outcome, rest, damaged = self._read(leased, ask.max_bytes)
+            outcome, rest, damaged = self._read(leased, reading.max_bytes)
             nothing = bool(damaged) and not outcome.num_rows
         except Exception as problem:
             outcome, rest = broker_failed("reading leased messages", problem), nothing_leased()

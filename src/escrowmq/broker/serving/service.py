@@ -20,7 +20,7 @@ from escrowmq.broker.failures import broker_failed, for_client
 from escrowmq.broker.reads.chunks import BYTES
 from escrowmq.broker.requests import check_schema, checked
 from escrowmq.broker.serving.connections import Guard, close_connections
-from escrowmq.broker.serving.room import READS, Held, Room
+from escrowmq.broker.serving.room import Allowance, Held, Room
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.platform.listening import check_address, shown
 from escrowmq.schemas import CHECKS
@@ -49,8 +49,8 @@ CALL_BYTES = 4096
 """What a request under way takes beside its content."""
 ROW_BYTES = 64
 """A row of an answer but that of a receive."""
-FIRST_READ_BYTES, READ_BYTES = BYTES // 4, 2 * BYTES
-"""What a read is thought to need for its first batch, and at most for a later one: twice the one before."""
+FIRST_READ_BYTES, READ_BYTES = BYTES, 2 * BYTES
+"""What a read is thought to need for its first batches, and at most for a later one: twice the one before."""
 JSON_COST = 16
 """Bytes of memory that a byte of JSON may become."""
 
@@ -135,7 +135,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         with _flight_errors(), self.room.call(peer) as held:
             expected = FIRST_READ_BYTES
             while True:
-                self.room.take(held, expected, READS)
+                self.room.take(held, expected, reads=True)
                 batch = next(reader, None)
                 if batch is None:
                     return
@@ -205,27 +205,29 @@ class _BatchExchange:
         answer: Future[pa.RecordBatch]
         self._room.arrived(self._held.peer)
         size = CALL_BYTES + (batch.get_total_buffer_size() if batch is not None else 0)
+        allowance = None
         try:
-            self._room.take(self._held, size)
+            self._room.take(self._held, size, messages=self._kind in (Exchange.SEND, Exchange.PREPARE))
         except EscrowError as problem:
             size, answer = 0, failed(Future(), problem)
         else:
-            answer = self._calls.exchange(self._kind, batch, {**self._options, **options})
+            allowance = Allowance(self._room, self._held, lambda: self._unread, UNREAD_BYTES)
+            answer = self._calls.exchange(self._kind, batch, {**self._options, **options}, self._held.peer, allowance)
         del batch
         with self._lock:
             self._begun.add(answer)
             self._unanswered += size
-        answer.add_done_callback(lambda done: self._came(request_id, done, size))
+        answer.add_done_callback(lambda done: self._came(request_id, done, size, allowance.size if allowance else 0))
 
-    def _came(self, request_id: int, done: Future[pa.RecordBatch], size: int) -> None:
-        """An answer is there: it is held now, and its request no more."""
+    def _came(self, request_id: int, done: Future[pa.RecordBatch], size: int, granted: int) -> None:
+        """An answer is there: it is held now, and its request, and the room that was granted for it, no more."""
         given = CALL_BYTES
         if not done.cancelled() and done.exception() is None:
             rows = (
                 done.result()
             )  # rows of fixed width may be a slice of a round's answer, and counting takes Arrow its time
             given += rows.nbytes if self._kind == Exchange.RECEIVE else ROW_BYTES * rows.num_rows
-        self._room.change(self._held, given - size)
+        self._room.change(self._held, given - size - granted)
         with self._lock:
             self._unanswered -= size
             self._unread += given

@@ -6,7 +6,9 @@ one sync, then the answers. Without :meth:`start` there is no thread, and a test
 Rounds run one at a time, on the writer's own thread; a lone request of a carrier whose thread is the broker's own runs on that (:meth:`Engine.run`). The
 threads of callers never run one: a signal, or their end, within a round would stop the shard for everybody. They may look, between rounds (:meth:`Engine.glance`).
 
-Bounds: requests wait up to ``max_waiting_bytes``, then QUEUE_FULL; waiting receives are bounded by their callers'
+Bounds: requests wait up to ``max_waiting_bytes``, then QUEUE_FULL; an eighth of it is left to those that bring no messages. One connection may have as many
+bytes of messages waiting as are left to the others, and no more than the disk writes of them in some seconds (``pace.py``). When more waits than a round takes,
+connections take turns (``line.py``), and what brings no messages goes first. Waiting receives are bounded by their callers'
 connections and their waiting time; questions by windows (see ``checkback.py``).
 """
 
@@ -15,13 +17,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Any
 
 from escrowmq.broker.failures import answer
 from escrowmq.broker.writer.checkback import Listener, Listeners, Questions
 from escrowmq.broker.writer.committer import Committer
+from escrowmq.broker.writer.line import Line
+from escrowmq.broker.writer.pace import SEEN_BYTES, Pace
 from escrowmq.broker.writer.rounds import AnyRequest, Look, ParcelRequest, Request, WaitingLook, WaitingReceive
 from escrowmq.broker.writer.shard import Shard
 from escrowmq.broker.writer.upkeep import Upkeep
@@ -38,6 +42,8 @@ TICK_ROWS = 20_000
 PAUSE_US = 1_000_000
 """After an act of the engine's own was refused (a full disk): before it tries again."""
 ROUND_BYTES = 64 << 20
+MESSAGES = 7 / 8
+"""The part of what may wait that messages may have: acknowledgements, decisions and questions wait for nobody who sends."""
 LONGEST_SLEEP = 60.0
 
 logger = logging.getLogger(__name__)
@@ -72,7 +78,10 @@ class Engine:
         self._carrier: int | None = None  # the thread that runs rounds, too: see run_rounds_here
         self._at_work = threading.RLock()  # around each round; a signal's handler may glance within a glance
         self._queue: deque[AnyRequest] = deque()
+        self._line = Line()  # messages that came earlier, and for which the last round had no room
         self._queued_bytes = 0
+        self._of_source: dict[Hashable, int] = {}  # bytes of messages that wait, by connection
+        self._pace = Pace(ROUND_BYTES)
         self._poked = True
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -82,9 +91,9 @@ class Engine:
 
     # Asking
 
-    def submit(self, command: Command, *, early: bool = False) -> Future[Any]:
-        """Have a command executed. The future raises EscrowError; QUEUE_FULL at once when too much waits."""
-        return self._enter(Request(command, early=early))
+    def submit(self, command: Command, *, early: bool = False, source: Hashable = None) -> Future[Any]:
+        """Have a command executed. The future raises EscrowError; QUEUE_FULL at once when too much waits, of all or of its ``source``."""
+        return self._enter(Request(command, early=early, source=source))
 
     def receive(self, command: Receive, wait_us: int) -> Future[Any]:
         """Lease messages, waiting up to ``wait_us`` for the first. Cancelling the future withdraws it, no lease given."""
@@ -124,13 +133,27 @@ class Engine:
         with self._lock:
             if self._stopping:
                 return error(Code.SHARD_STOPPED, "the broker is stopping")
-            if self._queued_bytes and self._queued_bytes + size > self.settings.max_waiting_bytes:
+            waiting = self._queued_bytes + size
+            if request.writes:
+                if self._queued_bytes and not self._may_wait(request, waiting):
+                    return error(Code.QUEUE_FULL, retry_after=0.1)
+                source = request.source
+                self._of_source[source] = self._of_source.get(source, 0) + size
+            elif self._queued_bytes and waiting > self.settings.max_waiting_bytes:
                 return error(Code.QUEUE_FULL, retry_after=0.1)
             self._queue.append(request)
-            self._queued_bytes += size
+            self._queued_bytes = waiting
             if threading.get_ident() != self._carrier:
                 self._ring()
         return None
+
+    def _may_wait(self, request: AnyRequest, waiting: int) -> bool:
+        """Whether messages may wait, too, when there will be ``waiting`` bytes. With the lock held."""
+        most, own = MESSAGES * self.settings.max_waiting_bytes, self._of_source.get(request.source, 0)
+        if waiting > most or not own or request.source is None:
+            return waiting <= most
+        own += request.size
+        return own <= most - self._queued_bytes and own <= self._pace.share(len(self._of_source))
 
     def run_rounds_here(self) -> None:
         """The calling thread is a carrier's own: what it submits wakes nobody until it calls :meth:`run`, which it does soon, whatever happens."""
@@ -187,7 +210,7 @@ class Engine:
     def waiting(self) -> tuple[int, int]:
         """Requests and bytes that wait for the writer."""
         with self._lock:
-            return len(self._queue), self._queued_bytes
+            return len(self._queue) + self._line.count, self._queued_bytes
 
     @property
     def waiting_receives(self) -> int:
@@ -204,8 +227,9 @@ class Engine:
             self.upkeep.after_round()
 
     def _round(self) -> None:
-        """Everything that waits and everything that is due."""
-        requests = self._running = self._drain()
+        """What waits, and everything that is due."""
+        requests, size = self._drain()
+        self._running = requests
         shard, now = self.shard, self.shard.begin()
         self.rounds += 1
         receives: list[WaitingReceive] = []
@@ -231,16 +255,16 @@ class Engine:
             self._running = [*requests, *(request for request, _ in pairs)]
         else:
             pairs += [(r, shard.stop(shard.failure)) for r in [*receives, *looks]]
-        self._commit(shard.finishing(pairs), asks)
+        self._commit(shard.finishing(pairs), asks, size)
         if shard.failure is not None:
             self._fail_waiting()
 
-    def _commit(self, finish: Callable[[], bool], asks: list[tuple[Listener, Questions]]) -> None:
-        """Sync and answer: here when no request waits, else beside the next round."""
-        beside = bool(self._queue) and self._thread is not None
+    def _commit(self, finish: Callable[[], bool], asks: list[tuple[Listener, Questions]], size: int) -> None:
+        """Sync and answer: here when no request waits, else beside the next round. ``size``: bytes of what the round took."""
+        beside = bool(self._queue or self._line.count) and self._thread is not None
 
         def commit() -> None:
-            if finish():
+            if self._timed(finish, size):
                 for listener, questions in asks:
                     listener.put(questions)
             elif beside:
@@ -252,18 +276,56 @@ class Engine:
             self._committer.drain()
             commit()
 
-    def _drain(self) -> list[AnyRequest]:
-        """What waits, up to a bound per round."""
-        requests: list[AnyRequest] = []
-        taken = 0
+    def _timed(self, finish: Callable[[], bool], size: int) -> bool:
+        """``finish``; how long it takes says how fast the disk is."""
+        if size < SEEN_BYTES:
+            return finish()
+        began = self.clock.now_us()
+        done = finish()
+        if done:
+            with self._lock:
+                self._pace.saw(size, (self.clock.now_us() - began) / 1e6)
+        return done
+
+    def _drain(self) -> tuple[list[AnyRequest], int]:
+        """What waits, up to a bound per round, and its bytes."""
         with self._lock:
             self._poked = False
-            while self._queue and taken < ROUND_BYTES:
-                request = self._queue.popleft()
-                taken += request.size
-                requests.append(request)
-            self._queued_bytes -= taken
-        return [r for r in requests if not r.withdrawn]
+            requests = list(self._queue)
+            self._queue.clear()
+            taken = self._queued_bytes
+            if taken < min(SEEN_BYTES, ROUND_BYTES) and not self._line.count:
+                self._queued_bytes = 0
+                self._of_source.clear()
+            else:
+                requests, taken = self._in_turn(requests)
+        return [r for r in requests if not r.withdrawn], taken
+
+    def _in_turn(self, arrived: list[AnyRequest]) -> tuple[list[AnyRequest], int]:
+        """Of those that arrived and those that wait, what the next round takes, and its bytes. With the lock held."""
+        most = min(self._pace.round(), ROUND_BYTES)
+        requests = arrived
+        if self._queued_bytes > most:
+            self._line.put(request for request in arrived if request.writes)
+            others, taken = deque(request for request in arrived if not request.writes), 0
+            requests = []
+            while others and taken < ROUND_BYTES:
+                requests.append(others.popleft())
+                taken += requests[-1].size
+            self._queue = others
+            requests += self._line.take(most)
+        elif self._line.count:
+            requests = [*self._line.clear(), *arrived]
+        taken = sum(request.size for request in requests)
+        self._queued_bytes -= taken
+        for request in requests:
+            if request.writes:
+                left = self._of_source[request.source] - request.size
+                if left:
+                    self._of_source[request.source] = left
+                else:
+                    del self._of_source[request.source]
+        return requests, taken
 
     def _own(self, act: Callable[[], None]) -> None:
         """An act of the engine's own: refused, it is tried again after a pause."""
@@ -322,12 +384,12 @@ class Engine:
 
     def _sleep(self) -> bool:
         """Wait for something to do; False when all is done and the engine is to stop."""
-        if self._queue or self._poked:
+        if self._queue or self._poked or self._line.count:
             return True
         wake_us = self.wake_us if self.shard.failure is None else NEVER_US
         while True:
             with self._lock:
-                if self._queue or self._poked:
+                if self._queue or self._poked or self._line.count:
                     return True
                 if self._stopping:
                     return False
@@ -346,7 +408,7 @@ class Engine:
         with self._lock:
             self._stopping = True
             self._ring()
-            left, self._queue = list(self._queue), deque()
+            left, self._queue = [*self._line.clear(), *self._queue], deque()
         for request in [*self._running, *left]:
             request.answer(error(Code.SHARD_STOPPED))
         self._fail_waiting()
@@ -366,8 +428,9 @@ class Engine:
                 self._at_work
             ):  # a carrier's thread may be within its last round, or a glance go on; none begins any more,
                 pass  # for the writer is not asleep
-        elif self._queue:
-            self.step()
+        else:
+            while self._queue or self._line.count:
+                self.step()
         self._committer.close()
         self._receives.end(nothing_leased)
         self._looks.end(lambda: None)

@@ -11,7 +11,7 @@ A run of neighbours that are all parcels, and few rows together, is offered to t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -49,6 +49,8 @@ PLAIN_ROWS = 512
 _ORDER: dict[type, int] = {Prepare: 1, Send: 2, End: 3, Settle: 4}
 _KIND_ORDER = {Exchange.PREPARE: 1, Exchange.SEND: 2, Exchange.END: 3, Exchange.SETTLE: 4}
 
+_WRITES = (_KIND_ORDER[Exchange.PREPARE], _KIND_ORDER[Exchange.SEND])
+
 Lane = tuple[int, Any]
 """Requests of one lane that stand next to each other become one command; by the order of their kind."""
 
@@ -57,20 +59,25 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One waiting command and where its answer goes. ``early``: answered before it is durable (``flush="async"``)."""
+    """One waiting command and where its answer goes. ``early``: answered before it is durable (``flush="async"``). ``source``: the connection that
+    brought it; None inside this process."""
 
     command: Command
     future: Future[Any] = field(default_factory=Future)
     early: bool = False
+    source: Hashable = None
     size: int = field(init=False)
     """Bytes that it holds while it waits; counted once, because Arrow walks every buffer for it."""
     order: int = field(init=False)
     """Of its kind within a round."""
+    writes: bool = field(init=False)
+    """Whether it brings messages."""
 
     def __post_init__(self) -> None:
         batch = getattr(self.command, "batch", None)
         self.size = SMALLEST_REQUEST if batch is None else SMALLEST_REQUEST + int(batch.nbytes)
         self.order = _ORDER.get(type(self.command), 0)
+        self.writes = self.order in _WRITES
 
     @property
     def count(self) -> int:
@@ -166,13 +173,28 @@ class Terms(NamedTuple):
 class ParcelRequest:
     """A waiting request of a few rows, answered once by its callback. Its rows are sound: ``requests.check_parcel`` saw them."""
 
-    __slots__ = ("_done", "count", "early", "first_id", "lane", "order", "rows", "session", "size", "terms")
+    __slots__ = (
+        "_done",
+        "count",
+        "early",
+        "first_id",
+        "lane",
+        "order",
+        "rows",
+        "session",
+        "size",
+        "source",
+        "terms",
+        "writes",
+    )
 
-    def __init__(self, parcel: Parcel, terms: Terms, size: int, done: Done) -> None:
+    def __init__(self, parcel: Parcel, terms: Terms, size: int, done: Done, source: Hashable = None) -> None:
         self.rows: Sequence[Row] = parcel.rows
         self.first_id = parcel.first_id
         self.terms = terms
         self.order, self.lane, self.session, self.early = terms.order, terms.lane, terms.session, terms.early
+        self.source = source
+        self.writes = terms.order in _WRITES
         self.count = len(parcel.rows)
         self.size = SMALLEST_REQUEST + size
         self._done = [done]

@@ -17,7 +17,7 @@ from escrowmq import outbox
 from escrowmq.chaos.modes.inboxes import InboxMode
 from escrowmq.chaos.modes.seam import CALL_SECONDS, OPEN, PAUSE_SECONDS, Contradiction, Regret, Site
 from escrowmq.client.producing.producer import Producer
-from escrowmq.errors import DONE, Code, Fenced, Overloaded, Unknown, flags
+from escrowmq.errors import DONE, Code, Fenced, Overloaded, Rejected, Unknown, flags
 from escrowmq.model import COMMIT, ROLLBACK, Outcome
 
 _log = logging.getLogger(__name__)
@@ -66,6 +66,9 @@ class BarrierMode(InboxMode):
                     if problem.code is not Code.LATE_COMMIT:
                         raise
                     _log.info("the business took too long, and is rolled back: %s", problem)
+                except Rejected as problem:
+                    if problem.code is not Code.TRANSACTION_DECIDED:  # the same, before its last message
+                        raise Contradiction(str(problem)) from problem
             site.placed.set()
             site.ended.wait()
 
@@ -103,7 +106,7 @@ class BarrierMode(InboxMode):
             self._end(place, transactions, ROLLBACK)
         except DBAPIError:  # it may have committed: the database knows
             if site.chance.random() < 0.5:
-                place.producer.end_batch(transactions, place.barrier.decide_ids(transactions))
+                stands(place.producer.end_batch(transactions, place.barrier.decide_ids(transactions)).codes)
             raise
         else:
             done = self._end(place, transactions, COMMIT)
@@ -121,20 +124,18 @@ class BarrierMode(InboxMode):
             for one in transactions.to_pylist():
                 producer.end(one, outcome, confirm="oneway")
             return done
-        done = stands(producer.end_batch(transactions, outcome).codes, outcome)
+        done = stands(producer.end_batch(transactions, outcome).codes)
         if way == "twice":
-            done |= stands(producer.end_batch(transactions, outcome).codes, outcome)
+            done |= stands(producer.end_batch(transactions, outcome).codes)
         if way == "contrary":
             refused(producer, transactions.filter(pa.array(done)), ROLLBACK if outcome is COMMIT else COMMIT)
         return done
 
 
-def stands(codes: npt.NDArray[np.uint8], outcome: Outcome) -> npt.NDArray[np.bool_]:
-    """Which of the decisions are known to stand. Raises Contradiction for one that was refused: the database had decided so."""
+def stands(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+    """Which of the decisions, each as the database decided, are known to stand. Raises Contradiction for one that was refused."""
     if wrong := np.flatnonzero(~(_DONE | OPEN)[codes]).tolist():
-        raise Contradiction(
-            f"{outcome.name} as the database decided, and the broker answers {Code(codes[wrong[0]]).name}"
-        )
+        raise Contradiction(f"as the database decided, and the broker answers {Code(codes[wrong[0]]).name}")
     return np.asarray(_DONE[codes])
 
 

@@ -269,6 +269,9 @@ class LeanLink:
                     del self._ways[request.key]
         if not failed:  # last: who is woken wants the interpreter, and this thread is about to let go of it
             self._tell(request, answer)
+        request.batch = request.frame = (
+            None  # it and its future hold each other until cycles are looked for: not what it brought, too
+        )
         for one in dropped:
             self._tell(one, unsent("a request before it was lost"))
         if way is not None and pump:

@@ -26,7 +26,7 @@ import pyarrow as pa
 from escrowmq.broker.calls import Calls
 from escrowmq.broker.failures import broker_failed, for_client
 from escrowmq.broker.serving.lean.connection import Connection
-from escrowmq.broker.serving.room import PATIENCE, Held, Room
+from escrowmq.broker.serving.room import Allowance, Held, Room
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.wire import Exchange, lean
 from escrowmq.wire.lean import Kind
@@ -45,6 +45,7 @@ ROW_BYTES, PAIR_BYTES = 256, 128
 
 
 _WITH_PROPERTIES = (Kind.SEND, Kind.PREPARE)
+_MESSAGES = (*_WITH_PROPERTIES, Kind.BATCH)
 
 
 class Requests:
@@ -61,7 +62,6 @@ class Requests:
         self._begun: dict[int, Future[pa.RecordBatch] | None] = {}  # a future: a receive, which can be withdrawn
         self._open = self._unanswered = 0  # requests, and their bytes; until the answer was given to the connection
         self._waiting: deque[lean.Frame] = deque()
-        self._blocked_since: float | None = None
         self._counted = 0  # bytes of a frame that is not whole, as the room knows it
         self._ended = False
         self.welcomed = False
@@ -200,9 +200,8 @@ class Requests:
         if number in self._begun:
             raise error(Code.BAD_REQUEST, f"request {number} has no answer yet, and another has its number")
         size = CALL_BYTES + len(content)
-        if not self._room.offer(self._held, size):
+        if not self._room.offer(self._held, size, messages=kind in _MESSAGES):
             return self._no_room(number)
-        self._blocked_since = None
         self.count += 1
         try:
             if kind == Kind.RECEIVE:
@@ -212,7 +211,7 @@ class Requests:
             elif kind == Kind.BATCH:
                 asked, batch, options = lean.read_batch(content)
                 self._note(number, size)
-                begun = self._calls.exchange(asked, batch, options)
+                begun = self._calls.exchange(asked, batch, options, self._held.peer)
                 begun.add_done_callback(partial(self._batch_came, number, size, None))
             else:
                 parcel = lean.read_parcel(kind, content)
@@ -221,7 +220,9 @@ class Requests:
                     more += PAIR_BYTES * sum(len(row[4]) for row in parcel.rows if row[4])
                 self._room.change(self._held, more)
                 self._note(number, size + more)
-                self._calls.parcel(parcel, partial(self._parcel_came, number, size + more), len(content))
+                self._calls.parcel(
+                    parcel, partial(self._parcel_came, number, size + more), len(content), self._held.peer
+                )
         except EscrowError as problem:  # it could not be read: nothing has begun
             self._room.change(self._held, -size)
             self._say(lean.refused(number, problem))
@@ -229,13 +230,9 @@ class Requests:
 
     def _no_room(self, number: int) -> bool:
         """There is no room for a request: refuse it if that has been so for too long. Whether it was."""
-        now = time.monotonic()
-        self._blocked_since = self._blocked_since or now
-        if now - self._blocked_since < PATIENCE:
+        if self._room.patience(self._held) > 0.0:
             return False
-        self._blocked_since = None
-        full = error(Code.QUEUE_FULL, "requests and answers under way hold too many bytes")
-        self._say(lean.refused(number, full))
+        self._say(lean.refused(number, self._room.refusal()))
         return True
 
     def _note(self, number: int, size: int) -> None:
@@ -245,9 +242,14 @@ class Requests:
             self._unanswered += size
 
     def _receive(self, number: int, size: int, options: Any) -> None:
-        begun = self._calls.exchange(Exchange.RECEIVE, None, options)
+        allowance = Allowance(self._room, self._held, self._unread, UNREAD_BYTES)
+        begun = self._calls.exchange(Exchange.RECEIVE, None, options, allowance=allowance)
         self._begun[number] = begun
-        begun.add_done_callback(partial(self._batch_came, number, size, options.get("group")))
+        group = options.get("group")
+        begun.add_done_callback(lambda done: self._batch_came(number, size, group, done, allowance.size))
+
+    def _unread(self) -> int:
+        return self._connection.unsent_bytes
 
     # Answers, on any thread; none of these raises
 
@@ -263,8 +265,10 @@ class Requests:
             frame = lean.refused(number, broker_failed("answering a parcel", problem))
         self._answered(number, size, frame)
 
-    def _batch_came(self, number: int, size: int, group: str | None, done: Future[pa.RecordBatch]) -> None:
-        """``group``: of the consumers, of a receive."""
+    def _batch_came(
+        self, number: int, size: int, group: str | None, done: Future[pa.RecordBatch], granted: int = 0
+    ) -> None:
+        """``group``: of the consumers, of a receive; ``granted``: the bytes that its answer was given room for."""
         lost = None
         try:
             if done.cancelled():
@@ -278,12 +282,12 @@ class Requests:
                     lost = partial(self._calls.give_back_unseen, group, batch)
         except Exception as problem:
             frame = lean.refused(number, broker_failed("answering a batch", problem))
-        self._answered(number, size, frame, lost)
+        self._answered(number, size, frame, lost, granted)
 
-    def _answered(self, number: int, size: int, frame: bytes | bytearray, lost: Any = None) -> None:
+    def _answered(self, number: int, size: int, frame: bytes | bytearray, lost: Any = None, granted: int = 0) -> None:
         """Send an answer. What its request held is given back; what the answer holds, as soon as it has left."""
         self._begun.pop(number, None)  # before the client can use the number again
-        self._room.change(self._held, len(frame) - size)
+        self._room.change(self._held, len(frame) - size - granted)
         if self._connection.send(frame, lost):
             self._room.change(self._held, -len(frame))
         with self._lock:
