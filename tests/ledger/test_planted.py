@@ -219,7 +219,7 @@ def publish_only_the_first_message_of_a_transaction(monkeypatch):
     monkeypatch.setattr(TransactionTable, "messages_of", messages_of)
 
 
-@planted(searched)
+@planted(searched_from(1))
 def decide_and_change_at_once(monkeypatch):
     def decide_recheck(self, ids):
         decision = real(self, ids)
@@ -374,7 +374,7 @@ def replace_what_is_decided(monkeypatch):
 # Forgetting
 
 
-@planted(searched)
+@planted(searched_from(11))
 def forget_a_session_with_something_undecided(monkeypatch):
     monkeypatch.setattr(TransactionTable, "undecided_epochs", lambda self: np.empty(0, np.int64))
 
@@ -386,7 +386,7 @@ def forget_a_session_that_a_repeat_needs(monkeypatch):
     monkeypatch.setattr(TransactionTable, "foreign", foreign)
 
 
-@planted(searched)
+@planted(searched_from(7))
 def forget_the_connected(monkeypatch):
     real = Sessions.idle
 
@@ -413,7 +413,7 @@ def begin_the_time_anew_with_a_restart(monkeypatch):
     monkeypatch.setattr(Sessions, "restore", restore)
 
 
-@planted(searched)
+@planted(searched_from(28))
 def give_an_epoch_twice(monkeypatch):
     real = Sessions.forget
 
@@ -438,7 +438,7 @@ def let_a_zombie_take_its_name_back(monkeypatch):
 # Offsets and time
 
 
-@planted(searched)
+@planted(searched_from(24))
 def reuse_offsets_after_retention(monkeypatch):
     def trim_below(self, position):
         below = np.flatnonzero(self._entries["position"] < position)
@@ -486,7 +486,7 @@ def accept_a_lost_lease(monkeypatch):
     monkeypatch.setattr(settling, "_nothing_pending", lambda mask, a, b, if_acked: Code.OK)
 
 
-@planted(searched)
+@planted(searched_from(3))
 def forget_acks(monkeypatch):
     monkeypatch.setitem(Groups._row_acts, Kind.ACKED, lambda self, rows, time_us, topics, rules: None)
 

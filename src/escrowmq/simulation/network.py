@@ -29,6 +29,8 @@ class NetworkOptions:
     """How likely what is sent comes in two parts."""
     refused: float = 0.0
     """How likely a connection cannot be made."""
+    held: float = 0.0
+    """How likely what is sent beside everything else, over a connection of its own, lies somewhere for up to ten seconds."""
 
 
 class End:
@@ -39,6 +41,8 @@ class End:
         self.bundle = (owner.name, bundle)
         """Ends of one bundle and owner send in one order."""
         self.other: End | None = None
+        self.alone = False
+        """Nothing else keeps an order with what this one sends."""
         self.blocking = True
         self.closed = False
         self.lost = False
@@ -188,17 +192,22 @@ class Network:
         run, options = self.scheduler, self.options
         assert run.current is not None
         mine = run.current.node
-        run.park(2 * self._latency(mine.name, host))
+        stalled = self._stall(mine.name, host)
+        run.park(2 * (self._latency(mine.name, host) - stalled))
         found = self._listening.get((host, port))
-        if (found is None or found[0].dead or self.random.random() < options.refused) or self._stall(mine.name, host):
+        refused = found is None or found[0].dead or self.random.random() < options.refused
+        if not refused and stalled:  # a process that stands still is connected to all the same, by its system
+            refused = self.random.random() < 0.5
+        if found is None or refused:
             if self.random.random() < 0.3:
                 run.park(timeout)
                 raise TimeoutError("timed out")
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         node, accept = found
-        bundle = object() if bundle is None else bundle
+        alone = bundle is None
+        bundle = object() if alone else bundle
         near, far = End(self, mine, node, bundle), End(self, node, mine, bundle)
-        near.other, far.other = far, near
+        near.other, far.other, near.alone = far, near, alone
         self.ends[near] = self.ends[far] = None
         accept(far)
         return near
@@ -231,7 +240,10 @@ class Network:
         """Let it come to the other end, after what was sent before."""
         now = self.scheduler.now_ns
         soonest = self._last_ns.get(end.bundle, 0) + 1
-        at = self._last_ns[end.bundle] = max(now + round(self._latency(end.owner.name, end.far.name) * 1e9), soonest)
+        seconds = self._latency(end.owner.name, end.far.name)
+        if end.alone and self.options.held and self.random.random() < self.options.held:
+            seconds += 10 * self.random.random()
+        at = self._last_ns[end.bundle] = max(now + round(seconds * 1e9), soonest)
 
         def arrive() -> None:
             other = end.other

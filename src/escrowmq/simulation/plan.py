@@ -128,6 +128,7 @@ def draw(seed: int, scale: Scale) -> Plan:
             slow=chance.choice((0.0, 0.05)),
             split=chance.choice((0.0, 0.2)),
             refused=chance.choice((0.0, 0.0, 0.2)),
+            held=0.1 if "stall" in kinds else 0.0,
         ),
         BrokerSettings(
             transaction_timeout=chance.choice((0.3, 1.0, 3.0)),

@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 from multiprocessing import get_context
 
 from escrowmq.simulation.plan import LONG, Scale, draw
 from escrowmq.simulation.run import Result, Run
 
-SEEDS_AT_ONCE = 10
+SEEDS_AT_ONCE = 4
 """Seeds that a process is given at a time."""
 
 
@@ -73,7 +73,7 @@ def simulate_many(
             told(summary)
     else:
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-            running = {pool.submit(_several, batch, long) for batch, _ in zip(batches, range(2 * jobs), strict=False)}
+            running = {pool.submit(_several, batch, long) for batch in islice(batches, 2 * jobs)}
             while running:
                 done = next(as_completed(running))
                 running.discard(done)
@@ -81,7 +81,7 @@ def simulate_many(
                     summary.add(result)
                 told(summary)
                 if until is None or time.monotonic() < until:
-                    running |= {pool.submit(_several, batch, long) for batch, _ in zip(batches, range(1), strict=False)}
+                    running |= {pool.submit(_several, batch, long) for batch in islice(batches, 1)}
     summary.failed.sort(key=lambda result: result.seed)
     summary.took = time.monotonic() - began
     return summary
