@@ -110,6 +110,17 @@ def everything(bus: Bus, until) -> None:
     admin.alter_producers("made", kind="mixed", **rules)
     admin.alter_producers("made", reset=["check_max"])
     admin.producers()
+    sign(admin, link)
+
+
+def sign(admin, link) -> None:
+    """Operators' acts: each kind with its reason, and the record of them."""
+    admin.alter_group("dated", max_attempts=4, why="so")
+    admin.alter_producers("made", check_max=3, why="so")
+    page = link.action("acts.list", {"limit": 1, "after": 0}, 5)
+    assert page["next"] == page["acts"][0]["number"]
+    assert admin.acts(newest=True)
+    assert admin.verify_acts()[0]["broken"] == []
 
 
 def consume(bus: Bus, link) -> None:
@@ -156,7 +167,7 @@ def until():
 
 def test_every_action_has_a_handler_and_the_other_way_round():
     assert set(HANDLERS) == set(ACTIONS)
-    assert len(ACTIONS) == 28
+    assert len(ACTIONS) == 30
 
 
 def test_every_handler_has_the_types_of_its_action():
@@ -228,6 +239,7 @@ def look(bus: Bus) -> None:
     bus.view_message("t", "k1")
     link.action("topics.wait", {"topic": "t"}, 5)
     link.action("writers.show", {"writer": "query"}, 5)
+    assert (len(admin.acts()) > 0, admin.verify_acts()[0]["broken"]) == (True, [])
 
 
 def nested(shape) -> set:

@@ -477,7 +477,13 @@ def _view(engine: Readable, request: messages.View) -> messages.Viewed:
 # The record of acts
 
 
-_answers(acts.LIST)(
-    lambda engine, request: _page("acts", *recording.page(engine, request, PAGE), lambda act: act["number"])
-)
-_answers(acts.VERIFY)(lambda engine, _: recording.verified(engine))
+@_answers(acts.LIST)
+def _list_acts(engine: Readable, request: acts.List) -> acts.Page:
+    found, full = recording.page(engine, request, PAGE)
+    page: acts.Page = _page("acts", found, full, lambda act: act["number"])
+    return page
+
+
+@_answers(acts.VERIFY)
+def _verify_acts(engine: Readable, _: Nothing) -> acts.Verified:
+    return recording.verified(engine)
