@@ -72,14 +72,14 @@ def everything(bus: Bus, until) -> None:
     link = bus.router.links[0]
     until(lambda: admin.transactions("parked", "shop", older_than=0.0, limit=1))
     until(lambda: not admin.transactions("open"))
-    admin.recheck(ids[0])
+    admin.recheck(ids[0], why="so")
     fresh = lambda: producer.prepare("t", b"open").transaction_id  # noqa: E731
     until(lambda: fresh() and admin.transactions("open", limit=1))
     until(lambda: admin.transaction(fresh())["state"] == "open")
     link.action("transactions.recheck", {"ids": [str(ids[0])]}, 5)
     admin.producers()
-    admin.commit(ids[0])
-    admin.rollback(ids[1])
+    admin.commit(ids[0], why="so")
+    admin.rollback(ids[1], why="so")
     assert [event["event"] for event in admin.transaction(ids[0])["timeline"]][:3] == ["prepared", "checked", "parked"]
     link.action("transactions.list", {"limit": 1, "after": -1}, 5)
     assert admin.lookup(message_id="h0")
@@ -104,7 +104,7 @@ def everything(bus: Bus, until) -> None:
     opened = {"group": "shop", "instance": "x", "transactional": True}
     session = link.action("session.open", opened, 5)["session"]
     link.action("session.open", {**opened, "resume": session}, 5)
-    admin.forget_writer("query")
+    admin.forget_writer("query", why="so")
     rules = {"transaction_timeout": 6.0, "check_interval": 30.0, "check_max": 15, "checks_exhausted": "park"}
     link.action("session.open", {**opened, "group": "made", "rules": rules}, 5)
     admin.alter_producers("made", kind="mixed", **rules)
@@ -133,7 +133,10 @@ def consume(bus: Bus, link) -> None:
         page = link.action("dead_letters.list", {"group": "failing", "limit": 2}, 5)
         link.action("dead_letters.list", {"group": "failing", "after": page["next"]}, 5)
         letters = admin.dead_letters("failing", limit=2)
-        assert (admin.retry_dead_letters("failing", letters[:1]), admin.discard_dead_letters("failing")) == (1, 3)
+        assert (admin.retry_dead_letters("failing", letters[:1]), admin.discard_dead_letters("failing", why="so")) == (
+            1,
+            3,
+        )
         admin.members("failing")
     with bus.consumer("held", "t", in_doubt="hold", instance="one", ordered=True, prefetch=1) as held:
         next(iter(held)).ack()
@@ -149,7 +152,7 @@ def consume(bus: Bus, link) -> None:
     link.exchange(Exchange.RECEIVE, NO_ROWS, {"group": "leased", "member": 3, "return_rest": True}).result(30)
     member = {"group": "held", "instance": "one", "process": 1}
     link.action("groups.join", {**member, "keep": [(0, 0)]}, 5)
-    assert admin.fence("held", "one") >= 0
+    assert admin.fence("held", "one", why="so") >= 0
 
 
 @pytest.fixture
@@ -198,11 +201,20 @@ def test_requests_and_answers_have_their_types(tmp_path, until):
     with Bus([at_rest := Watched(OfflineLink(tmp_path / "d"), seen)]) as bus:
         look(bus)
     assert at_rest.names == set(READ_ONLY)
+    look_at_edited_acts(tmp_path / "d", seen)
     look_at_damage(tmp_path / "damaged", seen)
     shapes = {shape for action in ACTIONS.values() for shape in nested(action.answer) | nested(action.request)}
     shapes |= {shape for one in (*OPTIONS.values(), ReadRequest) for shape in nested(one)}
     named = {(f"{shape.__module__}.{shape.__name__}", field.name) for shape in shapes for field in fields_of(shape)}
     assert sorted(named - seen - ONLY_SERVED) == []
+
+
+def look_at_edited_acts(folder: Path, seen) -> None:
+    """The answer about a record that somebody edited."""
+    journal = folder / "acts.journal"
+    journal.write_bytes(journal.read_bytes().replace(b'"why":"so"', b'"why":"no"', 1))
+    with Bus([Watched(OfflineLink(folder), seen)]) as bus:
+        assert [place["line"] for place in bus.admin.verify_acts()[0]["broken"]] == [1]
 
 
 def look_at_damage(folder: Path, seen) -> None:
