@@ -56,7 +56,7 @@ def test_metrics_and_health_are_served(serve: Serve) -> None:
     of_brokers = (DOCS / "metrics.md").read_text().partition("## A compensation's scheduler")[0]
     documented = re.findall(r"`(escrowmq_\w+)`", of_brokers)
     assert documented
-    assert [name for name in documented if f"\n{name} " not in told] == []
+    assert [name for name in documented if f"# TYPE {name} " not in told] == []
 
 
 def test_settings_come_from_flags_over_environment_over_file(
