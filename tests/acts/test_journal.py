@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+import escrowmq.acts.journal
 from escrowmq.acts.journal import LAST, NAME, Journal
 from escrowmq.errors import Code, EscrowError, Overloaded, Unknown, error
 from escrowmq.testing.disks import MODES, FaultDisk, MemoryDisk, SimulatedCrash
@@ -70,6 +71,25 @@ def test_acts_come_by_pages_and_the_newest_alone() -> None:
     assert [one.begun.what["ids"][0] for one in journal.listed(limit=2, newest=True)] == ["n5", "n6"]
     again = Journal(journal._disk, SHARD)
     assert recorded(again) == names
+
+
+def test_a_page_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(escrowmq.acts.journal, "PAGE_BYTES", 2500)
+    journal = Journal(MemoryDisk(), SHARD)
+    names = [f"n{number}" for number in range(7)]
+    do(journal, [], *names)
+    found, pages = list[str](), 0
+    after = 0
+    while page := journal.listed(after):
+        assert 1 <= len(page) < 7
+        found += [one.begun.what["ids"][0] for one in page]
+        after, pages = page[-1].begun.number, pages + 1
+        assert journal.has_after(after) == (len(found) < 7)
+    assert found == names
+    assert pages > 1
+    newest = [one.begun.what["ids"][0] for one in journal.listed(newest=True)]
+    assert newest == names[-len(newest) :]
+    assert 1 <= len(newest) < 7
 
 
 @pytest.mark.parametrize("mode", MODES)

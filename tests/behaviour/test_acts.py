@@ -112,7 +112,7 @@ def test_what_cannot_be_recorded_is_not_done(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ["acts.recorded", "acts.done"])
-def test_killed_at_any_step_of_an_act_the_record_says_what_was_done(
+def test_killed_before_or_after_an_act_the_record_says_what_was_done(
     step: str, make_broker: Own, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, step)

@@ -36,6 +36,18 @@ def test_an_exception_stays_in_the_line() -> None:
     assert "ValueError: why" in json.loads(line)["exception"]
 
 
+def test_what_a_traceback_quotes_begins_no_line_for_people_either() -> None:
+    made = record("it failed")
+    try:
+        raise ValueError("a\n2026-01-01 ERROR forged\x1b[2J")
+    except ValueError:
+        made.exc_info = sys.exc_info()
+    first, *others = PlainLines().format(made).split("\n")
+    assert first.endswith("it failed")
+    assert any("ERROR forged" in line for line in others)
+    assert all(line.startswith("    ") and line.isprintable() for line in others)
+
+
 @pytest.mark.parametrize("forged", ["a\n2026-01-01 ERROR forged", "a\x1b[2J", "a\r\x00", "a\u2028b"])
 def test_what_a_client_sent_begins_no_line_and_moves_no_cursor(forged: str) -> None:
     for formatter in (PlainLines(), JsonLines()):

@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 NAME = "acts.journal"
 LAST = "acts.last"
 _PIECE, _FEW = 1 << 20, 4096
+PAGE_BYTES = 8 << 20
+"""Of one listing: an act of 100,000 ids takes some megabytes."""
 MOST_TEXT = 1000
 """Characters of ``by`` and of ``why``: more are cut."""
 
@@ -160,18 +162,30 @@ class Journal:
     # Reading
 
     def listed(self, after: int = 0, limit: int = 1000, *, newest: bool = False) -> list[Listed]:
-        """The first acts with numbers above ``after``, or the ``newest``, in their order. What cannot be read as a record is left out: see :meth:`verify`."""
+        """The first acts with numbers above ``after``, or the ``newest``, in their order: at most ``limit``, and no more than :data:`PAGE_BYTES`
+        bytes of them but for one act that is larger. What cannot be read as a record is left out: see :meth:`verify`."""
         found: list[Listed] = []
+        size = 0
         with self._lock:
             self._read()
             start = bisect_right(self._acts, after)
             if newest:
                 start = max(start, len(self._acts) - limit)
-            for begin, end in zip(self._begins[start : start + limit], self._ends[start : start + limit], strict=True):
+            places = list(zip(self._begins[start : start + limit], self._ends[start : start + limit], strict=True))
+            for begin, end in reversed(places) if newest else places:
+                lines = self._line_at(begin), self._line_at(end) if end >= 0 else b""
+                size += sum(map(len, lines))
+                if found and size > PAGE_BYTES:
+                    break
                 with suppress(ValueError):
-                    record, _, digest = parse(self._line_at(begin))
-                    found.append(Listed(record, parse(self._line_at(end))[0] if end >= 0 else None, digest))
-        return found
+                    record, _, digest = parse(lines[0])
+                    found.append(Listed(record, parse(lines[1])[0] if end >= 0 else None, digest))
+        return found[::-1] if newest else found
+
+    def has_after(self, number: int) -> bool:
+        """Whether there are acts with higher numbers."""
+        with self._lock:
+            return bool(self._acts) and self._acts[-1] > number
 
     def verify(self) -> tuple[int, str, list[Break]]:
         """How many records there are, the hash of the last one, and every place where the chain is broken."""
@@ -208,8 +222,11 @@ class Journal:
 
     def _read(self) -> None:
         """Take in what stands behind the lines that are known: at first all of it; of a folder in use what came since."""
-        if self._file is not None or NAME not in self._disk.list():
-            return
+        try:
+            if self._file is not None or NAME not in self._disk.list():
+                return
+        except OSError as problem:
+            raise disk_error(problem) from problem
         last = self._last()
         lines = self._lines(self._size)
         ahead = next(lines, None)

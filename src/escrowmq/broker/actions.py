@@ -479,9 +479,7 @@ def _view(engine: Readable, request: messages.View) -> messages.Viewed:
 
 @_answers(acts.LIST)
 def _list_acts(engine: Readable, request: acts.List) -> acts.Page:
-    found, full = recording.page(engine, request, PAGE)
-    page: acts.Page = _page("acts", found, full, lambda act: act["number"])
-    return page
+    return recording.page(engine, request, PAGE)
 
 
 @_answers(acts.VERIFY)

@@ -53,12 +53,14 @@ def named(engine: Readable, chosen: npt.NDArray[np.int64]) -> list[list[Any]]:
 # Reading the record
 
 
-def page(engine: Readable, request: acts.List, most: int) -> tuple[list[Act], int]:
-    """The acts of a page, and how many a full one has."""
-    limit = request.get("limit", most)
-    after, newest = request.get("after", 0), request.get("newest", False)
-    found = engine.log.acts.listed(after, limit, newest=newest)
-    return [_shown(one) for one in found], limit + newest  # nothing comes after the newest
+def page(engine: Readable, request: acts.List, most: int) -> acts.Page:
+    """One page: as many acts as are asked for, or as go into one answer."""
+    journal, newest = engine.log.acts, request.get("newest", False)
+    found = journal.listed(request.get("after", 0), request.get("limit", most), newest=newest)
+    answer = acts.Page(acts=[_shown(one) for one in found])
+    if found and not newest and journal.has_after(found[-1].begun.number):
+        answer["next"] = found[-1].begun.number
+    return answer
 
 
 def _shown(one: Listed) -> Act:

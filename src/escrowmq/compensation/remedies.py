@@ -169,7 +169,9 @@ class Committing:
         committed = 0
         for transaction in sorted({row["transaction"] for row in finding.rows if row["state"] in ("open", "parked")}):
             try:
-                committed += self._bus.admin.commit(transaction) is Code.COMMITTED
+                committed += (
+                    self._bus.admin.commit(transaction, why="its confirm was lost (compensation)") is Code.COMMITTED
+                )
             except EscrowError as problem:
                 if problem.code in (Code.CONFLICT, Code.EXPIRED):  # somebody decided between the look-up and now
                     return Result(Fate.CONFLICT, f"{transaction}: {problem}", committed=committed)

@@ -36,10 +36,17 @@ class PlainLines(logging.Formatter):
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
 
+    def formatException(self, ei: Any) -> str:
+        """The traceback, each line moved in, so that none of them looks like a line of the log."""
+        return "\n".join(f"    {_visible(line)}" for line in super().formatException(ei).splitlines())
+
     def formatMessage(self, record: logging.LogRecord) -> str:
         """The line without its exception, control characters escaped."""
-        line = super().formatMessage(record)
-        return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in line)
+        return _visible(super().formatMessage(record))
+
+
+def _visible(line: str) -> str:
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in line)
 
 
 def log_to_stderr(level: str, *, as_json: bool) -> None:

@@ -62,12 +62,15 @@ def _dead(ledger: Ledger, event: Event) -> None:
         lease = ledger.groups.leases.live.get(id)
         if lease is None:
             continue
+        if count >= MOST_LINES:  # looked at no more: thousands may die at once, and a lease is as long
+            count += size
+            continue
         pending = (
             np.frombuffer(lease.copy_mask(), np.uint8)[start - lease.start : start - lease.start + size] == PENDING
         )
         offsets = start + np.flatnonzero(pending)
         place, group = ledger.topics.queues[lease.cursor.queue_id].place, ledger.groups.groups[lease.group].name
-        for offset in offsets[: max(MOST_LINES - count, 0)].tolist():
+        for offset in offsets[: MOST_LINES - count].tolist():
             where = f"{place.topic}/{place.queue}/{offset}"
             sentence = f"dead: {where} is a dead letter of {group}: {cause}"
             facts = {"topic": place.topic, "queue": place.queue, "offset": offset, "group": group}

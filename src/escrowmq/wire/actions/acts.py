@@ -38,7 +38,7 @@ class Page(TypedDict):
     """Acts, oldest first."""
 
     acts: list[Act]
-    next: NotRequired[Annotated[ActNumber, "`after` of the next page, if this one is full"]]
+    next: NotRequired[Annotated[ActNumber, "`after` of the next page, if there are more"]]
 
 
 class Broken(TypedDict):
