@@ -314,4 +314,4 @@ def test_the_async_admin_has_the_methods_of_the_blocking_one():
 
 
 def public(kind: type) -> set[str]:
-    return {name for name in vars(kind) if not name.startswith("_")}
+    return {name for name in dir(kind) if not name.startswith("_")}
