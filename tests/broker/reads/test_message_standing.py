@@ -90,7 +90,7 @@ def test_a_filter_a_start_and_a_discard_are_told(bus: mq.Bus) -> None:
 def test_in_order_the_one_that_comes_first_is_named(bus: mq.Bus) -> None:
     bus.producer("shop").send_batch([mq.Message("orders", b"", key=key) for key in "aba"])
     with bus.consumer("cart", "orders", ordered=True, retry_backoff=600.0, retry_backoff_max=600.0) as consumer:
-        first, second, third = consumer.receive(3, wait=5.0)
+        first, second, _ = consumer.receive(3, wait=5.0)
         first.nack()
         second.ack()
         consumer.flush()

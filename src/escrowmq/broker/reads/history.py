@@ -69,7 +69,8 @@ class _Way:
     def note(self, frame: Frame, row: int, event: str, **more: Any) -> None:
         """Something happened to it."""
         happened: Any = {"group": self.name, "event": event, "time_us": frame.time_us, "position": frame.position + row}
-        self.events.append({**happened, **more})
+        happened.update(more)
+        self.events.append(happened)
 
 
 def read_history(
