@@ -99,7 +99,7 @@ def test_wrong_use(run: Run, waiting: list[str], words: tuple[str, ...], code: E
 
 def test_without_tables_and_with_newer_ones(run: Run, database: str) -> None:
     absent = run("outbox", "list")
-    assert (absent.code, "escrowmq outbox migrate" in absent.err) == (Exit.DENIED, True)
+    assert (absent.code, "escrowmq outbox migrate" in absent.err) == (Exit.USAGE, True)
     run("outbox", "migrate")
     engine = sa.create_engine(database)
     with engine.begin() as connection:
@@ -137,7 +137,7 @@ def test_a_relay_serves_its_metrics_until_it_is_told_to_stop(
         process.communicate()
 
 
-def test_metrics_for_other_machines_must_be_wanted(run: Run, database: str) -> None:
+def test_metrics_for_other_machines_must_be_wanted(run: Run, database: str, tmp_path: Path) -> None:
     assert run("outbox", "migrate").code == 0
-    ran = run("outbox", "relay", "--to", "file:data", "--metrics", "0.0.0.0:0")
+    ran = run("outbox", "relay", "--to", f"file:{tmp_path}", "--metrics", "0.0.0.0:0")
     assert (ran.code, "--insecure" in ran.err) == (Exit.DENIED, True)
