@@ -129,11 +129,21 @@ def consume(bus: Bus, link) -> None:
     admin = bus.admin
     with bus.consumer("failing", "t", tags="a", max_attempts=1, retry_backoff=0.01, retry_backoff_max=1.0) as failing:
         for message in itertools.islice(failing, 4):
-            message.nack(delay=0, cause="spoilt")
+            message.nack(delay=0, cause="spoilt" if message.offset else "poison")
         failing.flush()
+        with bus.consumer("second", "t", tags="a", max_attempts=1) as second:
+            next(iter(second)).nack(delay=0, cause="spoilt")
+            second.flush()
+        told = link.action("dead_letters.summary", {"group": "failing", "causes": 1, "samples": 1}, 5)
+        assert told["groups"][0]["others"]["count"] == 1
+        assert link.action("dead_letters.summary", {"limit": 1, "after": 0}, 5)["next"] > 0
         page = link.action("dead_letters.list", {"group": "failing", "limit": 2}, 5)
         link.action("dead_letters.list", {"group": "failing", "after": page["next"]}, 5)
         link.action("dead_letters.settle", {"group": "failing", "act": "discard", "items": []}, 5)
+        asked = {"group": "failing", "cause": "spoilt, attempt 1 of 1", "topic": "t", "older_than": 0.0}
+        assert len(link.action("dead_letters.list", asked, 5)["dead_letters"]) == 3
+        place = {"topic": "t", "queue": 0, "offset": 0}
+        assert len(link.action("dead_letters.list", {"group": "failing", "items": [place]}, 5)["dead_letters"]) == 1
         letters = admin.dead_letters("failing", limit=2)
         assert (admin.retry_dead_letters("failing", letters[:1]), admin.discard_dead_letters("failing", why="so")) == (
             1,
@@ -205,7 +215,7 @@ def until():
 
 def test_every_action_has_a_handler_and_the_other_way_round():
     assert set(HANDLERS) == set(ACTIONS)
-    assert len(ACTIONS) == 32
+    assert len(ACTIONS) == 33
 
 
 def test_every_handler_has_the_types_of_its_action():

@@ -48,6 +48,8 @@ class AsyncAdmin:
     rollback = _awaited(Admin.rollback)
     recheck = _awaited(Admin.recheck)
     dead_letters = _awaited(Admin.dead_letters)
+    dead_letters_at = _awaited(Admin.dead_letters_at)
+    dead_letters_summary = _awaited(Admin.dead_letters_summary)
     retry_dead_letters = _awaited(Admin.retry_dead_letters)
     discard_dead_letters = _awaited(Admin.discard_dead_letters)
     settle_dead_letters = _awaited(Admin.settle_dead_letters)

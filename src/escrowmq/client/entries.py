@@ -86,6 +86,10 @@ class DeadLetter(dead_letters.DeadLetter, AtBroker):
     """One dead letter at one broker."""
 
 
+class DeadLettersSummary(dead_letters.OfGroupSummary, AtBroker):
+    """The dead letters of one group at one broker, by cause."""
+
+
 class Health(brokers.Health, AtBroker):
     """Whether one broker works."""
 

@@ -27,7 +27,8 @@ from enum import IntEnum
 import numpy as np
 
 from escrowmq.ledger.columns.arrays import Columns, Int64s, UInt8s
-from escrowmq.ledger.groups.failed import DeadLetters, Retries
+from escrowmq.ledger.groups.dead.letters import DeadLetters
+from escrowmq.ledger.groups.failed import Retries
 
 MAX_HISTORY_RUNS = 4096
 """Runs remembered of what has left the log; beyond, the oldest become GONE and only their counts remain."""
