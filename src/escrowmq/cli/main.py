@@ -12,6 +12,7 @@ from escrowmq.cli import (
     bench,
     chaos,
     compensate,
+    console,
     dead_letters,
     groups,
     jobs,
@@ -37,6 +38,7 @@ app = typer.Typer(
 
 app.command("serve")(takes_settings(serve.serve))
 app.command("gateway")(serve.gateway)
+app.command("console")(console.console)
 app.command("demo")(jobs.demo)
 app.add_typer(topics.app, name="topics")
 app.command("send")(messages.send)
