@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
@@ -14,8 +14,6 @@ from escrowmq.cli.options import DEFAULT_URL, Json, Url, bus_at
 from escrowmq.cli.printing import RUN, body_text, cell, console, moment, notice, print_json
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-
     from escrowmq.client.links.presence import Missing
     from escrowmq.overview import Story
 
@@ -65,7 +63,7 @@ def find(
 
 
 @contextmanager
-def engines_at(urls: Sequence[str] | None) -> Iterator[list[sa.Engine]]:
+def engines_at(urls: Sequence[str] | None) -> Iterator[list[Any]]:
     """Engines for the databases that a command names. Raises Misuse(BAD_URL, NO_TABLES, MISSING_PACKAGE)."""
     with ExitStack() as stack:
         if not urls:
