@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from escrowmq.client.admin import Admin
 from escrowmq.client.bus import Bus
@@ -15,9 +15,6 @@ from escrowmq.console.sampling import Sampler
 from escrowmq.errors import Code, error
 from escrowmq.wire import Call, ReadRequest
 
-if TYPE_CHECKING:
-    import sqlalchemy as sa
-
 THREADS = 12
 """Pages that are made at once: each waits for brokers most of its time."""
 
@@ -26,7 +23,7 @@ class Console:
     """Everything behind the pages. It owns the bus and the engines, and closes them."""
 
     def __init__(
-        self, bus: Bus, url: str, settings: ConsoleSettings, engines: Mapping[str, sa.Engine] | None = None
+        self, bus: Bus, url: str, settings: ConsoleSettings, engines: Mapping[str, Any] | None = None
     ) -> None:
         self.bus = bus
         self.url = url
