@@ -22,9 +22,7 @@ THREADS = 12
 class Console:
     """Everything behind the pages. It owns the bus and the engines, and closes them."""
 
-    def __init__(
-        self, bus: Bus, url: str, settings: ConsoleSettings, engines: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, bus: Bus, url: str, settings: ConsoleSettings, engines: Mapping[str, Any] | None = None) -> None:
         self.bus = bus
         self.url = url
         self.settings = settings
