@@ -172,7 +172,7 @@ class DeadLetters:
     def _settled(self, rows: pa.RecordBatch, why: str) -> list[str]:
         items = rows.select(["topic", "queue", "offset", "dead_us", "attempts"]).to_pylist()
         act = cast(Literal["retry", "discard"], self.act.rpartition(".")[2])
-        request = dead_letters.Settle(group=self._group, act=act, items=cast(list[dead_letters.Item], items))
+        request = dead_letters.Settle(group=self._group, act=act, items=cast(list[dead_letters.Shown], items))
         return self._brokers.asked(shard_of(rows), dead_letters.SETTLE(signed(request, why)))["codes"]
 
     def became(self, rows: pa.RecordBatch, token: str, marks: Mapping[str, int]) -> Outcomes:
