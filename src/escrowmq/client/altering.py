@@ -70,8 +70,12 @@ def producers_request(group: str, changes: ProducersChanges) -> producers.Alter:
 
 def signed(request: Request, why: str | None) -> Request:
     """An operator's request with who asks, as the operating system names user and host, and ``why``."""
-    by = {"by": f"{_user()}@{socket.gethostname()}"}
-    return cast(Request, {**request, **by, **({} if why is None else {"why": why})})
+    return cast(Request, {**request, "by": actor(), **({} if why is None else {"why": why})})
+
+
+def actor() -> str:
+    """Who acts: user and host as the operating system names them."""
+    return f"{_user()}@{socket.gethostname()}"
 
 
 def _user() -> str:
