@@ -81,6 +81,7 @@ def test_the_commands_of_the_design_are_there() -> None:
         "acts",
         "outbox",
         "compensate",
+        "console",
         "audit",
         "report",
         "reconcile",
