@@ -75,6 +75,7 @@ def test_the_commands_of_the_design_are_there() -> None:
         "dead-letters",
         "lookup",
         "find",
+        "status",
         "groups",
         "writers",
         "acts",

@@ -21,6 +21,7 @@ from escrowmq.cli import (
     outbox,
     serve,
     simulate,
+    status,
     topics,
     transactions,
     writers,
@@ -46,6 +47,7 @@ app.add_typer(transactions.app, name="transactions")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.command("lookup")(messages.lookup)
 app.command("find")(find.find)
+app.command("status")(status.status)
 app.add_typer(groups.app, name="groups")
 app.add_typer(writers.app, name="writers")
 app.add_typer(acts.app, name="acts")
