@@ -57,3 +57,5 @@ class AsyncAdmin:
     health = _awaited(Admin.health)
     stats = _awaited(Admin.stats)
     hello = _awaited(Admin.hello)
+    standing = _awaited(Admin.standing)
+    message_standing = _awaited(Admin.message_standing)

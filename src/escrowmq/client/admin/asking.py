@@ -1,0 +1,113 @@
+"""Asking all brokers, or the one that has something; what the subjects of the admin API have in common."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, cast
+
+from escrowmq.client.entries import AtBroker
+from escrowmq.client.links.answers import Listing, away
+from escrowmq.client.links.presence import Missing
+from escrowmq.client.links.router import Router
+from escrowmq.errors import DONE, Code, Rejected, error
+from escrowmq.message.ids import id_bytes
+from escrowmq.model import TransactionId
+from escrowmq.wire import Call
+from escrowmq.wire.actions.action import Answer, Request, Results
+
+_PAGE = 1000
+
+
+class Asking:
+    """Calls of one program. ``timeout`` is seconds per call."""
+
+    def __init__(self, router: Router, timeout: float = 30.0) -> None:
+        self._router = router
+        self._timeout = timeout
+
+    def _ask(self, number: int, call: Call[Answer]) -> Answer:
+        return self._router.ask(number, call, time.monotonic() + self._timeout, longest=self._timeout)
+
+    def _each(self, call: Call[Answer], *unknown: Code) -> tuple[list[tuple[AtBroker, Answer]], list[Missing]]:
+        """The answers of all brokers that are there, without those that refuse with a code of ``unknown`` (an error if all of them
+        do), and who is missing."""
+
+        def ask(number: int) -> Answer | Rejected:
+            try:
+                return self._ask(number, call)
+            except Rejected as problem:
+                if problem.code not in unknown:
+                    raise
+                return problem
+
+        answers = self._router.every(ask, self._timeout)
+        found: list[tuple[AtBroker, Answer]] = []
+        nothing: Rejected | None = None
+        for number, answer in answers.found:
+            if isinstance(answer, Rejected):
+                nothing = answer
+            else:
+                found.append(({"broker": self._router.links[number].address}, answer))
+        if not found and nothing is not None:
+            if answers.missing:  # it may be there
+                raise away(answers.missing, nothing.message)
+            raise nothing
+        return found, answers.missing
+
+    def _rows(self, call: Call[Answer], rows: Callable[[Answer], Iterable[Any]], *unknown: Code) -> Listing[Any]:
+        """A row's fields and its ``broker``, for all ``rows`` of each answer of :meth:`_each`."""
+        found, missing = self._each(call, *unknown)
+        return Listing(({**row, **at} for at, answer in found for row in rows(answer)), missing)
+
+    def _pages(self, call: Call[Any], what: str, limit: int | None) -> Listing[Any]:
+        """Entries ``what`` of all brokers, page after page, at most ``limit`` per broker."""
+
+        def ask(number: int) -> list[Any]:
+            found: list[Any] = []
+            after: Any = call.request.get("after")
+            while limit is None or len(found) < limit:
+                page = _PAGE if limit is None else min(_PAGE, limit - len(found))
+                request = {**call.request, **given(dict, limit=page, after=after)}
+                answer: Any = self._ask(number, replace(call, request=request))
+                found.extend({**item, "broker": self._router.links[number].address} for item in answer[what])
+                after = answer.get("next")
+                if after is None:
+                    break
+            return found
+
+        answers = self._router.every(ask, self._timeout)
+        return Listing((item for found in answers.values for item in found), answers.missing)
+
+    def _home(self, transaction_id: TransactionId | str | bytes) -> tuple[TransactionId, int]:
+        """A transaction's id, and the number of the broker that has it."""
+        identity = TransactionId.from_bytes(id_bytes(transaction_id))
+        return identity, self._router.of_shard(identity.shard, self._timeout)
+
+
+def given(shape: type[Request], **values: Any) -> Request:
+    """The fields of a request that are not None."""
+    return cast(Request, {name: value for name, value in values.items() if value is not None})
+
+
+def microseconds(time: datetime | None) -> int | None:
+    """Whole microseconds since 1970."""
+    return None if time is None else round(time.timestamp() * 1e6)
+
+
+def with_body(message: Any) -> Any:
+    """A message with its body as bytes."""
+    body = message.pop("body_base64")
+    message["body"] = None if body is None else base64.b64decode(body)
+    return message
+
+
+def single(answer: Results) -> Code:
+    """The one result of a call about one id; raises unless it is done."""
+    code = Code[answer["codes"][0]]
+    if code not in DONE:
+        raise error(code)
+    return code

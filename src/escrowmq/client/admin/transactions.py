@@ -1,0 +1,55 @@
+"""Transactions, and deciding them by hand."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from escrowmq.client.admin.asking import Asking, given, single, with_body
+from escrowmq.client.altering import signed
+from escrowmq.client.entries import Transaction, TransactionDetails
+from escrowmq.client.links.answers import Listing
+from escrowmq.errors import Code
+from escrowmq.model import TransactionId
+from escrowmq.wire.actions import transactions
+
+
+class TransactionsAdmin(Asking):
+    """Transactions, and deciding them by hand. See :class:`escrowmq.client.admin.Admin`."""
+
+    def transactions(
+        self,
+        state: str | None = None,
+        group: str | None = None,
+        older_than: float | None = None,
+        limit: int | None = None,
+    ) -> Listing[Transaction]:
+        """Transactions by state ("open", "parked", ...), producer group and age in seconds; at most ``limit`` per broker."""
+        request = given(transactions.List, state=state, group=group, older_than=older_than)
+        return self._pages(transactions.LIST(request), "transactions", limit)
+
+    def transaction(self, transaction_id: TransactionId | str | bytes) -> TransactionDetails:
+        """One transaction, its messages (with ``body``) and its timeline. Raises UNKNOWN_TRANSACTION or WRONG_SHARD."""
+        identity, number = self._home(transaction_id)
+        answer: Any = self._ask(number, transactions.SHOW({"id": str(identity)}))
+        found: TransactionDetails = answer | {"messages": [with_body(message) for message in answer["messages"]]}
+        return found
+
+    def commit(self, transaction_id: TransactionId | str | bytes, *, why: str | None = None) -> Code:
+        """Commit by an operator. Raises CONFLICT if it was rolled back."""
+        return self._settle(transaction_id, "commit", why)
+
+    def rollback(self, transaction_id: TransactionId | str | bytes, *, why: str | None = None) -> Code:
+        """Roll back by an operator. Raises CONFLICT if it was committed."""
+        return self._settle(transaction_id, "rollback", why)
+
+    def recheck(self, transaction_id: TransactionId | str | bytes, *, why: str | None = None) -> Code:
+        """Open a parked transaction again and ask about it anew. Raises TRANSACTION_DECIDED and so on."""
+        identity, number = self._home(transaction_id)
+        return single(self._ask(number, transactions.RECHECK(signed(transactions.Recheck(ids=[str(identity)]), why))))
+
+    def _settle(
+        self, transaction_id: TransactionId | str | bytes, outcome: Literal["commit", "rollback"], why: str | None
+    ) -> Code:
+        identity, number = self._home(transaction_id)
+        request = transactions.Settle(ids=[str(identity)], outcome=outcome)
+        return single(self._ask(number, transactions.SETTLE(signed(request, why))))
