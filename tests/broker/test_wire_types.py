@@ -133,10 +133,18 @@ def consume(bus: Bus, link) -> None:
         failing.flush()
         page = link.action("dead_letters.list", {"group": "failing", "limit": 2}, 5)
         link.action("dead_letters.list", {"group": "failing", "after": page["next"]}, 5)
+        link.action("dead_letters.settle", {"group": "failing", "act": "discard", "items": []}, 5)
         letters = admin.dead_letters("failing", limit=2)
         assert (admin.retry_dead_letters("failing", letters[:1]), admin.discard_dead_letters("failing", why="so")) == (
             1,
             3,
+        )
+        for message in itertools.islice(failing, 1):
+            message.nack(delay=0, cause="spoilt")
+        failing.flush()
+        settle = {"group": "failing", "act": "discard", "all": True, "limit": 1}
+        link.action(
+            "dead_letters.settle", {**settle, "after": link.action("dead_letters.settle", settle, 5)["next"]}, 5
         )
         admin.members("failing")
     with bus.consumer("held", "t", in_doubt="hold", instance="one", ordered=True, prefetch=1) as held:

@@ -163,5 +163,5 @@ def test_a_relay_serves_its_metrics_until_it_is_told_to_stop(
 
 def test_metrics_for_other_machines_must_be_wanted(run: Run, database: str, tmp_path: Path) -> None:
     assert run("outbox", "migrate").code == 0
-    ran = run("outbox", "relay", "--to", f"file:{tmp_path}", "--metrics", "0.0.0.0:0")
+    ran = run("outbox", "relay", "--to", f"file:{tmp_path / 'data'}", "--metrics", "0.0.0.0:0")
     assert (ran.code, "--insecure" in ran.err) == (Exit.DENIED, True)

@@ -50,6 +50,7 @@ class AsyncAdmin:
     dead_letters = _awaited(Admin.dead_letters)
     retry_dead_letters = _awaited(Admin.retry_dead_letters)
     discard_dead_letters = _awaited(Admin.discard_dead_letters)
+    settle_dead_letters = _awaited(Admin.settle_dead_letters)
     acts = _awaited(Admin.acts)
     verify_acts = _awaited(Admin.verify_acts)
     lookup = _awaited(Admin.lookup)

@@ -281,12 +281,15 @@ class Bury:
 
 @dataclass(frozen=True, slots=True)
 class SettleDead:
-    """Retry (deliver again, attempts counted anew) or discard dead letters. Answer: codes (uint8 array)."""
+    """Retry (deliver again, attempts counted anew) or discard dead letters. ``dead_us``: when each of them died, as whoever
+    decided about it saw it; one that died at another time is not touched (None: whichever death it is). Answer: codes (uint8
+    array)."""
 
     group: str
     queue_ids: Int64s
     offsets: Int64s
     retry: bool
+    dead_us: Int64s | None = None
 
 
 @dataclass(frozen=True, slots=True)

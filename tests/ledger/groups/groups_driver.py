@@ -150,9 +150,11 @@ class Driver:
     def extend(self, lease: int, start: int, delay: int) -> int:
         return self.settle((lease, start, 1, Act.EXTEND, delay, None))[0]
 
-    def settle_dead(self, *places: tuple[int, int], retry: bool, group: str = "g") -> list[int]:
+    def settle_dead(
+        self, *places: tuple[int, int], retry: bool, group: str = "g", dead_us: list[int] | None = None
+    ) -> list[int]:
         ids, offsets = np.array([p[0] for p in places]), np.array([p[1] for p in places])
-        command = SettleDead(group, ids, offsets, retry)
+        command = SettleDead(group, ids, offsets, retry, None if dead_us is None else np.array(dead_us))
         return self.do(lambda: self.consuming.decide_settle_dead(command)).tolist()
 
     def tick(self, limit: int = 1000) -> None:

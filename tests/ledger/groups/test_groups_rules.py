@@ -463,6 +463,16 @@ class TestDeadLetters:
         assert driver.groups.describe(driver.topics, driver.rules)[0]["dead_letters"] == 2
         assert driver.settle_dead((0, 0), retry=True) == [Code.NOT_FOUND]
 
+    def test_only_the_death_that_was_shown_is_settled(self):
+        driver = self.dead()
+        shown = [letter["dead_us"] for letter in driver.groups.dead_letters("g", driver.topics)]
+        assert driver.settle_dead((0, 0), (0, 1), retry=True, dead_us=shown[:2]) == [Code.OK, Code.OK]
+        driver.now += 1000
+        driver.nack(int(driver.receive().leases[0]), 0, 2)
+        again = driver.settle_dead((0, 0), (0, 1), (0, 2), (0, 99), retry=False, dead_us=[*shown[:3], 1])
+        assert again == [Code.CONFLICT, Code.CONFLICT, Code.OK, Code.NOT_FOUND]
+        assert driver.account() == {"dead": [0, 1, 3], "discarded": [2]}
+
 
 class TestOrdered:
     def ordered(self, count: int = 6, **options) -> Driver:

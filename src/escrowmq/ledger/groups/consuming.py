@@ -32,6 +32,7 @@ from escrowmq.ledger.commands import (
 from escrowmq.ledger.events import Decision, Event, event_of, event_of_rows, rows_of
 from escrowmq.ledger.groups import members, order, reaching, receiving, subscriptions
 from escrowmq.ledger.groups.cursors import Lease
+from escrowmq.ledger.groups.failed import NOT_DEAD
 from escrowmq.ledger.groups.group import Group
 from escrowmq.ledger.groups.groups import DISCARD, RETRY, Groups
 from escrowmq.ledger.groups.order import UNKNOWN, KeysOf
@@ -202,14 +203,20 @@ class Consuming:
         return Decision((event_of_rows(Kind.BURIED, rows),) if rows else (), len(rows))
 
     def decide_settle_dead(self, cmd: SettleDead) -> Decision:
-        """Answer: one code per row, OK or NOT_FOUND (no dead letter there, or named twice). UNKNOWN_GROUP for the whole."""
+        """Answer: one code per row: OK, NOT_FOUND (no dead letter there, or named twice), or CONFLICT (it is another death now).
+        UNKNOWN_GROUP for the whole."""
         group = self._groups.group(cmd.group)
         found = np.zeros(len(cmd.offsets), bool)
+        codes = np.full(len(cmd.offsets), Code.NOT_FOUND, np.uint8)
         for queue_id in np.unique(cmd.queue_ids).tolist():
             rows = np.flatnonzero(cmd.queue_ids == queue_id)
             offsets, firsts = np.unique(cmd.offsets[rows], return_index=True)
-            found[rows[firsts]] = group.cursor(queue_id).dead.holds(offsets)
-        codes = np.where(found, Code.OK, Code.NOT_FOUND).astype(np.uint8)
+            died_us, _ = group.cursor(queue_id).dead.deaths(offsets)
+            rows = rows[firsts]
+            other = np.zeros(len(rows), bool) if cmd.dead_us is None else died_us != cmd.dead_us[rows]
+            found[rows] = (died_us != NOT_DEAD) & ~other
+            codes[rows[(died_us != NOT_DEAD) & other]] = Code.CONFLICT
+        codes[found] = Code.OK
         if not found.any():
             return Decision((), codes)
         size, act = int(found.sum()), RETRY if cmd.retry else DISCARD
