@@ -113,7 +113,8 @@ def _act_on(
 ) -> list[Done]:
     """One part. What the database undid because of others at the same moment is done again."""
     about = {**what, "messages": [identity.hex() for identity in part]}
-    for left in reversed(range(_TRIES)):
+    left = _TRIES
+    while True:
         try:
             with record(engine, act, about, by=by, why=why) as (connection, ended):
                 found = change(connection, list(dict.fromkeys(part)))
@@ -121,10 +122,9 @@ def _act_on(
                 ended.update(results([one.code.name for one in done]))
             return done
         except EscrowError as problem:
-            cause = problem.__cause__
+            left, cause = left - 1, problem.__cause__
             if not left or not isinstance(cause, DBAPIError) or not may_repeat(cause):
                 raise
-    raise AssertionError("every try returns or raises")
 
 
 @contextmanager
