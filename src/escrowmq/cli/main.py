@@ -19,6 +19,7 @@ from escrowmq.cli import (
     log,
     messages,
     outbox,
+    plan,
     serve,
     simulate,
     topics,
@@ -48,6 +49,7 @@ app.command("lookup")(messages.lookup)
 app.command("find")(find.find)
 app.add_typer(groups.app, name="groups")
 app.add_typer(writers.app, name="writers")
+app.add_typer(plan.app, name="plan")
 app.add_typer(acts.app, name="acts")
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(compensate.app, name="compensate")

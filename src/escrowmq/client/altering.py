@@ -68,8 +68,7 @@ def producers_request(group: str, changes: ProducersChanges) -> producers.Alter:
 
 def signed(request: Request, why: str | None) -> Request:
     """An operator's request with who asks, as the operating system names user and host, and ``why``."""
-    by = {"by": acting_user()}
-    return cast(Request, {**request, **by, **({} if why is None else {"why": why})})
+    return cast(Request, {**request, "by": acting_user(), **({} if why is None else {"why": why})})
 
 
 def _refuse_others(changes: Mapping[str, object], shape: type) -> None:
