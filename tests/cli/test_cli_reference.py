@@ -73,6 +73,7 @@ def test_the_commands_of_the_design_are_there() -> None:
         "tail",
         "transactions",
         "dead-letters",
+        "plan",
         "lookup",
         "find",
         "status",

@@ -19,6 +19,7 @@ from escrowmq.cli import (
     log,
     messages,
     outbox,
+    plan,
     serve,
     simulate,
     status,
@@ -50,6 +51,7 @@ app.command("find")(find.find)
 app.command("status")(status.status)
 app.add_typer(groups.app, name="groups")
 app.add_typer(writers.app, name="writers")
+app.add_typer(plan.app, name="plan")
 app.add_typer(acts.app, name="acts")
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(compensate.app, name="compensate")
