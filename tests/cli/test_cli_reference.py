@@ -76,6 +76,7 @@ def test_the_commands_of_the_design_are_there() -> None:
         "plan",
         "lookup",
         "find",
+        "status",
         "groups",
         "writers",
         "acts",

@@ -23,6 +23,7 @@ from escrowmq.cli import (
     plan,
     serve,
     simulate,
+    status,
     topics,
     transactions,
     writers,
@@ -49,6 +50,7 @@ app.add_typer(transactions.app, name="transactions")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.command("lookup")(messages.lookup)
 app.command("find")(find.find)
+app.command("status")(status.status)
 app.add_typer(groups.app, name="groups")
 app.add_typer(writers.app, name="writers")
 app.add_typer(plan.app, name="plan")
