@@ -136,7 +136,7 @@ def consume(bus: Bus, link) -> None:
             second.flush()
         told = link.action("dead_letters.summary", {"group": "failing", "causes": 1, "samples": 1}, 5)
         assert told["groups"][0]["others"]["count"] == 1
-        assert link.action("dead_letters.summary", {"limit": 1, "after": 0}, 5)["next"] > 0
+        assert link.action("dead_letters.summary", {"limit": 1, "after": -1}, 5)["next"] >= 0
         page = link.action("dead_letters.list", {"group": "failing", "limit": 2}, 5)
         link.action("dead_letters.list", {"group": "failing", "after": page["next"]}, 5)
         link.action("dead_letters.settle", {"group": "failing", "act": "discard", "items": []}, 5)
@@ -292,7 +292,7 @@ def look(bus: Bus) -> None:
     admin, link = bus.admin, bus.router.links[0]
     assert [one["status"] for one in admin.health()] == ["ok"]
     admin.hello(), admin.topics(), admin.groups(), admin.producers(), admin.writers(), admin.offsets("t")
-    admin.members("leased"), admin.dead_letters("failing"), admin.lookup(key="k1")
+    admin.members("leased"), admin.dead_letters("failing"), admin.dead_letters_summary(), admin.lookup(key="k1")
     admin.transaction(admin.transactions()[0]["id"])
     bus.view_message("t", "k1")
     admin.standing(), admin.message_standing("t", 0, 0)

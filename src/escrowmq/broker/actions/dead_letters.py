@@ -7,17 +7,18 @@ from typing import Any, Literal
 
 import numpy as np
 
+from escrowmq.acts.telling import results
 from escrowmq.broker.actions.answering import PAGE, answers, microseconds, results_of
 from escrowmq.broker.reads.lookups import damaged_places
 from escrowmq.broker.reads.readable import Readable
-from escrowmq.broker.recording import named, recorded, results
+from escrowmq.broker.recording import named, recorded
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns.arrays import Bools, Int64s
 from escrowmq.ledger.commands import SettleDead
 from escrowmq.ledger.groups import reports
 from escrowmq.ledger.groups.dead.letters import NOT_DEAD
-from escrowmq.ledger.groups.dead.listing import Cause, Letters, Wanted, page, summary
+from escrowmq.ledger.groups.dead.listing import Cause, Letters, Parts, Wanted, page, summary
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.ledger.queues.queues import Place
 from escrowmq.wire.actions import dead_letters
@@ -79,34 +80,34 @@ def _summarize(engine: Readable, request: dead_letters.Summarize) -> dead_letter
     most, samples, only = request.get("causes", 20), request.get("samples", 3), request.get("group")
     limit = request.get("limit", PAGE)
 
-    def look() -> list[Any]:
-        ledger = engine.shard.ledger
-        if only is not None:
-            ledger.groups.group(only)  # raises
-        return [name for name in ledger.groups.names() if only in (None, name)]
+    def names() -> list[tuple[int, str]]:
+        groups = engine.shard.ledger.groups
+        chosen = groups.groups.values() if only is None else [groups.group(only)]
+        return sorted((group.ordinal, group.name) for group in chosen)
 
-    def described(name: str) -> dead_letters.OfGroupSummary | None:
+    def look(name: str) -> tuple[Parts, dict[int, Place]]:
         ledger = engine.shard.ledger
-        parts = engine.look(lambda: ledger.groups.dead(name, ledger.topics)).result()
+        parts = ledger.groups.dead(name, ledger.topics) if only or name in ledger.groups.by_name else {}
+        return parts, {id: ledger.topics.queues[id].place for id in parts}
+
+    after, answer = request.get("after", -1), dead_letters.Summary(groups=[])
+    causes = 0
+    for ordinal, name in engine.look(names).result():
+        if ordinal <= after:
+            continue
+        parts, places = engine.look(lambda name=name: look(name)).result()  # type: ignore[misc]
         if not parts and only is None:
-            return None
+            continue
         told = summary(parts, most, samples)
-        places = {id: ledger.topics.queues[id].place for id in parts}
         line: dead_letters.OfGroupSummary = {
             "group": name, "dead_letters": told.count, "causes": [_cause(cause, places) for cause in told.causes],
         }  # fmt: skip
         if told.others is not None:
             line["others"] = {**_times(told.others), "causes": told.kinds - len(told.causes)}
-        return line
-
-    names, after = engine.look(look).result(), request.get("after", 0)
-    answer = dead_letters.Summary(groups=[])
-    for number, name in enumerate(names[after:], after + 1):
-        if (line := described(name)) is not None:
-            answer["groups"].append(line)
-        full = len(answer["groups"]) >= limit or sum(len(one["causes"]) for one in answer["groups"]) >= MOST_CAUSES
-        if full and number < len(names):
-            answer["next"] = number
+        answer["groups"].append(line)
+        causes += len(told.causes)
+        if only is None and (len(answer["groups"]) == limit or causes >= MOST_CAUSES):
+            answer["next"] = ordinal
             break
     return answer
 

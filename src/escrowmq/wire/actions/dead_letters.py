@@ -74,7 +74,7 @@ class Summarize(Paged):
     group: NotRequired[Annotated[ConsumerGroup, "all that have some, unless given"]]
     causes: NotRequired[Annotated[int, Bounds(1, 1000), "causes of a group that are told apart, 20 unless given"]]
     samples: NotRequired[Annotated[int, Bounds(0, 5), "dead letters shown of each cause, 3 unless given"]]
-    after: NotRequired[Annotated[int, "`next` of the answer before"]]
+    after: NotRequired[Annotated[int, Bounds(-1), "`next` of the answer before"]]
 
 
 class Sample(Item):
