@@ -82,7 +82,10 @@ def everything(bus: Bus, until) -> None:
     admin.commit(ids[0], why="so")
     admin.rollback(ids[1], why="so")
     assert [event["event"] for event in admin.transaction(ids[0])["timeline"]][:3] == ["prepared", "checked", "parked"]
-    link.action("transactions.list", {"limit": 1, "after": -1}, 5)
+    link.action("transactions.list", {"limit": 1, "after": -1, "cause": "asked_out"}, 5)
+    producer.prepare("t", b"open, too")
+    told = link.action("transactions.summary", {"limit": 1, "after": -1, "samples": 1, "group": "shop"}, 5)
+    assert told["next"] == told["groups"][0]["number"]
     assert admin.lookup(message_id="h0")
     assert admin.lookup(key="k1", topic="t", limit=1)
     assert bus.view_message("t", "k1")
@@ -215,7 +218,7 @@ def until():
 
 def test_every_action_has_a_handler_and_the_other_way_round():
     assert set(HANDLERS) == set(ACTIONS)
-    assert len(ACTIONS) == 33
+    assert len(ACTIONS) == 34
 
 
 def test_every_handler_has_the_types_of_its_action():
@@ -292,7 +295,13 @@ def look(bus: Bus) -> None:
     admin, link = bus.admin, bus.router.links[0]
     assert [one["status"] for one in admin.health()] == ["ok"]
     admin.hello(), admin.topics(), admin.groups(), admin.producers(), admin.writers(), admin.offsets("t")
-    admin.members("leased"), admin.dead_letters("failing"), admin.dead_letters_summary(), admin.lookup(key="k1")
+    (
+        admin.members("leased"),
+        admin.dead_letters("failing"),
+        admin.dead_letters_summary(),
+        admin.transactions_summary(),
+        admin.lookup(key="k1"),
+    )
     admin.transaction(admin.transactions()[0]["id"])
     bus.view_message("t", "k1")
     admin.standing(), admin.message_standing("t", 0, 0)

@@ -43,6 +43,7 @@ class AsyncAdmin:
     writers = _awaited(Admin.writers)
     forget_writer = _awaited(Admin.forget_writer)
     transactions = _awaited(Admin.transactions)
+    transactions_summary = _awaited(Admin.transactions_summary)
     transaction = _awaited(Admin.transaction)
     commit = _awaited(Admin.commit)
     rollback = _awaited(Admin.rollback)

@@ -82,6 +82,10 @@ class TransactionDetails(transactions.Details):
     messages: list[Message]
 
 
+class UndecidedTransactions(transactions.OfGroup, AtBroker):
+    """What a producer group has undecided at one broker, by cause."""
+
+
 class DeadLetter(dead_letters.DeadLetter, AtBroker):
     """One dead letter at one broker."""
 

@@ -56,9 +56,8 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_blocks_are_what_a_dict_would_be(steps):
-    dead, model, now = DeadLetters(), Model(), 0
-    for name, what in steps:
-        now += 1
+    dead, model = DeadLetters(), Model()
+    for now, (name, what) in enumerate(steps, 1):
         before = list(dead.blocks)
         shown = [block.offsets.tolist() for block in before]
         if name == "bury":
