@@ -96,6 +96,8 @@ class Plans:
         history = progress.read(disk)
         if disk.in_use():
             state = "running"
+        elif history.next == made.rows:  # also when it was killed before it could say so
+            state = "finished"
         elif history.ended is not None:
             state = str(history.ended["end"])
         else:

@@ -107,20 +107,17 @@ class Brokers:
             yield from (one for one in page if (one["why"] or "").startswith(token))
 
 
-def ended(act: acts.Act) -> list[str] | str | None:
-    """The result of each thing that an act was about; of one that was refused, its code. None: nothing was done, as far as the
-    record says. Raises Unknown(TIMED_OUT) while it is under way."""
+def ended(act: acts.Act, things: int) -> list[str]:
+    """The result of each of the ``things`` that an act was about, or how it stood when the broker looked, at its start, after its end
+    had interrupted the act. Empty: nothing was done, as far as the record says. Raises Unknown(TIMED_OUT) while it is under way."""
     found: Any = act.get("ended")
     if found is None:
         raise error(Code.TIMED_OUT, f"act {act['number']} is still under way", "run the plan again in a moment")
     if "interrupted" in found:
         found = found["found"]
-    if not isinstance(found, Mapping) or "results" not in found:
-        return None
-    if "each" in found:
-        return [str(one) for one in found["each"]]
-    (kind,) = found["results"] or (None,)
-    return kind if kind is None else str(kind)
+    if not isinstance(found, Mapping) or not found.get("results"):
+        return []
+    return [str(one) for one in found.get("each") or [*found["results"]] * things]
 
 
 def shard_of(rows: pa.RecordBatch) -> int:

@@ -152,10 +152,8 @@ class Transactions:
         shard, wanted = shard_of(rows), {one: row for row, one in enumerate(rows.column("id").to_pylist())}
         outcomes = all_of(Outcome.NONE, rows.num_rows)
         for act in self._brokers.recorded(shard, token, marks.get(str(shard), 0)):
-            results, ids = ended(act), act["what"]["ids"]
-            if results is None:
-                continue
-            for one, result in zip(ids, [results] * len(ids) if isinstance(results, str) else results, strict=True):
+            ids = act["what"]["ids"]
+            for one, result in zip(ids, ended(act, len(ids)), strict=False):
                 row = wanted.get(one)
                 if row is not None and outcomes[row] != Outcome.DONE:
                     outcomes[row] = self._found(result)
