@@ -147,7 +147,7 @@ def test_killed_anywhere_each_row_is_done_once_and_its_result_is_true(
     sizes: tuple[int, int], fates: list[Any], batch: int, shares: tuple[float, ...]
 ) -> None:
     world, opened = World(sizes), folder.opened
-    folder.opened = lambda where, act, selection: world  # type: ignore[assignment, return-value]
+    folder.opened = lambda where, act, selection, patient=True: world  # type: ignore[assignment, return-value]
     try:
         with tempfile.TemporaryDirectory() as name:
             plans = Plans(name)

@@ -23,11 +23,12 @@ _ACTS = 64
 
 
 class Brokers:
-    """All brokers of one bus, by their shards."""
+    """All brokers of one bus, by their shards. ``patient``: a question to one that is away is repeated for a while."""
 
-    def __init__(self, bus: Bus, timeout: float = PATIENCE) -> None:
+    def __init__(self, bus: Bus, *, patient: bool = True) -> None:
         self._router = bus.router
-        self._timeout = timeout
+        self._timeout = PATIENCE
+        self._patient = patient
 
     @property
     def source(self) -> str:
@@ -50,8 +51,11 @@ class Brokers:
         return self._ask(self._router.of_shard(shard, self._timeout), call)
 
     def _ask(self, number: int, call: Call[Answer]) -> Answer:
-        if call.reads_only:
+        if call.reads_only and self._patient:
             return self._router.ask(number, call, time.monotonic() + self._timeout, longest=self._timeout)
+        attendance = self._router.attendances[number]
+        if attendance is not None and attendance.away:  # surely nothing is done
+            raise attendance.refusal()
         return ask(self._router.links[number], call, self._timeout)
 
     def listed(self, call: Call[Any], what: str, *unknown: Code) -> Iterator[tuple[brokers.Hello, list[Any]]]:

@@ -56,7 +56,7 @@ class DeadLetters:
     identity: Sequence[str] = IDENTITY
     counted: Sequence[str] = ("topic", "cause")
 
-    def __init__(self, bus: Bus, act: str, selection: Mapping[str, Any]) -> None:
+    def __init__(self, bus: Bus, act: str, selection: Mapping[str, Any], *, patient: bool = True) -> None:
         chosen = checked_selection(selection, _SELECTION)
         if "group" not in chosen:
             raise Misuse(Code.BAD_ARGUMENT, "of which consumer group? The selection names none", "give it a group")
@@ -68,7 +68,7 @@ class DeadLetters:
         self._older_us = round(chosen.pop("older_than", 0) * 1e6)
         self._wanted = chosen
         self._left: set[str] = set()
-        self._brokers = Brokers(bus)
+        self._brokers = Brokers(bus, patient=patient)
 
     @property
     def settings(self) -> Mapping[str, Any]:

@@ -48,7 +48,7 @@ class Transactions:
     identity: Sequence[str] = IDENTITY
     counted: Sequence[str] = ("group", "state")
 
-    def __init__(self, bus: Bus, act: str, selection: Mapping[str, Any]) -> None:
+    def __init__(self, bus: Bus, act: str, selection: Mapping[str, Any], *, patient: bool = True) -> None:
         chosen = checked_selection(selection, _SELECTION)
         self._state = chosen.get("state", "undecided").lower()
         if self._state not in _STATES:
@@ -58,7 +58,7 @@ class Transactions:
         self._group: str | None = chosen.get("group")
         self._older_than: float | None = chosen.get("older_than")
         self._left: set[str] = set()
-        self._brokers = Brokers(bus)
+        self._brokers = Brokers(bus, patient=patient)
 
     @property
     def settings(self) -> Mapping[str, Any]:
