@@ -70,8 +70,13 @@ def producers_request(group: str, changes: ProducersChanges) -> producers.Alter:
 
 def signed(request: Request, why: str | None) -> Request:
     """An operator's request with who asks, as the operating system names user and host, and ``why``."""
-    by = {"by": f"{_user()}@{socket.gethostname()}"}
+    by = {"by": signature()}
     return cast(Request, {**request, **by, **({} if why is None else {"why": why})})
+
+
+def signature() -> str:
+    """User and host, as the operating system names them."""
+    return f"{_user()}@{socket.gethostname()}"
 
 
 def _user() -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from escrowmq.wire.actions import (
     acts,
+    backups,
     brokers,
     dead_letters,
     groups,
@@ -19,7 +20,7 @@ from escrowmq.wire.actions.action import Action
 
 ACTIONS: dict[str, Action[Any, Any]] = {
     value.name: value
-    for module in (brokers, topics, producers, groups, transactions, writers, dead_letters, messages, acts)
+    for module in (brokers, topics, producers, groups, transactions, writers, dead_letters, messages, acts, backups)
     for value in vars(module).values()
     if isinstance(value, Action)
 }
