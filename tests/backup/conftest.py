@@ -28,7 +28,9 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = {"segment_bytes": SEGMENT, "default_queues": 2}
     with mq.connect(f"file:{folder}", **options) as bus:
         fill(bus, 100)
-    with mq.connect(f"file:{folder}", **options, retention=1.0):  # it is looked for what is older a second after the start
+    with mq.connect(
+        f"file:{folder}", **options, retention=1.0
+    ):  # it is looked for what is older a second after the start
         deadline = time.monotonic() + 60
         while not list(folder.glob("base-*")):
             assert time.monotonic() < deadline

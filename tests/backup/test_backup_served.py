@@ -162,7 +162,9 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
 
 
-def test_a_backup_that_is_killed_goes_on_and_none_of_its_halves_passes_for_whole(server: Server, tmp_path: Path) -> None:
+def test_a_backup_that_is_killed_goes_on_and_none_of_its_halves_passes_for_whole(
+    server: Server, tmp_path: Path
+) -> None:
     place, made = str(tmp_path / "backup"), str(tmp_path / "new")
     for point in ("backup.segment:2", "backup.copied"):
         assert run("backup", "-u", server.url, "--to", place, ESCROWMQ_FAILPOINT=point).returncode == -signal.SIGKILL

@@ -55,7 +55,9 @@ def test_a_restored_folder_holds_what_the_backup_did_and_begins_another_history(
     log.close()
 
 
-def test_ids_of_what_was_lost_are_nobodys(folder: Path, again: Callable[[Path, int, int], None], tmp_path: Path) -> None:
+def test_ids_of_what_was_lost_are_nobodys(
+    folder: Path, again: Callable[[Path, int, int], None], tmp_path: Path
+) -> None:
     """A session and a transaction of after the backup are unknown to the restored shard: it gives no such number again."""
     take(offline(in_memory(folder)), RealDisk(tmp_path / "backup"))
     with mq.connect(f"file:{folder}") as bus:

@@ -1,6 +1,12 @@
-"""``escrowmq outbox``: the tables, and what waits for a person."""
+"""``escrowmq outbox``: the tables, what waits for a person, and a relay that is watched."""
 
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -102,3 +108,36 @@ def test_without_tables_and_with_newer_ones(run: Run, database: str) -> None:
     for command in ("list", "migrate"):
         newer = run("outbox", command)
         assert (newer.code, "version 99" in newer.err, "upgrade escrowmq" in newer.err) == (Exit.USAGE, True, True)
+
+
+def test_a_relay_serves_its_metrics_until_it_is_told_to_stop(
+    run: Run, waiting: list[str], eventually: Any, tmp_path: Path
+) -> None:
+    assert run("outbox", "retry", waiting[0]).code == 0
+    words = ["outbox", "relay", "--to", f"file:{tmp_path / 'data'}", "--metrics", "127.0.0.1:0", "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "escrowmq", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        started = json.loads(process.stdout.readline())
+
+        def page() -> str:
+            with urllib.request.urlopen(started["metrics"] + "/metrics") as answer:
+                return str(answer.read().decode())
+
+        sent = f'escrowmq_relay_sent_total{{target="{started["to"]}"}} 1.0'
+        eventually(lambda: sent in page(), timeout=120.0)
+        assert "escrowmq_outbox_waiting 2.0" in page()
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_metrics_for_other_machines_must_be_wanted(run: Run, database: str, tmp_path: Path) -> None:
+    assert run("outbox", "migrate").code == 0
+    ran = run("outbox", "relay", "--to", f"file:{tmp_path / 'data'}", "--metrics", "0.0.0.0:0")
+    assert (ran.code, "--insecure" in ran.err) == (Exit.DENIED, True)

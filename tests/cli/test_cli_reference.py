@@ -74,6 +74,7 @@ def test_the_commands_of_the_design_are_there() -> None:
         "transactions",
         "dead-letters",
         "lookup",
+        "find",
         "groups",
         "writers",
         "acts",

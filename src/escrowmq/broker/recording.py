@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from escrowmq.acts import Done, Journal, Listed, Record
 from escrowmq.broker.reads.readable import Readable
 from escrowmq.errors import EscrowError
 from escrowmq.ledger import listings
+from escrowmq.ledger.columns.arrays import Int64s
+from escrowmq.ledger.groups.failed import NOT_DEAD
 from escrowmq.ledger.groups.reports import described
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.model import TransactionId, message_id
@@ -43,11 +44,14 @@ def ending(answer: Mapping[str, Any]) -> dict[str, Any]:
     return results(answer["codes"]) if "codes" in answer else dict(answer)
 
 
-def named(engine: Readable, chosen: npt.NDArray[np.int64]) -> list[list[Any]]:
-    """Topic, queue and offset of dead letters, for the record; ``chosen`` are pairs of a queue's id and an offset."""
+def named(engine: Readable, chosen: Int64s, died_us: Int64s) -> list[list[Any]]:
+    """Topic, queue, offset and time of death of dead letters, for the record; ``chosen`` are pairs of a queue's id and an offset."""
     ids = set(chosen[:, 0].tolist())
     places = engine.look(lambda: {id: engine.shard.ledger.topics.queues[id].place for id in ids}).result()
-    return [[places[id].topic, places[id].queue, offset] for id, offset in chosen.tolist()]
+    return [
+        [places[id].topic, places[id].queue, offset, time_us]
+        for (id, offset), time_us in zip(chosen.tolist(), died_us.tolist(), strict=True)
+    ]
 
 
 # Reading the record
@@ -94,9 +98,6 @@ def resolve(journal: Journal, ledger: Ledger, now_us: int) -> int:
     return journal.resolve(lambda record: {"interrupted": True, "found": _found(ledger, record)}, now_us)
 
 
-_ALL = 1 << 62
-
-
 def _found(ledger: Ledger, record: Record) -> Any:
     """How what the act was about stands now; the code of an error if that cannot be told."""
     try:
@@ -120,9 +121,11 @@ def _state(ledger: Ledger, printed: str) -> str:
 
 
 def _dead_letters(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
-    letters = ledger.groups.dead_letters(what["group"], ledger.topics, _ALL)
-    dead = {(one["topic"], one["queue"], one["offset"]) for one in letters}
-    return results(["dead" if tuple(item) in dead else "settled" for item in what["items"]])
+    items = [(ledger.queue_id(item[0], item[1]), item[2], item[3] if len(item) > 3 else None) for item in what["items"]]
+    queue_ids, offsets = (np.array([item[column] for item in items], np.int64) for column in (0, 1))
+    died_us, _ = ledger.groups.deaths(what["group"], queue_ids, offsets)
+    now = [(item[2], have) for item, have in zip(items, died_us.tolist(), strict=True)]  # older records name no death
+    return results(["dead" if have != NOT_DEAD and seen in (None, have) else "settled" for seen, have in now])
 
 
 def _group(ledger: Ledger, what: Mapping[str, Any]) -> Any:

@@ -14,6 +14,7 @@ from escrowmq.cli import (
     chaos,
     compensate,
     dead_letters,
+    find,
     groups,
     jobs,
     log,
@@ -45,6 +46,7 @@ app.command("tail")(messages.tail)
 app.add_typer(transactions.app, name="transactions")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.command("lookup")(messages.lookup)
+app.command("find")(find.find)
 app.add_typer(groups.app, name="groups")
 app.add_typer(writers.app, name="writers")
 app.add_typer(acts.app, name="acts")

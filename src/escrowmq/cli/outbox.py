@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from escrowmq.cli.exporting import Insecure, Metrics, exported
 from escrowmq.cli.failures import Exit, finish
 from escrowmq.cli.options import DEFAULT_URL, Json, Limit, LogJson, LogLevel, pairs, seconds, start_log
 from escrowmq.cli.printing import (
@@ -211,6 +212,8 @@ def relay(
             "--target-option", "-o", metavar="NAME=VALUE", help="An option of the target; may be given again."
         ),
     ] = None,
+    metrics: Metrics = None,
+    insecure: Insecure = False,
     json: Annotated[bool, typer.Option("--json", help="Status as JSON lines on standard output.")] = False,
     log_level: LogLevel = "info",
     log_json: LogJson = False,
@@ -222,7 +225,8 @@ def relay(
     """
     from escrowmq import outbox
     from escrowmq.outbox.relay import Relay
-    from escrowmq.outbox.targets.opening import open_target, read_options
+    from escrowmq.outbox.relay.metrics import collector
+    from escrowmq.outbox.targets.opening import open_target, read_options, shown
     from escrowmq.platform.descriptors import raise_descriptor_limit
 
     raise_descriptor_limit()
@@ -251,7 +255,9 @@ def relay(
         if once:
             all_sent = _drain(running, wait, json)
         else:
-            all_sent = _run(running, to, every, json)
+            made = lambda: collector(shown(to), lambda: running.statistics, running.backlog)  # noqa: E731
+            at = stack.enter_context(exported(metrics, insecure, made, lambda: {"status": "ok"}))
+            all_sent = _run(running, shown(to), every, json, at)
             _show(running, json)
     if not all_sent:
         raise typer.Exit(Exit.UNKNOWN)
@@ -278,9 +284,7 @@ def _drain(running: Relay, patience: float | None, json: bool) -> bool:
     return drained and not left.unsent
 
 
-def _run(running: Relay, to: str, every: float, json: bool) -> bool:
-    from escrowmq.outbox.targets.opening import shown
-
+def _run(running: Relay, to: str, every: float, json: bool, metrics: str | None) -> bool:
     ended = threading.Event()
 
     def report() -> None:
@@ -295,9 +299,9 @@ def _run(running: Relay, to: str, every: float, json: bool) -> bool:
     with stop_signals(running.ask_to_stop):
         running.start()
         if json:
-            print_json_line({"event": "started", "to": shown(to), **running.statistics.as_dict()})
+            print_json_line({"event": "started", "to": to, "metrics": metrics, **running.statistics.as_dict()})
         else:
-            notice(f"relaying to {shown(to)}; Ctrl-C stops it")
+            notice(f"relaying to {to}{f', metrics at {metrics}' if metrics else ''}; Ctrl-C stops it")
         reporter = threading.Thread(target=report, daemon=True)
         reporter.start()
         try:

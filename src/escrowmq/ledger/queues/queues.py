@@ -76,6 +76,11 @@ class QueueIndex:
         index = int(np.searchsorted(times, time_us, side="left"))
         return max(int(self._times["offset"][index]), self.head) if index < len(times) else self.end
 
+    def visible_us(self, offset: int) -> int:
+        """When a stored offset became visible."""
+        index = int(np.searchsorted(self._times["offset"], offset, side="right")) - 1
+        return int(self._times["time_us"][max(index, 0)]) if len(self._times) else 0
+
     def find(self, position: int, since_us: int = 0) -> int | None:
         """The offset of a log position; None if it is not here. Looks at what became visible at ``since_us`` or later, oldest first, in
         pieces: few of them if that is when it did."""

@@ -12,6 +12,7 @@ from escrowmq.wire.actions import (
     groups,
     messages,
     producers,
+    standing,
     topics,
     transactions,
     writers,
@@ -20,7 +21,19 @@ from escrowmq.wire.actions.action import Action
 
 ACTIONS: dict[str, Action[Any, Any]] = {
     value.name: value
-    for module in (brokers, topics, producers, groups, transactions, writers, dead_letters, messages, acts, backups)
+    for module in (
+        brokers,
+        topics,
+        producers,
+        groups,
+        transactions,
+        writers,
+        dead_letters,
+        messages,
+        standing,
+        acts,
+        backups,
+    )
     for value in vars(module).values()
     if isinstance(value, Action)
 }
