@@ -87,9 +87,9 @@ def restore(
 
     Without --as-new-shard it is the same shard: the broker that it is a copy of must not run any more.
     """
+    from escrowmq.acts.telling import acting_user
     from escrowmq.backup import restore as restore_
     from escrowmq.backup import verify
-    from escrowmq.client.altering import signature
     from escrowmq.platform.disk import RealDisk
 
     if verify_only == (to is not None):
@@ -100,7 +100,7 @@ def restore(
         facts, more = _shown(manifest), {}
     else:
         with _progress("restored") as told:
-            made = restore_(source, RealDisk(to), as_new_shard=as_new_shard, by=signature(), why=why, progress=told)
+            made = restore_(source, RealDisk(to), as_new_shard=as_new_shard, by=acting_user(), why=why, progress=told)
         manifest, found = made.manifest, made.contents
         more = {"restored": {"folder": str(to), "shard": made.shard, "epoch": made.epoch}}
         facts = _shown(manifest) | {"made": str(to), "its shard": f"{made.shard:08x}"}
