@@ -21,7 +21,8 @@ def _header_bytes(data: bytes) -> int:
     """How much of a file must be there before its header can be read: that of a newer version may be longer."""
     if len(data) < HEADER_BYTES:
         return HEADER_BYTES
-    return min(max(_LENGTH.unpack_from(data, _LENGTH_AT)[0], HEADER_BYTES), LARGEST_HEADER)
+    length: int = _LENGTH.unpack_from(data, _LENGTH_AT)[0]
+    return min(max(length, HEADER_BYTES), LARGEST_HEADER)
 
 
 class SegmentWalk:
