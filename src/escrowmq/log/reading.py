@@ -15,7 +15,7 @@ from escrowmq.acts.journal import Journal
 from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, error
 from escrowmq.log import frames as codec
 from escrowmq.log.bodies import SoundColumns
-from escrowmq.log.copying import list_files, read_part
+from escrowmq.log.copying.files import list_files, read_part
 from escrowmq.log.frames import Encoding
 from escrowmq.log.index import Segment
 from escrowmq.log.lookups.entries import Column, Wanted
