@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from escrowmq.client.altering import actor
+from escrowmq.acts.telling import acting_user
 from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.plans import dry_run as looking
 from escrowmq.plans import frozen, making, plan, progress
@@ -81,7 +81,7 @@ class Plans:
                 without_missing=without_missing,
                 progress=progress or (lambda rows: None),
             )
-            made = replace(made, by=by or actor(), why=why, made_us=time.time_ns() // 1000)
+            made = replace(made, by=by or acting_user(), why=why, made_us=time.time_ns() // 1000)
             plan.write(disk, made)
         except BaseException:
             shutil.rmtree(disk.folder, ignore_errors=True)
@@ -199,7 +199,7 @@ class Plans:
                 patience=patience, progress=progress or (lambda report: None),
                 should_stop=lambda: (stop is not None and stop.is_set()) or asked.exists(),
             )  # fmt: skip
-            return run.run(by or actor(), why)
+            return run.run(by or acting_user(), why)
 
     def stop(self, id: str) -> bool:
         """Ask the run of a plan, in whatever process, to stop after its batch. Whether one is under way."""
