@@ -172,6 +172,9 @@ class Kind(IntEnum):
     ALTERED = 28
     BURIED = 29
     OWNED = 30
+    GROUP_RESET = 31
+    GROUP_PAUSED = 32
+    GROUP_DELETED = 33
 
 
 _STORED = _schema(
@@ -268,6 +271,13 @@ STORED: dict[Kind, pa.Schema] = {
         process=_INT64,  # random, of the client's: tells a repeat of a request from a new process
         transactional=_BOOL,  # the session is, from now on
     ),
+    Kind.GROUP_RESET: _schema(  # an operator's: the group goes on at this offset of the queue, its leases there end
+        group=_INT32,
+        queue_id=_INT32,
+        offset=_INT64,
+    ),
+    Kind.GROUP_PAUSED: _schema(group=_INT32, topic=_UTF8, paused=_BOOL),  # topic "": the whole group
+    Kind.GROUP_DELETED: _schema(position=_INT64, group=_INT32),  # position of this row; the number is not given again
 }
 """The schema of each kind of frame, version 1 (see log/FORMAT.md)."""
 

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
 import urllib.request
@@ -64,8 +65,10 @@ def test_what_waits_is_listed_and_shown(run: Run, waiting: list[str]) -> None:
     assert ("order 1" in told.out, "UNKNOWN_TOPIC" in told.err) == (True, True)
 
 
-def test_retry_and_discard_tell_one_by_one(run: Run, waiting: list[str]) -> None:
-    done = run("outbox", "discard", waiting[0], "--json")
+def test_retry_discard_and_settle_tell_one_by_one_and_are_recorded(
+    run: Run, waiting: list[str], tmp_path: Path
+) -> None:
+    done = run("outbox", "discard", waiting[0], "--why", "it was a test order", "--json")
     assert (done.code, done.json) == (
         0,
         [{"id": waiting[0], "result": "OK", "state": "discarded", "ok": True}],
@@ -75,7 +78,28 @@ def test_retry_and_discard_tell_one_by_one(run: Run, waiting: list[str]) -> None
     assert [(r["result"], r["state"]) for r in some.json] == [("OK", "pending"), ("NOT_FOUND", None), ("OK", "pending")]
     again = run("outbox", "retry", waiting[0])
     assert (again.code, "CONFLICT" in again.out) == (Exit.REJECTED, True)
-    assert "discard by" in run("outbox", "show", waiting[0]).err
+    settled = run("outbox", "settle", waiting[2], "--why", "the shop has it", "--json")
+    assert (settled.code, settled.json[0]["state"]) == (0, "done")
+    where = ("--database-url", f"sqlite:///{tmp_path / 'shop.db'}")
+    found = run("acts", "list", *where, "--json").json
+    assert [(act["number"], act["act"], act["why"]) for act in found] == [
+        (1, "outbox.discard", "it was a test order"),
+        (2, "outbox.retry", None),
+        (3, "outbox.retry", None),
+        (4, "outbox.settle", "the shop has it"),
+    ]
+    assert found[1]["ended"] == {"results": {"OK": 2, "NOT_FOUND": 1}, "each": ["OK", "NOT_FOUND", "OK"]}
+    assert [act["number"] for act in run("acts", "list", *where, "--about", waiting[1], "--json").json] == [2]
+    assert [act["number"] for act in run("acts", "list", *where, "-n", "1", "--json").json] == [4]
+    told = run("acts", "show", "1", *where).out
+    assert "it was a test order" in told
+    assert "1 OK" in told
+    assert run("acts", "show", "9", *where).code == Exit.REJECTED
+    assert (run("acts", "verify", *where).code, run("acts", "verify", *where, "--json").json[0]["records"]) == (0, 4)
+    with sqlite3.connect(tmp_path / "shop.db") as database:
+        database.execute("UPDATE trans_act SET record = replace(record, 'test order', 'real order')")
+    verified = run("acts", "verify", *where)
+    assert (verified.code, "line 1 (record 1): it was changed" in verified.err) == (Exit.FINDING, True)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -52,11 +53,18 @@ NEWER = {
     Kind.OWNED: {"epoch": 1, "process": 77, "transactional": True},
 }
 """Kinds that came later: a folder of their own, "v1-newer"."""
+OPERATED = {
+    Kind.GROUP_RESET: {"group": 1, "queue_id": 2, "offset": 1 << 40},
+    Kind.GROUP_PAUSED: {"group": 1, "topic": "", "paused": True},
+    Kind.GROUP_DELETED: {"position": 3, "group": 1},
+}
+"""Those of operators' acts on consumer groups, "v1-operated"."""
+LATER = {"v1-newer": NEWER, "v1-operated": OPERATED}
 
 
-def write_newer(disk: MemoryDisk) -> None:
+def write_newer(disk: MemoryDisk, rows: dict[Kind, dict[str, Any]]) -> None:
     log = opened(disk)
-    for kind, row in NEWER.items():
+    for kind, row in rows.items():
         log.append(kind, pa.RecordBatch.from_pylist([row], STORED[kind]), START_US)
     log.sync()
     log.close()
@@ -115,11 +123,12 @@ def test_todays_writer_writes_it_equal() -> None:
     assert {"segment", "index", "snapshot", "closed"} <= endings
 
 
-def test_newer_kinds_are_read_and_written_equal() -> None:
-    disk, golden = MemoryDisk(), golden_files("v1-newer")
-    write_newer(disk)
+@pytest.mark.parametrize("name", LATER)
+def test_newer_kinds_are_read_and_written_equal(name: str) -> None:
+    disk, golden = MemoryDisk(), golden_files(name)
+    write_newer(disk, LATER[name])
     assert disk.files() == golden
-    assert list(dump(MemoryDisk(golden), rows=True)) == json.loads((GOLDEN / "v1-newer" / "dump.json").read_text())
+    assert list(dump(MemoryDisk(golden), rows=True)) == json.loads((GOLDEN / name / "dump.json").read_text())
 
 
 def test_dump_prints_a_line_a_frame_from_a_folder_in_use(tmp_path: Path) -> None:

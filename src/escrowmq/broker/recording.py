@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from escrowmq.acts import Done, Journal, Listed, Record
+from escrowmq.acts import Done, Journal, Record
+from escrowmq.acts.telling import results, told, told_breaks
 from escrowmq.broker.reads.readable import Readable
 from escrowmq.errors import EscrowError
 from escrowmq.ledger import listings
@@ -20,7 +20,6 @@ from escrowmq.ledger.ledger import Ledger
 from escrowmq.model import TransactionId, message_id
 from escrowmq.wire.actions import acts, dead_letters, groups, producers, transactions, writers
 from escrowmq.wire.actions.action import Action
-from escrowmq.wire.actions.acts import Act
 
 
 @contextmanager
@@ -31,12 +30,6 @@ def recorded(engine: Readable, action: Action[Any, Any], request: Mapping[str, A
     now_us = engine.clock.now_us
     with engine.log.acts.act(action.name, what, now_us, request.get("by"), request.get("why")) as done:
         yield done
-
-
-def results(codes: Sequence[str]) -> dict[str, Any]:
-    """What the record says of an act with a result for each of many things: the code of each, or, of one code, that one alone."""
-    kinds = Counter(codes)
-    return {"results": dict(kinds)} if len(kinds) < 2 else {"results": dict(kinds), "each": list(codes)}
 
 
 def ending(answer: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,33 +54,16 @@ def page(engine: Readable, request: acts.List, most: int) -> acts.Page:
     """One page: as many acts as are asked for, or as go into one answer."""
     journal, newest = engine.log.acts, request.get("newest", False)
     found = journal.listed(request.get("after", 0), request.get("limit", most), newest=newest)
-    answer = acts.Page(acts=[_shown(one) for one in found])
+    answer = acts.Page(acts=[told(one) for one in found])
     if found and not newest and journal.has_after(found[-1].begun.number):
         answer["next"] = found[-1].begun.number
     return answer
 
 
-def _shown(one: Listed) -> Act:
-    begun, ended = one.begun, one.ended
-    act = Act(
-        number=begun.number, time_us=begun.at_us, act=begun.act or "", by=begun.by, why=begun.why, what=begun.what,
-        hash=one.hash,
-    )  # fmt: skip
-    if ended is not None:
-        act |= {"ended_us": ended.at_us, "ended": ended.ended or {}}
-    return act
-
-
 def verified(engine: Readable) -> acts.Verified:
     """What became of the chain."""
     count, last, breaks = engine.log.acts.verify()
-    broken: list[acts.Broken] = []
-    for one in breaks:
-        place = acts.Broken(line=one.line, what=one.what)
-        if one.number is not None:
-            place["number"] = one.number
-        broken.append(place)
-    return {"shard": engine.log.shard, "records": count, "last": last, "broken": broken}
+    return {"shard": engine.log.shard, "records": count, "last": last, "broken": told_breaks(breaks)}
 
 
 # After a crash

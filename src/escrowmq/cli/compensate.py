@@ -14,7 +14,7 @@ from rich.text import Text
 
 from escrowmq.cli.exporting import Insecure, Metrics, exported
 from escrowmq.cli.failures import Exit, finish
-from escrowmq.cli.options import DEFAULT_URL, Json, Limit, LogJson, LogLevel, Url, bus_at, seconds, start_log
+from escrowmq.cli.options import DEFAULT_URL, Json, Limit, LogJson, LogLevel, Url, Why, bus_at, seconds, start_log
 from escrowmq.cli.outbox import DatabaseUrl, Ids
 from escrowmq.cli.printing import (
     Columns,
@@ -49,7 +49,6 @@ Sets = Annotated[
         help="Where the two sets are: redis://HOST:PORT/0, sqlite:///sets.db, postgresql://user@host/sets. Else in the database itself.",
     ),
 ]
-Note = Annotated[str, typer.Option("--note", metavar="TEXT", help="Why; it stands in the case.")]
 
 RESEND = "resend"
 _STYLES = {
@@ -277,27 +276,27 @@ def list_(
 
 
 @app.command("retry")
-def retry(name: Name, ids: Ids, database_url: DatabaseUrl, note: Note = "", json: Json = False) -> None:
-    """Have ids looked up and handled by the next run, tries counted anew. Who wanted it is noted."""
+def retry(name: Name, ids: Ids, database_url: DatabaseUrl, why: Why = None, json: Json = False) -> None:
+    """Have ids looked up and handled by the next run, tries counted anew. It is recorded: escrowmq acts."""
     from escrowmq.compensation import retry_cases
 
-    _each(retry_cases, name, ids, database_url, note, json)
+    _each(retry_cases, name, ids, database_url, why, json)
 
 
 @app.command("settle")
-def settle(name: Name, ids: Ids, database_url: DatabaseUrl, note: Note = "", json: Json = False) -> None:
-    """Do nothing more about ids, ever: a person has seen to them. Who said so is noted; `retry` takes it back."""
+def settle(name: Name, ids: Ids, database_url: DatabaseUrl, why: Why = None, json: Json = False) -> None:
+    """Do nothing more about ids, ever: a person has seen to them. It is recorded; `retry` takes it back."""
     from escrowmq.compensation import settle_cases
 
-    _each(settle_cases, name, ids, database_url, note, json)
+    _each(settle_cases, name, ids, database_url, why, json)
 
 
-def _each(act: Callable[..., Any], name: str, ids: list[str], url: str, note: str, json: bool) -> None:
+def _each(act: Callable[..., Any], name: str, ids: list[str], url: str, why: str | None, json: bool) -> None:
     """Do one act to every id; each has its own result, the exit code is that of the first that failed."""
     from escrowmq import outbox
 
     with outbox.engines.opened(url) as engine:
-        results = act(engine, name, ids, note=note)
+        results = act(engine, name, ids, why=why)
     states = [{"state": None if one.state is None else one.state.name.lower()} for one in results]
     finish("message id", [(r.message_id.hex(), r.code, s) for r, s in zip(results, states, strict=True)], json)
 

@@ -12,6 +12,7 @@ from escrowmq.cli import (
     bench,
     chaos,
     compensate,
+    console,
     dead_letters,
     find,
     groups,
@@ -19,8 +20,10 @@ from escrowmq.cli import (
     log,
     messages,
     outbox,
+    plan,
     serve,
     simulate,
+    status,
     topics,
     transactions,
     writers,
@@ -39,6 +42,7 @@ app = typer.Typer(
 app.command("serve")(takes_settings(serve.serve))
 app.command("gateway")(serve.gateway)
 app.add_typer(serve.webhooks, name="webhooks")
+app.command("console")(console.console)
 app.command("demo")(jobs.demo)
 app.add_typer(topics.app, name="topics")
 app.command("send")(messages.send)
@@ -47,8 +51,10 @@ app.add_typer(transactions.app, name="transactions")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.command("lookup")(messages.lookup)
 app.command("find")(find.find)
+app.command("status")(status.status)
 app.add_typer(groups.app, name="groups")
 app.add_typer(writers.app, name="writers")
+app.add_typer(plan.app, name="plan")
 app.add_typer(acts.app, name="acts")
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(compensate.app, name="compensate")

@@ -1,5 +1,5 @@
-"""``escrowmq outbox``: create the outbox tables, run the relay, list and show messages, retry or discard failed
-ones.
+"""``escrowmq outbox``: create the outbox tables, run the relay, list and show messages, retry, discard or
+settle failed ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from escrowmq.cli.exporting import Insecure, Metrics, exported
 from escrowmq.cli.failures import Exit, finish
-from escrowmq.cli.options import DEFAULT_URL, Json, Limit, LogJson, LogLevel, pairs, seconds, start_log
+from escrowmq.cli.options import DEFAULT_URL, Json, Limit, LogJson, LogLevel, Why, pairs, seconds, start_log
 from escrowmq.cli.printing import (
     Columns,
     body_text,
@@ -130,23 +130,29 @@ def show(
 
 
 @app.command("retry")
-def retry(database_url: DatabaseUrl, ids: Ids, json: Json = False) -> None:
-    """Send messages again that wait or were discarded, attempts counted anew."""
-    _each(database_url, ids, json, "retry")
+def retry(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
+    """Send messages again that wait or were discarded, attempts counted anew. It is recorded: escrowmq acts."""
+    _each(database_url, ids, why, json, "retry")
 
 
 @app.command("discard")
-def discard(database_url: DatabaseUrl, ids: Ids, json: Json = False) -> None:
-    """Never send these messages. They stay in the table; `retry` brings them back."""
-    _each(database_url, ids, json, "discard")
+def discard(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
+    """Never send these messages. They stay in the table; `retry` brings them back. It is recorded: escrowmq acts."""
+    _each(database_url, ids, why, json, "discard")
 
 
-def _each(url: str, ids: list[str], json: bool, act: str) -> None:
+@app.command("settle")
+def settle(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
+    """Mark messages as done by hand: somebody knows that they arrived, or saw to them otherwise. Nothing is sent. It is recorded: escrowmq acts."""
+    _each(database_url, ids, why, json, "settle")
+
+
+def _each(url: str, ids: list[str], why: str | None, json: bool, act: str) -> None:
     """Do one act to every id; each has its own result, the exit code is that of the first that failed."""
     from escrowmq import outbox
 
     with outbox.engines.opened(url) as engine:
-        results = getattr(outbox.attention, act)(engine, ids)
+        results = getattr(outbox.attention, act)(engine, ids, why=why)
     states = [{"state": None if r.state is None else r.state.name.lower()} for r in results]
     finish("message id", [(r.id.hex(), r.code, state) for r, state in zip(results, states, strict=True)], json)
 

@@ -22,6 +22,7 @@ from escrowmq.ledger import commands
 from escrowmq.ledger.columns.arrays import Int32s, Int64s, UInt8s, all_equal
 from escrowmq.ledger.commands import Command, RowsCommand, Rules
 from escrowmq.ledger.events import Decision, Few, Repeats, event_of
+from escrowmq.ledger.groups import operating
 from escrowmq.ledger.groups.consuming import Consuming
 from escrowmq.ledger.groups.groups import Groups
 from escrowmq.ledger.groups.order import KeysOf
@@ -42,8 +43,8 @@ from escrowmq.ledger.transactions.table import COMMITTED, EXPIRED, NONE, ROLLED_
 from escrowmq.ledger.transactions.writers import Writers
 from escrowmq.schemas import Kind
 
-FORMAT = 3
-"""Of snapshots; 1 had every session that ever was, 1 and 2 message ids without topics and no rules of producer groups. A newer one is not read: the frames are, or, where they left with
+FORMAT = 4
+"""Of snapshots; 1 had every session that ever was, 1 and 2 message ids without topics and no rules of producer groups, 1 to 3 consumer groups numbered as they are listed. A newer one is not read: the frames are, or, where they left with
 retention, the log is refused."""
 
 
@@ -127,6 +128,12 @@ class Ledger:
                 return self._with_topics(
                     command.topics or (), lambda known: self._consuming.decide_alter(command, known)
                 )
+            case commands.ResetGroup():
+                return operating.decide_reset(self.groups, command, self.topics)
+            case commands.PauseGroup():
+                return operating.decide_pause(self.groups, command)
+            case commands.DeleteGroup():
+                return operating.decide_delete(self.groups, command, self.next_position)
             case commands.CreateTopic():
                 return self.topics.decide_create(command, self.rules)
             case commands.CommitBatch():
@@ -310,7 +317,7 @@ class Ledger:
         for queue in self.topics.queues:
             queue.trim_below(position)
         self.transactions.trim(position)
-        self.groups.apply_trim(self.topics)
+        self.groups.apply_trim(self.topics, position)
 
     def _apply_producers(self, batch: pa.RecordBatch, _position: int, _time_us: int) -> None:
         self.sessions.apply_producers(batch)
@@ -363,7 +370,7 @@ class Ledger:
     @staticmethod
     def can_restore(tables: dict[str, pa.Table]) -> bool:
         """Whether this version knows the snapshot's format."""
-        return json.loads(tables["ledger"]["state"][0].as_py()).get("format") in (1, 2, FORMAT)
+        return json.loads(tables["ledger"]["state"][0].as_py()).get("format") in (1, 2, 3, FORMAT)
 
     @classmethod
     def restore(cls, shard: int, tables: dict[str, pa.Table]) -> Ledger:

@@ -34,7 +34,7 @@ class TestSubscribing:
         again = driver.subscribe("g", "t", "t", tags=("b", "a"), start="latest")
         assert again == {"group": 0, "created": False, **began}
         assert driver.events == []
-        assert driver.groups.names() == ["g", "h"]
+        assert driver.groups.names() == {0: "g", 1: "h"}
 
     @pytest.mark.parametrize(
         ("other", "words"),
@@ -111,7 +111,7 @@ class TestSubscribing:
         ):
             with refused(Code.UNKNOWN_GROUP):
                 act()
-        assert not driver.groups.has_work("nobody", driver.topics, 0)
+        assert driver.groups.has_work("nobody", driver.topics, 0), "a receive of it is refused"
 
 
 class TestReceiving:

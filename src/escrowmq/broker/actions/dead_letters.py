@@ -6,10 +6,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from escrowmq.acts.telling import results
 from escrowmq.broker.actions.answering import PAGE, answers, page_of, results_of
 from escrowmq.broker.reads.lookups import damaged_places
 from escrowmq.broker.reads.readable import Readable
-from escrowmq.broker.recording import named, recorded, results
+from escrowmq.broker.recording import named, recorded
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns.arrays import Bools, Int64s

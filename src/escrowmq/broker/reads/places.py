@@ -37,7 +37,7 @@ def message_standing(engine: Readable, request: AskOfMessage) -> OfMessage:
                 f"offset {offset} of {request['topic']}/{request['queue']} has left the log; the first is {queue.head}"
             )
             raise error(Code.RANGE_PURGED, text)
-        concerned = [group for group in ledger.groups.groups if _concerns(ledger, group, queue_id)]
+        concerned = [group for group in ledger.groups.groups.values() if _concerns(ledger, group, queue_id)]
         stands = [_at_group(ledger, group, queue_id, offset) for group in concerned[:MOST_GROUPS]]
         position = int(queue.positions(offset, offset + 1)[0])
         answer: OfMessage = {"position": position, "placed_us": queue.visible_us(offset), "groups": stands}
