@@ -59,7 +59,28 @@ OPERATED = {
     Kind.GROUP_DELETED: {"position": 3, "group": 1},
 }
 """Those of operators' acts on consumer groups, "v1-operated"."""
-LATER = {"v1-newer": NEWER, "v1-operated": OPERATED}
+EDITED = {
+    Kind.EDITED: {
+        "topic": "orders",
+        "key": "naïve",
+        "tag": None,
+        "properties": [("ESCROWMQ_EDITED_FROM", "00" * 16)],
+        "body": b"another",
+        "message_id": b"e" * 16,
+        "queue": 0,
+        "queue_id": 2,
+        "born_us": START_US,
+        "visible_us": 0,
+        "due_us": 0,
+        "transaction": -1,
+        "epoch": 0,
+        "group": 1,
+        "offset": 4,
+        "position": 1,
+    }
+}
+"""What one group gets in place of a dead letter, "v1-edited"."""
+LATER = {"v1-newer": NEWER, "v1-operated": OPERATED, "v1-edited": EDITED}
 
 
 def write_newer(disk: MemoryDisk, rows: dict[Kind, dict[str, Any]]) -> None:

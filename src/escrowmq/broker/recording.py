@@ -107,6 +107,15 @@ def _dead_letters(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
     return results(["dead" if have != NOT_DEAD and seen in (None, have) else "settled" for seen, have in now])
 
 
+def _edited(ledger: Ledger, what: Mapping[str, Any]) -> str:
+    cursor = ledger.groups.group(what["group"]).cursor(ledger.queue_id(what["topic"], what["queue"]))
+    edit = cursor.edited.get(what["offset"])
+    if edit is not None and edit.message_id.hex() == what["message_id"]:
+        return "edited"
+    letter = cursor.dead.letter(what["offset"])
+    return "dead" if letter is not None and letter[0] == what["dead_us"] else "settled"
+
+
 def _group(ledger: Ledger, what: Mapping[str, Any]) -> Any:
     return described(ledger.groups.group(what["group"]).subscription, ledger.rules)
 
@@ -143,6 +152,7 @@ _LOOKS: dict[str, Callable[[Ledger, Mapping[str, Any]], Any]] = {
     transactions.SETTLE.name: _transactions,
     transactions.RECHECK.name: _transactions,
     dead_letters.SETTLE.name: _dead_letters,
+    dead_letters.EDIT.name: _edited,
     groups.ALTER.name: _group,
     groups.RESET.name: _places,
     groups.PAUSE.name: _paused,

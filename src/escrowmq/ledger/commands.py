@@ -329,6 +329,18 @@ class SettleDead:
 
 
 @dataclass(frozen=True, slots=True)
+class EditDead:
+    """Give a group another message in place of a dead letter: ``batch``, one row of schema OUTGOING with a message id of its own. ``dead_us``: as
+    of :class:`SettleDead`. Answer: OK, or ALREADY_EXISTS if the edit of this id was done before (code)."""
+
+    group: str
+    queue_id: int
+    offset: int
+    dead_us: int | None
+    batch: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
 class Retain:
     """Let go of what is older than ``visible_us``. ``limit_position``: segments reach no further. Answer: position (int)
     below which the log may drop whole segments; undecided half messages below it have been expired by the events."""
@@ -378,6 +390,7 @@ Command = (
     | Settle
     | Bury
     | SettleDead
+    | EditDead
     | Retain
     | Forget
     | ForgetWriter

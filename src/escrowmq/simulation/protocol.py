@@ -51,6 +51,7 @@ COMMANDS = {
     "Settle": OUTSIDE,
     "Bury": OUTSIDE,
     "SettleDead": OUTSIDE,
+    "EditDead": OUTSIDE,
     "ForgetWriter": OUTSIDE,
 }
 """Every command of the ledger, and the rule of the model that stands for it."""
@@ -69,7 +70,7 @@ EVENTS = {
         (
             "OPENED", "RULES", "TOPIC", "PLAIN", "RELEASED", "GROUP", "LEASED", "ACKED", "RETRIED", "DEAD", "DEAD_SETTLED",
             "EXTENDED", "JOINED", "KEPT", "HANDED", "FENCED", "KEYED", "PRODUCERS", "ALTERED", "BURIED",
-            "GROUP_RESET", "GROUP_PAUSED", "GROUP_DELETED",
+            "GROUP_RESET", "GROUP_PAUSED", "GROUP_DELETED", "EDITED",
         ),
         OUTSIDE,
     ),

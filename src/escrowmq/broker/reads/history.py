@@ -175,6 +175,19 @@ class _Reading:
             way.note(frame, row, "discarded" if discarded else "retried")
             way.state, way.due_us, way.attempt = "discarded" if discarded else "retrying", frame.time_us, 1
 
+    def edited(self, frame: Frame) -> None:
+        """Another message that a group gets in place of its dead letter."""
+        batch = frame.batch
+        mine = (batch.column("queue_id").to_numpy() == self.queue_id) & (
+            batch.column("offset").to_numpy() == self.offset
+        )
+        for row in np.flatnonzero(mine).tolist():
+            way = self.ways.get(batch.column("group")[row].as_py())
+            if way is None:
+                continue
+            way.note(frame, row, "edited", message_id=batch.column("message_id")[row].as_py().hex())
+            way.state, way.due_us, way.attempt = "retrying", frame.time_us, 1
+
     def _spanning(self, frame: Frame, among: Any) -> list[int]:
         start, count = frame.batch.column("start").to_numpy(), frame.batch.column("count").to_numpy()
         found: list[int] = np.flatnonzero(among & (start <= self.offset) & (self.offset < start + count)).tolist()
@@ -202,5 +215,6 @@ _TAKES: dict[Kind, Callable[[_Reading, Frame], None]] = {
     Kind.DEAD: _Reading.dead,
     Kind.BURIED: _Reading.dead,
     Kind.DEAD_SETTLED: _Reading.dead_settled,
+    Kind.EDITED: _Reading.edited,
 }
 """What each kind of frame says of the message."""

@@ -153,7 +153,9 @@ class Looked:
         ]
         events = (at.stands or {}).get("events", [])
         by_hand += [
-            (event["time_us"], "dead_letters.") for event in events if event["event"] in ("retried", "discarded")
+            (event["time_us"], "dead_letters.")
+            for event in events
+            if event["event"] in ("retried", "discarded", "edited")
         ]
         for time_us, family in by_hand[-MOST_ACTS:]:
             act = self._act_at(at.broker, time_us)

@@ -8,6 +8,7 @@ from escrowmq.wire.actions.action import Action, Nothing
 from escrowmq.wire.values import (
     ConsumerGroup,
     Instance,
+    MessageId,
     Offset,
     Position,
     ProducerGroup,
@@ -101,8 +102,8 @@ class Happened(TypedDict):
 
     group: ConsumerGroup
     event: Annotated[
-        Literal["leased", "acked", "failed", "released", "dead", "retried", "discarded"],
-        "`released`: given back, and not counted as a failure; `retried`, `discarded`: by a person",
+        Literal["leased", "acked", "failed", "released", "dead", "retried", "discarded", "edited"],
+        "`released`: given back, and not counted as a failure; `retried`, `discarded`: by a person; `edited`: a person gave the group another message in its place",
     ]
     time_us: TimeUs
     position: Position
@@ -112,6 +113,7 @@ class Happened(TypedDict):
     due_us: NotRequired[Annotated[TimeUs, "of a failure: not delivered again before"]]
     expired: NotRequired[Annotated[bool, "of a failure: the lease ended by time, nobody gave it back"]]
     cause: NotRequired[str]
+    message_id: NotRequired[Annotated[MessageId, "of an edit: that of the message that the group gets instead"]]
 
 
 class OfMessage(TypedDict):
