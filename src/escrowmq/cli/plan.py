@@ -67,6 +67,7 @@ WithoutMissing = Annotated[
     bool, typer.Option("--without-missing", help="Leave out the rows of brokers that are away, instead of refusing.")
 ]
 
+BATCH = 4096
 STEPS = "1,2,5,10,25,50,100"
 _STATES = {
     "made": "cyan",
@@ -205,7 +206,7 @@ def run(
     pause: PauseText = "5s",
     rate: Rate = None,
     stop_after: StopAfterText = None,
-    batch: Annotated[int, typer.Option("--batch", min=1, max=4096, help="Rows of one act at most.")] = 4096,
+    batch: Annotated[int, typer.Option("--batch", min=1, max=BATCH, help="Rows of one act at most.")] = BATCH,
     digest: Annotated[
         str | None, typer.Option("--digest", help="Run only if the plan's digest begins so.", show_default=False)
     ] = None,
@@ -241,6 +242,20 @@ def delete(plan: PlanId, plans: PlansFolder = None) -> None:
     """Delete a plan and its results. What its runs did stays in the record of acts."""
     _plans(plans).delete(plan)
     notice("deleted")
+
+
+def planned(
+    act: str, selection: Mapping[str, Any], why: str | None, url: str, *, yes: bool, folder: Path | None, json: bool
+) -> None:
+    """What ``transactions commit --group ...`` and its like do: a plan of what is there now, shown, asked for, and run at once."""
+    plans = _plans(folder)
+    with _bus(url) as bus:
+        made = _made(plans, bus, act, selection, why, without_missing=False)
+        if not yes:
+            _show(made)
+            _ask(made)
+        report = _run(plans, made, bus, "100", "0s", None, None, BATCH)
+    _finish(made, report, json)
 
 
 def _plans(folder: Path | None) -> Plans:
@@ -354,7 +369,8 @@ def _finish(plan: Plan, report: Report, json: bool) -> None:
 def _ask(plan: Plan) -> None:
     """Ask a person. Without one there must be --yes."""
     if not sys.stdin.isatty():
-        raise error(Code.BAD_ARGUMENT, "nobody is there to be asked", "say --yes to run it")
+        hint = f"say --yes; or look at it, and run it: escrowmq plan run {plan.id}"
+        raise error(Code.BAD_ARGUMENT, "nobody is there to be asked", hint)
     left = plan.rows - plan.next
     typer.confirm(f"{plan.act} for {left:,} rows, digest {plan.digest[:16]}?", abort=True, err=True)
 
