@@ -55,7 +55,7 @@ def test_ids_from_a_file_a_digest_and_words_that_are_wrong(run: Run, undecided: 
     assert (wrong.code, "CONFLICT" in wrong.err) == (Exit.REJECTED, True)
     for words in (
         ["make", "transactions.comit"],
-        ["make", "transactions.commit", "--cause", "x"],
+        ["make", "transactions.commit", "--containing", "x"],
         ["make", "transactions.commit", "--ids", str(tmp_path / "none")],
         ["run", made["id"], "--yes", "--ramp", "10,5"],
         ["run", made["id"], "--yes", "--stop-after", "few"],

@@ -94,7 +94,13 @@ def make(
         typer.Option("--group", "-g", help="Of this group: of consumers for dead letters, else of producers."),
     ] = None,
     topic: Annotated[str | None, typer.Option("--topic", "-t", help="Only of this topic.")] = None,
-    cause: Annotated[str | None, typer.Option("--cause", help="Only with this text in their cause.")] = None,
+    cause: Annotated[
+        str | None,
+        typer.Option("--cause", help="Only of this cause, as the summaries group them: numbers and ids do not count."),
+    ] = None,
+    containing: Annotated[
+        str | None, typer.Option("--containing", help="Dead letters: only with this text in their cause.")
+    ] = None,
     key: Annotated[str | None, typer.Option("--key", "-k", help="Only with this key.")] = None,
     tag: Annotated[str | None, typer.Option("--tag", help="Only with this tag.")] = None,
     state: Annotated[
@@ -116,7 +122,7 @@ def make(
 ) -> None:
     """Freeze the rows that are chosen now, and show them. Nothing is done to them."""
     selection = {
-        "group": group, "topic": topic, "cause": cause, "key": key, "tag": tag, "state": state,
+        "group": group, "topic": topic, "cause": cause, "containing": containing, "key": key, "tag": tag, "state": state,
         "older_than": seconds(older_than, "--older-than"), "ids": None if ids is None else _lines(ids),
     }  # fmt: skip
     with _bus(url) as bus:
