@@ -9,9 +9,11 @@ import typer
 
 from escrowmq.cli import (
     acts,
+    backup,
     bench,
     chaos,
     compensate,
+    console,
     dead_letters,
     find,
     groups,
@@ -40,6 +42,8 @@ app = typer.Typer(
 
 app.command("serve")(takes_settings(serve.serve))
 app.command("gateway")(serve.gateway)
+app.add_typer(serve.webhooks, name="webhooks")
+app.command("console")(console.console)
 app.command("demo")(jobs.demo)
 app.add_typer(topics.app, name="topics")
 app.command("send")(messages.send)
@@ -53,6 +57,8 @@ app.add_typer(groups.app, name="groups")
 app.add_typer(writers.app, name="writers")
 app.add_typer(plan.app, name="plan")
 app.add_typer(acts.app, name="acts")
+app.command("backup")(backup.backup)
+app.command("restore")(backup.restore)
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(compensate.app, name="compensate")
 app.command("audit")(jobs.audit)
