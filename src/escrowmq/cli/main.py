@@ -15,6 +15,7 @@ from escrowmq.cli import (
     dead_letters,
     find,
     groups,
+    inbox,
     jobs,
     log,
     messages,
@@ -22,6 +23,7 @@ from escrowmq.cli import (
     plan,
     serve,
     simulate,
+    stuck,
     topics,
     transactions,
     writers,
@@ -52,6 +54,8 @@ app.add_typer(writers.app, name="writers")
 app.add_typer(plan.app, name="plan")
 app.add_typer(acts.app, name="acts")
 app.add_typer(outbox.app, name="outbox")
+app.add_typer(inbox.app, name="inbox")
+app.add_typer(stuck.app, name="stuck")
 app.add_typer(compensate.app, name="compensate")
 app.command("audit")(jobs.audit)
 app.command("report")(jobs.report)
