@@ -9,9 +9,11 @@ import typer
 
 from escrowmq.cli import (
     acts,
+    backup,
     bench,
     chaos,
     compensate,
+    console,
     dead_letters,
     find,
     groups,
@@ -23,6 +25,7 @@ from escrowmq.cli import (
     plan,
     serve,
     simulate,
+    status,
     stuck,
     topics,
     transactions,
@@ -41,6 +44,8 @@ app = typer.Typer(
 
 app.command("serve")(takes_settings(serve.serve))
 app.command("gateway")(serve.gateway)
+app.add_typer(serve.webhooks, name="webhooks")
+app.command("console")(console.console)
 app.command("demo")(jobs.demo)
 app.add_typer(topics.app, name="topics")
 app.command("send")(messages.send)
@@ -49,10 +54,13 @@ app.add_typer(transactions.app, name="transactions")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.command("lookup")(messages.lookup)
 app.command("find")(find.find)
+app.command("status")(status.status)
 app.add_typer(groups.app, name="groups")
 app.add_typer(writers.app, name="writers")
 app.add_typer(plan.app, name="plan")
 app.add_typer(acts.app, name="acts")
+app.command("backup")(backup.backup)
+app.command("restore")(backup.restore)
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(inbox.app, name="inbox")
 app.add_typer(stuck.app, name="stuck")

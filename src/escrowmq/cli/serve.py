@@ -5,21 +5,32 @@ from __future__ import annotations
 import os
 import sys
 import tomllib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.options import DEFAULT_URL, LogJson, LogLevel, Url, start_log
-from escrowmq.cli.printing import notice, print_json_line
+from escrowmq.cli.printing import notice, print_json_line, print_rows
 from escrowmq.errors import Code, error
 from escrowmq.platform.arena import use_own_pool
 from escrowmq.platform.descriptors import raise_descriptor_limit
 from escrowmq.settings import BrokerSettings
 
+if TYPE_CHECKING:
+    from escrowmq.broker.serving.serve import Beside
+    from escrowmq.gateway.webhooks import Webhooks
+    from escrowmq.wire import Link
+
 SWITCH_SECONDS = 0.001
 """How long a thread of the broker may keep the interpreter from another that has a request or an answer in hand."""
+
+webhooks = typer.Typer(
+    no_args_is_help=True, help="Addresses that are told of parked transactions, dead letters and the like."
+)
 
 Listen = Annotated[
     str, typer.Option("--listen", "-l", metavar="HOST:PORT", help="Where to listen; port 0: any free one.")
@@ -27,6 +38,14 @@ Listen = Annotated[
 Ask = Annotated[
     list[str] | None,
     typer.Option("--ask", metavar="GROUP=URL", help="Where check-backs of a producer group go; may be given again."),
+]
+Webhook = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--webhook",
+        metavar="EVENTS=URL",
+        help="Tell this address of events, such as parked,dead:10/1min=http://127.0.0.1:9000/hook; may be given again (docs/webhooks.md).",
+    ),
 ]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Listen beyond loopback without TLS and credentials.")]
 ReadyJson = Annotated[bool, typer.Option("--json", help="When ready, one JSON line with the addresses.")]
@@ -61,9 +80,17 @@ def serve(
         typer.Option("--http", metavar="HOST:PORT", help="Serve the HTTP gateway here too (see escrowmq gateway)."),
     ] = None,
     ask: Ask = None,
+    webhook: Webhook = None,
+    console: Annotated[
+        str | None,
+        typer.Option("--console", metavar="HOST:PORT", help="Serve the console here too (see escrowmq console)."),
+    ] = None,
     config: Annotated[
         Path | None,
-        typer.Option("--config", help="A TOML file with tables \\[broker], \\[gateway] and \\[check_back.GROUP]."),
+        typer.Option(
+            "--config",
+            help="A TOML file with tables \\[broker], \\[gateway], \\[check_back.GROUP] and \\[webhook.NAME].",
+        ),
     ] = None,
     insecure: Insecure = False,
     json: ReadyJson = False,
@@ -77,47 +104,71 @@ def serve(
     With --json one line is printed on standard output once the broker answers:
     {"url": "escrow://127.0.0.1:7700", "metrics": null, "lean": {"port": 7800, "socket": null}, "folder": "data", "shard": 1,
     "epoch": 1, "pid": 1},
-    and "http" and "asks" with --http.
+    and "http" and "asks" with --http, "console" with --console.
     Exit code 6 when a write or sync of the log failed.
     """
     from escrowmq.broker.serving.serve import serve as run
 
     start_log(log_level, log_json)
 
+    telling = _webhooks(config, webhook, {"folder": str(folder)})
+
     def announce(ready: dict[str, Any]) -> None:
+        if telling:
+            telling.source |= {name: ready[name] for name in ("url", "shard", "epoch")}
         if json:
             print_json_line({**ready, "pid": os.getpid()})
         else:
             metrics_at = f", metrics at {ready['metrics']}" if ready["metrics"] else ""
             http_at = f", HTTP at {ready['http']}" if "http" in ready else ""
+            http_at += f", the console at {ready['console']}" if "console" in ready else ""
             lean_at = f", small requests at port {ready['lean']['port']}" if ready["lean"] else ""
             notice(f"serving {ready['folder']} at {ready['url']}{lean_at}{metrics_at}{http_at}; Ctrl-C stops it")
 
     if ask and http is None:
         raise error(Code.BAD_ARGUMENT, "--ask is for the HTTP gateway", "add --http HOST:PORT")
-    beside = None
+    beside: list[Beside] = []
     if http is not None:
         from escrowmq.gateway import beside as run_gateway
 
         configured = _configured(config, ask)
-        beside = lambda link: run_gateway([link], listen=http, insecure=insecure, **configured)  # noqa: E731
+        beside.append(lambda link: run_gateway([link], listen=http, insecure=insecure, **configured))
+    if console is not None:
+        from escrowmq.console import beside as run_console
+
+        beside.append(lambda link: run_console([link], listen=console, insecure=insecure))
     sys.setswitchinterval(SWITCH_SECONDS)
     raise_descriptor_limit()
     use_own_pool()
-    status = run(
-        folder,
-        listen=listen,
-        metrics=metrics,
-        lean=lean,
-        lean_port=lean_port,
-        lean_socket=lean_socket,
-        settings=BrokerSettings.load(config, overrides),
-        insecure=insecure,
-        announce=announce,
-        beside=beside,
-    )
+    with telling or nullcontext():
+        status = run(
+            folder,
+            listen=listen,
+            metrics=metrics,
+            lean=lean,
+            lean_port=lean_port,
+            lean_socket=lean_socket,
+            settings=BrokerSettings.load(config, overrides),
+            insecure=insecure,
+            announce=announce,
+            beside=_all_of(beside) if beside else None,
+        )
     if status:
         raise typer.Exit(Exit.CORRUPT)
+
+
+def _all_of(beside: list[Beside]) -> Beside:
+    """Several things that run beside a broker, as one; what each announces is announced together."""
+
+    @contextmanager
+    def run(link: Link) -> Iterator[dict[str, Any]]:
+        with ExitStack() as stack:
+            facts: dict[str, Any] = {}
+            for one in beside:
+                facts |= stack.enter_context(one(link))
+            yield facts
+
+    return run
 
 
 def gateway(
@@ -151,17 +202,54 @@ def gateway(
     run(url, listen=listen, insecure=insecure, announce=announce, **_configured(config, ask))
 
 
+@webhooks.command("test")
+def webhooks_test(
+    webhook: Webhook = None,
+    config: Annotated[Path | None, typer.Option("--config", help="A TOML file with tables \\[webhook.NAME].")] = None,
+    json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
+) -> None:
+    """Post a notice of the type `escrowmq.test` to each address, once, and tell what it answered. The exit code is 4 if one did not take it."""
+    hooks = _webhooks(config, webhook, {"command": "webhooks test"})
+    if hooks is None:
+        raise error(Code.BAD_ARGUMENT, "there is no address to try", "name one: --webhook or --config")
+    found = hooks.test()
+    rows = [
+        {"webhook": hook.name, "url": hook.url, "ok": problem is None, "problem": problem} for hook, problem in found
+    ]
+    print_rows(rows, json, {"webhook": "webhook", "url": "url", "answer": lambda row: row["problem"] or "ok"}, "none")
+    if any(problem is not None for _, problem in found):
+        raise typer.Exit(Exit.UNKNOWN)
+
+
+def _webhooks(config: Path | None, flags: list[str] | None, source: dict[str, Any]) -> Webhooks | None:
+    """Those of the file's tables and the flags; None: there are none."""
+    tables = _tables(config).get("webhook")
+    if not flags and not tables:
+        return None
+    try:
+        from escrowmq.gateway.webhooks import Webhooks, read_hooks
+    except ModuleNotFoundError as problem:
+        text = f"webhooks need {problem.name}, which is not installed"
+        raise error(Code.MISSING_PACKAGE, text, 'python -m pip install "escrowmq[http]"') from problem
+    return Webhooks(read_hooks(flags or (), tables), source)
+
+
 def _configured(config: Path | None, ask: list[str] | None) -> dict[str, Any]:
     """Addresses and limits from the file's tables and the flags."""
     from escrowmq.gateway import GatewaySettings, read_addresses
 
+    tables = _tables(config)
+    return {
+        "addresses": read_addresses(ask or (), tables.get("check_back")),
+        "settings": GatewaySettings.of(tables.get("gateway", {})),
+    }
+
+
+def _tables(config: Path | None) -> dict[str, Any]:
     tables: dict[str, Any] = {}
     if config is not None:
         try:
             tables = tomllib.loads(config.read_text())
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
             raise error(Code.BAD_SETTING, f"cannot read {config}: {problem}") from problem
-    return {
-        "addresses": read_addresses(ask or (), tables.get("check_back")),
-        "settings": GatewaySettings.of(tables.get("gateway", {})),
-    }
+    return tables

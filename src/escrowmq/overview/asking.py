@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
@@ -14,7 +15,7 @@ from escrowmq.client.admin import Admin
 from escrowmq.client.bus import Bus
 from escrowmq.client.links.answers import Listing
 from escrowmq.client.links.presence import Missing
-from escrowmq.errors import EscrowError
+from escrowmq.errors import Denied, EscrowError, Rejected
 from escrowmq.outbox.dialects import in_a_line
 from escrowmq.wire import Call
 from escrowmq.wire.actions.action import Answer
@@ -22,7 +23,8 @@ from escrowmq.wire.actions.action import Answer
 PATIENCE = 5.0
 """Seconds that one question waits for a broker."""
 
-T = TypeVar("T")
+PAGE = 1_000
+
 Row = TypeVar("Row")
 
 
@@ -45,10 +47,15 @@ class Asking:
         """Somebody did not answer."""
         self._missing.setdefault(where, reason)
 
-    def all(self, ask: Callable[[Admin], Listing[Row]]) -> list[Row]:
-        """What the brokers that are there answer."""
+    def all(self, ask: Callable[[Admin], Listing[Row]], *, anew: bool = False) -> list[Row]:
+        """What the brokers that are there answer; nothing where all of them refuse it, as a folder without a broker does. Those that did not
+        answer before are asked once more only if ``anew``."""
+        if not anew and all(address in self._missing for address in self.addresses):
+            return []
         try:
             listing = ask(self.admin)
+        except (Rejected, Denied):
+            return []
         except EscrowError as problem:
             for address in self.addresses:
                 self.note(address, str(problem))
@@ -59,11 +66,30 @@ class Asking:
 
     def one(self, address: str, call: Call[Answer]) -> Answer | None:
         """What one broker answers; None: it does not, or refuses."""
+        if address in self._missing:
+            return None
         try:
             return self.ask(address, call)
+        except (Rejected, Denied):
+            return None
         except EscrowError as problem:
             self.note(address, str(problem))
             return None
+
+    def listed(self, address: str, call: Call[Any], what: str, most: int) -> list[Any]:
+        """At most ``most`` entries of one broker's listing, page after page."""
+        found: list[Any] = []
+        after: dict[str, Any] = {}
+        while len(found) < most:
+            request = {**call.request, **after, "limit": min(PAGE, most - len(found))}
+            answer = self.one(address, replace(call, request=request))
+            if answer is None:
+                break
+            found += answer[what]
+            if "next" not in answer:
+                break
+            after = {"after": answer["next"]}
+        return found
 
     def ask(self, address: str, call: Call[Answer]) -> Answer:
         """What one broker answers. Raises what it refuses with."""

@@ -158,7 +158,7 @@ class TopicStands(AsJson):
     topic: str
     stored: int
     per_second: float | None
-    """Messages that became visible, over :data:`~escrowmq.overview.status.RATE_SECONDS` before, or since the status before."""
+    """Messages that became visible, over :data:`~escrowmq.overview.standing.RATE_SECONDS` before, or since the status before."""
 
 
 @dataclass(frozen=True, slots=True)
