@@ -172,6 +172,9 @@ class Kind(IntEnum):
     ALTERED = 28
     BURIED = 29
     OWNED = 30
+    TOPIC_ALTERED = 41
+    TOPIC_DELETED = 42
+    CUT = 43
 
 
 _STORED = _schema(
@@ -268,6 +271,9 @@ STORED: dict[Kind, pa.Schema] = {
         process=_INT64,  # random, of the client's: tells a repeat of a request from a new process
         transactional=_BOOL,  # the session is, from now on
     ),
+    Kind.TOPIC_ALTERED: _schema(name=_UTF8, retention_us=_INT64, retention_bytes=_INT64),  # -1: the broker's, none
+    Kind.TOPIC_DELETED: _schema(name=_UTF8),
+    Kind.CUT: _schema(queue_id=_INT32, head=_INT64),  # a topic's retention: offsets below are gone
 }
 """The schema of each kind of frame, version 1 (see log/FORMAT.md)."""
 

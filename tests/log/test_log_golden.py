@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -54,9 +55,17 @@ NEWER = {
 """Kinds that came later: a folder of their own, "v1-newer"."""
 
 
-def write_newer(disk: MemoryDisk) -> None:
+TOPICS = {
+    Kind.TOPIC_ALTERED: {"name": "orders", "retention_us": 7_000_000, "retention_bytes": -1},
+    Kind.TOPIC_DELETED: {"name": "orders"},
+    Kind.CUT: {"queue_id": 2, "head": 41},
+}
+"""Later still: "v1-topics"."""
+
+
+def write_newer(disk: MemoryDisk, rows: dict[Kind, dict[str, Any]]) -> None:
     log = opened(disk)
-    for kind, row in NEWER.items():
+    for kind, row in rows.items():
         log.append(kind, pa.RecordBatch.from_pylist([row], STORED[kind]), START_US)
     log.sync()
     log.close()
@@ -115,11 +124,12 @@ def test_todays_writer_writes_it_equal() -> None:
     assert {"segment", "index", "snapshot", "closed"} <= endings
 
 
-def test_newer_kinds_are_read_and_written_equal() -> None:
-    disk, golden = MemoryDisk(), golden_files("v1-newer")
-    write_newer(disk)
+@pytest.mark.parametrize(("name", "rows"), [("v1-newer", NEWER), ("v1-topics", TOPICS)])
+def test_newer_kinds_are_read_and_written_equal(name: str, rows: dict[Kind, dict[str, Any]]) -> None:
+    disk, golden = MemoryDisk(), golden_files(name)
+    write_newer(disk, rows)
     assert disk.files() == golden
-    assert list(dump(MemoryDisk(golden), rows=True)) == json.loads((GOLDEN / "v1-newer" / "dump.json").read_text())
+    assert list(dump(MemoryDisk(golden), rows=True)) == json.loads((GOLDEN / name / "dump.json").read_text())
 
 
 def test_dump_prints_a_line_a_frame_from_a_folder_in_use(tmp_path: Path) -> None:

@@ -29,6 +29,52 @@ class CreateTopic:
     may_exist: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicRules:
+    """What one topic has of its own: how long messages stay after they became visible (None: as long as the log keeps them), and
+    how many bytes each of its queues keeps at most (None: any)."""
+
+    retention_us: int | None = None
+    retention_bytes: int | None = None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether there is any."""
+        return self.retention_us is not None or self.retention_bytes is not None
+
+
+@dataclass(frozen=True, slots=True)
+class AlterTopic:
+    """Give a topic more queues, or a retention of its own: what of ``rules`` is not None, while those named in ``reset`` go back to
+    the broker's. What is beyond it then is let go at once. Answer: {"name", "queues", "rules"}."""
+
+    name: str
+    queues: int | None = None
+    rules: TopicRules = TopicRules()
+    reset: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteTopic:
+    """Delete a topic. CONFLICT if it has undecided half messages, or groups consume it, unless ``force``: then the
+    transactions are rolled back by an operator, at most ``limit`` of them, and the groups lose its queues. ``check``: only
+    refuse, and do nothing. Answer: {"name", "deleted", "queues", "messages", "delayed", "rolled_back", "groups",
+    "dead_letters"}; not "deleted": there were more transactions, ask again."""
+
+    name: str
+    force: bool = False
+    check: bool = False
+    limit: int = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Let go of what is beyond the retention of its topic; ``retention_us``: of topics without one. Answer: how many queues were
+    cut (int)."""
+
+    retention_us: int
+
+
 @dataclass(frozen=True, slots=True)
 class OpenSession:
     """Begin a producer session; a newer one of the same group and instance fences the older. ``resume``: an epoch of this
@@ -291,11 +337,13 @@ class SettleDead:
 
 @dataclass(frozen=True, slots=True)
 class Retain:
-    """Let go of what is older than ``visible_us``. ``limit_position``: segments reach no further. Answer: position (int)
-    below which the log may drop whole segments; undecided half messages below it have been expired by the events."""
+    """Let go of what is older than ``visible_us``. ``limit_position``: segments reach no further; ``early_position``: as far as
+    they may go before that time, where topics keep less. Answer: position (int) below which the log may drop whole segments;
+    undecided half messages below it have been expired by the events."""
 
     visible_us: int
     limit_position: int
+    early_position: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +366,9 @@ class ForgetWriter:
 Command = (
     Configure
     | CreateTopic
+    | AlterTopic
+    | DeleteTopic
+    | Cut
     | OpenSession
     | AlterProducers
     | Send

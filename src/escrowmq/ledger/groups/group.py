@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from escrowmq.ledger.columns.schedule import NEVER_US
@@ -106,6 +107,11 @@ class Leases:
         self.ended[lease.id] = lease
         if len(self.ended) > MAX_ENDED:
             del self.ended[next(iter(self.ended))]
+
+    def forget(self, queue_ids: Set[int]) -> None:
+        """Ended leases of these queues are remembered no more."""
+        for id in [id for id, lease in self.ended.items() if lease.cursor.queue_id in queue_ids]:
+            del self.ended[id]
 
     def find(self, id: int) -> Lease | None:
         """The lease, live or remembered."""

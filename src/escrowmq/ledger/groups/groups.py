@@ -234,11 +234,12 @@ class Groups:
             if (lease := self.leases.live.get(id)) is not None:
                 self.leases.extend(lease, deadline_us)
 
-    def apply_trim(self, topics: Topics) -> None:
-        """Retention moved heads of queues: what lies below and was not done expires, and is counted as such."""
+    def apply_trim(self, topics: Topics, queue_ids: set[int] | None = None) -> None:
+        """Retention moved heads of queues (None: maybe of all): what lies below and was not done expires, and is counted as such."""
         for group in self.groups:
             subscribed = subscriptions.queue_ids(group.subscription.topics, topics)
-            for queue_id in sorted({*subscribed, *group.cursors}):
+            met = {*subscribed, *group.cursors}
+            for queue_id in sorted(met if queue_ids is None else met & queue_ids):
                 head = topics.queues[queue_id].head
                 cursor = group.meet(queue_id) if head else group.cursor(queue_id)
                 if head <= cursor.base:
@@ -247,6 +248,24 @@ class Groups:
                     lease.take(lease.start, min(lease.end, head), TAKEN)
                     self._changed(lease)
                 cursor.trim(head)
+
+    def meet_at(self, topic: str, queue_id: int, start: int) -> None:
+        """A topic got a queue that begins at ``start``: so do its groups."""
+        for group in self.groups:
+            if topic in group.subscription.topics:
+                group.cursors.setdefault(queue_id, Cursor(queue_id, start))
+
+    def lose(self, topic: str, queue_ids: Sequence[int]) -> None:
+        """A topic is deleted: what the groups have of it goes, leases and dead letters too."""
+        gone = set(queue_ids)
+        for group in self.groups:
+            for queue_id in gone & group.cursors.keys():
+                for lease in list(group.cursors[queue_id].leases.values()):
+                    lease.take(lease.start, lease.end, TAKEN)
+                    self._changed(lease)
+                del group.cursors[queue_id]
+            group.subscription = subscriptions.without(group.subscription, topic, gone)
+        self.leases.forget(gone)
 
     _acts: ClassVar[dict[Kind, Callable[[Groups, pa.RecordBatch, int, Topics, Rules], None]]] = {
         Kind.GROUP: _apply_group,
@@ -313,6 +332,20 @@ class Groups:
         for time_us in times:
             if time_us > after_us:
                 heapq.heappush(self._retry_times, time_us)
+
+    def consuming(self, topic: str, queue_ids: Sequence[int]) -> list[str]:
+        """The groups that consume a topic, or left it and have something of it to do."""
+        return [
+            group.name
+            for group in self.groups
+            if topic in group.subscription.topics
+            or any(cursor.unfinished for id in queue_ids if (cursor := group.cursors.get(id)) is not None)
+        ]
+
+    def dead_in(self, queue_ids: Sequence[int]) -> int:
+        """Dead letters of all groups in these queues."""
+        found = (group.cursors.get(id) for group in self.groups for id in queue_ids)
+        return sum(len(cursor.dead) for cursor in found if cursor is not None)
 
     def group(self, name: str) -> Group:
         """A group by its name; UNKNOWN_GROUP."""
