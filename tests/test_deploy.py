@@ -16,6 +16,8 @@ import pytest
 from escrowmq.broker.serving.metrics import COUNTER, LABELLED, METRICS
 from escrowmq.compensation.statistics import METRICS as COMPENSATION
 from escrowmq.compensation.statistics import metric_name
+from escrowmq.outbox.relay.metrics import BACKLOG
+from escrowmq.outbox.relay.metrics import METRICS as RELAY
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 RULES = DEPLOY / "prometheus" / "escrowmq.rules.yml"
@@ -23,6 +25,8 @@ BOARD = DEPLOY / "grafana" / "escrowmq.json"
 KNOWN = (
     {f"escrowmq_{metric.name}{'_total' if metric.kind == COUNTER else ''}" for metric in (*METRICS, *LABELLED)}
     | {f"{metric_name(number)}{'_total' if kind == COUNTER else ''}" for number, (kind, _) in COMPENSATION.items()}
+    | {f"escrowmq_relay_{name}{'_total' if kind == COUNTER else ''}" for name, (kind, _) in RELAY.items()}
+    | {f"escrowmq_outbox_{name}" for name in BACKLOG}
 )  # fmt: skip
 
 

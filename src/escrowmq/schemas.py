@@ -172,6 +172,9 @@ class Kind(IntEnum):
     ALTERED = 28
     BURIED = 29
     OWNED = 30
+    GROUP_RESET = 31
+    GROUP_PAUSED = 32
+    GROUP_DELETED = 33
     TOPIC_ALTERED = 41
     TOPIC_DELETED = 42
     CUT = 43
@@ -271,6 +274,13 @@ STORED: dict[Kind, pa.Schema] = {
         process=_INT64,  # random, of the client's: tells a repeat of a request from a new process
         transactional=_BOOL,  # the session is, from now on
     ),
+    Kind.GROUP_RESET: _schema(  # an operator's: the group goes on at this offset of the queue, its leases there end
+        group=_INT32,
+        queue_id=_INT32,
+        offset=_INT64,
+    ),
+    Kind.GROUP_PAUSED: _schema(group=_INT32, topic=_UTF8, paused=_BOOL),  # topic "": the whole group
+    Kind.GROUP_DELETED: _schema(position=_INT64, group=_INT32),  # position of this row; the number is not given again
     Kind.TOPIC_ALTERED: _schema(name=_UTF8, retention_us=_INT64, retention_bytes=_INT64),  # -1: the broker's, none
     Kind.TOPIC_DELETED: _schema(name=_UTF8),
     Kind.CUT: _schema(queue_id=_INT32, head=_INT64),  # a topic's retention: offsets below are gone

@@ -64,7 +64,7 @@ def test_each_act_is_recorded_with_who_what_why_and_what_came_of_it(own: Own) ->
         ]  # fmt: skip
         assert found[0]["what"] == {"ids": [str(one)], "outcome": "commit"}
         (letter,) = letters
-        assert found[4]["what"]["items"] == [[letter["topic"], letter["queue"], letter["offset"]]]
+        assert found[4]["what"]["items"] == [[letter[name] for name in ("topic", "queue", "offset", "dead_us")]]
         assert found[5]["ended"]["max_attempts"] == 9
         assert found[7]["ended"] == {"refused": "NOT_FOUND"}
         (verified,) = admin.verify_acts()

@@ -26,6 +26,7 @@ from escrowmq.wire.actions.table import ACTIONS
 from escrowmq.wire.values import fields_of
 from wire_conformance import check
 
+PLACES = "escrowmq.broker.reads"
 SETTINGS = BrokerSettings(default_queues=1, transaction_timeout=0.05, check_interval=0.05, check_max=1)
 
 
@@ -140,10 +141,18 @@ def consume(bus: Bus, link) -> None:
         failing.flush()
         page = link.action("dead_letters.list", {"group": "failing", "limit": 2}, 5)
         link.action("dead_letters.list", {"group": "failing", "after": page["next"]}, 5)
+        link.action("dead_letters.settle", {"group": "failing", "act": "discard", "items": []}, 5)
         letters = admin.dead_letters("failing", limit=2)
         assert (admin.retry_dead_letters("failing", letters[:1]), admin.discard_dead_letters("failing", why="so")) == (
             1,
             3,
+        )
+        for message in itertools.islice(failing, 1):
+            message.nack(delay=0, cause="spoilt")
+        failing.flush()
+        settle = {"group": "failing", "act": "discard", "all": True, "limit": 1}
+        link.action(
+            "dead_letters.settle", {**settle, "after": link.action("dead_letters.settle", settle, 5)["next"]}, 5
         )
         admin.members("failing")
     with bus.consumer("held", "t", in_doubt="hold", instance="one", ordered=True, prefetch=1) as held:
@@ -163,6 +172,32 @@ def consume(bus: Bus, link) -> None:
     assert admin.fence("held", "one", why="so") >= 0
 
 
+def see_standing(bus: Bus, monkeypatch) -> None:
+    """How messages stand for groups, in each way that there is."""
+    admin, places = bus.admin, [(0, n) for n in range(4)]
+    admin.create_topic("standing", 1)
+    bus.producer("plain").send_batch([mq.Message("standing", b"", key="same") for _ in places])
+    with bus.consumer("in-order", "standing", ordered=True, max_attempts=2, retry_backoff=60.0) as consumer:
+        consumer.receive(4, wait=5.0)[0].nack()
+        consumer.flush()
+    with bus.consumer("late", "standing", max_attempts=1) as consumer:
+        first, second = consumer.receive(2, wait=5.0)
+        first.nack(cause="spoilt")
+        second.ack()
+        consumer.flush()
+        consumer.receive(1, wait=5.0)
+        with bus.consumer("named", "standing", in_doubt="hold", instance="one") as named:
+            named.receive(1, wait=5.0)
+            assert admin.message_standing("standing", 0, 0)[0]["groups"][2]["instance"] == "one"
+        found = {one["group"]: one for _, n in places for one in admin.message_standing("standing", 0, n)[0]["groups"]}
+    assert found["in-order"]["behind"] == 0
+    assert admin.standing()[0]["consumers"]
+    monkeypatch.setattr(f"{PLACES}.places.MOST_GROUPS", 1)
+    monkeypatch.setattr(f"{PLACES}.history.MOST_FRAMES", 0)
+    (short,) = admin.message_standing("standing", 0, 0)
+    assert (short["more"], len(short["groups"]), short["events"]) == (2, 1, [])
+
+
 @pytest.fixture
 def until():
     import time
@@ -178,7 +213,7 @@ def until():
 
 def test_every_action_has_a_handler_and_the_other_way_round():
     assert set(HANDLERS) == set(ACTIONS)
-    assert len(ACTIONS) == 32
+    assert len(ACTIONS) == 34
 
 
 def test_every_handler_has_the_types_of_its_action():
@@ -200,11 +235,12 @@ ONLY_SERVED = {
 """What a broker tells only as a process: tests/broker/serving/test_lean_served.py looks at it."""
 
 
-def test_requests_and_answers_have_their_types(tmp_path, until):
+def test_requests_and_answers_have_their_types(tmp_path, until, monkeypatch):
     """All actions on an embedded broker and on the folder that it leaves; no field is there in name only."""
     seen = set()
     with Bus([watched := Watched(open_embedded(tmp_path / "d", SETTINGS), seen)]) as bus:
         everything(bus, until)
+        see_standing(bus, monkeypatch)
     assert watched.names == set(ACTIONS)
     with Bus([at_rest := Watched(OfflineLink(tmp_path / "d"), seen)]) as bus:
         look(bus)
@@ -257,6 +293,7 @@ def look(bus: Bus) -> None:
     admin.members("leased"), admin.dead_letters("failing"), admin.lookup(key="k1")
     admin.transaction(admin.transactions()[0]["id"])
     bus.view_message("t", "k1")
+    admin.standing(), admin.message_standing("t", 0, 0)
     link.action("topics.wait", {"topic": "t"}, 5)
     link.action("writers.show", {"writer": "query"}, 5)
     assert (len(admin.acts()) > 0, admin.verify_acts()[0]["broken"]) == (True, [])

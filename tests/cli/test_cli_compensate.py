@@ -135,17 +135,18 @@ def test_cases_are_listed_by_pages_and_dealt_with_by_name(run: Run, database: sa
     assert {case["state"] for case in page} == {"stuck"}
     rest = run("compensate", "list", "--after", f"cart/{ids[1]}", "--json").json
     assert [case["message_id"] for case in rest] == ids[2:]
-    done = run("compensate", "settle", "cart", ids[0], "00ff" * 8, "--note", "paid back by hand", "--json")
+    done = run("compensate", "settle", "cart", ids[0], "00ff" * 8, "--why", "paid back by hand", "--json")
     assert done.code == Exit.REJECTED
     assert [(one["result"], one["state"]) for one in done.json] == [("OK", "settled"), ("NOT_FOUND", None)]
     assert run("compensate", "retry", "cart", ids[1]).code == 0
     told = {case["message_id"]: case for case in run("compensate", "list", "-s", "all", "--json").json}
     assert [told[identity]["state"] for identity in ids] == ["settled", "retry", "stuck"]
-    assert "settle by" in told[ids[0]]["notes"]
-    assert "paid back by hand" in told[ids[0]]["notes"]
-    table = run("compensate", "list", "-s", "settled").out
-    assert ids[0] in table
-    assert "paid back by hand" in table
+    assert ids[0] in run("compensate", "list", "-s", "settled").out
+    recorded = run("acts", "list", "--database-url", database.url.render_as_string(hide_password=False), "--json").json
+    assert [(act["act"], act["why"]) for act in recorded] == [
+        ("compensation.settle", "paid back by hand"),
+        ("compensation.retry", None),
+    ]
     told_all = run("compensate", "status", "cart")
     assert told_all.code == Exit.FINDING, "one still waits"
     assert run("compensate", "list", "nobody", "--json").json == []

@@ -1,6 +1,13 @@
-"""``escrowmq outbox``: the tables, and what waits for a person."""
+"""``escrowmq outbox``: the tables, what waits for a person, and a relay that is watched."""
 
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -58,8 +65,10 @@ def test_what_waits_is_listed_and_shown(run: Run, waiting: list[str]) -> None:
     assert ("order 1" in told.out, "UNKNOWN_TOPIC" in told.err) == (True, True)
 
 
-def test_retry_and_discard_tell_one_by_one(run: Run, waiting: list[str]) -> None:
-    done = run("outbox", "discard", waiting[0], "--json")
+def test_retry_discard_and_settle_tell_one_by_one_and_are_recorded(
+    run: Run, waiting: list[str], tmp_path: Path
+) -> None:
+    done = run("outbox", "discard", waiting[0], "--why", "it was a test order", "--json")
     assert (done.code, done.json) == (
         0,
         [{"id": waiting[0], "result": "OK", "state": "discarded", "ok": True}],
@@ -69,7 +78,28 @@ def test_retry_and_discard_tell_one_by_one(run: Run, waiting: list[str]) -> None
     assert [(r["result"], r["state"]) for r in some.json] == [("OK", "pending"), ("NOT_FOUND", None), ("OK", "pending")]
     again = run("outbox", "retry", waiting[0])
     assert (again.code, "CONFLICT" in again.out) == (Exit.REJECTED, True)
-    assert "discard by" in run("outbox", "show", waiting[0]).err
+    settled = run("outbox", "settle", waiting[2], "--why", "the shop has it", "--json")
+    assert (settled.code, settled.json[0]["state"]) == (0, "done")
+    where = ("--database-url", f"sqlite:///{tmp_path / 'shop.db'}")
+    found = run("acts", "list", *where, "--json").json
+    assert [(act["number"], act["act"], act["why"]) for act in found] == [
+        (1, "outbox.discard", "it was a test order"),
+        (2, "outbox.retry", None),
+        (3, "outbox.retry", None),
+        (4, "outbox.settle", "the shop has it"),
+    ]
+    assert found[1]["ended"] == {"results": {"OK": 2, "NOT_FOUND": 1}, "each": ["OK", "NOT_FOUND", "OK"]}
+    assert [act["number"] for act in run("acts", "list", *where, "--about", waiting[1], "--json").json] == [2]
+    assert [act["number"] for act in run("acts", "list", *where, "-n", "1", "--json").json] == [4]
+    told = run("acts", "show", "1", *where).out
+    assert "it was a test order" in told
+    assert "1 OK" in told
+    assert run("acts", "show", "9", *where).code == Exit.REJECTED
+    assert (run("acts", "verify", *where).code, run("acts", "verify", *where, "--json").json[0]["records"]) == (0, 4)
+    with sqlite3.connect(tmp_path / "shop.db") as database:
+        database.execute("UPDATE trans_act SET record = replace(record, 'test order', 'real order')")
+    verified = run("acts", "verify", *where)
+    assert (verified.code, "line 1 (record 1): it was changed" in verified.err) == (Exit.FINDING, True)
 
 
 @pytest.mark.parametrize(
@@ -102,3 +132,36 @@ def test_without_tables_and_with_newer_ones(run: Run, database: str) -> None:
     for command in ("list", "migrate"):
         newer = run("outbox", command)
         assert (newer.code, "version 99" in newer.err, "upgrade escrowmq" in newer.err) == (Exit.USAGE, True, True)
+
+
+def test_a_relay_serves_its_metrics_until_it_is_told_to_stop(
+    run: Run, waiting: list[str], eventually: Any, tmp_path: Path
+) -> None:
+    assert run("outbox", "retry", waiting[0]).code == 0
+    words = ["outbox", "relay", "--to", f"file:{tmp_path / 'data'}", "--metrics", "127.0.0.1:0", "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "escrowmq", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        started = json.loads(process.stdout.readline())
+
+        def page() -> str:
+            with urllib.request.urlopen(started["metrics"] + "/metrics") as answer:
+                return str(answer.read().decode())
+
+        sent = f'escrowmq_relay_sent_total{{target="{started["to"]}"}} 1.0'
+        eventually(lambda: sent in page(), timeout=120.0)
+        assert "escrowmq_outbox_waiting 2.0" in page()
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_metrics_for_other_machines_must_be_wanted(run: Run, database: str, tmp_path: Path) -> None:
+    assert run("outbox", "migrate").code == 0
+    ran = run("outbox", "relay", "--to", f"file:{tmp_path / 'data'}", "--metrics", "0.0.0.0:0")
+    assert (ran.code, "--insecure" in ran.err) == (Exit.DENIED, True)

@@ -31,6 +31,7 @@ from escrowmq.compensation.effects import is_in
 from escrowmq.compensation.feeds import TopicKeys, id_of_key
 from escrowmq.compensation.remedies import State, judged
 from escrowmq.compensation.statistics import METRICS, collector
+from escrowmq.outbox.acts import list_acts
 
 Make = Callable[..., World]
 
@@ -52,12 +53,15 @@ def test_what_was_rolled_back_although_announced_waits_for_a_person(world: Make)
     assert [done.code for done in retry_cases(w.database, w.name, [identity], by="ann")] == [mq.Code.OK]
     assert w.schedule().retried == 1
     assert w.cases() == {identity: CaseState.CONFLICT}
-    [done] = settle_cases(w.database, w.name, [identity.hex()], by="ann", note="refunded by hand")
+    [done] = settle_cases(w.database, w.name, [identity.hex()], by="ann", why="refunded by hand")
     assert (done.code, done.state) == (mq.Code.OK, CaseState.SETTLED)
     [case] = list_cases(w.database, w.name, states=None)
-    first, second = case.notes.splitlines()
-    assert first.endswith("settle by ann refunded by hand")
-    assert second.endswith("retry by ann")
+    assert case.notes is None
+    retried, settled = list_acts(w.database)
+    assert (retried["act"], retried["by"], retried["why"]) == ("compensation.retry", "ann", None)
+    assert (settled["act"], settled["why"]) == ("compensation.settle", "refunded by hand")
+    assert settled["what"] == {"name": w.name, "messages": [identity.hex()]}
+    assert settled["ended"] == {"results": {"OK": 1}}
     assert w.waiting() == 0
     # and it stays settled, though it be announced once more
     w.sets.add_halves([identity], [1])

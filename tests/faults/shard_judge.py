@@ -150,7 +150,7 @@ class _Judge:
                 demand(found["state"] != TransactionState.OPEN.name.lower(), f"I12: {position} is no longer parked")
 
     def _progress(self) -> None:
-        for group in self.ledger.groups.groups:
+        for group in self.ledger.groups.groups.values():
             for name, queue_id, offset in self.memory.acked:
                 if name == group.name:
                     cursor = group.cursors[queue_id]

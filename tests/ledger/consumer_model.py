@@ -32,6 +32,7 @@ class Consumer:
         self.deadlines: dict[int, int] = {}
         self.delivered: dict[int, list[tuple[Place, int]]] = {}
         self.acked_ever: set[tuple[Place, int]] = set()
+        self.paused = False
 
     def meet(self, queues: dict[Place, list]) -> None:
         """Learn of messages that became visible."""
@@ -45,7 +46,7 @@ class Consumer:
         return not self.tags or message.tag in self.tags
 
     def eligible(self, queues: dict[Place, list], now: int) -> int:
-        return sum(
+        return not self.paused and sum(
             (entry.state == "waiting" and self.wants(queues[place][offset])) or self._is_due(entry, now)
             for place, entries in self.entries.items()
             for offset, entry in enumerate(entries)
@@ -125,6 +126,9 @@ class Consumer:
             for entry in live[lease]:
                 if lease in unreached:
                     entry.state, entry.due_us, entry.lease = "retrying", now, -1
+                elif self.paused:
+                    entry.state, entry.due_us, entry.lease = "retrying", now, -1
+                    entry.attempt = max(entry.attempt, self.repeated)
                 else:
                     self._fail(entry, now, None)
 
@@ -150,6 +154,21 @@ class Consumer:
             entry.state = "retrying" if retry else "discarded"
             entry.attempt, entry.due_us, entry.lease = 1, now, -1
 
+    @property
+    def repeated(self) -> int:
+        return min(2, self.rules.max_attempts)
+
+    def reset(self, place: Place, target: int) -> None:
+        """An operator set where it goes on: from ``target`` on all waits, a repeat if somebody had it."""
+        for offset, entry in enumerate(self.entries[place]):
+            entry.lease = -1
+            if offset >= target:
+                reached = entry.state in ("acked", "leased", "dead", "discarded") or entry.attempt > 1
+                entry.state, entry.attempt = "waiting", self.repeated if reached else 1
+                self.acked_ever.discard((place, offset))
+            elif entry.state in ("waiting", "leased", "retrying"):
+                entry.state = "skipped"
+
     def trim(self, heads: dict[Place, int]) -> None:
         for place, entries in self.entries.items():
             for entry in entries[: heads[place]]:
@@ -162,5 +181,5 @@ class Consumer:
         assert sum(map(len, account.values())) == len(states) == len(queues[place])
         for offset, entry in enumerate(self.entries[place]):
             found = states[offset]
-            passed = entry.state in ("waiting", "expired") and not self.wants(queues[place][offset])
+            passed = entry.state in ("waiting", "expired", "skipped") and not self.wants(queues[place][offset])
             assert found == entry.state or (passed and found == "filtered"), (place, offset, found, entry)

@@ -12,9 +12,12 @@ from ledger_model import UNDECIDED, Model
 from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.commands import (
     CreateTopic,
+    DeleteGroup,
     Forget,
+    PauseGroup,
     Receive,
     Recheck,
+    ResetGroup,
     Retain,
     Rules,
     Settle,
@@ -272,7 +275,54 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.consumers) < 3)
     @rule(tags=st.sampled_from([(), ("red",)]), start=st.sampled_from(["earliest", "latest"]))
     def join(self, tags, start) -> None:
-        self.subscribe(f"late-{len(self.consumers)}", tags, start)
+        self.subscribe(next(name for name in ("late-1", "late-2", "late-3") if name not in self.consumers), tags, start)
+
+    @rule(group=indexes, to=st.sampled_from(["earliest", "latest", -1, -1, -4, 1, 0, "time"]), one=st.booleans())
+    def reset_group(self, group, to, one) -> None:
+        """I22: acknowledged progress goes back by this act alone, and leases from before are lost (I27)."""
+        name, consumer = self.chosen(group)
+        consumer.meet(self.model.queues)
+        where = {"shift": to} if isinstance(to, int) else {"start": str(self.driver.now_us) if to == "time" else to}
+        if one:
+            where |= {"topic": "orders", "queue": group % 2}
+        moves = self.driver.do(ResetGroup(group=name, **where))
+        events = self.events_since()
+        changed = [events[0][1].column(n).to_pylist() for n in ("queue_id", "offset")] if events else [[], []]
+        told = {move["queue_id"]: move for move in moves}
+        assert len(told) == (1 if one else 4)
+        for queue_id, offset in zip(*changed, strict=True):
+            place, move = self.place_of(queue_id), told[queue_id]
+            assert move["now"] == offset
+            before = [entry.state for entry in consumer.entries[place]]
+            consumer.reset(place, offset)
+            assert move["again"] == sum(state in ("acked", "discarded") for state in before[offset:])
+            assert move["leased"] == before.count("leased")
+            assert move["dead"] == before[offset:].count("dead")
+        self.model.next_position = self.driver.ledger.next_position
+
+    @rule(group=indexes)
+    def pause_or_resume(self, group) -> None:
+        name, consumer = self.chosen(group)
+        consumer.paused = not consumer.paused
+        self.driver.do(PauseGroup(name, (), consumer.paused))
+        self.model.next_position = self.driver.ledger.next_position
+
+    @precondition(lambda self: len(self.consumers) > 1)
+    @rule(group=indexes)
+    def delete_group(self, group) -> None:
+        name, consumer = self.chosen(group)
+        answer = self.driver.do(DeleteGroup(name, True))
+        assert answer["dead_letters"] == len(consumer.dead())
+        del self.consumers[name]
+        self.leased = [one for one in self.leased if one[0] != name]
+        self.model.next_position = self.driver.ledger.next_position
+
+    def chosen(self, group: int) -> tuple[str, Consumer]:
+        return list(self.consumers.items())[group % len(self.consumers)]
+
+    def events_since(self) -> list:
+        """Those of the last command."""
+        return self.driver.events[self.applied :]
 
     @rule(group=indexes, most=st.sampled_from([1, 3, 100]), jump=jumps, acts=st.lists(st.sampled_from([*Act, None])))
     def consume(self, group, most, jump, acts) -> None:
@@ -433,7 +483,9 @@ class LedgerMachine(RuleBasedStateMachine):
         for _ in range(4):
             self.driver.advance(60)
             self.tick("no")
-            for number, name in enumerate(self.consumers):
+            for number, (name, consumer) in enumerate(self.consumers.items()):
+                self.driver.do(PauseGroup(name, (), False))
+                consumer.paused = False
                 start = len(self.leased)
                 self.receive(number, 1000)
                 self.ack_all(name, [(lease, place, offset) for _, lease, place, offset in self.leased[start:]])

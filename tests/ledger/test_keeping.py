@@ -1,7 +1,5 @@
 """Topics that are altered, cut and deleted: what stays, what goes, and that a name made again is another topic."""
 
-import json
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -10,7 +8,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from escrowmq.errors import Code, EscrowError
-from escrowmq.ledger import ledger as ledger_module
 from escrowmq.ledger import listings
 from escrowmq.ledger.commands import (
     AlterGroup,
@@ -431,22 +428,6 @@ def test_deleted_names_are_remembered_within_a_bound(driver, monkeypatch):
         made(driver, name)
         assert kept(driver, name) == (head, head)
     assert driver.send({"topic": "auto"})[0]["offset"] == 8
-
-
-def test_an_older_version_reads_a_snapshot_without_deletions(driver):
-    made(driver)
-    driver.send({"topic": "t"})
-
-    def written() -> int:
-        return json.loads(driver.ledger.snapshot()["ledger"]["state"][0].as_py())["format"]
-
-    assert written() == 3
-    alter(driver, retention_us=SECOND)
-    assert written() == ledger_module.FORMAT
-    alter(driver, reset=["retention_us"])
-    assert written() == 3
-    delete(driver)
-    assert written() == ledger_module.FORMAT
 
 
 def test_a_snapshot_of_format_3_is_read(driver):

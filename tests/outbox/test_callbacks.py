@@ -8,6 +8,7 @@ from outbox_world import Order, orders
 from sqlalchemy.orm import Session, sessionmaker
 
 import escrowmq as mq
+from escrowmq.acts.telling import acting_user
 from escrowmq.outbox import (
     CallbackListener,
     State,
@@ -21,7 +22,11 @@ from escrowmq.outbox import (
     send_batch_tx,
     send_tx,
 )
-from escrowmq.outbox.tables import trans_message
+from escrowmq.outbox.acts import list_acts, verify_acts
+from escrowmq.outbox.dialects import Dialect
+from escrowmq.outbox.relay import marking
+from escrowmq.outbox.relay.holding import Holding
+from escrowmq.outbox.tables import LANES, trans_message
 
 
 def states(engine: sa.Engine) -> list[tuple[str, bool]]:
@@ -187,28 +192,41 @@ def test_a_row_is_shown_whole(shop: sa.Engine) -> None:
         attention.show(shop, b"x" * 16)
 
 
-def test_retry_and_discard_leave_their_note(shop: sa.Engine, caplog: pytest.LogCaptureFixture) -> None:
+def test_retry_discard_and_settle_are_recorded_and_leave_the_error_alone(
+    shop: sa.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
     first, second, third = wait(shop, 3)
-    done = attention.retry(shop, [first, third.hex(), b"?" * 16], by="ada")
+    done = attention.retry(shop, [first, third.hex(), b"?" * 16], by="ada", why="the topic is there now")
     assert [(d.code.name, getattr(d.state, "name", None)) for d in done] == [
         ("OK", "PENDING"),
         ("OK", "PENDING"),
         ("NOT_FOUND", None),
     ]
     row = attention.show(shop, first)
-    assert (row.state, row.attempts, row.due_us) == (State.PENDING, 0, 0)
+    assert (row.state, row.attempts, row.due_us, row.error) == (State.PENDING, 0, 0, "UNKNOWN_TOPIC")
     (discarded,) = attention.discard(shop, [second], by="bob")
     assert (discarded.code, attention.show(shop, second).state) == (mq.Code.OK, State.DISCARDED)
     (again,) = attention.retry(shop, [second])
     assert again.code is mq.Code.OK
-    lines = attention.show(shop, second).error.splitlines()
-    assert [line.split("Z ")[-1] for line in lines[1:]] == ["discard by bob", "UNKNOWN_TOPIC"]
-    assert " retry by " in lines[0]
-    told = "\n".join(caplog.messages)
-    assert f"retry by ada: message {first.hex()}: OK" in told
-    assert f"discard by bob: message {second.hex()}: OK" in told
-    assert "NOT_FOUND" in told
+    (settled,) = attention.settle(shop, [second], why="the shop telephoned")
+    assert (settled.code, settled.state) == (mq.Code.OK, State.DONE)
+    row = attention.show(shop, second)
+    assert row.state is State.DONE
+    assert row.sent_us == row.done_us
+    assert row.done_us is not None
+    assert row.error == "UNKNOWN_TOPIC"
+    found = list_acts(shop)
+    assert [(act["act"], act["by"], act["why"]) for act in found] == [
+        ("outbox.retry", "ada", "the topic is there now"),
+        ("outbox.discard", "bob", None),
+        ("outbox.retry", acting_user(), None),
+        ("outbox.settle", acting_user(), "the shop telephoned"),
+    ]
+    assert found[0]["what"] == {"messages": [first.hex(), third.hex(), (b"?" * 16).hex()]}
+    assert found[0]["ended"] == {"results": {"OK": 2, "NOT_FOUND": 1}, "each": ["OK", "OK", "NOT_FOUND"]}
+    assert verify_acts(shop)["broken"] == []
+    assert "act 1, outbox.retry by ada: 2 OK, 1 NOT_FOUND" in caplog.messages
 
 
 @pytest.mark.parametrize(
@@ -221,6 +239,7 @@ def test_retry_and_discard_leave_their_note(shop: sa.Engine, caplog: pytest.LogC
         ("discard", State.SENT),
         ("discard", State.DONE),
         ("discard", State.DISCARDED),
+        ("settle", State.DONE),
     ],
 )
 def test_what_is_done_stays_done(sqlite_shop: sa.Engine, act: str, state: State) -> None:
@@ -231,12 +250,31 @@ def test_what_is_done_stays_done(sqlite_shop: sa.Engine, act: str, state: State)
     assert attention.show(sqlite_shop, identity) == before
 
 
-def test_notes_do_not_grow_for_ever(sqlite_shop: sa.Engine) -> None:
+def test_notes_of_versions_before_the_record_stay_readable(sqlite_shop: sa.Engine) -> None:
     (identity,) = wait(sqlite_shop, 1)
-    for _ in range(5):
-        attention.discard(sqlite_shop, [identity], by="a" * 1000)
-        attention.retry(sqlite_shop, [identity], by="b" * 1000)
-    assert len(attention.show(sqlite_shop, identity).error) == attention.MAX_NOTES
+    noted = "2026-01-02 03:04:05Z discard by bob\nUNKNOWN_TOPIC"
+    with sqlite_shop.begin() as connection:
+        connection.execute(sa.update(trans_message).values(error=noted))
+    attention.retry(sqlite_shop, [identity])
+    assert attention.show(sqlite_shop, identity).error == noted
+
+
+def test_a_settled_row_lets_the_later_ones_of_its_key_go_and_leaves_the_table(sqlite_shop: sa.Engine) -> None:
+    (identity,) = wait(sqlite_shop, 1)
+    with sqlite_shop.begin() as connection:
+        connection.execute(sa.update(trans_message).values(key="o-1"))
+        later = send_tx(connection, "orders", b"later", key="o-1")
+    dialect = Dialect(sqlite_shop)
+    holding = Holding(dialect, True, 0.0)
+    holding.look(range(LANES))
+    assert len(holding.heads) == 1
+    attention.settle(sqlite_shop, [identity])
+    holding.look_soon()
+    holding.look(range(LANES))
+    assert not holding.heads
+    with dialect.transaction() as connection:
+        assert marking.purge(dialect, connection, 1 << 62, (State.SENT, State.DONE)) == 1
+    assert [row.id for row in attention.list_messages(sqlite_shop, state=None)] == [later]
 
 
 def test_one_id_is_no_list(sqlite_shop: sa.Engine) -> None:

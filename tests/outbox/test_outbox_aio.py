@@ -148,6 +148,7 @@ def test_the_two_faces_have_the_same_names_parameters_and_documentation() -> Non
     public = {name: getattr(outbox, name) for name in outbox.__all__}
     for module in (outbox.attention, outbox.inbox):
         public |= {n: a for n, a in vars(module).items() if getattr(a, "__module__", "") == module.__name__}
+    public |= {act.__name__: act for act in (outbox.acts.list_acts, outbox.acts.verify_acts)}
     functions = {n: a for n, a in public.items() if inspect.isfunction(a) and not n.startswith("_")}
     taking = {n: a for n, a in functions.items() if [*inspect.signature(a).parameters, ""][0] in FIRST}
     awaited = {name: act for name, act in vars(aio).items() if inspect.iscoroutinefunction(act)}

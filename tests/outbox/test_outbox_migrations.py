@@ -9,7 +9,8 @@ from sqlalchemy.exc import IntegrityError
 
 import escrowmq as mq
 from escrowmq.outbox import check_schema, claim_tx, ddl, metadata, migrate, migrations, send_tx
-from escrowmq.outbox.tables import LANES, SCHEMA_VERSION, trans_lane, trans_message, trans_schema
+from escrowmq.outbox.acts import list_acts, verify_acts
+from escrowmq.outbox.tables import LANES, SCHEMA_VERSION, trans_driven, trans_lane, trans_message, trans_schema
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -116,7 +117,7 @@ def test_several_migrate_at_once(engine: sa.Engine) -> None:
 def test_an_older_version_is_upgraded_step_by_step_and_keeps_its_rows(
     engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stored tables of version 1 under a program that knows 5: each step runs once, in order."""
+    """Stored tables of version 1 under a program that knows 6: each step runs once, in order."""
     kind = "mariadb" if engine.dialect.name == "mysql" else engine.dialect.name
     with engine.begin() as connection:
         for text in (GOLDEN / f"version-1-{kind}.sql").read_text().split(";\n"):
@@ -129,16 +130,16 @@ def test_an_older_version_is_upgraded_step_by_step_and_keeps_its_rows(
         connection.execute(sa.text(mark), {"group": "cart", "id": kept})
     steps = {
         **migrations.STEPS,
-        4: lambda dialect: [sa.text("ALTER TABLE trans_message ADD COLUMN colour INTEGER")],
-        5: lambda dialect: [sa.text("UPDATE trans_message SET colour = 7")],
+        5: lambda dialect: [sa.text("ALTER TABLE trans_message ADD COLUMN colour INTEGER")],
+        6: lambda dialect: [sa.text("UPDATE trans_message SET colour = 7")],
     }
     monkeypatch.setattr(migrations, "STEPS", steps)
-    monkeypatch.setattr(migrations, "SCHEMA_VERSION", 5)
+    monkeypatch.setattr(migrations, "SCHEMA_VERSION", 6)
     told = refusal(engine)
     assert (told.code, "older" in told.message, "migrate" in told.hint) == (mq.Code.SCHEMA_VERSION, True, True)
-    assert ddl(kind, 4)[0] == "UPDATE trans_message SET colour = 7"
+    assert ddl(kind, 5)[0] == "UPDATE trans_message SET colour = 7"
     assert migrate(engine) == 1
-    assert migrate(engine) == 5
+    assert migrate(engine) == 6
     with engine.connect() as connection:
         found = connection.execute(sa.text("SELECT id, colour FROM trans_message")).all()
     assert [(bytes(row[0]), row[1]) for row in found] == [(kept, 7)]
@@ -150,15 +151,15 @@ def test_an_older_version_is_upgraded_step_by_step_and_keeps_its_rows(
 
 def test_a_failed_step_leaves_the_version_where_it_was(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     migrate(engine)
-    bad = {**migrations.STEPS, 4: lambda dialect: [sa.text("INSERT INTO trans_schema VALUES (1, 9)")]}
+    bad = {**migrations.STEPS, 5: lambda dialect: [sa.text("INSERT INTO trans_schema VALUES (1, 9)")]}
     monkeypatch.setattr(migrations, "STEPS", bad)
-    monkeypatch.setattr(migrations, "SCHEMA_VERSION", 4)
+    monkeypatch.setattr(migrations, "SCHEMA_VERSION", 5)
     with pytest.raises(IntegrityError):
         migrate(engine)
-    assert version(engine) == 3
-    monkeypatch.setattr(migrations, "STEPS", {**bad, 4: lambda dialect: []})
-    assert migrate(engine) == 3
     assert version(engine) == 4
+    monkeypatch.setattr(migrations, "STEPS", {**bad, 5: lambda dialect: []})
+    assert migrate(engine) == 4
+    assert version(engine) == 5
 
 
 @pytest.mark.parametrize("kind", migrations.DIALECTS)
@@ -182,6 +183,22 @@ def test_a_mark_of_version_1_still_tells_a_repeat(engine: sa.Engine) -> None:
     assert version(engine) == 1
     assert migrate(engine) == 1
     assert (version(engine), migrate(engine)) == (SCHEMA_VERSION, SCHEMA_VERSION)
+
+
+def test_stuck_rows_of_version_3_keep_what_they_have_and_the_record_of_acts_begins_empty(engine: sa.Engine) -> None:
+    kind = "mysql" if engine.dialect.name == "mysql" else engine.dialect.name
+    with engine.begin() as connection:
+        for text in ddl(kind, 0, 3):
+            connection.exec_driver_sql(text)
+        row = "INSERT INTO trans_driven (id, producer_group, state, topic, body, delay_us, attempts, created_us)"
+        connection.execute(
+            sa.text(f"{row} VALUES (:id, 'shop', 5, 'orders', :id, 0, 0, 0)"), {"id": b"from version 3  "}
+        )
+    assert migrate(engine) == 3
+    with engine.connect() as connection:
+        kept = connection.execute(sa.select(trans_driven)).mappings().one()
+    assert (bytes(kept["id"]), kept["was"], kept["reason"]) == (b"from version 3  ", None, None)
+    assert (list_acts(engine), verify_acts(engine)["broken"]) == ([], [])
 
 
 def test_newer_tables_are_refused_and_left_alone(shop: sa.Engine) -> None:
@@ -238,10 +255,10 @@ def test_wrong_questions_to_ddl(kind: str, start: int) -> None:
 
 def test_the_way_between_two_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A migration of Alembic's names both ends, so it says the same for ever."""
-    monkeypatch.setattr(migrations, "STEPS", {**migrations.STEPS, 4: lambda dialect: [sa.text("SELECT 4")]})
-    monkeypatch.setattr(migrations, "SCHEMA_VERSION", 4)
-    assert ddl("sqlite", 0, 3) + ddl("sqlite", 3, 4) == ddl("sqlite")
-    assert ddl("sqlite", 3, 4)[0] == "SELECT 4"
+    monkeypatch.setattr(migrations, "STEPS", {**migrations.STEPS, 5: lambda dialect: [sa.text("SELECT 5")]})
+    monkeypatch.setattr(migrations, "SCHEMA_VERSION", 5)
+    assert ddl("sqlite", 0, 4) + ddl("sqlite", 4, 5) == ddl("sqlite")
+    assert ddl("sqlite", 4, 5)[0] == "SELECT 5"
     with pytest.raises(mq.Misuse, match="no way from version 2 to 1"):
         ddl("sqlite", 2, 1)
 

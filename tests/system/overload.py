@@ -258,7 +258,7 @@ def drain(url: str, topic: str, column: str) -> dict[Any, set[tuple[int, int]]]:
     found: dict[Any, set[tuple[int, int]]] = {}
     with mq.connect(url) as bus:
         consumer = bus.consumer("healthy" if topic == FLOOD else "auditor", topic, start="earliest")
-        for batch in consumer.batches(max_messages=5000, idle_timeout=2.0):
+        for batch in consumer.batches(max_messages=5000, idle_timeout=1.0):
             columns = (batch.arrow.column(name).to_pylist() for name in (column, "queue", "offset"))
             for value, queue, offset in zip(*columns, strict=True):
                 found.setdefault(value, set()).add((queue, offset))

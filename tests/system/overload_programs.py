@@ -353,5 +353,10 @@ def polite(options: Options) -> None:
 
 PROGRAMS = {act.__name__: act for act in (serve, flood, crowd, readers, hoarder, polite)}
 
+RUDE = {"flood", "crowd", "readers", "hoarder"}
+"""These leave the processors to the others when there is a choice, as they would on machines of their own."""
+
 if __name__ == "__main__":
+    if sys.argv[1] in RUDE:
+        os.nice(10)
     PROGRAMS[sys.argv[1]](json.loads(sys.argv[2]))

@@ -8,8 +8,9 @@ import pytest
 from overload import Load, overload
 
 SHORT = Load(
-    seconds=3.0,
+    seconds=2.0,
     crowd=300,
+    readers=12,
     hoarders=2,
     flooders=(("lean", 3, 8, 16 << 10), ("flight", 1, 64, 16 << 10)),
     pause=0.02,
@@ -17,11 +18,10 @@ SHORT = Load(
     settings={
         **Load().settings,
         "max_held_bytes": 64 << 20,
-        "max_waiting_bytes": 64 << 20,
+        "max_waiting_bytes": 32 << 20,
         "max_connections": 128,
     },
 )
-pytestmark = pytest.mark.long  # about a minute; what it found has tests of its own in tests/broker
 ROUNDS = 8
 """Rounds of the writer that a polite send sees: two that have begun, its own, those that the questions before and after it take, and a margin; in order of
 arrival it would be the rounds of all that waits before it, dozens."""

@@ -11,6 +11,8 @@ the first line that of a text which names the shard. So a record that was change
 place. What is missing at the very end is told by the file beside it, which has the number and the hash of the last record. Whoever can
 write both files can forge both: a chain shows edits, it does not prevent them. Copy the last hash to a place of your own to show those, too.
 
+A database does an act and records it in one transaction, so there the act and what came of it are one record, with ``act`` and ``ended``.
+
 ``by`` is the user and the host as the client's operating system names them. Nobody has verified it.
 """
 
@@ -22,10 +24,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+MOST_TEXT = 1000
+"""Characters of ``by`` and of ``why``: more are cut."""
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One line: the begin of an act (``act``, ``by``, ``why``, ``what``), or the end of the act ``of`` (``ended``)."""
+    """One line: the begin of an act (``act``, ``by``, ``why``, ``what``), or the end of the act ``of`` (``ended``); or, in a database, both in one (no
+    ``of``)."""
 
     number: int
     at_us: int
@@ -41,6 +47,8 @@ class Record:
         fields: dict[str, Any] = {"n": self.number, "at_us": self.at_us, "prev": previous}
         if self.of is None:
             fields |= {"act": self.act, "by": self.by, "why": self.why, "what": self.what}
+            if self.ended is not None:
+                fields["ended"] = self.ended
         else:
             fields |= {"of": self.of, "ended": self.ended}
         line, digest = _seal(fields)
@@ -60,9 +68,16 @@ class Break:
         return f"line {self.line}{named}: {self.what}"
 
 
-def origin(shard: int) -> str:
-    """What stands for the hash before the first record: it differs between shards, so a file of another one is noticed."""
-    return hashlib.sha256(f"EscrowMQ acts of shard {shard}".encode()).hexdigest()
+def origin(place: int | str) -> str:
+    """What stands for the hash before the first record: it differs between shards, so a file of another one is noticed. ``place``: a
+    shard's number, or what keeps the record otherwise."""
+    named = f"shard {place}" if isinstance(place, int) else place
+    return hashlib.sha256(f"EscrowMQ acts of {named}".encode()).hexdigest()
+
+
+def cut(text: str | None) -> str | None:
+    """``by`` or ``why`` as a record keeps it."""
+    return text if text is None else text[:MOST_TEXT]
 
 
 def parse(line: bytes) -> tuple[Record, str, str]:
@@ -92,11 +107,11 @@ def successor(line: bytes) -> str:
         return hashlib.sha256(line).hexdigest()
 
 
-def verify(lines: Iterable[bytes], shard: int, last: tuple[int, str] | None) -> tuple[int, list[Break]]:
+def verify(lines: Iterable[bytes], place: int | str, last: tuple[int, str] | None) -> tuple[int, list[Break]]:
     """How many records there are, and every place where the chain is broken. ``last``: number and hash of the last record as the
-    file beside it has them (None: there is none); lines come without their ends."""
+    file beside it has them (None: there is none); ``place`` as for :func:`origin`; lines come without their ends."""
     breaks: list[Break] = []
-    previous, number, count = origin(shard), 0, 0
+    previous, number, count = origin(place), 0, 0
     for count, line in enumerate(lines, 1):
         try:
             record, before, digest = parse(line)
@@ -135,7 +150,11 @@ def _record(fields: dict[str, Any]) -> Record:
     act = fields["act"]
     if not isinstance(act, str):
         raise ValueError("no act is named")
-    return Record(number, at_us, act, fields.get("by"), fields.get("why"), dict(fields["what"]))
+    return Record(number, at_us, act, fields.get("by"), fields.get("why"), dict(fields["what"]), ended=_ended(fields))
+
+
+def _ended(fields: dict[str, Any]) -> dict[str, Any] | None:
+    return dict(fields["ended"]) if fields.get("ended") is not None else None
 
 
 def _hash_in(value: Any) -> str:

@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from escrowmq.acts.chain import Break, Record, is_sealed, origin, parse, successor, verify
+from escrowmq.acts.chain import Break, Record, cut, is_sealed, origin, parse, successor, verify
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.platform.disk import Disk, File, disk_error, read_file, replace_file
 from escrowmq.platform.failpoints import reach
@@ -27,8 +27,6 @@ LAST = "acts.last"
 _PIECE, _FEW = 1 << 20, 4096
 PAGE_BYTES = 8 << 20
 """Of one listing: an act of 100,000 ids takes some megabytes."""
-MOST_TEXT = 1000
-"""Characters of ``by`` and of ``why``: more are cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,7 @@ class Journal:
         entered. If only its end cannot be recorded the act stays open, and what became of it is found out when the shard is opened next.
         """
         with self._lock:
-            begun = Record(self._next(), now_us(), act, _cut(by), _cut(why), dict(what))
+            begun = Record(self._next(), now_us(), act, cut(by), cut(why), dict(what))
             self._append(begun)
             self._under_way.add(begun.number)
         reach("acts.recorded")
@@ -259,7 +257,3 @@ class Journal:
             if at >= 0 and self._acts[at] == record.of:
                 self._ends[at] = self._size
         self._size += size
-
-
-def _cut(text: str | None) -> str | None:
-    return text if text is None else text[:MOST_TEXT]

@@ -56,6 +56,10 @@ class OfflineShard:
         self.ledger, _ = fold(log)
         self._lock = threading.Lock()
 
+    def receiving(self, group: str) -> int:
+        """None of any consumer group."""
+        return 0
+
     @property
     def status(self) -> str:
         """ok or damaged."""

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from escrowmq.acts import Done, Journal, Listed, Record
+from escrowmq.acts import Done, Journal, Record
+from escrowmq.acts.telling import results, told, told_breaks
 from escrowmq.broker.reads.readable import Readable
 from escrowmq.errors import EscrowError
 from escrowmq.ledger import listings
+from escrowmq.ledger.columns.arrays import Int64s
+from escrowmq.ledger.groups.failed import NOT_DEAD
 from escrowmq.ledger.groups.reports import described
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.model import TransactionId, message_id
 from escrowmq.wire.actions import acts, dead_letters, groups, producers, topics, transactions, writers
 from escrowmq.wire.actions.action import Action
-from escrowmq.wire.actions.acts import Act
 
 
 @contextmanager
@@ -32,22 +32,19 @@ def recorded(engine: Readable, action: Action[Any, Any], request: Mapping[str, A
         yield done
 
 
-def results(codes: Sequence[str]) -> dict[str, Any]:
-    """What the record says of an act with a result for each of many things: the code of each, or, of one code, that one alone."""
-    kinds = Counter(codes)
-    return {"results": dict(kinds)} if len(kinds) < 2 else {"results": dict(kinds), "each": list(codes)}
-
-
 def ending(answer: Mapping[str, Any]) -> dict[str, Any]:
     """What the record says of an act that was answered so."""
     return results(answer["codes"]) if "codes" in answer else dict(answer)
 
 
-def named(engine: Readable, chosen: npt.NDArray[np.int64]) -> list[list[Any]]:
-    """Topic, queue and offset of dead letters, for the record; ``chosen`` are pairs of a queue's id and an offset."""
+def named(engine: Readable, chosen: Int64s, died_us: Int64s) -> list[list[Any]]:
+    """Topic, queue, offset and time of death of dead letters, for the record; ``chosen`` are pairs of a queue's id and an offset."""
     ids = set(chosen[:, 0].tolist())
     places = engine.look(lambda: {id: engine.shard.ledger.topics.queues[id].place for id in ids}).result()
-    return [[places[id].topic, places[id].queue, offset] for id, offset in chosen.tolist()]
+    return [
+        [places[id].topic, places[id].queue, offset, time_us]
+        for (id, offset), time_us in zip(chosen.tolist(), died_us.tolist(), strict=True)
+    ]
 
 
 # Reading the record
@@ -57,33 +54,16 @@ def page(engine: Readable, request: acts.List, most: int) -> acts.Page:
     """One page: as many acts as are asked for, or as go into one answer."""
     journal, newest = engine.log.acts, request.get("newest", False)
     found = journal.listed(request.get("after", 0), request.get("limit", most), newest=newest)
-    answer = acts.Page(acts=[_shown(one) for one in found])
+    answer = acts.Page(acts=[told(one) for one in found])
     if found and not newest and journal.has_after(found[-1].begun.number):
         answer["next"] = found[-1].begun.number
     return answer
 
 
-def _shown(one: Listed) -> Act:
-    begun, ended = one.begun, one.ended
-    act = Act(
-        number=begun.number, time_us=begun.at_us, act=begun.act or "", by=begun.by, why=begun.why, what=begun.what,
-        hash=one.hash,
-    )  # fmt: skip
-    if ended is not None:
-        act |= {"ended_us": ended.at_us, "ended": ended.ended or {}}
-    return act
-
-
 def verified(engine: Readable) -> acts.Verified:
     """What became of the chain."""
     count, last, breaks = engine.log.acts.verify()
-    broken: list[acts.Broken] = []
-    for one in breaks:
-        place = acts.Broken(line=one.line, what=one.what)
-        if one.number is not None:
-            place["number"] = one.number
-        broken.append(place)
-    return {"shard": engine.log.shard, "records": count, "last": last, "broken": broken}
+    return {"shard": engine.log.shard, "records": count, "last": last, "broken": told_breaks(breaks)}
 
 
 # After a crash
@@ -92,9 +72,6 @@ def verified(engine: Readable) -> acts.Verified:
 def resolve(journal: Journal, ledger: Ledger, now_us: int) -> int:
     """Find out what became of the acts that the end of a broker interrupted, from what its log says; how many there were."""
     return journal.resolve(lambda record: {"interrupted": True, "found": _found(ledger, record)}, now_us)
-
-
-_ALL = 1 << 62
 
 
 def _found(ledger: Ledger, record: Record) -> Any:
@@ -120,9 +97,11 @@ def _state(ledger: Ledger, printed: str) -> str:
 
 
 def _dead_letters(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
-    letters = ledger.groups.dead_letters(what["group"], ledger.topics, _ALL)
-    dead = {(one["topic"], one["queue"], one["offset"]) for one in letters}
-    return results(["dead" if tuple(item) in dead else "settled" for item in what["items"]])
+    items = [(ledger.queue_id(item[0], item[1]), item[2], item[3] if len(item) > 3 else None) for item in what["items"]]
+    queue_ids, offsets = (np.array([item[column] for item in items], np.int64) for column in (0, 1))
+    died_us, _ = ledger.groups.deaths(what["group"], queue_ids, offsets)
+    now = [(item[2], have) for item, have in zip(items, died_us.tolist(), strict=True)]  # older records name no death
+    return results(["dead" if have != NOT_DEAD and seen in (None, have) else "settled" for seen, have in now])
 
 
 def _group(ledger: Ledger, what: Mapping[str, Any]) -> Any:

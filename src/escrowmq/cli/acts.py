@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +17,15 @@ from escrowmq.errors import Code, error
 
 app = typer.Typer(no_args_is_help=True, help="The record of acts: who did what by hand, when and why.")
 
+InDatabase = Annotated[
+    str | None,
+    typer.Option(
+        "--database-url",
+        "-d",
+        help="Instead of a broker's acts those in this database (outbox, inbox, compensation): sqlite:///shop.db, postgresql://user@host/shop.",
+        show_default=False,
+    ),
+]
 _SHORT = 3
 """Things of a list that a table shows."""
 
@@ -27,13 +39,15 @@ def list_(
     ] = None,
     limit: Limit = 100,
     url: Url = DEFAULT_URL,
+    database_url: InDatabase = None,
     json: Json = False,
 ) -> None:
     """List what operators did, the newest last."""
-    with admin_at(url) as admin:
+    with _listing(url, database_url) as (listing, every):
         narrowed = act is not None or by is not None or about is not None
-        listed = admin.acts() if narrowed else admin.acts(limit, newest=True)
-        found: list[Any] = [one for one in listed if _is_wanted(one, act, by, about)][-limit:]
+        listed = every() if narrowed else listing(limit, newest=True)
+        wanted = (one for one in listed if _is_wanted(one, act, by, about))
+        found: list[Any] = list(deque(wanted, maxlen=limit))
     columns: Columns = {
         ">act": "number",
         "when": lambda one: moment(one["time_us"]),
@@ -50,11 +64,12 @@ def list_(
 def show(
     number: Annotated[int, typer.Argument(metavar="ACT", min=1, help="The number of an act.")],
     url: Url = DEFAULT_URL,
+    database_url: InDatabase = None,
     json: Json = False,
 ) -> None:
     """Show an act with everything that it was about."""
-    with admin_at(url) as admin:
-        found: list[Any] = [one for one in admin.acts(1, after=number - 1) if one["number"] == number]
+    with _listing(url, database_url) as (listing, _):
+        found: list[Any] = [one for one in listing(1, after=number - 1) if one["number"] == number]
     if not found:
         raise error(Code.NOT_FOUND, f"there is no act {number}")
     if json:
@@ -70,22 +85,45 @@ def show(
 
 
 @app.command("verify")
-def verify(url: Url = DEFAULT_URL, json: Json = False) -> None:
+def verify(url: Url = DEFAULT_URL, database_url: InDatabase = None, json: Json = False) -> None:
     """Look whether a record was changed, removed, put in or moved. Exit code 1 with the places if one was.
 
-    Whoever can write the file and the one beside it can forge both: note the last hash elsewhere, and compare.
+    Whoever can write the file and the one beside it (of a database: both tables) can forge both: note the last hash elsewhere, and compare.
     """
-    with admin_at(url) as admin:
-        found: list[Any] = list(admin.verify_acts())
+    found: list[Any]
+    if database_url is None:
+        with admin_at(url) as admin:
+            found = list(admin.verify_acts())
+    else:
+        from escrowmq import outbox
+
+        with outbox.engines.opened(database_url) as engine:
+            found = [outbox.acts.verify_acts(engine)]
     if json:
         print_json(found)
     for one in [] if json else found:
-        print_facts({"broker": one["broker"], "records": one["records"], "last hash": one["last"]})
-        for place in one["broken"]:
-            named = f" (record {place['number']})" if "number" in place else ""
-            notice(f"line {place['line']}{named}: {place['what']}")
+        place = "broker" if database_url is None else "database"
+        print_facts({place: one[place], "records": one["records"], "last hash": one["last"]})
+        for broken in one["broken"]:
+            named = f" (record {broken['number']})" if "number" in broken else ""
+            notice(f"line {broken['line']}{named}: {broken['what']}")
     if any(one["broken"] for one in found):
         raise typer.Exit(Exit.FINDING)
+
+
+@contextmanager
+def _listing(
+    url: str, database_url: str | None
+) -> Iterator[tuple[Callable[..., Iterable[Any]], Callable[[], Iterable[Any]]]]:
+    """What lists some acts of a broker or of a database, and what lists all."""
+    if database_url is None:
+        with admin_at(url) as admin:
+            yield admin.acts, admin.acts
+        return
+    from escrowmq import outbox
+
+    with outbox.engines.opened(database_url) as engine:
+        yield partial(outbox.acts.list_acts, engine), partial(outbox.acts.each_act, engine)
 
 
 def _is_wanted(one: Mapping[str, Any], act: str | None, by: str | None, about: str | None) -> bool:

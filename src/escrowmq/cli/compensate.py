@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 from rich.text import Text
 
+from escrowmq.cli.exporting import Insecure, Metrics, exported
 from escrowmq.cli.failures import Exit, finish
-from escrowmq.cli.options import DEFAULT_URL, Json, Limit, LogJson, LogLevel, Url, bus_at, seconds, start_log
+from escrowmq.cli.options import DEFAULT_URL, Json, Limit, LogJson, LogLevel, Url, Why, bus_at, seconds, start_log
 from escrowmq.cli.outbox import DatabaseUrl, Ids
 from escrowmq.cli.printing import (
     Columns,
@@ -48,7 +49,6 @@ Sets = Annotated[
         help="Where the two sets are: redis://HOST:PORT/0, sqlite:///sets.db, postgresql://user@host/sets. Else in the database itself.",
     ),
 ]
-Note = Annotated[str, typer.Option("--note", metavar="TEXT", help="Why; it stands in the case.")]
 
 RESEND = "resend"
 _STYLES = {
@@ -108,12 +108,8 @@ def run(
         bool, typer.Option("--without-keys", help="Only the scheduler: another process reads the keys.")
     ] = False,
     once: Annotated[bool, typer.Option("--once", help="Read the keys that are there, make one run, and end.")] = False,
-    metrics: Annotated[
-        str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics and health here.")
-    ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow --metrics an address that other machines can reach.")
-    ] = False,
+    metrics: Metrics = None,
+    insecure: Insecure = False,
     json: Annotated[bool, typer.Option("--json", help="What each run did, as JSON lines on standard output.")] = False,
     log_level: LogLevel = "info",
     log_json: LogJson = False,
@@ -124,6 +120,7 @@ def run(
     the set store could not be used, and 1 if cases wait for a person.
     """
     from escrowmq.compensation import HalfSetConsumer, Scheduler
+    from escrowmq.compensation.statistics import collector
     from escrowmq.platform.descriptors import raise_descriptor_limit
 
     raise_descriptor_limit()
@@ -168,7 +165,9 @@ def run(
         if once:
             _once(scheduler, reading, stop, json)
             return
-        at = stack.enter_context(_served(metrics, insecure, name, lambda: scheduler.statistics))
+        made = lambda: collector(name, lambda: scheduler.statistics)  # noqa: E731
+        health = lambda: {"status": "suspended" if scheduler.statistics.suspended else "ok"}  # noqa: E731
+        at = stack.enter_context(exported(metrics, insecure, made, health))
         if json:
             print_json_line({"event": "started", "name": name, "metrics": at})
         else:
@@ -277,27 +276,27 @@ def list_(
 
 
 @app.command("retry")
-def retry(name: Name, ids: Ids, database_url: DatabaseUrl, note: Note = "", json: Json = False) -> None:
-    """Have ids looked up and handled by the next run, tries counted anew. Who wanted it is noted."""
+def retry(name: Name, ids: Ids, database_url: DatabaseUrl, why: Why = None, json: Json = False) -> None:
+    """Have ids looked up and handled by the next run, tries counted anew. It is recorded: escrowmq acts."""
     from escrowmq.compensation import retry_cases
 
-    _each(retry_cases, name, ids, database_url, note, json)
+    _each(retry_cases, name, ids, database_url, why, json)
 
 
 @app.command("settle")
-def settle(name: Name, ids: Ids, database_url: DatabaseUrl, note: Note = "", json: Json = False) -> None:
-    """Do nothing more about ids, ever: a person has seen to them. Who said so is noted; `retry` takes it back."""
+def settle(name: Name, ids: Ids, database_url: DatabaseUrl, why: Why = None, json: Json = False) -> None:
+    """Do nothing more about ids, ever: a person has seen to them. It is recorded; `retry` takes it back."""
     from escrowmq.compensation import settle_cases
 
-    _each(settle_cases, name, ids, database_url, note, json)
+    _each(settle_cases, name, ids, database_url, why, json)
 
 
-def _each(act: Callable[..., Any], name: str, ids: list[str], url: str, note: str, json: bool) -> None:
+def _each(act: Callable[..., Any], name: str, ids: list[str], url: str, why: str | None, json: bool) -> None:
     """Do one act to every id; each has its own result, the exit code is that of the first that failed."""
     from escrowmq import outbox
 
     with outbox.engines.opened(url) as engine:
-        results = act(engine, name, ids, note=note)
+        results = act(engine, name, ids, why=why)
     states = [{"state": None if one.state is None else one.state.name.lower()} for one in results]
     finish("message id", [(r.message_id.hex(), r.code, s) for r, s in zip(results, states, strict=True)], json)
 
@@ -405,34 +404,6 @@ def _opened(database_url: str, sets: str | None, name: str) -> Iterator[tuple[An
             yield engine, store
         finally:
             store.close()
-
-
-@contextmanager
-def _served(
-    metrics: str | None, insecure: bool, name: str, statistics: Callable[[], Statistics]
-) -> Iterator[str | None]:
-    """Metrics and health at an address; its URL."""
-    if metrics is None:
-        yield None
-        return
-    from prometheus_client import CollectorRegistry
-
-    from escrowmq.broker.serving.http import HttpServer
-    from escrowmq.compensation.statistics import collector
-    from escrowmq.platform.listening import check_address, parse_address, shown
-
-    host, port = parse_address(metrics)
-    check_address(host, insecure)
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(collector(name, statistics))
-    try:
-        server = HttpServer(host, port, registry, lambda: {"status": "suspended" if statistics().suspended else "ok"})
-    except OSError as problem:
-        raise error(Code.BAD_URL, f"cannot listen on {metrics}: {problem}", "is the port in use?") from None
-    try:
-        yield f"http://{shown(host)}:{server.port}"
-    finally:
-        server.close()
 
 
 def _place(after: str | None) -> Any:

@@ -12,14 +12,18 @@ from escrowmq.cli import (
     bench,
     chaos,
     compensate,
+    console,
     dead_letters,
+    find,
     groups,
     jobs,
     log,
     messages,
     outbox,
+    plan,
     serve,
     simulate,
+    status,
     topics,
     transactions,
     writers,
@@ -37,6 +41,7 @@ app = typer.Typer(
 
 app.command("serve")(takes_settings(serve.serve))
 app.command("gateway")(serve.gateway)
+app.command("console")(console.console)
 app.command("demo")(jobs.demo)
 app.add_typer(topics.app, name="topics")
 app.command("send")(messages.send)
@@ -44,8 +49,11 @@ app.command("tail")(messages.tail)
 app.add_typer(transactions.app, name="transactions")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.command("lookup")(messages.lookup)
+app.command("find")(find.find)
+app.command("status")(status.status)
 app.add_typer(groups.app, name="groups")
 app.add_typer(writers.app, name="writers")
+app.add_typer(plan.app, name="plan")
 app.add_typer(acts.app, name="acts")
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(compensate.app, name="compensate")

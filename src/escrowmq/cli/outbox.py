@@ -1,5 +1,5 @@
-"""``escrowmq outbox``: create the outbox tables, run the relay, list and show messages, retry or discard failed
-ones.
+"""``escrowmq outbox``: create the outbox tables, run the relay, list and show messages, retry, discard or
+settle failed ones.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from escrowmq.cli.exporting import Insecure, Metrics, exported
 from escrowmq.cli.failures import Exit, finish
-from escrowmq.cli.options import DEFAULT_URL, Json, Limit, LogJson, LogLevel, pairs, seconds, start_log
+from escrowmq.cli.options import DEFAULT_URL, Json, Limit, LogJson, LogLevel, Why, pairs, seconds, start_log
 from escrowmq.cli.printing import (
     Columns,
     body_text,
@@ -129,23 +130,29 @@ def show(
 
 
 @app.command("retry")
-def retry(database_url: DatabaseUrl, ids: Ids, json: Json = False) -> None:
-    """Send messages again that wait or were discarded, attempts counted anew."""
-    _each(database_url, ids, json, "retry")
+def retry(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
+    """Send messages again that wait or were discarded, attempts counted anew. It is recorded: escrowmq acts."""
+    _each(database_url, ids, why, json, "retry")
 
 
 @app.command("discard")
-def discard(database_url: DatabaseUrl, ids: Ids, json: Json = False) -> None:
-    """Never send these messages. They stay in the table; `retry` brings them back."""
-    _each(database_url, ids, json, "discard")
+def discard(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
+    """Never send these messages. They stay in the table; `retry` brings them back. It is recorded: escrowmq acts."""
+    _each(database_url, ids, why, json, "discard")
 
 
-def _each(url: str, ids: list[str], json: bool, act: str) -> None:
+@app.command("settle")
+def settle(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
+    """Mark messages as done by hand: somebody knows that they arrived, or saw to them otherwise. Nothing is sent. It is recorded: escrowmq acts."""
+    _each(database_url, ids, why, json, "settle")
+
+
+def _each(url: str, ids: list[str], why: str | None, json: bool, act: str) -> None:
     """Do one act to every id; each has its own result, the exit code is that of the first that failed."""
     from escrowmq import outbox
 
     with outbox.engines.opened(url) as engine:
-        results = getattr(outbox.attention, act)(engine, ids)
+        results = getattr(outbox.attention, act)(engine, ids, why=why)
     states = [{"state": None if r.state is None else r.state.name.lower()} for r in results]
     finish("message id", [(r.id.hex(), r.code, state) for r, state in zip(results, states, strict=True)], json)
 
@@ -211,6 +218,8 @@ def relay(
             "--target-option", "-o", metavar="NAME=VALUE", help="An option of the target; may be given again."
         ),
     ] = None,
+    metrics: Metrics = None,
+    insecure: Insecure = False,
     json: Annotated[bool, typer.Option("--json", help="Status as JSON lines on standard output.")] = False,
     log_level: LogLevel = "info",
     log_json: LogJson = False,
@@ -222,7 +231,8 @@ def relay(
     """
     from escrowmq import outbox
     from escrowmq.outbox.relay import Relay
-    from escrowmq.outbox.targets.opening import open_target, read_options
+    from escrowmq.outbox.relay.metrics import collector
+    from escrowmq.outbox.targets.opening import open_target, read_options, shown
     from escrowmq.platform.descriptors import raise_descriptor_limit
 
     raise_descriptor_limit()
@@ -251,7 +261,9 @@ def relay(
         if once:
             all_sent = _drain(running, wait, json)
         else:
-            all_sent = _run(running, to, every, json)
+            made = lambda: collector(shown(to), lambda: running.statistics, running.backlog)  # noqa: E731
+            at = stack.enter_context(exported(metrics, insecure, made, lambda: {"status": "ok"}))
+            all_sent = _run(running, shown(to), every, json, at)
             _show(running, json)
     if not all_sent:
         raise typer.Exit(Exit.UNKNOWN)
@@ -278,9 +290,7 @@ def _drain(running: Relay, patience: float | None, json: bool) -> bool:
     return drained and not left.unsent
 
 
-def _run(running: Relay, to: str, every: float, json: bool) -> bool:
-    from escrowmq.outbox.targets.opening import shown
-
+def _run(running: Relay, to: str, every: float, json: bool, metrics: str | None) -> bool:
     ended = threading.Event()
 
     def report() -> None:
@@ -295,9 +305,9 @@ def _run(running: Relay, to: str, every: float, json: bool) -> bool:
     with stop_signals(running.ask_to_stop):
         running.start()
         if json:
-            print_json_line({"event": "started", "to": shown(to), **running.statistics.as_dict()})
+            print_json_line({"event": "started", "to": to, "metrics": metrics, **running.statistics.as_dict()})
         else:
-            notice(f"relaying to {shown(to)}; Ctrl-C stops it")
+            notice(f"relaying to {to}{f', metrics at {metrics}' if metrics else ''}; Ctrl-C stops it")
         reporter = threading.Thread(target=report, daemon=True)
         reporter.start()
         try:

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -15,6 +14,9 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
+
+from escrowmq.platform.times import duration as duration
+from escrowmq.platform.times import moment as moment
 
 if TYPE_CHECKING:
     from escrowmq.client.links.presence import Missing
@@ -146,13 +148,6 @@ def state(name: str) -> Text:
     return Text(name, _STATE_STYLES.get(name, ""))
 
 
-def moment(time_us: int | None) -> str | None:
-    """Microseconds since 1970 → local date and time to the millisecond; None for 0, which stands for none."""
-    if not time_us:
-        return None
-    return datetime.fromtimestamp(time_us / 1e6, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-
-
 def age(time_us: int | None, now_us: int) -> str | None:
     """How long ago microseconds since 1970 were, by the same clock as ``now_us``; None for 0, which stands for none."""
     return duration(max(now_us - time_us, 0) / 1e6) if time_us else None
@@ -161,21 +156,6 @@ def age(time_us: int | None, now_us: int) -> str | None:
 def ago(time_us: int | None, now_us: int) -> str | None:
     """:func:`age` as ``2 h ago``."""
     return None if (text := age(time_us, now_us)) is None else f"{text} ago"
-
-
-def duration(seconds: float) -> str:
-    """``0.25`` → ``250 ms``, ``90`` → ``1 min 30 s``, ``7200`` → ``2 h``; the two largest units."""
-    if seconds < 1:
-        return f"{seconds * 1000:.3g} ms"
-    whole = int(seconds)
-    parts = []
-    for size, name in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s")):
-        count, whole = divmod(whole, size)
-        if count:
-            parts.append(f"{count} {name}")
-    if seconds < 60 and seconds != int(seconds):
-        return f"{seconds:.3g} s"
-    return " ".join(parts[:2])
 
 
 def size(count: int) -> str:

@@ -81,10 +81,12 @@ def command_line_page() -> str:
 
 
 def metrics_page() -> str:
-    """``docs/metrics.md``: every metric of a broker, and of a compensation's scheduler."""
+    """``docs/metrics.md``: every metric of a broker, of a relay and its table, and of a compensation's scheduler."""
     from escrowmq.broker.serving.metrics import COUNTER, LABELLED, METRICS
     from escrowmq.compensation.statistics import METRICS as COMPENSATION
     from escrowmq.compensation.statistics import metric_name
+    from escrowmq.outbox.relay.metrics import BACKLOG
+    from escrowmq.outbox.relay.metrics import METRICS as RELAY
 
     rows = [
         (f"`escrowmq_{metric.name}{'_total' if metric.kind == COUNTER else ''}`", metric.kind, metric.meaning)
@@ -103,6 +105,11 @@ def metrics_page() -> str:
         (f"`{metric_name(number)}{'_total' if kind == COUNTER else ''}`", kind, meaning)
         for number, (kind, meaning) in COMPENSATION.items()
     ]
+    relayed = [
+        (f"`escrowmq_relay_{name}{'_total' if kind == COUNTER else ''}`", kind, meaning)
+        for name, (kind, meaning) in RELAY.items()
+    ]
+    relayed += [(f"`escrowmq_outbox_{name}`", "gauge", meaning) for name, meaning in BACKLOG.items()]
     return (
         "# Metrics\n\n"
         + _MADE
@@ -112,6 +119,11 @@ def metrics_page() -> str:
         + _table(("metric", "kind", "meaning"), rows)
         + "\n## Of each topic and group\n\nOnly at `/metrics`.\n\n"
         + _table(("metric", "labels", "kind", "meaning"), labelled)
+        + "\n## A relay and its table\n\n"
+        "`escrowmq outbox relay --metrics HOST:PORT` serves these; those of the relay have the label `target`. The rows are counted at most every\n"
+        "five seconds, and are absent while the database is away. Watch `escrowmq_outbox_waiting` and `escrowmq_relay_lag_seconds`. In your own\n"
+        "program: `escrowmq.outbox.relay.metrics.collector(target, lambda: relay.statistics, relay.backlog)`.\n\n"
+        + _table(("metric", "kind", "meaning"), relayed)
         + "\n## A compensation's scheduler\n\n"
         "`escrowmq compensate run NAME --metrics HOST:PORT` serves these ([docs/compensation.md](compensation.md)), with the label `compensation`: its\n"
         "name. Watch `suspended`, `cases` and `idle`. In your own program: `compensation.statistics.collector(name, lambda: scheduler.statistics)`.\n\n"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import tomllib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +19,10 @@ from escrowmq.errors import Code, error
 from escrowmq.platform.arena import use_own_pool
 from escrowmq.platform.descriptors import raise_descriptor_limit
 from escrowmq.settings import BrokerSettings
+
+if TYPE_CHECKING:
+    from escrowmq.broker.serving.serve import Beside
+    from escrowmq.wire import Link
 
 SWITCH_SECONDS = 0.001
 """How long a thread of the broker may keep the interpreter from another that has a request or an answer in hand."""
@@ -61,6 +67,10 @@ def serve(
         typer.Option("--http", metavar="HOST:PORT", help="Serve the HTTP gateway here too (see escrowmq gateway)."),
     ] = None,
     ask: Ask = None,
+    console: Annotated[
+        str | None,
+        typer.Option("--console", metavar="HOST:PORT", help="Serve the console here too (see escrowmq console)."),
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option("--config", help="A TOML file with tables \\[broker], \\[gateway] and \\[check_back.GROUP]."),
@@ -77,7 +87,7 @@ def serve(
     With --json one line is printed on standard output once the broker answers:
     {"url": "escrow://127.0.0.1:7700", "metrics": null, "lean": {"port": 7800, "socket": null}, "folder": "data", "shard": 1,
     "epoch": 1, "pid": 1},
-    and "http" and "asks" with --http.
+    and "http" and "asks" with --http, "console" with --console.
     Exit code 6 when a write or sync of the log failed.
     """
     from escrowmq.broker.serving.serve import serve as run
@@ -90,17 +100,22 @@ def serve(
         else:
             metrics_at = f", metrics at {ready['metrics']}" if ready["metrics"] else ""
             http_at = f", HTTP at {ready['http']}" if "http" in ready else ""
+            http_at += f", the console at {ready['console']}" if "console" in ready else ""
             lean_at = f", small requests at port {ready['lean']['port']}" if ready["lean"] else ""
             notice(f"serving {ready['folder']} at {ready['url']}{lean_at}{metrics_at}{http_at}; Ctrl-C stops it")
 
     if ask and http is None:
         raise error(Code.BAD_ARGUMENT, "--ask is for the HTTP gateway", "add --http HOST:PORT")
-    beside = None
+    beside: list[Beside] = []
     if http is not None:
         from escrowmq.gateway import beside as run_gateway
 
         configured = _configured(config, ask)
-        beside = lambda link: run_gateway([link], listen=http, insecure=insecure, **configured)  # noqa: E731
+        beside.append(lambda link: run_gateway([link], listen=http, insecure=insecure, **configured))
+    if console is not None:
+        from escrowmq.console import beside as run_console
+
+        beside.append(lambda link: run_console([link], listen=console, insecure=insecure))
     sys.setswitchinterval(SWITCH_SECONDS)
     raise_descriptor_limit()
     use_own_pool()
@@ -114,10 +129,24 @@ def serve(
         settings=BrokerSettings.load(config, overrides),
         insecure=insecure,
         announce=announce,
-        beside=beside,
+        beside=_all_of(beside) if beside else None,
     )
     if status:
         raise typer.Exit(Exit.CORRUPT)
+
+
+def _all_of(beside: list[Beside]) -> Beside:
+    """Several things that run beside a broker, as one; what each announces is announced together."""
+
+    @contextmanager
+    def run(link: Link) -> Iterator[dict[str, Any]]:
+        with ExitStack() as stack:
+            facts: dict[str, Any] = {}
+            for one in beside:
+                facts |= stack.enter_context(one(link))
+            yield facts
+
+    return run
 
 
 def gateway(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import getpass
-import os
-import socket
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Literal, TypedDict, cast
 
+from escrowmq.acts.telling import acting_user
 from escrowmq.client.consuming.options import retry_delays, start_text, tag_list
 from escrowmq.errors import Code, Misuse
 from escrowmq.settings import nearest
@@ -90,15 +88,7 @@ def producers_request(group: str, changes: ProducersChanges) -> producers.Alter:
 
 def signed(request: Request, why: str | None) -> Request:
     """An operator's request with who asks, as the operating system names user and host, and ``why``."""
-    by = {"by": f"{_user()}@{socket.gethostname()}"}
-    return cast(Request, {**request, **by, **({} if why is None else {"why": why})})
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # a user number without a name
-        return str(os.getuid()) if hasattr(os, "getuid") else "somebody"
+    return cast(Request, {**request, "by": acting_user(), **({} if why is None else {"why": why})})
 
 
 def _refuse_others(changes: Mapping[str, object], shape: type) -> None:

@@ -52,6 +52,7 @@ class AsyncAdmin:
     dead_letters = _awaited(Admin.dead_letters)
     retry_dead_letters = _awaited(Admin.retry_dead_letters)
     discard_dead_letters = _awaited(Admin.discard_dead_letters)
+    settle_dead_letters = _awaited(Admin.settle_dead_letters)
     acts = _awaited(Admin.acts)
     verify_acts = _awaited(Admin.verify_acts)
     lookup = _awaited(Admin.lookup)
@@ -59,3 +60,5 @@ class AsyncAdmin:
     health = _awaited(Admin.health)
     stats = _awaited(Admin.stats)
     hello = _awaited(Admin.hello)
+    standing = _awaited(Admin.standing)
+    message_standing = _awaited(Admin.message_standing)

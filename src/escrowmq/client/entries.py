@@ -11,6 +11,7 @@ from escrowmq.wire.actions import (
     groups,
     messages,
     producers,
+    standing,
     topics,
     transactions,
     writers,
@@ -107,3 +108,11 @@ class Act(acts.Act, AtBroker):
 
 class VerifiedActs(acts.Verified, AtBroker):
     """What became of one broker's record of acts."""
+
+
+class AllStands(standing.Standings, AtBroker):
+    """How everything stands at one broker."""
+
+
+class MessageStands(standing.OfMessage, AtBroker):
+    """Where one message stands at one broker."""

@@ -1,29 +1,24 @@
 """Ids that the scheduler could not deal with: it counts its tries, and what waits for a person is listed, tried again or settled.
 
-A row of ``trans_compensation_case`` is written before its id is settled in the set store, so no id is ever in neither. A note is a
-line in the row: when, who, what was done.
+A row of ``trans_compensation_case`` is written before its id is settled in the set store, so no id is ever in neither. What a person
+does is recorded: :mod:`escrowmq.outbox.acts`.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Any
 
 import sqlalchemy as sa
 
-from escrowmq import model
 from escrowmq.compensation.journal import MAX_REASON, Database, transaction
-from escrowmq.errors import Code, Misuse
-from escrowmq.outbox.attention import MAX_NOTES, acting_user
+from escrowmq.errors import Code
+from escrowmq.outbox.acts import Done, act_on_rows, ids_of
 from escrowmq.outbox.dialects import database_now_us, insert_if_absent
 from escrowmq.outbox.purging import age_of
 from escrowmq.outbox.tables import trans_compensation_case
-
-logger = logging.getLogger(__name__)
 
 PIECE = 500
 """Ids named in one statement."""
@@ -72,7 +67,7 @@ class Case:
     reason: str
     """Why the last try failed."""
     notes: str | None
-    """A line for each act of a person, the newest first."""
+    """A line for each act of a person before there was the record of acts, the newest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +115,18 @@ def count_cases(database: Database, name: str | None = None) -> dict[CaseState, 
 
 
 def retry_cases(
-    database: Database, name: str, ids: Iterable[str | bytes], *, by: str | None = None, note: str = ""
+    database: Database, name: str, ids: Iterable[str | bytes], *, by: str | None = None, why: str | None = None
 ) -> list[CaseDone]:
     """Have them looked up and handled by the next run of a scheduler, tries counted anew; one result an id. ``by``: who; None: the
-    system's user. Also what a person had settled."""
-    return _act(database, name, ids, by, note, CaseState.RETRY)
+    system's user; ``why``: the reason, for the record. Also what a person had settled."""
+    return _act(database, name, ids, by, why, CaseState.RETRY)
 
 
 def settle_cases(
-    database: Database, name: str, ids: Iterable[str | bytes], *, by: str | None = None, note: str = ""
+    database: Database, name: str, ids: Iterable[str | bytes], *, by: str | None = None, why: str | None = None
 ) -> list[CaseDone]:
     """Do nothing more about them, ever: a person has seen to it. One result an id. The message at the broker stays as it is."""
-    return _act(database, name, ids, by, note, CaseState.SETTLED)
+    return _act(database, name, ids, by, why, CaseState.SETTLED)
 
 
 def purge_cases(database: Database, older_than: float, name: str | None = None) -> int:
@@ -147,40 +142,33 @@ def purge_cases(database: Database, older_than: float, name: str | None = None) 
 
 
 def _act(
-    database: Database, name: str, ids: Iterable[str | bytes], by: str | None, note: str, to: CaseState
+    database: Database, name: str, ids: Iterable[str | bytes], by: str | None, why: str | None, to: CaseState
 ) -> list[CaseDone]:
-    """One transaction: each case that may be is brought ``to`` its new state, and it is noted."""
-    if isinstance(ids, str | bytes):
-        raise Misuse(Code.BAD_ARGUMENT, "one id where many were expected", f"[{ids!r}]")
-    wanted = list(dict.fromkeys(model.message_id(identity) for identity in ids))
-    act = "retry" if to is CaseState.RETRY else "settle"
-    line = " ".join(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}Z {act} by {by or acting_user()} {note}".split())
-    done: list[CaseDone] = []
-    with transaction(database, trans_compensation_case) as connection:
-        now_us = database_now_us(connection)
-        found = {bytes(row.message_id): row for row in _rows(connection, name, wanted, locked=True)}
-        for identity in wanted:
-            row = found.get(identity)
-            if row is None:
-                done.append(CaseDone(identity, Code.NOT_FOUND, None))
-                continue
-            state = CaseState(row.state)
-            if state not in _MAY[to]:
-                done.append(CaseDone(identity, Code.CONFLICT, state))
-                continue
-            values = {
-                "state": to.value,
-                "changed_us": now_us,
-                "notes": f"{line}\n{row.notes or ''}".rstrip()[:MAX_NOTES],
-            }
-            if to is CaseState.RETRY:
-                values["attempts"] = 0
-            change = sa.update(trans_compensation_case).where(_is(name, identity), _C.state == row.state)
-            changed = connection.execute(change.values(values)).rowcount
-            done.append(CaseDone(identity, Code.OK, to) if changed else CaseDone(identity, Code.CONFLICT, state))
-    for one in done:
-        logger.info("compensation %s: %s: message %s: %s", name, line, one.message_id.hex(), one.code.name)
-    return done
+    """Each case that may be is brought ``to`` its new state, and it is recorded."""
+
+    def change(connection: sa.Connection, part: list[bytes]) -> dict[bytes, Done]:
+        found = {bytes(row.message_id): CaseState(row.state) for row in _rows(connection, name, part, locked=True)}
+        may = [identity for identity, state in found.items() if state in _MAY[to]]
+        values = {"state": to.value, "changed_us": database_now_us(connection)}
+        values |= {"attempts": 0} if to is CaseState.RETRY else {}
+        for at in range(0, len(may), PIECE):
+            these = sa.and_(_C.name == name, _C.message_id.in_(may[at : at + PIECE]))
+            connection.execute(sa.update(trans_compensation_case).where(these).values(values))
+        results = {identity: Done(identity, Code.CONFLICT, state) for identity, state in found.items()}
+        return results | {identity: Done(identity, Code.OK, to) for identity in may}
+
+    act = "compensation.retry" if to is CaseState.RETRY else "compensation.settle"
+    wanted = list(dict.fromkeys(ids_of(ids)))
+    done = act_on_rows(_engine_of(database), act, wanted, change, by=by, why=why, name=name)
+    return [CaseDone(one.id, one.code, None if one.state is None else CaseState(one.state)) for one in done]
+
+
+def _engine_of(database: Database) -> sa.Engine:
+    """The engine that holds the cases."""
+    if isinstance(database, sa.Engine):
+        return database
+    with database() as session:
+        return session.get_bind(clause=trans_compensation_case).engine
 
 
 # For the scheduler

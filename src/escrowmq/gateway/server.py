@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
@@ -61,17 +61,22 @@ def serve(
 
     async def main() -> None:
         stopping = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stopping.set)
+        stop_by_signal(stopping)
         bus = await aconnect(url)
         await _run(
             bus, listening, host, addresses, settings, insecure, lambda at: announce({**at, "url": url}), stopping
         )
 
-    host, listening = _listen(listen, insecure)
+    host, listening = listen_on(listen, insecure)
     with listening:
         asyncio.run(main())
+
+
+def stop_by_signal(stopping: asyncio.Event) -> None:
+    """Have SIGTERM and SIGINT set the event, in the main thread's loop."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
 
 
 @contextmanager
@@ -86,37 +91,50 @@ def beside(
     """Serve HTTP over links of this process, on a thread of its own, while the context lasts; gives {"http", "asks"}.
 
     The links are closed at the end."""
-    host, listening = _listen(listen, insecure)
+    host, listening = listen_on(listen, insecure)
+
+    async def main(announce: Announce, stopping: asyncio.Event) -> None:
+        await _run(AsyncBus(links), listening, host, addresses, settings, insecure, announce, stopping)
+
+    with listening, on_thread(main, "gateway") as facts:
+        yield facts
+
+
+@contextmanager
+def on_thread(
+    main: Callable[[Announce, asyncio.Event], Coroutine[Any, Any, None]], name: str
+) -> Iterator[dict[str, Any]]:
+    """Run ``main`` in an event loop on a thread of its own while the context lasts; gives what it announces. It ends when its event is
+    set. Raises what it raises before it announces anything."""
     started: Future[dict[str, Any]] = Future()
     ends: list[Callable[[], object]] = []
 
-    async def main() -> None:
+    async def run() -> None:
         stopping = asyncio.Event()
         ends.append(partial(asyncio.get_running_loop().call_soon_threadsafe, stopping.set))
-        await _run(AsyncBus(links), listening, host, addresses, settings, insecure, started.set_result, stopping)
+        await main(started.set_result, stopping)
 
     def work() -> None:
         try:
-            asyncio.run(main())
+            asyncio.run(run())
         except BaseException as problem:
-            logger.error("the gateway stopped", exc_info=problem)
+            logger.error("the %s stopped", name, exc_info=problem)
             if not started.done():
                 started.set_exception(problem)
 
-    thread = threading.Thread(target=work, name="escrowmq-gateway", daemon=True)
-    with listening:
-        thread.start()
+    thread = threading.Thread(target=work, name=f"escrowmq-{name}", daemon=True)
+    thread.start()
+    try:
         try:
-            try:
-                facts = started.result(START_SECONDS)
-            except TimeoutError:
-                raise Unknown(Code.TIMED_OUT, "the gateway did not start") from None
-            yield facts
-        finally:
-            for end in ends:
-                with contextlib.suppress(RuntimeError):  # it stopped by itself
-                    end()
-            thread.join()
+            facts = started.result(START_SECONDS)
+        except TimeoutError:
+            raise Unknown(Code.TIMED_OUT, f"the {name} did not start") from None
+        yield facts
+    finally:
+        for end in ends:
+            with contextlib.suppress(RuntimeError):  # it stopped by itself
+                end()
+        thread.join()
 
 
 class _Server(uvicorn.Server):
@@ -140,25 +158,43 @@ async def _run(
     """Serve until ``stopping``; then answer waiting receives with nothing, let what is on its way finish, close the bus."""
     settings, addresses = settings or GatewaySettings(), addresses or {}
     gateway = Gateway(bus, settings, addresses)
-    asyncio.get_running_loop().set_exception_handler(_on_loop_problem)
     try:
-        server = make_server(Admission(build(gateway), settings, host, insecure), settings)
-        serving = asyncio.create_task(server.serve(sockets=[listening]))
-        waiting = asyncio.create_task(stopping.wait())
-        try:
-            await _started(server, serving)
-            listening.listen(BACKLOG)
-            port = listening.getsockname()[1]
-            announce({"http": f"http://{shown(host)}:{port}", "asks": sorted(addresses)})
-            await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            logger.info("stopping")
-            waiting.cancel()
-            await gateway.receiving.close()
-            server.should_exit = True
-            await serving
+        app = Admission(build(gateway), settings, host, insecure)
+        facts = {"asks": sorted(addresses)}
+        await answer_until(
+            app, settings, listening, host, lambda at: announce(at | facts), stopping, gateway.receiving.close
+        )
     finally:
         await gateway.close()
+
+
+async def answer_until(
+    app: Any,
+    settings: GatewaySettings,
+    listening: socket.socket,
+    host: str,
+    announce: Announce,
+    stopping: asyncio.Event,
+    closing: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Answer requests with an ASGI application until ``stopping``; ``announce`` is called with {"http": URL} once they are taken. At the end
+    ``closing`` frees those that wait, and what is on its way finishes."""
+    asyncio.get_running_loop().set_exception_handler(_on_loop_problem)
+    server = make_server(app, settings)
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    waiting = asyncio.create_task(stopping.wait())
+    try:
+        await _started(server, serving)
+        listening.listen(BACKLOG)
+        announce({"http": f"http://{shown(host)}:{listening.getsockname()[1]}"})
+        await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        logger.info("stopping")
+        waiting.cancel()
+        if closing is not None:
+            await closing()
+        server.should_exit = True
+        await serving
 
 
 def _on_loop_problem(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -197,7 +233,8 @@ def make_server(app: Any, settings: GatewaySettings) -> uvicorn.Server:
     )
 
 
-def _listen(listen: str, insecure: bool) -> tuple[str, socket.socket]:
+def listen_on(listen: str, insecure: bool) -> tuple[str, socket.socket]:
+    """The host of ``HOST:PORT`` and a socket that listens there. Raises Misuse(BAD_URL), Denied beyond loopback without ``insecure``."""
     host, port = parse_address(listen)
     check_address(host, insecure)
     try:

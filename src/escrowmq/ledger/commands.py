@@ -257,6 +257,40 @@ class AlterGroup:
     default_redelivery: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResetGroup:
+    """Set where a consumer group goes on, in all its queues, in those of ``topic``, or in one ``queue`` of it: at ``start`` (as of
+    :class:`Subscription`), at the ``offset`` of that queue, or ``shift`` offsets from where it is; one of the three. ``force``: end
+    leases of a group that holds what is in doubt, too. Answer: a dict for each queue (:mod:`escrowmq.ledger.groups.resetting`)."""
+
+    group: str
+    topic: str | None = None
+    queue: int | None = None
+    start: str | None = None
+    offset: int | None = None
+    shift: int | None = None
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PauseGroup:
+    """Hand out nothing of these ``topics`` to a consumer group (none: of any), or go on with them (none: with all). Answer: what is
+    paused now: {"all", "topics", "leased"}."""
+
+    group: str
+    topics: tuple[str, ...] = ()
+    paused: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteGroup:
+    """Forget a consumer group with all that it did. ``force``: also while consumers hold messages. Answer: what went with it, messages by
+    state."""
+
+    group: str
+    force: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Join:
     """Be the named member of a group that holds what is in doubt; see :mod:`escrowmq.ledger.groups.members`. ``process`` is a
@@ -327,12 +361,15 @@ class Bury:
 
 @dataclass(frozen=True, slots=True)
 class SettleDead:
-    """Retry (deliver again, attempts counted anew) or discard dead letters. Answer: codes (uint8 array)."""
+    """Retry (deliver again, attempts counted anew) or discard dead letters. ``dead_us``: when each of them died, as whoever
+    decided about it saw it; one that died at another time is not touched (None: whichever death it is). Answer: codes (uint8
+    array)."""
 
     group: str
     queue_ids: Int64s
     offsets: Int64s
     retry: bool
+    dead_us: Int64s | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,6 +418,9 @@ Command = (
     | CommitBatch
     | Subscribe
     | AlterGroup
+    | ResetGroup
+    | PauseGroup
+    | DeleteGroup
     | Join
     | Fence
     | Receive

@@ -132,13 +132,13 @@ class Keeping:
         for queue in self.topics.queues:
             queue.trim_below(position)
         self.transactions.trim(position)
-        self.groups.apply_trim(self.topics)
+        self.groups.apply_trim(self.topics, position)
 
     def apply_cut(self, batch: pa.RecordBatch) -> None:
         """Kind.CUT."""
         queue_ids: Int64s = batch.column("queue_id").to_numpy().astype(np.int64)
         cutting.apply_cut(self.topics, queue_ids, batch.column("head").to_numpy())
-        self.groups.apply_trim(self.topics, set(queue_ids.tolist()))
+        self.groups.apply_heads(self.topics, set(queue_ids.tolist()))
 
     def apply_topic(self, batch: pa.RecordBatch) -> None:
         """Kind.TOPIC."""

@@ -22,6 +22,7 @@ from escrowmq.ledger import commands
 from escrowmq.ledger.columns.arrays import Int32s, Int64s, UInt8s, all_equal
 from escrowmq.ledger.commands import Command, RowsCommand, Rules
 from escrowmq.ledger.events import Decision, Few, Repeats, event_of
+from escrowmq.ledger.groups import operating
 from escrowmq.ledger.groups.consuming import Consuming
 from escrowmq.ledger.groups.groups import Groups
 from escrowmq.ledger.groups.order import KeysOf
@@ -44,8 +45,8 @@ from escrowmq.ledger.transactions.writers import Writers
 from escrowmq.schemas import Kind
 
 FORMAT = 4
-"""Of snapshots; 1 had every session that ever was, 1 and 2 message ids without topics and no rules of producer groups. 3 knows no topic that was deleted, and no retention of topics: it is what
-is written while there is neither, so that an older version reads it. A newer one is not read: the frames are, or, where they left with retention, the log is refused."""
+"""Of snapshots; 1 had every session that ever was, 1 and 2 message ids without topics and no rules of producer groups, 1 to 3 consumer groups numbered as they are listed, no deleted topics and no
+retention of topics. A newer one is not read: the frames are, or, where they left with retention, the log is refused."""
 
 
 _POSITIONS = ("next_position", "trimmed_position", "last_time_us")
@@ -129,6 +130,12 @@ class Ledger:
                 return self._with_topics(
                     command.topics or (), lambda known: self._consuming.decide_alter(command, known)
                 )
+            case commands.ResetGroup():
+                return operating.decide_reset(self.groups, command, self.topics)
+            case commands.PauseGroup():
+                return operating.decide_pause(self.groups, command)
+            case commands.DeleteGroup():
+                return operating.decide_delete(self.groups, command, self.next_position)
             case commands.CreateTopic():
                 return self.topics.decide_create(command, self.rules)
             case commands.CommitBatch():
@@ -350,7 +357,7 @@ class Ledger:
     def snapshot(self) -> dict[str, pa.Table]:
         """The whole state as Arrow tables (copies: they may be written while the ledger goes on)."""
         scalars = {
-            "format": FORMAT if self.topics.were_altered else 3,
+            "format": FORMAT,
             **{name: getattr(self, name) for name in _POSITIONS},
             "counters": self.counters,
             "rules": dataclasses.asdict(self.rules),

@@ -6,7 +6,7 @@ aiomysql) as the first argument; see :func:`escrowmq.outbox.awaiting.awaited`.
 
 from __future__ import annotations
 
-from escrowmq.outbox import attention, callbacks, inbox, migrations, sending
+from escrowmq.outbox import acts, attention, callbacks, inbox, migrations, sending
 from escrowmq.outbox.awaiting import AnyAsyncSession as AnyAsyncSession
 from escrowmq.outbox.awaiting import awaited, engine_of, engine_or_connection_of, session_of
 from escrowmq.outbox.barrier import binding
@@ -30,3 +30,6 @@ list_messages = awaited(attention.list_messages, engine_of)
 show = awaited(attention.show, engine_of)
 retry = awaited(attention.retry, engine_of)
 discard = awaited(attention.discard, engine_of)
+settle = awaited(attention.settle, engine_of)
+list_acts = awaited(acts.list_acts, engine_of)
+verify_acts = awaited(acts.verify_acts, engine_of)

@@ -1,37 +1,33 @@
-"""Outbox rows whose attempts are used up, for an operator: list, show, send again, discard. Every act is noted in
-the row.
+"""Outbox rows whose attempts are used up, for an operator: list, show, send again, discard, settle. Every act is recorded:
+:mod:`escrowmq.outbox.acts`.
 
-A note is a line before the row's ``error``: when, who, what was done. The same goes to the log.
+Before there was that record (tables of version 3) an act was noted in a line before the row's ``error``: when, who, what was done. Those lines stay.
 """
 
 from __future__ import annotations
 
-import getpass
 import json
-import logging
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
 
 from escrowmq import model
-from escrowmq.errors import Code, Misuse, error
+from escrowmq.errors import Code, error
+from escrowmq.outbox.acts import Done, act_on_rows
+from escrowmq.outbox.dialects import database_now_us
 from escrowmq.outbox.session import transaction_of
 from escrowmq.outbox.tables import State, state_is, trans_message
 
-MAX_NOTES = 4_000
-"""Characters of notes and errors that a row keeps; the oldest are cut."""
-
-logger = logging.getLogger(__name__)
 _LISTED = [column for column in trans_message.c if column.name != "body"]
 _MAY: dict[str, frozenset[State]] = {
     "retry": frozenset({State.WAITING, State.DISCARDED, State.RETRYING}),
     "discard": frozenset({State.WAITING, State.PENDING, State.RETRYING, State.HELD}),
+    "settle": frozenset(State) - {State.DONE},
 }
-"""From which states an act is allowed. What is SENT or DONE is done; a PENDING row is being tried by itself, a HELD one will be."""
+"""From which states an act is allowed. What is SENT or DONE is done; a PENDING row is being tried by itself, a HELD one will be. A SENT row may be settled
+because it may wait for a callback that will never come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +52,6 @@ class Row:
     """Of :func:`show` only."""
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """What an act did to one row: OK, NOT_FOUND, or CONFLICT: its ``state`` (as it is now) does not allow it."""
-
-    id: bytes
-    code: Code
-    state: State | None
-
-
 def list_messages(
     engine: sa.Engine, *, state: State | None = State.WAITING, limit: int = 100, after: int = 0
 ) -> list[Row]:
@@ -84,45 +71,59 @@ def show(engine: sa.Engine, message_id: str | bytes) -> Row:
     return rows[0]
 
 
-def retry(engine: sa.Engine, ids: Iterable[str | bytes], *, by: str | None = None) -> list[Done]:
+def retry(
+    engine: sa.Engine, ids: Iterable[str | bytes], *, by: str | None = None, why: str | None = None
+) -> list[Done]:
     """Send WAITING, RETRYING and DISCARDED rows now, attempts counted anew; one result per id. ``by``: who; None: the system's
-    user."""
-    return _act(engine, ids, by, "retry", {"state": State.PENDING.value, "attempts": 0, "due_us": 0})
+    user; ``why``: the reason, for the record."""
+    return _act(engine, ids, "retry", by, why)
 
 
-def discard(engine: sa.Engine, ids: Iterable[str | bytes], *, by: str | None = None) -> list[Done]:
+def discard(
+    engine: sa.Engine, ids: Iterable[str | bytes], *, by: str | None = None, why: str | None = None
+) -> list[Done]:
     """Never send these rows, which are not sent yet; they stay in the table, and :func:`retry` brings them back.
 
     A PENDING row can be on its way at this moment: its message may still come out.
     """
-    return _act(engine, ids, by, "discard", {"state": State.DISCARDED.value})
+    return _act(engine, ids, "discard", by, why)
 
 
-def _act(engine: sa.Engine, ids: Iterable[str | bytes], by: str | None, act: str, values: dict[str, Any]) -> list[Done]:
-    """One transaction: lock the rows, change those that may be, note it."""
-    if isinstance(ids, str | bytes):
-        raise Misuse(Code.BAD_ARGUMENT, "one id where many were expected", f"[{ids!r}]")
-    wanted = [model.message_id(identity) for identity in ids]
-    note = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}Z {act} by {by or acting_user()}"
-    columns = (trans_message.c.id, trans_message.c.state, trans_message.c.error)
-    rows = sa.select(*columns).where(trans_message.c.id.in_(wanted)).order_by(trans_message.c.id).with_for_update()
-    changed = sa.update(trans_message).where(
-        trans_message.c.id == sa.bindparam("of"), trans_message.c.state == sa.bindparam("was")
-    )
-    results: dict[bytes, Done] = {}
-    with engine.begin() as connection, transaction_of(connection, trans_message):
-        for identity, number, before in connection.execute(rows).all():
-            state = State(number)
-            code = Code.CONFLICT
-            if state in _MAY[act]:
-                noted = {**values, "error": f"{note}\n{before or ''}".rstrip()[:MAX_NOTES]}
-                done = connection.execute(changed.values(noted), {"of": identity, "was": number}).rowcount
-                code, state = (Code.OK, State(values["state"])) if done else (Code.CONFLICT, state)
-            results[bytes(identity)] = Done(bytes(identity), code, state)
-    for identity in wanted:
-        done_to = results.setdefault(identity, Done(identity, Code.NOT_FOUND, None))
-        logger.info("outbox %s: message %s: %s", note, identity.hex(), done_to.code.name)
-    return [results[identity] for identity in wanted]
+def settle(
+    engine: sa.Engine, ids: Iterable[str | bytes], *, by: str | None = None, why: str | None = None
+) -> list[Done]:
+    """Mark these rows as DONE by hand: a person knows that the message arrived, or was seen to otherwise. Nothing is sent.
+
+    They leave the table as sent ones do, after the relay's ``keep``. Later rows of their keys go on. A PENDING row can be on its way at this moment.
+    """
+    return _act(engine, ids, "settle", by, why)
+
+
+def _act(engine: sa.Engine, ids: Iterable[str | bytes], act: str, by: str | None, why: str | None) -> list[Done]:
+    """Change those rows whose state allows it."""
+
+    def change(connection: sa.Connection, part: list[bytes]) -> dict[bytes, Done]:
+        columns = (trans_message.c.id, trans_message.c.state)
+        rows = sa.select(*columns).where(trans_message.c.id.in_(part)).order_by(trans_message.c.id).with_for_update()
+        found = {bytes(identity): State(number) for identity, number in connection.execute(rows)}
+        values = _values(connection, act)
+        may = [identity for identity, state in found.items() if state in _MAY[act]]
+        if may:
+            connection.execute(sa.update(trans_message).where(trans_message.c.id.in_(may)).values(values))
+        results = {identity: Done(identity, Code.CONFLICT, state) for identity, state in found.items()}
+        return results | {identity: Done(identity, Code.OK, State(values["state"])) for identity in may}
+
+    return act_on_rows(engine, f"outbox.{act}", ids, change, by=by, why=why)
+
+
+def _values(connection: sa.Connection, act: str) -> dict[str, Any]:
+    if act == "retry":
+        return {"state": State.PENDING.value, "attempts": 0, "due_us": 0}
+    if act == "discard":
+        return {"state": State.DISCARDED.value}
+    now_us = database_now_us(connection)
+    sent_us = sa.func.coalesce(trans_message.c.sent_us, now_us)
+    return {"state": State.DONE.value, "sent_us": sent_us, "done_us": now_us}
 
 
 _SIZE = sa.func.length(trans_message.c.body).label("body_bytes")
@@ -140,10 +141,3 @@ def _row(row: Any) -> Row:
     if "body" in fields:
         fields["body"] = bytes(fields["body"])
     return Row(**fields)
-
-
-def acting_user() -> str:
-    """Who acts, as the system knows it: for the notes of acts."""
-    with suppress(OSError, KeyError):  # no user of this number is known
-        return getpass.getuser()
-    return "unknown"

@@ -23,6 +23,23 @@ Row = Mapping[str, Any]
 """Values of a row, by column name."""
 
 _DUPLICATE = {"23505", 1062, "UNIQUE constraint failed"}
+_FULL = {"53100", "53200", 1021, 1041, 1114, "database or disk is full"}
+_AGAIN = {"40001", "40P01", 1205, 1213}
+_NOT_NOW = {
+    "55P03",
+    "57014",
+    "25006",
+    "57P03",
+    "53300",
+    1040,
+    1203,
+    1290,
+    1836,
+    "database is locked",
+    "table is locked",
+}
+_DENIED = {"42501", "28000", "28P01", 1044, 1045, 1142, 1143, 1227, "readonly database", "not authorized"}
+_DENIED_WORDS = ("password authentication failed", "permission denied", "no pg_hba.conf entry")
 
 
 # Errors
@@ -41,6 +58,28 @@ def has_mark(problem: DBAPIError, marks: Set[Any]) -> bool:
 def is_duplicate(problem: DBAPIError) -> bool:
     """Whether a unique key refused a row."""
     return has_mark(problem, _DUPLICATE)
+
+
+def is_full(problem: DBAPIError) -> bool:
+    """Whether the database has no room for it."""
+    return has_mark(problem, _FULL)
+
+
+def may_repeat(problem: DBAPIError) -> bool:
+    """Whether the database undid the transaction only because of others at the same moment (a serialization failure, a deadlock, a lock that was
+    waited for in vain): nothing was done, and the same may be done now."""
+    return has_mark(problem, _AGAIN)
+
+
+def is_busy(problem: DBAPIError) -> bool:
+    """Whether the database does not take it now: locked, too many connections, read-only for a while. Nothing was done."""
+    return has_mark(problem, _NOT_NOW)
+
+
+def is_denied(problem: DBAPIError) -> bool:
+    """Whether this user may not do it."""
+    text = in_a_line(problem)
+    return has_mark(problem, _DENIED) or any(word in text for word in _DENIED_WORDS)
 
 
 def in_a_line(problem: Exception) -> str:

@@ -19,6 +19,7 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
+from escrowmq.acts.chain import origin
 from escrowmq.errors import Code, Misuse, Unknown
 from escrowmq.outbox.dialects import insert_if_absent
 from escrowmq.outbox.tables import (
@@ -26,10 +27,15 @@ from escrowmq.outbox.tables import (
     ID,
     LANES,
     NAME,
+    PLACE,
     SCHEMA_VERSION,
+    content,
     metadata,
+    trans_act,
+    trans_act_head,
     trans_compensation,
     trans_compensation_case,
+    trans_driven,
     trans_lane,
     trans_recv_log,
     trans_schema,
@@ -122,19 +128,32 @@ def _add_column(element: AddColumn, compiler: Any, **_: Any) -> str:
     return f"ALTER TABLE {table} ADD COLUMN {careful}{compiler.get_column_specification(element.column)}"
 
 
+def _released(name: str, *columns: sa.Column[Any]) -> sa.Table:
+    return sa.Table(name, sa.MetaData(), *columns, mysql_engine="InnoDB", mariadb_engine="InnoDB")
+
+
 _RELEASED = {
-    "trans_recv_log": sa.Table(
+    "trans_recv_log": _released(
         "trans_recv_log",
-        sa.MetaData(),
         sa.Column("consumer_group", NAME, primary_key=True),
         sa.Column("message_id", ID, primary_key=True),
         sa.Column("seen_us", BIG, nullable=False),
-        mysql_engine="InnoDB",
-        mariadb_engine="InnoDB",
-    )
+    ),
+    "trans_driven": _released(
+        "trans_driven",
+        sa.Column("id", ID, primary_key=True),
+        sa.Column("producer_group", NAME, nullable=False),
+        sa.Column("state", sa.SmallInteger, nullable=False),
+        sa.Column("shard", BIG),
+        sa.Column("transaction_id", ID),
+        *content(),
+        sa.Column("delay_us", BIG, nullable=False),
+        sa.Column("attempts", sa.Integer, nullable=False),
+        sa.Column("created_us", BIG, nullable=False),
+    ),
 }
 """Tables as version 1 had them, where ``tables.py`` has them otherwise by now."""
-_LATER = {3: (trans_compensation, trans_compensation_case)}
+_LATER = {3: (trans_compensation, trans_compensation_case), 4: (trans_act, trans_act_head)}
 """By version: the tables that it brought."""
 
 
@@ -175,7 +194,14 @@ def _third(dialect: sa.Dialect) -> list[sa.Executable]:
     return _made(dialect, _LATER[3])
 
 
-STEPS: dict[int, Callable[[sa.Dialect], list[sa.Executable]]] = {1: _first, 2: _second, 3: _third}
+def _fourth(dialect: sa.Dialect) -> list[sa.Executable]:
+    """3 → 4: the record of acts; and a row that is STUCK says why."""
+    first = {"one": 1, "number": 0, "hash": origin(PLACE)}
+    columns = [AddColumn(trans_driven.c.was), AddColumn(trans_driven.c.reason)]
+    return [*_made(dialect, _LATER[4]), _insert_missing(dialect, trans_act_head, [first]), *columns]
+
+
+STEPS: dict[int, Callable[[sa.Dialect], list[sa.Executable]]] = {1: _first, 2: _second, 3: _third, 4: _fourth}
 """The step *to* each version. A change of released tables is a new step; the tests keep the texts of each, and those of released
 versions stay as they are (``_RELEASED``)."""
 
@@ -187,7 +213,7 @@ def _path(dialect: sa.Dialect, found: int, last: int) -> Iterator[sa.Executable]
         yield sa.update(trans_schema).where(trans_schema.c.one == 1).values(version=version)
 
 
-def _insert_missing(dialect: sa.Dialect, table: sa.Table, rows: list[dict[str, int]]) -> sa.Executable:
+def _insert_missing(dialect: sa.Dialect, table: sa.Table, rows: list[dict[str, Any]]) -> sa.Executable:
     """Insert those rows whose primary key is not there yet."""
     if dialect.name in ("mysql", "mariadb"):
         return mysql.insert(table).values(rows).prefix_with("IGNORE")  # as in the released text of version 1

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """The version of this file; stored in ``trans_schema``."""
 
 LANES = 64
@@ -32,6 +32,10 @@ COUNTED = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 NAME = sa.String(127).with_variant(mysql.VARCHAR(127, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
 TEXT = sa.Text().with_variant(mysql.MEDIUMTEXT(charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
 KEY = sa.Text().with_variant(mysql.VARCHAR(1024, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
+
+
+PLACE = "a database"
+"""What keeps the record of acts: the beginning of its chain of hashes is made of this."""
 
 
 class State(IntEnum):
@@ -70,7 +74,7 @@ def _table(name: str, *columns: sa.Column[Any]) -> sa.Table:
     return sa.Table(name, metadata, *columns, mysql_engine="InnoDB", mariadb_engine="InnoDB")
 
 
-def _content() -> list[sa.Column[Any]]:
+def content() -> list[sa.Column[Any]]:
     """The columns of a message; properties are a JSON object of texts."""
     body = sa.Column("body", BODY, nullable=False)
     texts = (sa.Column("key", KEY), sa.Column("tag", KEY), sa.Column("properties", TEXT))
@@ -89,7 +93,7 @@ trans_message = _table(
     sa.Column("id", ID, nullable=False, unique=True),
     sa.Column("lane", sa.SmallInteger, nullable=False),
     sa.Column("state", sa.SmallInteger, nullable=False),
-    *_content(),
+    *content(),
     sa.Column("delay_us", BIG, nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("due_us", BIG, nullable=False),  # 0: at once
@@ -147,7 +151,7 @@ trans_prepared = _table(
     "trans_prepared",
     sa.Column("consumer_group", NAME, primary_key=True),
     sa.Column("message_id", ID, primary_key=True),
-    *_content(),
+    *content(),
     sa.Column("prepared_us", BIG, nullable=False),
 )
 
@@ -158,10 +162,14 @@ trans_driven = _table(
     sa.Column("state", sa.SmallInteger, nullable=False),  # outbox/modes/driven.py has the table of states
     sa.Column("shard", BIG),  # of the broker that took the prepare: a transaction never moves
     sa.Column("transaction_id", ID),
-    *_content(),
+    *content(),
     sa.Column("delay_us", BIG, nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("created_us", BIG, nullable=False),
+    sa.Column(
+        "was", sa.SmallInteger
+    ),  # of a STUCK row: the state that it came from; null: tables of version 3 did not say
+    sa.Column("reason", NAME),  # of a STUCK row: the code that the broker answered
 )
 
 trans_compensation = _table(
@@ -186,7 +194,21 @@ trans_compensation_case = _table(
     sa.Column("first_us", BIG, nullable=False),
     sa.Column("changed_us", BIG, nullable=False),
     sa.Column("reason", TEXT, nullable=False),
-    sa.Column("notes", TEXT),  # a line for each act of a person, the newest first
+    sa.Column("notes", TEXT),  # a line for each act of a person, by versions of escrowmq before the record of acts
+)
+
+trans_act = _table(
+    "trans_act",
+    # Whoever may only INSERT and SELECT here can add to the record, and change nothing of it.
+    sa.Column("number", BIG, primary_key=True, autoincrement=False),
+    sa.Column("record", TEXT, nullable=False),  # a line as acts/chain.py has it, without its end
+)
+
+trans_act_head = _table(
+    "trans_act_head",
+    sa.Column("one", sa.SmallInteger, primary_key=True, autoincrement=False),  # always 1: the table has one row
+    sa.Column("number", BIG, nullable=False),  # of the last record; 0: there is none yet
+    sa.Column("hash", NAME, nullable=False),  # of the last record
 )
 
 

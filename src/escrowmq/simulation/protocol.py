@@ -45,6 +45,9 @@ COMMANDS = {
     "Send": OUTSIDE,
     "Subscribe": OUTSIDE,
     "AlterGroup": OUTSIDE,
+    "ResetGroup": OUTSIDE,
+    "PauseGroup": OUTSIDE,
+    "DeleteGroup": OUTSIDE,
     "Join": OUTSIDE,
     "Fence": OUTSIDE,
     "Receive": OUTSIDE,
@@ -69,6 +72,7 @@ EVENTS = {
         (
             "OPENED", "RULES", "TOPIC", "PLAIN", "RELEASED", "GROUP", "LEASED", "ACKED", "RETRIED", "DEAD", "DEAD_SETTLED",
             "EXTENDED", "JOINED", "KEPT", "HANDED", "FENCED", "KEYED", "PRODUCERS", "ALTERED", "BURIED",
+            "GROUP_RESET", "GROUP_PAUSED", "GROUP_DELETED",
         ),
         OUTSIDE,
     ),

@@ -149,7 +149,7 @@ class Watch:
         ledger = engine.shard.ledger
         if any(ledger.transactions.open.values()) or len(ledger.delays.held()[0]):
             return False
-        for group in ledger.groups.groups:
+        for group in ledger.groups.groups.values():
             for number in queue_ids(group.subscription.topics, ledger.topics):
                 cursor = group.cursor(number)
                 if cursor.next != ledger.topics.queues[number].end or cursor.counts[LEASED] or cursor.counts[RETRYING]:

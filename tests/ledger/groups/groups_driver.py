@@ -7,12 +7,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from escrowmq.errors import Code, error
 from escrowmq.ledger.commands import (
     AlterGroup,
+    DeleteGroup,
     Fence,
     Join,
     Leased,
+    PauseGroup,
     Receive,
+    ResetGroup,
     Rules,
     Settle,
     SettleDead,
@@ -20,6 +24,7 @@ from escrowmq.ledger.commands import (
     Subscription,
 )
 from escrowmq.ledger.events import Decision, Event
+from escrowmq.ledger.groups import operating
 from escrowmq.ledger.groups.consuming import Consuming
 from escrowmq.ledger.groups.groups import Groups
 from escrowmq.ledger.groups.order import UNKNOWN
@@ -50,6 +55,11 @@ class FakeTopics:
 
     def queue_ids(self, name: str) -> list[int]:
         return self.ids[name]
+
+    def queue_id(self, name: str, queue: int) -> int:
+        if not 0 <= queue < len(self.ids[name]):
+            raise error(Code.BAD_QUEUE)
+        return self.ids[name][queue]
 
     def tag_number(self, tag: str) -> int | None:
         return self.tags.get(tag)
@@ -87,7 +97,7 @@ class Driver:
 
     def trim(self, queue_id: int, head: int) -> None:
         self.topics.queues[queue_id].trim(head)
-        self.groups.apply_trim(self.topics)
+        self.groups.apply_trim(self.topics, 0)
 
     def do(self, decide: Any) -> Any:
         """Decide (a snapshot before and after must agree), apply, answer."""
@@ -112,6 +122,19 @@ class Driver:
     def alter(self, group: str = "g", **changes: Any) -> Any:
         command = AlterGroup(group=group, **changes)
         return self.do(lambda: self.consuming.decide_alter(command, self.topics))
+
+    def reset(self, group: str = "g", **where: Any) -> Any:
+        command = ResetGroup(group=group, **where)
+        return self.do(lambda: operating.decide_reset(self.groups, command, self.topics))
+
+    def pause(self, *topics: str, group: str = "g", paused: bool = True) -> Any:
+        return self.do(lambda: operating.decide_pause(self.groups, PauseGroup(group, topics, paused)))
+
+    def resume(self, *topics: str, group: str = "g") -> Any:
+        return self.pause(*topics, group=group, paused=False)
+
+    def delete(self, group: str = "g", *, force: bool = False) -> Any:
+        return self.do(lambda: operating.decide_delete(self.groups, DeleteGroup(group, force), self.position))
 
     def join(self, name: str, process: int = 1, *, resume: bool = False, keep: Any = (), group: str = "g") -> Any:
         command = Join(group, name, process, resume, keep)
@@ -150,9 +173,11 @@ class Driver:
     def extend(self, lease: int, start: int, delay: int) -> int:
         return self.settle((lease, start, 1, Act.EXTEND, delay, None))[0]
 
-    def settle_dead(self, *places: tuple[int, int], retry: bool, group: str = "g") -> list[int]:
+    def settle_dead(
+        self, *places: tuple[int, int], retry: bool, group: str = "g", dead_us: list[int] | None = None
+    ) -> list[int]:
         ids, offsets = np.array([p[0] for p in places]), np.array([p[1] for p in places])
-        command = SettleDead(group, ids, offsets, retry)
+        command = SettleDead(group, ids, offsets, retry, None if dead_us is None else np.array(dead_us))
         return self.do(lambda: self.consuming.decide_settle_dead(command)).tolist()
 
     def tick(self, limit: int = 1000) -> None:

@@ -422,14 +422,22 @@ class GroupsMachine(RuleBasedStateMachine):
         if not every:
             return
         chosen = rng.choices(dead or every, k=rng.randint(1, 4))
-        expected = []
-        for q, o in chosen:
+        expected, named = [], set()
+        letters = self.driver.groups.dead_letters("g", self.driver.topics)
+        died_us = {(d["queue_id"], d["offset"]): d["dead_us"] for d in letters}
+        seen = [died_us.get(place, 0) - (rng.random() < 0.2) for place in chosen]
+        guarded = rng.random() < 0.7
+        for (q, o), shown in zip(chosen, seen, strict=True):
             message = self.model.queues[q][o]
-            expected.append(Code.OK if message.state == "dead" else Code.NOT_FOUND)
-            if message.state == "dead":
+            here = message.state == "dead" and (q, o) not in named
+            named.add((q, o))
+            expected.append(Code.NOT_FOUND if not here else Code.OK)
+            if here and guarded and shown != died_us[q, o]:
+                expected[-1] = Code.CONFLICT
+            elif here:
                 message.state = "retrying" if retry else "discarded"
                 message.attempt, message.due = 1, self.driver.now
-        assert self.driver.settle_dead(*chosen, retry=retry) == expected
+        assert self.driver.settle_dead(*chosen, retry=retry, dead_us=seen if guarded else None) == expected
 
     @rule(queue=st.integers(0, 2), part=st.integers(0, 3))
     def trim(self, queue: int, part: int) -> None:

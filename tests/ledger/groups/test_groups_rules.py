@@ -34,7 +34,7 @@ class TestSubscribing:
         again = driver.subscribe("g", "t", "t", tags=("b", "a"), start="latest")
         assert again == {"group": 0, "created": False, **began}
         assert driver.events == []
-        assert driver.groups.names() == ["g", "h"]
+        assert driver.groups.names() == {0: "g", 1: "h"}
 
     @pytest.mark.parametrize(
         ("other", "words"),
@@ -111,7 +111,7 @@ class TestSubscribing:
         ):
             with refused(Code.UNKNOWN_GROUP):
                 act()
-        assert not driver.groups.has_work("nobody", driver.topics, 0)
+        assert driver.groups.has_work("nobody", driver.topics, 0), "a receive of it is refused"
 
 
 class TestReceiving:
@@ -462,6 +462,16 @@ class TestDeadLetters:
         assert driver.line()["floor"] == 2
         assert driver.groups.describe(driver.topics, driver.rules)[0]["dead_letters"] == 2
         assert driver.settle_dead((0, 0), retry=True) == [Code.NOT_FOUND]
+
+    def test_only_the_death_that_was_shown_is_settled(self):
+        driver = self.dead()
+        shown = [letter["dead_us"] for letter in driver.groups.dead_letters("g", driver.topics)]
+        assert driver.settle_dead((0, 0), (0, 1), retry=True, dead_us=shown[:2]) == [Code.OK, Code.OK]
+        driver.now += 1000
+        driver.nack(int(driver.receive().leases[0]), 0, 2)
+        again = driver.settle_dead((0, 0), (0, 1), (0, 2), (0, 99), retry=False, dead_us=[*shown[:3], 1])
+        assert again == [Code.CONFLICT, Code.CONFLICT, Code.OK, Code.NOT_FOUND]
+        assert driver.account() == {"dead": [0, 1, 3], "discarded": [2]}
 
 
 class TestOrdered:

@@ -12,6 +12,7 @@ from escrowmq.broker.actions import (  # noqa: F401 (each registers its function
     groups,
     messages,
     producers,
+    standing,
     topics,
     transactions,
     writers,

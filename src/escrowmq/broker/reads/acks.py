@@ -72,7 +72,7 @@ def _lease_columns(engine: Readable, leases: Int64s) -> dict[str, pa.Array]:
         known = ledger.groups.names()
         partitions = [ledger.topics.queues[id].place if id >= 0 else None for id in unique_ids.tolist()]
         return (
-            [known[id] if id >= 0 else None for id in group_ids.tolist()],
+            [known.get(id) for id in group_ids.tolist()],
             [(place.topic, place.queue) if place else (None, None) for place in partitions],
         )
 

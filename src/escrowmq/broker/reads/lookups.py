@@ -52,13 +52,14 @@ def _timeline(engine: Readable, identity: TransactionId, positions: Int64s, end:
     events: list[Event] = [
         {"time_us": int(time), "event": "prepared", "messages": int((times == time).sum())} for time in np.unique(times)
     ]
-    asked = 0
+    asked, decided = 0, False
     kinds = [*_CHECKING, Kind.DECIDED, Kind.BATCH_DECIDED]
     for frame in engine.log.frames_at(identity.position, kinds, end, damaged=True):
         at = np.flatnonzero(frame.batch.column("transaction").to_numpy() == identity.position)
         for row in at.tolist():
             event: Any = {"time_us": frame.time_us, "position": frame.position + row}
             if frame.kind not in _CHECKING:
+                decided = True
                 event["event"] = TransactionState(frame.batch.column("state")[row].as_py()).name.lower()
                 event["by"] = DecidedBy(frame.batch.column("decided_by")[row].as_py()).name.lower()
                 event["session"] = frame.batch.column("epoch")[row].as_py()
@@ -68,6 +69,8 @@ def _timeline(engine: Readable, identity: TransactionId, positions: Int64s, end:
                 if frame.kind == Kind.CHECKED:
                     event["attempt"] = asked
             events.append(event)
+        if decided:  # the first decision is final, and nothing follows it
+            break
     return events
 
 

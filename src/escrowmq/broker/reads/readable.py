@@ -51,6 +51,10 @@ class Readable(Protocol):
     settings: BrokerSettings
     clock: Clock
 
+    def receiving(self, group: str) -> int:
+        """How many receives of a consumer group wait for messages now."""
+        ...
+
     def look(self, look: Callable[[], T]) -> Future[T]:
         """Run ``look`` where the ledger may be read; its answer comes when what it saw is durable."""
         ...

@@ -47,7 +47,7 @@ def _look(shard: HoldsLedger) -> dict[str, list[Standing]]:
         ends = [(queue["head"], queue["end"]) for queue in topic["queues"]]
         numbers = {"stored": sum(end - head for head, end in ends), "end": sum(end for _, end in ends)}
         topics.append(Standing({"topic": topic["name"]}, numbers))
-    consumers = [one for group in ledger.groups.groups for one in _of_group(shard, group)]
+    consumers = [one for group in ledger.groups.groups.values() for one in _of_group(shard, group)]
     producers = [
         Standing(
             {"group": one["group"]},

@@ -217,6 +217,10 @@ class Engine:
         """Receives that wait for messages."""
         return len(self._receives)
 
+    def receiving(self, group: str) -> int:
+        """Receives of a consumer group that wait for messages."""
+        return self._receives.of(group)
+
     # One round
 
     def step(self) -> None:

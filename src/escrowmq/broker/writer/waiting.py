@@ -66,6 +66,10 @@ class WaitingReceives:
     def __len__(self) -> int:
         return sum(not receive.future.cancelled() for line in list(self._lines.values()) for receive in line.copy())
 
+    def of(self, group: str) -> int:
+        """How many of one group wait."""
+        return sum(not receive.future.cancelled() for receive in line.copy()) if (line := self._lines.get(group)) else 0
+
     @property
     def wake_us(self) -> int:
         """Nothing is to be served before this, unless something changes."""

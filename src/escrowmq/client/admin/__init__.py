@@ -12,6 +12,7 @@ from escrowmq.client.admin.dead_letters import DeadLettersAdmin
 from escrowmq.client.admin.groups import GroupsAdmin
 from escrowmq.client.admin.messages import MessagesAdmin
 from escrowmq.client.admin.producers import ProducersAdmin
+from escrowmq.client.admin.standing import StandingAdmin
 from escrowmq.client.admin.topics import TopicsAdmin
 from escrowmq.client.admin.transactions import TransactionsAdmin
 
@@ -27,6 +28,7 @@ class Admin(
     ActsAdmin,
     MessagesAdmin,
     BrokersAdmin,
+    StandingAdmin,
 ):
     """Topics, groups, transactions, look-ups, dead letters, and settling by hand. ``timeout`` is seconds per call.
 

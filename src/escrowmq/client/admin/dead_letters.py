@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from escrowmq.client.admin.asking import Asking
 from escrowmq.client.altering import signed
 from escrowmq.client.entries import DeadLetter
 from escrowmq.client.links.answers import Count, Listing
-from escrowmq.errors import Code, Misuse
+from escrowmq.errors import Code, Misuse, Overloaded, Unknown
 from escrowmq.wire.actions import dead_letters
+
+MOST_AT_ONCE = 4096
+"""Dead letters in one request, and in one record of an act."""
+_SHOWN = ("topic", "queue", "offset", "dead_us", "attempts")
 
 
 class DeadLettersAdmin(Asking):
@@ -23,36 +27,96 @@ class DeadLettersAdmin(Asking):
     def retry_dead_letters(
         self, group: str, items: Iterable[Mapping[str, Any]] | None = None, *, why: str | None = None
     ) -> Count:
-        """Deliver dead letters again, attempts counted anew: all, or ``items`` of :meth:`dead_letters`. How many."""
+        """Deliver dead letters again, attempts counted anew: all, or ``items`` of :meth:`dead_letters`. How many.
+
+        An item as it was listed has its time of death: what died again since is left alone.
+        """
         return self._settle_dead(group, items, "retry", why)
 
     def discard_dead_letters(
         self, group: str, items: Iterable[Mapping[str, Any]] | None = None, *, why: str | None = None
     ) -> Count:
-        """Settle dead letters for good: all, or ``items`` of :meth:`dead_letters`. How many."""
+        """Settle dead letters for good: all, or ``items`` of :meth:`dead_letters`. How many.
+
+        An item as it was listed has its time of death: what died again since is left alone.
+        """
         return self._settle_dead(group, items, "discard", why)
+
+    def settle_dead_letters(
+        self,
+        group: str,
+        items: Iterable[Mapping[str, Any]],
+        act: Literal["retry", "discard"],
+        *,
+        why: str | None = None,
+    ) -> list[Code]:
+        """Retry or discard ``items`` of :meth:`dead_letters`, with one result for each, in their order: OK; NOT_FOUND, it is no dead letter,
+        or no longer; CONFLICT, it died again since it was listed; DAMAGED, its content is lost and it cannot be delivered again. Items of a
+        broker that gave no answer have the code that says why, such as BROKER_AWAY or TIMED_OUT."""
+        chosen = list(items)
+        codes = [Code.NOT_FOUND] * len(chosen)
+        for number, places in self._by_broker(chosen).items():
+            for start in range(0, len(places), MOST_AT_ONCE):
+                part = places[start : start + MOST_AT_ONCE]
+                try:
+                    results = self._settle_part(number, group, act, [chosen[at] for at in part], why)
+                except (Overloaded, Unknown) as problem:
+                    results = [problem.code] * len(part)
+                for at, code in zip(part, results, strict=True):
+                    codes[at] = code
+        return codes
 
     def _settle_dead(
         self, group: str, items: Iterable[Mapping[str, Any]] | None, act: Literal["retry", "discard"], why: str | None
     ) -> Count:
         chosen = None if items is None else list(items)
-        if chosen and len(self._router.links) > 1 and any("broker" not in item for item in chosen):
-            hint = "give it as dead_letters() lists it, or connect to that broker alone: each has another message at this place"
-            raise Misuse(Code.BAD_ARGUMENT, "of several brokers, which one has this dead letter? It names none", hint)
+        by_broker = self._by_broker(chosen or ())
 
         def settle(number: int) -> int:
-            address = self._router.links[number].address
-            request = signed(dead_letters.Settle(group=group, act=act), why)
             if chosen is None:
-                request["all"] = True
-            else:
-                mine = [item for item in chosen if item.get("broker", address) == address]
-                if not mine:
-                    return 0
-                request["items"] = [
-                    {"topic": item["topic"], "queue": item["queue"], "offset": item["offset"]} for item in mine
-                ]
-            return self._ask(number, dead_letters.SETTLE(request))["codes"].count(Code.OK.name)
+                return self._settle_all(number, group, act, why)
+            mine, done = by_broker.get(number, []), 0
+            for start in range(0, len(mine), MOST_AT_ONCE):
+                part = [chosen[at] for at in mine[start : start + MOST_AT_ONCE]]
+                done += self._settle_part(number, group, act, part, why).count(Code.OK)
+            return done
 
         answers = self._router.every(settle, self._timeout)
         return Count(sum(answers.values), answers.missing)
+
+    def _by_broker(self, chosen: Sequence[Mapping[str, Any]]) -> dict[int, list[int]]:
+        """Which items are each broker's, by its number."""
+        addresses = [link.address for link in self._router.links]
+        if len(addresses) > 1 and any("broker" not in item for item in chosen):
+            hint = "give it as dead_letters() lists it, or connect to that broker alone: each has another message at this place"
+            raise Misuse(Code.BAD_ARGUMENT, "of several brokers, which one has this dead letter? It names none", hint)
+        found: dict[int, list[int]] = {}
+        for at, item in enumerate(chosen):
+            address = item.get("broker", addresses[0])
+            if address not in addresses:
+                hint = f"connect to it, or to all of them; connected: {', '.join(addresses)}"
+                raise Misuse(
+                    Code.BAD_ARGUMENT, f"this dead letter is of the broker {address!r}, which is none of these", hint
+                )
+            found.setdefault(addresses.index(address), []).append(at)
+        return found
+
+    def _settle_part(
+        self, number: int, group: str, act: Literal["retry", "discard"], items: list[Mapping[str, Any]], why: str | None
+    ) -> list[Code]:
+        wanted: Any = [{name: item[name] for name in _SHOWN if name in item} for item in items]
+        request = signed(dead_letters.Settle(group=group, act=act, items=wanted), why)
+        return [Code[name] for name in self._ask(number, dead_letters.SETTLE(request))["codes"]]
+
+    def _settle_all(self, number: int, group: str, act: Literal["retry", "discard"], why: str | None) -> int:
+        """Page by page, by queue and offset: each place once, even if what is retried dies again at once."""
+        done, after = 0, None
+        while True:
+            request = signed(dead_letters.Settle(group=group, act=act, all=True, limit=MOST_AT_ONCE), why)
+            if after is not None:
+                request["after"] = after
+            answer = self._ask(number, dead_letters.SETTLE(request))
+            done += answer["codes"].count(Code.OK.name)
+            after = answer.get("next")
+            if after is None:
+                return done

@@ -26,11 +26,11 @@ from escrowmq.compensation.sets.checks import (
     lease_us,
 )
 from escrowmq.compensation.sets.durability import commits_late, state_of
-from escrowmq.compensation.sets.failures import failure, is_missing, may_repeat, other_shape
+from escrowmq.compensation.sets.failures import failure, is_missing, other_shape
 from escrowmq.compensation.sets.seam import Run, Sizes
 from escrowmq.compensation.sets.tables import commit_set, half_set, metadata, number_of, set_run, set_store, taken
 from escrowmq.errors import Code, Misuse
-from escrowmq.outbox.dialects import Dialect, insert_if_absent
+from escrowmq.outbox.dialects import Dialect, insert_if_absent, may_repeat
 from escrowmq.outbox.session import AnySession
 from escrowmq.platform.failpoints import reach
 

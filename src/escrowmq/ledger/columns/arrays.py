@@ -116,6 +116,10 @@ class Columns:
         if self._start > 4096 and self._start > capacity // 2:
             self._move(max(2 * self._size, 64))
 
+    def cut(self, end: int) -> None:
+        """Let rows from ordinal ``end`` on go."""
+        self._size = min(max(end - self.first, 0), self._size)
+
     def to_table(self) -> pa.Table:
         """The live rows as a copy; the first ordinal stands in the schema's metadata."""
         names = list(self._arrays)

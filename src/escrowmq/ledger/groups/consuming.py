@@ -32,10 +32,11 @@ from escrowmq.ledger.commands import (
 from escrowmq.ledger.events import Decision, Event, event_of, event_of_rows, rows_of
 from escrowmq.ledger.groups import members, order, reaching, receiving, subscriptions
 from escrowmq.ledger.groups.cursors import Lease
+from escrowmq.ledger.groups.failed import NOT_DEAD
 from escrowmq.ledger.groups.group import Group
 from escrowmq.ledger.groups.groups import DISCARD, RETRY, Groups
 from escrowmq.ledger.groups.order import UNKNOWN, KeysOf
-from escrowmq.ledger.groups.settling import Settling, keyed_events
+from escrowmq.ledger.groups.settling import RELEASED, Settling, keyed_events
 from escrowmq.ledger.queues.topics import Topics
 from escrowmq.message.limits import MAX_CAUSE
 from escrowmq.model import member_id
@@ -67,7 +68,7 @@ class Consuming:
         if len(self._groups.groups) >= rules.max_groups:
             raise error(Code.TOO_MANY, f"there are {len(self._groups.groups)} consumer groups", "max_groups")
         text = subscriptions.dump(subscriptions.resolve(cmd.subscription, topics))
-        answer = {"group": len(self._groups.groups), "created": True, "start": cmd.subscription.start}
+        answer = {"group": self._groups.next_ordinal, "created": True, "start": cmd.subscription.start}
         return Decision((event_of(Kind.GROUP, [cmd.group], [text]),), answer)
 
     def decide_alter(self, cmd: AlterGroup, topics: Topics) -> Decision:
@@ -101,6 +102,8 @@ class Consuming:
             if not set(cmd.queue_ids) <= set(known):
                 raise error(Code.BAD_QUEUE, f"not a queue of the topics of consumer group {cmd.group!r}")
             known = sorted(set(cmd.queue_ids))
+        if group.paused:
+            known = [queue_id for queue_id in known if not self._is_paused(group, queue_id)]
         plan = receiving.Plan(budget=cmd.max_messages, room=rules.max_leases - group.leases)
         handing, deadline_us = members.Handing(), now_us + cmd.lease_us
         if subscriptions.holds(group.subscription):
@@ -110,7 +113,7 @@ class Consuming:
         if not plan.full:
             queue_ids = receiving.rotated(known, group.served)
             if not (cmd.one_by_one and self._plan_last(plan, group, queue_ids, now_us, rules)):
-                self._plan(plan, group, queue_ids, now_us)
+                self._plan(plan, group, queue_ids, now_us, subscriptions.repeated(group.subscription, rules))
         events = [*handing.events(next_position), *keyed_events(plan.keyed)]
         position = next_position + sum(event.count for event in events)
         if (event := plan.event(group.ordinal, cmd.member, deadline_us, position)) is not None:
@@ -146,13 +149,17 @@ class Consuming:
             if group.subscription.ordered:
                 next_one = None if cursor.leases else order.next_attempt(order.waiting(cursor), now_us)
                 if next_one is not None and next_one >= attempts:
-                    receiving.add_in_order(plan, group.ordinal, cursor, queue, tags, now_us, self._keys)
+                    repeated = min(2, attempts)
+                    receiving.add_in_order(plan, group.ordinal, cursor, queue, tags, now_us, repeated, self._keys)
                     return True
             elif receiving.add_last(plan, cursor, queue, now_us, attempts):
                 return True
         return False
 
-    def _plan(self, plan: receiving.Plan, group: Group, queue_ids: list[int], now_us: int) -> None:
+    def _is_paused(self, group: Group, queue_id: int) -> bool:
+        return group.is_paused(self._topics.queues[queue_id].place.topic)
+
+    def _plan(self, plan: receiving.Plan, group: Group, queue_ids: list[int], now_us: int, repeated: int) -> None:
         topics, ordered = self._topics, group.subscription.ordered
         tags = receiving.tag_numbers(group.subscription.tags, topics)
         met = [(group.cursor(queue_id), topics.queues[queue_id]) for queue_id in queue_ids]
@@ -162,14 +169,14 @@ class Consuming:
             if plan.full:
                 return
             if ordered:
-                receiving.add_in_order(plan, group.ordinal, cursor, queue, tags, now_us, self._keys)
+                receiving.add_in_order(plan, group.ordinal, cursor, queue, tags, now_us, repeated, self._keys)
             else:
                 receiving.add_retries(plan, cursor, queue, now_us)
         for cursor, queue in met:
             if cursor.next < queue.end:
                 if plan.full:
                     return
-                receiving.add_fresh(plan, cursor, queue, ordered, tags)
+                receiving.add_fresh(plan, cursor, queue, ordered, tags, repeated)
 
     def decide_settle(self, cmd: Settle, rules: Rules, now_us: int) -> Decision:
         """Settle row by row; the codes are OK, LEASE_LOST, BAD_DELAY and BAD_REQUEST. UNKNOWN_GROUP for the whole."""
@@ -206,14 +213,20 @@ class Consuming:
         return Decision((event_of_rows(Kind.BURIED, rows),) if rows else (), len(rows))
 
     def decide_settle_dead(self, cmd: SettleDead) -> Decision:
-        """Answer: one code per row, OK or NOT_FOUND (no dead letter there, or named twice). UNKNOWN_GROUP for the whole."""
+        """Answer: one code per row: OK, NOT_FOUND (no dead letter there, or named twice), or CONFLICT (it is another death now).
+        UNKNOWN_GROUP for the whole."""
         group = self._groups.group(cmd.group)
         found = np.zeros(len(cmd.offsets), bool)
+        codes = np.full(len(cmd.offsets), Code.NOT_FOUND, np.uint8)
         for queue_id in np.unique(cmd.queue_ids).tolist():
             rows = np.flatnonzero(cmd.queue_ids == queue_id)
             offsets, firsts = np.unique(cmd.offsets[rows], return_index=True)
-            found[rows[firsts]] = group.cursor(queue_id).dead.holds(offsets)
-        codes = np.where(found, Code.OK, Code.NOT_FOUND).astype(np.uint8)
+            died_us, _ = group.cursor(queue_id).dead.deaths(offsets)
+            rows = rows[firsts]
+            other = np.zeros(len(rows), bool) if cmd.dead_us is None else died_us != cmd.dead_us[rows]
+            found[rows] = (died_us != NOT_DEAD) & ~other
+            codes[rows[(died_us != NOT_DEAD) & other]] = Code.CONFLICT
+        codes[found] = Code.OK
         if not found.any():
             return Decision((), codes)
         size, act = int(found.sum()), RETRY if cmd.retry else DISCARD
@@ -225,7 +238,7 @@ class Consuming:
         return Decision(tuple(events), codes)
 
     def decide_tick(self, rules: Rules, now_us: int, limit: int) -> list[Event]:
-        """End leases whose time is over, at most ``limit`` of them."""
+        """End leases whose time is over, at most ``limit`` of them. While a group is paused that counts no attempt."""
         found: dict[int, list[Lease]] = {}
         for lease in self._groups.expired(now_us, limit):
             found.setdefault(lease.group, []).append(lease)
@@ -239,7 +252,11 @@ class Consuming:
             for lease in unseen:
                 settling.give_up(lease)
             for lease in leases:
-                if lease not in unseen:
+                if lease in unseen:
+                    continue
+                if group.paused and self._is_paused(group, lease.cursor.queue_id):
+                    settling.give_up(lease, RELEASED)
+                else:
                     settling.expire(lease)
             retried += settling.retried
             dead += settling.dead

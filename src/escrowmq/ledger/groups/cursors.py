@@ -10,7 +10,8 @@ Every offset of the queue is in exactly one state (I26), and its place says wher
 
 Rules:
 
-1. ``next`` only rises. A final state (from ACKED on) never changes, except that the runs of a long history merge to GONE.
+1. ``next`` only rises, and a final state (from ACKED on) never changes, except that the runs of a long history merge to GONE, and
+   but for one act of a person: :meth:`Cursor.reset` sets ``next`` where it is told to.
 2. LEASED offsets are pending in exactly one lease of ``leases``; RETRYING ones are in ``retries``, DEAD ones in ``dead``.
 3. ``counts`` are always those of the states, the merged history's included.
 4. A lease is one small object, however many messages it holds: a range of the queue, until a deadline. Its id is the log position
@@ -27,6 +28,7 @@ from enum import IntEnum
 import numpy as np
 
 from escrowmq.ledger.columns.arrays import Columns, Int64s, UInt8s
+from escrowmq.ledger.groups.again import EITHER, HANDED_OUT, NOT, Again, handed_out
 from escrowmq.ledger.groups.failed import DeadLetters, Retries
 
 MAX_HISTORY_RUNS = 4096
@@ -54,20 +56,27 @@ class State(IntEnum):
     EXPIRED = 7
     """Left the log by retention before the group was done with it."""
     SKIPPED = 8
-    """Before the group's start."""
+    """Before the group's start, or passed over by a reset."""
     GONE = 9
     """Final, and left the log so long ago that only the counts tell how."""
 
 
 _STATES = max(State) + 1
 
+_ENDLESS = 1 << 62
+
 _FINAL = int(State.ACKED)  # NumPy is slow to compare with a member
+
+_HANDED = np.full(_STATES, NOT, np.uint8)
+_HANDED[[State.LEASED, State.RETRYING, State.DEAD, State.ACKED, State.DISCARDED]] = HANDED_OUT
+_HANDED[State.FILTERED] = EITHER
+"""Whether members were given what is in a state (``again.py``)."""
 
 
 class Cursor:
     """The states of one group's offsets in one queue; see the table above."""
 
-    __slots__ = ("_floor", "_history", "counts", "dead", "leases", "next", "queue_id", "retries", "states")
+    __slots__ = ("_floor", "_history", "again", "counts", "dead", "leases", "next", "queue_id", "retries", "states")
 
     def __init__(self, queue_id: int, start: int) -> None:
         self.queue_id = queue_id
@@ -77,6 +86,7 @@ class Cursor:
         self.retries = Retries()
         self.dead = DeadLetters()
         self.leases: dict[int, Lease] = {}
+        self.again = Again()
         self._history = Columns({"start": np.int64, "state": np.uint8})
         self._floor = start
         if start:
@@ -96,7 +106,7 @@ class Cursor:
 
     @property
     def floor(self) -> int:
-        """Everything below is done (I22: it never goes back). A dead letter is not done until a person says so."""
+        """Everything below is done (I22: only a reset takes it back). A dead letter is not done until a person says so."""
         states = self.states["state"]
         self._floor = max(self._floor, self.base)
         while self._floor < self.next:
@@ -114,14 +124,78 @@ class Cursor:
         self.states.extend(count, state=state)
         self.counts[state] += count
         self.next = end
+        if len(self.again):
+            self.again.trim(end)
 
-    def take_up(self, offsets: Int64s, keys: Int64s, due_us: int) -> None:
-        """In order: the rising ``offsets`` from ``next`` on wait in the retries now, still to be delivered for the first time; what
-        lies between them is passed over."""
+    def take_up(self, offsets: Int64s, keys: Int64s, due_us: int, repeated: int) -> None:
+        """In order: the rising ``offsets`` from ``next`` on wait in the retries now, still to be delivered for the first time (or, as
+        attempt ``repeated``, again since a reset); what lies between them is passed over."""
+        attempts = self.again.attempts(offsets, repeated)
         self.advance(int(offsets[-1]) + 1, State.FILTERED)
         self.move(offsets, State.FILTERED, State.RETRYING)
-        size = len(offsets)
-        self.retries.put(offsets, attempt=np.ones(size, np.int32), due_us=np.full(size, due_us), key=keys)
+        self.retries.put(offsets, attempt=attempts, due_us=np.full(len(offsets), due_us), key=keys)
+
+    @property
+    def place(self) -> int:
+        """The first offset that a consumer has still to do: dead letters below it wait for a person."""
+        states = self.states["state"]
+        undone = states <= State.RETRYING
+        return self.base + int(undone.argmax()) if undone.any() else self.next
+
+    def counts_from(self, start: int) -> list[int]:
+        """How many offsets from ``start`` to before ``next`` are in each state, of those that have a byte or a run of their own."""
+        starts, states = self.runs()
+        lengths = np.maximum(np.append(starts[1:], self.next)[: len(starts)] - np.maximum(starts, start), 0)
+        return [int(lengths[states == state].sum()) for state in range(_STATES)]
+
+    def reset(self, start: int) -> None:
+        """Go on at ``start``, which is stored or the queue's end; leases are the caller's affair, and over. From there on all waits, dead letters, too;
+        what lies below is passed over if it was to be delivered still, and else stays as it is."""
+        again = self._handed_out(start)
+        if start > self.next:
+            self.advance(start, State.SKIPPED)
+        kept = max(start - self.base, 0)
+        states = self.states["state"]
+        for undone in (State.LEASED, State.RETRYING):
+            below = np.flatnonzero(states[:kept] == undone)
+            self.move(below + self.base, undone, State.SKIPPED)
+        for state, count in enumerate(np.bincount(states[kept:], minlength=_STATES).tolist()):
+            self.counts[state] -= count
+        if start < self.base:
+            starts, history = self._history["start"], self._history["state"]
+            lengths = np.append(starts[1:], self.base) - np.maximum(starts, start)
+            for state, length in zip(history.tolist(), lengths.tolist(), strict=True):
+                self.counts[state] -= max(length, 0)
+            self._history.cut(self._history.first + int(np.count_nonzero(starts < start)))
+            self.states = Columns({"state": np.uint8}, first=start)
+        else:
+            self.states.cut(start)
+        self.next = start
+        self._floor = self.base
+        self.retries.cut(0, len(self.retries))
+        self.dead.cut(*self.dead.span(start, _ENDLESS))
+        self.again = again
+
+    def _handed_out(self, start: int) -> Again:
+        """What members were given of the offsets from ``start`` on, as far as it is known."""
+        more = Again(self.again.starts, self.again.ends)
+        more.trim(start)
+        if start >= self.next:
+            return more
+        starts, states = self.runs()
+        first = int(np.searchsorted(starts, start, side="right")) - 1
+        starts, states = np.maximum(starts[first:], start), states[first:]
+        # A retry at its first attempt, and a dead letter without one, reached nobody: each is a run of its own.
+        untouched = [
+            x.offsets[x[name] < least] for x, name, least in ((self.retries, "attempt", 2), (self.dead, "attempts", 1))
+        ]
+        alone = np.concatenate(untouched)
+        alone = alone[alone >= start]
+        borders = np.unique(np.concatenate([starts, alone, alone + 1]))
+        borders = borders[borders < self.next]
+        kinds = _HANDED[states[np.searchsorted(starts, borders, side="right") - 1]]
+        kinds[np.searchsorted(borders, alone)] = NOT
+        return handed_out(borders, kinds, self.next, more)
 
     def move_run(self, start: int, end: int, old: State, new: State) -> None:
         """Offsets ``start`` .. ``end``-1, all in ``old``, become ``new``."""

@@ -185,6 +185,10 @@ def backoff_us(attempt: int, first_us: int, most_us: int) -> int:
     return min(first_us << min(attempt - 1, 50), most_us)
 
 
+NOT_DEAD = -1
+"""Instead of the time of a death, and of a number of attempts: there is no dead letter at this offset."""
+
+
 class DeadLetters(SparseOffsets):
     """Columns ``attempts``, ``dead_us``, ``cause`` (text)."""
 
@@ -199,3 +203,11 @@ class DeadLetters(SparseOffsets):
         causes = np.empty(count, object)
         causes[:] = cause
         self.put(offsets, attempts=np.full(count, attempts), dead_us=np.full(count, dead_us), cause=causes)
+
+    def deaths(self, offsets: Int64s) -> tuple[Int64s, Int64s]:
+        """When each of ``offsets`` died, and after how many attempts; :data:`NOT_DEAD` where there is no dead letter."""
+        at = locate(self.offsets, offsets)
+        died_us, attempts = np.full(len(offsets), NOT_DEAD, np.int64), np.full(len(offsets), NOT_DEAD, np.int64)
+        here = at >= 0
+        died_us[here], attempts[here] = self["dead_us"][at[here]], self["attempts"][at[here]]
+        return died_us, attempts

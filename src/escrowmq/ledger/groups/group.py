@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Set
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.commands import Subscription
-from escrowmq.ledger.groups.cursors import ACKED, Cursor, Lease
+from escrowmq.ledger.groups.cursors import ACKED, TAKEN, Cursor, Lease
 
+ALL = ""
+"""Of a paused group: all its topics. No topic has this name."""
 MAX_ENDED = 4096
 """Ended leases remembered for repeated acknowledgements."""
 
@@ -49,6 +51,8 @@ class Group:
     """How many of its leases live."""
     served: int = -1
     """The queue id that was served last."""
+    paused: dict[str, int] = field(default_factory=dict)
+    """Topics of which nothing is handed out, and since when; ``ALL``: of none."""
 
     def cursor(self, queue_id: int) -> Cursor:
         """The cursor of a queue, or a new one for a queue that the group has not met: it is not kept."""
@@ -57,6 +61,16 @@ class Group:
     def meet(self, queue_id: int) -> Cursor:
         """The cursor of a queue, made and kept if the group has not met it."""
         return self.cursors.setdefault(queue_id, self.cursor(queue_id))
+
+    def is_paused(self, topic: str) -> bool:
+        """Whether nothing of a topic is handed out."""
+        return ALL in self.paused or topic in self.paused
+
+    @property
+    def flowing(self) -> tuple[str, ...]:
+        """The topics of which messages are handed out."""
+        topics = self.subscription.topics
+        return tuple(topic for topic in topics if not self.is_paused(topic)) if self.paused else topics
 
     def leases_of(self, member: int) -> list[Lease]:
         """The live leases of a member, oldest first."""
@@ -102,16 +116,23 @@ class Leases:
             self.remember(lease)
         self._drop_stale()
 
+    def drop(self, lease: Lease) -> None:
+        """End ``lease`` with all that is pending in it."""
+        lease.take(lease.start, lease.end, TAKEN)
+        del self.live[lease.id]
+        del lease.cursor.leases[lease.id]
+        self._drop_stale()
+
+    def forget(self, cursors: Collection[Cursor]) -> None:
+        """Remember nothing of ended leases of these cursors: a repeated acknowledgement is a late one."""
+        gone = set(map(id, cursors))
+        self.ended = {number: lease for number, lease in self.ended.items() if id(lease.cursor) not in gone}
+
     def remember(self, lease: Lease) -> None:
         """Keep an ended lease for repeated acknowledgements."""
         self.ended[lease.id] = lease
         if len(self.ended) > MAX_ENDED:
             del self.ended[next(iter(self.ended))]
-
-    def forget(self, queue_ids: Set[int]) -> None:
-        """Ended leases of these queues are remembered no more."""
-        for id in [id for id, lease in self.ended.items() if lease.cursor.queue_id in queue_ids]:
-            del self.ended[id]
 
     def find(self, id: int) -> Lease | None:
         """The lease, live or remembered."""

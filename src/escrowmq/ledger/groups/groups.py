@@ -8,7 +8,9 @@ Theory of operation:
    order: what is free of it, see ``order.py``). The lease's id is the log position of its row.
 3. ACKED, RETRIED, DEAD, BURIED and EXTENDED name a lease and touch only what is pending in it. So a lease that ended can do nothing
    (I27), and an acknowledgement can be repeated.
-4. What follows from a command is decided in ``consuming.py``; ``apply`` depends on the state and its arguments only.
+4. What operators do to a whole group (reset, pause, delete) is decided in ``operating.py``. Numbers of groups are never used again; of a
+   deleted one the name is known as long as the log may hold what it acknowledged.
+5. What follows from the other commands is decided in ``consuming.py``; ``apply`` depends on the state and its arguments only.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from escrowmq.ledger.commands import Rules
 from escrowmq.ledger.events import rows_of
 from escrowmq.ledger.groups import members, order, receiving, reports, snapshots, subscriptions
 from escrowmq.ledger.groups.cursors import ACKED, NOT_LEASED, PENDING, TAKEN, Cursor, Lease, State
-from escrowmq.ledger.groups.group import Group, Leases, Member
+from escrowmq.ledger.groups.group import ALL, Group, Leases, Member
 from escrowmq.ledger.groups.settling import RELEASED, UNSEEN
 from escrowmq.ledger.queues.topics import Topics
 from escrowmq.schemas import Kind
@@ -44,8 +46,12 @@ class Groups:
     """All consumer groups of a shard."""
 
     def __init__(self) -> None:
-        self.groups: list[Group] = []
+        self.groups: dict[int, Group] = {}
+        """By their numbers, in the order in which they were made."""
         self.by_name: dict[str, Group] = {}
+        self.next_ordinal = 0
+        self.deleted: dict[int, tuple[str, int]] = {}
+        """By number: the name, and the log position of the deletion."""
         self.leases = Leases()
         self.delivered = 0
         """Deliveries so far, repeats included."""
@@ -71,17 +77,52 @@ class Groups:
 
     def _apply_group(self, batch: pa.RecordBatch, _time_us: int, _topics: Topics, _rules: Rules) -> None:
         for row in batch.to_pylist():
-            group = Group(len(self.groups), row["name"], subscriptions.load(row["subscription"]))
+            group = Group(self.next_ordinal, row["name"], subscriptions.load(row["subscription"]))
             group.cursors = {int(id): Cursor(int(id), start) for id, start in group.subscription.starts.items()}
-            self.groups.append(group)
-            self.by_name[group.name] = group
+            self.groups[group.ordinal] = self.by_name[group.name] = group
+            self.next_ordinal += 1
 
     def _apply_altered(self, batch: pa.RecordBatch, _time_us: int, _topics: Topics, _rules: Rules) -> None:
         for ordinal, text in rows_of(batch):
             group = self.groups[ordinal]
             group.subscription = subscriptions.load(text)
+            group.paused = {t: us for t, us in group.paused.items() if t in (ALL, *group.subscription.topics)}
             for id, start in group.subscription.starts.items():
                 group.cursors.setdefault(int(id), Cursor(int(id), start))
+
+    def _apply_reset(self, batch: pa.RecordBatch, _time_us: int, _topics: Topics, _rules: Rules) -> None:
+        cursors = []
+        for ordinal, queue_id, offset in rows_of(batch):
+            group = self.groups[ordinal]
+            cursor = group.meet(queue_id)
+            self._end_leases(group, list(cursor.leases.values()))
+            cursor.reset(offset)
+            cursors.append(cursor)
+        self.leases.forget(cursors)
+
+    def _end_leases(self, group: Group, leases: Sequence[Lease]) -> None:
+        """Whatever is settled of these from now on comes too late."""
+        for lease in leases:
+            self.leases.drop(lease)
+            group.leases -= 1
+            if (member := group.members.get(lease.member)) is not None:
+                member.note(lease)
+
+    def _apply_paused(self, batch: pa.RecordBatch, time_us: int, _topics: Topics, _rules: Rules) -> None:
+        for ordinal, topic, paused in rows_of(batch):
+            group = self.groups[ordinal]
+            if paused:
+                group.paused[topic] = time_us
+            else:
+                group.paused.pop(topic, None)
+
+    def _apply_deleted(self, batch: pa.RecordBatch, _time_us: int, _topics: Topics, _rules: Rules) -> None:
+        for position, ordinal in rows_of(batch):
+            group = self.groups.pop(ordinal)
+            del self.by_name[group.name]
+            self._end_leases(group, [x for cursor in group.cursors.values() for x in cursor.leases.values()])
+            self.leases.forget(list(group.cursors.values()))
+            self.deleted[ordinal] = (group.name, position)
 
     def _apply_leased(self, rows: Rows, time_us: int, topics: Topics, _rules: Rules) -> None:
         for id, ordinal, queue_id, start, count, attempt, member, deadline_us in rows:
@@ -172,8 +213,7 @@ class Groups:
             if due_us == UNSEEN:
                 attempt, due_us = lease.attempt, time_us
             elif due_us == RELEASED:
-                subscription = self.groups[lease.group].subscription
-                attempt = max(lease.attempt, min(2, subscriptions.redelivery(subscription, rules).attempts))
+                attempt = max(lease.attempt, subscriptions.repeated(self.groups[lease.group].subscription, rules))
                 due_us = time_us
             found.setdefault((lease.group, lease.cursor.queue_id), (lease.cursor, []))[1].append(
                 (offsets, attempt, due_us)
@@ -218,25 +258,31 @@ class Groups:
             size = len(chosen)
             cursor.retries.put(chosen, attempt=np.ones(size, np.int32), due_us=np.full(size, time_us))
 
-    def _apply_keyed(self, batch: pa.RecordBatch, time_us: int, _topics: Topics, _rules: Rules) -> None:
+    def _apply_keyed(self, batch: pa.RecordBatch, time_us: int, _topics: Topics, rules: Rules) -> None:
         ordinals, queue_ids, offsets, keys = (column.to_numpy() for column in batch.columns)
         for ordinal, queue_id in sorted(set(zip(ordinals.tolist(), queue_ids.tolist(), strict=True))):
             chosen = np.flatnonzero((ordinals == ordinal) & (queue_ids == queue_id))
             chosen = chosen[np.argsort(offsets[chosen])]
-            cursor = self.groups[ordinal].meet(queue_id)
+            group = self.groups[ordinal]
+            cursor = group.meet(queue_id)
             cursor.retries.tell_keys(offsets[chosen], keys[chosen])
             new = chosen[offsets[chosen] >= cursor.next]
             if len(new):
-                cursor.take_up(offsets[new], keys[new], time_us)
+                cursor.take_up(offsets[new], keys[new], time_us, subscriptions.repeated(group.subscription, rules))
 
     def _apply_extended(self, rows: Rows, _time_us: int, _topics: Topics, _rules: Rules) -> None:
         for id, deadline_us in rows:
             if (lease := self.leases.live.get(id)) is not None:
                 self.leases.extend(lease, deadline_us)
 
-    def apply_trim(self, topics: Topics, queue_ids: set[int] | None = None) -> None:
+    def apply_trim(self, topics: Topics, position: int) -> None:
+        """Retention of the log moved heads of queues. ``position``: what stands below in the log is forgotten."""
+        self.deleted = {number: known for number, known in self.deleted.items() if known[1] >= position}
+        self.apply_heads(topics)
+
+    def apply_heads(self, topics: Topics, queue_ids: set[int] | None = None) -> None:
         """Retention moved heads of queues (None: maybe of all): what lies below and was not done expires, and is counted as such."""
-        for group in self.groups:
+        for group in self.groups.values():
             subscribed = subscriptions.queue_ids(group.subscription.topics, topics)
             met = {*subscribed, *group.cursors}
             for queue_id in sorted(met if queue_ids is None else met & queue_ids):
@@ -251,25 +297,25 @@ class Groups:
 
     def meet_at(self, topic: str, queue_id: int, start: int) -> None:
         """A topic got a queue that begins at ``start``: so do its groups."""
-        for group in self.groups:
+        for group in self.groups.values():
             if topic in group.subscription.topics:
                 group.cursors.setdefault(queue_id, Cursor(queue_id, start))
 
     def lose(self, topic: str, queue_ids: Sequence[int]) -> None:
         """A topic is deleted: what the groups have of it goes, leases and dead letters too."""
-        gone = set(queue_ids)
-        for group in self.groups:
-            for queue_id in gone & group.cursors.keys():
-                for lease in list(group.cursors[queue_id].leases.values()):
-                    lease.take(lease.start, lease.end, TAKEN)
-                    self._changed(lease)
-                del group.cursors[queue_id]
-            group.subscription = subscriptions.without(group.subscription, topic, gone)
-        self.leases.forget(gone)
+        for group in self.groups.values():
+            cursors = [group.cursors.pop(id) for id in queue_ids if id in group.cursors]
+            self._end_leases(group, [lease for cursor in cursors for lease in cursor.leases.values()])
+            self.leases.forget(cursors)
+            group.subscription = subscriptions.without(group.subscription, topic, set(queue_ids))
+            group.paused.pop(topic, None)
 
     _acts: ClassVar[dict[Kind, Callable[[Groups, pa.RecordBatch, int, Topics, Rules], None]]] = {
         Kind.GROUP: _apply_group,
         Kind.ALTERED: _apply_altered,
+        Kind.GROUP_RESET: _apply_reset,
+        Kind.GROUP_PAUSED: _apply_paused,
+        Kind.GROUP_DELETED: _apply_deleted,
         Kind.DEAD_SETTLED: _apply_dead_settled,
         Kind.JOINED: _apply_joined,
         Kind.KEPT: _apply_kept,
@@ -293,13 +339,14 @@ class Groups:
     # Looking
 
     def has_work(self, group: str, topics: Topics, now_us: int) -> bool:
-        """Whether a receive of this group would lease something or pass over something now (leases' limit apart)."""
+        """Whether a receive of this group would lease something or pass over something now (leases' limit apart), or be refused as
+        the group is gone."""
         if (found := self.by_name.get(group)) is None:
-            return False
-        ordered = found.subscription.ordered
-        if any(member.doubted for member in found.members.values()):
             return True
-        for queue_id in subscriptions.queue_ids(found.subscription.topics, topics):
+        ordered = found.subscription.ordered
+        if any(members.in_doubt(found, member, topics) for member in found.members.values()):
+            return True
+        for queue_id in subscriptions.queue_ids(found.flowing, topics):
             cursor = found.cursors.get(queue_id)
             if cursor is None:
                 if topics.queues[queue_id].end:
@@ -337,14 +384,14 @@ class Groups:
         """The groups that consume a topic, or left it and have something of it to do."""
         return [
             group.name
-            for group in self.groups
+            for group in self.groups.values()
             if topic in group.subscription.topics
             or any(cursor.unfinished for id in queue_ids if (cursor := group.cursors.get(id)) is not None)
         ]
 
     def dead_in(self, queue_ids: Sequence[int]) -> int:
         """Dead letters of all groups in these queues."""
-        found = (group.cursors.get(id) for group in self.groups for id in queue_ids)
+        found = (group.cursors.get(id) for group in self.groups.values() for id in queue_ids)
         return sum(len(cursor.dead) for cursor in found if cursor is not None)
 
     def group(self, name: str) -> Group:
@@ -353,13 +400,14 @@ class Groups:
             raise error(Code.UNKNOWN_GROUP, f"no consumer group {name!r}")
         return group
 
-    def names(self) -> list[str]:
-        """All consumer groups, by ordinal."""
-        return [group.name for group in self.groups]
+    def names(self) -> dict[int, str]:
+        """All consumer groups by their numbers, the deleted ones, too, of which the log may hold something."""
+        gone = {number: name for number, (name, _) in self.deleted.items()}
+        return gone | {number: group.name for number, group in self.groups.items()}
 
     def describe(self, topics: Topics, rules: Rules) -> list[dict[str, Any]]:
         """All groups for people and JSON: see :func:`escrowmq.ledger.groups.reports.describe`."""
-        return [reports.describe(group, topics, rules) for group in self.groups]
+        return [reports.describe(group, topics, rules) for group in self.groups.values()]
 
     def members(self, group: str, topics: Topics) -> list[dict[str, Any]]:
         """What each member holds: see :func:`escrowmq.ledger.groups.members.describe`; UNKNOWN_GROUP."""
@@ -371,6 +419,15 @@ class Groups:
         """Dead letters by queue id and offset, at most ``limit``, beginning after the pair ``after``; UNKNOWN_GROUP."""
         return reports.dead_letters(self.group(group), topics, limit, after)
 
+    def deaths(self, group: str, queue_ids: Int64s, offsets: Int64s) -> tuple[Int64s, Int64s]:
+        """When what stands at these places died for a group, and after how many attempts; ``NOT_DEAD`` where there is no dead
+        letter. UNKNOWN_GROUP."""
+        found, died_us, attempts = self.group(group), np.empty(len(offsets), np.int64), np.empty(len(offsets), np.int64)
+        for queue_id in np.unique(queue_ids).tolist():
+            rows = np.flatnonzero(queue_ids == queue_id)
+            died_us[rows], attempts[rows] = found.cursor(queue_id).dead.deaths(offsets[rows])
+        return died_us, attempts
+
     def account(self, group: str, queue_id: int, topics: Topics) -> dict[str, Int64s]:
         """Every offset of a queue, ``0 .. end``, in exactly one array (I26): ``waiting``, or a state in lower case."""
         cursor = self.group(group).cursor(queue_id)
@@ -381,13 +438,15 @@ class Groups:
 
     def snapshot(self) -> dict[str, pa.Table]:
         """The state as tables whose names begin with ``groups_``; copies."""
-        return snapshots.dump(self.groups, self.leases, self.delivered, self.acked)
+        return snapshots.dump(self)
 
     def restore(self, tables: dict[str, pa.Table]) -> None:
         """Become what :meth:`snapshot` gave (this one being new)."""
-        self.groups, self.leases, self.delivered, self.acked = snapshots.load(tables)
-        self.by_name = {group.name: group for group in self.groups}
-        for group in self.groups:
+        groups, self.leases, self.next_ordinal, self.delivered, self.acked = snapshots.load(tables)
+        self.deleted = snapshots.load_deleted(tables)
+        self.groups = {group.ordinal: group for group in groups}
+        self.by_name = {group.name: group for group in groups}
+        for group in groups:
             for cursor in group.cursors.values():
                 self._wake_at(set(cursor.retries["due_us"].tolist()), 0)
 

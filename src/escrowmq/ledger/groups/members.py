@@ -104,10 +104,18 @@ class Handing:
         ]
 
 
+def in_doubt(group: Group, member: Member, topics: Topics) -> list[Lease]:
+    """The leases with something in doubt of ``member`` that may be handed out, oldest first."""
+    found = sorted(member.doubted.values(), key=lambda lease: lease.id)
+    if not group.paused:
+        return found
+    return [lease for lease in found if not group.is_paused(topics.queues[lease.cursor.queue_id].place.topic)]
+
+
 def hand_over(plan: Plan, group: Group, member: Member, topics: Topics, max_attempts: int) -> Handing:
     """What is in doubt of ``member``, up to the plan's bounds, which it lowers (in order: to the end of a lease)."""
     handing, ordered = Handing(), group.subscription.ordered
-    for lease in sorted(member.doubted.values(), key=lambda lease: lease.id):
+    for lease in in_doubt(group, member, topics):
         if plan.budget <= 0:
             break
         if ordered and _is_busy(lease):

@@ -63,12 +63,12 @@ def waiting(cursor: Cursor) -> Waiting:
     return Waiting(retries.offsets, retries["attempt"], retries["due_us"], retries["key"])
 
 
-def with_taken(rows: Waiting, offsets: Int64s, keys: Int64s, now_us: int) -> Waiting:
-    """``rows`` as they will be once ``offsets`` are taken up."""
+def with_taken(rows: Waiting, offsets: Int64s, attempts: Int32s, keys: Int64s, now_us: int) -> Waiting:
+    """``rows`` as they will be once ``offsets`` are taken up, to be delivered as ``attempts``."""
     size = len(offsets)
     return Waiting(
         np.concatenate([rows.offsets, offsets]),
-        np.concatenate([rows.attempts, np.ones(size, np.int32)]),
+        np.concatenate([rows.attempts, attempts]),
         np.concatenate([rows.due_us, np.full(size, now_us)]),
         np.concatenate([rows.keys, keys]),
     )

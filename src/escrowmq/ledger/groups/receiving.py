@@ -6,7 +6,8 @@ Rules:
    queues, beginning after the queue that was served last, so that no queue starves another.
 2. A first delivery takes the next offsets of its queue as one range. What the tags exclude lies inside the range and is
    done with it; what lies before the first match is a range of its own, which holds nothing and makes no lease.
-3. In an ordered group a queue has one lease at a time, and while it has retries nothing but they is leased: no message
+3. What a reset brings again (``again.py``) is leased apart from what is delivered for the first time: a lease has one attempt.
+4. In an ordered group a queue has one lease at a time, and while it has retries nothing but they is leased: no message
    overtakes one of its key that failed (``order.py``).
 """
 
@@ -146,6 +147,7 @@ def add_in_order(
     queue: QueueIndex,
     tags: list[int] | None,
     now_us: int,
+    repeated: int,
     keys_of: Callable[[int, Int64s], Int64s],
 ) -> None:
     """Lease what is free of an ordered group's queue with retries, having taken up what follows if there is room for it."""
@@ -154,14 +156,15 @@ def add_in_order(
     rows = order.waiting(cursor)
     if order.may_take_up(cursor, queue.end) and order.fresh(rows, now_us) < plan.budget:
         start = cursor.next
-        end, chosen = _search(queue, start, tags, order.TAKE_UP)
+        end, chosen = _search(queue, start, queue.end, tags, order.TAKE_UP)
         if not len(chosen):
             plan.add(cursor, queue, start, end, 1, _NONE)
         else:
             keys = keys_of(cursor.queue_id, chosen)
             known = int(np.append(keys == order.UNKNOWN, True).argmax())  # an unreadable one waits until it is alone
             plan.keyed.append((group, cursor.queue_id, chosen[:known], keys[:known]))
-            rows = order.with_taken(rows, chosen[:known], keys[:known], now_us)
+            attempts = cursor.again.attempts(chosen[:known], repeated)
+            rows = order.with_taken(rows, chosen[:known], attempts, keys[:known], now_us)
     if (attempt := order.next_attempt(rows, now_us)) is None:
         return
     offsets = rows.offsets[order.deliverable(rows, attempt, now_us)][: plan.budget]
@@ -170,28 +173,38 @@ def add_in_order(
     plan.add(cursor, queue, start, end, attempt, None if end - start == len(offsets) else offsets)
 
 
-def add_fresh(plan: Plan, cursor: Cursor, queue: QueueIndex, ordered: bool, tags: list[int] | None) -> None:
-    """Lease the next range that was never delivered."""
+def add_fresh(
+    plan: Plan, cursor: Cursor, queue: QueueIndex, ordered: bool, tags: list[int] | None, repeated: int
+) -> None:
+    """Lease the next range of what was never delivered, or not since a reset: that as attempt ``repeated`` if it was before."""
     if plan.full or cursor.next >= queue.end or (ordered and (cursor.leases or len(cursor.retries))):
         return
-    start = cursor.next
-    if tags is None:
-        plan.add(cursor, queue, start, min(queue.end, start + plan.budget), 1, None)
-        return
-    first = _first_match(queue, start, tags)
-    if first > start:
-        plan.add(cursor, queue, start, first, 1, _NONE)
-    if first < queue.end and first < start + MAX_PASSED:
-        end, chosen = _search(queue, first, tags, plan.budget)
-        plan.add(cursor, queue, first, end, 1, chosen)
+    start, room = cursor.next, plan.room
+    last = min(queue.end, start + MAX_PASSED)
+    while start < last and not plan.full and not (ordered and plan.room < room):
+        again, end = cursor.again.stretch(start, last)
+        attempt = repeated if again else 1
+        if tags is None:
+            until = min(end, start + plan.budget)
+            plan.add(cursor, queue, start, until, attempt, None)
+        else:
+            first = until = _first_match(queue, start, end, tags)
+            if first > start:
+                plan.add(cursor, queue, start, first, attempt, _NONE)
+            if first < end:
+                until, chosen = _search(queue, first, end, tags, plan.budget)
+                plan.add(cursor, queue, first, until, attempt, chosen)
+                if until < end:
+                    return
+        start = until
 
 
 _NONE: Int64s = np.empty(0, np.int64)
 
 
-def _first_match(queue: QueueIndex, start: int, tags: list[int]) -> int:
-    """The first offset from ``start`` on that has one of the tags, or where the search ended."""
-    last, step = min(queue.end, start + MAX_PASSED), 256
+def _first_match(queue: QueueIndex, start: int, last: int, tags: list[int]) -> int:
+    """The first offset from ``start`` to before ``last`` that has one of the tags; ``last``: none has."""
+    step = 256
     while start < last:
         end = min(last, start + step)
         found = matching(queue, start, end, tags)
@@ -201,13 +214,13 @@ def _first_match(queue: QueueIndex, start: int, tags: list[int]) -> int:
     return last
 
 
-def _search(queue: QueueIndex, start: int, tags: list[int] | None, most: int) -> tuple[int, Int64s]:
-    """At most ``most`` offsets from ``start`` on that have one of the tags (None: any), and where the search ended."""
+def _search(queue: QueueIndex, start: int, last: int, tags: list[int] | None, most: int) -> tuple[int, Int64s]:
+    """At most ``most`` offsets from ``start`` to before ``last`` that have one of the tags (None: any), and where the search ended."""
     if tags is None:
-        end = min(queue.end, start + most)
+        end = min(last, start + most)
         return end, np.arange(start, end)
     found: list[Int64s] = []
-    last, end, step = min(queue.end, start + SPAN), start, 2 * most
+    last, end, step = min(last, start + SPAN), start, 2 * most
     while end < last and most > 0:
         begin, end = end, min(last, end + step)
         chosen = np.flatnonzero(matching(queue, begin, end, tags)) + begin

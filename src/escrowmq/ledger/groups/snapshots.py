@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from escrowmq.ledger.columns.arrays import int64s, table_of
 from escrowmq.ledger.groups import subscriptions
+from escrowmq.ledger.groups.again import Again
 from escrowmq.ledger.groups.cursors import Cursor, Lease
 from escrowmq.ledger.groups.group import Group, Leases, Member
 from escrowmq.ledger.groups.order import UNKNOWN
 
-_LIST = pa.schema([("name", pa.utf8()), ("subscription", pa.utf8()), *int64s("turn", "delivered", "acked")])
+_LIST = pa.schema(
+    [
+        ("name", pa.utf8()),
+        ("subscription", pa.utf8()),
+        ("turn", pa.int64()),
+        ("group", pa.int32()),  # its number; absent, as is paused, in older snapshots, where groups were counted
+        ("paused", pa.utf8()),  # JSON
+    ]
+)
+_TOTALS = pa.schema(int64s("next_group", "delivered", "acked"))  # older ones: in each row of the list
+_DELETED = pa.schema([("group", pa.int32()), ("name", pa.utf8()), ("position", pa.int64())])
 _PLACE = [("group", pa.int32()), ("queue_id", pa.int32())]
 _CURSORS = pa.schema([*_PLACE, *int64s("base", "next"), ("counts", pa.list_(pa.int64()))])
 _RUNS = pa.schema([*_PLACE, ("start", pa.int64()), ("state", pa.uint8())])
+_AGAIN = pa.schema([*_PLACE, *int64s("start", "end")])
 _RETRIES = pa.schema(
     [
         *_PLACE,
@@ -45,17 +58,35 @@ _NAMED = [("group", pa.int32()), ("member", pa.int64()), ("instance", pa.utf8())
 _MEMBERS = pa.schema([*_NAMED, *int64s("epoch", "process", "joined_us"), ("fenced", pa.bool_())])
 
 
-def dump(groups: Sequence[Group], leases: Leases, delivered: int, acked: int) -> dict[str, pa.Table]:
+class State(Protocol):
+    """The state of all groups, as :class:`escrowmq.ledger.groups.groups.Groups` has it."""
+
+    groups: dict[int, Group]
+    leases: Leases
+    next_ordinal: int
+    deleted: dict[int, tuple[str, int]]
+    delivered: int
+    acked: int
+
+
+def dump(state: State) -> dict[str, pa.Table]:
     """The tables of a snapshot; they share no memory with the state."""
-    listed = [(g.name, subscriptions.dump(g.subscription), g.served, delivered, acked) for g in groups]
+    groups, leases = list(state.groups.values()), state.leases
+    listed = [
+        (g.name, subscriptions.dump(g.subscription), g.served, g.ordinal, json.dumps(g.paused, sort_keys=True))
+        for g in groups
+    ]
     cursors = [(g, c) for g in groups for _, c in sorted(g.cursors.items())]
     members = [
         (g.ordinal, m.id, m.name, m.epoch, m.process, m.joined_us, m.fenced) for g in groups for m in g.members.values()
     ]
     return {
         "groups_list": table_of(_LIST, listed),
+        "groups_totals": table_of(_TOTALS, [(state.next_ordinal, state.delivered, state.acked)]),
+        "groups_deleted": table_of(_DELETED, [(number, *known) for number, known in state.deleted.items()]),
         "groups_cursors": table_of(_CURSORS, [(g.ordinal, c.queue_id, c.base, c.next, c.counts) for g, c in cursors]),
         "groups_runs": _stack(_RUNS, [(g, c, list(c.runs())) for g, c in cursors]),
+        "groups_again": _stack(_AGAIN, [(g, c, [c.again.starts, c.again.ends]) for g, c in cursors]),
         "groups_retries": _stack(_RETRIES, [(g, c, c.retries.arrays()) for g, c in cursors]),
         "groups_dead": _stack(_DEAD, [(g, c, c.dead.arrays()) for g, c in cursors]),
         "groups_leases": table_of(_LEASES, [_lease_row(x) for x in (*leases.live.values(), *leases.ended.values())]),
@@ -81,21 +112,26 @@ def _stack(schema: pa.Schema, parts: list[tuple[Group, Cursor, list[Any]]]) -> p
     return pa.table(arrays, schema=schema)
 
 
-def load(tables: dict[str, pa.Table]) -> tuple[list[Group], Leases, int, int]:
-    """The state that :func:`dump` wrote: groups, leases, deliveries and acknowledgements so far."""
-    groups: list[Group] = []
-    delivered = acked = 0
+def load(tables: dict[str, pa.Table]) -> tuple[list[Group], Leases, int, int, int]:
+    """The state that :func:`dump` wrote: groups, leases, the next group's number, deliveries and acknowledgements so far."""
+    groups: dict[int, Group] = {}
+    totals = 0, 0, 0
     for row in tables["groups_list"].to_pylist():
-        group = Group(len(groups), row["name"], subscriptions.load(row["subscription"]))
-        group.served, delivered, acked = row["turn"], row["delivered"], row["acked"]
-        groups.append(group)
-    tables = {**tables, "groups_retries": _with_keys(tables["groups_retries"])}
-    runs, retries, dead = (_Slices(tables[f"groups_{name}"]) for name in ("runs", "retries", "dead"))
+        group = Group(row.get("group", len(groups)), row["name"], subscriptions.load(row["subscription"]))
+        group.served, group.paused = row["turn"], json.loads(row.get("paused", "{}"))
+        groups[group.ordinal] = group
+        totals = len(groups), row.get("delivered", 0), row.get("acked", 0)
+    if "groups_totals" in tables:
+        (row,) = tables["groups_totals"].to_pylist()
+        totals = row["next_group"], row["delivered"], row["acked"]
+    tables = {"groups_again": _AGAIN.empty_table(), **tables, "groups_retries": _with_keys(tables["groups_retries"])}
+    runs, again, retries, dead = (_Slices(tables[f"groups_{name}"]) for name in ("runs", "again", "retries", "dead"))
     for row in tables["groups_cursors"].to_pylist():
         place = (row["group"], row["queue_id"])
         cursor = Cursor(row["queue_id"], 0)
         starts, states = runs.of(*place)
         cursor.restore(row["base"], row["next"], starts, states, row["counts"])
+        cursor.again = Again(*again.of(*place))
         cursor.retries.load(*retries.of(*place))
         cursor.dead.load(*dead.of(*place))
         groups[row["group"]].cursors[row["queue_id"]] = cursor
@@ -103,7 +139,13 @@ def load(tables: dict[str, pa.Table]) -> tuple[list[Group], Leases, int, int]:
         groups[row["group"]].members[row["member"]] = Member(
             row["member"], row["instance"], row["epoch"], row["process"], row["joined_us"], fenced=row["fenced"]
         )
-    return groups, _load_leases(groups, tables["groups_leases"].to_pylist()), delivered, acked
+    return list(groups.values()), _load_leases(groups, tables["groups_leases"].to_pylist()), *totals
+
+
+def load_deleted(tables: dict[str, pa.Table]) -> dict[int, tuple[str, int]]:
+    """Of deleted groups, by their numbers: the name, and the position of the deletion."""
+    rows = tables["groups_deleted"].to_pylist() if "groups_deleted" in tables else ()
+    return {row["group"]: (row["name"], row["position"]) for row in rows}
 
 
 def _with_keys(retries: pa.Table) -> pa.Table:
@@ -113,7 +155,7 @@ def _with_keys(retries: pa.Table) -> pa.Table:
     return retries.append_column("key", pa.array(np.full(retries.num_rows, UNKNOWN, np.int64)))
 
 
-def _load_leases(groups: Sequence[Group], rows: Sequence[dict[str, Any]]) -> Leases:
+def _load_leases(groups: dict[int, Group], rows: Sequence[dict[str, Any]]) -> Leases:
     leases = Leases()
     for row in rows:
         group = groups[row["group"]]

@@ -179,6 +179,11 @@ def load(text: str) -> Subscription:
     return Subscription(**fields)
 
 
+def repeated(subscription: Subscription, rules: Rules) -> int:
+    """The attempt of a repeat that is not charged: told from a first delivery (I23), if the group has more than one."""
+    return min(2, redelivery(subscription, rules).attempts)
+
+
 def redelivery(subscription: Subscription, rules: Rules) -> Redelivery:
     """When and how often a group gets a message again that failed: its own rules, else the shard's."""
     own = subscription

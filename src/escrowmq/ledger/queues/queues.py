@@ -100,6 +100,11 @@ class QueueIndex:
         index = int(np.searchsorted(times["bytes"], self.bytes_total - size, side="left"))
         return max(times.item("offset", min(index, len(times) - 1)), self.head)
 
+    def visible_us(self, offset: int) -> int:
+        """When a stored offset became visible."""
+        index = int(np.searchsorted(self._times["offset"], offset, side="right")) - 1
+        return int(self._times["time_us"][max(index, 0)]) if len(self._times) else 0
+
     def find(self, position: int, since_us: int = 0) -> int | None:
         """The offset of a log position; None if it is not here. Looks at what became visible at ``since_us`` or later, oldest first, in
         pieces: few of them if that is when it did."""

@@ -147,11 +147,6 @@ class Topics:
         """Whether something behind ``position`` may be let go of before the broker's retention."""
         return self.deleted_position > position or self.any_own
 
-    @property
-    def were_altered(self) -> bool:
-        """Whether a topic was deleted, or has a retention of its own."""
-        return bool(self.deleted) or self.any_own
-
     # Tags
 
     def tag_number(self, tag: str) -> int | None:

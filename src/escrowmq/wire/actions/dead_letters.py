@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal, NotRequired, TypedDict
 
 from escrowmq.wire.actions.action import Action, OfGroup, Paged, Results, Signed
-from escrowmq.wire.values import MessageId, Offset, Position, QueueId, QueueNumber, TimeUs, TopicName
+from escrowmq.wire.values import MessageId, Offset, PageLimit, Position, QueueId, QueueNumber, TimeUs, TopicName
 
 
 class List(OfGroup, Paged):
@@ -20,6 +20,15 @@ class Item(TypedDict):
     topic: TopicName
     queue: QueueNumber
     offset: Offset
+
+
+class Shown(Item):
+    """A dead letter as it was shown to whoever decides about it."""
+
+    dead_us: NotRequired[
+        Annotated[int, "`dead_us` as listed: if it died again since, the result is CONFLICT, and nothing is done"]
+    ]
+    attempts: NotRequired[Annotated[int, "`attempts` as listed, to the same end"]]
 
 
 class DeadLetter(Item):
@@ -47,11 +56,18 @@ class Settle(OfGroup, Signed):
     """Which dead letters, and what to do with them."""
 
     act: Annotated[Literal["retry", "discard"], "`retry`: deliver again, attempts counted anew; `discard`: for good"]
-    items: NotRequired[list[Item]]
-    all: NotRequired[Annotated[bool, "all of the group instead of `items`"]]
+    items: NotRequired[list[Shown]]
+    all: NotRequired[Annotated[bool, "all of the group instead of `items`, by pages"]]
+    limit: NotRequired[Annotated[PageLimit, "of `all`: at most so many at a time"]]
+    after: NotRequired[Annotated[list[int], "of `all`: `next` of the answer before"]]
+
+
+class Settled(Results):
+    """What became of each: OK, NOT_FOUND (it is no dead letter, or no longer), CONFLICT (it is another death now), DAMAGED (its
+    content is lost: it cannot be delivered again)."""
+
+    next: NotRequired[Annotated[list[int], "of `all`: `after` of the next request, if there may be more"]]
 
 
 LIST = Action("dead_letters.list", List, Page, "Dead letters of a consumer group, by pages.", reads_only=True)
-SETTLE = Action(
-    "dead_letters.settle", Settle, Results, "Deliver dead letters again (DAMAGED: that cannot be), or discard them."
-)
+SETTLE = Action("dead_letters.settle", Settle, Settled, "Deliver dead letters again, or discard them.")

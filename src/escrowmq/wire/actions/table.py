@@ -11,6 +11,7 @@ from escrowmq.wire.actions import (
     groups,
     messages,
     producers,
+    standing,
     topics,
     transactions,
     writers,
@@ -19,7 +20,7 @@ from escrowmq.wire.actions.action import Action
 
 ACTIONS: dict[str, Action[Any, Any]] = {
     value.name: value
-    for module in (brokers, topics, producers, groups, transactions, writers, dead_letters, messages, acts)
+    for module in (brokers, topics, producers, groups, transactions, writers, dead_letters, messages, acts, standing)
     for value in vars(module).values()
     if isinstance(value, Action)
 }

@@ -1,0 +1,55 @@
+"""Acts as they are told to whoever asks, the same from a broker and from a database; and who acts."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from escrowmq.acts.chain import Break
+from escrowmq.acts.journal import Listed
+from escrowmq.wire.actions.acts import Act, Broken
+
+
+def acting_user() -> str:
+    """Who acts: user and host, as the operating system names them. Nobody verifies it."""
+    return f"{_user()}@{socket.gethostname()}"
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a user number without a name
+        return str(os.getuid()) if hasattr(os, "getuid") else "somebody"
+
+
+def results(codes: Sequence[str]) -> dict[str, Any]:
+    """What the record says of an act with a result for each of many things: the code of each, or, of one code, that one alone."""
+    kinds = Counter(codes)
+    return {"results": dict(kinds)} if len(kinds) < 2 else {"results": dict(kinds), "each": list(codes)}
+
+
+def told(one: Listed) -> Act:
+    """An act with what came of it."""
+    begun, ended = one.begun, one.ended
+    act = Act(
+        number=begun.number, time_us=begun.at_us, act=begun.act or "", by=begun.by, why=begun.why, what=begun.what,
+        hash=one.hash,
+    )  # fmt: skip
+    if ended is not None:
+        act |= {"ended_us": ended.at_us, "ended": ended.ended or {}}
+    return act
+
+
+def told_breaks(breaks: Iterable[Break]) -> list[Broken]:
+    """The places where a chain is broken."""
+    broken: list[Broken] = []
+    for one in breaks:
+        place = Broken(line=one.line, what=one.what)
+        if one.number is not None:
+            place["number"] = one.number
+        broken.append(place)
+    return broken

@@ -1,0 +1,36 @@
+"""How topics, groups and single messages stand."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from escrowmq.broker.actions.answering import answers
+from escrowmq.broker.reads.places import message_standing
+from escrowmq.broker.reads.readable import Readable
+from escrowmq.broker.reads.standing import standing
+from escrowmq.wire.actions import standing as actions
+from escrowmq.wire.actions.action import Nothing
+
+_WHOLE = frozenset({"lag_seconds", "oldest_seconds"})
+
+
+@answers(actions.ALL)
+def _all(engine: Readable, _: Nothing) -> actions.Standings:
+    found = standing(engine)
+    consumers = [{**_row(one), "receiving": engine.receiving(one.labels["group"])} for one in found["consumer"]]
+    rows = {
+        "topics": [*map(_row, found["topic"])],
+        "consumers": consumers,
+        "producers": [*map(_row, found["producer"])],
+    }
+    return cast(actions.Standings, rows)
+
+
+def _row(one: Any) -> dict[str, Any]:
+    """Labels and numbers; counts are whole ones."""
+    return {**one.labels, **{n: v if n in _WHOLE else int(v) for n, v in one.numbers.items()}}
+
+
+@answers(actions.OF_MESSAGE)
+def _of_message(engine: Readable, request: actions.AskOfMessage) -> actions.OfMessage:
+    return message_standing(engine, request)

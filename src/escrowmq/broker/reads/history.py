@@ -1,0 +1,206 @@
+"""What happened to one message in its consumer groups, read from the log.
+
+The log says what happened to ranges of a queue, or of a lease, and a range may span messages that it does not hold. So each group's way is
+followed step by step: a lease holds the message only if the message was free then, and due, and of that attempt.
+
+Reading begins when the message came to its place, and ends as soon as every group stands as the ledger says it does; so what was acknowledged
+soon after it came costs little in a log of any size. At most :data:`MOST_FRAMES` frames are read; the answer says up to when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from escrowmq.broker.reads.readable import Readable
+from escrowmq.errors import Code, Rejected
+from escrowmq.ledger.columns.schedule import NEVER_US
+from escrowmq.ledger.groups.groups import DISCARD
+from escrowmq.ledger.groups.settling import RELEASED, UNSEEN
+from escrowmq.log.seam import Frame
+from escrowmq.schemas import Kind
+from escrowmq.wire.actions.standing import AtGroup, Happened
+
+MOST_FRAMES = 10_000
+"""Frames that are read for one message: some tenths of a second."""
+MOST_EVENTS = 1_000
+
+_UNTOUCHED = ("waiting", "filtered", "skipped", "expired", "gone")
+
+
+class Known(NamedTuple):
+    """A group, and where the message stands for it now."""
+
+    ordinal: int
+    name: str
+    stands: AtGroup
+
+
+@dataclass(slots=True)
+class _Way:
+    """A message's way through one group so far."""
+
+    name: str
+    stands: AtGroup
+    state: str = "waiting"
+    lease: int | None = None
+    deadline_us: int = NEVER_US
+    attempt: int | None = 1
+    """Of the next lease that may hold it, or of the one that does; None: that is not known."""
+    due_us: int = 0
+    dead_us: int = 0
+    events: list[Happened] = field(default_factory=list)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has come to where the message stands now: nothing more can be found."""
+        now = self.stands
+        if now["state"] != self.state:
+            return now["state"] in _UNTOUCHED
+        if self.state == "leased":
+            return self.lease == now.get("lease")
+        if self.state == "retrying":
+            return self.due_us == now.get("due_us") and self.attempt in (None, now.get("attempt"))
+        return self.state != "dead" or self.dead_us == now.get("dead_us")
+
+    def note(self, frame: Frame, row: int, event: str, **more: Any) -> None:
+        """Something happened to it."""
+        happened: Any = {"group": self.name, "event": event, "time_us": frame.time_us, "position": frame.position + row}
+        happened.update(more)
+        self.events.append(happened)
+
+
+def read_history(
+    engine: Readable, queue_id: int, offset: int, placed_us: int, known: list[Known]
+) -> tuple[list[Happened], int | None]:
+    """What happened to the message at a place, oldest first; and up to when that was read, None: all of it."""
+    ways = {one.ordinal: _Way(one.name, one.stands) for one in known}
+    reading = _Reading(queue_id, offset, ways)
+    until_us: int | None = None
+    log = engine.log
+    start = max(log.position_at(placed_us), log.first_position)
+    try:
+        for count, frame in enumerate(log.frames_at(start, list(_TAKES), damaged=True)):
+            if all(way.is_over for way in ways.values()):
+                break
+            if count == MOST_FRAMES or sum(len(way.events) for way in ways.values()) >= MOST_EVENTS:
+                until_us = frame.time_us
+                break
+            if frame.damage is None:
+                _TAKES[frame.kind](reading, frame)
+    except Rejected as problem:
+        if problem.code is not Code.RANGE_PURGED:  # retention came to it while it was read
+            raise
+        until_us = placed_us
+    events = [event for way in ways.values() for event in way.events]
+    return sorted(events, key=lambda event: event["position"]), until_us
+
+
+class _Reading:
+    """The ways of one message through all groups, frame by frame."""
+
+    def __init__(self, queue_id: int, offset: int, ways: dict[int, _Way]) -> None:
+        self.queue_id = queue_id
+        self.offset = offset
+        self.ways = ways
+
+    def leased(self, frame: Frame) -> None:
+        """New leases, some of which may span the message."""
+        batch = frame.batch
+        rows = self._spanning(frame, batch.column("queue_id").to_numpy() == self.queue_id)
+        for row in rows:
+            lease, group, _, _, _, attempt, member, deadline_us = (column[row].as_py() for column in batch.columns)
+            way = self.ways.get(group)
+            if way is None or way.state not in ("waiting", "retrying") or way.stands["state"] in _UNTOUCHED:
+                continue
+            if way.due_us > frame.time_us or way.attempt not in (None, attempt):
+                continue
+            way.state, way.lease, way.attempt, way.deadline_us = "leased", lease, attempt, deadline_us
+            way.note(frame, row, "leased", attempt=attempt, lease=lease, member=member)
+
+    def handed(self, frame: Frame) -> None:
+        """Leases that were handed to the next process of their member."""
+        for row, way in self._held(frame, "old"):
+            way.lease, way.attempt = (
+                frame.batch.column("lease")[row].as_py(),
+                frame.batch.column("attempt")[row].as_py(),
+            )
+            way.note(frame, row, "leased", attempt=way.attempt, lease=way.lease)
+
+    def extended(self, frame: Frame) -> None:
+        """Leases that end later."""
+        for row, lease in enumerate(frame.batch.column("lease").to_pylist()):
+            for way in self._of_lease(lease):
+                way.deadline_us = frame.batch.column("deadline_us")[row].as_py()
+
+    def acked(self, frame: Frame) -> None:
+        """Acknowledgements."""
+        for row, way in self._held(frame, "lease"):
+            way.note(frame, row, "acked", attempt=way.attempt, lease=way.lease)
+            way.state, way.lease = "acked", None
+
+    def retried(self, frame: Frame) -> None:
+        """What was given back, and what came back because its lease had ended."""
+        for row, way in self._held(frame, "lease"):
+            due_us = frame.batch.column("due_us")[row].as_py()
+            if due_us in (RELEASED, UNSEEN):
+                way.note(frame, row, "released", attempt=way.attempt, lease=way.lease)
+                way.due_us = frame.time_us
+                way.attempt = way.attempt if due_us == UNSEEN else None
+            else:
+                expired = frame.time_us >= way.deadline_us
+                way.note(frame, row, "failed", attempt=way.attempt, lease=way.lease, due_us=due_us, expired=expired)
+                way.due_us = due_us
+                way.attempt = None if way.attempt is None else way.attempt + 1
+            way.state, way.lease = "retrying", None
+
+    def dead(self, frame: Frame) -> None:
+        """What was given up."""
+        for row, way in self._held(frame, "lease"):
+            cause = frame.batch.column("cause")[row].as_py()
+            way.note(frame, row, "dead", attempt=way.attempt, lease=way.lease, cause=cause)
+            way.state, way.lease, way.dead_us = "dead", None, frame.time_us
+
+    def dead_settled(self, frame: Frame) -> None:
+        """What a person did to dead letters."""
+        columns = [column.to_numpy() for column in frame.batch.columns]
+        for row in np.flatnonzero((columns[1] == self.queue_id) & (columns[2] == self.offset)).tolist():
+            way = self.ways.get(int(columns[0][row]))
+            if way is None:
+                continue
+            discarded = int(columns[3][row]) == DISCARD
+            way.note(frame, row, "discarded" if discarded else "retried")
+            way.state, way.due_us, way.attempt = "discarded" if discarded else "retrying", frame.time_us, 1
+
+    def _spanning(self, frame: Frame, among: Any) -> list[int]:
+        start, count = frame.batch.column("start").to_numpy(), frame.batch.column("count").to_numpy()
+        found: list[int] = np.flatnonzero(among & (start <= self.offset) & (self.offset < start + count)).tolist()
+        return found
+
+    def _held(self, frame: Frame, column: str) -> list[tuple[int, _Way]]:
+        """Rows about the message, each with the group that has it leased."""
+        leases = frame.batch.column(column).to_numpy()
+        mine = [way.lease for way in self.ways.values() if way.lease is not None]
+        if not mine:
+            return []
+        rows = self._spanning(frame, np.isin(leases, mine))
+        return [(row, way) for row in rows for way in self._of_lease(int(leases[row]))]
+
+    def _of_lease(self, lease: int) -> list[_Way]:
+        return [way for way in self.ways.values() if way.lease == lease]
+
+
+_TAKES: dict[Kind, Callable[[_Reading, Frame], None]] = {
+    Kind.LEASED: _Reading.leased,
+    Kind.HANDED: _Reading.handed,
+    Kind.EXTENDED: _Reading.extended,
+    Kind.ACKED: _Reading.acked,
+    Kind.RETRIED: _Reading.retried,
+    Kind.DEAD: _Reading.dead,
+    Kind.BURIED: _Reading.dead,
+    Kind.DEAD_SETTLED: _Reading.dead_settled,
+}
+"""What each kind of frame says of the message."""

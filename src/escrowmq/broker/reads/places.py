@@ -1,0 +1,137 @@
+"""Where one message of a queue stands for every consumer group that has to do with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from escrowmq.broker.reads.history import Known, read_history
+from escrowmq.broker.reads.readable import Readable
+from escrowmq.errors import Code, error
+from escrowmq.ledger.groups import order, receiving, subscriptions
+from escrowmq.ledger.groups.cursors import Cursor, State
+from escrowmq.ledger.groups.failed import SparseOffsets
+from escrowmq.ledger.groups.group import Group
+from escrowmq.ledger.ledger import Ledger
+from escrowmq.ledger.queues.queues import QueueIndex
+from escrowmq.schemas import Kind
+from escrowmq.wire.actions.standing import AskOfMessage, AtGroup, OfMessage
+
+MOST_GROUPS = 1_000
+"""Groups of one answer."""
+
+
+def message_standing(engine: Readable, request: AskOfMessage) -> OfMessage:
+    """See :data:`escrowmq.wire.actions.standing.OF_MESSAGE`. Rejected(UNKNOWN_TOPIC, BAD_QUEUE, NOT_FOUND, RANGE_PURGED)."""
+    offset = request["offset"]
+
+    def look() -> tuple[OfMessage, int, list[Known]]:
+        ledger = engine.shard.ledger
+        queue_id = ledger.queue_id(request["topic"], request["queue"])
+        queue = ledger.queue(queue_id)
+        if offset >= queue.end:
+            raise error(Code.NOT_FOUND, f"{request['topic']}/{request['queue']} ends before offset {offset}")
+        if offset < queue.head:
+            text = (
+                f"offset {offset} of {request['topic']}/{request['queue']} has left the log; the first is {queue.head}"
+            )
+            raise error(Code.RANGE_PURGED, text)
+        concerned = [group for group in ledger.groups.groups.values() if _concerns(ledger, group, queue_id)]
+        stands = [_at_group(ledger, group, queue_id, offset) for group in concerned[:MOST_GROUPS]]
+        position = int(queue.positions(offset, offset + 1)[0])
+        answer: OfMessage = {"position": position, "placed_us": queue.visible_us(offset), "groups": stands}
+        if len(concerned) > MOST_GROUPS:
+            answer["more"] = len(concerned) - MOST_GROUPS
+        known = [Known(group.ordinal, group.name, at) for group, at in zip(concerned, stands, strict=False)]
+        return answer, queue_id, known
+
+    answer, queue_id, known = engine.look(look).result()
+    for at in answer["groups"]:
+        at["receiving"] = engine.receiving(at["group"])
+        if "lease" in at:
+            at["leased_us"] = _leased_us(engine, at["lease"])
+    if request.get("history", False):
+        answer["events"], until_us = read_history(engine, queue_id, offset, answer["placed_us"], known)
+        if until_us is not None:
+            answer["until_us"] = until_us
+    return answer
+
+
+def _concerns(ledger: Ledger, group: Group, queue_id: int) -> bool:
+    return queue_id in group.cursors or ledger.topics.queues[queue_id].place.topic in group.subscription.topics
+
+
+def _at_group(ledger: Ledger, group: Group, queue_id: int, offset: int) -> AtGroup:
+    cursor, queue = group.cursor(queue_id), ledger.topics.queues[queue_id]
+    subscription = group.subscription
+    stands: AtGroup = {
+        "group": group.name,
+        "state": "waiting",
+        "subscribed": queue.place.topic in subscription.topics,
+        "ordered": subscription.ordered,
+        "max_attempts": subscriptions.redelivery(subscription, ledger.rules).attempts,
+        "receiving": 0,
+    }
+    if offset >= cursor.next:
+        more: Any = {"before": offset - max(cursor.next, queue.head), "chosen": _chosen(ledger, group, queue, offset)}
+    else:
+        state = _state(cursor, offset)
+        more = {"state": state.name.lower()}
+        if state is State.LEASED:
+            more |= _lease(group, cursor, offset)
+        elif state is State.RETRYING:
+            more |= _retry(cursor, offset, subscription.ordered)
+        elif state is State.DEAD:
+            row = _row(cursor.dead, offset)
+            more |= {"attempt": int(cursor.dead["attempts"][row]), "cause": cursor.dead["cause"][row]}
+            more["dead_us"] = int(cursor.dead["dead_us"][row])
+    return {**stands, **more}
+
+
+def _state(cursor: Cursor, offset: int) -> State:
+    if offset >= cursor.base:
+        return State(int(cursor.states["state"][offset - cursor.base]))
+    starts, states = cursor.runs()
+    return State(int(states[int(np.searchsorted(starts, offset, side="right")) - 1]))
+
+
+def _chosen(ledger: Ledger, group: Group, queue: QueueIndex, offset: int) -> bool:
+    tags = receiving.tag_numbers(group.subscription.tags, ledger.topics)
+    return tags is None or bool(receiving.matching(queue, offset, offset + 1, tags)[0])
+
+
+def _lease(group: Group, cursor: Cursor, offset: int) -> dict[str, Any]:
+    lease = next(one for one in cursor.leases.values() if one.holds(offset))
+    member = group.members.get(lease.member)
+    by_time = not subscriptions.holds(group.subscription)
+    return {
+        "lease": lease.id,
+        "attempt": lease.attempt,
+        "deadline_us": lease.deadline_us if by_time else None,
+        "member": lease.member,
+        "instance": None if member is None else member.name,
+        "in_doubt": offset >= lease.doubt,
+    }
+
+
+def _retry(cursor: Cursor, offset: int, ordered: bool) -> dict[str, Any]:
+    rows = order.waiting(cursor)
+    row = _row(cursor.retries, offset)
+    found = {"attempt": int(rows.attempts[row]), "due_us": int(rows.due_us[row])}
+    if ordered:
+        of_key = rows.keys[:row] == rows.keys[row] if rows.knows_all else np.ones(row, bool)
+        if of_key.any():
+            found["behind"] = int(rows.offsets[int(of_key.argmax())])
+    return found
+
+
+def _row(offsets: SparseOffsets, offset: int) -> int:
+    return offsets.span(offset, offset)[0]
+
+
+def _leased_us(engine: Readable, lease: int) -> int | None:
+    """When a lease was made: its number is the position of its row."""
+    if lease < engine.log.first_position or engine.log.kind_at(np.array([lease]))[0] not in (Kind.LEASED, Kind.HANDED):
+        return None
+    return int(engine.log.time_at(np.array([lease]))[0])

@@ -1,0 +1,105 @@
+"""``escrowmq find``: what became of a message, over brokers and databases, and why it waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from escrowmq.cli.failures import Exit
+from escrowmq.cli.options import DEFAULT_URL, Json, Url, bus_at
+from escrowmq.cli.printing import RUN, body_text, cell, console, moment, notice, print_json
+
+if TYPE_CHECKING:
+    from escrowmq.client.links.presence import Missing
+    from escrowmq.overview import Story
+
+Databases = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--database-url",
+        "-d",
+        envvar="ESCROWMQ_DATABASE_URL",
+        help="A database with tables of EscrowMQ: sqlite:///shop.db, postgresql://user@host/shop; may be given again.",
+    ),
+]
+
+
+def find(
+    wanted: Annotated[
+        str,
+        typer.Argument(
+            metavar="WANTED", help="A message id or its text, a key, a transaction id, or TOPIC/QUEUE/OFFSET."
+        ),
+    ],
+    url: Url = DEFAULT_URL,
+    database_url: Databases = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=100, help="At most this many messages.")] = 20,
+    json: Json = False,
+) -> None:
+    """Look for anything: what became of it at brokers and in databases, and why it waits. Exit code 1 if nothing is found."""
+    from escrowmq.overview import timeline
+
+    with bus_at(url) as bus, engines_at(database_url) as engines:
+        found = timeline(bus, wanted, engines, limit=limit)
+        brokers = [link.address for link in bus.router.links]
+    if json:
+        print_json(found.to_json())
+    else:
+        for story in found.stories:
+            _print_story(story)
+        for note in found.notes:
+            notice(f"note: {note}")
+        if found.more:
+            notice(f"there are more than these {len(found.stories)}; --limit shows up to 100")
+        if not found.stories:
+            notice(f"nothing is found for {cell(wanted).plain}")
+    stop_if_away(found.missing, brokers)
+    if not found.stories:
+        raise typer.Exit(Exit.FINDING)
+
+
+@contextmanager
+def engines_at(urls: Sequence[str] | None) -> Iterator[list[Any]]:
+    """Engines for the databases that a command names. Raises Misuse(BAD_URL, NO_TABLES, MISSING_PACKAGE)."""
+    with ExitStack() as stack:
+        if not urls:
+            yield []
+            return
+        from escrowmq.outbox import engines
+
+        yield [stack.enter_context(engines.opened(url)) for url in dict.fromkeys(urls)]
+
+
+def stop_if_away(missing: Sequence[Missing], brokers: Sequence[str]) -> None:
+    """Name who did not answer, and end with exit code 5 if that is every broker; with 9 at the end of the command otherwise."""
+    RUN.missing += missing
+    if {*brokers} <= {one["broker"] for one in missing}:
+        raise typer.Exit(Exit.OVERLOADED)
+
+
+def _print_story(story: Story) -> None:
+    """One message: what it is, why it waits, and what happened to it, a line each."""
+    out = console()
+    head = Text.assemble((cell(story.title).plain, "bold"))
+    for name, value in (("key", story.key), ("tag", story.tag), ("transaction", story.transaction)):
+        if value is not None:
+            head.append(f"  {name}=").append(cell(value).plain, "cyan")
+    out.print(head, soft_wrap=True)
+    if story.body is not None:
+        out.print(Text("  ").append(cell(body_text(story.body.encode(), 200)).plain, "dim"), soft_wrap=True)
+    out.print(Text("  ").append(cell(story.why).plain, "bold yellow" if story.waits else "green"), soft_wrap=True)
+    wheres = {event.where for event in story.events}
+    for event in story.events:
+        line = Text("  ").append((moment(event.time_us) or "(time unknown)").ljust(24), "dim")
+        if len(wheres) > 1:
+            line.append(cell(event.where).plain, "dim").append("  ")
+        out.print(line.append(cell(event.sentence).plain), soft_wrap=True)
+    for note in story.notes:
+        out.print(Text("  note: ", "dim").append(cell(note).plain, "dim"), soft_wrap=True)
+    for offer in dict.fromkeys(offer.act for offer in story.offers):
+        out.print(Text("  can be done: ", "dim").append(offer, "dim"), soft_wrap=True)
+    out.print()

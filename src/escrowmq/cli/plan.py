@@ -1,0 +1,434 @@
+"""``escrowmq plan``: acts on a frozen set of rows: make it, look at it, run it step by step, stop it, go on with it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from escrowmq.cli.failures import Exit, exit_code
+from escrowmq.cli.options import DEFAULT_URL, Json, Url, Why, bus_at, seconds
+from escrowmq.cli.printing import (
+    RUN,
+    Columns,
+    duration,
+    moment,
+    notice,
+    print_facts,
+    print_json,
+    print_rows,
+)
+from escrowmq.errors import Code, error
+from escrowmq.platform.signals import stop_signals
+
+if TYPE_CHECKING:
+    from escrowmq.client.bus import Bus
+    from escrowmq.plans import Counts, Plan, Plans, Report
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Acts on a frozen set: what a run acts on is what was shown, in steps, and it can be gone on with.",
+)
+
+PlansFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--plans",
+        envvar="ESCROWMQ_PLANS",
+        help="The folder of the plans. [default: escrowmq/plans in the user's state directory]",
+        show_default=False,
+    ),
+]
+PlanId = Annotated[str, typer.Argument(metavar="PLAN", help="The id of a plan, or how it begins.")]
+RampText = Annotated[
+    str, typer.Option("--ramp", metavar="PERCENTAGES", help="The steps, in percent of the set; 100 is all at once.")
+]
+PauseText = Annotated[str, typer.Option("--pause", metavar="TIME", help="How long to wait after each step.")]
+Rate = Annotated[float | None, typer.Option("--rate", help="At most so many rows a second.", show_default=False)]
+StopAfterText = Annotated[
+    str | None,
+    typer.Option(
+        "--stop-after",
+        metavar="N|N%",
+        help="Stop after so many failures, or above this share of what was done.",
+        show_default=False,
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+WithoutMissing = Annotated[
+    bool, typer.Option("--without-missing", help="Leave out the rows of brokers that are away, instead of refusing.")
+]
+
+STEPS = "1,2,5,10,25,50,100"
+_STATES = {
+    "made": "cyan",
+    "running": "yellow",
+    "stopped": "yellow",
+    "interrupted": "bold magenta",
+    "failed": "red",
+    "finished": "green",
+}
+_OUTCOMES = {"done": "green", "already": "cyan", "none": "dim"}
+
+
+@app.command("make")
+def make(
+    act: Annotated[
+        str,
+        typer.Argument(
+            metavar="ACT",
+            help="dead_letters.retry, dead_letters.discard, transactions.commit, transactions.rollback or transactions.recheck.",
+        ),
+    ],
+    group: Annotated[
+        str | None,
+        typer.Option("--group", "-g", help="Of this group: of consumers for dead letters, else of producers."),
+    ] = None,
+    topic: Annotated[str | None, typer.Option("--topic", "-t", help="Only of this topic.")] = None,
+    cause: Annotated[str | None, typer.Option("--cause", help="Only with this text in their cause.")] = None,
+    key: Annotated[str | None, typer.Option("--key", "-k", help="Only with this key.")] = None,
+    tag: Annotated[str | None, typer.Option("--tag", help="Only with this tag.")] = None,
+    state: Annotated[
+        str | None, typer.Option("--state", "-s", help="Transactions: undecided (if not given), open, or parked.")
+    ] = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option("--older-than", metavar="TIME", help="Dead, or prepared, longer ago than 30s, 5min, 2h."),
+    ] = None,
+    ids: Annotated[
+        str | None,
+        typer.Option("--ids", metavar="FILE", help="Only those that this file names, one a line; - is standard input."),
+    ] = None,
+    without_missing: WithoutMissing = False,
+    why: Why = None,
+    plans: PlansFolder = None,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Freeze the rows that are chosen now, and show them. Nothing is done to them."""
+    selection = {
+        "group": group, "topic": topic, "cause": cause, "key": key, "tag": tag, "state": state,
+        "older_than": seconds(older_than, "--older-than"), "ids": None if ids is None else _lines(ids),
+    }  # fmt: skip
+    with _bus(url) as bus:
+        made = _made(_plans(plans), bus, act, selection, why, without_missing)
+    if json:
+        print_json(made.to_json())
+    else:
+        _show(made)
+        notice(f"next: escrowmq plan dry-run {made.id}, then escrowmq plan run {made.id}")
+
+
+@app.command("list")
+def list_(plans: PlansFolder = None, json: Json = False) -> None:
+    """List the plans of the folder, oldest first."""
+    found = _plans(plans)
+    columns: Columns = {
+        "plan": "id",
+        "act": "act",
+        ">rows": "rows",
+        "state": lambda one: Text(one["state"], _STATES.get(one["state"], "")),
+        ">done with": "next",
+        "made": lambda one: moment(one["made_us"]),
+        "by": "by",
+        "why": lambda one: one["why"] or "",
+    }
+    print_rows([one.to_json() for one in found.list()], json, columns, f"no plans in {found.folder}")
+
+
+@app.command("show")
+def show(plan: PlanId, plans: PlansFolder = None, json: Json = False) -> None:
+    """Show a plan: what it is about, samples, and how far its runs came."""
+    folder = _plans(plans)
+    found, last = folder.get(plan), folder.last_dry_run(plan)
+    if json:
+        return print_json({**found.to_json(), "dry_run": last})
+    _show(found)
+    if last is not None:
+        notice(f"the last dry run, {moment(last['at_us'])}: {_counted(last['by_outcome'])}")
+
+
+@app.command("rows")
+def rows(
+    plan: PlanId,
+    offset: Annotated[int, typer.Option("--offset", min=0, help="From this row on; the first is 0.")] = 0,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=100_000, help="At most this many.")] = 100,
+    result: Annotated[
+        str | None,
+        typer.Option(
+            "--result",
+            metavar="OUTCOME",
+            help="Only those that came to: done, already, changed, conflict, damaged, gone, refused, none.",
+        ),
+    ] = None,
+    plans: PlansFolder = None,
+    json: Json = False,
+) -> None:
+    """List rows of a plan's frozen set, each with what became of it."""
+    found = _plans(plans).rows(plan, offset, limit, outcome=result)
+    if json:
+        return print_json(found)
+    print_rows(found, json, _row_columns(found, result=True), "no such rows")
+
+
+@app.command("dry-run")
+def dry_run(plan: PlanId, plans: PlansFolder = None, url: Url = DEFAULT_URL, json: Json = False) -> None:
+    """Look at every row that is still to be done, and say what would become of it now. Nothing is changed.
+
+    Exit code 1 if some would fail.
+    """
+    folder = _plans(plans)
+    with _bus(url) as bus, Console(stderr=True).status("looking") as status:
+        counts = folder.dry_run(
+            plan, bus, progress=lambda done, of: status.update(f"looked at {done:,} of {of:,} rows")
+        )
+    if json:
+        print_json(counts.to_json())
+    else:
+        _show_counts(counts)
+    if _failures(counts.by_outcome):
+        raise typer.Exit(Exit.FINDING)
+
+
+@app.command("run")
+def run(
+    plan: PlanId,
+    ramp: RampText = STEPS,
+    pause: PauseText = "5s",
+    rate: Rate = None,
+    stop_after: StopAfterText = None,
+    batch: Annotated[int, typer.Option("--batch", min=1, max=4096, help="Rows of one act at most.")] = 4096,
+    digest: Annotated[
+        str | None, typer.Option("--digest", help="Run only if the plan's digest begins so.", show_default=False)
+    ] = None,
+    yes: Yes = False,
+    plans: PlansFolder = None,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Do the act to every row that is still to be done, step by step. Run it again to go on after a stop.
+
+    Ctrl-C stops it after the batch. Exit code 1 if rows failed or it stopped by itself.
+    """
+    folder = _plans(plans)
+    found = folder.get(plan)
+    if not yes:
+        _ask(found)
+    with _bus(url) as bus:
+        report = _run(folder, found, bus, ramp, pause, rate, stop_after, batch, digest)
+    _finish(found, report, json)
+
+
+@app.command("stop")
+def stop(plan: PlanId, plans: PlansFolder = None) -> None:
+    """Ask the run of a plan to stop after its batch. Exit code 1 if none is under way."""
+    if not _plans(plans).stop(plan):
+        notice("no run of this plan is under way")
+        raise typer.Exit(Exit.FINDING)
+    notice("it stops after its batch")
+
+
+@app.command("delete")
+def delete(plan: PlanId, plans: PlansFolder = None) -> None:
+    """Delete a plan and its results. What its runs did stays in the record of acts."""
+    _plans(plans).delete(plan)
+    notice("deleted")
+
+
+def _plans(folder: Path | None) -> Plans:
+    from escrowmq.plans import Plans
+
+    return Plans(folder)
+
+
+@contextmanager
+def _bus(url: str) -> Iterator[Bus]:
+    logging.getLogger("escrowmq.client.links.presence").setLevel(logging.ERROR)  # who is away is told by the plan
+    with bus_at(url) as bus:
+        yield bus
+
+
+def _lines(name: str) -> list[str]:
+    """The words of a file, one a line."""
+    try:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise error(Code.BAD_ARGUMENT, f"--ids: {name} cannot be read: {problem}") from None
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _made(
+    plans: Plans, bus: Bus, act: str, selection: Mapping[str, Any], why: str | None, without_missing: bool
+) -> Plan:
+    with Console(stderr=True).status("choosing") as status:
+        made = plans.make(
+            bus,
+            act,
+            {name: value for name, value in selection.items() if value is not None},
+            why=why,
+            without_missing=without_missing,
+            progress=lambda rows: status.update(f"{rows:,} rows so far"),
+        )
+    RUN.missing += made.missing
+    return made
+
+
+def _run(
+    plans: Plans,
+    plan: Plan,
+    bus: Bus,
+    ramp: str,
+    pause: str,
+    rate: float | None,
+    stop_after: str | None,
+    batch: int,
+    digest: str | None = None,
+) -> Report:
+    from escrowmq.plans import Ramp
+
+    asked = threading.Event()
+    steps = Ramp.parse(ramp, seconds(pause, "--pause") or 0.0)
+    with stop_signals(asked.set), Console(stderr=True).status("running") as status:
+        report = plans.run(
+            plan.id,
+            bus,
+            ramp=steps,
+            rate=rate,
+            stop_after=stop_after,
+            batch=batch,
+            digest=digest,
+            progress=lambda now: status.update(_told(now)),
+            stop=asked,
+        )
+    if asked.is_set() and report.state == "stopped":
+        notice(f"stopped; escrowmq plan run {plan.id} goes on")
+    return report
+
+
+def _told(report: Report) -> str:
+    rate = report.handled / report.seconds if report.seconds else 0.0
+    share = 100.0 * report.next / report.rows
+    return (
+        f"step {report.step} of {report.steps}: {report.next:,} of {report.rows:,} rows ({share:.3g} %), {rate:,.0f} rows/s;"
+        f" {_counted(report.outcomes)}" + (f"; {report.again:,} failed anew" if report.again else "")
+    )
+
+
+def _finish(plan: Plan, report: Report, json: bool) -> None:
+    """Print the report, and leave with its exit code."""
+    if json:
+        print_json(report.to_json())
+    else:
+        facts: dict[str, Any] = {
+            "plan": plan.id,
+            "act": plan.act,
+            "state": Text(report.state, _STATES.get(report.state, "")),
+            "rows": f"{report.next:,} of {report.rows:,} done with, {report.handled:,} by this run in {duration(report.seconds)}",
+            "results": _counted(report.outcomes) or "none",
+        }
+        if report.again:
+            facts["failed anew"] = f"{report.again:,} rows that were done"
+        if report.in_doubt:
+            facts["in doubt"] = f"{report.in_doubt:,} rows: the next run finds out what became of them"
+        if report.reason:
+            facts["because"] = report.reason
+        print_facts(facts)
+        if report.next < report.rows:
+            notice(f"escrowmq plan run {plan.id} goes on; escrowmq plan rows {plan.id} shows each row")
+    if report.code is not None:
+        raise typer.Exit(exit_code(error(Code[report.code])))
+    if report.state == "stopped" and not report.failures:
+        raise typer.Exit(Exit.INTERRUPTED)
+    if report.state != "finished" or report.failures:
+        raise typer.Exit(Exit.FINDING)
+
+
+def _ask(plan: Plan) -> None:
+    """Ask a person. Without one there must be --yes."""
+    if not sys.stdin.isatty():
+        raise error(Code.BAD_ARGUMENT, "nobody is there to be asked", "say --yes to run it")
+    left = plan.rows - plan.next
+    typer.confirm(f"{plan.act} for {left:,} rows, digest {plan.digest[:16]}?", abort=True, err=True)
+
+
+def _failures(outcomes: Mapping[str, int]) -> int:
+    from escrowmq.plans import Outcome
+
+    return sum(count for name, count in outcomes.items() if Outcome[name.upper()].is_failure)
+
+
+def _counted(outcomes: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in outcomes.items())
+
+
+def _show(plan: Plan) -> None:
+    facts: dict[str, Any] = {
+        "plan": plan.id,
+        "act": plan.act,
+        **plan.settings,
+        "rows": plan.rows,
+        "digest": plan.digest,
+        "selection": ", ".join(f"{name} {value}" for name, value in plan.selection.items()) or "all",
+        "at": plan.source,
+        "made": f"{moment(plan.made_us)} by {plan.by}",
+        "why": plan.why,
+        "state": Text(plan.state, _STATES.get(plan.state, "")),
+    }
+    if plan.missing:
+        facts["without"] = ", ".join(one["broker"] for one in plan.missing)
+    if plan.not_found:
+        facts["not found"] = f"{plan.not_found:,} of the ids name nothing"
+    if plan.runs:
+        facts["done with"] = f"{plan.next:,}: {_counted(plan.outcomes or {}) or 'none'}"
+    if plan.again:
+        facts["failed anew"] = plan.again
+    if plan.in_doubt:
+        facts["in doubt"] = f"{plan.in_doubt:,} rows: the next run finds out what became of them"
+    if plan.reason:
+        facts["because"] = plan.reason
+    for column, values in plan.counts.items():
+        facts[f"by {column}"] = ", ".join(f"{count:,} {value or '(none)'}" for value, count in values.items())
+    print_facts(facts)
+    print_rows(plan.samples, False, _row_columns(plan.samples), "no rows")
+
+
+def _show_counts(counts: Counts) -> None:
+    from escrowmq.plans import Outcome
+
+    columns: Columns = {
+        "outcome": lambda one: Text(one[0], _OUTCOMES.get(one[0], "red")),
+        ">rows": lambda one: one[1],
+        "": lambda one: "this plan would do it" if one[0] == "done" else Outcome[one[0].upper()].sentence,
+    }
+    if counts.handled:
+        notice(f"{counts.handled:,} rows were done with before")
+    print_rows(list(counts.by_outcome.items()), False, columns, "nothing is left to do")  # type: ignore[arg-type]
+    samples = [{"row": one.row, "outcome": one.outcome, **one.about} for one in counts.samples]
+    if samples:
+        print_rows(samples, False, _row_columns(samples, result=True), "")
+
+
+def _row_columns(rows: Iterable[Mapping[str, Any]], *, result: bool = False) -> Columns:
+    """What a table shows of rows: not the columns that only programs want, and none that is empty in all of them."""
+    hidden = {"row", "outcome", "place", "position", "queue_id", "instance", "topic", "queue", "offset", "damaged"}
+    given = list(dict.fromkeys(name for row in rows for name, value in row.items() if value is not None))
+    columns: Columns = {">row": "row"}
+    if result:
+        columns["outcome"] = lambda row: Text(row["outcome"], _OUTCOMES.get(row["outcome"], "red"))
+    if "offset" in given:
+        columns["message"] = lambda row: f"{row['topic']}/{row['queue']}/{row['offset']}"
+    for name in given:
+        if name.endswith("_us"):
+            head = {"dead_us": "dead since", "prepared_us": "prepared"}.get(name, name.removesuffix("_us"))
+            columns[head] = lambda row, name=name: moment(row[name])  # type: ignore[misc]
+        elif name not in hidden:
+            columns[name.replace("_", " ")] = name
+    return columns

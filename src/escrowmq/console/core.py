@@ -1,0 +1,88 @@
+"""What all pages share: the bus with a page's patience, the databases, the plans, the samples, the broker's time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from escrowmq.client.admin import Admin
+from escrowmq.client.bus import Bus
+from escrowmq.console import paging
+from escrowmq.console.limits import ConsoleSettings
+from escrowmq.console.sampling import Sampler
+from escrowmq.errors import Code, error
+from escrowmq.wire import Call, ReadRequest
+
+THREADS = 12
+"""Pages that are made at once: each waits for brokers most of its time."""
+
+
+class Console:
+    """Everything behind the pages. It owns the bus and the engines, and closes them."""
+
+    def __init__(self, bus: Bus, url: str, settings: ConsoleSettings, engines: Mapping[str, Any] | None = None) -> None:
+        self.bus = bus
+        self.url = url
+        self.settings = settings
+        self.engines = dict(engines or {})
+        """Databases by the name that a person reads: the URL without its password."""
+        self.sampler = Sampler(bus.router, settings.sample_seconds, settings.samples, settings.call_timeout)
+        self.threads = ThreadPoolExecutor(THREADS, "escrowmq-console")
+
+    def start(self) -> None:
+        """Begin to sample."""
+        self.sampler.start()
+
+    def close(self) -> None:
+        """End the samples, then the connections: whoever still waits for a broker fails at once."""
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        self.bus.close()
+        self.sampler.close()
+        self.threads.shutdown(wait=True)
+        for engine in self.engines.values():
+            engine.dispose()
+
+    @property
+    def timeout(self) -> float:
+        """Seconds for one question: few while nobody answers, as a person waits for the page that says so."""
+        last = self.sampler.last()
+        away = last is not None and bool(last.problem)
+        return self.settings.absent_timeout if away else self.settings.call_timeout
+
+    @property
+    def admin(self) -> Admin:
+        """The admin face with a page's patience."""
+        return Admin(self.bus.router, self.timeout)
+
+    @property
+    def addresses(self) -> list[str]:
+        """The brokers, by number."""
+        return [link.address for link in self.bus.router.links]
+
+    def now_us(self) -> int:
+        """The broker's time, by the last look at its clock."""
+        last = self.sampler.last()
+        return time.time_ns() // 1000 + (0 if last is None else last.skew_us)
+
+    def page(self, call: Call[Any], what: str, cursor: str | None) -> paging.Rows:
+        """A page of a listing over all brokers."""
+        return paging.page(self.bus.router, call, what, cursor, self.timeout)
+
+    def ask(self, number: int, call: Call[Any]) -> Any:
+        """One broker's answer."""
+        return self.bus.router.ask(number, call, time.monotonic() + self.timeout, longest=self.timeout)
+
+    def number_of(self, address: str | None) -> int:
+        """The number of a broker by its address; of the only one without. Raises Misuse(BAD_ARGUMENT)."""
+        if address is None and len(self.addresses) == 1:
+            return 0
+        if address not in self.addresses:
+            raise error(Code.BAD_ARGUMENT, f"{address!r:.100} is none of {', '.join(self.addresses)}")
+        return self.addresses.index(address)
+
+    def rows(self, number: int, request: ReadRequest) -> list[dict[str, Any]]:
+        """Stored messages of one broker, whole: ask for few."""
+        found: list[dict[str, Any]] = self.bus.router.links[number].read(request).read_all().to_pylist()
+        return found

@@ -1,0 +1,74 @@
+"""Pages of long listings over several brokers: one cursor holds the place at each of them, so that a page costs what it shows."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from escrowmq.client.links.presence import Missing
+from escrowmq.client.links.router import Router
+from escrowmq.console.limits import PAGE_ROWS
+from escrowmq.errors import Code, error
+from escrowmq.wire import Call
+
+_END = "end"
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One page: its rows (each with its ``broker``), the cursor of the next page (None: this is the last), and who is away."""
+
+    rows: list[dict[str, Any]]
+    next: str | None
+    missing: list[Missing]
+
+
+def page(
+    router: Router, call: Call[Any], what: str, cursor: str | None, timeout: float, limit: int = PAGE_ROWS
+) -> Rows:
+    """The page of a listing behind ``cursor``: at most ``limit`` entries ``what`` of each broker. Raises Misuse(BAD_ARGUMENT)."""
+    places = _read(cursor)
+
+    def ask(number: int) -> tuple[list[dict[str, Any]], Any]:
+        after = places.get(str(number))
+        if after == _END:
+            return [], _END
+        request = {**call.request, "limit": limit, **({} if after is None else {"after": after})}
+        deadline = time.monotonic() + timeout
+        answer: Any = router.ask(number, replace(call, request=request), deadline, longest=timeout)
+        address = router.links[number].address
+        return [{**item, "broker": address} for item in answer[what]], answer.get("next", _END)
+
+    answers = router.every(ask, timeout + 1.0)
+    rows = [row for found, _ in answers.values for row in found]
+    nexts = {str(number): after for number, (_, after) in answers.found}
+    more = any(after != _END for after in nexts.values())
+    return Rows(rows, _written({**places, **nexts}) if more else None, answers.missing)
+
+
+def _written(places: Mapping[str, Any]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(places, separators=(",", ":")).encode()).decode().rstrip("=")
+
+
+def _read(cursor: str | None) -> dict[str, Any]:
+    if cursor is None:
+        return {}
+    try:
+        places = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        if not isinstance(places, dict) or not all(_sound(after) for after in places.values()):
+            raise ValueError
+    except (ValueError, binascii.Error, RecursionError):
+        raise error(Code.BAD_ARGUMENT, "this address names no page of the listing", "begin at its first page") from None
+    return places
+
+
+def _sound(after: Any) -> bool:
+    """Whether this can be a place in a listing: a number, a text, or a few of them."""
+    if isinstance(after, list):
+        return len(after) <= 8 and all(isinstance(one, int | str) for one in after)
+    return isinstance(after, int | str)

@@ -1,0 +1,95 @@
+"""A console as a process, or as a thread beside a broker: listen, announce, serve until it is asked to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from escrowmq.client.bus import Bus
+from escrowmq.connecting import connect
+from escrowmq.console.app import build
+from escrowmq.console.core import Console
+from escrowmq.console.guard import Guard
+from escrowmq.console.limits import ConsoleSettings
+from escrowmq.console.tokens import Tokens
+from escrowmq.gateway.limits import GatewaySettings
+from escrowmq.gateway.server import Announce, answer_until, listen_on, on_thread, stop_by_signal
+from escrowmq.wire import Link
+
+DEFAULT_LISTEN = "127.0.0.1:7790"
+
+
+def serve(
+    url: str,
+    *,
+    listen: str = DEFAULT_LISTEN,
+    databases: Sequence[str] = (),
+    settings: ConsoleSettings | None = None,
+    insecure: bool = False,
+    announce: Announce = lambda _: None,
+) -> None:
+    """Serve the console over the broker(s) at ``url`` until SIGTERM or SIGINT; call it from the main thread.
+
+    ``databases`` are URLs of databases with EscrowMQ's tables. ``announce`` is called once, when pages are served, with {"console": URL, "url": ``url``}. Raises
+    Misuse(BAD_URL), Denied for an address that is not loopback without ``insecure``.
+    """
+    host, listening = listen_on(listen, insecure)
+
+    async def main(console: Console) -> None:
+        stopping = asyncio.Event()
+        stop_by_signal(stopping)
+        await _answer(console, listening, host, lambda at: announce({**at, "url": url}), stopping)
+
+    with listening, ExitStack() as opened:
+        engines = _engines(databases)
+        console = Console(connect(url), url, settings or ConsoleSettings(), engines)
+        opened.callback(console.close)
+        asyncio.run(main(console))
+
+
+@contextmanager
+def beside(
+    links: Sequence[Link],
+    *,
+    listen: str,
+    url: str = "",
+    databases: Sequence[str] = (),
+    settings: ConsoleSettings | None = None,
+    insecure: bool = False,
+) -> Iterator[dict[str, Any]]:
+    """Serve the console over links of this process, on a thread of its own, while the context lasts; gives {"console": URL}.
+
+    The links are closed at the end."""
+    host, listening = listen_on(listen, insecure)
+    console = Console(Bus(links), url, settings or ConsoleSettings(), _engines(databases))
+
+    async def main(announce: Announce, stopping: asyncio.Event) -> None:
+        await _answer(console, listening, host, announce, stopping)
+
+    with listening, ExitStack() as opened:
+        opened.callback(console.close)
+        yield opened.enter_context(on_thread(main, "console"))
+
+
+async def _answer(
+    console: Console, listening: socket.socket, host: str, announce: Announce, stopping: asyncio.Event
+) -> None:
+    console.start()
+    tokens = Tokens(listening.getsockname()[1])
+    hosts = {host.lower(), *(name.lower() for name in console.settings.hosts)}
+    app = Guard(build(console), console.settings, tokens, hosts)
+    limits = GatewaySettings(max_connections=256)
+    await answer_until(app, limits, listening, host, lambda at: announce({"console": at["http"]}), stopping)
+
+
+def _engines(databases: Sequence[str]) -> Mapping[str, Any]:
+    """An engine for each database, by its URL without the password."""
+    if not databases:
+        return {}
+    from escrowmq.outbox.engines import open_engine
+
+    engines = [open_engine(database) for database in databases]
+    return {engine.url.render_as_string(hide_password=True): engine for engine in engines}

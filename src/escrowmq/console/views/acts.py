@@ -1,0 +1,87 @@
+"""The record of acts: who did what by hand, when, why, and what came of it; and whether anybody touched it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from escrowmq.console.asked import Asked, Page
+from escrowmq.console.core import Console
+from escrowmq.console.words import visible
+from escrowmq.errors import Code, error
+
+ROOM = "/acts"
+NEWEST = 100
+_SHORT = 3
+"""Things of a list that a line shows."""
+_WHOLE = 200
+"""Things of a list that an act's own page shows."""
+
+
+def acts(console: Console, asked: Asked) -> Page:
+    """The newest acts, newest first."""
+    listed = console.admin.acts(NEWEST, newest=True)
+    found: list[Any] = sorted(listed, key=lambda one: -one["time_us"])
+    rows = [{**one, "about": _shortly(one["what"]), "ending": _ending(one)} for one in found]
+    return Page("acts.html", "Acts", {"rows": rows, "most": NEWEST, "missing": listed.missing}, ROOM, live=10)
+
+
+def act(console: Console, asked: Asked) -> Page:
+    """One act with everything that it was about."""
+    text = asked.places["number"]
+    if not text.isdecimal() or len(text) > 15 or int(text) < 1:
+        raise error(Code.NOT_FOUND, f"there is no act {text!r:.40}")
+    number = int(text)
+    listed: list[Any] = [one for one in console.admin.acts(1, after=number - 1) if one["number"] == number]
+    wanted = asked.text("broker")
+    found = next((one for one in listed if wanted in (None, one["broker"])), None)
+    if found is None:
+        raise error(Code.NOT_FOUND, f"there is no act {number}")
+    what = {name: _printed(value) for name, value in found["what"].items() if name not in ("by", "why")}
+    ended = {name: _printed(value) for name, value in (found.get("ended") or {}).items()}
+    values = {"act": found, "what": what, "ended": ended, "ending": _ending(found)}
+    return Page("act.html", f"Act {number}", values, ROOM)
+
+
+def verify(console: Console, asked: Asked) -> Page:
+    """Whether the chain of records holds, at each broker."""
+    listed = console.admin.verify_acts()
+    return Page("verify.html", "Is the record of acts whole?", {"rows": listed, "missing": listed.missing}, ROOM)
+
+
+def _printed(value: Any) -> str:
+    if isinstance(value, list):
+        lines = [one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in value[:_WHOLE]]
+        more = [f"and {len(value) - _WHOLE:,} more"] if len(value) > _WHOLE else []
+        return "\n".join(visible(line) for line in [*lines, *more])
+    return visible(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+def _shortly(what: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {_few(value)}" for name, value in what.items() if name not in ("by", "why"))
+
+
+def _few(value: Any) -> str:
+    if not isinstance(value, list):
+        return visible(value, 120)
+    shown = [" ".join(map(str, one.values() if isinstance(one, dict) else [one])) for one in value[:_SHORT]]
+    more = f" and {len(value) - _SHORT:,} more" if len(value) > _SHORT else ""
+    return ", ".join(visible(one, 120) for one in shown) + more
+
+
+def _ending(one: Mapping[str, Any]) -> str:
+    ended = one.get("ended")
+    if ended is None:
+        return "under way"
+    if "refused" in ended:
+        return f"refused: {ended['refused']}"
+    if "interrupted" in ended:
+        found = ended["found"]
+        told = _counts(found["results"]) if isinstance(found, dict) and "results" in found else found
+        return f"the broker ended meanwhile; found: {told}"
+    return _counts(ended["results"]) if "results" in ended else _shortly(ended)
+
+
+def _counts(results: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {code}" for code, count in results.items())

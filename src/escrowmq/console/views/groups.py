@@ -1,0 +1,56 @@
+"""Consumer groups: where each stands in its queues, and who holds what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from escrowmq.console.asked import Asked, Page
+from escrowmq.console.core import Console
+from escrowmq.console.views import narrowing
+from escrowmq.errors import Code, error
+from escrowmq.message.names import check_name
+
+ROOM = "/groups"
+COUNTS = ("waiting", "leased", "retrying", "dead", "acked", "filtered", "discarded", "expired", "skipped")
+MOST_QUEUES = 500
+"""Queues of a group that its page shows."""
+
+
+def groups(console: Console, asked: Asked) -> Page:
+    """All consumer groups."""
+    listed = console.admin.groups()
+    found: dict[str, dict[str, Any]] = {}
+    for row in listed:
+        entry = found.setdefault(
+            row["name"], {"name": row["name"], "topics": set(), "paused": False, **dict.fromkeys(COUNTS, 0)}
+        )
+        entry["topics"] |= set(row["topics"])
+        entry["paused"] = entry["paused"] or bool(row.get("paused"))
+        for queue in row["queues"]:
+            for count in COUNTS:
+                entry[count] += int(queue.get(count, 0))  # type: ignore[call-overload]
+    rows = sorted(found.values(), key=lambda entry: str(entry["name"]))
+    narrowed = narrowing.by_name(rows, asked)
+    return Page("groups.html", "Consumer groups", {"narrowed": narrowed, "missing": listed.missing}, ROOM, live=10)
+
+
+def group(console: Console, asked: Asked) -> Page:
+    """One consumer group at all brokers."""
+    name = check_name(asked.places["group"], Code.BAD_GROUP_NAME)
+    admin = console.admin
+    listed = admin.groups()
+    found: list[Any] = [row for row in listed if row["name"] == name]
+    if not found:
+        raise error(Code.UNKNOWN_GROUP, f"there is no consumer group {name}")
+    queues = [{**queue, "broker": row["broker"]} for row in found for queue in row["queues"]]
+    values = {
+        "name": name,
+        "group": found[0],
+        "found": found,
+        "queues": queues[:MOST_QUEUES],
+        "left_out": max(len(queues) - MOST_QUEUES, 0),
+        "totals": {count: sum(int(queue[count]) for queue in queues) for count in COUNTS},
+        "members": admin.members(name),
+        "missing": listed.missing,
+    }
+    return Page("group.html", f"Consumer group {name}", values, ROOM, live=10)

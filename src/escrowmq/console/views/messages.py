@@ -1,0 +1,66 @@
+"""One stored message: its place, its properties, its body."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from escrowmq.console.asked import Asked, Download, Page
+from escrowmq.console.bodies import shown
+from escrowmq.console.core import Console
+from escrowmq.errors import Code, error
+from escrowmq.message.names import check_name
+from escrowmq.wire import ReadRequest, read_schema
+
+ROOM = "/topics"
+
+
+def message(console: Console, asked: Asked) -> Page:
+    """The message at a place of a topic."""
+    found = _wanted(console, asked)
+    body = found["body"]
+    values = {"message": found, "body": None if body is None else shown(body, asked.text("as"))}
+    return Page("message.html", f"Message {found['topic']}/{found['queue']}/{found['offset']}", values, ROOM)
+
+
+def body(console: Console, asked: Asked) -> Download:
+    """A message's body as a file."""
+    found = _wanted(console, asked)
+    if found["body"] is None:
+        raise error(Code.DAMAGED, f"the body is damaged: {found['damaged']}")
+    return Download(f"{found['topic']}-{found['queue']}-{found['offset']}.bin", found["body"])
+
+
+def at(console: Console, number: int, topic: str, queue: int, offset: int) -> dict[str, Any] | None:
+    """The stored message at a place of a broker, its properties as a mapping; None if there is none (any more)."""
+    request: ReadRequest = {
+        "source": topic,
+        "queue": queue,
+        "start": offset,
+        "end": offset + 1,
+        "columns": read_schema(topic, damaged=True).names,
+    }
+    rows = console.rows(number, request)
+    if not rows:
+        return None
+    found = rows[0]
+    identity = found.get("message_id")
+    return {
+        **found,
+        "topic": topic,
+        "queue": queue,
+        "offset": offset,
+        "broker": console.addresses[number],
+        "message_id": identity.hex() if isinstance(identity, bytes) else identity,
+        "properties": dict(found.get("properties") or []),
+    }
+
+
+def _wanted(console: Console, asked: Asked) -> dict[str, Any]:
+    topic = check_name(asked.places["topic"], Code.BAD_TOPIC_NAME)
+    queue, offset = asked.number("queue", 0), asked.number("offset", 0)
+    number = console.number_of(asked.text("broker"))
+    found = at(console, number, topic, queue, offset)
+    if found is None:
+        text = f"there is no message at {topic}/{queue}/{offset}"
+        raise error(Code.NOT_FOUND, text, "retention removed it, or the queue has not come so far")
+    return found

@@ -1,0 +1,105 @@
+"""Numbers, times, sizes and foreign texts as they stand on a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from markupsafe import Markup
+
+NONE = "–"
+_FIRST_US, _LAST_US = 0, 253_402_300_799_000_000
+"""1970 to the year 9999: what a calendar can show."""
+
+
+def number(value: float | None) -> str:
+    """``1234567`` → ``1,234,567``; a fraction keeps three digits."""
+    if value is None:
+        return NONE
+    if isinstance(value, float) and not value.is_integer():
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{int(value):,}"
+
+
+def moment(time_us: int | None) -> str | Markup:
+    """A time with its zone, for people and, in ``datetime``, for programs."""
+    if not time_us or not _FIRST_US < time_us <= _LAST_US:
+        return NONE
+    at = datetime.fromtimestamp(time_us / 1e6, UTC)
+    here = at.astimezone()
+    return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(
+        at.isoformat(), at.strftime("%Y-%m-%d %H:%M:%S.%f"), here.strftime("%Y-%m-%d %H:%M:%S %Z")
+    )
+
+
+def duration(seconds: float | None) -> str:
+    """The two largest units: ``0.25`` → ``250 ms``, ``90`` → ``1 min 30 s``."""
+    if seconds is None:
+        return NONE
+    if seconds < 1:
+        return f"{max(seconds, 0) * 1000:.3g} ms"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    whole, parts = int(seconds), []
+    for unit, name in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s")):
+        count, whole = divmod(whole, unit)
+        if count:
+            parts.append(f"{count:,} {name}")
+    return " ".join(parts[:2])
+
+
+def age(time_us: int | None, now_us: int) -> str:
+    """How long ago a time was."""
+    return duration(max(now_us - time_us, 0) / 1e6) if time_us else NONE
+
+
+def size(count: float | None) -> str:
+    """``4194304`` → ``4 MiB``."""
+    if count is None:
+        return NONE
+    for power, name in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count >= 1 << power:
+            return f"{count / (1 << power):.4g} {name}"
+    return f"{count:.0f} B"
+
+
+def visible(text: Any, most: int = 2000) -> str:
+    """A foreign text in one piece: what would move the cursor, or turn the direction of the line, is spelled out; long ones are cut."""
+    if text is None:
+        return NONE
+    whole = str(text)
+    cut = whole if len(whole) <= most else whole[: most - 1] + "…"
+    if cut.isprintable():
+        return cut
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in cut)
+
+
+def listed(values: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """A mapping as names and texts, in its order."""
+    return [(visible(name), visible(value)) for name, value in (values or {}).items()]
+
+
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """``1 message``, ``2 messages``."""
+    return f"{number(count)} {one if count == 1 else many or one + 's'}"
+
+
+def preview(body: bytes, most: int = 160) -> str:
+    """The beginning of a body on one line; bytes that are no text as ``\\xNN``."""
+    text = body[: 4 * most].decode("utf-8", "backslashreplace")
+    return visible(text if len(text) <= most and len(body) <= 4 * most else text[: most - 1] + "…")
+
+
+FILTERS = {
+    "number": number,
+    "moment": moment,
+    "duration": duration,
+    "age": age,
+    "size": size,
+    "visible": visible,
+    "listed": listed,
+    "plural": plural,
+    "preview": preview,
+}
+"""The names under which templates use them."""

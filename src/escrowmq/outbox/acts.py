@@ -1,0 +1,289 @@
+"""What operators did to the rows of a database: each act and its record are one transaction of that database.
+
+The records are lines of ``trans_act``, in the format and the chain of hashes of :mod:`escrowmq.acts.chain`, and the row of ``trans_act_head`` has the number and
+the hash of the last one. Whoever acts locks that row first, so the acts of several people at once come one after the other. An act is
+recorded and done, or neither; so its record has what came of it, and nobody needs to find that out after a crash. Nothing here removes records.
+
+An act of many rows is done in parts of :data:`PART` rows, each a transaction and a record of its own: locks are short, and a record has a bound.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, TypedDict
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+
+from escrowmq import model
+from escrowmq.acts.chain import Break, Record, cut, origin, parse, successor, verify
+from escrowmq.acts.journal import PAGE_BYTES, Listed
+from escrowmq.acts.telling import acting_user, results, told, told_breaks
+from escrowmq.errors import Code, Denied, EscrowError, Misuse, Overloaded, Unknown
+from escrowmq.outbox.dialects import (
+    Dialect,
+    database_now_us,
+    in_a_line,
+    insert_if_absent,
+    is_busy,
+    is_denied,
+    is_full,
+    may_repeat,
+)
+from escrowmq.outbox.session import transaction_of
+from escrowmq.outbox.tables import PLACE, trans_act, trans_act_head
+from escrowmq.platform.failpoints import reach
+from escrowmq.wire.actions.acts import Act, Broken
+
+logger = logging.getLogger(__name__)
+
+PART = 1_000
+"""Rows of one transaction and one record."""
+PATIENCE = 30
+"""Seconds that an act waits for a lock on PostgreSQL, which else waits for ever; MariaDB and SQLite have limits of their own."""
+_TRIES = 3
+"""Of a transaction that the database undoes only because of others at the same moment."""
+_CHUNK = 100
+"""Records read in one statement."""
+
+_ACT = trans_act.c
+_HEAD = trans_act_head.c
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What an act did to one row: OK, NOT_FOUND, or CONFLICT: its ``state`` (as it is now) does not allow it."""
+
+    id: bytes
+    code: Code
+    state: IntEnum | None
+
+
+class Verified(TypedDict):
+    """What became of the chain of one database."""
+
+    database: str
+    """Its URL, without the password."""
+    records: int
+    last: str
+    """The hash of the last record: note it elsewhere, and compare."""
+    broken: list[Broken]
+
+
+Change = Callable[[sa.Connection, list[bytes]], Mapping[bytes, Done]]
+"""Changes rows in the caller's transaction; what it did to each. An id that it does not name was not found."""
+
+
+# Acting
+
+
+def act_on_rows(
+    engine: sa.Engine,
+    act: str,
+    ids: Iterable[str | bytes],
+    change: Change,
+    *,
+    by: str | None = None,
+    why: str | None = None,
+    **what: Any,
+) -> list[Done]:
+    """Do an act to the rows of these ids, in parts of :data:`PART`, each recorded with what it did; one result per id, in their order.
+
+    ``what``: more about the act, for the record. Raises as :func:`record`; the parts before the one that failed are done and recorded, the others are not.
+    """
+    wanted = ids_of(ids)
+    done: list[Done] = []
+    for at in range(0, len(wanted), PART):
+        done += _act_on(engine, act, wanted[at : at + PART], change, by, why, what)
+    return done
+
+
+def _act_on(
+    engine: sa.Engine,
+    act: str,
+    part: list[bytes],
+    change: Change,
+    by: str | None,
+    why: str | None,
+    what: Mapping[str, Any],
+) -> list[Done]:
+    """One part. What the database undid because of others at the same moment is done again."""
+    about = {**what, "messages": [identity.hex() for identity in part]}
+    left = _TRIES
+    while True:
+        try:
+            with record(engine, act, about, by=by, why=why) as (connection, ended):
+                found = change(connection, list(dict.fromkeys(part)))
+                done = [found.get(identity, Done(identity, Code.NOT_FOUND, None)) for identity in part]
+                ended.update(results([one.code.name for one in done]))
+            return done
+        except EscrowError as problem:
+            left, cause = left - 1, problem.__cause__
+            if not left or not isinstance(cause, DBAPIError) or not may_repeat(cause):
+                raise
+
+
+@contextmanager
+def record(
+    engine: sa.Engine, act: str, what: Mapping[str, Any], *, by: str | None = None, why: str | None = None
+) -> Iterator[tuple[sa.Connection, dict[str, Any]]]:
+    """A transaction that does an act and records it: both, or neither. The block changes rows by the connection that it is given, and puts
+    what came of it into the dict. ``by``: who; None: the system's user and host.
+
+    Raises Overloaded(DISK_FULL | QUEUE_FULL) and Denied if the database does not take it: it was not done. Unknown(DISCONNECTED): the message says whether
+    it may have been. Misuse(NO_TABLES | SCHEMA_VERSION).
+    """
+    ending = False
+    try:
+        with Dialect(engine).transaction() as connection, transaction_of(connection, trans_act):
+            if connection.dialect.name == "postgresql":
+                connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{PATIENCE}s'")
+            number, previous = _locked_head(connection)
+            reach("outbox.act-locked")
+            ended: dict[str, Any] = {}
+            yield connection, ended
+            reach("outbox.act-done")
+            now_us, who = database_now_us(connection), by or acting_user()
+            made = Record(number + 1, now_us, act, cut(who), cut(why), dict(what), ended=ended)
+            _append(connection, made, previous)
+            reach("outbox.act-recorded")
+            ending = True
+        reach("outbox.act-committed")
+    except DBAPIError as problem:
+        raise _failure(problem, ending) from problem
+    logger.info("act %d, %s by %s: %s", made.number, act, made.by, _counted(ended))
+
+
+def ids_of(ids: Iterable[str | bytes]) -> list[bytes]:
+    """Message ids. Raises Misuse(BAD_ARGUMENT) for a single one, and for what is none."""
+    if isinstance(ids, str | bytes):
+        raise Misuse(Code.BAD_ARGUMENT, "one id where many were expected", f"[{ids!r}]")
+    return [model.message_id(identity) for identity in ids]
+
+
+def _locked_head(connection: sa.Connection) -> tuple[int, str]:
+    """Number and hash of the last record; nobody else adds one until the end of the transaction."""
+    head = sa.select(_HEAD.number, _HEAD.hash).where(_HEAD.one == 1).with_for_update()
+    found = connection.execute(head).one_or_none()
+    if found is None:  # somebody removed it
+        first = {"one": 1, "number": 0, "hash": origin(PLACE)}
+        connection.execute(insert_if_absent(connection.dialect.name, trans_act_head), [first])
+        found = connection.execute(head).one()
+    last = connection.scalar(sa.select(sa.func.max(_ACT.number))) or 0
+    if last <= found.number and len(found.hash) == len(origin(PLACE)):
+        return found.number, found.hash
+    logger.error("the row of trans_act_head was edited: it names record %d, and the last one is %d", found.number, last)
+    line = connection.scalar(sa.select(_ACT.record).where(_ACT.number == last))
+    return max(last, found.number), origin(PLACE) if line is None else successor(line.encode())
+
+
+def _append(connection: sa.Connection, made: Record, previous: str) -> None:
+    line, digest = made.sealed(previous)
+    connection.execute(sa.insert(trans_act), [{"number": made.number, "record": line[:-1].decode()}])
+    change = sa.update(trans_act_head).where(_HEAD.one == 1)
+    connection.execute(change.values(number=made.number, hash=digest))
+
+
+def _failure(problem: DBAPIError, ending: bool) -> EscrowError:
+    """What a database's error means to whoever acts. ``ending``: it came when the transaction was about to be committed."""
+    text = in_a_line(problem)
+    if is_full(problem):
+        return Overloaded(Code.DISK_FULL, f"the database is full: {text}", "free space there; the act was not done")
+    if may_repeat(problem) or is_busy(problem):
+        hint = "repeat it; the act was not done"
+        return Overloaded(Code.QUEUE_FULL, f"the database does not take this now: {text}", hint)
+    if is_denied(problem):
+        hint = "may this user insert into trans_act, and change trans_act_head and the rows? The act was not done"
+        return Denied(Code.DENIED, text, hint)
+    hint = "`escrowmq acts list` tells whether the act was done" if ending else "the act was not done"
+    return Unknown(Code.DISCONNECTED, f"the database: {text}", hint)
+
+
+def _counted(ended: Mapping[str, Any]) -> str:
+    counts = ended.get("results", ended)
+    return ", ".join(f"{count} {code}" for code, count in counts.items()) or "nothing"
+
+
+# Reading the record
+
+
+def list_acts(engine: sa.Engine, limit: int = 1000, *, after: int = 0, newest: bool = False) -> list[Act]:
+    """The first acts with numbers above ``after``, or the ``newest``, in their order: at most ``limit``, and no more than some megabytes of them but
+    for one act that is larger. The same shape as :meth:`escrowmq.client.admin.Admin.acts`. What cannot be read as a record is left out: see :func:`verify_acts`.
+    """
+    found: list[Act] = []
+    size = 0
+    for act, length in _told(engine, after, newest=newest):
+        size += length
+        if len(found) == limit or (found and size > PAGE_BYTES):
+            break
+        found.append(act)
+    return found[::-1] if newest else found
+
+
+def each_act(engine: sa.Engine, *, after: int = 0) -> Iterator[Act]:
+    """All acts with numbers above ``after``, in their order, read a few at a time."""
+    return (act for act, _ in _told(engine, after))
+
+
+def _told(engine: sa.Engine, after: int, *, newest: bool = False) -> Iterator[tuple[Act, int]]:
+    """Acts, with the lengths of their records."""
+    for number, line in _rows(engine, after, None, newest=newest):
+        try:
+            made, _, digest = parse(line)
+        except ValueError:
+            logger.warning("row %d of trans_act is no record of an act", number)
+            continue
+        yield told(Listed(made, made, digest)), len(line)
+
+
+def verify_acts(engine: sa.Engine) -> Verified:
+    """How many records there are, the hash of the last one, and every place where the chain is broken: a record that was changed, removed, put in, moved,
+    or cut off at the end. Acts may go on meanwhile."""
+    head = _head(engine)
+    last = None if head is None else head[0]
+    count, breaks = verify((line for _, line in _rows(engine, 0, last)), PLACE, head)
+    if head is None:
+        breaks.append(Break(count + 1, None, "the row of trans_act_head, which names the last record, is missing"))
+    else:
+        with engine.connect() as connection, transaction_of(connection, trans_act):
+            highest = connection.scalar(sa.select(sa.func.max(_ACT.number))) or 0
+        now = _head(engine)  # read afterwards: an act of this moment is in it
+        if now is not None and highest > now[0]:
+            breaks.append(Break(count + 1, highest, "somebody put this behind the last record"))
+    return {
+        "database": engine.url.render_as_string(hide_password=True),
+        "records": count,
+        "last": origin(PLACE) if head is None else head[1],
+        "broken": told_breaks(breaks),
+    }
+
+
+def _head(engine: sa.Engine) -> tuple[int, str] | None:
+    with engine.connect() as connection, transaction_of(connection, trans_act_head):
+        row = connection.execute(sa.select(_HEAD.number, _HEAD.hash).where(_HEAD.one == 1)).one_or_none()
+    return None if row is None else (row.number, row.hash)
+
+
+def _rows(engine: sa.Engine, after: int, last: int | None, *, newest: bool = False) -> Iterator[tuple[int, bytes]]:
+    """Number and line of the records above ``after``, up to ``last`` (None: all); the ``newest`` first if that is wanted. A few at a time, each time in a
+    transaction of its own: none is held open for long."""
+    low, high = after, last
+    while True:
+        wanted = sa.select(_ACT.number, _ACT.record).where(_ACT.number > low)
+        if high is not None:
+            wanted = wanted.where(_ACT.number <= high)
+        wanted = wanted.order_by(_ACT.number.desc() if newest else _ACT.number).limit(_CHUNK)
+        with engine.connect() as connection, transaction_of(connection, trans_act):
+            rows: Sequence[Any] = connection.execute(wanted).all()
+        yield from ((row.number, row.record.encode()) for row in rows)
+        if len(rows) < _CHUNK:
+            return
+        if newest:
+            high = rows[-1].number - 1
+        else:
+            low = rows[-1].number

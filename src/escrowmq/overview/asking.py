@@ -1,0 +1,126 @@
+"""Asking brokers and databases of which some may be away: what they do not answer is noted, and the others are told of all the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from escrowmq.client.admin import Admin
+from escrowmq.client.bus import Bus
+from escrowmq.client.links.answers import Listing
+from escrowmq.client.links.presence import Missing
+from escrowmq.errors import Denied, EscrowError, Rejected
+from escrowmq.outbox.dialects import in_a_line
+from escrowmq.wire import Call
+from escrowmq.wire.actions.action import Answer
+
+PATIENCE = 5.0
+"""Seconds that one question waits for a broker."""
+
+PAGE = 1_000
+
+Row = TypeVar("Row")
+
+
+class Asking:
+    """The brokers of a bus and some databases, and who of them did not answer."""
+
+    def __init__(self, bus: Bus, engines: Sequence[sa.Engine] = ()) -> None:
+        self.router = bus.router
+        self.admin = Admin(bus.router, PATIENCE)
+        self.addresses = [link.address for link in bus.router.links]
+        self.engines = list(engines)
+        self._missing: dict[str, str] = {}
+
+    @property
+    def missing(self) -> tuple[Missing, ...]:
+        """Who did not answer, and why."""
+        return tuple({"broker": where, "reason": reason} for where, reason in self._missing.items())
+
+    def note(self, where: str, reason: str) -> None:
+        """Somebody did not answer."""
+        self._missing.setdefault(where, reason)
+
+    def all(self, ask: Callable[[Admin], Listing[Row]], *, anew: bool = False) -> list[Row]:
+        """What the brokers that are there answer; nothing where all of them refuse it, as a folder without a broker does. Those that did not
+        answer before are asked once more only if ``anew``."""
+        if not anew and all(address in self._missing for address in self.addresses):
+            return []
+        try:
+            listing = ask(self.admin)
+        except (Rejected, Denied):
+            return []
+        except EscrowError as problem:
+            for address in self.addresses:
+                self.note(address, str(problem))
+            return []
+        for one in listing.missing:
+            self.note(one["broker"], one["reason"])
+        return listing
+
+    def one(self, address: str, call: Call[Answer]) -> Answer | None:
+        """What one broker answers; None: it does not, or refuses."""
+        if address in self._missing:
+            return None
+        try:
+            return self.ask(address, call)
+        except (Rejected, Denied):
+            return None
+        except EscrowError as problem:
+            self.note(address, str(problem))
+            return None
+
+    def listed(self, address: str, call: Call[Any], what: str, most: int) -> list[Any]:
+        """At most ``most`` entries of one broker's listing, page after page."""
+        found: list[Any] = []
+        after: dict[str, Any] = {}
+        while len(found) < most:
+            request = {**call.request, **after, "limit": min(PAGE, most - len(found))}
+            answer = self.one(address, replace(call, request=request))
+            if answer is None:
+                break
+            found += answer[what]
+            if "next" not in answer:
+                break
+            after = {"after": answer["next"]}
+        return found
+
+    def ask(self, address: str, call: Call[Answer]) -> Answer:
+        """What one broker answers. Raises what it refuses with."""
+        number = self.addresses.index(address)
+        return self.router.ask(number, call, time.monotonic() + PATIENCE, longest=PATIENCE)
+
+    def databases(self) -> Iterator[tuple[str, sa.Engine]]:
+        """Each database with its name."""
+        for engine in self.engines:
+            yield name_of(engine), engine
+
+    @contextmanager
+    def reading(self, engine: sa.Engine) -> Iterator[None]:
+        """Around reads of one database: what goes wrong there is noted."""
+        try:
+            yield
+        except EscrowError as problem:
+            self.note(name_of(engine), str(problem))
+        except SQLAlchemyError as problem:
+            self.note(name_of(engine), in_a_line(problem))
+
+    def connect(self, engine: sa.Engine) -> sa.Connection:
+        """A connection that only reads: one made for work under locks takes none here."""
+        return engine.execution_options(begin="BEGIN").connect()
+
+    def now_us(self) -> int:
+        """The brokers' time, the earliest of several; this machine's where none tells it."""
+        hellos = self.all(lambda admin: admin.hello())
+        return min((hello["time_us"] for hello in hellos if "time_us" in hello), default=time.time_ns() // 1000)
+
+
+def name_of(engine: sa.Engine) -> str:
+    """What a database is called: its URL without the password."""
+    return engine.url.render_as_string(hide_password=True)

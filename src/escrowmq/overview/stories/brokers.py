@@ -1,0 +1,182 @@
+"""What the brokers know of what is looked for: messages, their transactions, where they stand for each group, and who acted on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from escrowmq.errors import Code, EscrowError
+from escrowmq.overview.asking import Asking
+from escrowmq.overview.stories.sought import Sought
+from escrowmq.wire.actions import acts, producers, standing, transactions
+
+MOST_ACTS = 8
+"""Acts of operators that are looked up for one message."""
+
+
+@dataclass(slots=True)
+class AtBroker:
+    """One message at one broker."""
+
+    broker: str
+    message: Mapping[str, Any]
+    """As ``lookup`` tells it."""
+    transaction: Mapping[str, Any] | None = None
+    """As ``transactions.show`` tells it."""
+    producers: Mapping[str, Any] | None = None
+    """Its producer group, as ``producers.list`` tells it."""
+    stands: Mapping[str, Any] | None = None
+    """As ``messages.standing`` tells it."""
+    acts: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    """Who did what happened by hand, by the time when it happened."""
+    notes: list[str] = field(default_factory=list)
+
+
+class Looked:
+    """Look-ups of one search; what two messages have in common is asked once."""
+
+    def __init__(self, asking: Asking) -> None:
+        self._asking = asking
+        self._transactions: dict[str, Mapping[str, Any] | None] = {}
+        self._producers: dict[str, list[Any]] = {}
+
+    def find(self, wanted: Sought, limit: int) -> tuple[list[AtBroker], bool]:
+        """Messages at the brokers, newest first, at most ``limit``; and whether there are more."""
+        found: dict[tuple[str, int], Mapping[str, Any]] = {}
+        for row in self._meant(wanted, limit + 1):
+            found.setdefault((row["broker"], row["position"]), row)
+        rows = sorted(found.values(), key=lambda row: -row["stored_us"])
+        return [self._complete(row) for row in rows[:limit]], len(rows) > limit
+
+    def by_ids(self, ids: Iterable[bytes], limit: int) -> list[AtBroker]:
+        """Messages of ids that the databases name."""
+        rows: list[Any] = []
+        for identity in ids:
+            rows += self._lookup(limit, message_id=identity)
+        return [self._complete(row) for row in rows[:limit]]
+
+    def _meant(self, wanted: Sought, limit: int) -> Iterable[Any]:
+        if wanted.transaction is not None:
+            yield from self._of_transaction(wanted, limit)
+        if wanted.place is not None:
+            topic, queue, offset = wanted.place
+            for broker, identity in self._at_place(topic, queue, offset):
+                rows = self._lookup(limit, message_id=identity, topic=topic)
+                yield from (row for row in rows if row["broker"] == broker and row["offset"] == offset)
+        yield from self._lookup(limit, message_id=wanted.message_id)
+        yield from self._lookup(limit, key=wanted.text)
+
+    def _lookup(self, limit: int, **given: Any) -> list[Any]:
+        return self._asking.all(lambda admin: admin.lookup(**given, limit=limit))
+
+    def _of_transaction(self, wanted: Sought, limit: int) -> Iterable[Any]:
+        """The messages of a transaction."""
+        printed = str(wanted.transaction)
+        for address in self._asking.addresses:
+            shown = self._show(address, printed)
+            for message in (shown or {}).get("messages", [])[:limit]:
+                if message["message_id"] is None:
+                    continue
+                identity = bytes.fromhex(message["message_id"])
+                rows = self._lookup(limit, message_id=identity)
+                yield from (row for row in rows if row["transaction"] == printed)
+
+    def _at_place(self, topic: str, queue: int, offset: int) -> Iterable[tuple[str, bytes]]:
+        for address in self._asking.addresses:
+            link = self._asking.router.links[self._asking.addresses.index(address)]
+            request: Any = {
+                "source": topic, "queue": queue, "start": offset, "end": offset + 1, "max_rows": 1,
+                "columns": ["message_id"],
+            }  # fmt: skip
+            try:
+                identities = link.read(request).read_all().column("message_id").to_pylist()
+            except EscrowError as problem:
+                if problem.code not in (Code.UNKNOWN_TOPIC, Code.BAD_QUEUE, Code.RANGE_PURGED, Code.NOT_FOUND):
+                    self._asking.note(address, str(problem))
+                continue
+            yield from ((address, identity) for identity in identities if identity is not None)
+
+    def _complete(self, row: Mapping[str, Any]) -> AtBroker:
+        """All that its broker knows of a message."""
+        at = AtBroker(row["broker"], row)
+        if row["transaction"] is not None:
+            at.transaction = self._show(at.broker, row["transaction"])
+            if at.transaction is None:
+                at.notes.append("Its transaction is not known any more: who decided it, and when, has left the log.")
+            else:
+                at.producers = self._group(at.broker, at.transaction["group"])
+        if row["offset"] is not None and row["topic"] is not None:
+            self._stand(at, row)
+        self._who(at)
+        return at
+
+    def _show(self, broker: str, printed: str) -> Mapping[str, Any] | None:
+        if printed not in self._transactions:
+            try:
+                self._transactions[printed] = self._asking.ask(broker, transactions.SHOW({"id": printed}))
+            except EscrowError as problem:
+                if problem.code is Code.WRONG_SHARD:
+                    return None
+                if problem.code not in (Code.UNKNOWN_TRANSACTION, Code.RANGE_PURGED):
+                    self._asking.note(broker, str(problem))
+                    return None
+                self._transactions[printed] = None
+        return self._transactions[printed]
+
+    def _group(self, broker: str, name: str | None) -> Mapping[str, Any] | None:
+        if broker not in self._producers:
+            answer = self._asking.one(broker, producers.LIST({}))
+            self._producers[broker] = [] if answer is None else answer["producers"]
+        return next((one for one in self._producers[broker] if one["group"] == name), None)
+
+    def _stand(self, at: AtBroker, row: Mapping[str, Any]) -> None:
+        place: standing.AskOfMessage = {
+            "topic": row["topic"], "queue": row["queue"], "offset": row["offset"], "history": True,
+        }  # fmt: skip
+        try:
+            at.stands = self._asking.ask(at.broker, standing.OF_MESSAGE(place))
+        except EscrowError as problem:
+            if problem.code is Code.RANGE_PURGED:
+                at.notes.append("It has left its queue by retention: what consumers did with it is not known any more.")
+            elif problem.code is Code.BAD_REQUEST:
+                at.notes.append("This broker is older and does not tell where a message stands for consumer groups.")
+            else:
+                at.notes.append(f"Where it stands for consumer groups could not be asked: {problem}")
+
+    def _who(self, at: AtBroker) -> None:
+        """Look up who did what was done by hand."""
+        by_hand = [
+            (event["time_us"], "transactions.")
+            for event in (at.transaction or {}).get("timeline", [])
+            if event.get("by") == "operator" or event["event"] == "reopened"
+        ]
+        events = (at.stands or {}).get("events", [])
+        by_hand += [
+            (event["time_us"], "dead_letters.") for event in events if event["event"] in ("retried", "discarded")
+        ]
+        for time_us, family in by_hand[-MOST_ACTS:]:
+            act = self._act_at(at.broker, time_us)
+            if act is not None and act["act"].startswith(family):
+                at.acts[time_us] = act
+
+    def _act_at(self, broker: str, time_us: int) -> Mapping[str, Any] | None:
+        """The act that was under way at a time: the last that began before. Acts of a broker go one after the other."""
+        newest = self._asking.one(broker, acts.LIST({"limit": 1, "newest": True}))
+        if newest is None or not newest["acts"]:
+            return None
+        found: Mapping[str, Any] | None = newest["acts"][-1]
+        low, high = 1, newest["acts"][-1]["number"]
+        if newest["acts"][-1]["time_us"] <= time_us:
+            return found
+        found = None
+        while low < high:  # the numbers below ``low`` began before, ``high`` did not
+            middle = (low + high) // 2
+            page = self._asking.one(broker, acts.LIST({"limit": 1, "after": middle - 1}))
+            if page is None or not page["acts"]:
+                return None
+            if page["acts"][0]["time_us"] <= time_us:
+                found, low = page["acts"][0], max(page["acts"][0]["number"], middle) + 1
+            else:
+                high = middle
+        return found

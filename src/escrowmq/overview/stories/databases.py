@@ -1,0 +1,192 @@
+"""What the databases know of what is looked for: rows of the outbox, marks of the inbox, rows of the delivery modes, the sets and cases of
+compensations.
+
+Every look goes by a primary key, but for a business key in the outbox: no index has the keys, so the rows that are not sent are looked
+through by their lane, and of those that are kept the newest :data:`KEPT_ROWS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from escrowmq.compensation.sets.tables import commit_set, half_set, set_store, taken
+from escrowmq.outbox.sending import lane_of
+from escrowmq.outbox.tables import (
+    State,
+    state_is,
+    trans_barrier,
+    trans_compensation_case,
+    trans_driven,
+    trans_message,
+    trans_prepared,
+    trans_recv_log,
+)
+from escrowmq.overview.asking import Asking
+
+KEPT_ROWS = 200_000
+"""Rows of the outbox that are looked through for a key, from the newest on."""
+MOST_NAMES = 200
+"""Consumer groups whose marks are looked up."""
+_UNSENT = (State.PENDING, State.RETRYING, State.HELD, State.WAITING, State.DISCARDED)
+_TABLES = (
+    trans_message,
+    trans_recv_log,
+    trans_driven,
+    trans_prepared,
+    trans_barrier,
+    trans_compensation_case,
+    set_store,
+)
+
+
+@dataclass(slots=True)
+class InDatabase:
+    """What one database knows of one message id; rows as dicts, by what they are."""
+
+    database: str
+    message_id: bytes
+    outbox: dict[str, Any] | None = None
+    driven: dict[str, Any] | None = None
+    marks: list[dict[str, Any]] = field(default_factory=list)
+    """Of the inbox: who has consumed it."""
+    prepared: list[dict[str, Any]] = field(default_factory=list)
+    """Of consumers that were told of it before it was decided."""
+    cases: list[dict[str, Any]] = field(default_factory=list)
+    sets: list[dict[str, Any]] = field(default_factory=list)
+    """Where it is in the sets of a compensation: ``name, what, time_us``."""
+
+    @property
+    def says_something(self) -> bool:
+        """Whether the database knows it at all."""
+        return bool(self.outbox or self.driven or self.marks or self.prepared or self.cases or self.sets)
+
+
+@dataclass(slots=True)
+class Reader:
+    """Reads of one database within one connection; only tables that are there are asked."""
+
+    name: str
+    connection: sa.Connection
+    tables: set[str]
+    notes: list[str] = field(default_factory=list)
+
+    def ids_of_key(self, key: str, limit: int) -> list[bytes]:
+        """Ids of rows with a business key, newest first."""
+        found: list[tuple[int, bytes]] = []
+        if trans_message.name in self.tables:
+            m = trans_message.c
+            wanted = [sa.and_(state_is(state), m.lane == lane_of(key), m.key == key) for state in _UNSENT]
+            newest = int(self.connection.scalar(sa.select(sa.func.max(m.seq))) or 0)
+            oldest = int(self.connection.scalar(sa.select(sa.func.min(m.seq))) or 0)
+            wanted.append(sa.and_(m.seq > newest - KEPT_ROWS, m.key == key))
+            if oldest <= newest - KEPT_ROWS:
+                self.notes.append(
+                    f"{self.name}: of the rows that are sent and kept only the newest {KEPT_ROWS:,} were looked through for the key."
+                )
+            for one in wanted:
+                rows = self.connection.execute(sa.select(m.seq, m.id).where(one).order_by(m.seq.desc()).limit(limit))
+                found += [(seq, bytes(identity)) for seq, identity in rows]
+        if trans_driven.name in self.tables:
+            d = trans_driven.c
+            rows = self.connection.execute(sa.select(d.created_us, d.id).where(d.key == key).limit(limit))
+            found += [(created, bytes(identity)) for created, identity in rows]
+        return list(dict.fromkeys(identity for _, identity in sorted(found, reverse=True)))[:limit]
+
+    def of(self, ids: Sequence[bytes]) -> list[InDatabase]:
+        """What it knows of these ids, each one that it knows."""
+        found = {identity: InDatabase(self.name, identity) for identity in ids}
+        for row in self._rows(trans_message, trans_message.c.id, ids):
+            found[bytes(row["id"])].outbox = row
+        for row in self._rows(trans_driven, trans_driven.c.id, ids):
+            found[bytes(row["id"])].driven = row
+        for table, names in ((trans_recv_log, "marks"), (trans_prepared, "prepared")):
+            for row in self._of_groups(table, table.c.consumer_group, ids):
+                getattr(found[bytes(row["message_id"])], names).append(row)
+        for row in self._of_groups(trans_compensation_case, trans_compensation_case.c.name, ids):
+            found[bytes(row["message_id"])].cases.append(row)
+        self._sets(found)
+        return [one for one in found.values() if one.says_something]
+
+    def barrier(self, transaction: bytes) -> list[dict[str, Any]]:
+        """What the barrier says of a transaction."""
+        return self._rows(trans_barrier, trans_barrier.c.transaction_id, [transaction])
+
+    def _rows(self, table: sa.Table, column: sa.Column[Any], ids: Sequence[bytes]) -> list[dict[str, Any]]:
+        if table.name not in self.tables or not ids:
+            return []
+        wanted = [c for c in table.c if c.name != "body"]
+        body = [sa.func.length(table.c.body).label("body_bytes")] if "body" in table.c else []
+        found = self.connection.execute(sa.select(*wanted, *body).where(column.in_(list(ids)))).mappings()
+        return [dict(row) for row in found]
+
+    def _of_groups(self, table: sa.Table, group: sa.Column[Any], ids: Sequence[bytes]) -> list[dict[str, Any]]:
+        """Rows of these ids, whose primary key begins with a group: each group's are looked up."""
+        if table.name not in self.tables:
+            return []
+        names = self._distinct(group)
+        if len(names) == MOST_NAMES:
+            self.notes.append(
+                f"{self.name}: {table.name} has more than {MOST_NAMES} groups, and the others were not looked at."
+            )
+        by_group = group.in_(names)
+        columns = [c for c in table.c if c.name != "body"]
+        query = sa.select(*columns).where(by_group, table.c.message_id.in_(list(ids)))
+        return [dict(row) for row in self.connection.execute(query).mappings()] if names else []
+
+    def _distinct(self, column: sa.Column[Any]) -> list[str]:
+        """The values of the first column of a primary key: a look into the index for each."""
+        names: list[str] = []
+        while len(names) < MOST_NAMES:
+            after = column > names[-1] if names else sa.true()
+            name = self.connection.scalar(sa.select(sa.func.min(column)).where(after))
+            if name is None:
+                break
+            names.append(name)
+        return names
+
+    def _sets(self, found: dict[bytes, InDatabase]) -> None:
+        if set_store.name not in self.tables:
+            return
+        stores = self.connection.execute(sa.select(set_store.c.store, set_store.c.name).limit(MOST_NAMES)).all()
+        for store, name in stores:
+            for table, what, time in (
+                (half_set, "half", "announced_us"),
+                (taken, "taken", "announced_us"),
+                (commit_set, "commit", "entered_us"),
+            ):
+                if table.name not in self.tables:
+                    continue
+                query = sa.select(table.c.id, table.c[time]).where(table.c.store == store, table.c.id.in_(list(found)))
+                for identity, time_us in self.connection.execute(query):
+                    found[bytes(identity)].sets.append({"name": name, "what": what, "time_us": time_us})
+
+
+def read(asking: Asking, key: str, ids: Iterable[bytes], transactions: Iterable[bytes], limit: int) -> Databases:
+    """What all databases know of some ids, and of the rows with a business key; and of transactions what the barriers say."""
+    found, wanted = Databases(), list(ids)
+    for name, engine in asking.databases():
+        with asking.reading(engine), asking.connect(engine) as connection:
+            there = set(sa.inspect(connection).get_table_names())
+            if not there & {table.name for table in _TABLES}:
+                asking.note(name, "it has no tables of EscrowMQ (escrowmq outbox migrate)")
+                continue
+            reader = Reader(name, connection, there)
+            mine = list(dict.fromkeys([*wanted, *reader.ids_of_key(key, limit)]))
+            found.rows += reader.of(mine)
+            for transaction in transactions:
+                found.barriers += [{**row, "database": name} for row in reader.barrier(transaction)]
+            found.notes += reader.notes
+    return found
+
+
+@dataclass(slots=True)
+class Databases:
+    """What all databases know."""
+
+    rows: list[InDatabase] = field(default_factory=list)
+    barriers: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)

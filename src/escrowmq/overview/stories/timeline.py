@@ -1,0 +1,144 @@
+"""Looks for anything, and tells of each message that is found what became of it and why it waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from escrowmq.client.bus import Bus
+from escrowmq.model import TransactionId
+from escrowmq.overview.asking import Asking
+from escrowmq.overview.stories import databases, reasons
+from escrowmq.overview.stories.broker_events import broker_events
+from escrowmq.overview.stories.brokers import AtBroker, Looked
+from escrowmq.overview.stories.database_events import barrier_events, database_events
+from escrowmq.overview.stories.databases import Databases, InDatabase
+from escrowmq.overview.stories.sought import sought
+from escrowmq.overview.values import Event, Story, Timeline
+
+MOST_STORIES = 20
+"""Messages that are told of; of more it is only said that there are."""
+MOST_BODY = 2_000
+"""Characters of a body that are shown."""
+_PLACE = ("written", "driven", "prepared", "stored", "local", "checked", "parked", "reopened")
+"""What comes first of what happened at the same time."""
+
+
+def timeline(bus: Bus, wanted: str, engines: Sequence[sa.Engine] = (), *, limit: int = MOST_STORIES) -> Timeline:
+    """What became of the messages that ``wanted`` may mean: a message id (or the text that it was made of), a key, a transaction id,
+    ``TOPIC/QUEUE/OFFSET``, at most ``limit`` of them; over all brokers of ``bus`` and all databases of ``engines``.
+
+    Who is away is named in ``missing``; what cannot be known any more is said in ``notes``. Raises Misuse(BAD_ARGUMENT).
+    """
+    meaning = sought(wanted)
+    asking = Asking(bus, engines)
+    now_us = asking.now_us()
+    looked = Looked(asking)
+    found, more = looked.find(meaning, limit)
+    ids = dict.fromkeys([meaning.message_id, *_ids(found)])
+    transactions = [
+        bytes(TransactionId.parse(one.message["transaction"])) for one in found if one.message["transaction"]
+    ]
+    known = databases.read(asking, wanted, ids, dict.fromkeys(transactions), limit)
+    others = [row.message_id for row in known.rows if row.message_id not in ids]
+    found += looked.by_ids(dict.fromkeys(others), max(limit - len(found), 0))
+    stories = [_story(one, known, now_us) for one in found]
+    seen = {(one.message["message_id"], one.message["topic"]) for one in found}
+    alone: dict[bytes, list[InDatabase]] = {}
+    for row in known.rows:
+        if not any(_belongs(row, *one) for one in seen):
+            alone.setdefault(row.message_id, []).append(row)
+    stories += [_story_of_rows(rows, now_us) for rows in alone.values()]
+    notes = list(dict.fromkeys(known.notes))
+    if known.rows and found:
+        notes.append("Times of a database are by its clock, those of a broker by its own.")
+    return Timeline(wanted, tuple(stories[:limit]), more or len(stories) > limit, now_us, asking.missing, tuple(notes))
+
+
+def _ids(found: Iterable[AtBroker]) -> list[bytes]:
+    return [bytes.fromhex(one.message["message_id"]) for one in found if one.message["message_id"] is not None]
+
+
+def _belongs(row: InDatabase, message_id: str | None, topic: str | None) -> bool:
+    """Whether what a database knows may be of this message: the same id, and no other topic."""
+    if row.message_id.hex() != message_id:
+        return False
+    named = [one["topic"] for one in (row.outbox, row.driven) if one is not None]
+    return not named or topic is None or topic in named
+
+
+def _story(of: AtBroker, known: Databases, now_us: int) -> Story:
+    message = of.message
+    rows = [row for row in known.rows if _belongs(row, message["message_id"], message["topic"])]
+    events = broker_events(of, now_us)
+    if message["transaction"]:
+        events += barrier_events(known.barriers, bytes(TransactionId.parse(message["transaction"])))
+    events += [event for row in rows for event in database_events(row)]
+    causes = [*reasons.at_broker(of, now_us), *(one for row in rows for one in reasons.in_database(row, True, now_us))]
+    reason = reasons.the_reason(causes)
+    notes = list(of.notes)
+    if of.stands is not None and "until_us" in of.stands:
+        notes.append(
+            "What consumers did with it was read from the log up to a bound; what came later is not told here."
+        )
+    if of.stands is not None and of.stands.get("more"):
+        notes.append(f"{of.stands['more']:,} more consumer groups are left out.")
+    body = message["body"]
+    return Story(
+        title=_title(message["topic"], message["message_id"]),
+        message_id=message["message_id"],
+        topic=message["topic"],
+        key=message["key"],
+        tag=message["tag"],
+        transaction=message["transaction"],
+        state=reason.state,
+        waits=reason.rank < reasons.Rank.DONE,
+        why=reason.sentence,
+        events=_ordered(events),
+        notes=tuple(notes),
+        offers=reason.offers,
+        properties=message["properties"],
+        body=None if body is None else body[: 4 * MOST_BODY].decode("utf-8", "backslashreplace")[:MOST_BODY],
+        body_bytes=None if body is None else len(body),
+    )
+
+
+def _story_of_rows(rows: list[InDatabase], now_us: int) -> Story:
+    """Of what only databases know."""
+    content: dict[str, Any] = next((one for row in rows for one in (row.outbox, row.driven, *row.prepared) if one), {})
+    reason = reasons.the_reason([one for row in rows for one in reasons.in_database(row, False, now_us)])
+    transaction = next((row.driven["transaction_id"] for row in rows if row.driven), None)
+    identity = rows[0].message_id.hex()
+    return Story(
+        title=_title(content.get("topic"), identity),
+        message_id=identity,
+        topic=content.get("topic"),
+        key=content.get("key"),
+        tag=content.get("tag"),
+        transaction=None if transaction is None else str(TransactionId.from_bytes(bytes(transaction))),
+        state=reason.state,
+        waits=reason.rank < reasons.Rank.DONE,
+        why=reason.sentence,
+        events=_ordered([event for row in rows for event in database_events(row)]),
+        notes=("None of the brokers that answered has it.",),
+        offers=reason.offers,
+        body_bytes=content.get("body_bytes"),
+    )
+
+
+def _title(topic: str | None, message_id: str | None) -> str:
+    return f"message {message_id or '(damaged)'}" + (f" of {topic}" if topic else "")
+
+
+def _ordered(events: list[Event]) -> tuple[Event, ...]:
+    """By time; one without a time stays behind the one that it was told after."""
+    keyed: list[tuple[int, int, int, Event]] = []
+    last: dict[str, int] = {}
+    for number, event in enumerate(events):
+        time_us = event.time_us if event.time_us is not None else last.get(event.where, 0)
+        last[event.where] = time_us
+        rank = _PLACE.index(event.event) if event.event in _PLACE else len(_PLACE)
+        keyed.append((time_us, rank, number, event))
+    return tuple(event for *_, event in sorted(keyed, key=lambda one: one[:3]))

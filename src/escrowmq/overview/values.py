@@ -1,0 +1,224 @@
+"""What the overview says, as plain values: events, stories, causes, and how everything stands. Each has ``to_json()``.
+
+Times are microseconds since 1970, by the clock of the broker or the database that tells them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from escrowmq.client.links.presence import Missing
+
+
+class AsJson:
+    """A value that can be had as JSON's objects, lists, texts and numbers."""
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Names and values."""
+        made: dict[str, Any] = asdict(self)  # type: ignore[call-overload]
+        return made
+
+
+# What became of one thing
+
+
+@dataclass(frozen=True, slots=True)
+class Event(AsJson):
+    """Something that happened."""
+
+    time_us: int | None
+    """None: when it was is not known any more."""
+    event: str
+    """A word for programs: ``prepared``, ``leased``, ..."""
+    where: str
+    """Address of the broker, or name of the database."""
+    sentence: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer(AsJson):
+    """Something that a person can do about it."""
+
+    act: str
+    """As plans name it: ``transactions.commit``, ``dead_letters.retry``, ..."""
+    selection: Mapping[str, Any]
+    """Of what: the selection of a plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Story(AsJson):
+    """What became of one message, over all brokers and databases that have something to say of it."""
+
+    title: str
+    message_id: str | None
+    """32 hex digits; None: damaged, or it is not known."""
+    topic: str | None
+    key: str | None
+    tag: str | None
+    transaction: str | None
+    """As printed; None: it has none."""
+    state: str
+    """Where it stands, in one word."""
+    waits: bool
+    """Whether something is still to come."""
+    why: str
+    """One sentence: why it waits, or that it does not."""
+    events: tuple[Event, ...]
+    """Oldest first; those without a time where they belong."""
+    notes: tuple[str, ...] = ()
+    """What cannot be told, and why."""
+    offers: tuple[Offer, ...] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+    body: str | None = None
+    """The beginning of the body as text; None: there is none to show."""
+    body_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline(AsJson):
+    """All that was found."""
+
+    wanted: str
+    stories: tuple[Story, ...]
+    """Newest first."""
+    more: bool
+    """Whether there are more than are told here."""
+    now_us: int
+    missing: tuple[Missing, ...] = ()
+    """Brokers and databases that did not answer: what they know is not in it."""
+    notes: tuple[str, ...] = ()
+
+
+# What waits
+
+
+@dataclass(frozen=True, slots=True)
+class Cause(AsJson):
+    """Things that wait for the same reason."""
+
+    kind: str
+    """``parked``, ``undecided``, ``dead``, ``lagging``, ``outbox``, ``held``, ``stuck``, ``case``, ``suspended``, ``disk``, ``damaged``,
+    ``broker`` or ``database``."""
+    of: str
+    """Whose they are: a consumer or producer group, a topic, a compensation; or the broker itself."""
+    cause: str
+    count: int
+    """How many: of what, ``unit`` says."""
+    unit: str
+    oldest_us: int | None
+    """Since when; None: that is not known."""
+    needs_person: bool
+    """Nothing happens by itself until somebody acts."""
+    sentence: str
+    where: str
+    """Address of the broker, or name of the database; empty: of all brokers together."""
+    samples: tuple[Mapping[str, Any], ...] = ()
+    acts: tuple[str, ...] = ()
+    """What a plan of these can do."""
+    selection: Mapping[str, Any] = field(default_factory=dict)
+    """With which a plan of them is made; empty: no plan can be."""
+    at_least: bool = False
+    """Whether there may be more than ``count``."""
+
+
+# How everything stands
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerStands(AsJson):
+    """One broker."""
+
+    broker: str
+    status: str
+    """As ``health`` says it, or ``unreachable``."""
+    reason: str
+    shard: int | None
+    version: str | None
+    epoch: int | None
+    log_bytes: int | None
+    """Of all segments that are stored."""
+    free_bytes: int | None
+    log_bytes_per_second: float | None
+    """Since the status before; None: there was none."""
+    asked_per_second: float | None
+    """Questions to producers, likewise."""
+    unanswered: int | None
+    """Questions to producers that are open."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStands(AsJson):
+    """One topic, over all brokers."""
+
+    topic: str
+    stored: int
+    per_second: float | None
+    """Messages that became visible, over :data:`~escrowmq.overview.standing.RATE_SECONDS` before, or since the status before."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStands(AsJson):
+    """One consumer group in one of its topics, over all brokers; counts are messages."""
+
+    group: str
+    topic: str
+    lag: int
+    lag_seconds: float
+    leased: int
+    retrying: int
+    dead: int
+    receiving: int
+    """Receives that wait for messages now."""
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProducersStand(AsJson):
+    """One producer group, over all brokers; counts are transactions."""
+
+    group: str
+    open: int
+    parked: int
+    oldest_seconds: float
+    connected: int
+    """Sessions that can be asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseStands(AsJson):
+    """The outbox of one database; counts are rows."""
+
+    database: str
+    pending: int
+    retrying: int
+    held: int
+    waiting: int
+    lag_seconds: float
+    relays: int
+    """Relays that are alive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status(AsJson):
+    """How everything stands now."""
+
+    now_us: int
+    brokers: tuple[BrokerStands, ...]
+    topics: tuple[TopicStands, ...]
+    groups: tuple[GroupStands, ...]
+    producers: tuple[ProducersStand, ...]
+    databases: tuple[DatabaseStands, ...]
+    waiting: tuple[Cause, ...]
+    missing: tuple[Missing, ...]
+    counted: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Numbers that only grow, by broker or topic: what the rates of the next status begin with."""
+
+    @property
+    def needs_person(self) -> bool:
+        """Whether something waits for a person."""
+        return any(cause.needs_person for cause in self.waiting)

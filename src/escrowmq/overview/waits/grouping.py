@@ -1,0 +1,60 @@
+"""Puts things that wait for the same reason into one group: how many, since when, and some of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from escrowmq.overview.words import quoted
+
+MOST_SAMPLES = 5
+MOST_GROUPS = 50
+"""Causes of one kind that are told apart; what is left is one more."""
+OTHERS = "other causes"
+_ID = re.compile(r"\b(?:0x)?[0-9a-fA-F]*\d[0-9a-fA-F-]{7,}\b")
+_NUMBER = re.compile(r"\d+")
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(slots=True)
+class Alike:
+    """Things that wait for the same reason."""
+
+    count: int = 0
+    oldest_us: int | None = None
+    samples: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def add(self, since_us: int | None, sample: Mapping[str, Any], count: int = 1) -> None:
+        """One more."""
+        self.count += count
+        if since_us is not None:
+            self.oldest_us = since_us if self.oldest_us is None else min(self.oldest_us, since_us)
+        if len(self.samples) < MOST_SAMPLES:
+            self.samples.append(sample)
+
+
+class Grouped(dict[K, Alike], Generic[K]):
+    """Things by their cause; ``others`` makes the key of those for which there is no more room."""
+
+    def __init__(self, others: Callable[[K], K]) -> None:
+        super().__init__()
+        self._others = others
+
+    def of(self, key: K) -> Alike:
+        """The group of a cause."""
+        if key not in self and len(self) >= MOST_GROUPS:
+            key = self._others(key)
+        return self.setdefault(key, Alike())
+
+
+def masked(text: str | None) -> str:
+    """A cause without what differs from one thing to the next: its first line, with ids and numbers as ``#``."""
+    return _NUMBER.sub("#", _ID.sub("#", quoted(text)))
+
+
+def oldest(times: Iterable[int | None]) -> int | None:
+    """The earliest time that is known."""
+    return min((time_us for time_us in times if time_us is not None), default=None)

@@ -1,0 +1,34 @@
+"""What waits, over all brokers and databases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from escrowmq.client.bus import Bus
+from escrowmq.client.links.answers import Listing
+from escrowmq.overview.asking import Asking
+from escrowmq.overview.values import Cause, DatabaseStands
+from escrowmq.overview.waits.brokers import LAG_SECONDS, at_brokers
+from escrowmq.overview.waits.databases import in_databases
+
+
+def waiting(bus: Bus, engines: Sequence[sa.Engine] = (), *, lag_seconds: float = LAG_SECONDS) -> Listing[Cause]:
+    """What waits, grouped by its cause; what needs a person comes first, then the most. A consumer group lags if its oldest message waits for
+    more than ``lag_seconds``. ``missing`` names who did not answer: what waits there is not told."""
+    asking = Asking(bus, engines)
+    causes = look(asking, asking.now_us(), lag_seconds)
+    return Listing(causes, asking.missing)
+
+
+def look(asking: Asking, now_us: int, lag_seconds: float, stands: list[DatabaseStands] | None = None) -> list[Cause]:
+    """All causes in their order; how each outbox stands is added to ``stands``."""
+    causes = [*at_brokers(asking, now_us, lag_seconds), *in_databases(asking, stands)]
+    for one in asking.missing:
+        if one["broker"] not in asking.addresses:
+            text = f"Database {one['broker']} cannot be read: {one['reason']}."
+            causes.append(
+                Cause("database", one["broker"], one["reason"], 1, "database", None, True, text, one["broker"])
+            )
+    return sorted(causes, key=lambda cause: (not cause.needs_person, -cause.count))

@@ -1,0 +1,22 @@
+"""Acts on a frozen set: which rows, what would become of them, and a run that goes step by step and can be gone on with.
+
+::
+
+    from escrowmq.plans import Plans, Ramp
+
+    plans = Plans()                                            # the operator's folder
+    plan = plans.make(bus, "dead_letters.retry", {"group": "cart", "cause": "timeout"}, why="the shop is back")
+    plans.dry_run(plan.id, bus).by_outcome                     # {"done": 990, "already": 10}
+    plans.run(plan.id, bus, ramp=Ramp((1, 10, 100), pause=30), rate=500, stop_after="5%").outcomes
+
+The page is docs/plans.md.
+"""
+
+from escrowmq.plans.folder import Plans, default_folder
+from escrowmq.plans.outcomes import Counts, Outcome, Sample
+from escrowmq.plans.plan import Plan
+from escrowmq.plans.ramp import Ramp, StopAfter
+from escrowmq.plans.running import Report
+from escrowmq.plans.subjects.opening import ACTS
+
+__all__ = ["ACTS", "Counts", "Outcome", "Plan", "Plans", "Ramp", "Report", "Sample", "StopAfter", "default_folder"]

@@ -1,0 +1,102 @@
+"""Makes a plan: takes the chosen rows page by page, freezes them, and notes what a person wants to know of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from escrowmq.errors import Code, error
+from escrowmq.plans import frozen
+from escrowmq.plans.plan import Plan
+from escrowmq.plans.subjects.seam import Subject
+from escrowmq.platform.failpoints import reach
+
+SAMPLES = 10
+"""Rows that a plan shows, spread over its set."""
+MOST_VALUES = 1000
+"""Different values of a column that are counted one by one."""
+SHOWN_VALUES = 20
+_OTHERS = "…"
+
+
+def make(
+    subject: Subject,
+    folder: Path,
+    name: str,
+    selection: Mapping[str, Any],
+    *,
+    without_missing: bool,
+    progress: Callable[[int], None],
+) -> Plan:
+    """Freeze the rows in ``folder``; the plan but for who made it, when and why."""
+    missing = subject.missing()
+    if missing and not without_missing:
+        away = ", ".join(f"{one['broker']} ({one['reason']})" for one in missing)
+        hint = "wait for it, or say --without-missing: then none of its rows are in the plan"
+        raise error(Code.BROKER_AWAY, f"the set would be one in part, away is {away}", hint)
+    digest = frozen.Digest(subject.act, subject.settings, subject.identity)
+    values: dict[str, Counter[str]] = {column: Counter() for column in subject.counted}
+    rows = 0
+    for batch in frozen.write(folder, subject.schema, subject.pages()):
+        digest.add(batch)
+        rows += batch.num_rows
+        for column, counter in values.items():
+            _count(counter, batch.column(column))
+        progress(rows)
+    not_found = subject.not_found()
+    if not rows:
+        raise error(
+            Code.NOT_FOUND, "nothing is chosen: there is nothing to plan", "see what there is, and choose otherwise"
+        )
+    reach("plans.set-written")
+    with frozen.opened(folder) as found:
+        at = sorted({number * rows // SAMPLES for number in range(SAMPLES)})
+        samples = tuple({"row": row, **found.batch_from(row, 1).to_pylist()[0]} for row in at)
+    return Plan(
+        id=name,
+        act=subject.act,
+        settings=dict(subject.settings),
+        selection=_told(selection),
+        source=subject.source,
+        missing=tuple(missing),
+        by="",
+        why=None,
+        made_us=0,
+        rows=rows,
+        digest=digest.hex(),
+        file_hash=frozen.file_hash(folder),
+        identity=tuple(subject.identity),
+        samples=samples,
+        counts={column: _largest(counter) for column, counter in values.items()},
+        not_found=len(not_found),
+    )
+
+
+def _told(selection: Mapping[str, Any]) -> dict[str, Any]:
+    """A selection as it is kept: of many ids their number, as the set has them."""
+    told = {name: value for name, value in selection.items() if value is not None}
+    ids = told.get("ids")
+    if ids is not None and len(ids) > SHOWN_VALUES:
+        told["ids"] = f"{len(ids):,} ids"
+    elif ids is not None:
+        told["ids"] = list(ids)
+    return told
+
+
+def _count(counter: Counter[str], column: pa.Array) -> None:
+    for entry in pc.value_counts(column).to_pylist():
+        value = "" if entry["values"] is None else str(entry["values"])
+        counter[value if value in counter or len(counter) < MOST_VALUES else _OTHERS] += entry["counts"]
+
+
+def _largest(counter: Counter[str]) -> dict[str, int]:
+    """The most frequent values; the rest as one."""
+    others = counter.pop(_OTHERS, 0)
+    largest = dict(counter.most_common(SHOWN_VALUES))
+    others += counter.total() - sum(largest.values())
+    return largest | ({_OTHERS: others} if others else {})

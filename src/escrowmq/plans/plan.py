@@ -1,0 +1,101 @@
+"""A plan: what is to be done to which rows, as it was made; and how far its runs came."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from escrowmq.client.links.presence import Missing
+from escrowmq.errors import Code, Corrupt
+from escrowmq.platform.disk import Disk, disk_error, read_file, replace_file
+
+NAME = "plan.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A frozen set and an act. ``id`` is also the name of its folder; ``state`` is made, running, stopped, failed, interrupted (a run
+    was killed) or finished; ``outcomes`` counts the rows that are done with."""
+
+    id: str
+    act: str
+    settings: Mapping[str, Any]
+    """What the act is done with, such as the consumer group."""
+    selection: Mapping[str, Any]
+    source: str
+    """Where the rows live, without passwords."""
+    missing: tuple[Missing, ...]
+    """Brokers that were away when the plan was made: none of their rows are in it."""
+    by: str
+    why: str | None
+    made_us: int
+    rows: int
+    digest: str
+    """SHA-256 over the act and what names and guards each row, in their order."""
+    file_hash: str
+    """SHA-256 of the file of the set."""
+    identity: tuple[str, ...]
+    samples: tuple[Mapping[str, Any], ...]
+    counts: Mapping[str, Mapping[str, int]]
+    """Of some columns: how many rows have which value; ``""`` stands for none, ``…`` for the values that are too many to name."""
+    not_found: int = 0
+    """Ids of the selection that named nothing."""
+
+    state: str = "made"
+    reason: str = ""
+    """Why the last run ended."""
+    next: int = 0
+    """Rows that are done with."""
+    outcomes: Mapping[str, int] | None = None
+    again: int = 0
+    """Rows that were done, and were seen to have failed anew."""
+    in_doubt: int = 0
+    """Rows of a batch of which nobody knows yet what became: the next run finds out."""
+    runs: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {**asdict(self), "outcomes": dict(self.outcomes or {})}
+
+
+_MADE = (
+    "id", "act", "settings", "selection", "source", "missing", "by", "why", "made_us", "rows", "digest", "file_hash", "identity",
+    "samples", "counts", "not_found",
+)  # fmt: skip
+
+
+def write(disk: Disk, plan: Plan) -> None:
+    """Store what was made: with this file the plan is there."""
+    values = plan.to_json()
+    content = {"format": FORMAT, **{name: values[name] for name in _MADE}}
+    try:
+        replace_file(disk, NAME, [[json.dumps(content, ensure_ascii=False, indent=1).encode() + b"\n"]])
+    except OSError as problem:
+        raise disk_error(problem) from problem
+
+
+def read(disk: Disk, name: str) -> Plan:
+    """What was made. Raises FileNotFoundError, Corrupt(DAMAGED, NEWER_FORMAT)."""
+    try:
+        content = json.loads(read_file(disk, NAME))
+        if content["format"] > FORMAT:
+            raise Corrupt(Code.NEWER_FORMAT, f"the plan {name} is of a newer version")
+        values = {field: content[field] for field in _MADE}
+        lists = {field: tuple(values[field]) for field in ("missing", "identity", "samples")}
+        plan = Plan(**{**values, **lists})
+    except FileNotFoundError:
+        raise
+    except OSError as problem:
+        raise disk_error(problem) from problem
+    except (ValueError, KeyError, TypeError) as problem:
+        raise Corrupt(
+            Code.DAMAGED, f"{NAME} of plan {name} cannot be read: {problem!r:.200}", "make the plan anew"
+        ) from None
+    if plan.id != name:
+        raise Corrupt(
+            Code.DAMAGED, f"the folder {name} holds the plan {plan.id!r:.100}", "a plan's folder keeps its name"
+        )
+    return plan

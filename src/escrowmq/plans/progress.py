@@ -1,0 +1,185 @@
+"""How far the runs of a plan came: a journal that is only appended to, synced before and after each step, and a result a row.
+
+A line of ``progress.journal`` is a checksum (CRC-32, 8 hex digits), a space, and JSON. A line that a crash left without its end, or not as
+it was written, was the last one and is nobody's: it is cut off. Rows are done in their order, so a number says how far a run came; at most the one
+batch that was begun last is in doubt. ``results`` has a byte a row: the number of its :class:`~escrowmq.plans.outcomes.Outcome`.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from escrowmq.errors import Code, Corrupt
+from escrowmq.plans.outcomes import Outcome, Outcomes, Tally
+from escrowmq.platform.disk import Disk, File, disk_error, read_file
+from escrowmq.platform.failpoints import reach
+
+NAME = "progress.journal"
+RESULTS = "results"
+
+
+@dataclass(slots=True)
+class History:
+    """What the journal says."""
+
+    next: int = 0
+    """Rows before this one are done with."""
+    tally: Tally = field(default_factory=Tally)
+    doubt: tuple[int, int] | None = None
+    """First row and number of rows of the batch that was begun, and of which nobody knows what became."""
+    again: int = 0
+    """Rows that were done, and that failed anew soon after."""
+    runs: list[Mapping[str, Any]] = field(default_factory=list)
+    ended: Mapping[str, Any] | None = None
+    """How the last run ended; None while it is under way, or when it was killed."""
+    size: int = 0
+    """Bytes of the journal that are whole."""
+
+    @property
+    def failures(self) -> int:
+        """Rows that nobody did, and rows that failed anew."""
+        return self.tally.failures + self.again
+
+    def take(self, entry: Mapping[str, Any]) -> None:
+        """Go on by one entry."""
+        if "run" in entry:
+            self.runs.append(entry)
+            self.ended = None
+        elif "begin" in entry:
+            self.doubt = entry["begin"], entry["rows"]
+        elif "done" in entry:
+            self.doubt, self.next = None, entry["done"] + entry["rows"]
+            self.tally.take(entry["outcomes"])
+        elif "undone" in entry:
+            self.doubt = None
+        elif "again" in entry:
+            self.again += entry["again"]
+        elif "end" in entry:
+            self.ended = entry
+
+
+def read(disk: Disk) -> History:
+    """The history of a plan, also while somebody runs it. Raises Corrupt(DAMAGED) if the journal was changed."""
+    history = History()
+    try:
+        content = read_file(disk, NAME)
+    except FileNotFoundError:
+        return history
+    except OSError as problem:
+        raise disk_error(problem) from problem
+    lines = content.split(b"\n")
+    for number, line in enumerate(lines[:-1], 1):
+        entry = _parsed(line)
+        if entry is None:
+            if number == len(lines) - 1:  # its write was under way when everything stopped
+                break
+            raise Corrupt(Code.DAMAGED, f"line {number} of {NAME} was changed", "make the plan anew for what is left")
+        history.take(entry)
+        history.size += len(line) + 1
+    return history
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    if line[8:9] != b" " or line[:8] != _checksum(line[9:]):
+        return None
+    with suppress(ValueError):
+        entry = json.loads(line[9:])
+        return entry if isinstance(entry, dict) else None
+    return None
+
+
+def _checksum(content: bytes) -> bytes:
+    return b"%08x" % zlib.crc32(content)
+
+
+class Progress:
+    """Writes the journal and the results of one run, which holds the plan's lock."""
+
+    def __init__(self, disk: Disk, rows: int) -> None:
+        self.history = read(disk)
+        try:
+            self._results: File = disk.open(RESULTS, create=True)
+            self._journal: File = disk.open(NAME, create=True)
+            if rows:  # whether there is space for all results shows now
+                self._results.allocate(rows)
+            self._journal.truncate(self.history.size)
+            disk.sync_folder()
+        except OSError as problem:
+            raise disk_error(problem) from problem
+
+    def close(self) -> None:
+        """Let the files go."""
+        self._journal.close()
+        self._results.close()
+
+    def started(self, **what: Any) -> None:
+        """A run begins."""
+        self._append({"run": len(self.history.runs) + 1, **what})
+
+    def begin(self, first: int, rows: int) -> None:
+        """A batch is about to be asked for. Raises before anything is asked if that cannot be noted."""
+        self._append({"begin": first, "rows": rows})
+        reach("plans.begun")
+
+    def done(self, first: int, outcomes: Outcomes, at_us: int) -> None:
+        """A batch was answered."""
+        try:
+            self._results.write_at(first, [outcomes.tobytes()])
+            self._results.sync()
+        except OSError as problem:
+            raise disk_error(problem) from problem
+        reach("plans.results-written")
+        counted = Tally()
+        counted.add(outcomes)
+        self._append({"done": first, "rows": len(outcomes), "outcomes": counted.by_outcome, "at_us": at_us})
+        reach("plans.done")
+
+    def undone(self, first: int, reason: str) -> None:
+        """A batch that was begun was surely not done."""
+        self._append({"undone": first, "reason": reason})
+
+    def again(self, rows: int) -> None:
+        """So many rows that were done have failed anew."""
+        self._append({"again": rows})
+
+    def ended(self, how: str, reason: str, at_us: int) -> None:
+        """The run is over."""
+        self._append({"end": how, "reason": reason, "at_us": at_us})
+
+    def _append(self, entry: dict[str, Any]) -> None:
+        content = json.dumps(entry, ensure_ascii=False).encode()
+        line = _checksum(content) + b" " + content + b"\n"
+        try:
+            self._journal.truncate(self.history.size)  # what a failed write left
+            self._journal.write_at(self.history.size, [line])
+            self._journal.sync()
+        except OSError as problem:
+            raise disk_error(problem) from problem
+        self.history.take(entry)
+        self.history.size += len(line)
+
+
+def results(disk: Disk, first: int, rows: int, history: History) -> Outcomes:
+    """The outcomes of these rows; NONE for those of which the journal says nothing."""
+    found = np.zeros(rows, np.uint8)
+    known = max(min(history.next - first, rows), 0)
+    if known:
+        try:
+            with closing(disk.open(RESULTS)) as file:
+                stored = file.read_at(first, known)
+        except OSError as problem:
+            raise Corrupt(Code.DAMAGED, f"the file {RESULTS} of the plan cannot be read: {problem}") from problem
+        codes = np.frombuffer(stored, np.uint8)
+        if len(codes) < known or (codes > max(Outcome)).any():
+            raise Corrupt(
+                Code.DAMAGED, f"the file {RESULTS} of the plan was changed", "the record of acts has them, too"
+            )
+        found[:known] = codes
+    return found

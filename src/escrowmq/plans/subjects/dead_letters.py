@@ -1,0 +1,208 @@
+"""Dead letters of a consumer group: retry or discard them.
+
+A dead letter is named by its broker, topic, queue and offset, and guarded by when it died (``dead_us``) and after how many attempts: one that was
+delivered again since, and died again, is another death, and is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, cast
+
+import pyarrow as pa
+
+from escrowmq.client.altering import signed
+from escrowmq.client.bus import Bus
+from escrowmq.client.links.presence import Missing
+from escrowmq.errors import Code, EscrowError, Misuse, error
+from escrowmq.message.names import check_name
+from escrowmq.plans.frozen import PLACE
+from escrowmq.plans.outcomes import Outcome, Outcomes, all_of
+from escrowmq.plans.subjects.brokers import Brokers, batch_of, ended, shard_of, tolerated
+from escrowmq.plans.subjects.seam import checked_ids, checked_selection
+from escrowmq.wire.actions import dead_letters
+
+ACTS = ("dead_letters.retry", "dead_letters.discard")
+SCHEMA = pa.schema(
+    [
+        (PLACE, pa.int64()), ("topic", pa.string()), ("queue", pa.int64()), ("offset", pa.int64()), ("dead_us", pa.int64()),
+        ("attempts", pa.int64()), ("queue_id", pa.int64()), ("message_id", pa.string()), ("key", pa.string()),
+        ("tag", pa.string()), ("cause", pa.string()), ("damaged", pa.string()),
+    ]
+)  # fmt: skip
+IDENTITY = (PLACE, "topic", "queue", "offset", "dead_us", "attempts")
+_SELECTION: dict[str, type | tuple[type, ...]] = {
+    "group": str, "topic": str, "cause": str, "key": str, "tag": str, "older_than": (int, float), "ids": (list, tuple),
+}  # fmt: skip
+_OUTCOMES = {
+    Code.OK: Outcome.DONE, Code.NOT_FOUND: Outcome.ALREADY, Code.CONFLICT: Outcome.CHANGED, Code.DAMAGED: Outcome.DAMAGED,
+    Code.UNKNOWN_TOPIC: Outcome.GONE, Code.BAD_QUEUE: Outcome.GONE, Code.UNKNOWN_GROUP: Outcome.GONE,
+}  # fmt: skip
+_FOUND = {"settled": Outcome.DONE, "dead": Outcome.NONE}
+"""What a broker finds at its start of an act that its end interrupted. What is dead still was not done, and is done now."""
+_NOT_THERE = (Code.UNKNOWN_TOPIC, Code.BAD_QUEUE, Code.UNKNOWN_GROUP)
+_FAR = 1 << 62
+
+
+class DeadLetters:
+    """The dead letters that ``selection`` chooses: ``group``, and of these ``topic``, ``cause`` (a part of its text), ``key``, ``tag``,
+    ``older_than`` (seconds since the death), ``ids`` (``TOPIC/QUEUE/OFFSET``, or message ids)."""
+
+    schema: pa.Schema = SCHEMA
+    identity: Sequence[str] = IDENTITY
+    counted: Sequence[str] = ("topic", "cause")
+
+    def __init__(self, bus: Bus, act: str, selection: Mapping[str, Any]) -> None:
+        chosen = checked_selection(selection, _SELECTION)
+        if "group" not in chosen:
+            raise Misuse(Code.BAD_ARGUMENT, "of which consumer group? The selection names none", "give it a group")
+        check_name(chosen["group"], Code.BAD_GROUP_NAME)
+        self.act = act
+        self._group: str = chosen.pop("group")
+        self._ids = checked_ids(chosen.pop("ids", None))
+        self._older_us = round(chosen.pop("older_than", 0) * 1e6)
+        self._wanted = chosen
+        self._left: set[str] = set()
+        self._brokers = Brokers(bus)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The group."""
+        return {"group": self._group}
+
+    @property
+    def source(self) -> str:
+        """The brokers."""
+        return self._brokers.source
+
+    def missing(self) -> list[Missing]:
+        """The brokers that do not answer now."""
+        return self._brokers.hello()[1]
+
+    # Choosing
+
+    def pages(self) -> Iterator[pa.RecordBatch]:
+        """The chosen rows; Rejected(UNKNOWN_GROUP) if no broker has the group."""
+        self._left = set(self._ids or ())
+        call = dead_letters.LIST({"group": self._group})
+        for hello, letters in self._brokers.listed(call, "dead_letters", Code.UNKNOWN_GROUP):
+            if rows := [letter for letter in letters if self._is_chosen(letter, hello["time_us"])]:
+                yield batch_of(SCHEMA, hello["shard"], rows)
+
+    def _is_chosen(self, letter: Mapping[str, Any], now_us: int) -> bool:
+        if self._older_us and letter["dead_us"] > now_us - self._older_us:
+            return False
+        for name, value in self._wanted.items():
+            if value not in (letter["cause"] or "") if name == "cause" else letter[name] != value:
+                return False
+        if self._ids is None:
+            return True
+        names = {f"{letter['topic']}/{letter['queue']}/{letter['offset']}", letter["message_id"]} & self._ids
+        self._left -= names
+        return bool(names)
+
+    def not_found(self) -> list[str]:
+        """The ids that named no dead letter of the group."""
+        return sorted(self._left)
+
+    # Looking
+
+    def look(self, rows: pa.RecordBatch) -> Outcomes:
+        """ALREADY: it is dead no more. CHANGED: another death. DAMAGED: its message cannot be delivered again."""
+        found = self._standing(rows)
+        if found is None:
+            return all_of(Outcome.GONE, rows.num_rows)
+        retry = self.act.endswith("retry")
+        outcomes = all_of(Outcome.ALREADY, rows.num_rows)
+        columns = [rows.column(name).to_pylist() for name in ("queue_id", "offset", "dead_us", "attempts")]
+        for row, (queue_id, offset, dead_us, attempts) in enumerate(zip(*columns, strict=True)):
+            letter = found.get((queue_id, offset))
+            if letter is None:
+                continue
+            if (letter["dead_us"], letter["attempts"]) != (dead_us, attempts):
+                outcomes[row] = Outcome.CHANGED
+            else:
+                outcomes[row] = Outcome.DAMAGED if retry and letter["damaged"] else Outcome.DONE
+        return outcomes
+
+    def _standing(self, rows: pa.RecordBatch) -> dict[tuple[int, int], Any] | None:
+        """What is dead now at the places of a batch; None: the broker does not have the group."""
+        wanted = set(zip(rows.column("queue_id").to_pylist(), rows.column("offset").to_pylist(), strict=True))
+        (queue_id, offset), last = min(wanted), max(wanted)
+        request: dead_letters.List = {"group": self._group}
+        if offset or queue_id:
+            request["after"] = [queue_id, offset - 1] if offset else [queue_id - 1, _FAR]
+        found: dict[tuple[int, int], Any] = {}
+        pages = self._brokers.pages(shard_of(rows), dead_letters.LIST(request), "dead_letters")
+        while (page := tolerated(lambda: {"page": next(pages, [])}, Code.UNKNOWN_GROUP)) is not None:
+            for letter in page["page"]:
+                place = letter["queue_id"], letter["offset"]
+                if place in wanted:
+                    found[place] = letter
+            if not page["page"] or place >= last:
+                return found
+        return None
+
+    def failed_again(self, rows: pa.RecordBatch) -> int:
+        """How many were delivered again and have died again."""
+        return int((self.look(rows) == Outcome.CHANGED).sum()) if self.act.endswith("retry") else 0
+
+    # Doing
+
+    def mark(self) -> dict[str, int]:
+        """Where each broker's record of acts ends."""
+        return self._brokers.marks()
+
+    def do(self, rows: pa.RecordBatch, why: str) -> Outcomes:
+        """One act; if a topic or the group is not there any more, one act for each of the topics."""
+        codes = tolerated(lambda: {"codes": self._settled(rows, why)}, *_NOT_THERE)
+        if codes is not None:
+            return _judged(codes["codes"])
+        outcomes = all_of(Outcome.GONE, rows.num_rows)
+        topics = rows.column("topic").to_pylist()
+        names = list(dict.fromkeys(topics))
+        for topic in names if len(names) > 1 else ():
+            at = [row for row, name in enumerate(topics) if name == topic]
+            try:
+                outcomes[at] = self.do(rows.take(pa.array(at, pa.int64())), why)
+            except EscrowError as problem:  # some of the batch may be done
+                raise error(Code.TIMED_OUT, problem.message, problem.hint) from problem
+        return outcomes
+
+    def _settled(self, rows: pa.RecordBatch, why: str) -> list[str]:
+        items = rows.select(["topic", "queue", "offset", "dead_us", "attempts"]).to_pylist()
+        act = cast(Literal["retry", "discard"], self.act.rpartition(".")[2])
+        request = dead_letters.Settle(group=self._group, act=act, items=cast(list[dead_letters.Shown], items))
+        return self._brokers.asked(shard_of(rows), dead_letters.SETTLE(signed(request, why)))["codes"]
+
+    def became(self, rows: pa.RecordBatch, token: str, marks: Mapping[str, int]) -> Outcomes:
+        """DONE for a row that any act under this token did; else what the last of them said."""
+        shard = shard_of(rows)
+        names = ("topic", "queue", "offset")
+        places = {
+            place: row for row, place in enumerate(zip(*(rows.column(n).to_pylist() for n in names), strict=True))
+        }
+        outcomes = all_of(Outcome.NONE, rows.num_rows)
+        for act in self._brokers.recorded(shard, token, marks.get(str(shard), 0)):
+            results, items = ended(act), act["what"]["items"]
+            if results is None:
+                continue
+            for item, result in zip(
+                items, [results] * len(items) if isinstance(results, str) else results, strict=True
+            ):
+                row = places.get(tuple(item[:3]))
+                if row is not None and outcomes[row] != Outcome.DONE:
+                    outcomes[row] = _FOUND[result] if result in _FOUND else _outcome(result)
+        return outcomes
+
+
+def _judged(codes: list[str]) -> Outcomes:
+    outcomes = all_of(Outcome.DONE, len(codes))
+    for row, code in enumerate(codes):
+        if code != "OK":
+            outcomes[row] = _outcome(code)
+    return outcomes
+
+
+def _outcome(code: str) -> Outcome:
+    return _OUTCOMES.get(Code[code], Outcome.REFUSED) if code in Code.__members__ else Outcome.REFUSED

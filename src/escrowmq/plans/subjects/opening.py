@@ -1,0 +1,31 @@
+"""Which acts there are, and which kind of rows each is about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from escrowmq.client.bus import Bus
+from escrowmq.errors import Code, Misuse
+from escrowmq.plans.subjects import dead_letters, transactions
+from escrowmq.plans.subjects.seam import Subject
+from escrowmq.settings import nearest
+
+Where: TypeAlias = Bus
+"""Where the rows of a plan live."""
+
+_KINDS: tuple[tuple[tuple[str, ...], Callable[[Any, str, Mapping[str, Any]], Subject]], ...] = (
+    (dead_letters.ACTS, dead_letters.DeadLetters),
+    (transactions.ACTS, transactions.Transactions),
+)
+ACTS = tuple(act for acts, _ in _KINDS for act in acts)
+"""The acts that a plan can have."""
+
+
+def opened(where: Where, act: str, selection: Mapping[str, Any]) -> Subject:
+    """The rows of an act. Raises Misuse(BAD_ARGUMENT) for an act or a selection that is none."""
+    for acts, kind in _KINDS:
+        if act in acts:
+            return kind(where, act, selection)
+    hint = nearest(act, list(ACTS)) or f"one of {', '.join(ACTS)}"
+    raise Misuse(Code.BAD_ARGUMENT, f"{act!r:.50} is no act of a plan", hint)

@@ -1,0 +1,180 @@
+"""Transactions: commit, roll back, or ask their producers again.
+
+A transaction is named by its id, which nothing else ever gets, and needs no other guard: its first decision is final.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, cast
+
+import pyarrow as pa
+
+from escrowmq.client.altering import signed
+from escrowmq.client.bus import Bus
+from escrowmq.client.links.presence import Missing
+from escrowmq.errors import Code, Misuse
+from escrowmq.plans.frozen import PLACE
+from escrowmq.plans.outcomes import Outcome, Outcomes, all_of
+from escrowmq.plans.subjects.brokers import Brokers, batch_of, ended, shard_of
+from escrowmq.plans.subjects.seam import checked_ids, checked_selection
+from escrowmq.wire.actions import transactions
+
+ACTS = ("transactions.commit", "transactions.rollback", "transactions.recheck")
+SCHEMA = pa.schema(
+    [
+        (PLACE, pa.int64()), ("id", pa.string()), ("position", pa.int64()), ("group", pa.string()), ("instance", pa.string()),
+        ("state", pa.string()), ("checks", pa.int64()), ("messages", pa.int64()), ("prepared_us", pa.int64()),
+    ]
+)  # fmt: skip
+IDENTITY = (PLACE, "id")
+_SELECTION: dict[str, type | tuple[type, ...]] = {
+    "state": str, "group": str, "older_than": (int, float), "ids": (list, tuple),
+}  # fmt: skip
+_STATES = ("undecided", "open", "parked")
+_OUTCOMES = {
+    "COMMITTED": Outcome.DONE, "ROLLED_BACK": Outcome.DONE, "OK": Outcome.DONE, "ALREADY_COMMITTED": Outcome.ALREADY,
+    "ALREADY_ROLLED_BACK": Outcome.ALREADY, "TRANSACTION_DECIDED": Outcome.ALREADY, "CONFLICT": Outcome.CONFLICT,
+    "EXPIRED": Outcome.GONE, "UNKNOWN_TRANSACTION": Outcome.GONE, "WRONG_SHARD": Outcome.GONE,
+}  # fmt: skip
+_ENDS = {"transactions.commit": "committed", "transactions.rollback": "rolled_back"}
+
+
+class Transactions:
+    """The transactions that ``selection`` chooses: ``state`` (undecided, open, parked), producer ``group``, ``older_than`` (seconds since
+    the prepare), ``ids``."""
+
+    schema: pa.Schema = SCHEMA
+    identity: Sequence[str] = IDENTITY
+    counted: Sequence[str] = ("group", "state")
+
+    def __init__(self, bus: Bus, act: str, selection: Mapping[str, Any]) -> None:
+        chosen = checked_selection(selection, _SELECTION)
+        self._state = chosen.get("state", "undecided").lower()
+        if self._state not in _STATES:
+            raise Misuse(Code.BAD_ARGUMENT, f"{self._state!r} cannot be planned for", f"one of {', '.join(_STATES)}")
+        self.act = act
+        self._ids = checked_ids(chosen.get("ids"))
+        self._group: str | None = chosen.get("group")
+        self._older_than: float | None = chosen.get("older_than")
+        self._left: set[str] = set()
+        self._brokers = Brokers(bus)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Nothing: a transaction's id says all."""
+        return {}
+
+    @property
+    def source(self) -> str:
+        """The brokers."""
+        return self._brokers.source
+
+    def missing(self) -> list[Missing]:
+        """The brokers that do not answer now."""
+        return self._brokers.hello()[1]
+
+    # Choosing
+
+    def pages(self) -> Iterator[pa.RecordBatch]:
+        """The chosen rows; Rejected(UNKNOWN_GROUP) if no broker has the group."""
+        self._left = set(self._ids or ())
+        request: transactions.List = {"state": self._state}
+        if self._group is not None:
+            request["group"] = self._group
+        if self._older_than is not None:
+            request["older_than"] = float(self._older_than)
+        call = transactions.LIST(request)
+        for hello, listed in self._brokers.listed(call, "transactions", Code.UNKNOWN_GROUP):
+            rows = listed if self._ids is None else [one for one in listed if one["id"] in self._ids]
+            self._left.difference_update(one["id"] for one in rows)
+            if rows:
+                yield batch_of(SCHEMA, hello["shard"], rows)
+
+    def not_found(self) -> list[str]:
+        """The ids that name no such transaction."""
+        return sorted(self._left)
+
+    # Looking
+
+    def look(self, rows: pa.RecordBatch) -> Outcomes:
+        """ALREADY: decided the same way (asked again: decided either way). CONFLICT: decided the other way. GONE: expired, or left."""
+        ids = rows.column("id").to_pylist()
+        left = {identity: row for row, identity in enumerate(ids)}
+        outcomes = all_of(Outcome.GONE, rows.num_rows)
+        for state in ("undecided", "committed", "rolled_back", "expired"):
+            if left:
+                self._look_for(rows, state, left, outcomes)
+        return outcomes
+
+    def _look_for(self, rows: pa.RecordBatch, state: str, left: dict[str, int], outcomes: Outcomes) -> None:
+        """Find those of ``left`` that are in this state now, and take them out of it."""
+        positions = rows.column("position").to_pylist()
+        request: transactions.List = {"state": state, "after": min(positions) - 1}
+        last, outcome = max(positions), self._would(state)
+        for page in self._brokers.pages(shard_of(rows), transactions.LIST(request), "transactions"):
+            for one in page:
+                if (row := left.pop(one["id"], None)) is not None:
+                    outcomes[row] = outcome
+            if not left or (page and page[-1]["position"] >= last):
+                return
+
+    def _would(self, state: str) -> Outcome:
+        if state == "undecided":
+            return Outcome.DONE
+        if state == "expired":
+            return Outcome.GONE
+        return Outcome.ALREADY if self.act not in _ENDS or state == _ENDS[self.act] else Outcome.CONFLICT
+
+    def failed_again(self, rows: pa.RecordBatch) -> int:
+        """None: a decision is final."""
+        return 0
+
+    # Doing
+
+    def mark(self) -> dict[str, int]:
+        """Where each broker's record of acts ends."""
+        return self._brokers.marks()
+
+    def do(self, rows: pa.RecordBatch, why: str) -> Outcomes:
+        """One act."""
+        ids, end = rows.column("id").to_pylist(), self.act.rpartition(".")[2]
+        if end == "recheck":
+            call = transactions.RECHECK(signed(transactions.Recheck(ids=ids), why))
+        else:
+            outcome = cast(Literal["commit", "rollback"], end)
+            call = transactions.SETTLE(signed(transactions.Settle(ids=ids, outcome=outcome), why))
+        codes = self._brokers.asked(shard_of(rows), call)["codes"]
+        return _judged(codes)
+
+    def became(self, rows: pa.RecordBatch, token: str, marks: Mapping[str, int]) -> Outcomes:
+        """DONE for a row that any act under this token did; else what the last of them said."""
+        shard, wanted = shard_of(rows), {one: row for row, one in enumerate(rows.column("id").to_pylist())}
+        outcomes = all_of(Outcome.NONE, rows.num_rows)
+        for act in self._brokers.recorded(shard, token, marks.get(str(shard), 0)):
+            results, ids = ended(act), act["what"]["ids"]
+            if results is None:
+                continue
+            for one, result in zip(ids, [results] * len(ids) if isinstance(results, str) else results, strict=True):
+                row = wanted.get(one)
+                if row is not None and outcomes[row] != Outcome.DONE:
+                    outcomes[row] = self._found(result)
+        return outcomes
+
+    def _found(self, result: str) -> Outcome:
+        """What a result says, or a state that a broker found at its start (``committed by operator``) after its end interrupted the
+        act: what is undecided still, or was asked again, is done now."""
+        if result in Code.__members__:
+            return _OUTCOMES.get(result, Outcome.REFUSED)
+        state, _, by = result.partition(" by ")
+        if state in ("open", "parked"):
+            return Outcome.NONE
+        would = self._would(state)
+        return Outcome.DONE if would == Outcome.ALREADY and by == "operator" and self.act in _ENDS else would
+
+
+def _judged(codes: list[str]) -> Outcomes:
+    outcomes = all_of(Outcome.DONE, len(codes))
+    for row, code in enumerate(codes):
+        outcomes[row] = _OUTCOMES.get(code, Outcome.REFUSED)
+    return outcomes

@@ -1,0 +1,64 @@
+"""The commands: ready line, clean stop, refusals; in the broker's process and in its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from escrowmq.cli.main import app
+
+Start = Callable[..., tuple[subprocess.Popen[str], dict[str, Any]]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start a command with --json; the process and its ready line."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(*words: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+        command = [sys.executable, "-m", "escrowmq", *words, "--json"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, process.communicate()[1]
+        return process, json.loads(line)
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_beside_a_broker_and_on_its_own(start: Start, tmp_path: Path) -> None:
+    folder, database = str(tmp_path / "data"), f"sqlite:///{tmp_path / 'shop.db'}"
+    broker, ready = start(
+        "serve", "-d", folder, "-l", "127.0.0.1:0", "--console", "127.0.0.1:0", "--http", "127.0.0.1:0"
+    )
+    assert {"console", "http", "asks"} <= set(ready)
+    console, told = start("console", "-u", ready["url"], "-l", "127.0.0.1:0", "--database-url", database)
+    assert set(told) == {"console", "url", "pid"}
+    for url in (ready["console"], told["console"]):
+        page = httpx.get(url, trust_env=False)
+        assert page.status_code == 200
+        assert ">ok<" in page.text
+    for process in (console, broker):
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+        assert "Traceback" not in errors
+
+
+def test_it_stays_on_the_loopback_unless_told() -> None:
+    result = CliRunner().invoke(app, ["console", "--listen", "0.0.0.0:0"])
+    assert result.exit_code != 0
+    assert "--insecure" in str(result.exception) + result.output
