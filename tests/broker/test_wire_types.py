@@ -129,7 +129,15 @@ def sign(bus, link) -> None:
     page = link.action("acts.list", {"limit": 1, "after": 0}, 5)
     assert page["next"] == page["acts"][0]["number"]
     assert admin.acts(newest=True)
+    back_up(link)
     assert admin.verify_acts()[0]["broken"] == []
+
+
+def back_up(link) -> None:
+    """The files of the log, and a piece of one."""
+    files = link.action("backup.files", {"limit": 1}, 5)
+    assert link.action("backup.files", {"after": files["segments"][-1]["name"]}, 5)["segments"] == []
+    link.read({"source": "%file." + files["segments"][0]["name"], "start": 0, "end": 64}).read_all()
 
 
 def consume(bus: Bus, link) -> None:
@@ -213,7 +221,7 @@ def until():
 
 def test_every_action_has_a_handler_and_the_other_way_round():
     assert set(HANDLERS) == set(ACTIONS)
-    assert len(ACTIONS) == 34
+    assert len(ACTIONS) == 35
 
 
 def test_every_handler_has_the_types_of_its_action():
@@ -269,6 +277,8 @@ def look_at_damage(folder: Path, seen) -> None:
         bus.producer("p").send_batch([mq.Message("t", b"its body is lost", key="b"), mq.Message("t", b"", key="c")])
         half = bus.producer("h", unasked=True).prepare("t", b"a half message that is lost")
         bus.producer("p").send("filler", bytes(5000))
+        page = bus.router.links[0].action("backup.files", {"limit": 1}, 5)
+        assert page["next"] == page["segments"][0]["name"]
     flip(folder, b"lost with all it had")
     flip(folder, b"its body is lost")
     flip(folder, b"a half message that is lost")
@@ -295,6 +305,7 @@ def look(bus: Bus) -> None:
     bus.view_message("t", "k1")
     admin.standing(), admin.message_standing("t", 0, 0)
     link.action("topics.wait", {"topic": "t"}, 5)
+    back_up(link)
     link.action("writers.show", {"writer": "query"}, 5)
     assert (len(admin.acts()) > 0, admin.verify_acts()[0]["broken"]) == (True, [])
 

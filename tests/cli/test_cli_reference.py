@@ -80,6 +80,8 @@ def test_the_commands_of_the_design_are_there() -> None:
         "groups",
         "writers",
         "acts",
+        "backup",
+        "restore",
         "outbox",
         "compensate",
         "console",

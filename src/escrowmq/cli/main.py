@@ -9,6 +9,7 @@ import typer
 
 from escrowmq.cli import (
     acts,
+    backup,
     bench,
     chaos,
     compensate,
@@ -55,6 +56,8 @@ app.add_typer(groups.app, name="groups")
 app.add_typer(writers.app, name="writers")
 app.add_typer(plan.app, name="plan")
 app.add_typer(acts.app, name="acts")
+app.command("backup")(backup.backup)
+app.command("restore")(backup.restore)
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(compensate.app, name="compensate")
 app.command("audit")(jobs.audit)
