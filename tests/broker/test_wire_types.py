@@ -178,6 +178,20 @@ def consume(bus: Bus, link) -> None:
     member = {"group": "held", "instance": "one", "process": 1}
     link.action("groups.join", {**member, "keep": [(0, 0)]}, 5)
     assert admin.fence("held", "one", why="so") >= 0
+    operate(admin, link)
+
+
+def operate(admin, link) -> None:
+    """What operators do to whole groups."""
+    assert admin.reset_group("failing", "earliest", topic="t", force=True, dry_run=True)
+    admin.reset_group("failing", shift=-1, why="so")
+    link.action("groups.reset", {"group": "failing", "topic": "t", "queue": 0, "offset": 0, "dry_run": True}, 5)
+    admin.pause_group("leased", "t", why="so")
+    admin.pause_group("leased")
+    assert [one["paused_topics"] for one in admin.groups() if one["paused"]] == [["t"]]
+    admin.resume_group("leased", why="so")
+    admin.delete_group("leased", force=True, why="so")
+    link.action("groups.subscribe", {"group": "leased", "topics": ["t"]}, 5)
 
 
 def see_standing(bus: Bus, monkeypatch) -> None:
@@ -221,7 +235,7 @@ def until():
 
 def test_every_action_has_a_handler_and_the_other_way_round():
     assert set(HANDLERS) == set(ACTIONS)
-    assert len(ACTIONS) == 35
+    assert len(ACTIONS) == 39
 
 
 def test_every_handler_has_the_types_of_its_action():

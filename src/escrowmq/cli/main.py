@@ -42,6 +42,7 @@ app = typer.Typer(
 
 app.command("serve")(takes_settings(serve.serve))
 app.command("gateway")(serve.gateway)
+app.add_typer(serve.webhooks, name="webhooks")
 app.command("console")(console.console)
 app.command("demo")(jobs.demo)
 app.add_typer(topics.app, name="topics")

@@ -50,6 +50,18 @@ class AlteredGroup(groups.Subscription, AtBroker):
     """What a consumer group consumes at one broker."""
 
 
+class MovedGroup(groups.Moved, AtBroker):
+    """Where a consumer group goes on in one queue of one broker."""
+
+
+class PausedGroup(groups.Paused, AtBroker):
+    """What of a consumer group is paused at one broker."""
+
+
+class DeletedGroup(groups.Deleted, AtBroker):
+    """What went with a consumer group at one broker."""
+
+
 class Member(groups.Member, AtBroker):
     """One member of a consumer group at one broker."""
 

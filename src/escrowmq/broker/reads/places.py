@@ -72,6 +72,7 @@ def _at_group(ledger: Ledger, group: Group, queue_id: int, offset: int) -> AtGro
         "ordered": subscription.ordered,
         "max_attempts": subscriptions.redelivery(subscription, ledger.rules).attempts,
         "receiving": 0,
+        "paused": group.is_paused(queue.place.topic),
     }
     if offset >= cursor.next:
         more: Any = {"before": offset - max(cursor.next, queue.head), "chosen": _chosen(ledger, group, queue, offset)}

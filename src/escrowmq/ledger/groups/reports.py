@@ -11,7 +11,7 @@ from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.commands import Rules, Subscription
 from escrowmq.ledger.groups import subscriptions
 from escrowmq.ledger.groups.cursors import Cursor, State
-from escrowmq.ledger.groups.group import Group
+from escrowmq.ledger.groups.group import ALL, Group
 from escrowmq.ledger.queues.topics import Topics
 
 _UNDONE = (State.LEASED, State.RETRYING, State.DEAD)
@@ -50,6 +50,9 @@ def describe(group: Group, topics: Topics, rules: Rules) -> dict[str, Any]:
         **described(group.subscription, rules),
         "leases": group.leases,
         "dead_letters": sum(queue["dead"] for queue in queues),
+        "paused": ALL in group.paused,
+        "paused_topics": sorted(set(group.paused) - {ALL}),
+        "paused_us": min(group.paused.values(), default=None),
         "queues": queues,
     }
 
