@@ -144,7 +144,7 @@ def _topic(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
     return {"queues": len(queues), **listings.retention_of(ledger.topics.by_name[what["name"]].rules)}
 
 
-def _deleted(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
+def _deleted_topic(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
     return {"deleted": not ledger.topics.has(what["name"])}
 
 
@@ -160,7 +160,7 @@ _LOOKS: dict[str, Callable[[Ledger, Mapping[str, Any]], Any]] = {
     groups.FENCE.name: _member,
     producers.ALTER.name: _producers,
     topics.ALTER.name: _topic,
-    topics.DELETE.name: _deleted,
+    topics.DELETE.name: _deleted_topic,
     writers.FORGET.name: _writer,
 }
 """The acts of operators, and what tells afterwards whether they were done."""
