@@ -82,7 +82,10 @@ def everything(bus: Bus, until) -> None:
     admin.commit(ids[0], why="so")
     admin.rollback(ids[1], why="so")
     assert [event["event"] for event in admin.transaction(ids[0])["timeline"]][:3] == ["prepared", "checked", "parked"]
-    link.action("transactions.list", {"limit": 1, "after": -1}, 5)
+    link.action("transactions.list", {"limit": 1, "after": -1, "cause": "asked_out"}, 5)
+    producer.prepare("t", b"open, too")
+    told = link.action("transactions.summary", {"limit": 1, "after": -1, "samples": 1, "group": "shop"}, 5)
+    assert told["next"] == told["groups"][0]["number"]
     assert admin.lookup(message_id="h0")
     assert admin.lookup(key="k1", topic="t", limit=1)
     assert bus.view_message("t", "k1")
@@ -145,11 +148,21 @@ def consume(bus: Bus, link) -> None:
     admin = bus.admin
     with bus.consumer("failing", "t", tags="a", max_attempts=1, retry_backoff=0.01, retry_backoff_max=1.0) as failing:
         for message in itertools.islice(failing, 4):
-            message.nack(delay=0, cause="spoilt")
+            message.nack(delay=0, cause="spoilt" if message.offset else "poison")
         failing.flush()
+        with bus.consumer("second", "t", tags="a", max_attempts=1) as second:
+            next(iter(second)).nack(delay=0, cause="spoilt")
+            second.flush()
+        told = link.action("dead_letters.summary", {"group": "failing", "causes": 1, "samples": 1}, 5)
+        assert told["groups"][0]["others"]["count"] == 1
+        assert link.action("dead_letters.summary", {"limit": 1, "after": -1}, 5)["next"] >= 0
         page = link.action("dead_letters.list", {"group": "failing", "limit": 2}, 5)
         link.action("dead_letters.list", {"group": "failing", "after": page["next"]}, 5)
         link.action("dead_letters.settle", {"group": "failing", "act": "discard", "items": []}, 5)
+        asked = {"group": "failing", "cause": "spoilt, attempt 1 of 1", "topic": "t", "older_than": 0.0}
+        assert len(link.action("dead_letters.list", asked, 5)["dead_letters"]) == 3
+        place = {"topic": "t", "queue": 0, "offset": 0}
+        assert len(link.action("dead_letters.list", {"group": "failing", "items": [place]}, 5)["dead_letters"]) == 1
         letters = admin.dead_letters("failing", limit=2)
         assert (admin.retry_dead_letters("failing", letters[:1]), admin.discard_dead_letters("failing", why="so")) == (
             1,
@@ -314,7 +327,13 @@ def look(bus: Bus) -> None:
     admin, link = bus.admin, bus.router.links[0]
     assert [one["status"] for one in admin.health()] == ["ok"]
     admin.hello(), admin.topics(), admin.groups(), admin.producers(), admin.writers(), admin.offsets("t")
-    admin.members("leased"), admin.dead_letters("failing"), admin.lookup(key="k1")
+    (
+        admin.members("leased"),
+        admin.dead_letters("failing"),
+        admin.dead_letters_summary(),
+        admin.transactions_summary(),
+        admin.lookup(key="k1"),
+    )
     admin.transaction(admin.transactions()[0]["id"])
     bus.view_message("t", "k1")
     admin.standing(), admin.message_standing("t", 0, 0)

@@ -14,7 +14,7 @@ from escrowmq.broker.reads.readable import Readable
 from escrowmq.errors import EscrowError
 from escrowmq.ledger import listings
 from escrowmq.ledger.columns.arrays import Int64s
-from escrowmq.ledger.groups.failed import NOT_DEAD
+from escrowmq.ledger.groups.dead.letters import NOT_DEAD
 from escrowmq.ledger.groups.reports import described
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.model import TransactionId, message_id

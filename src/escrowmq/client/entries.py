@@ -102,8 +102,16 @@ class TransactionDetails(transactions.Details):
     messages: list[Message]
 
 
+class UndecidedTransactions(transactions.OfGroup, AtBroker):
+    """What a producer group has undecided at one broker, by cause."""
+
+
 class DeadLetter(dead_letters.DeadLetter, AtBroker):
     """One dead letter at one broker."""
+
+
+class DeadLettersSummary(dead_letters.OfGroupSummary, AtBroker):
+    """The dead letters of one group at one broker, by cause."""
 
 
 class Health(brokers.Health, AtBroker):
