@@ -248,7 +248,7 @@ def until():
 
 def test_every_action_has_a_handler_and_the_other_way_round():
     assert set(HANDLERS) == set(ACTIONS)
-    assert len(ACTIONS) == 39
+    assert len(ACTIONS) == 41
 
 
 def test_every_handler_has_the_types_of_its_action():

@@ -24,6 +24,7 @@ from escrowmq.errors import Code, error
 from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.commands import AlterTopic, Cut, DeleteTopic, Retain, Rules
 from escrowmq.ledger.events import Decision, event_of
+from escrowmq.ledger.groups import reports
 from escrowmq.ledger.groups.groups import Groups
 from escrowmq.ledger.queues import cutting
 from escrowmq.ledger.queues.delays import Delays
@@ -85,7 +86,7 @@ class Keeping:
         """See :class:`~escrowmq.ledger.commands.DeleteTopic`. UNKNOWN_TOPIC; CONFLICT."""
         ids = self.topics.queue_ids(command.name)
         undecided, halves = undecided_in(self.transactions, ids)
-        consuming = self.groups.consuming(command.name, ids)
+        consuming = reports.consuming(self.groups.groups.values(), command.name, ids)
         if not command.force:
             self._refuse(command.name, halves, consuming)
         queues = [self.topics.queues[id] for id in ids]
@@ -97,7 +98,7 @@ class Keeping:
             "delayed": self.delays.count(ids),
             "rolled_back": min(len(undecided), command.limit),
             "groups": consuming,
-            "dead_letters": self.groups.dead_in(ids),
+            "dead_letters": reports.dead_in(self.groups.groups.values(), ids),
         }
         if command.check:
             return Decision((), answer)

@@ -388,20 +388,6 @@ class Groups:
             if time_us > after_us:
                 heapq.heappush(self._retry_times, time_us)
 
-    def consuming(self, topic: str, queue_ids: Sequence[int]) -> list[str]:
-        """The groups that consume a topic, or left it and have something of it to do."""
-        return [
-            group.name
-            for group in self.groups.values()
-            if topic in group.subscription.topics
-            or any(cursor.unfinished for id in queue_ids if (cursor := group.cursors.get(id)) is not None)
-        ]
-
-    def dead_in(self, queue_ids: Sequence[int]) -> int:
-        """Dead letters of all groups in these queues."""
-        found = (group.cursors.get(id) for group in self.groups.values() for id in queue_ids)
-        return sum(len(cursor.dead) for cursor in found if cursor is not None)
-
     def group(self, name: str) -> Group:
         """A group by its name; UNKNOWN_GROUP."""
         if (group := self.by_name.get(name)) is None:
