@@ -39,7 +39,7 @@ class AlterTopic:
 
     name: str
     queues: int | None = None
-    rules: TopicRules = TopicRules()
+    rules: TopicRules = field(default_factory=TopicRules)
     reset: Sequence[str] = ()
 
 
