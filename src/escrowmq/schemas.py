@@ -93,6 +93,9 @@ SETTLING = _schema(
 )
 """Acknowledgements on their way to a broker: runs of offsets of one lease."""
 
+FILE_PIECE = _schema(start=_INT64, content=_BINARY)
+"""A piece of a file of the log on its way to a backup: from which byte on, and its bytes."""
+
 CHECKS = _schema(
     transaction=ID,
     attempt=_INT32,

@@ -105,6 +105,14 @@ def test_only_what_is_chosen_is_in_it(bus: mq.Bus, plans: Plans, prepared: Prepa
         "key": {"key": "k3"},
         "place": {"ids": [first, second, "orders/0/99999"]},
         "message id": {"ids": [letters[4]["message_id"]]},
+        "items": {
+            "items": [
+                letters[5],
+                letters[5],
+                {**letters[6], "dead_us": 1},
+                {"topic": "orders", "queue": 0, "offset": 9999},
+            ]
+        },
         "old": {"older_than": 3600.0},
         "topic": {"topic": "others"},
     }
@@ -115,12 +123,13 @@ def test_only_what_is_chosen_is_in_it(bus: mq.Bus, plans: Plans, prepared: Prepa
         except mq.Rejected as problem:
             made[name] = problem.code
     assert (made["old"], made["topic"]) == (Code.NOT_FOUND, Code.NOT_FOUND)
-    assert [made[name].rows for name in ("key", "place", "message id")] == [1, 2, 1]
-    assert [made[name].not_found for name in ("key", "place", "message id")] == [0, 1, 0]
+    assert [made[name].rows for name in ("key", "place", "message id", "items")] == [1, 2, 1, 1]
+    assert [made[name].not_found for name in ("key", "place", "message id", "items")] == [0, 1, 0, 2]
+    assert places(plans.rows(made["items"].id)) == places([letters[5]])
     ids = prepared(5)
     assert plans.make(bus, "transactions.commit", {"ids": ids[:2]}).rows == 2
     assert plans.make(bus, "transactions.commit", {"state": "open"}).rows == 5
-    assert len(plans.list()) == 5
+    assert len(plans.list()) == 6
     for act, selection in [
         ("dead_letters.retry", {}),
         ("dead_letters.retry", {"group": "cart", "couse": "x"}),
@@ -133,8 +142,8 @@ def test_only_what_is_chosen_is_in_it(bus: mq.Bus, plans: Plans, prepared: Prepa
             plans.make(bus, act, selection)
     with pytest.raises(mq.Rejected, match="UNKNOWN_GROUP"):
         plans.make(bus, "dead_letters.retry", {"group": "nobody"})
-    assert len(plans.list()) == 5
-    assert len(list(plans.folder.iterdir())) == 5
+    assert len(plans.list()) == 6
+    assert len(list(plans.folder.iterdir())) == 6
 
 
 @pytest.mark.parametrize("edit", ["a byte", "another set", "the act", "cut off"])

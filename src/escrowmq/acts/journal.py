@@ -185,6 +185,12 @@ class Journal:
         with self._lock:
             return bool(self._acts) and self._acts[-1] > number
 
+    def extent(self) -> tuple[int, int, str]:
+        """Bytes of the whole lines, the number of the last record, and its hash: as far as a copy of the file counts."""
+        with self._lock:
+            self._read()
+            return self._size, self._number, self._hash
+
     def verify(self) -> tuple[int, str, list[Break]]:
         """How many records there are, the hash of the last one, and every place where the chain is broken."""
         with self._lock:

@@ -20,12 +20,12 @@ from escrowmq.broker.reads.lookups import warm_up
 from escrowmq.broker.recording import resolve
 from escrowmq.broker.writer.checkback import Listener
 from escrowmq.broker.writer.engine import Engine
-from escrowmq.broker.writer.telling import tell
 from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.log.commit_log import SegmentLog, open_log
 from escrowmq.platform.clock import SystemClock
 from escrowmq.platform.disk import Disk, RealDisk
 from escrowmq.platform.forks import FORKED, tell_in_child
+from escrowmq.platform.logs import tell
 from escrowmq.settings import BrokerSettings
 from escrowmq.wire import Exchange, ExchangeOptions, Json, Parcel, ReadRequest
 from escrowmq.wire.parcels import Done

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from escrowmq.cli.failures import Exit
-from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, Why, admin_at
+from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, Why, admin_at, seconds
 from escrowmq.cli.printing import Columns, body_text, cell, moment, notice, print_facts, print_json, print_rows
 from escrowmq.cli.rows import plain
 from escrowmq.errors import Code, error
@@ -25,10 +25,24 @@ All = Annotated[bool, typer.Option("--all", help="All of the group's.")]
 
 
 @app.command("list")
-def list_(group: Group, limit: Limit = 100, url: Url = DEFAULT_URL, json: Json = False) -> None:
+def list_(
+    group: Group,
+    cause: Annotated[
+        str | None, typer.Option("--cause", help="With such a cause: numbers and ids in it do not count.")
+    ] = None,
+    topic: Annotated[str | None, typer.Option("--topic", "-t", help="Of this topic.")] = None,
+    older_than: Annotated[
+        str | None, typer.Option("--older-than", metavar="TIME", help="Dead for longer than 30s, 5min, 2h.")
+    ] = None,
+    limit: Limit = 100,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
     """List the dead letters of a consumer group."""
+    age = seconds(older_than, "--older-than")
     with admin_at(url) as admin:
-        letters = [{"place": _place(letter), **letter} for letter in admin.dead_letters(group, limit)[:limit]]
+        found = admin.dead_letters(group, limit, cause=cause, topic=topic, older_than=age)
+        letters = [{"place": _place(letter), **letter} for letter in found[:limit]]
     columns: Columns = {
         "message": "place",
         ">attempts": "attempts",
@@ -38,6 +52,34 @@ def list_(group: Group, limit: Limit = 100, url: Url = DEFAULT_URL, json: Json =
         "cause": "cause",
     }
     print_rows([plain(letter) for letter in letters], json, columns, f"{group} has no dead letters")
+
+
+@app.command("summary")
+def summary(
+    group: Annotated[str | None, typer.Argument(metavar="[GROUP]", help="The consumer group; else all.")] = None,
+    causes: Annotated[int, typer.Option("--causes", min=1, max=1000, help="Causes of a group to tell apart.")] = 20,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Say how many dead letters there are, of which groups, and why."""
+    with admin_at(url) as admin:
+        groups = admin.dead_letters_summary(group, causes=causes)
+    if json:
+        return print_json([plain(one) for one in groups])
+    rows: list[dict[str, Any]] = []
+    for one in groups:
+        rows += [{"group": one["group"], **cause, "like": _like(cause["samples"])} for cause in one["causes"]]
+        if (others := one.get("others")) is not None:
+            rows.append({"group": one["group"], **others, "cause": f"({others['causes']:,} other causes)", "like": ""})
+    columns: Columns = {
+        "group": "group",
+        ">dead": "count",
+        "since": lambda row: moment(row["oldest_us"]),
+        "until": lambda row: moment(row["newest_us"]),
+        "cause": "cause",
+        "such as": "like",
+    }
+    print_rows(rows, False, columns, f"{group} has no dead letters" if group else "there are no dead letters")
 
 
 @app.command("show")
@@ -50,7 +92,7 @@ def show(
     """Show one dead letter with its body, properties and cause."""
     topic, queue, offset = _parse(place)
     with admin_at(url) as admin:
-        found = [letter for letter in admin.dead_letters(group) if _place(letter) == place]
+        found = admin.dead_letters_at(group, [{"topic": topic, "queue": queue, "offset": offset}])
         if not found:
             raise error(Code.NOT_FOUND, f"{group} has no dead letter {place}", f"see `dead-letters list {group}`")
         columns = read_schema(topic, damaged=True).names
@@ -98,6 +140,10 @@ def _settle(
         notice(f"{act}: {done:,} dead letters of {group}")
     if items and done < len(items):
         raise typer.Exit(Exit.FINDING)
+
+
+def _like(samples: list[Any]) -> str:
+    return _place(samples[0]) if samples else ""
 
 
 def _place(letter: Mapping[str, Any]) -> str:

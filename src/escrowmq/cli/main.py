@@ -9,6 +9,7 @@ import typer
 
 from escrowmq.cli import (
     acts,
+    backup,
     bench,
     chaos,
     compensate,
@@ -16,6 +17,7 @@ from escrowmq.cli import (
     dead_letters,
     find,
     groups,
+    inbox,
     jobs,
     log,
     messages,
@@ -24,6 +26,7 @@ from escrowmq.cli import (
     serve,
     simulate,
     status,
+    stuck,
     topics,
     transactions,
     writers,
@@ -41,6 +44,7 @@ app = typer.Typer(
 
 app.command("serve")(takes_settings(serve.serve))
 app.command("gateway")(serve.gateway)
+app.add_typer(serve.webhooks, name="webhooks")
 app.command("console")(console.console)
 app.command("demo")(jobs.demo)
 app.add_typer(topics.app, name="topics")
@@ -55,7 +59,11 @@ app.add_typer(groups.app, name="groups")
 app.add_typer(writers.app, name="writers")
 app.add_typer(plan.app, name="plan")
 app.add_typer(acts.app, name="acts")
+app.command("backup")(backup.backup)
+app.command("restore")(backup.restore)
 app.add_typer(outbox.app, name="outbox")
+app.add_typer(inbox.app, name="inbox")
+app.add_typer(stuck.app, name="stuck")
 app.add_typer(compensate.app, name="compensate")
 app.command("audit")(jobs.audit)
 app.command("report")(jobs.report)

@@ -6,7 +6,7 @@ import os
 import sys
 import tomllib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,7 @@ import typer
 
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.options import DEFAULT_URL, LogJson, LogLevel, Url, start_log
-from escrowmq.cli.printing import notice, print_json_line
+from escrowmq.cli.printing import notice, print_json_line, print_rows
 from escrowmq.errors import Code, error
 from escrowmq.platform.arena import use_own_pool
 from escrowmq.platform.descriptors import raise_descriptor_limit
@@ -22,10 +22,15 @@ from escrowmq.settings import BrokerSettings
 
 if TYPE_CHECKING:
     from escrowmq.broker.serving.serve import Beside
+    from escrowmq.gateway.webhooks import Webhooks
     from escrowmq.wire import Link
 
 SWITCH_SECONDS = 0.001
 """How long a thread of the broker may keep the interpreter from another that has a request or an answer in hand."""
+
+webhooks = typer.Typer(
+    no_args_is_help=True, help="Addresses that are told of parked transactions, dead letters and the like."
+)
 
 Listen = Annotated[
     str, typer.Option("--listen", "-l", metavar="HOST:PORT", help="Where to listen; port 0: any free one.")
@@ -33,6 +38,14 @@ Listen = Annotated[
 Ask = Annotated[
     list[str] | None,
     typer.Option("--ask", metavar="GROUP=URL", help="Where check-backs of a producer group go; may be given again."),
+]
+Webhook = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--webhook",
+        metavar="EVENTS=URL",
+        help="Tell this address of events, such as parked,dead:10/1min=http://127.0.0.1:9000/hook; may be given again (docs/webhooks.md).",
+    ),
 ]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Listen beyond loopback without TLS and credentials.")]
 ReadyJson = Annotated[bool, typer.Option("--json", help="When ready, one JSON line with the addresses.")]
@@ -67,13 +80,17 @@ def serve(
         typer.Option("--http", metavar="HOST:PORT", help="Serve the HTTP gateway here too (see escrowmq gateway)."),
     ] = None,
     ask: Ask = None,
+    webhook: Webhook = None,
     console: Annotated[
         str | None,
         typer.Option("--console", metavar="HOST:PORT", help="Serve the console here too (see escrowmq console)."),
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option("--config", help="A TOML file with tables \\[broker], \\[gateway] and \\[check_back.GROUP]."),
+        typer.Option(
+            "--config",
+            help="A TOML file with tables \\[broker], \\[gateway], \\[check_back.GROUP] and \\[webhook.NAME].",
+        ),
     ] = None,
     insecure: Insecure = False,
     json: ReadyJson = False,
@@ -94,7 +111,11 @@ def serve(
 
     start_log(log_level, log_json)
 
+    telling = _webhooks(config, webhook, {"folder": str(folder)})
+
     def announce(ready: dict[str, Any]) -> None:
+        if telling:
+            telling.source |= {name: ready[name] for name in ("url", "shard", "epoch")}
         if json:
             print_json_line({**ready, "pid": os.getpid()})
         else:
@@ -119,18 +140,19 @@ def serve(
     sys.setswitchinterval(SWITCH_SECONDS)
     raise_descriptor_limit()
     use_own_pool()
-    status = run(
-        folder,
-        listen=listen,
-        metrics=metrics,
-        lean=lean,
-        lean_port=lean_port,
-        lean_socket=lean_socket,
-        settings=BrokerSettings.load(config, overrides),
-        insecure=insecure,
-        announce=announce,
-        beside=_all_of(beside) if beside else None,
-    )
+    with telling or nullcontext():
+        status = run(
+            folder,
+            listen=listen,
+            metrics=metrics,
+            lean=lean,
+            lean_port=lean_port,
+            lean_socket=lean_socket,
+            settings=BrokerSettings.load(config, overrides),
+            insecure=insecure,
+            announce=announce,
+            beside=_all_of(beside) if beside else None,
+        )
     if status:
         raise typer.Exit(Exit.CORRUPT)
 
@@ -180,17 +202,54 @@ def gateway(
     run(url, listen=listen, insecure=insecure, announce=announce, **_configured(config, ask))
 
 
+@webhooks.command("test")
+def webhooks_test(
+    webhook: Webhook = None,
+    config: Annotated[Path | None, typer.Option("--config", help="A TOML file with tables \\[webhook.NAME].")] = None,
+    json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
+) -> None:
+    """Post a notice of the type `escrowmq.test` to each address, once, and tell what it answered. The exit code is 4 if one did not take it."""
+    hooks = _webhooks(config, webhook, {"command": "webhooks test"})
+    if hooks is None:
+        raise error(Code.BAD_ARGUMENT, "there is no address to try", "name one: --webhook or --config")
+    found = hooks.test()
+    rows = [
+        {"webhook": hook.name, "url": hook.url, "ok": problem is None, "problem": problem} for hook, problem in found
+    ]
+    print_rows(rows, json, {"webhook": "webhook", "url": "url", "answer": lambda row: row["problem"] or "ok"}, "none")
+    if any(problem is not None for _, problem in found):
+        raise typer.Exit(Exit.UNKNOWN)
+
+
+def _webhooks(config: Path | None, flags: list[str] | None, source: dict[str, Any]) -> Webhooks | None:
+    """Those of the file's tables and the flags; None: there are none."""
+    tables = _tables(config).get("webhook")
+    if not flags and not tables:
+        return None
+    try:
+        from escrowmq.gateway.webhooks import Webhooks, read_hooks
+    except ModuleNotFoundError as problem:
+        text = f"webhooks need {problem.name}, which is not installed"
+        raise error(Code.MISSING_PACKAGE, text, 'python -m pip install "escrowmq[http]"') from problem
+    return Webhooks(read_hooks(flags or (), tables), source)
+
+
 def _configured(config: Path | None, ask: list[str] | None) -> dict[str, Any]:
     """Addresses and limits from the file's tables and the flags."""
     from escrowmq.gateway import GatewaySettings, read_addresses
 
+    tables = _tables(config)
+    return {
+        "addresses": read_addresses(ask or (), tables.get("check_back")),
+        "settings": GatewaySettings.of(tables.get("gateway", {})),
+    }
+
+
+def _tables(config: Path | None) -> dict[str, Any]:
     tables: dict[str, Any] = {}
     if config is not None:
         try:
             tables = tomllib.loads(config.read_text())
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
             raise error(Code.BAD_SETTING, f"cannot read {config}: {problem}") from problem
-    return {
-        "addresses": read_addresses(ask or (), tables.get("check_back")),
-        "settings": GatewaySettings.of(tables.get("gateway", {})),
-    }
+    return tables

@@ -42,13 +42,16 @@ def list_(
     older_than: Annotated[
         str | None, typer.Option("--older-than", metavar="TIME", help="Prepared longer ago than 30s, 5min, 2h.")
     ] = None,
+    cause: Annotated[
+        str | None, typer.Option("--cause", help="Waiting for this reason, as `transactions summary` names it.")
+    ] = None,
     limit: Limit = 100,
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
     """List transactions in the order of their prepare."""
     with admin_at(url) as admin:
-        found = admin.transactions(state_, group, seconds(older_than, "--older-than"), limit)[:limit]
+        found = admin.transactions(state_, group, seconds(older_than, "--older-than"), limit, cause=cause)[:limit]
         now_us = 0 if json else broker_time(admin)
     columns: Columns = {
         "transaction": "id",
@@ -60,6 +63,43 @@ def list_(
         "decided by": "decided_by",
     }
     print_rows(found, json, columns, "no such transactions")
+
+
+@app.command("summary")
+def summary(
+    group: Annotated[str | None, typer.Argument(metavar="[GROUP]", help="The producer group; else all.")] = None,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Say how many transactions are undecided, of which producer groups, and why."""
+    with admin_at(url) as admin:
+        groups = admin.transactions_summary(group)
+        now_us = 0 if json else broker_time(admin)
+    if json:
+        return print_json([plain(one) for one in groups])
+    rows = [{"group": one["group"], **cause} for one in groups for cause in one["causes"]]
+    columns: Columns = {
+        "group": "group",
+        "state": lambda row: state(row["state"]),
+        ">transactions": "count",
+        "oldest": lambda row: ago(row["oldest_us"], now_us),
+        "newest": lambda row: ago(row["newest_us"], now_us),
+        "cause": "cause",
+        "why": lambda row: _why(row["cause"], *row["checks"]),
+        "such as": lambda row: row["samples"][0]["id"] if row["samples"] else "",
+    }
+    print_rows(rows, False, columns, "nothing is undecided")
+
+
+def _why(cause: str, least: int, most: int) -> str:
+    asked = f"asked {least}" + (f" to {most}" if most > least else "") + (" time" if most == 1 else " times")
+    return {
+        "not_due": "the first question comes later",
+        "due": "a question is due, and no producer of the group was there to be asked",
+        "unanswered": f"{asked} without a decision; it is asked again, or parked",
+        "asked_out": f"{asked} without a decision; it waits for a person",
+        "aged": f"half_retention ended, or it cannot be read ({asked}); it waits for a person",
+    }.get(cause, cause)
 
 
 @app.command("show")

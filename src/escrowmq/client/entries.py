@@ -42,6 +42,18 @@ class AlteredGroup(groups.Subscription, AtBroker):
     """What a consumer group consumes at one broker."""
 
 
+class MovedGroup(groups.Moved, AtBroker):
+    """Where a consumer group goes on in one queue of one broker."""
+
+
+class PausedGroup(groups.Paused, AtBroker):
+    """What of a consumer group is paused at one broker."""
+
+
+class DeletedGroup(groups.Deleted, AtBroker):
+    """What went with a consumer group at one broker."""
+
+
 class Member(groups.Member, AtBroker):
     """One member of a consumer group at one broker."""
 
@@ -82,8 +94,16 @@ class TransactionDetails(transactions.Details):
     messages: list[Message]
 
 
+class UndecidedTransactions(transactions.OfGroup, AtBroker):
+    """What a producer group has undecided at one broker, by cause."""
+
+
 class DeadLetter(dead_letters.DeadLetter, AtBroker):
     """One dead letter at one broker."""
+
+
+class DeadLettersSummary(dead_letters.OfGroupSummary, AtBroker):
+    """The dead letters of one group at one broker, by cause."""
 
 
 class Health(brokers.Health, AtBroker):

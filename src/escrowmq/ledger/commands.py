@@ -214,8 +214,8 @@ class AlterGroup:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetGroup:
     """Set where a consumer group goes on, in all its queues, in those of ``topic``, or in one ``queue`` of it: at ``start`` (as of
-    :class:`Subscription`), at the ``offset`` of that queue, or ``shift`` offsets from where it is; one of the three. ``force``: end
-    leases of a group that holds what is in doubt, too. Answer: a dict for each queue (:mod:`escrowmq.ledger.groups.resetting`)."""
+    :class:`Subscription`), at the ``offset`` of that queue, by ``shift`` offsets from where it is, or at ``places`` (queue id and offset); one of
+    the four. ``force``: end leases of a group that holds what is in doubt, too. Answer: a dict for each queue (see ``groups/operating.py``)."""
 
     group: str
     topic: str | None = None
@@ -223,6 +223,7 @@ class ResetGroup:
     start: str | None = None
     offset: int | None = None
     shift: int | None = None
+    places: Sequence[tuple[int, int]] | None = None
     force: bool = False
 
 
@@ -238,10 +239,11 @@ class PauseGroup:
 
 @dataclass(frozen=True, slots=True)
 class DeleteGroup:
-    """Forget a consumer group with all that it did. ``force``: also while consumers hold messages. Answer: what went with it, messages by
-    state."""
+    """Forget a consumer group with all that it did. ``number``: UNKNOWN_GROUP if that is not its number. ``force``: also while
+    consumers hold messages. Answer: what went with it."""
 
     group: str
+    number: int | None = None
     force: bool = False
 
 

@@ -34,13 +34,13 @@ from escrowmq.log.segments import (
 from escrowmq.log.snapshots import SnapshotName
 from escrowmq.platform.clock import Clock, SystemClock
 from escrowmq.platform.disk import Disk, disk_error, read_file, replace_file
+from escrowmq.platform.logs import tell
 from escrowmq.schemas import MESSAGES, STORED, Kind
 
 Int64s = npt.NDArray[np.int64]
 
 MOST_DAMAGED = 1 << 20
 """Bytes of the list of damaged frames that are read."""
-logger = logging.getLogger(__name__)
 
 _SEED = struct.Struct("<IQ")
 _KEPT_SNAPSHOTS = 2
@@ -149,7 +149,9 @@ class SegmentLog(ReadableLog):
         return self._lookups is None or self._lookups.settle(timeout)
 
     def _noticed(self, damage: Damage) -> None:
-        logger.error("damage in the log, nothing is deleted: %s", damage)
+        sentence = f"damaged: {damage}; nothing is deleted"
+        facts = {"file": damage.file, "offset": damage.offset, "sequence": damage.sequence, "cause": damage.what}
+        tell(logging.ERROR, "damaged", sentence, **facts)
         self._list_damage()
 
     def _list_damage(self) -> None:

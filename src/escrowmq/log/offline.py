@@ -23,6 +23,7 @@ from escrowmq.log.recovery import (
     last_time,
     list_folder,
     read_segment_header,
+    save_index,
     sealed_segments,
     segment_of,
     torn_tail,
@@ -95,6 +96,11 @@ class OfflineLog(ReadableLog):
         last = segments[-1]
         self.epoch, self.next_sequence, self.next_position = last.epoch, last.next_sequence, last.next_position
         self.last_time_us = last_time(segments)
+
+    def save_indexes(self, disk: Disk) -> None:
+        """Write the side files of the sealed segments, so that the next opening need not walk them."""
+        for segment in self._reader.segments[:-1]:
+            save_index(disk, segment)
 
     def load_snapshot(self) -> Snapshot | None:
         """The newest snapshot that checks and is not ahead of what counts; None: replay from the beginning."""

@@ -15,13 +15,14 @@ from escrowmq.acts.journal import Journal
 from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, error
 from escrowmq.log import frames as codec
 from escrowmq.log.bodies import SoundColumns
+from escrowmq.log.copying.files import list_files, read_part
 from escrowmq.log.frames import Encoding
 from escrowmq.log.index import Segment
 from escrowmq.log.lookups.entries import Column, Wanted
 from escrowmq.log.lookups.finder import Lookups
 from escrowmq.log.report import Damage, DamagedLog, RowDamage
 from escrowmq.log.rows import READ_SCHEMA, Located, Recent, expected_of, gather, row_damage, salvaged, sound_columns
-from escrowmq.log.seam import Frame, Match
+from escrowmq.log.seam import Frame, LogFiles, Match
 from escrowmq.message.names import is_text
 from escrowmq.platform.disk import Disk, disk_error, map_file
 from escrowmq.schemas import MESSAGES, Kind
@@ -294,8 +295,7 @@ class Reader:
                 del self._damages[gone]
 
     def frames(self, start: int, end: int, kinds: Sequence[Kind] | None, damaged: bool) -> Iterator[Frame]:
-        """Frames ``start`` <= sequence < ``end`` of the given kinds, in order; Corrupt at one that does not check, unless
-        ``damaged`` ones are wanted, too."""
+        """Frames ``start`` <= sequence < ``end`` of the given kinds, in order; Corrupt at a damaged one, unless they are wanted, too."""
         with self.lock:
             segments = self.segments
         for segment in segments:
@@ -304,8 +304,8 @@ class Reader:
                 continue
             with self.lock:
                 stored = segment.index.kinds[low - segment.sequence : high - segment.sequence]
-            wanted = range(low, high)
-            chosen = wanted if kinds is None else low + np.flatnonzero(np.isin(stored, [int(k) for k in kinds]))
+            wanted = None if kinds is None else np.isin(stored, [int(k) for k in kinds])
+            chosen = range(low, high) if wanted is None else low + np.flatnonzero(wanted)
             for sequence in chosen:
                 frame = self.frame(int(sequence), keep=False)
                 if frame.damage is not None and not damaged:
@@ -346,13 +346,21 @@ class ReadableLog:
                 self._lookups = lookups
             return self._lookups
 
-    def _check_usable(self) -> None:  # nothing keeps one from reading, unless a subclass knows better
-        """Raises what keeps one from reading."""
+    def _check_usable(self) -> None:
+        """Raises what keeps one from reading: nothing does, unless a subclass knows better."""
 
     @property
     def durable_sequence(self) -> int:
         """Every frame below this is durable, and can be read."""
         return self.next_sequence
+
+    def files(self) -> LogFiles:
+        """What a copy of the log is made of."""
+        return list_files(self._reader, lambda: self.durable_sequence, self.acts)
+
+    def read_file(self, name: str, start: int, size: int) -> bytes:
+        """A part of one of :meth:`files`."""
+        return read_part(self._reader.disk, name, start, size)
 
     @property
     def shard(self) -> int:

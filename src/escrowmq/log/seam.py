@@ -69,6 +69,26 @@ class Match(NamedTuple):
     lost: bool
 
 
+class StoredFile(NamedTuple):
+    """A file of a log, and how many bytes of it count."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogFiles:
+    """The files of a log as of the frames below ``sequence``, all durable: segments, oldest first, and snapshots. With the record of acts: how
+    many bytes of its file count, how many records these are, and the hash of the last one."""
+
+    sequence: int
+    segments: tuple[StoredFile, ...]
+    snapshots: tuple[StoredFile, ...]
+    acts_bytes: int
+    acts: int
+    acts_hash: str
+
+
 class StoredLog(Protocol):
     """What a log holds: its reading half, from any thread."""
 
@@ -163,6 +183,12 @@ class StoredLog(Protocol):
 
     def sequence_at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The sequence of the frame that holds each position: rows of one frame are read without joining parts."""
+
+    def files(self) -> LogFiles:
+        """What a copy of the log is made of."""
+
+    def read_file(self, name: str, start: int, size: int) -> bytes:
+        """A part of one of :meth:`files`. Rejected(RANGE_PURGED) when retention has taken it, Rejected(NOT_FOUND) for any other file."""
 
     def load_snapshot(self) -> Snapshot | None:
         """The newest snapshot that checks; a damaged one is passed over when frames can stand in for it, else Corrupt."""

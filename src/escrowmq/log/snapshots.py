@@ -52,7 +52,7 @@ def listed(names: list[str]) -> list[SnapshotName]:
 def save(disk: Disk, shard: int, snapshot: Snapshot) -> SnapshotName:
     """Store a snapshot durably under its name. OSError leaves nothing."""
     name = SnapshotName(snapshot.sequence)
-    replace_file(disk, str(name), _pack(shard, snapshot))
+    replace_file(disk, str(name), pack(shard, snapshot))
     return name
 
 
@@ -73,7 +73,8 @@ def load(disk: Disk, name: SnapshotName, shard: int) -> Snapshot:
     return Snapshot(fields[2], fields[3], fields[4], tables)
 
 
-def _pack(shard: int, snapshot: Snapshot) -> Iterator[list[Chunk]]:
+def pack(shard: int, snapshot: Snapshot) -> Iterator[list[Chunk]]:
+    """The content of a snapshot's file, piece by piece."""
     fields = (shard, len(snapshot.tables), snapshot.sequence, snapshot.position, snapshot.time_us)
     yield [seal_header(_HEADER.pack(_MAGIC, FORMAT_VERSION, HEADER_BYTES, *fields))]
     for name, table in snapshot.tables.items():

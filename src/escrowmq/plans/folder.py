@@ -96,6 +96,8 @@ class Plans:
         history = progress.read(disk)
         if disk.in_use():
             state = "running"
+        elif history.next == made.rows:  # also when it was killed before it could say so
+            state = "finished"
         elif history.ended is not None:
             state = str(history.ended["end"])
         else:
@@ -193,7 +195,7 @@ class Plans:
             asked = disk.folder / STOP
             asked.unlink(missing_ok=True)
             run = Run(
-                made, rows, disk, opened(where, made.act, made.settings), ramp=ramp or Ramp(), rate=rate, stop_after=limit, batch=batch,
+                made, rows, disk, opened(where, made.act, made.settings, patient=False), ramp=ramp or Ramp(), rate=rate, stop_after=limit, batch=batch,
                 patience=patience, progress=progress or (lambda report: None),
                 should_stop=lambda: (stop is not None and stop.is_set()) or asked.exists(),
             )  # fmt: skip

@@ -78,14 +78,12 @@ def make(
 
 
 def _told(selection: Mapping[str, Any]) -> dict[str, Any]:
-    """A selection as it is kept: of many ids their number, as the set has them."""
-    told = {name: value for name, value in selection.items() if value is not None}
-    ids = told.get("ids")
-    if ids is not None and len(ids) > SHOWN_VALUES:
-        told["ids"] = f"{len(ids):,} ids"
-    elif ids is not None:
-        told["ids"] = list(ids)
-    return told
+    """A selection as it is kept: of many ids or items their number, as the set has them."""
+    return {
+        name: f"{len(value):,} {name}" if isinstance(value, list | tuple) and len(value) > SHOWN_VALUES else value
+        for name, value in selection.items()
+        if value is not None
+    }
 
 
 def _count(counter: Counter[str], column: pa.Array) -> None:

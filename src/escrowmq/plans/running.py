@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.errors import AWAY, Code, EscrowError, Meaning
+from escrowmq.errors import AWAY, Code, EscrowError, Meaning, Unknown
 from escrowmq.plans.frozen import FrozenSet
 from escrowmq.plans.outcomes import Outcome, Outcomes
 from escrowmq.plans.plan import Plan
@@ -232,9 +232,10 @@ class Run:
             try:
                 return act()
             except EscrowError as problem:
-                if problem.code not in later and problem.meaning is Meaning.UNKNOWN and later is _NOT_NOW:
+                unsent = isinstance(problem, Unknown) and not problem.left
+                if problem.meaning is Meaning.UNKNOWN and later is _NOT_NOW and not unsent:
                     raise
-                if problem.code not in later or time.monotonic() >= until:
+                if not (unsent or problem.code in later) or time.monotonic() >= until:
                     raise _Ended("failed", str(problem), problem.code) from problem
                 if self._wait(max(backoff.failed(), getattr(problem, "retry_after", 0.0))):
                     raise _stopped() from problem

@@ -10,6 +10,14 @@ from typing import Any
 
 LEVELS = ("debug", "info", "warning", "error")
 
+EVENTS = "escrowmq.events"
+"""The logger of what an operator is told: each record has its facts as fields, one of which is ``event``."""
+
+
+def tell(level: int, what: str, sentence: str, **facts: Any) -> None:
+    """One line for operators: ``what`` happened is its field ``event``."""
+    logging.getLogger(EVENTS).log(level, sentence, extra={"facts": {"event": what, **facts}})
+
 
 class JsonLines(logging.Formatter):
     """One object a line: ``time`` (UTC), ``level``, ``logger``, ``message``, the facts of the line, and ``exception``."""
@@ -53,4 +61,5 @@ def log_to_stderr(level: str, *, as_json: bool) -> None:
     """Have everything from ``level`` (one of :data:`LEVELS`) on written to standard error, unless the program around has said already where its log goes."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if as_json else PlainLines())
+    handler.setLevel(level.upper())  # also of loggers that listen to more, for others than this log
     logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -127,23 +127,28 @@ def read_schema(source: str, *, damaged: bool) -> pa.Schema:
 
 
 DEAD_LETTER_PREFIX = "%dead-letters."  # + consumer group: its dead-letter queue, readable like a topic
+FILE_PREFIX = "%file."  # + the name of a file that the action backup.files lists; its rows are pieces of it, in order
 
 
 class ReadRequest(TypedDict):
-    """What to read: one queue of a topic, a system view, or the dead letters of a group; then, which rows and columns.
+    """What to read: one queue of a topic, a system view, the dead letters of a group, or a file of the log; then, which rows and columns.
 
     The filters, from ``tags`` on, are applied before rows are counted. What is not asked for is neither read nor sent.
     """
 
-    source: Annotated[str, "a topic, a system view (`%half`, `%op`, `%acks`), or `%dead-letters.GROUP`"]
+    source: Annotated[str, "a topic, a system view (`%half`, `%op`, `%acks`), `%dead-letters.GROUP`, or `%file.NAME`"]
     queue: NotRequired[Annotated[QueueNumber, "0 unless given"]]
     start: NotRequired[
         Annotated[
             int | None,
-            "offset (of a view: log position; of dead letters: when they died, microseconds since 1970); none, or 0 without `end`: the first",
+            "offset (of a view: log position; of dead letters: when they died, microseconds since 1970; of a file: byte); none, or 0 without `end`: the first",
         ]
     ]
-    end: NotRequired[Annotated[int | None, "offset or position to stop before; none: what is durable now"]]
+    end: NotRequired[
+        Annotated[
+            int | None, "offset or position to stop before; none: what is durable now; of a file: byte, and needed"
+        ]
+    ]
     max_rows: NotRequired[Annotated[int | None, "rows, at most"]]
     columns: NotRequired[Annotated[list[str] | None, "columns to send, in this order; none: all but `damaged`"]]
     tags: NotRequired[Annotated[list[str], "messages with one of these tags; not for `%op` and `%acks`"]]

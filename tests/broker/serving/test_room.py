@@ -44,12 +44,14 @@ def test_nothing_alone_is_too_large():
 
 def test_without_room_it_is_refused_when_everybody_reads(monkeypatch):
     monkeypatch.setattr(room, "PATIENCE", 0.05)
-    hall = Room(100, 10, pytest.fail)
+    told = []
+    hall = Room(100, 10, pytest.fail, told.append)
     with hall.call("a") as first, hall.call("b") as second:
         hall.take(first, 60)
         with pytest.raises(Overloaded) as caught:
             hall.take(second, 60)
         assert caught.value.code is Code.QUEUE_FULL
+        assert told == [Code.QUEUE_FULL]
 
 
 def test_what_waited_for_room_for_too_long_does_not_make_those_behind_it_wait_as_long(monkeypatch):

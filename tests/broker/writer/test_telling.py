@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from broker_bench import Bench, send
 
 import escrowmq as mq
-from escrowmq.broker.writer.telling import MOST_LINES
+from escrowmq.broker.writer import telling
+from escrowmq.broker.writer.telling import MOST_LINES, Refusals
+from escrowmq.errors import Code
 
 QUICK = {"transaction_timeout": 0.05, "check_interval": 0.05, "check_max": 1, "retry_backoff": 0.01}
 
@@ -60,3 +63,30 @@ def test_an_opened_broker_says_what_it_found(tmp_path: Path, caplog: pytest.LogC
         shard = bus.admin.hello()[0]["shard"]
     (told,) = facts(caplog, "opened")
     assert (told["shard"], told["epoch"], told["undecided"]) == (shard, 1, 0)
+
+
+def test_the_first_refusal_is_told_at_once_and_the_others_are_counted(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = Refusals()
+    for _ in range(1000):
+        refusals.saw(Code.QUEUE_FULL)
+    (first,) = facts(caplog, "refused")
+    assert (first["code"], first["count"]) == ("QUEUE_FULL", 1)
+    refusals.settle()
+    assert len(facts(caplog, "refused")) == 1, "a minute is not over"
+    monkeypatch.setattr(telling, "REFUSALS_SECONDS", 0.0)
+    refusals.settle(last=True)
+    assert [one["count"] for one in facts(caplog, "refused")] == [1, 999]
+    refusals.settle(last=True)
+    assert len(facts(caplog, "refused")) == 2, "nothing more was refused"
+
+
+def test_what_waits_beyond_its_bound_is_told_as_refused(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(max_waiting_bytes=10_000)
+    futures = [bench.engine.submit(send(0, {"body": bytes(3000)})) for _ in range(10)]
+    refused = sum(future.done() for future in futures)
+    assert refused > 1
+    bench.engine.start()
+    bench.engine.stop()
+    assert sum(one["count"] for one in facts(caplog, "refused")) == refused

@@ -721,7 +721,7 @@ class TestRedelivery:
         assert pairs(driver.receive()) == [(0, 0, 4)]
         driver.nack(driver.position - 1, 0, cause="no")
         assert driver.account() == {"dead": [0]}
-        assert driver.groups.group("g").cursor(0).dead["cause"].tolist() == ["no, attempt 4 of 4"]
+        assert driver.groups.group("g").cursor(0).dead["causes"].tolist() == ["no, attempt 4 of 4"]
 
     def test_the_last_delay_counts_for_all_that_follow(self):
         driver = one_queue(1)

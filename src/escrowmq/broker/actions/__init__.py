@@ -7,6 +7,7 @@ from typing import Any
 
 from escrowmq.broker.actions import (  # noqa: F401 (each registers its functions)
     acts,
+    backups,
     brokers,
     dead_letters,
     groups,

@@ -14,6 +14,7 @@ from escrowmq.broker.columns import owners_of
 from escrowmq.broker.reads.readable import Readable
 from escrowmq.errors import Code, Rejected, error
 from escrowmq.ledger.columns.arrays import Bools, Int64s, UInt8s
+from escrowmq.ledger.groups.reports import positions_of
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.ledger.listings import transaction
 from escrowmq.ledger.queues.queues import Place
@@ -257,15 +258,7 @@ def describe(row: dict[str, Any]) -> Message:
 def damaged_places(engine: Readable, places: Int64s) -> Bools:
     """Which of these (queue id, offset) cannot be delivered, because their content is lost."""
 
-    def look() -> Int64s:
-        found: list[int] = []
-        for queue_id, offset in places.tolist():
-            queue = engine.shard.ledger.queue(queue_id)
-            stored = queue.head <= offset < queue.end
-            found.append(int(queue.positions(offset, offset + 1)[0]) if stored else -1)
-        return np.array(found, np.int64)
-
-    positions = engine.look(look).result()
+    positions = engine.look(lambda: positions_of(engine.shard.ledger.topics, places[:, 0], places[:, 1])).result()
     mask = np.zeros(len(places), bool)
     stored = np.flatnonzero(positions >= engine.log.first_position)
     _, damaged = engine.log.salvage(positions[stored], ["message_id"])

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from escrowmq.broker.columns import DELIVERED, delivered, owners_of
 from escrowmq.broker.reads.chunks import BYTES, ROWS, purged, range_of
+from escrowmq.broker.reads.files import open_file
 from escrowmq.broker.reads.filters import Filter, chosen_columns, coalesced, limited
 from escrowmq.broker.reads.marking import marked, marks_of
 from escrowmq.broker.reads.readable import Readable
@@ -25,13 +26,14 @@ from escrowmq.broker.requests import checked
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns.arrays import Bools, Int64s
 from escrowmq.ledger.columns.schedule import NEVER_US
+from escrowmq.ledger.groups.dead.listing import Parts, died_between
 from escrowmq.ledger.groups.receiving import matching, tag_numbers
-from escrowmq.ledger.groups.reports import dead_between
+from escrowmq.ledger.groups.reports import positions_of
 from escrowmq.ledger.queues.queues import Place
 from escrowmq.log.report import RowDamage
 from escrowmq.schemas import DELIVERY
 from escrowmq.settings import nearest
-from escrowmq.wire import ACK_VIEW_NAME, DAMAGED_COLUMN, DEAD_LETTER_PREFIX, VIEWS, ReadRequest
+from escrowmq.wire import ACK_VIEW_NAME, DAMAGED_COLUMN, DEAD_LETTER_PREFIX, FILE_PREFIX, VIEWS, ReadRequest
 
 SPAN = 65_536
 """Offsets asked of the ledger at a time."""
@@ -47,6 +49,8 @@ def open_view(engine: Readable, content: Mapping[str, object]) -> pa.RecordBatch
     """The stream of :meth:`escrowmq.wire.Link.read`; raises EscrowError for a bad request at once."""
     request = checked(ReadRequest, content)
     source = request["source"]
+    if source.startswith(FILE_PREFIX):
+        return open_file(engine, request)
     schema, wanted = chosen_columns(source, request.get("columns")), Filter.of(request)
     if wanted.group is not None and source != ACK_VIEW_NAME:
         raise error(Code.BAD_REQUEST, f"{source} has no consumer groups", f"{ACK_VIEW_NAME} has")
@@ -55,7 +59,7 @@ def open_view(engine: Readable, content: Mapping[str, object]) -> pa.RecordBatch
     elif source.startswith(DEAD_LETTER_PREFIX):
         batches = _dead_letters(engine, request, _Rows(engine, schema, wanted))
     elif source.startswith("%"):
-        names = [*VIEWS, DEAD_LETTER_PREFIX + "GROUP"]
+        names = [*VIEWS, DEAD_LETTER_PREFIX + "GROUP", FILE_PREFIX + "NAME"]
         hint = nearest(source, names) or f"there are {', '.join(names)}"
         raise error(Code.UNKNOWN_TOPIC, f"no system view {source!r}", hint)
     else:
@@ -183,11 +187,18 @@ def _queue_rows(engine: Readable, queue_id: int, start: int, end: int, rows: _Ro
 
 
 def _died_between(engine: Readable, group: str, start_us: int, end_us: int, rows: _Rows) -> Iterator[pa.RecordBatch]:
-    def look() -> tuple[Int64s, Int64s, Int64s]:
+    def parts() -> Parts:
         ledger = engine.shard.ledger
-        return dead_between(ledger.groups.group(group), ledger.topics, start_us, end_us)
+        return ledger.groups.dead(group, ledger.topics)
 
-    positions, queue_ids, offsets = engine.look(look).result()
+    def look() -> Int64s:
+        ledger = engine.shard.ledger
+        return positions_of(ledger.topics, queue_ids, offsets)
+
+    queue_ids, offsets = died_between(engine.look(parts).result(), start_us, end_us)
+    positions = engine.look(look).result()
+    stored = positions >= 0
+    positions, queue_ids, offsets = positions[stored], queue_ids[stored], offsets[stored]
     queues = engine.shard.ledger.topics.queues
     where = dict(zip(positions.tolist(), queue_ids.tolist(), strict=True))
 

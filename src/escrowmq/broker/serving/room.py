@@ -68,12 +68,19 @@ class Held:
 
 
 class Room:
-    """Bytes and calls of one broker. ``shut`` closes the connection of a peer."""
+    """Bytes and calls of one broker. ``shut`` closes the connection of a peer; ``refused`` is told of each refusal."""
 
-    def __init__(self, most_bytes: int, most_calls: int, shut: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        most_bytes: int,
+        most_calls: int,
+        shut: Callable[[str], None],
+        refused: Callable[[Code], None] = lambda code: None,
+    ) -> None:
         self.most_bytes = most_bytes
         self.most_calls = most_calls
         self._shut = shut
+        self._refused = refused
         self._changed = threading.Condition()
         self._held: set[Held] = set()
         self._calls: Counter[str] = Counter()
@@ -114,6 +121,7 @@ class Room:
             logger.warning("closing a connection with too many calls: %s", greedy)
             self._shut(greedy)
         if refused:
+            self._refused(Code.QUEUE_FULL)
             raise error(Code.QUEUE_FULL, "the broker has too many calls under way")
         try:
             yield held
@@ -195,9 +203,9 @@ class Room:
             held.impatient_until = now + 2 * PATIENCE
         return held.impatient_until - PATIENCE - now
 
-    @staticmethod
-    def refusal() -> EscrowError:
+    def refusal(self) -> EscrowError:
         """What is said to a call that has waited for room for too long."""
+        self._refused(Code.QUEUE_FULL)
         return error(Code.QUEUE_FULL, "requests and answers under way hold too many bytes")
 
     def change(self, held: Held, size: int) -> None:

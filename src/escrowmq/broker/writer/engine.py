@@ -28,6 +28,7 @@ from escrowmq.broker.writer.line import Line
 from escrowmq.broker.writer.pace import SEEN_BYTES, Pace
 from escrowmq.broker.writer.rounds import AnyRequest, Look, ParcelRequest, Request, WaitingLook, WaitingReceive
 from escrowmq.broker.writer.shard import Shard
+from escrowmq.broker.writer.telling import Refusals
 from escrowmq.broker.writer.upkeep import Upkeep
 from escrowmq.broker.writer.waiting import WaitingLooks, WaitingReceives
 from escrowmq.errors import Code, EscrowError, error
@@ -82,6 +83,7 @@ class Engine:
         self._queued_bytes = 0
         self._of_source: dict[Hashable, int] = {}  # bytes of messages that wait, by connection
         self._pace = Pace(ROUND_BYTES)
+        self.refusals = Refusals()
         self._poked = True
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -120,12 +122,17 @@ class Engine:
         """Have a request of a few rows executed; its callback is given the answer, or why there is none, at once if too much
         waits."""
         if (refusal := self._queued(request)) is not None:
-            request.answer(refusal)
+            self._refuse(request, refusal)
 
     def _enter(self, request: Request) -> Future[Any]:
         if (refusal := self._queued(request)) is not None:
-            request.answer(refusal)
+            self._refuse(request, refusal)
         return request.future
+
+    def _refuse(self, request: AnyRequest, refusal: EscrowError) -> None:
+        if refusal.code is Code.QUEUE_FULL:
+            self.refusals.saw(refusal.code)
+        request.answer(refusal)
 
     def _queued(self, request: AnyRequest) -> EscrowError | None:
         """Let a request wait for its round; why it may not."""
@@ -254,6 +261,7 @@ class Engine:
                 self._own(self._tick)
                 self._own(lambda: asks.extend(self.listeners.ask(shard, now)))
                 self._own(self.upkeep.within_round)
+                self.refusals.settle()
             pairs += self._receives.serve(receives, now, due)
             pairs += self._looks.serve(looks, now, shard.attempt)
             self._running = [*requests, *(request for request, _ in pairs)]
@@ -439,6 +447,7 @@ class Engine:
         self._receives.end(nothing_leased)
         self._looks.end(lambda: None)
         self.upkeep.finish()
+        self.refusals.settle(last=True)
         clean = self.shard.failure is None
         if clean:
             self.upkeep.last_snapshot()

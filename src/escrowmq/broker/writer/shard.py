@@ -28,7 +28,7 @@ from escrowmq.broker.writer.keys import StoredKeys
 from escrowmq.broker.writer.recovery import fold
 from escrowmq.broker.writer.repeats import Unchecked, judge
 from escrowmq.broker.writer.rounds import AnyRequest, Look, Work, arrange
-from escrowmq.broker.writer.telling import TOLD, tell, tell_before
+from escrowmq.broker.writer.telling import TOLD, tell_before
 from escrowmq.errors import Code, EscrowError, Overloaded, error
 from escrowmq.ledger.columns.codes import OK
 from escrowmq.ledger.commands import (
@@ -47,6 +47,7 @@ from escrowmq.log.frames import Content, can_pack, pack, size_bound
 from escrowmq.log.seam import CommitLog, Snapshot
 from escrowmq.platform.clock import Clock, ContinuedClock
 from escrowmq.platform.failpoints import reach
+from escrowmq.platform.logs import tell
 from escrowmq.schemas import MESSAGES, STORED, Kind
 from escrowmq.settings import BrokerSettings
 

@@ -1,4 +1,5 @@
-"""What an operator is told in the log when it happens: a transaction is parked, a message is dead, the disk is full and has space again.
+"""What an operator is told in the log when it happens: a transaction is parked, a message is dead, the disk is full and has space again,
+requests are refused.
 
 Each line has its facts as fields, too (``record.facts``), so that a log of JSON can be searched by them. One event tells of at most
 :data:`MOST_LINES` things by name, and of the others by number: whoever needs all asks ``escrowmq transactions list`` or ``dead-letters list``.
@@ -7,20 +8,27 @@ Each line has its facts as fields, too (``record.facts``), so that a log of JSON
 from __future__ import annotations
 
 import logging
-from typing import Any
+import threading
+import time
+from collections import Counter
+from math import inf
 
 import numpy as np
 
+from escrowmq.errors import Code
 from escrowmq.ledger.events import Event
 from escrowmq.ledger.groups.cursors import PENDING
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.model import TransactionId
+from escrowmq.platform.logs import EVENTS, tell
 from escrowmq.schemas import Kind
 
-logger = logging.getLogger("escrowmq.events")
+logger = logging.getLogger(EVENTS)
 
 TOLD = frozenset({Kind.PARKED, Kind.DEAD, Kind.BURIED})
 MOST_LINES = 20
+REFUSALS_SECONDS = 60.0
+"""Between two lines about refused requests."""
 
 
 def tell_before(ledger: Ledger, event: Event) -> None:
@@ -34,9 +42,36 @@ def tell_before(ledger: Ledger, event: Event) -> None:
         logger.exception("an event cannot be told: %s", event.kind.name)
 
 
-def tell(level: int, what: str, sentence: str, **facts: Any) -> None:
-    """One line: ``what`` happened is its field ``event``."""
-    logger.log(level, sentence, extra={"facts": {"event": what, **facts}})
+class Refusals:
+    """Requests that were refused because there was too much of everything: the first is told at once, the others are counted and told now and then. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[Code] = Counter()
+        self._since = self._quiet_until = -inf
+
+    def saw(self, code: Code) -> None:
+        """One more."""
+        with self._lock:
+            if not self._counts:
+                self._since = time.monotonic()
+            self._counts[code] += 1
+        self.settle()
+
+    def settle(self, *, last: bool = False) -> None:
+        """Tell how many there were, unless that was done within :data:`REFUSALS_SECONDS`; in the ``last`` call in any case."""
+        if not self._counts:
+            return
+        now = time.monotonic()
+        with self._lock:
+            if not self._counts or (now < self._quiet_until and not last):
+                return
+            counts, self._counts = self._counts, Counter()
+            seconds, self._quiet_until = now - self._since, now + REFUSALS_SECONDS
+        for code, count in sorted(counts.items()):
+            within = f" within {seconds:.0f} s" if count > 1 else ""
+            sentence = f"refused: {count:,} {'requests' if count > 1 else 'request'} with {code.name}{within}; their clients try again later"
+            tell(logging.WARNING, "refused", sentence, code=code.name, count=count, seconds=round(seconds, 3))
 
 
 def _parked(ledger: Ledger, event: Event) -> None:

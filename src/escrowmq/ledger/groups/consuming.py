@@ -32,7 +32,7 @@ from escrowmq.ledger.commands import (
 from escrowmq.ledger.events import Decision, Event, event_of, event_of_rows, rows_of
 from escrowmq.ledger.groups import members, order, reaching, receiving, subscriptions
 from escrowmq.ledger.groups.cursors import Lease
-from escrowmq.ledger.groups.failed import NOT_DEAD
+from escrowmq.ledger.groups.dead.letters import NOT_DEAD
 from escrowmq.ledger.groups.group import Group
 from escrowmq.ledger.groups.groups import DISCARD, RETRY, Groups
 from escrowmq.ledger.groups.order import UNKNOWN, KeysOf

@@ -29,7 +29,8 @@ import numpy as np
 
 from escrowmq.ledger.columns.arrays import Columns, Int64s, UInt8s
 from escrowmq.ledger.groups.again import EITHER, HANDED_OUT, NOT, Again, handed_out
-from escrowmq.ledger.groups.failed import DeadLetters, Retries
+from escrowmq.ledger.groups.dead.letters import DeadLetters
+from escrowmq.ledger.groups.failed import Retries
 
 MAX_HISTORY_RUNS = 4096
 """Runs remembered of what has left the log; beyond, the oldest become GONE and only their counts remain."""
@@ -167,7 +168,7 @@ class Cursor:
         self.next = start
         self._floor = self.base
         self.retries.cut(0, len(self.retries))
-        self.dead.cut(*self.dead.span(start, _ENDLESS))
+        self.dead.remove_range(start, _ENDLESS)
         self.again = again
 
     def _handed_out(self, start: int) -> Again:

@@ -65,6 +65,14 @@ class QueueIndex:
         head = self._entries.first
         return self._entries["position"][start - head : end - head].copy()
 
+    def positions_at(self, offsets: Int64s) -> Int64s:
+        """Log positions of these offsets; -1 for those that are not stored."""
+        entries, at = self._entries["position"], offsets - self._entries.first
+        stored = (at >= 0) & (at < len(entries))
+        positions = np.full(len(offsets), -1, np.int64)
+        positions[stored] = entries[at[stored]]
+        return positions
+
     def tags(self, start: int, end: int) -> Int32s:
         """Tag numbers of offsets ``start`` .. ``end``-1 (0: no tag), as a copy."""
         head = self._entries.first

@@ -23,11 +23,12 @@ _ACTS = 64
 
 
 class Brokers:
-    """All brokers of one bus, by their shards."""
+    """All brokers of one bus, by their shards. ``patient``: a question to one that is away is repeated for a while."""
 
-    def __init__(self, bus: Bus, timeout: float = PATIENCE) -> None:
+    def __init__(self, bus: Bus, *, patient: bool = True) -> None:
         self._router = bus.router
-        self._timeout = timeout
+        self._timeout = PATIENCE
+        self._patient = patient
 
     @property
     def source(self) -> str:
@@ -50,8 +51,11 @@ class Brokers:
         return self._ask(self._router.of_shard(shard, self._timeout), call)
 
     def _ask(self, number: int, call: Call[Answer]) -> Answer:
-        if call.reads_only:
+        if call.reads_only and self._patient:
             return self._router.ask(number, call, time.monotonic() + self._timeout, longest=self._timeout)
+        attendance = self._router.attendances[number]
+        if attendance is not None and attendance.away:  # surely nothing is done
+            raise attendance.refusal()
         return ask(self._router.links[number], call, self._timeout)
 
     def listed(self, call: Call[Any], what: str, *unknown: Code) -> Iterator[tuple[brokers.Hello, list[Any]]]:
@@ -107,20 +111,17 @@ class Brokers:
             yield from (one for one in page if (one["why"] or "").startswith(token))
 
 
-def ended(act: acts.Act) -> list[str] | str | None:
-    """The result of each thing that an act was about; of one that was refused, its code. None: nothing was done, as far as the
-    record says. Raises Unknown(TIMED_OUT) while it is under way."""
+def ended(act: acts.Act, things: int) -> list[str]:
+    """The result of each of the ``things`` that an act was about, or how it stood when the broker looked, at its start, after its end
+    had interrupted the act. Empty: nothing was done, as far as the record says. Raises Unknown(TIMED_OUT) while it is under way."""
     found: Any = act.get("ended")
     if found is None:
         raise error(Code.TIMED_OUT, f"act {act['number']} is still under way", "run the plan again in a moment")
     if "interrupted" in found:
         found = found["found"]
-    if not isinstance(found, Mapping) or "results" not in found:
-        return None
-    if "each" in found:
-        return [str(one) for one in found["each"]]
-    (kind,) = found["results"] or (None,)
-    return kind if kind is None else str(kind)
+    if not isinstance(found, Mapping) or not found.get("results"):
+        return []
+    return [str(one) for one in found.get("each") or [*found["results"]] * things]
 
 
 def shard_of(rows: pa.RecordBatch) -> int:

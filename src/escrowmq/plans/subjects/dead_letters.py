@@ -20,7 +20,7 @@ from escrowmq.plans.frozen import PLACE
 from escrowmq.plans.outcomes import Outcome, Outcomes, all_of
 from escrowmq.plans.subjects.brokers import Brokers, batch_of, ended, shard_of, tolerated
 from escrowmq.plans.subjects.seam import checked_ids, checked_selection
-from escrowmq.wire.actions import dead_letters
+from escrowmq.wire.actions import brokers, dead_letters, groups
 
 ACTS = ("dead_letters.retry", "dead_letters.discard")
 SCHEMA = pa.schema(
@@ -33,6 +33,7 @@ SCHEMA = pa.schema(
 IDENTITY = (PLACE, "topic", "queue", "offset", "dead_us", "attempts")
 _SELECTION: dict[str, type | tuple[type, ...]] = {
     "group": str, "topic": str, "cause": str, "key": str, "tag": str, "older_than": (int, float), "ids": (list, tuple),
+    "items": (list, tuple),
 }  # fmt: skip
 _OUTCOMES = {
     Code.OK: Outcome.DONE, Code.NOT_FOUND: Outcome.ALREADY, Code.CONFLICT: Outcome.CHANGED, Code.DAMAGED: Outcome.DAMAGED,
@@ -41,18 +42,21 @@ _OUTCOMES = {
 _FOUND = {"settled": Outcome.DONE, "dead": Outcome.NONE}
 """What a broker finds at its start of an act that its end interrupted. What is dead still was not done, and is done now."""
 _NOT_THERE = (Code.UNKNOWN_TOPIC, Code.BAD_QUEUE, Code.UNKNOWN_GROUP)
+_SHOWN = ("topic", "queue", "offset", "dead_us", "attempts")
 _FAR = 1 << 62
+_MOST_ITEMS = 1000
 
 
 class DeadLetters:
     """The dead letters that ``selection`` chooses: ``group``, and of these ``topic``, ``cause`` (a part of its text), ``key``, ``tag``,
-    ``older_than`` (seconds since the death), ``ids`` (``TOPIC/QUEUE/OFFSET``, or message ids)."""
+    ``older_than`` (seconds since the death), ``ids`` (``TOPIC/QUEUE/OFFSET``, or message ids), ``items`` (at most 1,000: topic, queue, offset
+    and, if they are known, broker, dead_us and attempts)."""
 
     schema: pa.Schema = SCHEMA
     identity: Sequence[str] = IDENTITY
     counted: Sequence[str] = ("topic", "cause")
 
-    def __init__(self, bus: Bus, act: str, selection: Mapping[str, Any]) -> None:
+    def __init__(self, bus: Bus, act: str, selection: Mapping[str, Any], *, patient: bool = True) -> None:
         chosen = checked_selection(selection, _SELECTION)
         if "group" not in chosen:
             raise Misuse(Code.BAD_ARGUMENT, "of which consumer group? The selection names none", "give it a group")
@@ -60,10 +64,11 @@ class DeadLetters:
         self.act = act
         self._group: str = chosen.pop("group")
         self._ids = checked_ids(chosen.pop("ids", None))
+        self._items = _checked_items(chosen.pop("items", None))
         self._older_us = round(chosen.pop("older_than", 0) * 1e6)
         self._wanted = chosen
         self._left: set[str] = set()
-        self._brokers = Brokers(bus)
+        self._brokers = Brokers(bus, patient=patient)
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -84,10 +89,43 @@ class DeadLetters:
     def pages(self) -> Iterator[pa.RecordBatch]:
         """The chosen rows; Rejected(UNKNOWN_GROUP) if no broker has the group."""
         self._left = set(self._ids or ())
-        call = dead_letters.LIST({"group": self._group})
-        for hello, letters in self._brokers.listed(call, "dead_letters", Code.UNKNOWN_GROUP):
+        if self._items is not None:
+            listed = self._named()
+        else:
+            call = dead_letters.LIST({"group": self._group})
+            listed = self._brokers.listed(call, "dead_letters", Code.UNKNOWN_GROUP)
+        for hello, letters in listed:
             if rows := [letter for letter in letters if self._is_chosen(letter, hello["time_us"])]:
                 yield batch_of(SCHEMA, hello["shard"], rows)
+
+    def _named(self) -> Iterator[tuple[brokers.Hello, list[Any]]]:
+        """The dead letters that ``items`` names, by the broker; without going through all of them."""
+        items = self._items or ()
+        self._left |= {_place_of(item) for item in items}
+        for shard, hello in self._brokers.hello()[0].items():
+            address = self._brokers.address(shard)
+            listed = self._brokers.asked(shard, groups.LIST({}))["groups"]
+            queues = {
+                (queue["topic"], queue["queue"]): queue["queue_id"]
+                for group in listed
+                if group["name"] == self._group
+                for queue in group["queues"]
+            }
+            found = []
+            for item in items:
+                queue_id = queues.get((item["topic"], item["queue"]))
+                if queue_id is None or item.get("broker", address) != address:
+                    continue
+                request = dead_letters.List(group=self._group, limit=1)
+                if after := _before(queue_id, item["offset"]):
+                    request["after"] = after
+                for letter in self._brokers.asked(shard, dead_letters.LIST(request))["dead_letters"]:
+                    shown = {name: item[name] for name in _SHOWN if name in item}
+                    if all(letter[name] == value for name, value in shown.items()):  # type: ignore[literal-required]
+                        self._left.discard(_place_of(item))
+                        found.append(letter)
+            found.sort(key=lambda letter: (letter["queue_id"], letter["offset"]))
+            yield hello, found
 
     def _is_chosen(self, letter: Mapping[str, Any], now_us: int) -> bool:
         if self._older_us and letter["dead_us"] > now_us - self._older_us:
@@ -97,7 +135,7 @@ class DeadLetters:
                 return False
         if self._ids is None:
             return True
-        names = {f"{letter['topic']}/{letter['queue']}/{letter['offset']}", letter["message_id"]} & self._ids
+        names = {_place_of(letter), letter["message_id"]} & self._ids
         self._left -= names
         return bool(names)
 
@@ -130,8 +168,8 @@ class DeadLetters:
         wanted = set(zip(rows.column("queue_id").to_pylist(), rows.column("offset").to_pylist(), strict=True))
         (queue_id, offset), last = min(wanted), max(wanted)
         request: dead_letters.List = {"group": self._group}
-        if offset or queue_id:
-            request["after"] = [queue_id, offset - 1] if offset else [queue_id - 1, _FAR]
+        if after := _before(queue_id, offset):
+            request["after"] = after
         found: dict[tuple[int, int], Any] = {}
         pages = self._brokers.pages(shard_of(rows), dead_letters.LIST(request), "dead_letters")
         while (page := tolerated(lambda: {"page": next(pages, [])}, Code.UNKNOWN_GROUP)) is not None:
@@ -178,22 +216,43 @@ class DeadLetters:
     def became(self, rows: pa.RecordBatch, token: str, marks: Mapping[str, int]) -> Outcomes:
         """DONE for a row that any act under this token did; else what the last of them said."""
         shard = shard_of(rows)
-        names = ("topic", "queue", "offset")
-        places = {
-            place: row for row, place in enumerate(zip(*(rows.column(n).to_pylist() for n in names), strict=True))
-        }
+        names = ("topic", "queue", "offset", "dead_us")
+        columns = [rows.column(name).to_pylist() for name in names]
+        deaths = {death: row for row, death in enumerate(zip(*columns, strict=True))}
         outcomes = all_of(Outcome.NONE, rows.num_rows)
         for act in self._brokers.recorded(shard, token, marks.get(str(shard), 0)):
-            results, items = ended(act), act["what"]["items"]
-            if results is None:
-                continue
-            for item, result in zip(
-                items, [results] * len(items) if isinstance(results, str) else results, strict=True
-            ):
-                row = places.get(tuple(item[:3]))
+            items = act["what"]["items"]
+            for item, result in zip(items, ended(act, len(items)), strict=False):
+                # Of a row that was no dead letter any more, or another death, the record has no such death: it is asked for again,
+                # harmlessly, and answers so.
+                row = deaths.get(tuple(item))
                 if row is not None and outcomes[row] != Outcome.DONE:
                     outcomes[row] = _FOUND[result] if result in _FOUND else _outcome(result)
         return outcomes
+
+
+def _place_of(item: Mapping[str, Any]) -> str:
+    return f"{item['topic']}/{item['queue']}/{item['offset']}"
+
+
+def _before(queue_id: int, offset: int) -> list[int] | None:
+    """The ``after`` of a page that begins at this place; None: the first page."""
+    if offset:
+        return [queue_id, offset - 1]
+    return [queue_id - 1, _FAR] if queue_id else None
+
+
+def _checked_items(given: Any) -> tuple[Mapping[str, Any], ...] | None:
+    """The items of a selection, each once. Raises Misuse(BAD_ARGUMENT)."""
+    if given is None:
+        return None
+    if len(given) > _MOST_ITEMS:
+        raise Misuse(Code.BAD_ARGUMENT, f"{len(given):,} items; a selection takes {_MOST_ITEMS:,}", "give ids instead")
+    for item in given:
+        wanted = isinstance(item, Mapping) and isinstance(item.get("topic"), str)
+        if not wanted or not all(isinstance(item.get(name), int) for name in ("queue", "offset")):
+            raise Misuse(Code.BAD_ARGUMENT, f"{item!r:.100} is no dead letter", "topic, queue and offset, as listed")
+    return tuple({(item.get("broker"), _place_of(item)): item for item in given}.values())
 
 
 def _judged(codes: list[str]) -> Outcomes:

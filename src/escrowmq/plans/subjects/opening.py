@@ -14,7 +14,7 @@ from escrowmq.settings import nearest
 Where: TypeAlias = Bus
 """Where the rows of a plan live."""
 
-_KINDS: tuple[tuple[tuple[str, ...], Callable[[Any, str, Mapping[str, Any]], Subject]], ...] = (
+_KINDS: tuple[tuple[tuple[str, ...], Callable[..., Subject]], ...] = (
     (dead_letters.ACTS, dead_letters.DeadLetters),
     (transactions.ACTS, transactions.Transactions),
 )
@@ -22,10 +22,11 @@ ACTS = tuple(act for acts, _ in _KINDS for act in acts)
 """The acts that a plan can have."""
 
 
-def opened(where: Where, act: str, selection: Mapping[str, Any]) -> Subject:
-    """The rows of an act. Raises Misuse(BAD_ARGUMENT) for an act or a selection that is none."""
+def opened(where: Where, act: str, selection: Mapping[str, Any], *, patient: bool = True) -> Subject:
+    """The rows of an act; ``patient``: it waits by itself for a broker that is away. Raises Misuse(BAD_ARGUMENT) for an act or a selection
+    that is none."""
     for acts, kind in _KINDS:
         if act in acts:
-            return kind(where, act, selection)
+            return kind(where, act, selection, patient=patient)
     hint = nearest(act, list(ACTS)) or f"one of {', '.join(ACTS)}"
     raise Misuse(Code.BAD_ARGUMENT, f"{act!r:.50} is no act of a plan", hint)

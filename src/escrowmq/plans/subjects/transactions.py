@@ -48,7 +48,7 @@ class Transactions:
     identity: Sequence[str] = IDENTITY
     counted: Sequence[str] = ("group", "state")
 
-    def __init__(self, bus: Bus, act: str, selection: Mapping[str, Any]) -> None:
+    def __init__(self, bus: Bus, act: str, selection: Mapping[str, Any], *, patient: bool = True) -> None:
         chosen = checked_selection(selection, _SELECTION)
         self._state = chosen.get("state", "undecided").lower()
         if self._state not in _STATES:
@@ -58,7 +58,7 @@ class Transactions:
         self._group: str | None = chosen.get("group")
         self._older_than: float | None = chosen.get("older_than")
         self._left: set[str] = set()
-        self._brokers = Brokers(bus)
+        self._brokers = Brokers(bus, patient=patient)
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -152,10 +152,8 @@ class Transactions:
         shard, wanted = shard_of(rows), {one: row for row, one in enumerate(rows.column("id").to_pylist())}
         outcomes = all_of(Outcome.NONE, rows.num_rows)
         for act in self._brokers.recorded(shard, token, marks.get(str(shard), 0)):
-            results, ids = ended(act), act["what"]["ids"]
-            if results is None:
-                continue
-            for one, result in zip(ids, [results] * len(ids) if isinstance(results, str) else results, strict=True):
+            ids = act["what"]["ids"]
+            for one, result in zip(ids, ended(act, len(ids)), strict=False):
                 row = wanted.get(one)
                 if row is not None and outcomes[row] != Outcome.DONE:
                     outcomes[row] = self._found(result)

@@ -6,6 +6,7 @@ from typing import Any
 
 from escrowmq.wire.actions import (
     acts,
+    backups,
     brokers,
     dead_letters,
     groups,
@@ -20,7 +21,19 @@ from escrowmq.wire.actions.action import Action
 
 ACTIONS: dict[str, Action[Any, Any]] = {
     value.name: value
-    for module in (brokers, topics, producers, groups, transactions, writers, dead_letters, messages, acts, standing)
+    for module in (
+        brokers,
+        topics,
+        producers,
+        groups,
+        transactions,
+        writers,
+        dead_letters,
+        messages,
+        standing,
+        acts,
+        backups,
+    )
     for value in vars(module).values()
     if isinstance(value, Action)
 }

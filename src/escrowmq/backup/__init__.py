@@ -1,0 +1,21 @@
+"""Backup and restore: a copy of a shard that is in use, checked by digest, and a data folder made of it."""
+
+from escrowmq.backup.manifest import CopiedFile, Manifest, read_manifest
+from escrowmq.backup.restoring import Restored, restore
+from escrowmq.backup.sources import BrokerSource, FolderSource, Source
+from escrowmq.backup.taking import take
+from escrowmq.backup.verifying import Contents, verify
+
+__all__ = [
+    "BrokerSource",
+    "Contents",
+    "CopiedFile",
+    "FolderSource",
+    "Manifest",
+    "Restored",
+    "Source",
+    "read_manifest",
+    "restore",
+    "take",
+    "verify",
+]

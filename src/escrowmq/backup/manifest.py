@@ -1,0 +1,114 @@
+"""The file ``backup.json``: what a backup holds. It is written last, so a backup that has one is whole.
+
+JSON, keys sorted. ``digest`` is SHA-256 over the same JSON without it (no spaces, ASCII). A file may be longer than its ``bytes``: what follows
+belongs to a later backup into the same folder, which was not finished.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from escrowmq.errors import Code, Misuse, error
+from escrowmq.log.report import DamagedLog
+from escrowmq.platform.disk import Disk, replace_file
+
+NAME = "backup.json"
+FORMAT = 1
+MOST_BYTES = 64 << 20
+"""Of a manifest that is read: 400,000 files."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedFile:
+    """A file of the log: how many bytes of it were copied, and their SHA-256 in hex."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a backup holds: the log of a shard up to before frame ``sequence`` and ``position``, from frame ``first`` on."""
+
+    shard: int
+    first: int
+    sequence: int
+    position: int
+    time_us: int
+    """Of the last frame, by the broker's clock."""
+    epoch: int
+    checksum: str
+    """That of the last frame, in hex; none if the last segment has no frame yet."""
+    acts: int
+    """Records in the record of acts."""
+    acts_hash: str
+    begun_us: int
+    """By the clock of the machine that made the backup: everything acknowledged before is in it."""
+    made_us: int
+    source: str
+    version: str
+    files: tuple[CopiedFile, ...]
+    damaged: tuple[str, ...] = ()
+    """Places of the log that were damaged already, copied as they were."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.bytes for file in self.files)
+
+    def pack(self) -> bytes:
+        """The file's content."""
+        fields: dict[str, Any] = {"format": FORMAT, **dataclasses.asdict(self)}
+        return json.dumps({**fields, "digest": _digest(fields)}, sort_keys=True, indent=1).encode() + b"\n"
+
+    @classmethod
+    def unpack(cls, raw: bytes) -> Manifest:
+        """The manifest in a file's content. Corrupt(DAMAGED, NEWER_FORMAT)."""
+        try:
+            fields: dict[str, Any] = json.loads(raw)
+            written = fields.pop("digest")
+            format_ = fields["format"]
+            if written != _digest(fields):
+                raise ValueError("its digest is wrong")
+            if format_ > FORMAT:
+                raise DamagedLog(NAME, 0, -1, f"the backup is of format {format_}", newer=True)
+            del fields["format"]
+            files = tuple(CopiedFile(**file) for file in fields.pop("files"))
+            return cls(**{**fields, "files": files, "damaged": tuple(fields["damaged"])})
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+            raise DamagedLog(NAME, 0, -1, f"the manifest is damaged: {problem!r:.100}") from None
+
+
+def _digest(fields: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def read_manifest(disk: Disk) -> Manifest:
+    """The manifest of the backup in a folder. Misuse(BAD_ARGUMENT) if there is none, Corrupt(DAMAGED, NEWER_FORMAT)."""
+    found = find_manifest(disk)
+    if found is None:
+        hint = "a backup that was broken off has none: make it again, into the same folder, and it goes on"
+        raise Misuse(Code.BAD_ARGUMENT, f"there is no whole backup: {NAME} is missing", hint)
+    return found
+
+
+def find_manifest(disk: Disk) -> Manifest | None:
+    """As :func:`read_manifest`; None if there is none."""
+    try:
+        with closing(disk.open(NAME)) as file:
+            if file.size() > MOST_BYTES:
+                raise error(Code.DAMAGED, f"{NAME} is larger than any manifest")
+            return Manifest.unpack(file.read_at(0, MOST_BYTES))
+    except FileNotFoundError:
+        return None
+
+
+def write_manifest(disk: Disk, manifest: Manifest) -> None:
+    """Write it, durably: the backup is whole then."""
+    replace_file(disk, NAME, [[manifest.pack()]])

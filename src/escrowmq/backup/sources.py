@@ -1,0 +1,98 @@
+"""Where a backup comes from: a broker, wherever it runs, or the folder of one that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from escrowmq.errors import Code, Misuse
+from escrowmq.log.offline import open_offline
+from escrowmq.log.seam import LogFiles, StoredFile
+from escrowmq.platform.disk import RealDisk
+from escrowmq.wire import FILE_PREFIX, Link, ask
+from escrowmq.wire.actions import backups
+from escrowmq.wire.values import MAX_PAGE
+
+PIECE_BYTES = 1 << 20
+
+
+class Source(Protocol):
+    """A log that can be copied."""
+
+    @property
+    def address(self) -> str:
+        """What it is called."""
+
+    def files(self) -> tuple[int, LogFiles]:
+        """The shard, and its files as of now."""
+
+    def read(self, name: str, start: int, end: int) -> Iterator[bytes]:
+        """The bytes of a file. Rejected(RANGE_PURGED) when retention has taken it: ask for the files anew."""
+
+
+class BrokerSource:
+    """A broker that runs. ``timeout`` is seconds for one question."""
+
+    def __init__(self, link: Link, timeout: float = 30.0) -> None:
+        self._link = link
+        self._timeout = timeout
+
+    @property
+    def address(self) -> str:
+        """The broker's."""
+        return self._link.address
+
+    def files(self) -> tuple[int, LogFiles]:
+        """The shard, and its files as of now."""
+        first = found = ask(self._link, backups.FILES({"limit": MAX_PAGE}), self._timeout)
+        segments = _files(found["segments"])
+        while "next" in found:
+            found = ask(self._link, backups.FILES({"limit": MAX_PAGE, "after": found["next"]}), self._timeout)
+            segments += _files(found["segments"])
+        acts = found["acts"]
+        snapshots = tuple(_files(first["snapshots"]))
+        state = (found["sequence"], tuple(segments), snapshots, acts["bytes"], acts["records"], acts["last"])
+        return first["shard"], LogFiles(*state)
+
+    def read(self, name: str, start: int, end: int) -> Iterator[bytes]:
+        """The bytes of a file."""
+        for batch in self._link.read({"source": FILE_PREFIX + name, "start": start, "end": end}):
+            yield from batch.column("content").to_pylist()
+
+
+class FolderSource:
+    """A data folder that no process has open. Raises Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER), Corrupt(DAMAGED, NEWER_FORMAT)."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.absolute()
+        self._open()
+
+    def _open(self) -> None:
+        disk = RealDisk(self._folder, read_only=True)
+        if disk.in_use():
+            hint = (
+                "a process has it open: ask that, with --url escrow://HOST:PORT, for only it knows what is acknowledged"
+            )
+            raise Misuse(Code.FOLDER_IN_USE, f"{self._folder} is in use", hint)
+        self._log = open_offline(disk, in_use=False)
+
+    @property
+    def address(self) -> str:
+        """``file:FOLDER``."""
+        return f"file:{self._folder}"
+
+    def files(self) -> tuple[int, LogFiles]:
+        """The shard, and its files as of now."""
+        self._open()
+        return self._log.shard, self._log.files()
+
+    def read(self, name: str, start: int, end: int) -> Iterator[bytes]:
+        """The bytes of a file."""
+        while start < end and (piece := self._log.read_file(name, start, min(PIECE_BYTES, end - start))):
+            start += len(piece)
+            yield piece
+
+
+def _files(listed: list[backups.File]) -> list[StoredFile]:
+    return [StoredFile(file["name"], file["bytes"]) for file in listed]

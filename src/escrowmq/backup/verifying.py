@@ -1,0 +1,146 @@
+"""Is a backup what its manifest says, and does it open as a shard? And what does a data folder hold?"""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+import pyarrow as pa
+
+from escrowmq.backup.manifest import CopiedFile, Manifest, read_manifest
+from escrowmq.backup.sources import PIECE_BYTES
+from escrowmq.backup.suffixed import COPY, SuffixedDisk
+from escrowmq.broker.offline import OfflineShard
+from escrowmq.ledger.listings import topics_list
+from escrowmq.log.offline import open_offline
+from escrowmq.log.report import DamagedLog
+from escrowmq.platform.disk import Disk, File, disk_error
+
+
+@dataclass(frozen=True, slots=True)
+class TopicContents:
+    """A topic: messages that are stored, and where each queue ends."""
+
+    topic: str
+    messages: int
+    ends: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupContents:
+    """A consumer group: what it has not settled, and its dead letters."""
+
+    group: str
+    lag: int
+    dead: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What the ledger of a shard says."""
+
+    topics: tuple[TopicContents, ...]
+    groups: tuple[GroupContents, ...]
+    undecided: int
+    parked: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def contents(disk: Disk) -> Contents:
+    """What the log in a folder comes to: it is opened as a broker would open it, and nothing is changed. Corrupt if it cannot be."""
+    ledger = OfflineShard(open_offline(disk, in_use=False)).ledger
+    groups = ledger.groups.describe(ledger.topics, ledger.rules)
+    return Contents(
+        tuple(
+            TopicContents(
+                topic["name"],
+                sum(queue["end"] - queue["head"] for queue in topic["queues"]),
+                tuple(queue["end"] for queue in topic["queues"]),
+            )
+            for topic in topics_list(ledger)
+        ),
+        tuple(
+            GroupContents(
+                group["name"],
+                sum(queue["waiting"] + queue["leased"] + queue["retrying"] for queue in group["queues"]),
+                group["dead_letters"],
+            )
+            for group in groups
+        ),
+        sum(ledger.transactions.open.values()),
+        sum(ledger.transactions.parked.values()),
+    )
+
+
+def verify(disk: Disk) -> tuple[Manifest, Contents]:
+    """Read all of the backup in a folder: the digest of each file, then the log as a broker would open it.
+
+    Misuse(BAD_ARGUMENT) if there is no whole backup, Corrupt(DAMAGED) that names what is wrong.
+    """
+    try:
+        manifest = read_manifest(disk)
+        copies = SuffixedDisk(disk, COPY)
+        for file in manifest.files:
+            check_digest(copies, file)
+        return manifest, contents(_AsListed(copies, manifest))
+    except (OSError, MemoryError) as problem:
+        raise disk_error(problem) from problem
+
+
+def check_digest(disk: Disk, file: CopiedFile) -> None:
+    """Corrupt(DAMAGED) unless the file is there, and is what was copied."""
+    digest, at = hashlib.sha256(), 0
+    try:
+        with closing(disk.open(file.name)) as copy:
+            while at < file.bytes and (piece := copy.read_at(at, min(PIECE_BYTES, file.bytes - at))):
+                digest.update(piece)
+                at += len(piece)
+    except FileNotFoundError:
+        raise DamagedLog(file.name, 0, -1, "the file is missing in the backup") from None
+    if at < file.bytes:
+        raise DamagedLog(file.name, at, -1, f"the copy ends here, and it should have {file.bytes} bytes")
+    if digest.hexdigest() != file.sha256:
+        raise DamagedLog(file.name, 0, -1, "the copy is not what was copied: its SHA-256 is another")
+
+
+class _AsListed(SuffixedDisk):
+    """The files of a backup, each as long as its manifest says."""
+
+    def __init__(self, copies: SuffixedDisk, manifest: Manifest) -> None:
+        super().__init__(copies, "")
+        self._sizes = {file.name: file.bytes for file in manifest.files}
+
+    def list(self) -> list[str]:
+        """The names in the manifest."""
+        return sorted(self._sizes)
+
+    def open(self, name: str, *, create: bool = False) -> File:
+        """A file of the manifest."""
+        if name not in self._sizes:
+            raise FileNotFoundError(name)
+        return cast(File, _Cut(super().open(name), self._sizes[name]))
+
+
+class _Cut:
+    """A file as far as the manifest says."""
+
+    def __init__(self, file: File, size: int) -> None:
+        self._file = file
+        self._size = min(size, file.size())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def size(self) -> int:
+        return self._size
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        return self._file.read_at(offset, min(size, max(self._size - offset, 0)))
+
+    def map(self, size: int) -> pa.Buffer:
+        return self._file.map(min(size, self._size))

@@ -1,0 +1,7 @@
+"""Webhooks: addresses of the operator that are told of parked transactions, dead letters, full disks and the like, after so many of them."""
+
+from escrowmq.gateway.webhooks.configured import Hook, read_hooks
+from escrowmq.gateway.webhooks.posting import Webhooks
+from escrowmq.gateway.webhooks.rules import KINDS, Notice, Rule, Window
+
+__all__ = ["KINDS", "Hook", "Notice", "Rule", "Webhooks", "Window", "read_hooks"]

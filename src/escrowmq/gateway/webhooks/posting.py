@@ -1,0 +1,236 @@
+"""Notices on their way to the operator's addresses. Rules:
+
+1. Whoever tells of an event never waits: it goes into a bounded queue of this object, from which one thread takes it.
+2. Each address has a thread, a queue of notices and connections of its own: a slow or dead one delays no other. What does not fit in
+   its queue is dropped, the oldest first, and counted; the log has the events in any case.
+3. A notice is posted again until the answer has a status of 200 to 299, for ``GIVE_UP_SECONDS`` at most. It has the same ``webhook-id`` each time. So it comes at least
+   once, or is given up, which the log says.
+4. No redirect is followed, no proxy of the environment is used, and no answer is read beyond its head.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import ssl
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from escrowmq.gateway.signing import sign
+from escrowmq.gateway.webhooks.configured import Hook
+from escrowmq.gateway.webhooks.rules import Notice, Window
+from escrowmq.platform.backoff import Backoff
+from escrowmq.platform.logs import EVENTS
+
+logger = logging.getLogger(__name__)
+
+MOST_EVENTS = 10_000
+"""Events that wait to be counted."""
+MOST_NOTICES = 100
+"""Notices that wait for one address."""
+FIRST_PAUSE, LAST_PAUSE = 1.0, 60.0
+"""Seconds between two tries, see :class:`Backoff`."""
+GIVE_UP_SECONDS = 3600.0
+CLOSE_SECONDS = 2.0
+"""How long :meth:`Webhooks.close` lets notices go out that are due."""
+
+
+class Webhooks(logging.Handler):
+    """Tells ``hooks`` of events. ``source`` says whose they are: a JSON object for each notice, such as the broker's URL and folder.
+
+    A context manager: within it the records of the logger ``escrowmq.events`` are listened to.
+    """
+
+    def __init__(self, hooks: Sequence[Hook], source: Mapping[str, Any]) -> None:
+        super().__init__(logging.INFO)
+        self.source = dict(source)
+        self._addresses = [_Address(hook) for hook in hooks]
+        self._windows = [(one, Window(rule)) for one in self._addresses for rule in one.hook.rules]
+        self._events: queue.Queue[Mapping[str, Any] | None] = queue.Queue(MOST_EVENTS)
+        self._counter = threading.Thread(target=self._count, name="escrowmq-webhooks", daemon=True)
+        self._listened_from = logging.NOTSET
+
+    def __enter__(self) -> Webhooks:
+        for address in self._addresses:
+            address.start()
+        self._counter.start()
+        events = logging.getLogger(EVENTS)
+        self._listened_from = events.level
+        events.setLevel(min(logging.INFO, events.getEffectiveLevel()))
+        events.addHandler(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop listening; what is due goes out within :data:`CLOSE_SECONDS`, or not at all. Idempotent."""
+        events = logging.getLogger(EVENTS)
+        if self in events.handlers:
+            events.removeHandler(self)
+            events.setLevel(self._listened_from)
+            try:
+                self._events.put(None, timeout=CLOSE_SECONDS)
+                self._counter.join(CLOSE_SECONDS)
+            except queue.Full:
+                pass
+            until = time.monotonic() + CLOSE_SECONDS
+            for address in self._addresses:
+                address.stop(until)
+        super().close()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take the facts of a record; never waits, never raises."""
+        facts = getattr(record, "facts", None)
+        if isinstance(facts, dict):
+            try:
+                self._events.put_nowait({**facts, "message": record.getMessage(), "time": record.created})
+            except queue.Full:  # the log has it
+                pass
+
+    def test(self) -> list[tuple[Hook, str | None]]:
+        """Post a notice of the kind ``test`` to every address, once; what went wrong with each, None: nothing."""
+        body = self._body(Notice("test", 1, 0.0, ({"event": "test", "message": "somebody tries this address"},)))
+        return [(one.hook, one.post(f"msg_{uuid.uuid4().hex}", body)) for one in self._addresses]
+
+    def _count(self) -> None:
+        while True:
+            ends = [window.ends for _, window in self._windows if window.ends is not None]
+            try:
+                facts = self._events.get(timeout=max(0.0, min(ends) - time.monotonic()) if ends else None)
+            except queue.Empty:
+                facts = {}
+            now = time.monotonic()
+            for address, window in self._windows:
+                self._give(address, window.due(now))
+                if facts and facts.get("event") == window.rule.kind and address.hook.wants(facts):
+                    self._give(address, window.saw(now, _size(facts), facts))
+            if facts is None:
+                return
+
+    def _give(self, address: _Address, notice: Notice | None) -> None:
+        if notice is not None:
+            address.put(self._body(notice))
+
+    def _body(self, notice: Notice) -> bytes:
+        """As Standard Webhooks has it: {"type", "timestamp", "data"}."""
+        data = {
+            "count": notice.count,
+            "seconds": round(notice.seconds, 3),
+            "samples": [_plain(facts) for facts in notice.samples],
+            "source": self.source,
+        }
+        told = {"type": f"escrowmq.{notice.kind}", "timestamp": datetime.now(UTC).isoformat(), "data": data}
+        return json.dumps(told, default=str, separators=(",", ":")).encode()
+
+
+def _size(facts: Mapping[str, Any]) -> int:
+    """How many events a record stands for: those at once beyond the ones that are named have one record."""
+    for name in ("more", "count"):
+        if isinstance(number := facts.get(name), int) and number > 0:
+            return number
+    return 1
+
+
+def _plain(facts: Mapping[str, Any]) -> dict[str, Any]:
+    at = datetime.fromtimestamp(facts["time"], UTC).isoformat() if "time" in facts else None
+    return {**{name: value for name, value in facts.items() if name != "event"}, **({"time": at} if at else {})}
+
+
+class _Address:
+    """One address: its notices in order, and the thread that posts them."""
+
+    def __init__(self, hook: Hook) -> None:
+        self.hook = hook
+        self._client = httpx.Client(
+            follow_redirects=False,
+            trust_env=False,
+            verify=True if hook.ca_file is None else ssl.create_default_context(cafile=hook.ca_file),
+            timeout=hook.timeout,
+            limits=httpx.Limits(max_connections=1),
+        )
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[str, bytes, float]] = deque()
+        self._dropped = 0
+        self._until: float | None = None
+        self._thread = threading.Thread(target=self._work, name=f"escrowmq-webhook-{hook.name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, body: bytes) -> None:
+        with self._changed:
+            if len(self._waiting) >= MOST_NOTICES:
+                self._waiting.popleft()
+                self._dropped += 1
+                if self._dropped == 1:
+                    logger.warning("webhook %s: too many notices wait; the oldest are dropped", self.hook.name)
+            self._waiting.append((f"msg_{uuid.uuid4().hex}", body, time.monotonic() + GIVE_UP_SECONDS))
+            self._changed.notify()
+
+    def stop(self, until: float) -> None:
+        with self._changed:
+            self._until = until
+            self._changed.notify()
+        self._thread.join(max(0.0, until - time.monotonic()))
+        self._client.close()
+
+    def post(self, identity: str, body: bytes) -> str | None:
+        """Post a notice; why that did not work, None: it did."""
+        headers = {"content-type": "application/json", "accept-encoding": "identity", "user-agent": "escrowmq"}
+        if self.hook.secret:
+            headers |= sign(self.hook.secret, identity, body)
+        else:
+            headers["webhook-id"] = identity
+        try:
+            with self._client.stream("POST", self.hook.url, content=body, headers=headers) as response:
+                return None if response.is_success else f"status {response.status_code}"
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, RuntimeError) as problem:  # RuntimeError: it was closed
+            return f"{type(problem).__name__}: {problem}"
+
+    def _work(self) -> None:
+        backoff, trouble = Backoff(FIRST_PAUSE, LAST_PAUSE), None
+        while (found := self._next()) is not None:
+            identity, body, give_up = found
+            problem = self.post(identity, body)
+            if problem is None:
+                if backoff.worked():
+                    logger.warning("webhook %s answers again", self.hook.name)
+                trouble = None
+                self._done(identity)
+                continue
+            if problem != trouble:
+                logger.warning("webhook %s: %s; it is tried again", self.hook.name, problem)
+            trouble, pause = problem, backoff.failed()
+            if time.monotonic() >= give_up:
+                logger.error("webhook %s: a notice was given up after an hour: %s", self.hook.name, problem)
+                self._done(identity)
+            with self._changed:
+                if self._changed.wait_for(lambda: self._until is not None, pause):
+                    return
+
+    def _next(self) -> tuple[str, bytes, float] | None:
+        """The oldest notice; None: it is to end."""
+        with self._changed:
+            while True:
+                if self._until is not None and (not self._waiting or time.monotonic() >= self._until):
+                    return None
+                if self._waiting:
+                    return self._waiting[0]
+                self._changed.wait()
+
+    def _done(self, identity: str) -> None:
+        with self._changed:
+            if self._waiting and self._waiting[0][0] == identity:  # else it was dropped meanwhile
+                self._waiting.popleft()

@@ -1,0 +1,98 @@
+"""Which files a log is made of, and how far each of them counts: for whoever copies a log that is in use.
+
+A segment is only appended to, and what was durable in it never changes. So a copy of these files, each as far as it counts, is the log as
+it was when they were listed, however long the copying takes. Retention may take a file away meanwhile: its reader is told
+RANGE_PURGED, and lists anew.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import closing
+from threading import Lock
+from typing import Protocol
+
+from escrowmq.acts.journal import Journal
+from escrowmq.errors import Code, error
+from escrowmq.log import snapshots
+from escrowmq.log.index import Segment
+from escrowmq.log.seam import LogFiles, StoredFile
+from escrowmq.log.snapshots import SnapshotName
+from escrowmq.platform.disk import Disk, disk_error
+
+_RETRIES = 5
+"""How often a list begins anew when retention drops segments meanwhile."""
+_NAMES = re.compile(r"\d{20}\.segment|snapshot-\d{20}\.snapshot|base-\d{20}-\d{20}\.snapshot|acts\.journal")
+
+
+def is_part(name: str) -> bool:
+    """Whether a file of this name belongs to a log and cannot be derived from the others: nothing else is read for a copy."""
+    return _NAMES.fullmatch(name) is not None
+
+
+class Segments(Protocol):
+    """Who knows the segments of a log: they change under ``lock``."""
+
+    disk: Disk
+    lock: Lock
+    segments: tuple[Segment, ...]
+
+
+def list_files(log: Segments, durable: Callable[[], int], acts: Journal) -> LogFiles:
+    """The files as of now. ``durable``: the sequence behind the last durable frame."""
+    disk = log.disk
+    for _ in range(_RETRIES):
+        names = snapshots.listed(_names(disk))  # first: a snapshot is of durable frames
+        base = max((s for s in names if s.first >= 0), key=lambda s: (s.first, s.sequence), default=None)
+        first = base.first if base is not None else 0
+        end = durable()
+        with log.lock:
+            segments = log.segments
+            sizes = [s.size - s.bytes_from(end) for s in segments]
+        parts = zip(segments, sizes, strict=True)
+        listed = [StoredFile(segment.name, size) for segment, size in parts if first <= segment.sequence <= end]
+        if segments[0].sequence > first:  # dropped since the names were read
+            continue
+        newest = next((s for s in names if s.first < 0 and s.sequence <= end), None)
+        wanted = [s for s in (base, newest) if s is not None]
+        try:
+            stood_for = [StoredFile(str(s), _size(disk, s)) for s in wanted]
+        except FileNotFoundError:
+            continue
+        extent = (
+            acts.extent()
+        )  # last: an act is recorded before it is in the log, so each act in the log is in the record
+        return LogFiles(end, tuple(listed), tuple(stood_for), *extent)
+    raise error(Code.RANGE_PURGED, "retention drops segments faster than their files can be listed")
+
+
+def read_part(disk: Disk, name: str, start: int, size: int) -> bytes:
+    """Up to ``size`` bytes of a file from ``start``. Rejected(RANGE_PURGED) when it is no longer there, Rejected(NOT_FOUND) for what is no
+    part of a log; Corrupt(LOG_FAILED), of this read alone, when the disk does not give it."""
+    if not is_part(name):
+        raise error(Code.NOT_FOUND, f"{name!r:.100} is no file of a log")
+    try:
+        with closing(disk.open(name)) as file:
+            return file.read_at(start, size)
+    except FileNotFoundError:
+        raise error(Code.RANGE_PURGED, f"{name} has left the log") from None
+    except (OSError, MemoryError) as problem:
+        raise disk_error(problem) from problem
+
+
+def _names(disk: Disk) -> list[str]:
+    try:
+        return disk.list()
+    except OSError as problem:
+        raise disk_error(problem) from problem
+
+
+def _size(disk: Disk, name: SnapshotName) -> int:
+    try:
+        with closing(disk.open(str(name))) as file:
+            return file.size()
+    except FileNotFoundError:
+        raise
+    except OSError as problem:
+        raise disk_error(problem) from problem
