@@ -82,7 +82,10 @@ def everything(bus: Bus, until) -> None:
     admin.commit(ids[0], why="so")
     admin.rollback(ids[1], why="so")
     assert [event["event"] for event in admin.transaction(ids[0])["timeline"]][:3] == ["prepared", "checked", "parked"]
-    link.action("transactions.list", {"limit": 1, "after": -1}, 5)
+    link.action("transactions.list", {"limit": 1, "after": -1, "cause": "asked_out"}, 5)
+    producer.prepare("t", b"open, too")
+    told = link.action("transactions.summary", {"limit": 1, "after": -1, "samples": 1, "group": "shop"}, 5)
+    assert told["next"] == told["groups"][0]["number"]
     assert admin.lookup(message_id="h0")
     assert admin.lookup(key="k1", topic="t", limit=1)
     assert bus.view_message("t", "k1")
@@ -111,13 +114,21 @@ def everything(bus: Bus, until) -> None:
     admin.alter_producers("made", kind="mixed", **rules)
     admin.alter_producers("made", reset=["check_max"])
     admin.producers()
-    sign(admin, link)
+    sign(bus, link)
 
 
-def sign(admin, link) -> None:
+def sign(bus, link) -> None:
     """Operators' acts: each kind with its reason, and the record of them."""
+    admin = bus.admin
     admin.alter_group("dated", max_attempts=4, why="so")
     admin.alter_producers("made", check_max=3, why="so")
+    admin.create_topic("short", 1)
+    admin.alter_topic("short", queues=2, retention=60.0, retention_size=1_000, why="so")
+    assert admin.topics()[-1]["retention_size"] == 1_000
+    admin.alter_topic("short", retention="broker")
+    bus.consumer("of-short", "short")
+    assert not admin.delete_topic("short", force=True, check=True)[0]["deleted"]
+    assert admin.delete_topic("short", force=True, why="so")[0]["groups"] == ["of-short"]
     page = link.action("acts.list", {"limit": 1, "after": 0}, 5)
     assert page["next"] == page["acts"][0]["number"]
     assert admin.acts(newest=True)
@@ -137,11 +148,21 @@ def consume(bus: Bus, link) -> None:
     admin = bus.admin
     with bus.consumer("failing", "t", tags="a", max_attempts=1, retry_backoff=0.01, retry_backoff_max=1.0) as failing:
         for message in itertools.islice(failing, 4):
-            message.nack(delay=0, cause="spoilt")
+            message.nack(delay=0, cause="spoilt" if message.offset else "poison")
         failing.flush()
+        with bus.consumer("second", "t", tags="a", max_attempts=1) as second:
+            next(iter(second)).nack(delay=0, cause="spoilt")
+            second.flush()
+        told = link.action("dead_letters.summary", {"group": "failing", "causes": 1, "samples": 1}, 5)
+        assert told["groups"][0]["others"]["count"] == 1
+        assert link.action("dead_letters.summary", {"limit": 1, "after": -1}, 5)["next"] >= 0
         page = link.action("dead_letters.list", {"group": "failing", "limit": 2}, 5)
         link.action("dead_letters.list", {"group": "failing", "after": page["next"]}, 5)
         link.action("dead_letters.settle", {"group": "failing", "act": "discard", "items": []}, 5)
+        asked = {"group": "failing", "cause": "spoilt, attempt 1 of 1", "topic": "t", "older_than": 0.0}
+        assert len(link.action("dead_letters.list", asked, 5)["dead_letters"]) == 3
+        place = {"topic": "t", "queue": 0, "offset": 0}
+        assert len(link.action("dead_letters.list", {"group": "failing", "items": [place]}, 5)["dead_letters"]) == 1
         letters = admin.dead_letters("failing", limit=2)
         assert (admin.retry_dead_letters("failing", letters[:1]), admin.discard_dead_letters("failing", why="so")) == (
             1,
@@ -170,6 +191,20 @@ def consume(bus: Bus, link) -> None:
     member = {"group": "held", "instance": "one", "process": 1}
     link.action("groups.join", {**member, "keep": [(0, 0)]}, 5)
     assert admin.fence("held", "one", why="so") >= 0
+    operate(admin, link)
+
+
+def operate(admin, link) -> None:
+    """What operators do to whole groups."""
+    assert admin.reset_group("failing", "earliest", topic="t", force=True, dry_run=True)
+    admin.reset_group("failing", shift=-1, why="so")
+    link.action("groups.reset", {"group": "failing", "topic": "t", "queue": 0, "offset": 0, "dry_run": True}, 5)
+    admin.pause_group("leased", "t", why="so")
+    admin.pause_group("leased")
+    assert [one["paused_topics"] for one in admin.groups() if one["paused"]] == [["t"]]
+    admin.resume_group("leased", why="so")
+    admin.delete_group("leased", force=True, why="so")
+    link.action("groups.subscribe", {"group": "leased", "topics": ["t"]}, 5)
 
 
 def see_standing(bus: Bus, monkeypatch) -> None:
@@ -213,7 +248,7 @@ def until():
 
 def test_every_action_has_a_handler_and_the_other_way_round():
     assert set(HANDLERS) == set(ACTIONS)
-    assert len(ACTIONS) == 33
+    assert len(ACTIONS) == 41
 
 
 def test_every_handler_has_the_types_of_its_action():
@@ -292,7 +327,13 @@ def look(bus: Bus) -> None:
     admin, link = bus.admin, bus.router.links[0]
     assert [one["status"] for one in admin.health()] == ["ok"]
     admin.hello(), admin.topics(), admin.groups(), admin.producers(), admin.writers(), admin.offsets("t")
-    admin.members("leased"), admin.dead_letters("failing"), admin.lookup(key="k1")
+    (
+        admin.members("leased"),
+        admin.dead_letters("failing"),
+        admin.dead_letters_summary(),
+        admin.transactions_summary(),
+        admin.lookup(key="k1"),
+    )
     admin.transaction(admin.transactions()[0]["id"])
     bus.view_message("t", "k1")
     admin.standing(), admin.message_standing("t", 0, 0)

@@ -14,11 +14,11 @@ from escrowmq.broker.reads.readable import Readable
 from escrowmq.errors import EscrowError
 from escrowmq.ledger import listings
 from escrowmq.ledger.columns.arrays import Int64s
-from escrowmq.ledger.groups.failed import NOT_DEAD
+from escrowmq.ledger.groups.dead.letters import NOT_DEAD
 from escrowmq.ledger.groups.reports import described
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.model import TransactionId, message_id
-from escrowmq.wire.actions import acts, dead_letters, groups, producers, transactions, writers
+from escrowmq.wire.actions import acts, dead_letters, groups, producers, topics, transactions, writers
 from escrowmq.wire.actions.action import Action
 
 
@@ -68,6 +68,9 @@ def verified(engine: Readable) -> acts.Verified:
 
 # After a crash
 
+FOUND_QUEUES = 100
+"""Queues of which it is found where a group is."""
+
 
 def resolve(journal: Journal, ledger: Ledger, now_us: int) -> int:
     """Find out what became of the acts that the end of a broker interrupted, from what its log says; how many there were."""
@@ -108,6 +111,21 @@ def _group(ledger: Ledger, what: Mapping[str, Any]) -> Any:
     return described(ledger.groups.group(what["group"]).subscription, ledger.rules)
 
 
+def _places(ledger: Ledger, what: Mapping[str, Any]) -> Any:
+    group = ledger.groups.group(what["group"])
+    cursors = [(ledger.topics.queues[id].place, cursor.place) for id, cursor in sorted(group.cursors.items())]
+    return {"places": [[place.topic, place.queue, offset] for place, offset in cursors[:FOUND_QUEUES]]}
+
+
+def _paused(ledger: Ledger, what: Mapping[str, Any]) -> Any:
+    return {"paused": sorted(ledger.groups.group(what["group"]).paused)}
+
+
+def _deleted(ledger: Ledger, what: Mapping[str, Any]) -> Any:
+    group = ledger.groups.group(what["group"])  # if it is gone, UNKNOWN_GROUP is what is found
+    return {"number": group.ordinal, "dead_letters": sum(len(cursor.dead) for cursor in group.cursors.values())}
+
+
 def _member(ledger: Ledger, what: Mapping[str, Any]) -> Any:
     members = ledger.groups.members(what["group"], ledger.topics)
     return [one for one in members if one.get("instance") == what["instance"]]
@@ -121,13 +139,28 @@ def _writer(ledger: Ledger, what: Mapping[str, Any]) -> Any:
     return {"batch": ledger.writers.last(message_id(what["writer"]))}
 
 
+def _topic(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
+    queues = ledger.topics.queue_ids(what["name"])
+    return {"queues": len(queues), **listings.retention_of(ledger.topics.by_name[what["name"]].rules)}
+
+
+def _deleted_topic(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
+    return {"deleted": not ledger.topics.has(what["name"])}
+
+
 _LOOKS: dict[str, Callable[[Ledger, Mapping[str, Any]], Any]] = {
     transactions.SETTLE.name: _transactions,
     transactions.RECHECK.name: _transactions,
     dead_letters.SETTLE.name: _dead_letters,
     groups.ALTER.name: _group,
+    groups.RESET.name: _places,
+    groups.PAUSE.name: _paused,
+    groups.RESUME.name: _paused,
+    groups.DELETE.name: _deleted,
     groups.FENCE.name: _member,
     producers.ALTER.name: _producers,
+    topics.ALTER.name: _topic,
+    topics.DELETE.name: _deleted_topic,
     writers.FORGET.name: _writer,
 }
 """The acts of operators, and what tells afterwards whether they were done."""

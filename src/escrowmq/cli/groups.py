@@ -1,4 +1,5 @@
-"""``escrowmq groups``: list consumer and producer groups, show their progress, list and fence members."""
+"""``escrowmq groups``: list consumer and producer groups, show their progress, list and fence members; ``group_acts.py`` has the
+acts on a whole group."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from escrowmq.cli import group_acts
 from escrowmq.cli.options import DEFAULT_URL, Json, Url, Why, admin_at, broker_time, seconds
-from escrowmq.cli.printing import Columns, age, duration, print_facts, print_json, print_rows
+from escrowmq.cli.printing import Columns, age, duration, moment, print_facts, print_json, print_rows
 from escrowmq.errors import Code, error
 from escrowmq.settings import nearest
 
@@ -49,6 +51,7 @@ def list_(
         ">leased": lambda group: _sum(group, "leased"),
         ">retrying": lambda group: _sum(group, "retrying"),
         ">dead letters": "dead_letters",
+        "paused": _paused,
     }
     print_rows(found, json, columns, "no consumer groups yet")
 
@@ -164,6 +167,9 @@ def show(
         return print_json(found)
     for group in found:
         facts = {"group": name, **_subscription(group), "dead letters": group["dead_letters"]}
+        if words := _paused(group):
+            since = moment(group.get("paused_us"))
+            facts["handed out"] = f"nothing{'' if words == 'yes' else ' of ' + words}: paused since {since}"
         print_facts({**facts, "broker": group["broker"]})
         columns: Columns = {
             "queue": lambda queue: f"{queue['topic']}/{queue['queue']}",
@@ -214,6 +220,10 @@ def fence(
     typer.echo(f"{instance} is fenced; {messages} messages went back to {name}")
 
 
+for _act in (group_acts.reset, group_acts.pause, group_acts.resume, group_acts.delete):
+    app.command(_act.__name__)(_act)
+
+
 def _check_back(group: Mapping[str, Any]) -> str:
     """First question, interval, count and what follows, if any of these is the group's own."""
     if not set(group.get("own", ())) - {"kind"}:
@@ -262,6 +272,11 @@ def _redelivery(group: Mapping[str, Any]) -> str:
     if not times:
         times = f"{duration(group['retry_backoff'])}, doubled, at most {duration(group['retry_backoff_max'])}"
     return f"after {times}; {group['max_attempts']} deliveries"
+
+
+def _paused(group: Mapping[str, Any]) -> str:
+    """Whether a group is paused, or of which topics; empty: it is not (or its broker is older)."""
+    return "yes" if group.get("paused") else ", ".join(group.get("paused_topics", ()))
 
 
 def _tags(group: Mapping[str, Any]) -> str:

@@ -28,6 +28,14 @@ class Topic(topics.Topic, AtBroker):
     """One topic at one broker."""
 
 
+class AlteredTopic(topics.Altered, AtBroker):
+    """What a topic has at one broker."""
+
+
+class DeletedTopic(topics.Deleted, AtBroker):
+    """What went with a topic at one broker, or would."""
+
+
 class Queue(topics.QueueOffsets, AtBroker):
     """Where one queue of a topic begins and ends."""
 
@@ -40,6 +48,18 @@ class Group(groups.Group, AtBroker):
 
 class AlteredGroup(groups.Subscription, AtBroker):
     """What a consumer group consumes at one broker."""
+
+
+class MovedGroup(groups.Moved, AtBroker):
+    """Where a consumer group goes on in one queue of one broker."""
+
+
+class PausedGroup(groups.Paused, AtBroker):
+    """What of a consumer group is paused at one broker."""
+
+
+class DeletedGroup(groups.Deleted, AtBroker):
+    """What went with a consumer group at one broker."""
 
 
 class Member(groups.Member, AtBroker):
@@ -82,8 +102,16 @@ class TransactionDetails(transactions.Details):
     messages: list[Message]
 
 
+class UndecidedTransactions(transactions.OfGroup, AtBroker):
+    """What a producer group has undecided at one broker, by cause."""
+
+
 class DeadLetter(dead_letters.DeadLetter, AtBroker):
     """One dead letter at one broker."""
+
+
+class DeadLettersSummary(dead_letters.OfGroupSummary, AtBroker):
+    """The dead letters of one group at one broker, by cause."""
 
 
 class Health(brokers.Health, AtBroker):

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Callable
+from typing import Any, cast
 
 from escrowmq.broker.actions.answering import answers, does, looks, microseconds, submits
 from escrowmq.broker.recording import recorded
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.broker.writer.shard import rules_of
 from escrowmq.errors import Code, error
-from escrowmq.ledger.commands import AlterGroup, Fence, Join, Subscribe, Subscription
+from escrowmq.ledger.commands import (
+    AlterGroup,
+    DeleteGroup,
+    Fence,
+    Join,
+    PauseGroup,
+    ResetGroup,
+    Subscribe,
+    Subscription,
+)
 from escrowmq.ledger.groups.reports import described
 from escrowmq.wire.actions import groups
+
+RECORDED_QUEUES = 100
+"""Queues of a reset that its record names."""
 
 
 def _subscription(request: groups.Subscribe) -> Subscribe:
@@ -29,7 +42,7 @@ def _subscription(request: groups.Subscribe) -> Subscribe:
     return Subscribe(request["group"], subscription)
 
 
-def _start(request: groups.Subscribe | groups.Alter) -> str:
+def _start(request: groups.Subscribe | groups.Alter | groups.Reset) -> str:
     start = request.get("start", "earliest")
     if start not in ("earliest", "latest") and not (start.isascii() and start.isdigit() and len(start) < 19):
         raise error(Code.BAD_REQUEST, "'start' must be earliest, latest or microseconds since 1970")
@@ -68,6 +81,64 @@ def _alter_group(engine: Engine, request: groups.Alter) -> groups.Subscription:
 def _subscribe(engine: Engine, request: groups.Subscribe) -> groups.Subscribed:
     answer: groups.Subscribed = engine.submit(_subscription(request)).result()
     return {**answer, "lease_seconds": engine.settings.lease_seconds}
+
+
+def _reset_command(engine: Engine, request: groups.Reset) -> ResetGroup:
+    places = None
+    if "places" in request:
+        ledger = engine.shard.ledger
+        look = lambda: [(ledger.queue_id(x["topic"], x["queue"]), x["offset"]) for x in request["places"]]  # noqa: E731
+        places = engine.look(look).result()
+    return ResetGroup(
+        group=request["group"],
+        topic=request.get("topic"),
+        queue=request.get("queue"),
+        start=_start(request) if "start" in request else None,
+        offset=request.get("offset"),
+        shift=request.get("shift"),
+        places=places,
+        force=request.get("force", False),
+    )
+
+
+@answers(groups.RESET)
+def _reset_group(engine: Engine, request: groups.Reset) -> groups.Moves:
+    command = _reset_command(engine, request)
+    if request.get("dry_run", False):
+        shard = engine.shard
+        return {"queues": engine.look(lambda: shard.ledger.decide(command, shard.time_us).answer).result()}
+    with recorded(engine, groups.RESET, request) as done:
+        moves: list[groups.Moved] = engine.submit(command).result()
+        done.ended = _summed(moves)
+    return {"queues": moves}
+
+
+def _summed(moves: list[groups.Moved]) -> dict[str, Any]:
+    """What the record says of a reset: sums, and where the group goes on in the first queues."""
+    sums = {name: sum(move[name] for move in moves) for name in ("again", "skipped", "leased", "dead")}
+    shown = [[move["topic"], move["queue"], move["was"], move["now"]] for move in moves[:RECORDED_QUEUES]]
+    return {**sums, "queues": len(moves), "moved": shown}
+
+
+def _paused_command(paused: bool) -> Callable[[groups.Pause], PauseGroup]:
+    return lambda request: PauseGroup(request["group"], tuple(request.get("topics", ())), paused)
+
+
+does(groups.PAUSE, _paused_command(True))
+does(groups.RESUME, _paused_command(False))
+
+
+@answers(groups.DELETE)
+def _delete_group(engine: Engine, request: groups.Delete) -> groups.Deleted:
+    force = request.get("force", False)
+    with recorded(engine, groups.DELETE, request) as done:
+        waiting = engine.receiving(request["group"])
+        if waiting and not force:
+            hint = "stop its consumers, or force it: they are refused with UNKNOWN_GROUP then"
+            raise error(Code.CONFLICT, f"consumers of group {request['group']!r} wait for messages", hint)
+        answer: groups.Deleted = engine.submit(DeleteGroup(request["group"], request.get("number"), force)).result()
+        done.ended = dict(answer)
+    return answer
 
 
 submits(

@@ -28,7 +28,8 @@ def _all(engine: Readable, _: Nothing) -> actions.Standings:
 
 def _row(one: Any) -> dict[str, Any]:
     """Labels and numbers; counts are whole ones."""
-    return {**one.labels, **{n: v if n in _WHOLE else int(v) for n, v in one.numbers.items()}}
+    row = {**one.labels, **{n: v if n in _WHOLE else int(v) for n, v in one.numbers.items()}}
+    return row | {"paused": bool(row["paused"])} if "paused" in row else row
 
 
 @answers(actions.OF_MESSAGE)

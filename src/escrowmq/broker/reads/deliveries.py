@@ -17,7 +17,8 @@ Each member has a *line*: its receives in the order in which they were asked, an
    damage as its cause and an attempt that is not counted. A receive that got nothing else leases again.
 5. A few messages that were stored just now are read by the thread that brings the lease, which has synced them: they are in
    memory, and waking another thread takes longer than reading them. All others are read on threads of their own.
-6. A receive that brings an :class:`Allowance` is read when that grants bytes, and no more than it grants, but one message in any case; until then what
+6. When a group is paused, reset or deleted, what lies ready for its members is released: nothing of it is handed out any more.
+7. A receive that brings an :class:`Allowance` is read when that grants bytes, and no more than it grants, but one message in any case; until then what
    was leased lies ready. So answers are counted before they are in memory.
 """
 
@@ -41,9 +42,11 @@ from escrowmq.broker.writer.engine import Engine
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.commands import Bury, Leased, Receive, Settle, nothing_leased
-from escrowmq.schemas import DELIVERY, empty
+from escrowmq.ledger.events import Event
+from escrowmq.schemas import DELIVERY, Kind, empty
 
 NEVER_US = 1 << 62
+_STOPPING = frozenset({Kind.GROUP_PAUSED, Kind.GROUP_RESET, Kind.GROUP_DELETED})
 SWEEP_LINES = 256
 """Lines after which those of members that are gone are looked for."""
 FEW = 4
@@ -124,6 +127,7 @@ class Deliveries:
         self._withheld: set[tuple[str, int]] = (
             set()
         )  # lines that were granted nothing; while there are any, a timer runs
+        engine.shard.observers.append(self._on_event)
 
     def receive(
         self,
@@ -133,7 +137,7 @@ class Deliveries:
         return_rest: bool = False,
         allowance: Allowance | None = None,
     ) -> Future[pa.RecordBatch]:
-        """Lease and read. Cancelling the future before it is answered withdraws it. ``allowance``: see rule 6."""
+        """Lease and read. Cancelling the future before it is answered withdraws it. ``allowance``: see rule 7."""
         until_us = self._engine.clock.now_us() + wait_us
         ask = _Ask(command, wait_us, max_bytes, return_rest, Future(), until_us, allowance)
         if command.epoch is not None and command.epoch < self._born:
@@ -238,6 +242,17 @@ class Deliveries:
             line.ready = deque(entry for entry in line.ready if entry[1] > now)
             for leased in late:
                 self._engine.submit(Settle(group, releasing(leased)))
+
+    def _on_event(self, event: Event) -> None:
+        """Rule 6."""
+        if event.kind not in _STOPPING:
+            return
+        names = self._engine.shard.ledger.groups.names()
+        stopped = {names[number] for number in event.batch.column("group").to_pylist()}
+        with self._lock:
+            for (group, _), line in self._lines.items():
+                if group in stopped:
+                    self._release(group, line)
 
     def _release(self, group: str, line: _Line) -> None:
         """Release all that lies ready."""

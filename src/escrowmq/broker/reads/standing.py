@@ -69,6 +69,7 @@ def _of_group(shard: HoldsLedger, group: Group) -> list[Standing]:
         waiting = max(queue.end - max(cursor.next, queue.head), 0)
         leased, retrying = cursor.counts[State.LEASED], cursor.counts[State.RETRYING]
         counts = (waiting + leased + retrying, leased, retrying, cursor.counts[State.DEAD], 0.0)
+        one.numbers["paused"] = float(group.is_paused(name))
         for number, count in zip(_COUNTED, counts, strict=True):
             one.numbers[number] += count
         offset = _oldest(cursor, waiting, queue.head)

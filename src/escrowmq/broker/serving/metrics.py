@@ -109,6 +109,7 @@ LABELLED: tuple[LabelledSpec, ...] = (
     LabelledSpec("consumer_leased", GAUGE, "messages that consumers of a group hold", "consumer", "leased"),
     LabelledSpec("consumer_retrying", GAUGE, "messages of a group that come again", "consumer", "retrying"),
     LabelledSpec("consumer_dead_letters", GAUGE, "dead letters of a group: they wait for a person", "consumer", "dead"),
+    LabelledSpec("consumer_paused", GAUGE, "1: nothing of the topic is handed to the group", "consumer", "paused"),
     LabelledSpec("producer_open", GAUGE, "undecided transactions of a producer group", "producer", "open"),
     LabelledSpec("producer_oldest_seconds", GAUGE, "age of the oldest of these", "producer", "oldest_seconds"),
     LabelledSpec(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from escrowmq.client.entries import AtBroker
 from escrowmq.client.links.answers import Listing, away
@@ -20,6 +20,7 @@ from escrowmq.wire import Call
 from escrowmq.wire.actions.action import Answer, Request, Results
 
 _PAGE = 1000
+T = TypeVar("T")
 
 
 class Asking:
@@ -35,17 +36,21 @@ class Asking:
     def _each(self, call: Call[Answer], *unknown: Code) -> tuple[list[tuple[AtBroker, Answer]], list[Missing]]:
         """The answers of all brokers that are there, without those that refuse with a code of ``unknown`` (an error if all of them
         do), and who is missing."""
+        return self._found(lambda number: self._ask(number, call), *unknown)
 
-        def ask(number: int) -> Answer | Rejected:
+    def _found(self, act: Callable[[int], T], *unknown: Code) -> tuple[list[tuple[AtBroker, T]], list[Missing]]:
+        """As :meth:`_each`, of what ``act(number)`` gives."""
+
+        def ask(number: int) -> T | Rejected:
             try:
-                return self._ask(number, call)
+                return act(number)
             except Rejected as problem:
                 if problem.code not in unknown:
                     raise
                 return problem
 
         answers = self._router.every(ask, self._timeout)
-        found: list[tuple[AtBroker, Answer]] = []
+        found: list[tuple[AtBroker, T]] = []
         nothing: Rejected | None = None
         for number, answer in answers.found:
             if isinstance(answer, Rejected):

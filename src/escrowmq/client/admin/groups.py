@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Unpack, cast
 
-from escrowmq.client.admin.asking import Asking
+from escrowmq.client.admin.asking import Asking, given
 from escrowmq.client.altering import GroupChanges, group_request, signed
-from escrowmq.client.entries import AlteredGroup, Group, Member
-from escrowmq.client.links.answers import Count, Listing
-from escrowmq.errors import Code
+from escrowmq.client.consuming.options import start_text
+from escrowmq.client.entries import AlteredGroup, DeletedGroup, Group, Member, MovedGroup, PausedGroup
+from escrowmq.client.links.answers import Count, Listing, away
+from escrowmq.errors import Code, Misuse, Rejected, error
 from escrowmq.wire.actions import groups
+from escrowmq.wire.actions.groups import Group as OneGroup
+
+
+def _redelivery(group: OneGroup) -> tuple[object, ...]:
+    return group["max_attempts"], group["retry_backoff"], group["retry_backoff_max"], group["retry_delays"]
+
+
+def _pause(group: str, topics: str | Sequence[str] | None) -> groups.Pause:
+    named = [topics] if isinstance(topics, str) else list(topics or ())
+    return {"group": group, "topics": named} if named else {"group": group}
 
 
 class GroupsAdmin(Asking):
@@ -22,7 +35,8 @@ class GroupsAdmin(Asking):
     def alter_group(
         self, group: str, *, why: str | None = None, **changes: Unpack[GroupChanges]
     ) -> Listing[AlteredGroup]:
-        """Give a consumer group another subscription, at every broker; what is not given stays as it is. What it is now.
+        """Give a consumer group another subscription, at every broker; what is not given stays as it is. What it is now. At brokers that do
+        not have the group yet it is made, as the others have it.
 
         ``tags="*"`` is all; they choose among what the group has not passed over yet. It begins at ``start`` (``"earliest"``) in
         topics that are new to it; in one that it had before it goes on where it was. What it holds of a topic that
@@ -32,7 +46,142 @@ class GroupsAdmin(Asking):
         Raises UNKNOWN_GROUP, UNKNOWN_TOPIC, BAD_REQUEST; CONFLICT for ``ordered`` or ``in_doubt`` while something is leased.
         """
         request = signed(group_request(group, changes), why)
+        self._make_everywhere(group, why)
         return self._rows(groups.ALTER(request), lambda altered: [altered], Code.UNKNOWN_GROUP)
+
+    def reset_group(
+        self,
+        group: str,
+        to: str | datetime | None = None,
+        *,
+        offset: int | None = None,
+        shift: int | None = None,
+        topic: str | None = None,
+        queue: int | None = None,
+        force: bool = False,
+        dry_run: bool = False,
+        why: str | None = None,
+    ) -> Listing[MovedGroup]:
+        """Set where a consumer group goes on, at every broker, in all its queues, those of ``topic`` or one ``queue`` of it: ``to``
+        ``"earliest"``, ``"latest"`` or a time, at an ``offset`` of that queue, or ``shift`` offsets from where it is (back if below 0). What it
+        comes to in each queue; with ``dry_run``, what it would come to.
+
+        What was settled and waits again comes as a repeat, its attempts counted anew; what is passed over is *skipped*. Leases there end: what is
+        acknowledged of them afterwards is LEASE_LOST. Dead letters below stay. Consumers that run go on from the new place. Effects that
+        an inbox has marked are not done again.
+
+        Raises UNKNOWN_GROUP, UNKNOWN_TOPIC, BAD_QUEUE, BAD_REQUEST; CONFLICT for what members of a group of ``in_doubt="hold"`` hold, unless
+        ``force``.
+        """
+        start = None if to is None else start_text(to)
+        asked = given(groups.Reset, group=group, start=start, offset=offset, shift=shift, topic=topic, queue=queue)
+        asked["force"] = force
+        if offset is not None and len(self._router.links) > 1:
+            hint = "connect to that broker alone: each has another message at this place"
+            raise Misuse(Code.BAD_ARGUMENT, "of several brokers, whose offset is it?", hint)
+
+        # Two steps, so that a request that is repeated, as its answer was lost, moves nothing twice.
+        def act(number: int) -> list[groups.Moved]:
+            moves = self._ask(number, groups.RESET({**asked, "dry_run": True}))["queues"]
+            if dry_run:
+                return moves
+            places = [groups.Place(topic=m["topic"], queue=m["queue"], offset=m["now"]) for m in moves]
+            request = groups.Reset(group=group, places=places, force=force)
+            return self._ask(number, groups.RESET(signed(request, why)))["queues"]
+
+        found, missing = self._found(act, Code.UNKNOWN_GROUP, Code.UNKNOWN_TOPIC)
+        return Listing(({**move, **at} for at, moves in found for move in moves), missing)
+
+    def pause_group(
+        self, group: str, topics: str | Sequence[str] | None = None, *, why: str | None = None
+    ) -> Listing[PausedGroup]:
+        """Hand out nothing to a consumer group (of these ``topics``, if they are given) at every broker until :meth:`resume_group`. What is paused
+        now.
+
+        What members hold they may settle. A lease that ends meanwhile counts no attempt. Raises UNKNOWN_GROUP, UNKNOWN_TOPIC.
+        """
+        self._make_everywhere(group, why)
+        request = signed(_pause(group, topics), why)
+        return self._rows(groups.PAUSE(request), lambda paused: [paused], Code.UNKNOWN_GROUP)
+
+    def resume_group(
+        self, group: str, topics: str | Sequence[str] | None = None, *, why: str | None = None
+    ) -> Listing[PausedGroup]:
+        """Hand out messages to a consumer group again, at once: of all topics, or of these. What is paused still.
+
+        Raises UNKNOWN_GROUP, UNKNOWN_TOPIC; CONFLICT for some topics of a group that is paused as a whole.
+        """
+        request = signed(_pause(group, topics), why)
+        return self._rows(groups.RESUME(request), lambda paused: [paused], Code.UNKNOWN_GROUP)
+
+    def delete_group(self, group: str, *, force: bool = False, why: str | None = None) -> Listing[DeletedGroup]:
+        """Forget a consumer group at every broker, with where it was, its retries and its dead letters; what went with it. The same name is
+        a new group afterwards.
+
+        Raises UNKNOWN_GROUP; CONFLICT while consumers wait for messages or hold some, unless ``force``.
+        """
+        listed = self.groups()
+        numbers = {one["broker"]: one["group"] for one in listed if one["name"] == group}
+        if not numbers:
+            if listed.missing:
+                raise away(listed.missing, f"no consumer group {group!r}")
+            raise error(Code.UNKNOWN_GROUP, f"no consumer group {group!r}")
+
+        # Its number: a request that is repeated, as its answer was lost, is not about a new group of the name.
+        def act(number: int) -> groups.Deleted | None:
+            if (known := numbers.get(self._router.links[number].address)) is None:
+                return None
+            request = groups.Delete(group=group, number=known, force=force)
+            try:
+                return self._ask(number, groups.DELETE(signed(request, why)))
+            except Rejected as problem:
+                if problem.code is not Code.UNKNOWN_GROUP:
+                    raise
+                return None  # it is gone
+
+        answers = self._router.every(act, self._timeout)
+        found = [(self._router.links[number].address, gone) for number, gone in answers.found if gone is not None]
+        missing = {one["broker"]: one for one in (*listed.missing, *answers.missing)}
+        return Listing(({**gone, "broker": broker} for broker, gone in found), [*missing.values()])
+
+    def _make_everywhere(self, group: str, why: str | None) -> None:
+        """Make a group that some brokers have at those others that answer: what is to hold for the group must hold there, too, when its
+        consumers come."""
+        if len(self._router.links) == 1:
+            return
+        known = self._router.every(lambda number: self._group_at(number, group), self._timeout).found
+        have = next((one for _, one in known if one is not None), None)
+        for number in [number for number, one in known if one is None and have is not None]:
+            try:
+                self._make_like(number, cast(OneGroup, have), why)
+            except Rejected as problem:
+                if problem.code is not Code.UNKNOWN_TOPIC:  # without its topics it cannot be made by a consumer either
+                    raise
+
+    def _group_at(self, number: int, group: str) -> OneGroup | None:
+        listed = self._ask(number, groups.LIST({}))["groups"]
+        return next((one for one in listed if one["name"] == group), None)
+
+    def _make_like(self, number: int, have: OneGroup, why: str | None) -> None:
+        """Make a group at broker ``number`` as another one has it."""
+        name = have["name"]
+        wanted = groups.Subscribe(group=name, topics=have["topics"], ordered=have["ordered"], start=have["start"])
+        if have["tags"]:
+            wanted["tags"] = have["tags"]
+        if have["in_doubt"] == "hold":
+            wanted["in_doubt"] = "hold"
+        self._ask(number, groups.SUBSCRIBE(wanted))
+        made = self._group_at(number, name)
+        if made is not None and _redelivery(made) != _redelivery(have):
+            change = groups.Alter(group=name, max_attempts=have["max_attempts"])
+            if have["retry_delays"]:
+                change["retry_delays"] = have["retry_delays"]
+            else:
+                change |= {"retry_backoff": have["retry_backoff"], "retry_backoff_max": have["retry_backoff_max"]}
+            self._ask(number, groups.ALTER(signed(change, why)))
+        paused = have.get("paused_topics", [])
+        for topics in ([None] if have.get("paused") else []) + ([paused] if paused else []):
+            self._ask(number, groups.PAUSE(signed(_pause(name, topics), why)))
 
     def members(self, group: str) -> Listing[Member]:
         """Which member of a consumer group holds what, in doubt or not. Raises UNKNOWN_GROUP."""

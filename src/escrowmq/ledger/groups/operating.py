@@ -30,13 +30,13 @@ from escrowmq.schemas import Kind
 
 
 def decide_reset(groups: Groups, cmd: ResetGroup, topics: Topics) -> Decision:
-    """See the rules. The answer has for each queue ``queue_id, topic, queue``; ``was`` and ``now``, the first offset that is to be delivered; and
+    """See the rules. The answer has for each queue ``queue_id, topic, queue, end``; ``was`` and ``now``, the first offset that is to be delivered; and
     messages: ``again`` were settled and wait now, ``skipped`` are passed over, ``leased`` were held by members, ``dead`` were dead letters and
     wait now. UNKNOWN_GROUP, UNKNOWN_TOPIC, BAD_QUEUE, BAD_REQUEST, CONFLICT."""
     group = groups.group(cmd.group)
     chosen = _chosen(group, cmd, topics)
-    targets = [_target(group.cursor(queue_id), topics.queues[queue_id], cmd) for queue_id in chosen]
-    pairs = [(group.cursor(id), target) for id, target in zip(chosen, targets, strict=True)]
+    places = dict(cmd.places or ())
+    pairs = [(group.cursor(id), _target(group.cursor(id), topics.queues[id], cmd, places.get(id))) for id in chosen]
     held = sum(len(cursor.leases) for cursor, _ in pairs)
     if held and subscriptions.holds(group.subscription) and not cmd.force:
         hint = "pause the group and wait until they are done, fence their members, or force it: others are given the same then"
@@ -48,14 +48,21 @@ def decide_reset(groups: Groups, cmd: ResetGroup, topics: Topics) -> Decision:
 
 def _chosen(group: Group, cmd: ResetGroup, topics: Topics) -> list[int]:
     """The queues that are meant."""
-    if (cmd.start is not None) + (cmd.offset is not None) + (cmd.shift is not None) != 1:
-        raise error(Code.BAD_REQUEST, "a reset is to a start, to an offset, or by a number of offsets: one of these")
+    if sum(way is not None for way in (cmd.start, cmd.offset, cmd.shift, cmd.places)) != 1:
+        ways = "to a start, to an offset, by a number of offsets, or to places: one of these"
+        raise error(Code.BAD_REQUEST, f"a reset is {ways}")
     if cmd.queue is not None and cmd.topic is None:
         raise error(Code.BAD_REQUEST, "a queue is one of a topic's: name the topic")
     if cmd.offset is not None and cmd.queue is None:
         raise error(Code.BAD_REQUEST, "an offset is one of a queue's: name the topic and the queue")
+    all_of_them = subscriptions.queue_ids(group.subscription.topics, topics)
+    if cmd.places is not None:
+        chosen = [queue_id for queue_id, _ in cmd.places]
+        if cmd.topic is not None or len(set(chosen)) < len(chosen) or not set(chosen) <= set(all_of_them):
+            raise error(Code.BAD_REQUEST, "places are of queues of the group's, each named once, and without a topic")
+        return sorted(chosen)
     if cmd.topic is None:
-        return subscriptions.queue_ids(group.subscription.topics, topics)
+        return all_of_them
     _check_topic(group, cmd.topic)
     if cmd.queue is None:
         return topics.queue_ids(cmd.topic)
@@ -70,8 +77,10 @@ def _check_topic(group: Group, topic: str) -> None:
         )
 
 
-def _target(cursor: Cursor, queue: QueueIndex, cmd: ResetGroup) -> int:
+def _target(cursor: Cursor, queue: QueueIndex, cmd: ResetGroup, place: int | None) -> int:
     """Where the group goes on in a queue."""
+    if place is not None:
+        return min(max(place, queue.head), queue.end)
     if cmd.offset is not None:
         if not queue.head <= cmd.offset <= queue.end:
             stored = f"it has {queue.head} to {queue.end - 1}" if queue.end > queue.head else "it is empty"
@@ -105,6 +114,7 @@ def _move(cursor: Cursor, queue: QueueIndex, target: int) -> dict[str, Any]:
         "queue_id": cursor.queue_id,
         "topic": queue.place.topic,
         "queue": queue.place.queue,
+        "end": queue.end,
         "was": _place(cursor, queue),
         "now": target,
         "again": above[State.ACKED] + above[State.DISCARDED],
@@ -132,8 +142,11 @@ def decide_pause(groups: Groups, cmd: PauseGroup) -> Decision:
 
 
 def decide_delete(groups: Groups, cmd: DeleteGroup, next_position: int) -> Decision:
-    """Forget a group. The answer counts what goes with it: ``waiting, leased, retrying, dead_letters, members``. UNKNOWN_GROUP, CONFLICT."""
+    """Forget a group. The answer: its ``number``, and what goes with it: ``leased, retrying, dead_letters, members``. UNKNOWN_GROUP,
+    CONFLICT."""
     group = groups.group(cmd.group)
+    if cmd.number not in (None, group.ordinal):
+        raise error(Code.UNKNOWN_GROUP, f"the consumer group {cmd.group!r} is another one now", "look at it again")
     if group.leases and not cmd.force:
         hint = "stop its consumers and wait for their leases to end (`escrowmq groups members`), or force it"
         raise error(Code.CONFLICT, f"consumers of group {cmd.group!r} hold {group.leases} leases", hint)
@@ -142,4 +155,4 @@ def decide_delete(groups: Groups, cmd: DeleteGroup, next_position: int) -> Decis
         for name, state in (("leased", State.LEASED), ("retrying", State.RETRYING), ("dead_letters", State.DEAD))
     }
     event = event_of(Kind.GROUP_DELETED, [next_position], [group.ordinal])
-    return Decision((event,), {**counts, "members": len(group.members)})
+    return Decision((event,), {"number": group.ordinal, **counts, "members": len(group.members)})

@@ -6,7 +6,20 @@ from typing import Annotated, Literal, NotRequired, TypedDict
 
 from escrowmq.wire.actions.action import Action, Nothing, OfGroup, Signed
 from escrowmq.wire.actions.topics import NumberedQueue
-from escrowmq.wire.values import Bounds, ConsumerGroup, Instance, Offset, Pair, QueueNumber, Seconds, TimeUs, TopicName
+from escrowmq.wire.values import (
+    LARGEST_NUMBER,
+    Bounds,
+    ConsumerGroup,
+    End,
+    Instance,
+    Offset,
+    Pair,
+    QueueId,
+    QueueNumber,
+    Seconds,
+    TimeUs,
+    TopicName,
+)
 
 InDoubt = Annotated[
     Literal["redeliver", "hold"], "`redeliver`: when their lease ends; `hold`: until it comes back or is fenced"
@@ -68,6 +81,85 @@ class Subscription(TypedDict):
     retry_backoff: Annotated[Seconds, "before the second delivery; doubled each time"]
     retry_backoff_max: Annotated[Seconds, "before a delivery, at most"]
     retry_delays: Annotated[list[Seconds], Delays, "empty: a back-off"]
+
+
+class Place(TypedDict):
+    """One offset of one queue."""
+
+    topic: TopicName
+    queue: QueueNumber
+    offset: Offset
+
+
+class Reset(OfGroup, Signed):
+    """Where a group is to go on: at `start`, at an `offset`, by `shift`, or at `places`: one of the four."""
+
+    topic: NotRequired[Annotated[str, "in its queues only; in those of all topics unless given"]]
+    queue: NotRequired[Annotated[QueueNumber, "in this queue of the topic only"]]
+    start: NotRequired[Annotated[str, "`earliest`, `latest`, or microseconds since 1970: what became visible then"]]
+    offset: NotRequired[Annotated[Offset, "of the queue, which must be given"]]
+    shift: NotRequired[
+        Annotated[int, Bounds(-LARGEST_NUMBER, LARGEST_NUMBER), "offsets from where it is, back if below 0"]
+    ]
+    places: NotRequired[
+        Annotated[list[Place], "as an answer has shown them; what has left the log since is passed over"]
+    ]
+    force: NotRequired[Annotated[bool, "also what members of a group of `in_doubt` `hold` hold; else CONFLICT"]]
+    dry_run: NotRequired[Annotated[bool, "answer what it would do, and do nothing"]]
+
+
+class Moved(TypedDict):
+    """Where a group goes on in one queue, and messages by what becomes of them."""
+
+    queue_id: QueueId
+    topic: TopicName
+    queue: QueueNumber
+    end: End
+    was: Annotated[Offset, "where it was: the first to be delivered, or not settled"]
+    now: Annotated[Offset, "where it goes on"]
+    again: Annotated[int, "were settled, and are delivered again"]
+    skipped: Annotated[int, "were to be delivered, and are passed over"]
+    leased: Annotated[int, "were held by members, whose leases end"]
+    dead: Annotated[int, "were dead letters, and are delivered again"]
+
+
+class Moves(TypedDict):
+    """What a reset does, or would do."""
+
+    queues: list[Moved]
+
+
+class Pause(OfGroup, Signed):
+    """What a group is to be handed nothing of, or something again."""
+
+    topics: NotRequired[Annotated[list[str], "of the group's; all of them unless given"]]
+
+
+class Paused(TypedDict):
+    """What is paused now."""
+
+    all: Annotated[bool, "the whole group"]
+    topics: Annotated[list[str], "those that are paused by name"]
+    leased: Annotated[int, "messages that members hold: they may be settled"]
+
+
+class Delete(OfGroup, Signed):
+    """The group that is to be forgotten."""
+
+    number: NotRequired[
+        Annotated[int, "that of the group that is meant; UNKNOWN_GROUP if another one has its name now"]
+    ]
+    force: NotRequired[Annotated[bool, "also while consumers wait for messages or hold some; else CONFLICT"]]
+
+
+class Deleted(TypedDict):
+    """What went with a group; counts are messages, but for members."""
+
+    number: Annotated[int, "that of the group"]
+    leased: Annotated[int, "held by members"]
+    retrying: Annotated[int, "were to be delivered again"]
+    dead_letters: int
+    members: Annotated[int, "named ones"]
 
 
 class NamedMember(OfGroup):
@@ -150,7 +242,7 @@ class GroupQueue(NumberedQueue):
     filtered: Annotated[int, "passed over because of their tags"]
     discarded: Annotated[int, "dead letters that a person let go"]
     expired: Annotated[int, "left the log by retention"]
-    skipped: Annotated[int, "before the group's start"]
+    skipped: Annotated[int, "before the group's start, or passed over by a reset"]
 
 
 class Group(Subscription):
@@ -160,6 +252,9 @@ class Group(Subscription):
     name: ConsumerGroup
     leases: Annotated[int, "unsettled ones"]
     dead_letters: int
+    paused: NotRequired[Annotated[bool, "nothing is handed out"]]
+    paused_topics: NotRequired[Annotated[list[str], "nothing of these is handed out"]]
+    paused_us: NotRequired[Annotated[TimeUs | None, "since when something is paused; null: nothing is"]]
     queues: list[GroupQueue]
 
 
@@ -171,6 +266,10 @@ class Groups(TypedDict):
 
 SUBSCRIBE = Action("groups.subscribe", Subscribe, Subscribed, "Make a consumer group, or join it.")
 ALTER = Action("groups.alter", Alter, Subscription, "Give a consumer group another subscription.")
+RESET = Action("groups.reset", Reset, Moves, "Set where a consumer group goes on.")
+PAUSE = Action("groups.pause", Pause, Paused, "Hand out nothing to a consumer group.")
+RESUME = Action("groups.resume", Pause, Paused, "Hand out messages to a consumer group again.")
+DELETE = Action("groups.delete", Delete, Deleted, "Forget a consumer group with all that it did.")
 JOIN = Action("groups.join", Join, Joined, "Be a named member of a consumer group of `in_doubt` `hold`.")
 MEMBERS = Action("groups.members", OfGroup, Members, "Which member of a consumer group holds what.", reads_only=True)
 FENCE = Action("groups.fence", FenceMember, Fenced, "Give back to a consumer group what a silent named member holds.")

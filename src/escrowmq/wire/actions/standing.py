@@ -41,6 +41,7 @@ class ConsumersStand(TypedDict):
     dead: int
     lag_seconds: Annotated[float, "since the oldest that is not done was stored"]
     receiving: Annotated[int, "receives of the group that wait for messages now, in whatever topic"]
+    paused: NotRequired[Annotated[bool, "nothing of the topic is handed to the group"]]
 
 
 class ProducersStand(TypedDict):
@@ -79,6 +80,7 @@ class AtGroup(TypedDict):
     ordered: bool
     max_attempts: Annotated[int, "deliveries until a message is a dead letter"]
     receiving: Annotated[int, "receives of the group that wait for messages now"]
+    paused: NotRequired[Annotated[bool, "nothing of the topic is handed to the group"]]
     before: NotRequired[Annotated[int, "of a waiting one: messages of its queue that come first"]]
     chosen: NotRequired[Annotated[bool, "of a waiting one: the group's tags choose it"]]
     attempt: NotRequired[Annotated[Attempt, "of a leased one, and of a retrying one the next; of a dead one the last"]]
