@@ -295,7 +295,8 @@ def in_database(row: InDatabase, at_brokers: bool, now_us: int) -> Iterator[Reas
 def _outbox(row: InDatabase, outbox: Mapping[str, Any], at_brokers: bool, now_us: int) -> Reason:
     state, attempts, why = State(outbox["state"]), outbox["attempts"], quoted(error_of(outbox))
     offers = tuple(
-        Offer(f"outbox.{act}", {"database": row.database, "ids": [outbox["id"].hex()]}) for act in ("retry", "discard")
+        Offer(f"outbox.{act}", {"database": row.database, "ids": [outbox["id"].hex()]})
+        for act in ("retry", "discard", "settle")
     )
     tries = many(attempts, "try", "tries")
     if state is State.WAITING:
