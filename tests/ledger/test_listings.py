@@ -6,6 +6,7 @@ import pytest
 from escrowmq.errors import Code, EscrowError
 from escrowmq.ledger import listings
 from escrowmq.ledger.commands import AlterProducers, CreateTopic, Park, ProducerRules, Rules
+from escrowmq.ledger.queues.queues import ROW_BYTES
 from escrowmq.model import COMMIT, ROLLBACK, DecidedBy, TransactionId
 from escrowmq.testing.ledgers import LedgerDriver
 
@@ -58,7 +59,10 @@ def test_queue_ids_by_number(driver):
 def test_topics_list(driver):
     driver.do(CreateTopic("a", 2))
     driver.send(*[{"topic": "a", "queue": 1}] * 3)
-    queues = [{"queue": 0, "queue_id": 0, "head": 0, "end": 0}, {"queue": 1, "queue_id": 1, "head": 0, "end": 3}]
+    queues = [
+        {"queue": 0, "queue_id": 0, "head": 0, "end": 0, "bytes": 0},
+        {"queue": 1, "queue_id": 1, "head": 0, "end": 3, "bytes": 3 * ROW_BYTES},
+    ]
     assert listings.topics_list(driver.ledger) == [{"name": "a", "queues": queues}]
 
 

@@ -21,7 +21,7 @@ _NOTE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)Z (\w+) by (.*)")
 
 def database_events(row: InDatabase) -> list[Event]:
     """All of them; those of one table in their order."""
-    return [*_of_outbox(row), *_of_driven(row), *_of_consumers(row), *_of_compensation(row)]
+    return [*_of_outbox(row), *_of_driven(row), *_of_consumers(row), *_of_compensation(row), *_by_hand(row)]
 
 
 def barrier_events(barriers: list[dict[str, Any]], transaction: bytes) -> list[Event]:
@@ -98,6 +98,22 @@ def _of_consumers(row: InDatabase) -> Iterator[Event]:
             continue
         text = f"Group {mark['consumer_group']} has consumed it: its effect and this mark are one transaction."
         yield Event(mark["seen_us"], "consumed", row.database, text, {"group": mark["consumer_group"]})
+
+
+def _by_hand(row: InDatabase) -> Iterator[Event]:
+    """What operators did, from the record of the database."""
+    for act in row.acts:
+        place = act["what"]["messages"].index(row.message_id.hex())
+        ended = act.get("ended", {})
+        code = ended["each"][place] if "each" in ended else next(iter(ended.get("results", {})), "?")
+        why = quoted(act["why"]) if act["why"] else "no reason was given"
+        result = "" if code == "OK" else f" It came to {code}."
+        text = (
+            f"{act['act']} by {quoted(act['by'] or 'somebody who gave no name')} (act {act['number']}): {why}.{result}"
+        )
+        yield Event(
+            act["time_us"], "by_hand", row.database, text, {"act": act["act"], "number": act["number"], "result": code}
+        )
 
 
 _SETS = {
