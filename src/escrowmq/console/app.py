@@ -21,6 +21,7 @@ from escrowmq.console import words
 from escrowmq.console.asked import Answer, Asked, Download, Page, Redirect
 from escrowmq.console.core import Console
 from escrowmq.console.guard import Refused
+from escrowmq.console.views import plans
 from escrowmq.console.views.table import ROOMS, VIEWS, View
 from escrowmq.errors import Code, EscrowError, Overloaded, Unknown, error
 from escrowmq.gateway.problems import status_of
@@ -118,6 +119,7 @@ def _templates(console: Console) -> Environment:
         "rooms": ROOMS,
         "brokers": console.addresses,
         "databases": list(console.engines),
+        "act_words": plans.WORDS,
         "version": version("escrowmq"),
     }
     made.globals.update(shown)

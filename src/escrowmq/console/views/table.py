@@ -6,12 +6,24 @@ from collections.abc import Callable
 
 from escrowmq.console.asked import Answer, Asked
 from escrowmq.console.core import Console
-from escrowmq.console.views import acts, dead_letters, groups, messages, overview, producers, topics, transactions
+from escrowmq.console.views import (
+    acts,
+    dead_letters,
+    find,
+    groups,
+    messages,
+    overview,
+    plans,
+    producers,
+    topics,
+    transactions,
+)
 
 View = Callable[[Console, Asked], Answer]
 
 VIEWS: list[tuple[str, list[str], View]] = [
     ("/", ["GET"], overview.overview),
+    ("/find", ["GET"], find.find),
     ("/topics", ["GET"], topics.topics),
     ("/topics/{topic}", ["GET"], topics.topic),
     ("/topics/{topic}/message", ["GET"], messages.message),
@@ -24,6 +36,16 @@ VIEWS: list[tuple[str, list[str], View]] = [
     ("/dead-letters", ["GET"], dead_letters.groups),
     ("/dead-letters/{group}", ["GET"], dead_letters.letters),
     ("/dead-letters/{group}/letter", ["GET"], dead_letters.letter),
+    ("/plans", ["GET"], plans.plans),
+    ("/plans", ["POST"], plans.make),
+    ("/plans/new", ["GET"], plans.new),
+    ("/plans/{id}", ["GET"], plans.plan),
+    ("/plans/{id}/rows", ["GET"], plans.rows),
+    ("/plans/{id}/dry-run", ["POST"], plans.dry_run),
+    ("/plans/{id}/run", ["POST"], plans.run),
+    ("/plans/{id}/stop", ["POST"], plans.stop),
+    ("/plans/{id}/delete", ["POST"], plans.delete),
+    ("/work/{id}", ["GET"], plans.job),
     ("/acts", ["GET"], acts.acts),
     ("/acts/verify", ["GET"], acts.verify),
     ("/acts/{number}", ["GET"], acts.act),
@@ -31,11 +53,13 @@ VIEWS: list[tuple[str, list[str], View]] = [
 
 ROOMS = [
     ("/", "Overview", "o", ""),
+    ("/find", "Find", "f", ""),
     ("/topics", "Topics", "t", "Browse"),
     ("/groups", "Consumer groups", "c", ""),
     ("/producers", "Producer groups", "r", ""),
     ("/transactions", "Transactions", "x", ""),
     ("/dead-letters", "Dead letters", "d", ""),
-    ("/acts", "Acts", "a", "By hand"),
+    ("/plans", "Plans", "p", "By hand"),
+    ("/acts", "Acts", "a", ""),
 ]
 """The menu: path, name, the key behind ``g``, and a heading above it."""
