@@ -114,13 +114,21 @@ def everything(bus: Bus, until) -> None:
     admin.alter_producers("made", kind="mixed", **rules)
     admin.alter_producers("made", reset=["check_max"])
     admin.producers()
-    sign(admin, link)
+    sign(bus, link)
 
 
-def sign(admin, link) -> None:
+def sign(bus, link) -> None:
     """Operators' acts: each kind with its reason, and the record of them."""
+    admin = bus.admin
     admin.alter_group("dated", max_attempts=4, why="so")
     admin.alter_producers("made", check_max=3, why="so")
+    admin.create_topic("short", 1)
+    admin.alter_topic("short", queues=2, retention=60.0, retention_size=1_000, why="so")
+    assert admin.topics()[-1]["retention_size"] == 1_000
+    admin.alter_topic("short", retention="broker")
+    bus.consumer("of-short", "short")
+    assert not admin.delete_topic("short", force=True, check=True)[0]["deleted"]
+    assert admin.delete_topic("short", force=True, why="so")[0]["groups"] == ["of-short"]
     page = link.action("acts.list", {"limit": 1, "after": 0}, 5)
     assert page["next"] == page["acts"][0]["number"]
     assert admin.acts(newest=True)
@@ -253,7 +261,7 @@ def until():
 
 def test_every_action_has_a_handler_and_the_other_way_round():
     assert set(HANDLERS) == set(ACTIONS)
-    assert len(ACTIONS) == 40
+    assert len(ACTIONS) == 42
 
 
 def test_every_handler_has_the_types_of_its_action():

@@ -6,6 +6,7 @@ import pytest
 from escrowmq.errors import Code, EscrowError
 from escrowmq.ledger import listings
 from escrowmq.ledger.commands import AlterProducers, CreateTopic, Park, ProducerRules, Rules
+from escrowmq.ledger.queues.queues import ROW_BYTES
 from escrowmq.model import COMMIT, ROLLBACK, DecidedBy, TransactionId
 from escrowmq.testing.ledgers import LedgerDriver
 
@@ -58,7 +59,10 @@ def test_queue_ids_by_number(driver):
 def test_topics_list(driver):
     driver.do(CreateTopic("a", 2))
     driver.send(*[{"topic": "a", "queue": 1}] * 3)
-    queues = [{"queue": 0, "queue_id": 0, "head": 0, "end": 0}, {"queue": 1, "queue_id": 1, "head": 0, "end": 3}]
+    queues = [
+        {"queue": 0, "queue_id": 0, "head": 0, "end": 0, "bytes": 0},
+        {"queue": 1, "queue_id": 1, "head": 0, "end": 3, "bytes": 3 * ROW_BYTES},
+    ]
     assert listings.topics_list(driver.ledger) == [{"name": "a", "queues": queues}]
 
 
@@ -85,6 +89,10 @@ def test_transactions_by_state_group_and_age(driver):
     assert found(before_us=driver.now_us, state="open") == everything[2:3]
     assert refused(lambda: listings.transactions(ledger, state="lost")) == Code.BAD_REQUEST
     assert refused(lambda: listings.transactions(ledger, group="nobody")) == Code.UNKNOWN_GROUP
+
+
+def test_nothing_undecided_is_summed_up_as_nothing(driver):
+    assert listings.undecided(driver.ledger, None, -1, 10, 3, driver.now_us) == []
 
 
 @pytest.mark.parametrize("span", [2, 65_536])

@@ -80,7 +80,13 @@ EDITED = {
     }
 }
 """What one group gets in place of a dead letter, "v1-edited"."""
-LATER = {"v1-newer": NEWER, "v1-operated": OPERATED, "v1-edited": EDITED}
+TOPICS = {
+    Kind.TOPIC_ALTERED: {"name": "orders", "retention_us": 7_000_000, "retention_bytes": -1},
+    Kind.TOPIC_DELETED: {"name": "orders"},
+    Kind.CUT: {"queue_id": 2, "head": 41},
+}
+"""Those of topics, "v1-topics"."""
+LATER = {"v1-newer": NEWER, "v1-operated": OPERATED, "v1-topics": TOPICS, "v1-edited": EDITED}
 
 
 def write_newer(disk: MemoryDisk, rows: dict[Kind, dict[str, Any]]) -> None:

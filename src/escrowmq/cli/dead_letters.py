@@ -11,6 +11,7 @@ import typer
 
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, Why, admin_at, seconds
+from escrowmq.cli.plan import PlansFolder, Yes, planned
 from escrowmq.cli.printing import Columns, body_text, cell, moment, notice, print_facts, print_json, print_rows
 from escrowmq.cli.rows import plain
 from escrowmq.errors import Code, error
@@ -23,7 +24,15 @@ Places = Annotated[
     list[str] | None,
     typer.Argument(metavar="[TOPIC/QUEUE/OFFSET]...", help="Which, as `dead-letters list` names them."),
 ]
-All = Annotated[bool, typer.Option("--all", help="All of the group's.")]
+All = Annotated[bool, typer.Option("--all", help="All that the group has now, by a plan.")]
+Cause = Annotated[
+    str | None, typer.Option("--cause", help="Those of such a cause, numbers and ids do not count; by a plan.")
+]
+Topic = Annotated[str | None, typer.Option("--topic", "-t", help="Those of this topic, by a plan.")]
+OlderThan = Annotated[
+    str | None,
+    typer.Option("--older-than", metavar="TIME", help="Those dead for longer than 30s, 5min, 2h, by a plan."),
+]
 
 
 @app.command("list")
@@ -112,18 +121,42 @@ def show(
 
 @app.command("retry")
 def retry(
-    group: Group, places: Places = None, all_: All = False, why: Why = None, url: Url = DEFAULT_URL, json: Json = False
+    group: Group,
+    places: Places = None,
+    all_: All = False,
+    cause: Cause = None,
+    topic: Topic = None,
+    older_than: OlderThan = None,
+    yes: Yes = False,
+    plans: PlansFolder = None,
+    why: Why = None,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
 ) -> None:
-    """Deliver dead letters to the group again, attempts counted anew."""
-    _settle(group, places, all_, why, url, json, "retry")
+    """Deliver dead letters to the group again, attempts counted anew: those named, or, by a plan, those chosen."""
+    if chosen := _chosen("retry", group, places, all_, cause, topic, older_than):
+        return planned("dead_letters.retry", chosen, why, url, yes=yes, folder=plans, json=json)
+    _settle(group, places or [], why, url, json, "retry")
 
 
 @app.command("discard")
 def discard(
-    group: Group, places: Places = None, all_: All = False, why: Why = None, url: Url = DEFAULT_URL, json: Json = False
+    group: Group,
+    places: Places = None,
+    all_: All = False,
+    cause: Cause = None,
+    topic: Topic = None,
+    older_than: OlderThan = None,
+    yes: Yes = False,
+    plans: PlansFolder = None,
+    why: Why = None,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
 ) -> None:
-    """Settle dead letters for good: the group will not see them again."""
-    _settle(group, places, all_, why, url, json, "discard")
+    """Settle dead letters for good, the group will not see them again: those named, or, by a plan, those chosen."""
+    if chosen := _chosen("discard", group, places, all_, cause, topic, older_than):
+        return planned("dead_letters.discard", chosen, why, url, yes=yes, folder=plans, json=json)
+    _settle(group, places or [], why, url, json, "discard")
 
 
 @app.command("edit")
@@ -173,21 +206,35 @@ def edit(
     notice(f"{group} gets message {done['message_id']} in place of {done['edited_from'] or 'a damaged one'}")
 
 
-def _settle(
-    group: str, places: list[str] | None, everything: bool, why: str | None, url: str, json: bool, act: str
-) -> None:
+def _chosen(
+    act: str,
+    group: str,
+    places: list[str] | None,
+    everything: bool,
+    cause: str | None,
+    topic: str | None,
+    older_than: str | None,
+) -> dict[str, Any] | None:
+    """The selection of a plan; None where places are named."""
+    given = {"cause": cause, "topic": topic, "older_than": seconds(older_than, "--older-than")}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if bool(places) == (everything or bool(chosen)):
+        hint = "name some as TOPIC/QUEUE/OFFSET, or say --all, --cause, --topic, --older-than"
+        raise error(Code.BAD_ARGUMENT, f"which dead letters to {act}?", hint)
+    return None if places else {"group": group, **chosen}
+
+
+def _settle(group: str, places: list[str], why: str | None, url: str, json: bool, act: str) -> None:
     """Do one act to the named letters; exit code 1 when some of them were not there."""
-    if bool(places) == everything:
-        raise error(Code.BAD_ARGUMENT, f"which dead letters to {act}?", "name some as TOPIC/QUEUE/OFFSET, or say --all")
-    items = [dict(zip(("topic", "queue", "offset"), _parse(place), strict=True)) for place in places or []]
+    items = [dict(zip(("topic", "queue", "offset"), _parse(place), strict=True)) for place in places]
     with admin_at(url) as admin:
         do = admin.retry_dead_letters if act == "retry" else admin.discard_dead_letters
-        done = do(group, None if everything else items, why=why)
+        done = do(group, items, why=why)
     if json:
         print_json({"group": group, "act": act, "settled": done})
     else:
         notice(f"{act}: {done:,} dead letters of {group}")
-    if items and done < len(items):
+    if done < len(items):
         raise typer.Exit(Exit.FINDING)
 
 

@@ -9,6 +9,7 @@ import typer
 
 from escrowmq.cli.failures import finish, show_error
 from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, Why, admin_at, broker_time, seconds
+from escrowmq.cli.plan import PlansFolder, Yes, planned
 from escrowmq.cli.printing import (
     Columns,
     ago,
@@ -20,11 +21,29 @@ from escrowmq.cli.printing import (
     state,
 )
 from escrowmq.cli.rows import body_of, plain
-from escrowmq.errors import Code, EscrowError
+from escrowmq.errors import Code, EscrowError, error
 
 app = typer.Typer(no_args_is_help=True, help="Transactions: what is in escrow, and deciding by hand.")
 
-Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Transaction ids, such as 9f3a01c2-3-2a.")]
+Ids = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[ID]...", help="Transaction ids, such as 9f3a01c2-3-2a.", show_default=False),
+]
+State = Annotated[
+    str | None, typer.Option("--state", "-s", help="Those undecided, open, or parked, by a plan.", show_default=False)
+]
+OfGroup = Annotated[
+    str | None, typer.Option("--group", "-g", help="Those of this producer group, by a plan.", show_default=False)
+]
+OlderThan = Annotated[
+    str | None,
+    typer.Option(
+        "--older-than",
+        metavar="TIME",
+        help="Those prepared longer ago than 30s, 5min, 2h, by a plan.",
+        show_default=False,
+    ),
+]
 _ORDER = ("time_us", "event", "position")
 _MESSAGES: Columns = {
     **{"topic": "topic", "key": "key", "tag": "tag", "message id": "message_id"},
@@ -128,21 +147,69 @@ def show(
 
 
 @app.command("commit")
-def commit(ids: Ids, why: Why = None, url: Url = DEFAULT_URL, json: Json = False) -> None:
-    """Commit undecided transactions by hand: their messages become visible."""
-    _each(ids, why, url, json, "commit")
+def commit(
+    ids: Ids = None,
+    state_: State = None,
+    group: OfGroup = None,
+    older_than: OlderThan = None,
+    yes: Yes = False,
+    plans: PlansFolder = None,
+    why: Why = None,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Commit undecided transactions by hand, their messages become visible: those named, or, by a plan, those chosen."""
+    if chosen := _chosen("commit", ids, state_, group, older_than):
+        return planned("transactions.commit", chosen, why, url, yes=yes, folder=plans, json=json)
+    _each(ids or [], why, url, json, "commit")
 
 
 @app.command("rollback")
-def rollback(ids: Ids, why: Why = None, url: Url = DEFAULT_URL, json: Json = False) -> None:
-    """Roll undecided transactions back by hand: their messages never become visible."""
-    _each(ids, why, url, json, "rollback")
+def rollback(
+    ids: Ids = None,
+    state_: State = None,
+    group: OfGroup = None,
+    older_than: OlderThan = None,
+    yes: Yes = False,
+    plans: PlansFolder = None,
+    why: Why = None,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Roll undecided transactions back by hand, their messages never become visible: those named, or, by a plan, those chosen."""
+    if chosen := _chosen("roll back", ids, state_, group, older_than):
+        return planned("transactions.rollback", chosen, why, url, yes=yes, folder=plans, json=json)
+    _each(ids or [], why, url, json, "rollback")
 
 
 @app.command("recheck")
-def recheck(ids: Ids, why: Why = None, url: Url = DEFAULT_URL, json: Json = False) -> None:
-    """Have the producers asked again, checks counted anew; opens parked transactions."""
-    _each(ids, why, url, json, "recheck")
+def recheck(
+    ids: Ids = None,
+    state_: State = None,
+    group: OfGroup = None,
+    older_than: OlderThan = None,
+    yes: Yes = False,
+    plans: PlansFolder = None,
+    why: Why = None,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Have the producers asked again, checks counted anew; opens parked transactions: those named, or, by a plan, those chosen."""
+    if chosen := _chosen("ask about again", ids, state_, group, older_than):
+        return planned("transactions.recheck", chosen, why, url, yes=yes, folder=plans, json=json)
+    _each(ids or [], why, url, json, "recheck")
+
+
+def _chosen(
+    what: str, ids: list[str] | None, state_: str | None, group: str | None, older_than: str | None
+) -> dict[str, Any] | None:
+    """The selection of a plan; None where ids are named."""
+    given = {"state": state_, "group": group, "older_than": seconds(older_than, "--older-than")}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if bool(ids) == bool(chosen):
+        hint = "name some by their ids, or choose by --group, --state, --older-than"
+        raise error(Code.BAD_ARGUMENT, f"which transactions to {what}?", hint)
+    return chosen or None
 
 
 def _each(ids: list[str], why: str | None, url: str, json: bool, act: str) -> None:

@@ -33,6 +33,8 @@ class AsyncAdmin:
 
     topics = _awaited(Admin.topics)
     create_topic = _awaited(Admin.create_topic)
+    alter_topic = _awaited(Admin.alter_topic)
+    delete_topic = _awaited(Admin.delete_topic)
     offsets = _awaited(Admin.offsets)
     groups = _awaited(Admin.groups)
     alter_group = _awaited(Admin.alter_group)

@@ -28,6 +28,14 @@ class Topic(topics.Topic, AtBroker):
     """One topic at one broker."""
 
 
+class AlteredTopic(topics.Altered, AtBroker):
+    """What a topic has at one broker."""
+
+
+class DeletedTopic(topics.Deleted, AtBroker):
+    """What went with a topic at one broker, or would."""
+
+
 class Queue(topics.QueueOffsets, AtBroker):
     """Where one queue of a topic begins and ends."""
 

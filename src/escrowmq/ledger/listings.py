@@ -9,6 +9,7 @@ import numpy as np
 
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns.arrays import Int64s
+from escrowmq.ledger.commands import TopicRules
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.ledger.transactions import policies
 from escrowmq.ledger.transactions.table import NONE, OPEN, PARKED
@@ -22,12 +23,29 @@ def topics_list(ledger: Ledger) -> list[dict[str, Any]]:
         {
             "name": topic.name,
             "queues": [
-                {"queue": number, "queue_id": queue_id, "head": queues[queue_id].head, "end": queues[queue_id].end}
+                {
+                    "queue": number,
+                    "queue_id": queue_id,
+                    "head": queues[queue_id].head,
+                    "end": queues[queue_id].end,
+                    "bytes": queues[queue_id].bytes_kept,
+                }
                 for number, queue_id in enumerate(topic.queue_ids)
             ],
+            **retention_of(topic.rules),
         }
         for topic in ledger.topics.by_name.values()
     ]
+
+
+def retention_of(rules: TopicRules) -> dict[str, float]:
+    """What a topic has of its own: ``retention`` (seconds), ``retention_size`` (bytes of each queue)."""
+    own: dict[str, float] = {}
+    if rules.retention_us is not None:
+        own["retention"] = rules.retention_us / 1e6
+    if rules.retention_bytes is not None:
+        own["retention_size"] = rules.retention_bytes
+    return own
 
 
 def queue_offsets(ledger: Ledger, topic: str, queue: int | None, time_us: int | None) -> list[dict[str, Any]]:
@@ -45,11 +63,11 @@ def queue_offsets(ledger: Ledger, topic: str, queue: int | None, time_us: int | 
 
 def queues_beyond(ledger: Ledger, topic: str, after: Mapping[int, int], every: bool) -> list[dict[str, int]]:
     """``queue, head, end`` of a topic's queues that have offsets from those of ``after`` (by queue) on; ``every``: also
-    of queues not named there, from 0 on, and a topic that does not exist is no error. Rejected(UNKNOWN_TOPIC, BAD_QUEUE)."""
+    of queues not named there, from their first on, and a topic that does not exist is no error. Rejected(UNKNOWN_TOPIC, BAD_QUEUE)."""
     places = dict(after)
     if every:
-        exists = ledger.topics.has(topic)
-        places = {queue: after.get(queue, 0) for queue in range(len(ledger.topics.queue_ids(topic)) if exists else 0)}
+        ids = ledger.topics.queue_ids(topic) if ledger.topics.has(topic) else []
+        places = {number: after.get(number, ledger.queue(id).head) for number, id in enumerate(ids)}
     indexes = [(ledger.queue(ledger.queue_id(topic, queue)), offset) for queue, offset in sorted(places.items())]
     return [{"queue": i.place.queue, "head": i.head, "end": i.end} for i, offset in indexes if i.end > offset]
 
@@ -188,6 +206,8 @@ def undecided(
         raise error(Code.UNKNOWN_GROUP, f"no producer group {group!r}")
     waiting = {number for counts in (table.open, table.parked) for number, count in counts.items() if count}
     chosen = sorted(number for number in waiting if number > after and only in (None, number))[:limit]
+    if not chosen:
+        return []
     rows = np.flatnonzero(np.isin(table.rows["state"], (OPEN, PARKED)))
     groups = table.groups_of(rows + table.rows.first)
     mine = np.isin(groups, chosen)
@@ -236,13 +256,13 @@ def transaction(ledger: Ledger, identity: TransactionId) -> dict[str, Any]:
     ordinal = int(ledger.transactions.find(np.array([identity.position]))[0])
     if ordinal == NONE or int(ledger.transactions.column("epoch", np.array([ordinal]))[0]) != identity.epoch:
         raise error(Code.UNKNOWN_TRANSACTION, f"no transaction {identity} on this broker")
-    _, positions, _, _ = ledger.transactions.messages_of(np.array([ordinal]))
+    _, positions, *_ = ledger.transactions.messages_of(np.array([ordinal]))
     return {**_describe(ledger, ordinal), "positions": positions}
 
 
 def messages_of(ledger: Ledger, first: Int64s) -> tuple[Int64s, Int64s]:
     """All half messages of the transactions with these first positions: positions, and index into ``first``."""
-    index, positions, _, _ = ledger.transactions.messages_of(ledger.transactions.find(first))
+    index, positions, *_ = ledger.transactions.messages_of(ledger.transactions.find(first))
     return positions, index
 
 

@@ -58,9 +58,13 @@ class Consuming:
         """Make a group or join it; ``topics``: as they will be. BAD_GROUP_NAME, UNKNOWN_TOPIC, BAD_REQUEST, SUBSCRIPTION_MISMATCH or TOO_MANY."""
         subscriptions.check(cmd.group, cmd.subscription, topics)
         if (group := self._groups.by_name.get(cmd.group)) is not None:
-            if wrong := subscriptions.differences(group.subscription, cmd.subscription, rules):
+            had, events = group.subscription, list[Event]()
+            if not had.topics:
+                had = subscriptions.taken_up(had, cmd.subscription, topics)
+                events.append(event_of(Kind.ALTERED, [group.ordinal], [subscriptions.dump(had)]))
+            if wrong := subscriptions.differences(had, cmd.subscription, rules):
                 raise error(Code.SUBSCRIPTION_MISMATCH, f"the consumer group {cmd.group!r} has {wrong}")
-            return Decision((), {"group": group.ordinal, "created": False, "start": group.subscription.start})
+            return Decision(tuple(events), {"group": group.ordinal, "created": False, "start": had.start})
         if len(self._groups.groups) >= rules.max_groups:
             raise error(Code.TOO_MANY, f"there are {len(self._groups.groups)} consumer groups", "max_groups")
         text = subscriptions.dump(subscriptions.resolve(cmd.subscription, topics))

@@ -114,6 +114,12 @@ class Cursor:
         return self.states.first
 
     @property
+    def unfinished(self) -> bool:
+        """Whether a message is leased, waits for a retry, or is dead."""
+        counts = self.counts
+        return bool(counts[State.LEASED] or counts[State.RETRYING] or counts[State.DEAD])
+
+    @property
     def floor(self) -> int:
         """Everything below is done (I22: only a reset takes it back). A dead letter is not done until a person says so."""
         states = self.states["state"]

@@ -296,12 +296,16 @@ class Groups:
                 self.leases.extend(lease, deadline_us)
 
     def apply_trim(self, topics: Topics, position: int) -> None:
-        """Retention moved heads of queues: what lies below and was not done expires, and is counted as such. ``position``: what stands
-        below in the log is forgotten."""
+        """Retention of the log moved heads of queues. ``position``: what stands below in the log is forgotten."""
         self.deleted = {number: known for number, known in self.deleted.items() if known[1] >= position}
+        self.apply_heads(topics)
+
+    def apply_heads(self, topics: Topics, queue_ids: set[int] | None = None) -> None:
+        """Retention moved heads of queues (None: maybe of all): what lies below and was not done expires, and is counted as such."""
         for group in self.groups.values():
             subscribed = subscriptions.queue_ids(group.subscription.topics, topics)
-            for queue_id in sorted({*subscribed, *group.cursors}):
+            met = {*subscribed, *group.cursors}
+            for queue_id in sorted(met if queue_ids is None else met & queue_ids):
                 head = topics.queues[queue_id].head
                 cursor = group.meet(queue_id) if head else group.cursor(queue_id)
                 if head <= cursor.base:
@@ -310,6 +314,21 @@ class Groups:
                     lease.take(lease.start, min(lease.end, head), TAKEN)
                     self._changed(lease)
                 cursor.trim(head)
+
+    def meet_at(self, topic: str, queue_id: int, start: int) -> None:
+        """A topic got a queue that begins at ``start``: so do its groups."""
+        for group in self.groups.values():
+            if topic in group.subscription.topics:
+                group.cursors.setdefault(queue_id, Cursor(queue_id, start))
+
+    def lose(self, topic: str, queue_ids: Sequence[int]) -> None:
+        """A topic is deleted: what the groups have of it goes, leases and dead letters too."""
+        for group in self.groups.values():
+            cursors = [group.cursors.pop(id) for id in queue_ids if id in group.cursors]
+            self._end_leases(group, [lease for cursor in cursors for lease in cursor.leases.values()])
+            self.leases.forget(cursors)
+            group.subscription = subscriptions.without(group.subscription, topic, set(queue_ids))
+            group.paused.pop(topic, None)
 
     _acts: ClassVar[dict[Kind, Callable[[Groups, pa.RecordBatch, int, Topics, Rules], None]]] = {
         Kind.GROUP: _apply_group,

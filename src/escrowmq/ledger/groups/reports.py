@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,3 +111,19 @@ def dead_letters(letters: Letters, topics: Topics, group: Group | None) -> list[
         )
         if position >= 0
     ]
+
+
+def consuming(groups: Iterable[Group], topic: str, queue_ids: Sequence[int]) -> list[str]:
+    """The groups that consume a topic, or left it and have something of it to do."""
+    return [
+        group.name
+        for group in groups
+        if topic in group.subscription.topics
+        or any(cursor.unfinished for id in queue_ids if (cursor := group.cursors.get(id)) is not None)
+    ]
+
+
+def dead_in(groups: Iterable[Group], queue_ids: Sequence[int]) -> int:
+    """Dead letters of groups in these queues."""
+    found = (group.cursors.get(id) for group in groups for id in queue_ids)
+    return sum(len(cursor.dead) for cursor in found if cursor is not None)

@@ -270,15 +270,3 @@ class OffsetConsumer:
             with self._engine.begin() as connection:
                 self._claims[slot] = self._rows.move(connection, claim, head)
         self._behind = True
-
-
-def fence(engine: sa.Engine, group: str, topic: str, slots: Sequence[Slot]) -> None:
-    """Take slots from a consumer that is surely dead, or must be stopped: it can commit nothing about them any more."""
-    with engine.begin() as connection:
-        Assignments(group, topic).fence(connection, slots)
-
-
-def divide(engine: sa.Engine, group: str, topic: str, shard: int, queue: int, stride: int) -> list[Slot]:
-    """Divide a queue that is at rest into ``stride`` virtual queues; their slots. Raises as :meth:`Assignments.divide`."""
-    with engine.begin() as connection:
-        return Assignments(group, topic).divide(connection, shard, queue, stride)
