@@ -155,7 +155,7 @@ def _settle_dead_letters(engine: Engine, request: dead_letters.Settle) -> dead_l
         items = [item for item, is_there in zip(items, there, strict=True) if is_there]
         named = [(ids[item["topic"], item["queue"]], item["offset"]) for item in items]
         places = np.array(named, np.int64).reshape(-1, 2)
-        died_us, attempts = ledger.groups.deaths(request["group"], places[:, 0], places[:, 1])
+        died_us, attempts = reports.deaths(ledger.groups.group(request["group"]), places[:, 0], places[:, 1])
         died_us[_others(items, "dead_us", died_us) | _others(items, "attempts", attempts)] = NOT_DEAD
         return places, died_us
 

@@ -438,15 +438,6 @@ class Groups:
         found = listing.page(self.dead(group, topics), limit, after, wanted)
         return reports.dead_letters(found, topics, self.group(group))
 
-    def deaths(self, group: str, queue_ids: Int64s, offsets: Int64s) -> tuple[Int64s, Int64s]:
-        """When what stands at these places died for a group, and after how many attempts; ``NOT_DEAD`` where there is no dead
-        letter. UNKNOWN_GROUP."""
-        found, died_us, attempts = self.group(group), np.empty(len(offsets), np.int64), np.empty(len(offsets), np.int64)
-        for queue_id in np.unique(queue_ids).tolist():
-            rows = np.flatnonzero(queue_ids == queue_id)
-            died_us[rows], attempts[rows] = found.cursor(queue_id).dead.deaths(offsets[rows])
-        return died_us, attempts
-
     def account(self, group: str, queue_id: int, topics: Topics) -> dict[str, Int64s]:
         """Every offset of a queue, ``0 .. end``, in exactly one array (I26): ``waiting``, or a state in lower case."""
         cursor = self.group(group).cursor(queue_id)

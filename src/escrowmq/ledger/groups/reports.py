@@ -85,6 +85,15 @@ def positions_of(topics: Topics, queue_ids: Int64s, offsets: Int64s, group: Grou
     return positions
 
 
+def deaths(group: Group, queue_ids: Int64s, offsets: Int64s) -> tuple[Int64s, Int64s]:
+    """When what stands at these places died for a group, and after how many attempts; ``NOT_DEAD`` where there is no dead letter."""
+    died_us, attempts = np.empty(len(offsets), np.int64), np.empty(len(offsets), np.int64)
+    for queue_id in np.unique(queue_ids).tolist():
+        rows = np.flatnonzero(queue_ids == queue_id)
+        died_us[rows], attempts[rows] = group.cursor(queue_id).dead.deaths(offsets[rows])
+    return died_us, attempts
+
+
 def last_death_us(group: Group) -> int:
     """When the last of a group's dead letters died; -1 without any."""
     return max((cursor.dead.last_us for cursor in group.cursors.values() if len(cursor.dead)), default=NOT_DEAD)
