@@ -31,7 +31,18 @@ def paths_of(bus: mq.Bus, group: str) -> list[str]:
     message = urlencode({name: letter[name] for name in ("broker", "queue", "offset")})  # type: ignore[literal-required]
     transaction = bus.admin.transactions(state="open")[0]["id"]
     return [
-        *("/", "/waiting", "/find", "/topics", "/groups", "/producers", "/transactions", "/dead-letters", "/plans", "/acts"),
+        *(
+            "/",
+            "/waiting",
+            "/find",
+            "/topics",
+            "/groups",
+            "/producers",
+            "/transactions",
+            "/dead-letters",
+            "/plans",
+            "/acts",
+        ),
         f"/topics/{LONG}",
         f"/topics/{letter['topic']}",
         f"/topics/{letter['topic']}/message?{message}",
@@ -41,7 +52,6 @@ def paths_of(bus: mq.Bus, group: str) -> list[str]:
         f"/groups/{group}/reset?to=earliest",
         f"/dead-letters/{group}",
         f"/dead-letters/{group}/letter?{place}",
-        f"/dead-letters/{group}/edit?{place}",
         f"/transactions/{transaction}",
         f"/find?{urlencode({'q': letter['key'] or ''})}",
         f"/find?{urlencode({'q': HARM + '?'})}",
@@ -67,7 +77,12 @@ def take(folder: Path) -> None:
         tempfile.TemporaryDirectory() as made,
         served_broker(Path(made) / "data", check_max=1, transaction_timeout=1.0, check_interval=1.0) as url,
         mq.connect(url) as bus,
-        beside(links(url, {}), listen="127.0.0.1:0", plans=Path(made) / "plans", settings=ConsoleSettings(sample_seconds=0.2)) as at,
+        beside(
+            links(url, {}),
+            listen="127.0.0.1:0",
+            plans=Path(made) / "plans",
+            settings=ConsoleSettings(sample_seconds=0.2),
+        ) as at,
         sync_playwright() as playwright,
     ):
         fill(bus)
@@ -76,7 +91,10 @@ def take(folder: Path) -> None:
         bus.admin.retry_dead_letters("cart", bus.admin.dead_letters("cart", 3), why="the list is back")
         plans = Plans(Path(made) / "plans")
         done = plans.make(bus, "dead_letters.retry", {"group": "cart"}, why="the price list is back, ticket 4711")
-        paths = [*paths_of(bus, "cart"), *[path for path in paths_of(bus, "evil") if "evil" in path or "hostile" in path]]
+        paths = [
+            *paths_of(bus, "cart"),
+            *[path for path in paths_of(bus, "evil") if "evil" in path or "hostile" in path],
+        ]
         plans.dry_run(done.id, bus)
         paths += [f"/plans/{done.id}", f"/plans/{done.id}/rows", "/acts/1"]
         browser = playwright.chromium.launch(executable_path=program(), args=flags())
