@@ -136,8 +136,8 @@ class Code(IntEnum):
         "raise half_retention or retention if decisions can come this late")
     TRANSACTION_DECIDED = (20, Rejected, "a message cannot join a transaction that is already decided",
         "begin a new transaction")
-    UNKNOWN_TOPIC = (21, Rejected, "no such topic, and auto-creation is off",
-        "create it with `escrowmq topics create NAME` or set auto_create_topics")
+    UNKNOWN_TOPIC = (21, Rejected, "no such topic, and it is not made by using it",
+        "create it with `escrowmq topics create NAME`; auto_create_topics is off, or a topic of this name was deleted")
     UNKNOWN_GROUP = 22, Rejected, "no such group", "`escrowmq groups list` shows them, with --producers those of producers"
     UNKNOWN_SESSION = 23, Rejected, "no such producer session on this broker", "open a new session"
     GROUP_KIND = (24, Rejected, "a producer group serves plain or transactional messages, not both",

@@ -178,6 +178,9 @@ class Kind(IntEnum):
     GROUP_RESET = 31
     GROUP_PAUSED = 32
     GROUP_DELETED = 33
+    TOPIC_ALTERED = 41
+    TOPIC_DELETED = 42
+    CUT = 43
 
 
 _STORED = _schema(
@@ -281,6 +284,9 @@ STORED: dict[Kind, pa.Schema] = {
     ),
     Kind.GROUP_PAUSED: _schema(group=_INT32, topic=_UTF8, paused=_BOOL),  # topic "": the whole group
     Kind.GROUP_DELETED: _schema(position=_INT64, group=_INT32),  # position of this row; the number is not given again
+    Kind.TOPIC_ALTERED: _schema(name=_UTF8, retention_us=_INT64, retention_bytes=_INT64),  # -1: the broker's, none
+    Kind.TOPIC_DELETED: _schema(name=_UTF8),
+    Kind.CUT: _schema(queue_id=_INT32, head=_INT64),  # a topic's retention: offsets below are gone
 }
 """The schema of each kind of frame, version 1 (see log/FORMAT.md)."""
 

@@ -1,6 +1,7 @@
 """The types of the wire are those of the code: handlers, requests and answers of every action."""
 
 import itertools
+import threading
 import typing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -82,7 +83,10 @@ def everything(bus: Bus, until) -> None:
     admin.commit(ids[0], why="so")
     admin.rollback(ids[1], why="so")
     assert [event["event"] for event in admin.transaction(ids[0])["timeline"]][:3] == ["prepared", "checked", "parked"]
-    link.action("transactions.list", {"limit": 1, "after": -1}, 5)
+    link.action("transactions.list", {"limit": 1, "after": -1, "cause": "asked_out"}, 5)
+    producer.prepare("t", b"open, too")
+    told = link.action("transactions.summary", {"limit": 1, "after": -1, "samples": 1, "group": "shop"}, 5)
+    assert told["next"] == told["groups"][0]["number"]
     assert admin.lookup(message_id="h0")
     assert admin.lookup(key="k1", topic="t", limit=1)
     assert bus.view_message("t", "k1")
@@ -111,13 +115,21 @@ def everything(bus: Bus, until) -> None:
     admin.alter_producers("made", kind="mixed", **rules)
     admin.alter_producers("made", reset=["check_max"])
     admin.producers()
-    sign(admin, link)
+    sign(bus, link)
 
 
-def sign(admin, link) -> None:
+def sign(bus, link) -> None:
     """Operators' acts: each kind with its reason, and the record of them."""
+    admin = bus.admin
     admin.alter_group("dated", max_attempts=4, why="so")
     admin.alter_producers("made", check_max=3, why="so")
+    admin.create_topic("short", 1)
+    admin.alter_topic("short", queues=2, retention=60.0, retention_size=1_000, why="so")
+    assert admin.topics()[-1]["retention_size"] == 1_000
+    admin.alter_topic("short", retention="broker")
+    bus.consumer("of-short", "short")
+    assert not admin.delete_topic("short", force=True, check=True)[0]["deleted"]
+    assert admin.delete_topic("short", force=True, why="so")[0]["groups"] == ["of-short"]
     page = link.action("acts.list", {"limit": 1, "after": 0}, 5)
     assert page["next"] == page["acts"][0]["number"]
     assert admin.acts(newest=True)
@@ -137,11 +149,21 @@ def consume(bus: Bus, link) -> None:
     admin = bus.admin
     with bus.consumer("failing", "t", tags="a", max_attempts=1, retry_backoff=0.01, retry_backoff_max=1.0) as failing:
         for message in itertools.islice(failing, 4):
-            message.nack(delay=0, cause="spoilt")
+            message.nack(delay=0, cause="spoilt" if message.offset else "poison")
         failing.flush()
+        with bus.consumer("second", "t", tags="a", max_attempts=1) as second:
+            next(iter(second)).nack(delay=0, cause="spoilt")
+            second.flush()
+        told = link.action("dead_letters.summary", {"group": "failing", "causes": 1, "samples": 1}, 5)
+        assert told["groups"][0]["others"]["count"] == 1
+        assert link.action("dead_letters.summary", {"limit": 1, "after": -1}, 5)["next"] >= 0
         page = link.action("dead_letters.list", {"group": "failing", "limit": 2}, 5)
         link.action("dead_letters.list", {"group": "failing", "after": page["next"]}, 5)
         link.action("dead_letters.settle", {"group": "failing", "act": "discard", "items": []}, 5)
+        asked = {"group": "failing", "cause": "spoilt, attempt 1 of 1", "topic": "t", "older_than": 0.0}
+        assert len(link.action("dead_letters.list", asked, 5)["dead_letters"]) == 3
+        place = {"topic": "t", "queue": 0, "offset": 0}
+        assert len(link.action("dead_letters.list", {"group": "failing", "items": [place]}, 5)["dead_letters"]) == 1
         letters = admin.dead_letters("failing", limit=2)
         assert (admin.retry_dead_letters("failing", letters[:1]), admin.discard_dead_letters("failing", why="so")) == (
             1,
@@ -205,6 +227,13 @@ def see_standing(bus: Bus, monkeypatch) -> None:
             assert admin.message_standing("standing", 0, 0)[0]["groups"][2]["instance"] == "one"
         found = {one["group"]: one for _, n in places for one in admin.message_standing("standing", 0, n)[0]["groups"]}
     assert found["in-order"]["behind"] == 0
+    come, go = threading.Event(), threading.Event()
+    policy = mq.CheckPolicy(check_interval=30.0)
+    asked = bus.producer("asked", checker=lambda _: (come.set(), go.wait(30), mq.UNKNOWN)[-1], check_policy=policy)
+    identity = asked.prepare("standing", b"").transaction_id
+    assert come.wait(30)
+    assert admin.transaction(identity)["asked_session"]
+    go.set()
     assert admin.standing()[0]["consumers"]
     monkeypatch.setattr(f"{PLACES}.places.MOST_GROUPS", 1)
     monkeypatch.setattr(f"{PLACES}.history.MOST_FRAMES", 0)
@@ -227,7 +256,7 @@ def until():
 
 def test_every_action_has_a_handler_and_the_other_way_round():
     assert set(HANDLERS) == set(ACTIONS)
-    assert len(ACTIONS) == 37
+    assert len(ACTIONS) == 41
 
 
 def test_every_handler_has_the_types_of_its_action():
@@ -306,7 +335,13 @@ def look(bus: Bus) -> None:
     admin, link = bus.admin, bus.router.links[0]
     assert [one["status"] for one in admin.health()] == ["ok"]
     admin.hello(), admin.topics(), admin.groups(), admin.producers(), admin.writers(), admin.offsets("t")
-    admin.members("leased"), admin.dead_letters("failing"), admin.lookup(key="k1")
+    (
+        admin.members("leased"),
+        admin.dead_letters("failing"),
+        admin.dead_letters_summary(),
+        admin.transactions_summary(),
+        admin.lookup(key="k1"),
+    )
     admin.transaction(admin.transactions()[0]["id"])
     bus.view_message("t", "k1")
     admin.standing(), admin.message_standing("t", 0, 0)

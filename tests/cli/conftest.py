@@ -20,9 +20,10 @@ def url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def run(url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run a command on the folder of ``url``: exit code, standard output, standard error."""
     monkeypatch.setenv("ESCROWMQ_URL", url)
+    monkeypatch.setenv("ESCROWMQ_PLANS", str(tmp_path / "plans"))
     monkeypatch.setenv("COLUMNS", "200")
 
     def runner(*words: str, input: bytes | None = None) -> Ran:

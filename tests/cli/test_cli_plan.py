@@ -3,18 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from cli_runs import Run
 
 from escrowmq.cli.failures import Exit
 
 Prepare = Callable[[str], str]
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("ESCROWMQ_PLANS", str(tmp_path / "plans"))
-    return tmp_path / "plans"
 
 
 def test_a_plan_from_its_making_to_its_end(run: Run, undecided: Prepare) -> None:
@@ -62,7 +55,7 @@ def test_ids_from_a_file_a_digest_and_words_that_are_wrong(run: Run, undecided: 
     assert (wrong.code, "CONFLICT" in wrong.err) == (Exit.REJECTED, True)
     for words in (
         ["make", "transactions.comit"],
-        ["make", "transactions.commit", "--cause", "x"],
+        ["make", "transactions.commit", "--containing", "x"],
         ["make", "transactions.commit", "--ids", str(tmp_path / "none")],
         ["run", made["id"], "--yes", "--ramp", "10,5"],
         ["run", made["id"], "--yes", "--stop-after", "few"],
@@ -72,3 +65,17 @@ def test_ids_from_a_file_a_digest_and_words_that_are_wrong(run: Run, undecided: 
     nothing = run("plan", "make", "transactions.commit", "--older-than", "2h")
     assert (nothing.code, "NOT_FOUND" in nothing.err) == (Exit.REJECTED, True)
     assert run("plan", "run", made["id"], "--yes", "--digest", made["digest"][:8], "--pause", "0s").code == Exit.OK
+
+
+def test_transactions_that_are_chosen_are_decided_by_a_plan(run: Run, undecided: Prepare) -> None:
+    ids = [undecided(f"o-{number}") for number in range(3)]
+    unasked = run("transactions", "commit", "--group", "shop", "--why", "paid")
+    assert (unasked.code, "--yes" in unasked.err, ids[0] in unasked.out) == (Exit.USAGE, True, True)
+    (waiting,) = run("plan", "list", "--json").json
+    assert (waiting["state"], waiting["act"], waiting["why"]) == ("made", "transactions.commit", "paid")
+    assert run("transactions", "recheck", "--state", "open", "--yes").code == Exit.OK
+    assert run("transactions", "rollback", "--older-than", "2h", "--yes").code == Exit.REJECTED
+    done = run("transactions", "commit", "--group", "shop", "--yes", "--json").json
+    assert (done["state"], done["outcomes"]) == ("finished", {"done": 3})
+    for words in ([], [ids[0], "--group", "shop"]):
+        assert run("transactions", "commit", *words).code == Exit.USAGE

@@ -84,6 +84,8 @@ def test_the_commands_of_the_design_are_there() -> None:
         "backup",
         "restore",
         "outbox",
+        "inbox",
+        "stuck",
         "compensate",
         "console",
         "audit",

@@ -35,7 +35,7 @@ def test_listing_by_state_group_and_age(run: Run, undecided: Prepare) -> None:
         (("show", "nonsense"), Exit.USAGE, "9f3a01c2-3-2a"),
         (("show", "1-1-1"), Exit.REJECTED, "WRONG_SHARD"),
         (("commit", "1-1-1"), Exit.REJECTED, "WRONG_SHARD"),
-        (("commit",), Exit.USAGE, "Missing argument"),
+        (("commit",), Exit.USAGE, "--group"),
     ],
 )
 @pytest.mark.usefixtures("made")
@@ -192,7 +192,10 @@ def test_dead_letters_are_retried_or_discarded(run: Run, bus: mq.Bus, dead: list
         assert message.body == b"bad 0"
         message.ack()
         consumer.flush()
-    assert run("dead-letters", "discard", "cart", "--all", "--json").json["settled"] == 1
+    unasked = run("dead-letters", "discard", "cart", "--all")
+    assert (unasked.code, dead[1] in unasked.out, "--yes" in unasked.err) == (Exit.USAGE, True, True)
+    assert run("dead-letters", "discard", "cart", "--cause", "other", "--yes").code == Exit.REJECTED
+    assert run("dead-letters", "discard", "cart", "--all", "--yes", "--json").json["outcomes"] == {"done": 1}
     assert run("dead-letters", "list", "cart", "--json").json == []
     again = run("dead-letters", "discard", "cart", dead[1])
     assert again.code == Exit.FINDING

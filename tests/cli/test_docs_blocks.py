@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer.main
+
+from escrowmq.cli.main import app
 
 DOCS = Path(__file__).parents[2] / "docs"
 FIRST = {
@@ -40,3 +44,39 @@ def test_no_command_hides_a_variable_from_the_shell(page: str) -> None:
     """Within single quotes the shell puts nothing for $NAME: the command would send the name itself."""
     for block in re.findall(r"```sh\n(.*?)```", (DOCS / page).read_text(), re.DOTALL):
         assert not re.search(r"'[^'\n]*\$[A-Z][^'\n]*'", block), block
+
+
+def commands(page: str) -> list[list[str]]:
+    """The words of each call of escrowmq in a page, without comments."""
+    blocks = re.findall(r"```(?:sh)?\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("escrowmq ")]
+
+
+@pytest.mark.parametrize(
+    "page", ["acts.md", "backup.md", "console.md", "groups.md", "operations.md", "plans.md", "upgrading.md"]
+)
+def test_the_commands_of_a_page_can_be_typed(page: str) -> None:
+    """Each exists, and takes these options and arguments."""
+    found = commands(page)
+    assert found
+    for words in found:
+        command, rest = typer.main.get_command(app), list(words)
+        context = command.make_context("escrowmq", ["--help"], resilient_parsing=True)
+        while subcommands := getattr(command, "commands", None):
+            assert rest, words
+            assert rest[0] in subcommands, words
+            command = subcommands[rest.pop(0)]
+        try:
+            command.make_parser(context).parse_args(rest)
+        except Exception as problem:
+            pytest.fail(f"{shlex.join(words)}: {problem}")
+
+
+def test_every_link_within_the_page_of_symptoms_leads_somewhere() -> None:
+    text = (DOCS / "operations.md").read_text()
+    heads = {
+        re.sub(r"[^a-z0-9 -]", "", head.lower()).replace(" ", "-")
+        for head in re.findall(r"^## (.*)$", text, re.MULTILINE)
+    }
+    assert heads == set(re.findall(r"\]\(#([^)]+)\)", text))

@@ -136,10 +136,10 @@ def test_apply_a_commit_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def twice(ledger: Ledger, batch: Any, position: int, time_us: int) -> None:
         real(ledger, batch, position, time_us)
-        _, positions, queue_ids, tags = ledger.transactions.messages_of(
+        _, positions, queue_ids, tags, sizes = ledger.transactions.messages_of(
             ledger.transactions.find(batch.column("transaction").to_numpy()[batch.column("state").to_numpy() == 1])
         )
-        ledger._place(positions, queue_ids, tags, np.zeros(len(positions), np.int64), time_us)
+        ledger._place(positions, queue_ids, tags, np.zeros(len(positions), np.int64), sizes, time_us)
 
     monkeypatch.setitem(Ledger._acts, Kind.DECIDED, twice)
     with pytest.raises(Violation, match=r"I8|I17|I22"):

@@ -5,7 +5,8 @@ import pytest
 
 from escrowmq.errors import Code, EscrowError
 from escrowmq.ledger import listings
-from escrowmq.ledger.commands import CreateTopic, Rules
+from escrowmq.ledger.commands import AlterProducers, CreateTopic, Park, ProducerRules, Rules
+from escrowmq.ledger.queues.queues import ROW_BYTES
 from escrowmq.model import COMMIT, ROLLBACK, DecidedBy, TransactionId
 from escrowmq.testing.ledgers import LedgerDriver
 
@@ -58,7 +59,10 @@ def test_queue_ids_by_number(driver):
 def test_topics_list(driver):
     driver.do(CreateTopic("a", 2))
     driver.send(*[{"topic": "a", "queue": 1}] * 3)
-    queues = [{"queue": 0, "queue_id": 0, "head": 0, "end": 0}, {"queue": 1, "queue_id": 1, "head": 0, "end": 3}]
+    queues = [
+        {"queue": 0, "queue_id": 0, "head": 0, "end": 0, "bytes": 0},
+        {"queue": 1, "queue_id": 1, "head": 0, "end": 3, "bytes": 3 * ROW_BYTES},
+    ]
     assert listings.topics_list(driver.ledger) == [{"name": "a", "queues": queues}]
 
 
@@ -85,6 +89,59 @@ def test_transactions_by_state_group_and_age(driver):
     assert found(before_us=driver.now_us, state="open") == everything[2:3]
     assert refused(lambda: listings.transactions(ledger, state="lost")) == Code.BAD_REQUEST
     assert refused(lambda: listings.transactions(ledger, group="nobody")) == Code.UNKNOWN_GROUP
+
+
+def test_nothing_undecided_is_summed_up_as_nothing(driver):
+    assert listings.undecided(driver.ledger, None, -1, 10, 3, driver.now_us) == []
+
+
+@pytest.mark.parametrize("span", [2, 65_536])
+def test_undecided_ones_by_group_and_cause(driver, monkeypatch, span):
+    monkeypatch.setattr(listings, "SPAN", span)
+    one, two = driver.session("one"), driver.session("two")
+    asked, out = driver.prepare(one, {}), driver.prepare(one, {}, {}, {})
+    driver.do(AlterProducers("two", ProducerRules(check_max=1)))
+    other, aged = driver.prepare(two, {}), driver.prepare(two, {})
+    driver.advance(10)
+    driver.ask("two", 1)
+    driver.ask("one", 1)
+    driver.do(Park(aged[0]["position"]))
+    driver.advance(31)
+    driver.tick()
+    young = driver.prepare(one, {})
+    ledger, now_us = driver.ledger, driver.now_us
+
+    def told(group=None, after=-1, limit=10, samples=2):
+        return listings.undecided(ledger, group, after, limit, samples, now_us)
+
+    def placed(rows):
+        return [row["position"] for row in rows]
+
+    summed = {
+        (line["group"], cause["state"], cause["cause"]): (cause["count"], cause["checks"], placed(cause["samples"]))
+        for line in told()
+        for cause in line["causes"]
+    }
+    assert summed == {
+        ("one", "open", "due"): (4, [0, 1], placed([*asked, out[0]])),
+        ("one", "open", "not_due"): (1, [0, 0], placed(young)),
+        ("two", "parked", "asked_out"): (1, [1, 1], placed(other)),
+        ("two", "parked", "aged"): (1, [0, 0], placed(aged)),
+    }
+    (line,) = told("one", samples=0)
+    due = next(cause for cause in line["causes"] if cause["cause"] == "due")
+    assert due["oldest_us"] == due["newest_us"] < now_us
+    first = told(limit=1)
+    assert [one["group"] for one in first + told(after=first[0]["number"])] == ["one", "two"]
+    found = [
+        listings.transactions(ledger, cause=cause, now_us=now_us) for cause in ("due", "not_due", "asked_out", "aged")
+    ]
+    assert [placed(rows) for rows in found] == [placed(rows) for rows in ([*asked, *out], young, other, aged)]
+    assert placed(listings.transactions(ledger, cause="due", now_us=now_us, limit=2)) == placed([*asked, out[0]])
+    driver.ask("one", 10)
+    (line,) = listings.undecided(ledger, "one", -1, 1, 0, driver.now_us)
+    assert {cause["cause"]: cause["count"] for cause in line["causes"]} == {"unanswered": 4, "not_due": 1}
+    assert refused(lambda: told("nobody")) == Code.UNKNOWN_GROUP
 
 
 def test_one_transaction_with_its_messages(driver):

@@ -100,8 +100,8 @@ def apply_a_commit_twice(monkeypatch):
     def twice(ledger, batch, position, time_us):
         real(ledger, batch, position, time_us)
         committed = batch.column("transaction").to_numpy()[batch.column("state").to_numpy() == COMMITTED]
-        _, positions, queue_ids, tags = ledger.transactions.messages_of(ledger.transactions.find(committed))
-        ledger._place(positions, queue_ids, tags, np.zeros(len(positions), np.int64), time_us)
+        _, positions, queue_ids, tags, sizes = ledger.transactions.messages_of(ledger.transactions.find(committed))
+        ledger._place(positions, queue_ids, tags, np.zeros(len(positions), np.int64), sizes, time_us)
 
     monkeypatch.setitem(Ledger._acts, Kind.DECIDED, twice)
 
@@ -195,7 +195,7 @@ def make_half_messages_visible(monkeypatch):
     def visible(ledger, batch, position, time_us):
         real(ledger, batch, position, time_us)
         for row, queue_id in enumerate(batch.column("queue_id").to_pylist()):
-            ledger.topics.queues[queue_id].append(np.array([position + row]), 0, time_us)
+            ledger.topics.queues[queue_id].append(np.array([position + row]), 0, time_us, 0)
 
     monkeypatch.setitem(Ledger._acts, Kind.HALF, visible)
 
@@ -213,7 +213,7 @@ def publish_what_is_rolled_back(monkeypatch):
 @planted(searched_from(27))
 def publish_only_the_first_message_of_a_transaction(monkeypatch):
     def messages_of(self, ordinals):
-        names = ("first", "queue_id", "tag")
+        names = ("first", "queue_id", "tag", "size")
         return (np.arange(len(ordinals)), *(self.column(name, ordinals) for name in names))
 
     monkeypatch.setattr(TransactionTable, "messages_of", messages_of)
@@ -470,9 +470,9 @@ def forget_the_delay_at_the_commit(monkeypatch):
 @planted(searched_from(25))
 def let_something_stand_between_two_messages_of_a_transaction(monkeypatch):
     def messages_of(self, ordinals):
-        index, positions, queue_ids, tags = real(self, ordinals)
-        order = np.argsort(positions)[::-1]
-        return index[order], positions[order], queue_ids[order], tags[order]
+        columns = real(self, ordinals)
+        order = np.argsort(columns[1])[::-1]
+        return tuple(column[order] for column in columns)
 
     real = TransactionTable.messages_of
     monkeypatch.setattr(TransactionTable, "messages_of", messages_of)

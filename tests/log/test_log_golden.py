@@ -59,7 +59,13 @@ OPERATED = {
     Kind.GROUP_DELETED: {"position": 3, "group": 1},
 }
 """Those of operators' acts on consumer groups, "v1-operated"."""
-LATER = {"v1-newer": NEWER, "v1-operated": OPERATED}
+TOPICS = {
+    Kind.TOPIC_ALTERED: {"name": "orders", "retention_us": 7_000_000, "retention_bytes": -1},
+    Kind.TOPIC_DELETED: {"name": "orders"},
+    Kind.CUT: {"queue_id": 2, "head": 41},
+}
+"""Those of topics, "v1-topics"."""
+LATER = {"v1-newer": NEWER, "v1-operated": OPERATED, "v1-topics": TOPICS}
 
 
 def write_newer(disk: MemoryDisk, rows: dict[Kind, dict[str, Any]]) -> None:

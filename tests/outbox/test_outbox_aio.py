@@ -146,7 +146,7 @@ async def test_sessions_that_cannot_hold_a_message(shop: sa.Engine, waiting_engi
 def test_the_two_faces_have_the_same_names_parameters_and_documentation() -> None:
     """Whatever takes a session, a connection or an engine can be awaited; only that first argument differs."""
     public = {name: getattr(outbox, name) for name in outbox.__all__}
-    for module in (outbox.attention, outbox.inbox):
+    for module in (outbox.attention, outbox.handled, outbox.inbox):
         public |= {n: a for n, a in vars(module).items() if getattr(a, "__module__", "") == module.__name__}
     public |= {act.__name__: act for act in (outbox.acts.list_acts, outbox.acts.verify_acts)}
     functions = {n: a for n, a in public.items() if inspect.isfunction(a) and not n.startswith("_")}

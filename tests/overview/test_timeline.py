@@ -1,53 +1,52 @@
-"""What became of a message, over brokers and databases: every kind of event is produced for real, with its sentence and the reason why it waits."""
+"""What became of a message at a broker: every kind of event is produced for real, with its sentence and the reason why it waits."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
+from hypothesis import given
+from hypothesis import strategies as st
 
 import escrowmq as mq
-from escrowmq import outbox
+from damaging import FILLER, flip
+from escrowmq.broker.embedded import open_embedded
+from escrowmq.client.bus import Bus
+from escrowmq.client.links.flight import FlightLink
+from escrowmq.errors import Code
 from escrowmq.overview import Story, timeline
+from escrowmq.overview.stories import brokers
+from escrowmq.overview.stories.sought import sought
+from escrowmq.settings import BrokerSettings
+from escrowmq.testing.servers.process import free_port
 
 Open = Callable[..., mq.Bus]
+Until = Callable[[Callable[[], Any]], Any]
 
 
-@pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Open]:
-    buses: list[mq.Bus] = []
-
-    def open_bus(name: str = "data", **settings: Any) -> mq.Bus:
-        given = {"default_queues": 1, "retry_backoff": 600.0, "retry_backoff_max": 600.0, **settings}
-        buses.append(mq.connect(f"file:{tmp_path / name}", **given))
-        return buses[-1]
-
-    yield open_bus
-    for bus in buses:
-        bus.close()
-
-
-@pytest.fixture
-def shop(tmp_path: Path) -> Iterator[sa.Engine]:
-    engine = sa.create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
-    outbox.migrate(engine)
-    yield engine
-    engine.dispose()
-
-
-def the_one(bus: mq.Bus, wanted: str, *engines: sa.Engine) -> Story:
+def the_one(bus: mq.Bus, wanted: str, *engines: Any) -> Story:
     found = timeline(bus, wanted, engines)
-    json.dumps(found.to_json())
+    assert json.loads(json.dumps(found.to_json()))["wanted"] == wanted
+    assert found.missing == ()
     (story,) = found.stories
     return story
 
 
 def words(story: Story) -> list[str]:
     return [event.event for event in story.events]
+
+
+def said(story: Story, event: str) -> str:
+    """What is said of the last event of a kind."""
+    return [one.sentence for one in story.events if one.event == event][-1]
+
+
+def offered(story: Story) -> list[str]:
+    return [offer.act for offer in story.offers]
 
 
 def test_a_plain_message_that_nobody_consumes(opened: Open) -> None:
@@ -58,3 +57,324 @@ def test_a_plain_message_that_nobody_consumes(opened: Open) -> None:
     assert (story.topic, story.key, story.tag, story.body, story.properties) == ("orders", "k", "t", "one", {"a": "b"})
     assert (story.waits, story.why) == (False, "It does not wait: no consumer group consumes topic orders.")
     assert the_one(bus, "k") == the_one(bus, "orders/0/0") == story
+    assert the_one(bus, str(story.message_id)) == story
+
+
+def test_a_delayed_message(opened: Open) -> None:
+    bus = opened()
+    bus.producer("shop").send("orders", b"one", delay=600.0, message_id="m")
+    story = the_one(bus, "m")
+    assert words(story) == ["stored", "delayed"]
+    assert (story.state, story.waits) == ("delayed", True)
+    assert story.why.startswith("It is delayed: consumers can get it at ")
+
+
+# Transactions
+
+
+def test_a_transaction_that_its_producer_decides(opened: Open) -> None:
+    bus = opened()
+    producer = bus.producer("shop", checker=lambda _: mq.UNKNOWN, instance="one")
+    good, bad = (producer.prepare("orders", b"", message_id=name).transaction_id for name in ("good", "bad"))
+    story = the_one(bus, "good")
+    assert (words(story), story.state, offered(story)) == (
+        ["prepared"],
+        "open",
+        ["transactions.commit", "transactions.rollback"],
+    )
+    assert "its producer is to decide it, and its group shop is asked at" in story.why
+    producer.commit(good)
+    producer.rollback(bad)
+    story = the_one(bus, str(good))
+    assert words(story) == ["prepared", "committed", "placed"]
+    assert said(story, "prepared") == f"Prepared by producer group shop, instance one in transaction {good}."
+    assert said(story, "committed") == "Committed by its producer (session 1, instance one)."
+    story = the_one(bus, "bad")
+    assert words(story) == ["prepared", "rolled_back"]
+    assert story.why == "It does not wait: its transaction was rolled back, and no consumer will see it."
+
+
+def test_a_transaction_that_an_answer_decides(opened: Open, until: Until) -> None:
+    bus = opened(transaction_timeout=0.05, check_interval=0.05)
+    answers = iter([mq.UNKNOWN, mq.COMMIT])
+    producer = bus.producer("shop", checker=lambda _: next(answers))
+    producer.prepare("orders", b"", message_id="m")
+    until(lambda: not bus.admin.transactions("open"))
+    story = the_one(bus, "m")
+    assert words(story) == ["prepared", "checked", "answered", "checked", "committed", "placed"]
+    first, second = (event.sentence for event in story.events if event.event == "checked")
+    assert first.endswith("question 1; no decision came: nobody answered, or the answer was UNKNOWN.")
+    assert second.endswith("question 2; the answer decided it.")
+    assert said(story, "committed").startswith("Committed by the answer to a question (session ")
+
+
+def test_a_transaction_that_is_being_asked_about(opened: Open, until: Until) -> None:
+    bus = opened(transaction_timeout=0.01, check_interval=600.0)
+    come, go = threading.Event(), threading.Event()
+
+    def check(_: mq.Check) -> mq.Outcome:
+        come.set()
+        go.wait(60.0)
+        return mq.UNKNOWN
+
+    bus.producer("shop", checker=check).prepare("orders", b"", message_id="m")
+    assert come.wait(60.0)
+    try:
+        story = the_one(bus, "m")
+        assert story.state == "asked"
+        assert "is being asked, session 1, and has not answered yet (asked 1 time of 15)." in story.why
+    finally:
+        go.set()
+    until(lambda: "answered" in words(the_one(bus, "m")))
+    story = the_one(bus, "m")
+    assert (story.state, words(story)) == ("open", ["prepared", "checked", "answered"])
+    assert "did not decide (UNKNOWN was answered at " in story.why
+
+
+def test_a_transaction_that_nobody_can_be_asked_about(opened: Open, until: Until) -> None:
+    bus = opened(transaction_timeout=0.01, check_interval=0.01)
+    bus.producer("shop", unasked=True).prepare("orders", b"", message_id="m")
+    until(lambda: "nobody connected" in the_one(bus, "m").why)
+    assert (
+        "and its producer group shop has nobody connected who could be asked (asked 0 times of 15)."
+        in the_one(bus, "m").why
+    )
+
+
+def test_a_transaction_asked_in_vain_is_parked_and_a_person_acts(opened: Open, until: Until) -> None:
+    bus = opened(transaction_timeout=0.01, check_interval=0.01, check_max=2)
+    producer = bus.producer("shop", checker=lambda _: mq.UNKNOWN)
+    identity = producer.prepare("orders", b"", message_id="m").transaction_id
+    until(lambda: bus.admin.transactions("parked"))
+    story = the_one(bus, "m")
+    assert sorted(words(story)) == ["answered", "checked", "checked", "parked", "prepared"]
+    assert story.why == (
+        "It is parked: shop did not decide it after 2 questions, so a person decides (commit, roll back, or ask again)."
+    )
+    assert offered(story) == ["transactions.commit", "transactions.rollback", "transactions.recheck"]
+    assert story.offers[0].selection == {"ids": [str(identity)]}
+    producer.close()
+    bus.admin.recheck(identity, why="the shop is back")
+    for number in range(5):  # others of the record lie before it and behind it
+        bus.admin.alter_producers("other", check_max=number + 1)
+    bus.admin.commit(identity, why="paid\x1b[31m, ticket 4711")
+    for number in range(5):
+        bus.admin.alter_producers("other", check_max=number + 1)
+    story = the_one(bus, "m")
+    assert said(story, "reopened").endswith(" (act 1): the shop is back.")
+    assert said(story, "committed").startswith("Committed by ")
+    assert said(story, "committed").endswith(r" (act 13): paid\x1b[31m, ticket 4711.")
+
+
+def test_the_last_question_may_roll_it_back_and_a_later_prepare_replace_it(opened: Open, until: Until) -> None:
+    bus = opened(transaction_timeout=0.01, check_interval=0.01)
+    rules = mq.CheckPolicy(check_max=1, checks_exhausted="rollback")
+    bus.producer("strict", checker=lambda _: mq.UNKNOWN, check_policy=rules).prepare("orders", b"", message_id="m")
+    until(lambda: not bus.admin.transactions("open"))
+    assert (
+        said(the_one(bus, "m"), "rolled_back") == "Rolled back after the last question, as the rules of its group say."
+    )
+    replacing = bus.producer("replacing", unasked=True, replaces=True)
+    replacing.prepare("orders", b"first", message_id="again")
+    replacing.prepare("orders", b"second", message_id="again")
+    newest, before = timeline(bus, "again").stories
+    assert (newest.state, before.state) == ("open", "rolled_back")
+    assert said(before, "rolled_back").startswith("Rolled back because its message id was prepared anew (session 2, ")
+
+
+def test_what_stayed_undecided_for_too_long(opened: Open, until: Until) -> None:
+    bus = opened(half_retention=1.0, transaction_timeout=0.05, check_interval=0.05)
+    identity = bus.producer("shop", unasked=True).prepare("orders", b"", message_id="m").transaction_id
+    until(lambda: bus.admin.transaction(identity)["state"] == "parked")
+    story = the_one(bus, "m")
+    assert words(story) == ["prepared", "parked"]
+    assert "was never asked with an answer" in story.why
+
+
+def test_a_transaction_of_several_messages_gives_a_story_for_each(opened: Open) -> None:
+    bus = opened()
+    with bus.producer("shop", unasked=True).transaction() as txn:
+        txn.send("orders", b"1", message_id="one")
+        txn.send("orders", b"2", message_id="two")
+    found = timeline(bus, str(txn.id))
+    assert {story.body for story in found.stories} == {"1", "2"}
+    assert not found.more
+    assert timeline(bus, str(txn.id), limit=1).more
+
+
+# Consumer groups
+
+
+def test_every_way_in_which_a_group_may_have_it(opened: Open) -> None:
+    bus = opened()
+    bus.producer("shop").send_batch([mq.Message("orders", b"", key="k", message_id=f"m{n}") for n in range(6)])
+    with bus.consumer("cart", "orders", max_attempts=2) as consumer:
+        waiting = the_one(bus, "m1").why
+        assert (
+            waiting
+            == "Group cart has not been given it yet, and no consumer of it asks for messages now (1 message of its queue comes first)."
+        )
+        dead, failed, acked, leased, released = consumer.receive(5, wait=5.0)
+        dead.nack(delay=0.0, cause="ValueError: one")
+        consumer.flush()
+        (dead,) = consumer.receive(1, wait=5.0)
+        dead.nack(cause="ValueError: two")
+        failed.nack()
+        acked.ack()
+        consumer.flush()
+        story = the_one(bus, "m3")
+        assert (words(story)[-1], story.state, story.waits) == ("leased", "leased", True)
+        assert "(attempt 1 of 2), and its lease ends at" in story.why
+        story = the_one(bus, "m0")
+        assert words(story) == ["stored", "placed", "leased", "failed", "leased", "dead"]
+        assert story.state == "dead"
+        assert "after 2 attempts (ValueError: two" in story.why
+        assert offered(story) == ["dead_letters.retry", "dead_letters.discard"]
+        (item,) = story.offers[0].selection["items"]
+        assert (item["topic"], item["queue"], item["offset"], item["attempts"]) == ("orders", 0, 0, 2)
+        story = the_one(bus, "m1")
+        assert (words(story)[-1], story.state) == ("failed", "retrying")
+        assert story.why.startswith("Group cart has failed it 1 time (last at ")
+        assert "; it is delivered again at " in story.why
+        story = the_one(bus, "m2")
+        assert (words(story)[-1], story.why) == ("acked", "It does not wait: cart has acknowledged it.")
+        bus.admin.discard_dead_letters("cart", why="poison")
+        story = the_one(bus, "m0")
+        assert said(story, "discarded").startswith("Group cart: the dead letter was discarded for good by ")
+        assert said(story, "discarded").endswith(": poison.")
+        assert not story.waits
+        assert (leased.offset, released.offset) == (3, 4)
+    story = the_one(bus, "m4")
+    assert words(story)[-2:] == ["leased", "released"] or words(story)[-1] == "leased"
+
+
+def test_two_groups_and_the_one_that_is_worst_off_comes_first(opened: Open) -> None:
+    bus = opened()
+    bus.producer("shop").send("orders", b"", message_id="m")
+    with bus.consumer("cart", "orders", max_attempts=1) as consumer:
+        consumer.receive(1, wait=5.0)[0].nack(cause="no")
+        consumer.flush()
+    bus.consumer("other", "orders").close()
+    story = the_one(bus, "m")
+    assert story.why.startswith("Group cart gave it up at ")
+    assert story.why.endswith("It waits at 1 more place besides.")
+    bus.admin.retry_dead_letters("cart")
+    assert said(the_one(bus, "m"), "retried").startswith(
+        "Group cart: the dead letter was delivered again, attempts counted anew, by "
+    )
+
+
+def test_in_order_it_waits_behind_the_one_of_its_key(opened: Open) -> None:
+    bus = opened()
+    bus.producer("shop").send_batch([mq.Message("orders", b"", key="k", message_id=f"m{n}") for n in range(2)])
+    with bus.consumer("cart", "orders", ordered=True) as consumer:
+        consumer.receive(2, wait=5.0)[0].nack()
+        consumer.flush()
+    assert the_one(bus, "m1").why == (
+        "Group cart keeps the order of each key: it waits behind offset 0 of its key, which has failed."
+    )
+
+
+def test_what_is_in_doubt_and_what_a_tag_passes_over(opened: Open) -> None:
+    bus = opened()
+    bus.producer("shop").send("orders", b"", tag="other", message_id="m")
+    bus.consumer("tagged", "orders", tags="mine").close()
+    assert the_one(bus, "m").why == "It does not wait: group tagged will pass it over, because of its tag."
+    held = bus.consumer("held", "orders", in_doubt="hold", instance="one")
+    held.receive(1, wait=5.0)
+    with bus.consumer("held", "orders", in_doubt="hold", instance="one"):
+        story = the_one(bus, "m")
+    assert story.state == "in_doubt"
+    assert "instance one, whose process may have died with it" in story.why
+
+
+def test_a_group_that_is_paused_or_was_reset(opened: Open) -> None:
+    bus = opened()
+    bus.producer("shop").send("orders", b"", message_id="m")
+    bus.consumer("cart", "orders").close()
+    bus.admin.pause_group("cart", why="the shop is closed")
+    assert the_one(bus, "m").why == ("Group cart is paused: nothing is delivered to it until a person resumes it.")
+    bus.admin.reset_group("cart", "latest", why="too old")
+    story = the_one(bus, "m")
+    assert said(story, "reset").startswith("Group cart: moved to another place of the queue by ")
+    assert said(story, "reset").endswith(": too old.")
+    assert story.why == "It does not wait: cart began behind it."
+
+
+# What cannot be known
+
+
+def test_damage_is_said(opened: Open, tmp_path: Path) -> None:
+    with mq.connect(f"file:{tmp_path / 'data'}", default_queues=1, segment_bytes=1 << 12) as bus:
+        bus.producer("shop").send("orders", b"its body is lost", message_id="m")
+        bus.producer("shop").send("filler", FILLER * 5)
+    flip(tmp_path / "data", b"its body is lost")
+    with mq.connect(f"file:{tmp_path / 'data'}", default_queues=1, segment_bytes=1 << 12) as bus:
+        story = the_one(bus, "m")
+        assert said(story, "damaged").startswith("The log is damaged under it: ")
+        assert story.body is None
+
+
+def test_nothing_is_found_and_nothing_can_be_called_that(opened: Open) -> None:
+    bus = opened()
+    for wanted in ("nothing", "0-0-0", "ffffffff-1-7", "orders/0/0", "none/0/0", "'; DROP TABLE", "\x1b[31m"):
+        found = timeline(bus, wanted)
+        assert (found.stories, found.more, found.missing) == ((), False, ())
+    for wanted in ("", " \n", "x" * 10_001):
+        with pytest.raises(mq.Misuse) as caught:
+            timeline(bus, wanted)
+        assert caught.value.code is Code.BAD_ARGUMENT
+
+
+@given(text=st.text(min_size=1, max_size=60))
+def test_whatever_is_looked_for_has_a_meaning(text: str) -> None:
+    if text.strip() and text.isprintable():
+        assert len(sought(text).message_id) == 16
+
+
+def test_two_brokers_of_which_one_is_away(tmp_path: Path) -> None:
+    away = FlightLink("127.0.0.1", free_port(), stays=True)
+    there = open_embedded(tmp_path / "data", BrokerSettings(default_queues=1))
+    with Bus([there]) as alone, Bus([there, away]) as bus:
+        alone.producer("shop").send("orders", b"", message_id="m")
+        found = timeline(bus, "m")
+        (story,) = found.stories
+        assert words(story) == ["stored", "placed"]
+        assert [one["broker"] for one in found.missing] == [away.address]
+
+
+def test_two_brokers_that_have_something_of_the_same_key(tmp_path: Path) -> None:
+    links = [open_embedded(tmp_path / name, BrokerSettings(default_queues=1)) for name in "ab"]
+    with Bus([links[0]]) as one:
+        one.producer("shop").send("orders", b"a", key="k")
+        with Bus([links[1]]) as other:
+            other.producer("shop").send("orders", b"b", key="k")
+            with Bus(links) as both:
+                found = timeline(both, "k")
+                assert {story.body for story in found.stories} == {"a", "b"}
+                assert {story.events[0].where for story in found.stories} == {link.address for link in links}
+                assert len(timeline(both, "orders/0/0").stories) == 2
+
+
+def test_an_act_is_found_among_many(opened: Open) -> None:
+    bus = opened()
+    producer = bus.producer("shop", unasked=True)
+    ids = [producer.prepare("orders", b"", message_id=f"m{n}").transaction_id for n in range(20)]
+    for number, identity in enumerate(ids):
+        bus.admin.commit(identity, why=f"reason {number}")
+    for number in (0, 1, 9, 18, 19):
+        assert said(the_one(bus, f"m{number}"), "committed").endswith(f"(act {2 * number + 1}): reason {number}.")
+
+
+def test_who_acted_is_looked_up_for_the_last_acts_only(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(brokers, "MOST_ACTS", 1)
+    bus = opened()
+    bus.producer("shop").send("orders", b"", message_id="m")
+    with bus.consumer("cart", "orders", max_attempts=1) as consumer:
+        for _ in range(2):
+            consumer.receive(1, wait=5.0)[0].nack(cause="no")
+            consumer.flush()
+            bus.admin.retry_dead_letters("cart", why="again")
+    first, last = (event.sentence for event in the_one(bus, "m").events if event.event == "retried")
+    assert first.endswith("by hand; who did it is not recorded.")
+    assert last.endswith(": again.")

@@ -113,6 +113,8 @@ def test_only_what_is_chosen_is_in_it(bus: mq.Bus, plans: Plans, prepared: Prepa
                 {"topic": "orders", "queue": 0, "offset": 9999},
             ]
         },
+        "containing": {"containing": "mpt 1 of"},
+        "cause": {"cause": "poison, attempt 7 of 9"},
         "old": {"older_than": 3600.0},
         "topic": {"topic": "others"},
     }
@@ -123,27 +125,35 @@ def test_only_what_is_chosen_is_in_it(bus: mq.Bus, plans: Plans, prepared: Prepa
         except mq.Rejected as problem:
             made[name] = problem.code
     assert (made["old"], made["topic"]) == (Code.NOT_FOUND, Code.NOT_FOUND)
-    assert [made[name].rows for name in ("key", "place", "message id", "items")] == [1, 2, 1, 1]
+    assert [made[name].rows for name in ("key", "place", "message id", "items", "containing", "cause")] == [
+        1,
+        2,
+        1,
+        1,
+        10,
+        5,
+    ]
     assert [made[name].not_found for name in ("key", "place", "message id", "items")] == [0, 1, 0, 2]
     assert places(plans.rows(made["items"].id)) == places([letters[5]])
     ids = prepared(5)
     assert plans.make(bus, "transactions.commit", {"ids": ids[:2]}).rows == 2
-    assert plans.make(bus, "transactions.commit", {"state": "open"}).rows == 5
-    assert len(plans.list()) == 6
+    assert plans.make(bus, "transactions.commit", {"state": "open", "cause": "not_due"}).rows == 5
+    assert len(plans.list()) == 8
     for act, selection in [
         ("dead_letters.retry", {}),
         ("dead_letters.retry", {"group": "cart", "couse": "x"}),
         ("dead_letters.retry", {"group": "cart", "older_than": "1h"}),
         ("dead_letters.retry", {"group": "no such/group"}),
         ("transactions.commit", {"state": "committed"}),
+        ("transactions.commit", {"cause": "bad luck"}),
         ("transactions.comit", {}),
     ]:
         with pytest.raises((mq.Misuse, mq.Rejected)):
             plans.make(bus, act, selection)
     with pytest.raises(mq.Rejected, match="UNKNOWN_GROUP"):
         plans.make(bus, "dead_letters.retry", {"group": "nobody"})
-    assert len(plans.list()) == 6
-    assert len(list(plans.folder.iterdir())) == 6
+    assert len(plans.list()) == 8
+    assert len(list(plans.folder.iterdir())) == 8
 
 
 @pytest.mark.parametrize("edit", ["a byte", "another set", "the act", "cut off"])

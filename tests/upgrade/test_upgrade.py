@@ -17,7 +17,9 @@ import pytest
 import version_writer
 
 import escrowmq as mq
+from escrowmq.backup import FolderSource, restore, take
 from escrowmq.connecting import links
+from escrowmq.platform.disk import RealDisk
 from escrowmq.testing.servers.escrow import serving
 from escrowmq.wire import Exchange, Link
 
@@ -156,3 +158,19 @@ def test_a_client_of_0_1_0_is_answered_as_then(link: Link) -> None:
     for call in CALLS:
         way = next(name for name in WAYS if name in call)
         WAYS[way](link, call)
+
+
+# Backups
+
+
+def test_a_folder_of_0_1_0_is_backed_up_and_restored(folder: Path, tmp_path: Path) -> None:
+    """Also one whose broker was killed. What is restored holds what that version listed, and goes on."""
+    take(FolderSource(folder), RealDisk(tmp_path / "backup"))
+    made = restore(RealDisk(tmp_path / "backup"), RealDisk(tmp_path / "restored"))
+    with mq.connect(f"file:{tmp_path / 'restored'}", read_only=True) as bus:
+        assert_holds(version_writer.listed(bus), json.loads((GOLDEN / f"{folder.name}.json").read_text()))
+    with mq.connect(f"file:{tmp_path / 'restored'}", **SETTINGS) as bus:
+        undecided = [row["id"] for row in bus.admin.transactions("undecided")]
+        shop = bus.producer("shop", checker=lambda _: mq.UNKNOWN)
+        assert [shop.commit(id) for id in undecided] == [mq.Code.COMMITTED, mq.Code.COMMITTED]
+        assert len(undecided) == made.contents.undecided

@@ -14,11 +14,11 @@ from escrowmq.broker.reads.readable import Readable
 from escrowmq.errors import EscrowError
 from escrowmq.ledger import listings
 from escrowmq.ledger.columns.arrays import Int64s
-from escrowmq.ledger.groups.failed import NOT_DEAD
+from escrowmq.ledger.groups.dead.letters import NOT_DEAD
 from escrowmq.ledger.groups.reports import described
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.model import TransactionId, message_id
-from escrowmq.wire.actions import acts, dead_letters, groups, producers, transactions, writers
+from escrowmq.wire.actions import acts, dead_letters, groups, producers, topics, transactions, writers
 from escrowmq.wire.actions.action import Action
 
 
@@ -139,6 +139,15 @@ def _writer(ledger: Ledger, what: Mapping[str, Any]) -> Any:
     return {"batch": ledger.writers.last(message_id(what["writer"]))}
 
 
+def _topic(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
+    queues = ledger.topics.queue_ids(what["name"])
+    return {"queues": len(queues), **listings.retention_of(ledger.topics.by_name[what["name"]].rules)}
+
+
+def _deleted_topic(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
+    return {"deleted": not ledger.topics.has(what["name"])}
+
+
 _LOOKS: dict[str, Callable[[Ledger, Mapping[str, Any]], Any]] = {
     transactions.SETTLE.name: _transactions,
     transactions.RECHECK.name: _transactions,
@@ -150,6 +159,8 @@ _LOOKS: dict[str, Callable[[Ledger, Mapping[str, Any]], Any]] = {
     groups.DELETE.name: _deleted,
     groups.FENCE.name: _member,
     producers.ALTER.name: _producers,
+    topics.ALTER.name: _topic,
+    topics.DELETE.name: _deleted_topic,
     writers.FORGET.name: _writer,
 }
 """The acts of operators, and what tells afterwards whether they were done."""

@@ -28,8 +28,11 @@ def backup(
     ],
     url: Url = DEFAULT_URL,
     rate: Annotated[
-        str | None, typer.Option("--rate", metavar="SIZE", help="Bytes a second that are read at most, such as 50MiB.")
-    ] = None,
+        str,
+        typer.Option(
+            "--rate", metavar="SIZE", help="Bytes a second that are copied at most; the broker has other work."
+        ),
+    ] = "50MiB",
     damaged_too: Annotated[
         bool, typer.Option("--damaged-too", help="Copy damaged places of the log as they are, instead of refusing.")
     ] = False,
@@ -39,15 +42,15 @@ def backup(
 
     Broken off, it goes on where it was when it is called again; what has no manifest is no backup.
     """
-    from escrowmq.backup import BrokerSource, FolderSource, take
+    from escrowmq.backup import FolderSource, back_up, take
     from escrowmq.connecting import connect
     from escrowmq.platform.disk import RealDisk
 
     try:
-        most = None if rate is None else parse_quantity(rate, BYTES)
+        most = parse_quantity(rate, BYTES)
     except ValueError as problem:
         raise error(Code.BAD_ARGUMENT, f"--rate: {problem}") from None
-    if most is not None and most <= 0:
+    if most <= 0:
         raise error(Code.BAD_ARGUMENT, "--rate must be more than nothing")
     began = time.monotonic()
     with _progress("copied") as told:
@@ -56,12 +59,7 @@ def backup(
             manifest = take(source, RealDisk(to), rate=most, damaged_too=damaged_too, progress=told)
         else:
             with connect(url) as bus:
-                links = bus.router.links
-                if len(links) > 1:
-                    raise error(
-                        Code.BAD_ARGUMENT, f"{url!r} names {len(links)} brokers", "each one is a backup of its own"
-                    )
-                manifest = take(BrokerSource(links[0]), RealDisk(to), rate=most, damaged_too=damaged_too, progress=told)
+                manifest = back_up(bus, to, rate=most, damaged_too=damaged_too, progress=told)
     seconds = time.monotonic() - began
     if json:
         return print_json(_facts(manifest) | {"seconds": round(seconds, 3)})

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from escrowmq.cli.options import DEFAULT_URL, LogJson, LogLevel, Url, start_log
+from escrowmq.cli.plan import PlansFolder
 from escrowmq.cli.printing import notice, print_json_line
 from escrowmq.cli.serve import Insecure, Listen, ReadyJson
 from escrowmq.platform.descriptors import raise_descriptor_limit
@@ -34,6 +35,7 @@ def console(
     database: Databases = None,
     listen: Listen = "127.0.0.1:7790",
     host: Hosts = None,
+    plans: PlansFolder = None,
     insecure: Insecure = False,
     json: ReadyJson = False,
     log_level: LogLevel = "warning",
@@ -59,6 +61,7 @@ def console(
         url,
         listen=listen,
         databases=database or (),
+        plans=plans,
         settings=ConsoleSettings(hosts=tuple(host or ())),
         insecure=insecure,
         announce=announce,

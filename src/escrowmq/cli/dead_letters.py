@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from escrowmq.cli.failures import Exit
-from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, Why, admin_at
+from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, Why, admin_at, seconds
+from escrowmq.cli.plan import PlansFolder, Yes, planned
 from escrowmq.cli.printing import Columns, body_text, cell, moment, notice, print_facts, print_json, print_rows
 from escrowmq.cli.rows import plain
 from escrowmq.errors import Code, error
@@ -21,14 +22,36 @@ Places = Annotated[
     list[str] | None,
     typer.Argument(metavar="[TOPIC/QUEUE/OFFSET]...", help="Which, as `dead-letters list` names them."),
 ]
-All = Annotated[bool, typer.Option("--all", help="All of the group's.")]
+All = Annotated[bool, typer.Option("--all", help="All that the group has now, by a plan.")]
+Cause = Annotated[
+    str | None, typer.Option("--cause", help="Those of such a cause, numbers and ids do not count; by a plan.")
+]
+Topic = Annotated[str | None, typer.Option("--topic", "-t", help="Those of this topic, by a plan.")]
+OlderThan = Annotated[
+    str | None,
+    typer.Option("--older-than", metavar="TIME", help="Those dead for longer than 30s, 5min, 2h, by a plan."),
+]
 
 
 @app.command("list")
-def list_(group: Group, limit: Limit = 100, url: Url = DEFAULT_URL, json: Json = False) -> None:
+def list_(
+    group: Group,
+    cause: Annotated[
+        str | None, typer.Option("--cause", help="With such a cause: numbers and ids in it do not count.")
+    ] = None,
+    topic: Annotated[str | None, typer.Option("--topic", "-t", help="Of this topic.")] = None,
+    older_than: Annotated[
+        str | None, typer.Option("--older-than", metavar="TIME", help="Dead for longer than 30s, 5min, 2h.")
+    ] = None,
+    limit: Limit = 100,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
     """List the dead letters of a consumer group."""
+    age = seconds(older_than, "--older-than")
     with admin_at(url) as admin:
-        letters = [{"place": _place(letter), **letter} for letter in admin.dead_letters(group, limit)[:limit]]
+        found = admin.dead_letters(group, limit, cause=cause, topic=topic, older_than=age)
+        letters = [{"place": _place(letter), **letter} for letter in found[:limit]]
     columns: Columns = {
         "message": "place",
         ">attempts": "attempts",
@@ -38,6 +61,34 @@ def list_(group: Group, limit: Limit = 100, url: Url = DEFAULT_URL, json: Json =
         "cause": "cause",
     }
     print_rows([plain(letter) for letter in letters], json, columns, f"{group} has no dead letters")
+
+
+@app.command("summary")
+def summary(
+    group: Annotated[str | None, typer.Argument(metavar="[GROUP]", help="The consumer group; else all.")] = None,
+    causes: Annotated[int, typer.Option("--causes", min=1, max=1000, help="Causes of a group to tell apart.")] = 20,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Say how many dead letters there are, of which groups, and why."""
+    with admin_at(url) as admin:
+        groups = admin.dead_letters_summary(group, causes=causes)
+    if json:
+        return print_json([plain(one) for one in groups])
+    rows: list[dict[str, Any]] = []
+    for one in groups:
+        rows += [{"group": one["group"], **cause, "like": _like(cause["samples"])} for cause in one["causes"]]
+        if (others := one.get("others")) is not None:
+            rows.append({"group": one["group"], **others, "cause": f"({others['causes']:,} other causes)", "like": ""})
+    columns: Columns = {
+        "group": "group",
+        ">dead": "count",
+        "since": lambda row: moment(row["oldest_us"]),
+        "until": lambda row: moment(row["newest_us"]),
+        "cause": "cause",
+        "such as": "like",
+    }
+    print_rows(rows, False, columns, f"{group} has no dead letters" if group else "there are no dead letters")
 
 
 @app.command("show")
@@ -50,7 +101,7 @@ def show(
     """Show one dead letter with its body, properties and cause."""
     topic, queue, offset = _parse(place)
     with admin_at(url) as admin:
-        found = [letter for letter in admin.dead_letters(group) if _place(letter) == place]
+        found = admin.dead_letters_at(group, [{"topic": topic, "queue": queue, "offset": offset}])
         if not found:
             raise error(Code.NOT_FOUND, f"{group} has no dead letter {place}", f"see `dead-letters list {group}`")
         columns = read_schema(topic, damaged=True).names
@@ -68,36 +119,78 @@ def show(
 
 @app.command("retry")
 def retry(
-    group: Group, places: Places = None, all_: All = False, why: Why = None, url: Url = DEFAULT_URL, json: Json = False
+    group: Group,
+    places: Places = None,
+    all_: All = False,
+    cause: Cause = None,
+    topic: Topic = None,
+    older_than: OlderThan = None,
+    yes: Yes = False,
+    plans: PlansFolder = None,
+    why: Why = None,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
 ) -> None:
-    """Deliver dead letters to the group again, attempts counted anew."""
-    _settle(group, places, all_, why, url, json, "retry")
+    """Deliver dead letters to the group again, attempts counted anew: those named, or, by a plan, those chosen."""
+    if chosen := _chosen("retry", group, places, all_, cause, topic, older_than):
+        return planned("dead_letters.retry", chosen, why, url, yes=yes, folder=plans, json=json)
+    _settle(group, places or [], why, url, json, "retry")
 
 
 @app.command("discard")
 def discard(
-    group: Group, places: Places = None, all_: All = False, why: Why = None, url: Url = DEFAULT_URL, json: Json = False
+    group: Group,
+    places: Places = None,
+    all_: All = False,
+    cause: Cause = None,
+    topic: Topic = None,
+    older_than: OlderThan = None,
+    yes: Yes = False,
+    plans: PlansFolder = None,
+    why: Why = None,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
 ) -> None:
-    """Settle dead letters for good: the group will not see them again."""
-    _settle(group, places, all_, why, url, json, "discard")
+    """Settle dead letters for good, the group will not see them again: those named, or, by a plan, those chosen."""
+    if chosen := _chosen("discard", group, places, all_, cause, topic, older_than):
+        return planned("dead_letters.discard", chosen, why, url, yes=yes, folder=plans, json=json)
+    _settle(group, places or [], why, url, json, "discard")
 
 
-def _settle(
-    group: str, places: list[str] | None, everything: bool, why: str | None, url: str, json: bool, act: str
-) -> None:
+def _chosen(
+    act: str,
+    group: str,
+    places: list[str] | None,
+    everything: bool,
+    cause: str | None,
+    topic: str | None,
+    older_than: str | None,
+) -> dict[str, Any] | None:
+    """The selection of a plan; None where places are named."""
+    given = {"cause": cause, "topic": topic, "older_than": seconds(older_than, "--older-than")}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if bool(places) == (everything or bool(chosen)):
+        hint = "name some as TOPIC/QUEUE/OFFSET, or say --all, --cause, --topic, --older-than"
+        raise error(Code.BAD_ARGUMENT, f"which dead letters to {act}?", hint)
+    return None if places else {"group": group, **chosen}
+
+
+def _settle(group: str, places: list[str], why: str | None, url: str, json: bool, act: str) -> None:
     """Do one act to the named letters; exit code 1 when some of them were not there."""
-    if bool(places) == everything:
-        raise error(Code.BAD_ARGUMENT, f"which dead letters to {act}?", "name some as TOPIC/QUEUE/OFFSET, or say --all")
-    items = [dict(zip(("topic", "queue", "offset"), _parse(place), strict=True)) for place in places or []]
+    items = [dict(zip(("topic", "queue", "offset"), _parse(place), strict=True)) for place in places]
     with admin_at(url) as admin:
         do = admin.retry_dead_letters if act == "retry" else admin.discard_dead_letters
-        done = do(group, None if everything else items, why=why)
+        done = do(group, items, why=why)
     if json:
         print_json({"group": group, "act": act, "settled": done})
     else:
         notice(f"{act}: {done:,} dead letters of {group}")
-    if items and done < len(items):
+    if done < len(items):
         raise typer.Exit(Exit.FINDING)
+
+
+def _like(samples: list[Any]) -> str:
+    return _place(samples[0]) if samples else ""
 
 
 def _place(letter: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from escrowmq.cli import (
     dead_letters,
     find,
     groups,
+    inbox,
     jobs,
     log,
     messages,
@@ -25,6 +26,7 @@ from escrowmq.cli import (
     serve,
     simulate,
     status,
+    stuck,
     topics,
     transactions,
     writers,
@@ -60,6 +62,8 @@ app.add_typer(acts.app, name="acts")
 app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)
 app.add_typer(outbox.app, name="outbox")
+app.add_typer(inbox.app, name="inbox")
+app.add_typer(stuck.app, name="stuck")
 app.add_typer(compensate.app, name="compensate")
 app.command("audit")(jobs.audit)
 app.command("report")(jobs.report)

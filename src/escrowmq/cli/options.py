@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from escrowmq.cli.printing import RUN
 from escrowmq.errors import Code, error
 from escrowmq.platform.logs import LEVELS, log_to_stderr
-from escrowmq.settings import SECONDS, parse_quantity
+from escrowmq.settings import BYTES, SECONDS, parse_quantity
 
 if TYPE_CHECKING:
     from escrowmq.client.admin import Admin
@@ -94,6 +94,19 @@ def seconds(text: str | None, option: str) -> float | None:
         return None
     try:
         return parse_quantity(text, SECONDS)
+    except ValueError as problem:
+        raise error(Code.BAD_ARGUMENT, f"{option}: {problem}") from None
+
+
+def broker_or(read: Callable[[str, str], float | None], text: str | None, option: str) -> Any:
+    """What ``read`` makes of a text; the word ``broker`` stays."""
+    return text if text is None or text == "broker" else read(text, option)
+
+
+def size(text: str, option: str) -> int:
+    """A size as people write it (``10GB``) in bytes. Raises Misuse(BAD_ARGUMENT) that names the option."""
+    try:
+        return int(parse_quantity(text, BYTES))
     except ValueError as problem:
         raise error(Code.BAD_ARGUMENT, f"{option}: {problem}") from None
 

@@ -67,6 +67,7 @@ WithoutMissing = Annotated[
     bool, typer.Option("--without-missing", help="Leave out the rows of brokers that are away, instead of refusing.")
 ]
 
+BATCH = 4096
 STEPS = "1,2,5,10,25,50,100"
 _STATES = {
     "made": "cyan",
@@ -93,7 +94,13 @@ def make(
         typer.Option("--group", "-g", help="Of this group: of consumers for dead letters, else of producers."),
     ] = None,
     topic: Annotated[str | None, typer.Option("--topic", "-t", help="Only of this topic.")] = None,
-    cause: Annotated[str | None, typer.Option("--cause", help="Only with this text in their cause.")] = None,
+    cause: Annotated[
+        str | None,
+        typer.Option("--cause", help="Only of this cause, as the summaries group them: numbers and ids do not count."),
+    ] = None,
+    containing: Annotated[
+        str | None, typer.Option("--containing", help="Dead letters: only with this text in their cause.")
+    ] = None,
     key: Annotated[str | None, typer.Option("--key", "-k", help="Only with this key.")] = None,
     tag: Annotated[str | None, typer.Option("--tag", help="Only with this tag.")] = None,
     state: Annotated[
@@ -115,7 +122,7 @@ def make(
 ) -> None:
     """Freeze the rows that are chosen now, and show them. Nothing is done to them."""
     selection = {
-        "group": group, "topic": topic, "cause": cause, "key": key, "tag": tag, "state": state,
+        "group": group, "topic": topic, "cause": cause, "containing": containing, "key": key, "tag": tag, "state": state,
         "older_than": seconds(older_than, "--older-than"), "ids": None if ids is None else _lines(ids),
     }  # fmt: skip
     with _bus(url) as bus:
@@ -205,7 +212,7 @@ def run(
     pause: PauseText = "5s",
     rate: Rate = None,
     stop_after: StopAfterText = None,
-    batch: Annotated[int, typer.Option("--batch", min=1, max=4096, help="Rows of one act at most.")] = 4096,
+    batch: Annotated[int, typer.Option("--batch", min=1, max=BATCH, help="Rows of one act at most.")] = BATCH,
     digest: Annotated[
         str | None, typer.Option("--digest", help="Run only if the plan's digest begins so.", show_default=False)
     ] = None,
@@ -241,6 +248,20 @@ def delete(plan: PlanId, plans: PlansFolder = None) -> None:
     """Delete a plan and its results. What its runs did stays in the record of acts."""
     _plans(plans).delete(plan)
     notice("deleted")
+
+
+def planned(
+    act: str, selection: Mapping[str, Any], why: str | None, url: str, *, yes: bool, folder: Path | None, json: bool
+) -> None:
+    """What ``transactions commit --group ...`` and its like do: a plan of what is there now, shown, asked for, and run at once."""
+    plans = _plans(folder)
+    with _bus(url) as bus:
+        made = _made(plans, bus, act, selection, why, without_missing=False)
+        if not yes:
+            _show(made)
+            _ask(made)
+        report = _run(plans, made, bus, "100", "0s", None, None, BATCH)
+    _finish(made, report, json)
 
 
 def _plans(folder: Path | None) -> Plans:
@@ -354,7 +375,8 @@ def _finish(plan: Plan, report: Report, json: bool) -> None:
 def _ask(plan: Plan) -> None:
     """Ask a person. Without one there must be --yes."""
     if not sys.stdin.isatty():
-        raise error(Code.BAD_ARGUMENT, "nobody is there to be asked", "say --yes to run it")
+        hint = f"say --yes; or look at it, and run it: escrowmq plan run {plan.id}"
+        raise error(Code.BAD_ARGUMENT, "nobody is there to be asked", hint)
     left = plan.rows - plan.next
     typer.confirm(f"{plan.act} for {left:,} rows, digest {plan.digest[:16]}?", abort=True, err=True)
 

@@ -1,4 +1,4 @@
-"""``escrowmq topics``: list and create."""
+"""``escrowmq topics``: list, create, alter and delete."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 
-from escrowmq.cli.options import DEFAULT_URL, Json, Url, admin_at
-from escrowmq.cli.printing import notice, print_json, print_table
+from escrowmq.cli.options import DEFAULT_URL, Json, Url, Why, admin_at, broker_or, seconds, size
+from escrowmq.cli.printing import Columns, duration, notice, print_facts, print_json, print_rows, print_table
+from escrowmq.cli.printing import size as size_text
+from escrowmq.wire.actions.topics import Retention
 
 app = typer.Typer(no_args_is_help=True, help="Topics and their queues.")
 
@@ -19,14 +21,38 @@ def list_(url: Url = DEFAULT_URL, json: Json = False) -> None:
         topics = admin.topics()
     if json:
         return print_json(topics)
-    columns = ("topic", ">queue", ">first offset", ">next offset", ">messages", "broker")
+    columns = ["topic", ">queue", ">first offset", ">next offset", ">messages", ">size", "keeps", "broker"]
     rows = [
-        (topic["name"], queue["queue"], queue["head"], queue["end"], queue["end"] - queue["head"], topic["broker"])
+        [
+            topic["name"],
+            queue["queue"],
+            queue["head"],
+            queue["end"],
+            queue["end"] - queue["head"],
+            size_text(queue.get("bytes", 0)),
+            _keeps(topic),
+            topic["broker"],
+        ]
         for topic in topics
         for queue in topic["queues"]
     ]
-    shown = len(columns) if len({topic["broker"] for topic in topics}) > 1 else -1
-    print_table(columns[:shown], [row[:shown] for row in rows], "no topics yet")
+    hidden = set()
+    if len({topic["broker"] for topic in topics}) < 2:
+        hidden.add("broker")
+    if not any(map(_keeps, topics)):
+        hidden.add("keeps")
+    shown = [at for at, name in enumerate(columns) if name not in hidden]
+    print_table([columns[at] for at in shown], [[row[at] for at in shown] for row in rows], "no topics yet")
+
+
+def _keeps(topic: Retention) -> str:
+    """What a topic has of its own, in words; empty: nothing."""
+    words = []
+    if "retention" in topic:
+        words.append(duration(topic["retention"]))
+    if "retention_size" in topic:
+        words.append(f"{size_text(topic['retention_size'])} a queue")
+    return ", ".join(words)
 
 
 @app.command("create")
@@ -48,3 +74,70 @@ def create(
         print_json(made)
     else:
         notice(f"topic {name}: {made[0]['queues']} queues" + (f", at {len(made)} brokers" if len(made) > 1 else ""))
+
+
+@app.command("alter")
+def alter(
+    name: Annotated[str, typer.Argument(help="The topic's name.")],
+    retention: Annotated[
+        str | None,
+        typer.Option("--retention", help="How long messages stay, such as 7d; broker: as its setting says."),
+    ] = None,
+    retention_size: Annotated[
+        str | None,
+        typer.Option("--retention-size", help="What each queue keeps at most, such as 10GB; broker: any size."),
+    ] = None,
+    queues: Annotated[int | None, typer.Option(min=1, help="How many queues; never fewer than it has.")] = None,
+    why: Why = None,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Give a topic a retention of its own, or more queues; what is not given stays as it is.
+
+    What is beyond the retention is let go of at once; groups that had not consumed it count it as expired.
+    More queues change which queue the messages of a key go to.
+    """
+    with admin_at(url) as admin:
+        found = admin.alter_topic(
+            name,
+            why=why,
+            queues=queues,
+            retention=broker_or(seconds, retention, "--retention"),
+            retention_size=broker_or(size, retention_size, "--retention-size"),
+        )
+    if json:
+        return print_json(found)
+    for topic in found:
+        keeps = _keeps(topic) or "as the broker's settings say"
+        print_facts({"topic": name, "queues": topic["queues"], "keeps": keeps, "broker": topic["broker"]})
+
+
+@app.command("delete")
+def delete(
+    name: Annotated[str, typer.Argument(help="The topic's name.")],
+    force: Annotated[
+        bool, typer.Option("--force", help="Roll back what is undecided, and take it from the groups that consume it.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing: say what would go.")] = False,
+    why: Why = None,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Delete a topic with all that is in it. It cannot be brought back.
+
+    Without --force it is refused while half messages are undecided or a group consumes it. Only
+    escrowmq topics create makes a topic of this name again; it is another topic.
+    """
+    with admin_at(url) as admin:
+        found = admin.delete_topic(name, force=force, check=dry_run, why=why)
+    columns: Columns = {
+        "topic": "name",
+        "deleted": lambda topic: "yes" if topic["deleted"] else "no, it would be",
+        ">queues": "queues",
+        ">messages": "messages",
+        ">delayed": "delayed",
+        ">rolled back": "rolled_back",
+        ">dead letters": "dead_letters",
+        "groups": lambda topic: ", ".join(topic["groups"]),
+    }
+    print_rows(found, json, columns, "no such topic")

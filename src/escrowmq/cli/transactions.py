@@ -9,6 +9,7 @@ import typer
 
 from escrowmq.cli.failures import finish, show_error
 from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, Why, admin_at, broker_time, seconds
+from escrowmq.cli.plan import PlansFolder, Yes, planned
 from escrowmq.cli.printing import (
     Columns,
     ago,
@@ -20,11 +21,29 @@ from escrowmq.cli.printing import (
     state,
 )
 from escrowmq.cli.rows import body_of, plain
-from escrowmq.errors import Code, EscrowError
+from escrowmq.errors import Code, EscrowError, error
 
 app = typer.Typer(no_args_is_help=True, help="Transactions: what is in escrow, and deciding by hand.")
 
-Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Transaction ids, such as 9f3a01c2-3-2a.")]
+Ids = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[ID]...", help="Transaction ids, such as 9f3a01c2-3-2a.", show_default=False),
+]
+State = Annotated[
+    str | None, typer.Option("--state", "-s", help="Those undecided, open, or parked, by a plan.", show_default=False)
+]
+OfGroup = Annotated[
+    str | None, typer.Option("--group", "-g", help="Those of this producer group, by a plan.", show_default=False)
+]
+OlderThan = Annotated[
+    str | None,
+    typer.Option(
+        "--older-than",
+        metavar="TIME",
+        help="Those prepared longer ago than 30s, 5min, 2h, by a plan.",
+        show_default=False,
+    ),
+]
 _ORDER = ("time_us", "event", "position")
 _MESSAGES: Columns = {
     **{"topic": "topic", "key": "key", "tag": "tag", "message id": "message_id"},
@@ -42,13 +61,16 @@ def list_(
     older_than: Annotated[
         str | None, typer.Option("--older-than", metavar="TIME", help="Prepared longer ago than 30s, 5min, 2h.")
     ] = None,
+    cause: Annotated[
+        str | None, typer.Option("--cause", help="Waiting for this reason, as `transactions summary` names it.")
+    ] = None,
     limit: Limit = 100,
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
     """List transactions in the order of their prepare."""
     with admin_at(url) as admin:
-        found = admin.transactions(state_, group, seconds(older_than, "--older-than"), limit)[:limit]
+        found = admin.transactions(state_, group, seconds(older_than, "--older-than"), limit, cause=cause)[:limit]
         now_us = 0 if json else broker_time(admin)
     columns: Columns = {
         "transaction": "id",
@@ -60,6 +82,43 @@ def list_(
         "decided by": "decided_by",
     }
     print_rows(found, json, columns, "no such transactions")
+
+
+@app.command("summary")
+def summary(
+    group: Annotated[str | None, typer.Argument(metavar="[GROUP]", help="The producer group; else all.")] = None,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Say how many transactions are undecided, of which producer groups, and why."""
+    with admin_at(url) as admin:
+        groups = admin.transactions_summary(group)
+        now_us = 0 if json else broker_time(admin)
+    if json:
+        return print_json([plain(one) for one in groups])
+    rows = [{"group": one["group"], **cause} for one in groups for cause in one["causes"]]
+    columns: Columns = {
+        "group": "group",
+        "state": lambda row: state(row["state"]),
+        ">transactions": "count",
+        "oldest": lambda row: ago(row["oldest_us"], now_us),
+        "newest": lambda row: ago(row["newest_us"], now_us),
+        "cause": "cause",
+        "why": lambda row: _why(row["cause"], *row["checks"]),
+        "such as": lambda row: row["samples"][0]["id"] if row["samples"] else "",
+    }
+    print_rows(rows, False, columns, "nothing is undecided")
+
+
+def _why(cause: str, least: int, most: int) -> str:
+    asked = f"asked {least}" + (f" to {most}" if most > least else "") + (" time" if most == 1 else " times")
+    return {
+        "not_due": "the first question comes later",
+        "due": "a question is due, and no producer of the group was there to be asked",
+        "unanswered": f"{asked} without a decision; it is asked again, or parked",
+        "asked_out": f"{asked} without a decision; it waits for a person",
+        "aged": f"half_retention ended, or it cannot be read ({asked}); it waits for a person",
+    }.get(cause, cause)
 
 
 @app.command("show")
@@ -88,21 +147,69 @@ def show(
 
 
 @app.command("commit")
-def commit(ids: Ids, why: Why = None, url: Url = DEFAULT_URL, json: Json = False) -> None:
-    """Commit undecided transactions by hand: their messages become visible."""
-    _each(ids, why, url, json, "commit")
+def commit(
+    ids: Ids = None,
+    state_: State = None,
+    group: OfGroup = None,
+    older_than: OlderThan = None,
+    yes: Yes = False,
+    plans: PlansFolder = None,
+    why: Why = None,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Commit undecided transactions by hand, their messages become visible: those named, or, by a plan, those chosen."""
+    if chosen := _chosen("commit", ids, state_, group, older_than):
+        return planned("transactions.commit", chosen, why, url, yes=yes, folder=plans, json=json)
+    _each(ids or [], why, url, json, "commit")
 
 
 @app.command("rollback")
-def rollback(ids: Ids, why: Why = None, url: Url = DEFAULT_URL, json: Json = False) -> None:
-    """Roll undecided transactions back by hand: their messages never become visible."""
-    _each(ids, why, url, json, "rollback")
+def rollback(
+    ids: Ids = None,
+    state_: State = None,
+    group: OfGroup = None,
+    older_than: OlderThan = None,
+    yes: Yes = False,
+    plans: PlansFolder = None,
+    why: Why = None,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Roll undecided transactions back by hand, their messages never become visible: those named, or, by a plan, those chosen."""
+    if chosen := _chosen("roll back", ids, state_, group, older_than):
+        return planned("transactions.rollback", chosen, why, url, yes=yes, folder=plans, json=json)
+    _each(ids or [], why, url, json, "rollback")
 
 
 @app.command("recheck")
-def recheck(ids: Ids, why: Why = None, url: Url = DEFAULT_URL, json: Json = False) -> None:
-    """Have the producers asked again, checks counted anew; opens parked transactions."""
-    _each(ids, why, url, json, "recheck")
+def recheck(
+    ids: Ids = None,
+    state_: State = None,
+    group: OfGroup = None,
+    older_than: OlderThan = None,
+    yes: Yes = False,
+    plans: PlansFolder = None,
+    why: Why = None,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Have the producers asked again, checks counted anew; opens parked transactions: those named, or, by a plan, those chosen."""
+    if chosen := _chosen("ask about again", ids, state_, group, older_than):
+        return planned("transactions.recheck", chosen, why, url, yes=yes, folder=plans, json=json)
+    _each(ids or [], why, url, json, "recheck")
+
+
+def _chosen(
+    what: str, ids: list[str] | None, state_: str | None, group: str | None, older_than: str | None
+) -> dict[str, Any] | None:
+    """The selection of a plan; None where ids are named."""
+    given = {"state": state_, "group": group, "older_than": seconds(older_than, "--older-than")}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if bool(ids) == bool(chosen):
+        hint = "name some by their ids, or choose by --group, --state, --older-than"
+        raise error(Code.BAD_ARGUMENT, f"which transactions to {what}?", hint)
+    return chosen or None
 
 
 def _each(ids: list[str], why: str | None, url: str, json: bool, act: str) -> None:

@@ -10,7 +10,7 @@ from escrowmq.acts.telling import acting_user
 from escrowmq.client.consuming.options import retry_delays, start_text, tag_list
 from escrowmq.errors import Code, Misuse
 from escrowmq.settings import nearest
-from escrowmq.wire.actions import groups, producers
+from escrowmq.wire.actions import groups, producers, topics
 from escrowmq.wire.actions.action import Request
 from escrowmq.wire.actions.producers import ExhaustedName, KindName, RuleName
 
@@ -57,6 +57,26 @@ def group_request(group: str, changes: GroupChanges) -> groups.Alter:
         "default_redelivery": default or None,
     }
     return cast(groups.Alter, {name: value for name, value in request.items() if value is not None})
+
+
+class TopicChanges(TypedDict, total=False):
+    """What a topic is to have. What is not given, or None, stays as it is; ``"broker"``: as the broker's settings say."""
+
+    queues: int | None
+    retention: float | Literal["broker"] | None
+    retention_size: int | Literal["broker"] | None
+
+
+def topic_request(name: str, changes: TopicChanges) -> topics.Alter:
+    """The request ``topics.alter``. Raises Misuse(BAD_ARGUMENT)."""
+    _refuse_others(changes, TopicChanges)
+    given = {rule: value for rule, value in changes.items() if value is not None}
+    reset = [rule for rule in ("retention", "retention_size") if given.get(rule) == "broker"]
+    request = {rule: value for rule, value in given.items() if rule not in reset}
+    for rule, value in request.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise Misuse(Code.BAD_ARGUMENT, f"{rule} = {value!r:.100} is no number", "or 'broker': as its settings say")
+    return cast(topics.Alter, {"name": name, **request, **({"reset": reset} if reset else {})})
 
 
 def producers_request(group: str, changes: ProducersChanges) -> producers.Alter:

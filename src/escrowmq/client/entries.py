@@ -28,6 +28,14 @@ class Topic(topics.Topic, AtBroker):
     """One topic at one broker."""
 
 
+class AlteredTopic(topics.Altered, AtBroker):
+    """What a topic has at one broker."""
+
+
+class DeletedTopic(topics.Deleted, AtBroker):
+    """What went with a topic at one broker, or would."""
+
+
 class Queue(topics.QueueOffsets, AtBroker):
     """Where one queue of a topic begins and ends."""
 
@@ -94,8 +102,16 @@ class TransactionDetails(transactions.Details):
     messages: list[Message]
 
 
+class UndecidedTransactions(transactions.OfGroup, AtBroker):
+    """What a producer group has undecided at one broker, by cause."""
+
+
 class DeadLetter(dead_letters.DeadLetter, AtBroker):
     """One dead letter at one broker."""
+
+
+class DeadLettersSummary(dead_letters.OfGroupSummary, AtBroker):
+    """The dead letters of one group at one broker, by cause."""
 
 
 class Health(brokers.Health, AtBroker):

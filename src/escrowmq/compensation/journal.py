@@ -39,6 +39,8 @@ MAX_REASON = 500
 
 _ROW = trans_compensation.c
 _SEEN = trans_recv_log.c
+_STANDS = sa.or_(_SEEN.topic.is_(None), sa.not_(_SEEN.topic.startswith("%", autoescape=True)))
+"""Not taken away by a person, who wants the message handled again (``outbox/handled.py``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,7 @@ class Journal:
         while True:
             later = sa.or_(_SEEN.seen_us > at_us, sa.and_(_SEEN.seen_us == at_us, _SEEN.message_id > after))
             page = sa.select(_SEEN.message_id, _SEEN.seen_us).where(
-                _SEEN.consumer_group == group, _SEEN.seen_us >= at_us, later
+                _SEEN.consumer_group == group, _SEEN.seen_us >= at_us, later, _STANDS
             )
             with transaction(self.database, trans_recv_log) as connection:
                 rows = connection.execute(page.order_by(_SEEN.seen_us, _SEEN.message_id).limit(MARKS_PAGE)).all()

@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from escrowmq.console.words import visible
+from escrowmq.console.words import lines
 
 MOST = 64 << 10
 """Bytes of a body that a page shows."""
@@ -17,7 +17,6 @@ DEEPEST = 40
 KINDS = ("json", "text", "hex")
 
 _TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|[{}\[\],:]|[^\s{}\[\],:"]+')
-_LINES = re.compile(r"\r\n|\n|\r")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +39,9 @@ def shown(body: bytes, wanted: str | None = None) -> Body:
     kinds = tuple(kind for kind in KINDS if kind == "hex" or (neat if kind == "json" else text) is not None)
     kind = wanted if wanted in kinds else kinds[0]
     if kind == "json":
-        return Body(len(body), kind, kinds, _visible_lines(neat or ""), len(start))
+        return Body(len(body), kind, kinds, lines(neat or ""), len(start))
     if kind == "text":
-        return Body(len(body), kind, kinds, _visible_lines(text or ""), len(start))
+        return Body(len(body), kind, kinds, lines(text or ""), len(start))
     return Body(len(body), kind, kinds, _hex(body[:HEX_MOST]), min(len(body), HEX_MOST))
 
 
@@ -90,15 +89,10 @@ def _line(depth: int) -> str:
     return "\n" + "  " * min(depth, DEEPEST)
 
 
-def _visible_lines(text: str) -> str:
-    """Lines and tabs stay; all else that a screen would act on is spelled out."""
-    return "\n".join("\t".join(visible(part, MOST * 8) for part in line.split("\t")) for line in _LINES.split(text))
-
-
 def _hex(start: bytes) -> str:
-    lines = []
+    rows = []
     for at in range(0, len(start), 16):
         row = start[at : at + 16]
         letters = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
-        lines.append(f"{at:06x}  {row.hex(' '):<47}  {letters}")
-    return "\n".join(lines)
+        rows.append(f"{at:06x}  {row.hex(' '):<47}  {letters}")
+    return "\n".join(rows)

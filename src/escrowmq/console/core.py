@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from escrowmq.client.admin import Admin
 from escrowmq.client.bus import Bus
 from escrowmq.console import paging
+from escrowmq.console.jobs import Jobs
 from escrowmq.console.limits import ConsoleSettings
 from escrowmq.console.sampling import Sampler
 from escrowmq.errors import Code, error
+from escrowmq.plans import Plans
 from escrowmq.wire import Call, ReadRequest
 
 THREADS = 12
@@ -22,13 +25,22 @@ THREADS = 12
 class Console:
     """Everything behind the pages. It owns the bus and the engines, and closes them."""
 
-    def __init__(self, bus: Bus, url: str, settings: ConsoleSettings, engines: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        url: str,
+        settings: ConsoleSettings,
+        engines: Mapping[str, Any] | None = None,
+        plans: Path | None = None,
+    ) -> None:
         self.bus = bus
         self.url = url
         self.settings = settings
         self.engines = dict(engines or {})
         """Databases by the name that a person reads: the URL without its password."""
         self.sampler = Sampler(bus.router, settings.sample_seconds, settings.samples, settings.call_timeout)
+        self.plans = Plans(plans)
+        self.jobs = Jobs()
         self.threads = ThreadPoolExecutor(THREADS, "escrowmq-console")
 
     def start(self) -> None:
@@ -38,6 +50,7 @@ class Console:
     def close(self) -> None:
         """End the samples, then the connections: whoever still waits for a broker fails at once."""
         self.threads.shutdown(wait=False, cancel_futures=True)
+        self.jobs.close()
         self.bus.close()
         self.sampler.close()
         self.threads.shutdown(wait=True)
@@ -60,6 +73,15 @@ class Console:
     def addresses(self) -> list[str]:
         """The brokers, by number."""
         return [link.address for link in self.bus.router.links]
+
+    @property
+    def source(self) -> str:
+        """The brokers as plans name them."""
+        return ", ".join(self.addresses)
+
+    def where(self, act: str) -> Bus:
+        """Where the rows of an act live."""
+        return self.bus
 
     def now_us(self) -> int:
         """The broker's time, by the last look at its clock."""

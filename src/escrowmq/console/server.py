@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from escrowmq.client.bus import Bus
@@ -27,13 +28,14 @@ def serve(
     *,
     listen: str = DEFAULT_LISTEN,
     databases: Sequence[str] = (),
+    plans: Path | None = None,
     settings: ConsoleSettings | None = None,
     insecure: bool = False,
     announce: Announce = lambda _: None,
 ) -> None:
     """Serve the console over the broker(s) at ``url`` until SIGTERM or SIGINT; call it from the main thread.
 
-    ``databases`` are URLs of databases with EscrowMQ's tables. ``announce`` is called once, when pages are served, with {"console": URL, "url": ``url``}. Raises
+    ``databases`` are URLs of databases with EscrowMQ's tables, ``plans`` the folder of plans (None: the user's). ``announce`` is called once, when pages are served, with {"console": URL, "url": ``url``}. Raises
     Misuse(BAD_URL), Denied for an address that is not loopback without ``insecure``.
     """
     host, listening = listen_on(listen, insecure)
@@ -45,7 +47,7 @@ def serve(
 
     with listening, ExitStack() as opened:
         engines = _engines(databases)
-        console = Console(connect(url), url, settings or ConsoleSettings(), engines)
+        console = Console(connect(url), url, settings or ConsoleSettings(), engines, plans)
         opened.callback(console.close)
         asyncio.run(main(console))
 
@@ -57,6 +59,7 @@ def beside(
     listen: str,
     url: str = "",
     databases: Sequence[str] = (),
+    plans: Path | None = None,
     settings: ConsoleSettings | None = None,
     insecure: bool = False,
 ) -> Iterator[dict[str, Any]]:
@@ -64,7 +67,7 @@ def beside(
 
     The links are closed at the end."""
     host, listening = listen_on(listen, insecure)
-    console = Console(Bus(links), url, settings or ConsoleSettings(), _engines(databases))
+    console = Console(Bus(links), url, settings or ConsoleSettings(), _engines(databases), plans)
 
     async def main(announce: Announce, stopping: asyncio.Event) -> None:
         await _answer(console, listening, host, announce, stopping)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 NONE = "–"
+_LINES = re.compile(r"\r\n|\n|\r")
 _FIRST_US, _LAST_US = 0, 253_402_300_799_000_000
 """1970 to the year 9999: what a calendar can show."""
 
@@ -91,6 +94,18 @@ def preview(body: bytes, most: int = 160) -> str:
     return visible(text if len(text) <= most and len(body) <= 4 * most else text[: most - 1] + "…")
 
 
+def lines(text: str) -> str:
+    """A foreign text of several lines: lines and tabs stay, all else that a screen would act on is spelled out."""
+    return "\n".join(
+        "\t".join(visible(part, len(part) + 1) for part in line.split("\t")) for line in _LINES.split(text)
+    )
+
+
+def as_json(value: Any) -> str:
+    """A plain value as JSON, for an address."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=dict)
+
+
 FILTERS = {
     "number": number,
     "moment": moment,
@@ -101,5 +116,7 @@ FILTERS = {
     "listed": listed,
     "plural": plural,
     "preview": preview,
+    "lines": lines,
+    "tojson_text": as_json,
 }
 """The names under which templates use them."""

@@ -10,6 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.ledger.columns.arrays import Bools, Int64s
+from escrowmq.ledger.rules import ProducerRules as ProducerRules
+from escrowmq.ledger.rules import Rules as Rules
+from escrowmq.ledger.rules import TopicRules as TopicRules
 from escrowmq.model import DecidedBy
 
 
@@ -27,6 +30,38 @@ class CreateTopic:
     name: str
     queues: int | None = None
     may_exist: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AlterTopic:
+    """Give a topic more queues, or a retention of its own: what of ``rules`` is not None, while those named in ``reset`` go back to
+    the broker's. What is beyond it then is let go at once. Answer: {"name", "queues", "rules"}."""
+
+    name: str
+    queues: int | None = None
+    rules: TopicRules = field(default_factory=TopicRules)
+    reset: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteTopic:
+    """Delete a topic. CONFLICT if it has undecided half messages, or groups consume it, unless ``force``: then the
+    transactions are rolled back by an operator, at most ``limit`` of them, and the groups lose its queues. ``check``: only
+    refuse, and do nothing. Answer: {"name", "deleted", "queues", "messages", "delayed", "rolled_back", "groups",
+    "dead_letters"}; not "deleted": there were more transactions, ask again."""
+
+    name: str
+    force: bool = False
+    check: bool = False
+    limit: int = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Let go of what is beyond the retention of its topic; ``retention_us``: of topics without one. Answer: how many queues were
+    cut (int)."""
+
+    retention_us: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,11 +365,13 @@ class SettleDead:
 
 @dataclass(frozen=True, slots=True)
 class Retain:
-    """Let go of what is older than ``visible_us``. ``limit_position``: segments reach no further. Answer: position (int)
-    below which the log may drop whole segments; undecided half messages below it have been expired by the events."""
+    """Let go of what is older than ``visible_us``. ``limit_position``: segments reach no further; ``early_position``: as far as
+    they may go before that time, where topics keep less. Answer: position (int) below which the log may drop whole segments;
+    undecided half messages below it have been expired by the events."""
 
     visible_us: int
     limit_position: int
+    early_position: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +394,9 @@ class ForgetWriter:
 Command = (
     Configure
     | CreateTopic
+    | AlterTopic
+    | DeleteTopic
+    | Cut
     | OpenSession
     | AlterProducers
     | Send
@@ -382,54 +422,6 @@ Command = (
     | Forget
     | ForgetWriter
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """The settings that the fold of the log depends on. They are events themselves, so replay needs no settings."""
-
-    transaction_timeout_us: int = 6_000_000
-    check_interval_us: int = 30_000_000
-    check_max: int = 15
-    half_retention_us: int = 72 * 3600 * 1_000_000
-    exhausted_rollback: bool = False
-    reject_transactional: bool = False
-    mixed_groups: bool = False
-    auto_create_topics: bool = True
-    default_queues: int = 4
-    max_attempts: int = 16
-    retry_backoff_us: int = 1_000_000
-    retry_backoff_max_us: int = 300_000_000
-    dedup_window_us: int = 3_600_000_000
-    dedup_max: int = 1 << 20
-    max_body_bytes: int = 4 << 20
-    max_key_bytes: int = 1024
-    max_tag_bytes: int = 128
-    max_tags: int = 65_536
-    max_properties_bytes: int = 32 << 10
-    max_delay_us: int = 40 * 86400 * 1_000_000
-    max_topics: int = 4096
-    max_queues: int = 1024
-    max_groups: int = 4096
-    max_open_transactions: int = 4_000_000
-    max_transaction_messages: int = 10_000
-    max_leases: int = 10_000
-    max_writers: int = 1_000_000
-    max_sessions: int = 2_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerRules:
-    """What one producer group has of its own instead of the shard's :class:`Rules`; None: nothing.
-
-    ``kind`` is ``"plain"``, ``"transactional"`` or ``"mixed"``; None: what the group did first says it (or ``mixed_groups``).
-    """
-
-    kind: str | None = None
-    transaction_timeout_us: int | None = None
-    check_interval_us: int | None = None
-    check_max: int | None = None
-    exhausted_rollback: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

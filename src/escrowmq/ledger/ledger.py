@@ -26,6 +26,7 @@ from escrowmq.ledger.groups import operating
 from escrowmq.ledger.groups.consuming import Consuming
 from escrowmq.ledger.groups.groups import Groups
 from escrowmq.ledger.groups.order import KeysOf
+from escrowmq.ledger.keeping import Keeping
 from escrowmq.ledger.messages.admission import group_by_queue
 from escrowmq.ledger.messages.by_rows import ProducingRows
 from escrowmq.ledger.messages.dedup import Dedup
@@ -44,8 +45,8 @@ from escrowmq.ledger.transactions.writers import Writers
 from escrowmq.schemas import Kind
 
 FORMAT = 4
-"""Of snapshots; 1 had every session that ever was, 1 and 2 message ids without topics and no rules of producer groups, 1 to 3 consumer groups numbered as they are listed. A newer one is not read: the frames are, or, where they left with
-retention, the log is refused."""
+"""Of snapshots; 1 had every session that ever was, 1 and 2 message ids without topics and no rules of producer groups, 1 to 3 consumer groups numbered as they are listed, no deleted topics and no
+retention of topics. A newer one is not read: the frames are, or, where they left with retention, the log is refused."""
 
 
 _POSITIONS = ("next_position", "trimmed_position", "last_time_us")
@@ -85,6 +86,7 @@ class Ledger:
             self.topics, self.sessions, self.dedup, self.delays, self.transactions, self.checkback, self.counters
         )
         self._ending = Ending(self.transactions, self.sessions)
+        self._keeping = Keeping(self.topics, self.delays, self.transactions, self.groups, self._ending)
         self._forgetting = Forgetting(self.sessions, self.transactions, self.checkback, self.writers)
 
     def ask_keys_of(self, keys_of: KeysOf) -> None:
@@ -145,7 +147,13 @@ class Ledger:
             case commands.SettleDead():
                 return self._consuming.decide_settle_dead(command)
             case commands.Retain():
-                return self._decide_retain(command)
+                return self._keeping.decide_retain(command, self.trimmed_position)
+            case commands.Cut():
+                return self._keeping.decide_cut(command, now_us)
+            case commands.AlterTopic():
+                return self._keeping.decide_alter(command, self.rules, now_us)
+            case commands.DeleteTopic():
+                return self._keeping.decide_delete(command)
             case commands.Forget():
                 return self._forgetting.decide_forget(command)
             case commands.ForgetWriter():
@@ -186,7 +194,7 @@ class Ledger:
 
     def _with_topics(self, names: Sequence[str], decide: Callable[[Topics], Decision]) -> Decision:
         """A subscription makes topics that are missing, if the rules say so, and begins at their first message."""
-        missing = [name for name in names if not self.topics.has(name)]
+        missing = [name for name in names if not self.topics.has(name) and self.topics.may_be_made(name)]
         if not missing or not self.rules.auto_create_topics:
             return decide(self.topics)
         made = [self.topics.decide_create(commands.CreateTopic(name), self.rules) for name in dict.fromkeys(missing)]
@@ -195,18 +203,6 @@ class Ledger:
         creation = self.topics.creation([(d.answer["name"], d.answer["queues"]) for d in made])
         decision = decide(self.topics.with_created(creation))
         return Decision((creation, *decision.events), decision.answer)
-
-    def _decide_retain(self, command: commands.Retain) -> Decision:
-        """How far the log may be dropped: not past anything that is visible for less than the retention, waits for its
-        time, or is undecided for less than the retention."""
-        limit = command.limit_position
-        waiting = self.delays.lowest_position()
-        stops = [q.lowest_position(q.offset_at(command.visible_us)) for q in self.topics.queues]
-        limit = min([limit, *(s for s in (waiting, *stops) if s is not None)])
-        limit, events = self._ending.decide_expire(command.visible_us, limit)
-        if limit <= self.trimmed_position:
-            return Decision((), self.trimmed_position)
-        return Decision((*events, event_of(Kind.TRIMMED, [limit], [command.visible_us])), limit)
 
     # Applying
 
@@ -228,12 +224,12 @@ class Ledger:
         queue_ids, visible = batch.column("queue_id").to_numpy(), batch.column("visible_us").to_numpy()
         self.counters["messages_total"] += batch.num_rows
         self.sessions.sent(batch.column("epoch").to_numpy())
-        self._place(positions, queue_ids, tags, visible, time_us)
+        self._place(positions, queue_ids, tags, visible, sizes_of(batch.column("body")), time_us)
 
     def _apply_half(self, batch: pa.RecordBatch, position: int, time_us: int) -> None:
         tags = self._enter(batch, position, time_us, half=True)
         self.counters["half_messages_total"] += batch.num_rows
-        begun = self.transactions.enter(batch, tags, position, time_us)
+        begun = self.transactions.enter(batch, tags, sizes_of(batch.column("body")), position, time_us)
         self.checkback.begin(begun, time_us)
 
     def _enter(self, batch: pa.RecordBatch, position: int, time_us: int, *, half: bool) -> Int32s:
@@ -249,19 +245,25 @@ class Ledger:
             self.topics.by_name[name].turn += 1
         return self.topics.number_tags(batch.column("tag"))
 
-    def _place(self, positions: Int64s, queue_ids: Int32s, tags: Int32s, visible: Int64s, time_us: int) -> None:
+    def _place(
+        self, positions: Int64s, queue_ids: Int32s, tags: Int32s, visible: Int64s, sizes: Int32s, time_us: int
+    ) -> None:
         """Put messages at the end of their queues; those with a time still to come wait for it."""
         late = visible > time_us
         if np.count_nonzero(late):
-            self.delays.add(positions[late], queue_ids[late], tags[late], visible[late])
-            positions, queue_ids, tags = positions[~late], queue_ids[~late], tags[~late]
+            self.delays.add(positions[late], queue_ids[late], tags[late], visible[late], sizes[late])
+            positions, queue_ids, tags, sizes = positions[~late], queue_ids[~late], tags[~late], sizes[~late]
+        self._append(positions, queue_ids, tags, sizes, time_us)
+
+    def _append(self, positions: Int64s, queue_ids: Int32s, tags: Int32s, sizes: Int32s, time_us: int) -> None:
         for queue_id, rows in group_by_queue(queue_ids):
-            self.topics.queues[queue_id].append(positions[rows], tags[rows], time_us)
+            size = int(sizes[rows].sum(dtype=np.int64))
+            self.topics.queues[queue_id].append(positions[rows], tags[rows], time_us, size)
 
     def _apply_decided(self, batch: pa.RecordBatch, _position: int, time_us: int) -> None:
         self.sessions.note(batch.column("epoch").to_numpy(), time_us)
-        _, positions, queue_ids, tags = self._ending.apply_decided(batch)
-        self._place(positions, queue_ids, tags, self.transactions.visible_us(positions), time_us)
+        _, positions, queue_ids, tags, sizes = self._ending.apply_decided(batch)
+        self._place(positions, queue_ids, tags, self.transactions.visible_us(positions), sizes, time_us)
         for state, size in enumerate(np.bincount(batch.column("state").to_numpy()).tolist()):
             if size:
                 self.counters[_STATE_COUNTERS[state]] += size
@@ -273,23 +275,24 @@ class Ledger:
         for _, state, _, _ in rows:
             self.counters[_STATE_COUNTERS[state]] += 1
 
-    def _place_few(self, messages: Sequence[tuple[int, int, int]], time_us: int) -> None:
-        """As :meth:`_place`, of the half messages of a few transactions: position, queue id and tag of each."""
+    def _place_few(self, messages: Sequence[tuple[int, int, int, int]], time_us: int) -> None:
+        """As :meth:`_place`, of the half messages of a few transactions: position, queue id, tag and size of each."""
         if self.transactions.holds_back and messages:
-            positions, queue_ids, tags = (np.array(column, np.int64) for column in zip(*messages, strict=True))
-            visible = self.transactions.visible_us(positions)
-            self._place(positions, queue_ids.astype(np.int32), tags.astype(np.int32), visible, time_us)
+            positions, *others = (np.array(column, np.int64) for column in zip(*messages, strict=True))
+            queue_ids, tags, sizes = (column.astype(np.int32) for column in others)
+            self._place(positions, queue_ids, tags, self.transactions.visible_us(positions), sizes, time_us)
             return
-        by_queue: dict[int, tuple[list[int], list[int]]] = {}
-        for position, queue_id, tag in messages:
+        by_queue: dict[int, tuple[list[int], list[int], list[int]]] = {}
+        for position, queue_id, tag, size in messages:
             places = by_queue.get(queue_id)
             if places is None:
-                by_queue[queue_id] = ([position], [tag])
+                by_queue[queue_id] = ([position], [tag], [size])
             else:
                 places[0].append(position)
                 places[1].append(tag)
-        for number, (at, numbers) in by_queue.items():
-            self.topics.queues[number].append(at, numbers, time_us)
+                places[2].append(size)
+        for number, (at, numbers, sizes_) in by_queue.items():
+            self.topics.queues[number].append(at, numbers, time_us, sum(sizes_))
 
     def _apply_batch_decided(self, batch: pa.RecordBatch, position: int, time_us: int) -> None:
         self.sessions.note(batch.column("epoch").to_numpy(), time_us)
@@ -299,9 +302,7 @@ class Ledger:
             self._apply_decided(decided, position, time_us)
 
     def _apply_released(self, batch: pa.RecordBatch, _position: int, time_us: int) -> None:
-        positions, queue_ids, tags = self.delays.take(batch.column("delayed").to_numpy())
-        for queue_id, rows in group_by_queue(queue_ids):
-            self.topics.queues[queue_id].append(positions[rows], tags[rows], time_us)
+        self._append(*self.delays.take(batch.column("delayed").to_numpy()), time_us)
 
     def _apply_checked(self, batch: pa.RecordBatch, _position: int, time_us: int) -> None:
         self.counters["checks_asked_total"] += batch.num_rows
@@ -312,12 +313,8 @@ class Ledger:
         self.checkback.apply_parked(batch)
 
     def _apply_trimmed(self, batch: pa.RecordBatch, _position: int, _time_us: int) -> None:
-        position = batch.column("position")[0].as_py()
-        self.trimmed_position = position
-        for queue in self.topics.queues:
-            queue.trim_below(position)
-        self.transactions.trim(position)
-        self.groups.apply_trim(self.topics, position)
+        self.trimmed_position = batch.column("position")[0].as_py()
+        self._keeping.apply_trimmed(self.trimmed_position)
 
     def _apply_producers(self, batch: pa.RecordBatch, _position: int, _time_us: int) -> None:
         self.sessions.apply_producers(batch)
@@ -336,7 +333,10 @@ class Ledger:
         Kind.PARKED: _apply_parked,
         Kind.REOPENED: lambda self, batch, _, time_us: self.checkback.apply_reopened(batch, time_us),
         Kind.RELEASED: _apply_released,
-        Kind.TOPIC: lambda self, batch, _, __: self.topics.apply_topic(batch),
+        Kind.TOPIC: lambda self, batch, _, __: self._keeping.apply_topic(batch),
+        Kind.TOPIC_ALTERED: lambda self, batch, _, __: self.topics.apply_altered(batch),
+        Kind.TOPIC_DELETED: lambda self, batch, position, _: self._keeping.apply_deleted(batch, position),
+        Kind.CUT: lambda self, batch, _, __: self._keeping.apply_cut(batch),
         Kind.SESSION: lambda self, batch, _, time_us: self.sessions.apply_session(batch, time_us),
         Kind.OWNED: lambda self, batch, _, time_us: self.sessions.apply_owned(batch, time_us),
         Kind.FORGOTTEN: lambda self, batch, _, __: self._forgetting.apply(batch),
@@ -449,6 +449,13 @@ class Ledger:
             "producer_groups": len(self.sessions.groups),
             "producer_sessions": len(self.sessions),
         }
+
+
+def sizes_of(bodies: pa.Array) -> Int32s:
+    """The bytes of each body; 0 of one that is damaged."""
+    sizes = pc.binary_length(bodies)
+    sizes = sizes.fill_null(0) if sizes.null_count else sizes
+    return np.asarray(sizes.to_numpy(zero_copy_only=False), np.int32)
 
 
 _STATE_COUNTERS = {COMMITTED: "committed_total", ROLLED_BACK: "rolled_back_total", EXPIRED: "expired_total"}

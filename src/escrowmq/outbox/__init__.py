@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from escrowmq.errors import Code, Misuse
 
 if TYPE_CHECKING:
-    from escrowmq.outbox import acts, aio, attention, callbacks, engines, inbox, migrations, modes, tables
+    from escrowmq.outbox import acts, aio, attention, callbacks, engines, handled, inbox, migrations, modes, tables
     from escrowmq.outbox.barrier import AsyncBarrier, Barrier, bind_batch_tx, bind_tx
     from escrowmq.outbox.callbacks import CallbackListener, confirm_batch_tx, confirm_tx, mark_done, report
     from escrowmq.outbox.inbox import claim_batch_tx, claim_tx
@@ -85,6 +85,7 @@ __all__ = [  # noqa: RUF022  # grouped, not sorted
     "attention",
     "callbacks",
     "engines",
+    "handled",
     "migrations",
     "modes",
     "tables",

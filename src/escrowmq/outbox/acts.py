@@ -61,6 +61,8 @@ class Done:
     id: bytes
     code: Code
     state: IntEnum | None
+    note: str | None = None
+    """What the record is to keep of it beside the code, such as what a row that is deleted said."""
 
 
 class Verified(TypedDict):
@@ -120,6 +122,8 @@ def _act_on(
                 found = change(connection, list(dict.fromkeys(part)))
                 done = [found.get(identity, Done(identity, Code.NOT_FOUND, None)) for identity in part]
                 ended.update(results([one.code.name for one in done]))
+                if notes := {one.id.hex(): one.note for one in done if one.note}:
+                    ended["notes"] = notes
             return done
         except EscrowError as problem:
             left, cause = left - 1, problem.__cause__

@@ -6,7 +6,7 @@ aiomysql) as the first argument; see :func:`escrowmq.outbox.awaiting.awaited`.
 
 from __future__ import annotations
 
-from escrowmq.outbox import acts, attention, callbacks, inbox, migrations, sending
+from escrowmq.outbox import acts, attention, callbacks, handled, inbox, migrations, sending
 from escrowmq.outbox.awaiting import AnyAsyncSession as AnyAsyncSession
 from escrowmq.outbox.awaiting import awaited, engine_of, engine_or_connection_of, session_of
 from escrowmq.outbox.barrier import binding
@@ -33,3 +33,7 @@ discard = awaited(attention.discard, engine_of)
 settle = awaited(attention.settle, engine_of)
 list_acts = awaited(acts.list_acts, engine_of)
 verify_acts = awaited(acts.verify_acts, engine_of)
+list_marks = awaited(handled.list_marks, engine_of)
+show_marks = awaited(handled.show_marks, engine_of)
+forget_marks = awaited(handled.forget_marks, engine_of)
+settle_marks = awaited(handled.settle_marks, engine_of)

@@ -8,7 +8,7 @@ taking other errors for one: :func:`escrowmq.outbox.dialects.insert_new`.
 
 A message is named by its topic and id, so a mark knows its topic. The first message of an id is marked by that id. Where a message of another
 topic comes under the same id, which is rare, its mark is a digest of both, and the first mark is made to last as long. So the
-usual claim is one INSERT, and the id of what was handled can be read in the table.
+usual claim is one INSERT, and the id of what was handled can be read in the table. What a person wants handled again: ``handled.py``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from escrowmq import model
 from escrowmq.errors import Code, EscrowError, Misuse
-from escrowmq.message.names import check_name
+from escrowmq.message.names import MAX_NAME, check_name
 from escrowmq.outbox.dialects import database_now_us, in_a_line, insert_new
 from escrowmq.outbox.purging import age_of, delete_older
 from escrowmq.outbox.session import AnySession, transaction_of
@@ -235,6 +235,10 @@ def _claim_distinct(connection: sa.Connection, group: str, wanted: dict[bytes, s
     others: dict[bytes, Name] = {}
     for identity in known:
         topic, first = wanted[identity], marked.get(identity)
+        if topic is not None and first == forgotten(topic):
+            if _revived(connection, group, identity, topic):
+                fresh.add((identity, topic))
+            continue
         if topic is not None and first is not None and first != topic:
             others[topic_mark(identity, topic)] = (identity, topic)
     if others and (new := _mark(connection, group, {mark: topic for mark, (_, topic) in others.items()})):
@@ -259,6 +263,23 @@ def _topics(connection: sa.Connection, group: str, ids: Sequence[bytes]) -> dict
     if connection.dialect.name in ("mysql", "mariadb"):
         query = query.with_for_update(read=True)  # a plain read may be older than the INSERT that met the mark
     return {bytes(identity): topic for identity, topic in connection.execute(query)}
+
+
+def forgotten(topic: str) -> str:
+    """What a mark has as its topic once a person wants that topic's message handled again: no topic is called so."""
+    return f"%{topic}" if len(topic) < MAX_NAME else f"%{hashlib.blake2b(topic.encode(), digest_size=16).hexdigest()}"
+
+
+def stands(topic: str | None) -> bool:
+    """Whether a mark with this topic stands: no person wants its message handled again."""
+    return topic is None or not topic.startswith("%")
+
+
+def _revived(connection: sa.Connection, group: str, identity: bytes, topic: str) -> bool:
+    """Take a forgotten mark back; of two who try, one does."""
+    mine = (_SEEN.consumer_group == group, _SEEN.message_id == identity, _SEEN.topic == forgotten(topic))
+    change = sa.update(trans_recv_log).where(*mine)
+    return connection.execute(change.values(topic=topic, seen_us=database_now_us(connection))).rowcount == 1
 
 
 def topic_mark(identity: bytes, topic: str) -> bytes:

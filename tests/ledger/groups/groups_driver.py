@@ -92,7 +92,7 @@ class Driver:
         """Messages at the end of a queue, one a tag."""
         numbers = [0 if tag is None else self.topics.tags.setdefault(tag, len(self.topics.tags) + 1) for tag in tags]
         positions = np.arange(self.position, self.position + len(tags))
-        self.topics.queues[queue_id].append(positions, np.array(numbers, np.int32), self.now)
+        self.topics.queues[queue_id].append(positions, np.array(numbers, np.int32), self.now, 0)
         self.position += len(tags)
 
     def trim(self, queue_id: int, head: int) -> None:

@@ -222,7 +222,7 @@ class TestTags:
         driver.topics.tags["a"] = 1
         tags = np.full(600_000, 2, np.int32)
         tags[[500_000, 500_010]] = 1
-        driver.topics.queues[0].append(np.arange(600_000), tags, 1)
+        driver.topics.queues[0].append(np.arange(600_000), tags, 1, 0)
         driver.subscribe("g", tags=("a",))
         assert [o for _, o, _ in pairs(driver.receive(most=2))] == [500_000, 500_010]
         assert [row["count"] for row in driver.events[0].batch.to_pylist()] == [500_000, 11]
@@ -651,7 +651,7 @@ def test_back_off_does_not_overflow():
 
 def test_a_million_messages_in_runs_stay_runs():
     driver = Driver(FakeTopics(t=1), max_leases=100)
-    driver.topics.queues[0].append(np.arange(1_000_000), 0, 1)
+    driver.topics.queues[0].append(np.arange(1_000_000), 0, 1, 0)
     driver.subscribe("g")
     for _ in range(100):
         leased = driver.receive(most=10_000)
@@ -721,7 +721,7 @@ class TestRedelivery:
         assert pairs(driver.receive()) == [(0, 0, 4)]
         driver.nack(driver.position - 1, 0, cause="no")
         assert driver.account() == {"dead": [0]}
-        assert driver.groups.group("g").cursor(0).dead["cause"].tolist() == ["no, attempt 4 of 4"]
+        assert driver.groups.group("g").cursor(0).dead["causes"].tolist() == ["no, attempt 4 of 4"]
 
     def test_the_last_delay_counts_for_all_that_follow(self):
         driver = one_queue(1)

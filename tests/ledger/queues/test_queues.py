@@ -25,7 +25,7 @@ def filled(batches) -> tuple[QueueIndex, NaiveQueue, int]:
         now += pause
         positions = position + np.random.default_rng(position).permutation(count)
         tags = np.arange(count, dtype=np.int32)
-        assert queue.append(positions, tags, now) == len(naive.entries)
+        assert queue.append(positions, tags, now, 0) == len(naive.entries)
         naive.entries += [(p, t, now) for p, t in zip(positions.tolist(), tags.tolist(), strict=True)]
         position += 2 * count
     return queue, naive, now
@@ -56,12 +56,12 @@ def test_queue_against_a_list_through_trims(batches, heads):
         queue.trim(head)
         agree(queue, naive, now)
     restored = QueueIndex(Place("t", 0))
-    restored.load(queue.head, *queue.to_tables())
+    restored.load(queue.head, *queue.to_tables(), queue.bytes_total)
     agree(restored, naive, now)
     now += 1
     naive.entries.append((9999, 3, now))
     for one in (queue, restored):
-        assert one.append(np.array([9999]), 3, now) == len(naive.entries) - 1
+        assert one.append(np.array([9999]), 3, now, 0) == len(naive.entries) - 1
         agree(one, naive, now)
 
 
@@ -76,18 +76,18 @@ def test_trim_below_lets_go_of_a_prefix(batches, position):
 
 def test_i16_offsets_go_on_after_everything_left():
     queue = QueueIndex(Place("t", 0))
-    queue.append(np.arange(5), 0, 1)
+    queue.append(np.arange(5), 0, 1, 0)
     queue.trim(5)
     assert (queue.head, queue.end, queue.offset_at(0)) == (5, 5, 5)
-    assert queue.append(np.array([9]), 0, 2) == 5
+    assert queue.append(np.array([9]), 0, 2, 0) == 5
     assert queue.offset_at(1) == 5
 
 
 def test_copies_do_not_change_with_the_queue():
     queue = QueueIndex(Place("t", 0))
-    queue.append(np.arange(3), 1, 1)
+    queue.append(np.arange(3), 1, 1, 0)
     positions, tags = queue.positions(0, 3), queue.tags(0, 3)
-    queue.append(np.arange(10_000), 2, 2)
+    queue.append(np.arange(10_000), 2, 2, 0)
     queue.trim(3)
     assert (positions.tolist(), tags.tolist()) == ([0, 1, 2], [1, 1, 1])
 

@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 
 from escrowmq.acts.telling import results
-from escrowmq.broker.actions.answering import PAGE, answers, page_of, results_of
+from escrowmq.broker.actions.answering import PAGE, answers, microseconds, results_of
 from escrowmq.broker.reads.lookups import damaged_places
 from escrowmq.broker.reads.readable import Readable
 from escrowmq.broker.recording import named, recorded
 from escrowmq.broker.writer.engine import Engine
-from escrowmq.errors import Code, error
+from escrowmq.errors import Code, Rejected, error
 from escrowmq.ledger.columns.arrays import Bools, Int64s
 from escrowmq.ledger.commands import SettleDead
-from escrowmq.ledger.groups.failed import NOT_DEAD
+from escrowmq.ledger.groups import reports
+from escrowmq.ledger.groups.dead.letters import NOT_DEAD
+from escrowmq.ledger.groups.dead.listing import Cause, Letters, Parts, Wanted, page, summary
+from escrowmq.ledger.ledger import Ledger
+from escrowmq.ledger.queues.queues import Place
+from escrowmq.ledger.transactions.table import NONE
 from escrowmq.wire.actions import dead_letters
+from escrowmq.wire.values import MAX_PAGE
+
+MOST_CAUSES = 1000
+"""Causes in one answer, about: groups that come after them are told by the next."""
 
 
 @answers(dead_letters.LIST)
 def _list_dead_letters(engine: Readable, request: dead_letters.List) -> dead_letters.Page:
-    limit, after = request.get("limit", PAGE), _place_of(request)
-
-    def look() -> list[Any]:
-        ledger = engine.shard.ledger
-        return ledger.groups.dead_letters(request["group"], ledger.topics, limit, after)
-
-    letters = engine.look(look).result()
+    """What is asked for is looked up in blocks that never change, beside the writer."""
+    limit, after, older_us = request.get("limit", PAGE), _place_of(request), microseconds(request.get("older_than"))
+    before_us = None if older_us is None else engine.clock.now_us() - older_us
+    if "items" in request:
+        limit = MAX_PAGE
+        found = engine.look(lambda: _named(engine.shard.ledger, request)).result()
+    else:
+        parts = engine.look(
+            lambda: engine.shard.ledger.groups.dead(request["group"], engine.shard.ledger.topics, request.get("topic"))
+        )
+        found = page(parts.result(), limit, after, Wanted(request.get("cause"), before_us))
+    letters: list[Any] = engine.look(lambda: reports.dead_letters(found, engine.shard.ledger.topics)).result()
     if letters:
         positions = np.array([letter["position"] for letter in letters], np.int64)
         stored, damaged = engine.log.salvage(positions, ["key", "tag", "message_id"])
@@ -37,25 +52,104 @@ def _list_dead_letters(engine: Readable, request: dead_letters.List) -> dead_let
             identity = content["message_id"].hex() if known else None
             letter |= {"key": content["key"], "tag": content["tag"], "message_id": identity}
             letter["damaged"] = None if damage is None else str(damage)
-    page: dead_letters.Page = page_of("dead_letters", letters, limit, lambda last: [last["queue_id"], last["offset"]])
-    return page
+    listed = dead_letters.Page(dead_letters=letters)
+    if len(found) == limit:
+        listed["next"] = [int(found.queue_ids[-1]), int(found.offsets[-1])]
+    return listed
+
+
+def _named(ledger: Ledger, request: dead_letters.List) -> Letters:
+    """The dead letters at the places that a request names."""
+    items = request["items"]
+    if len(items) >= MAX_PAGE:
+        raise error(Code.BAD_REQUEST, f"{len(items)} items", f"ask for fewer than {MAX_PAGE} at a time")
+    rows = [(_queue_id(ledger, item["topic"], item["queue"]), item["offset"]) for item in items]
+    found = []
+    for queue_id, offset in dict.fromkeys(row for row in rows if row[0] != NONE):
+        letter = ledger.groups.group(request["group"]).cursor(queue_id).dead.letter(offset)
+        if letter is not None:
+            found.append((queue_id, offset, letter[1], letter[0], letter[2]))
+    columns = [np.array([row[column] for row in found], np.int64) for column in range(4)]
+    return Letters(
+        columns[0], columns[1], columns[2].astype(np.int32), columns[3], np.array([r[4] for r in found], object)
+    )
+
+
+@answers(dead_letters.SUMMARY)
+def _summarize(engine: Readable, request: dead_letters.Summarize) -> dead_letters.Summary:
+    """Group after group, each as it stands at one moment; read beside the writer."""
+    most, samples, only = request.get("causes", 20), request.get("samples", 3), request.get("group")
+    limit = request.get("limit", PAGE)
+
+    def names() -> list[tuple[int, str]]:
+        groups = engine.shard.ledger.groups
+        chosen = groups.groups.values() if only is None else [groups.group(only)]
+        return sorted((group.ordinal, group.name) for group in chosen)
+
+    def look(name: str) -> tuple[Parts, dict[int, Place]]:
+        ledger = engine.shard.ledger
+        parts = ledger.groups.dead(name, ledger.topics) if only or name in ledger.groups.by_name else {}
+        return parts, {id: ledger.topics.queues[id].place for id in parts}
+
+    after, answer = request.get("after", -1), dead_letters.Summary(groups=[])
+    causes = 0
+    for ordinal, name in engine.look(names).result():
+        if ordinal <= after:
+            continue
+        parts, places = engine.look(lambda name=name: look(name)).result()  # type: ignore[misc]
+        if not parts and only is None:
+            continue
+        told = summary(parts, most, samples)
+        line: dead_letters.OfGroupSummary = {
+            "group": name, "dead_letters": told.count, "causes": [_cause(cause, places) for cause in told.causes],
+        }  # fmt: skip
+        if told.others is not None:
+            line["others"] = {**_times(told.others), "causes": told.kinds - len(told.causes)}
+        answer["groups"].append(line)
+        causes += len(told.causes)
+        if only is None and (len(answer["groups"]) == limit or causes >= MOST_CAUSES):
+            answer["next"] = ordinal
+            break
+    return answer
+
+
+def _cause(cause: Cause, places: Mapping[int, Place]) -> dead_letters.Cause:
+    samples: list[dead_letters.Sample] = [
+        {
+            "topic": places[queue_id].topic,
+            "queue": places[queue_id].queue,
+            "offset": offset,
+            "attempts": attempts,
+            "cause": text,
+            "dead_us": dead_us,
+        }
+        for queue_id, offset, dead_us, attempts, text in cause.samples
+    ]
+    return {"cause": cause.kind, **_times(cause), "samples": samples}
+
+
+def _times(cause: Cause) -> dead_letters.Times:
+    return {"count": cause.count, "oldest_us": cause.oldest_us, "newest_us": cause.newest_us}
 
 
 @answers(dead_letters.SETTLE)
 def _settle_dead_letters(engine: Engine, request: dead_letters.Settle) -> dead_letters.Settled:
     """Each act names the deaths that it is about: what dies again between the look, the record and the act is not touched."""
     limit, everything = request.get("limit", PAGE), request.get("all", False)
+    there: Bools | None = None
 
     def look() -> tuple[Int64s, Int64s]:
+        nonlocal there
         ledger = engine.shard.ledger
         if everything:
-            letters = ledger.groups.dead_letters(request["group"], ledger.topics, limit, _place_of(request))
-            return _columns([[letter["queue_id"], letter["offset"]] for letter in letters]), _columns(
-                [[letter["dead_us"]] for letter in letters], 1
-            )[:, 0]
+            found = page(ledger.groups.dead(request["group"], ledger.topics), limit, _place_of(request))
+            return np.stack([found.queue_ids, found.offsets], axis=1), found.dead_us
         items = request.get("items", [])
-        ids = {place: ledger.queue_id(*place) for place in {(item["topic"], item["queue"]) for item in items}}
-        places = _columns([[ids[item["topic"], item["queue"]], item["offset"]] for item in items])
+        ids = {place: _queue_id(ledger, *place) for place in {(item["topic"], item["queue"]) for item in items}}
+        there = np.array([ids[item["topic"], item["queue"]] != NONE for item in items], bool)
+        items = [item for item, is_there in zip(items, there, strict=True) if is_there]
+        named = [(ids[item["topic"], item["queue"]], item["offset"]) for item in items]
+        places = np.array(named, np.int64).reshape(-1, 2)
         died_us, attempts = ledger.groups.deaths(request["group"], places[:, 0], places[:, 1])
         died_us[_others(items, "dead_us", died_us) | _others(items, "attempts", attempts)] = NOT_DEAD
         return places, died_us
@@ -68,6 +162,10 @@ def _settle_dead_letters(engine: Engine, request: dead_letters.Settle) -> dead_l
     with recorded(engine, dead_letters.SETTLE, request, items=named(engine, places, died_us)) as done:
         command = SettleDead(request["group"], good[:, 0], good[:, 1], retry, died_us[~damaged])
         codes[~damaged] = engine.submit(command).result()
+        if there is not None:
+            all_codes = np.full(len(there), Code.NOT_FOUND, np.uint8)
+            all_codes[there] = codes
+            codes = all_codes
         answer = dead_letters.Settled(codes=results_of(codes)["codes"])
         done.ended = results(answer["codes"])
     if everything and len(places) == limit:
@@ -75,15 +173,21 @@ def _settle_dead_letters(engine: Engine, request: dead_letters.Settle) -> dead_l
     return answer
 
 
+def _queue_id(ledger: Ledger, topic: str, queue: int) -> int:
+    """As :meth:`Ledger.queue_id`; ``NONE`` if the topic was deleted since, or made again with fewer queues."""
+    try:
+        return ledger.queue_id(topic, queue)
+    except Rejected:
+        if topic in ledger.topics.deleted:
+            return NONE
+        raise
+
+
 def _place_of(request: dead_letters.List | dead_letters.Settle) -> list[int] | None:
     after = request.get("after")
     if after is not None and len(after) != 2:
         raise error(Code.BAD_REQUEST, "'after' must be the 'next' of the page before")
     return after
-
-
-def _columns(rows: list[list[int]], width: int = 2) -> Int64s:
-    return np.array(rows, np.int64).reshape(-1, width)
 
 
 def _others(items: list[dead_letters.Shown], name: Literal["dead_us", "attempts"], now: Int64s) -> Bools:

@@ -3,19 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
-from escrowmq.broker.actions.answering import LONGEST_WAIT_MS, answers, looks, submits
+from escrowmq.broker.actions.answering import LONGEST_WAIT_MS, answers, looks, microseconds, submits
 from escrowmq.broker.reads.following import view_beyond, view_range
 from escrowmq.broker.reads.readable import Readable
-from escrowmq.ledger.commands import CreateTopic
-from escrowmq.ledger.listings import queue_offsets, queues_beyond, topics_list
+from escrowmq.broker.recording import recorded
+from escrowmq.broker.writer.engine import Engine
+from escrowmq.ledger.commands import AlterTopic, CreateTopic, DeleteTopic, TopicRules
+from escrowmq.ledger.listings import queue_offsets, queues_beyond, retention_of, topics_list
 from escrowmq.wire.actions import topics
 
 looks(topics.LIST, lambda shard, _: {"topics": topics_list(shard.ledger)})
 submits(
     topics.CREATE, lambda request: CreateTopic(request["name"], request.get("queues"), request.get("may_exist", False))
 )
+
+_RULES = {"retention": "retention_us", "retention_size": "retention_bytes"}
+
+
+@answers(topics.ALTER)
+def _alter_topic(engine: Engine, request: topics.Alter) -> topics.Altered:
+    rules = TopicRules(
+        retention_us=microseconds(request.get("retention")), retention_bytes=request.get("retention_size")
+    )
+    reset = [_RULES[name] for name in request.get("reset", ())]
+    command = AlterTopic(request["name"], request.get("queues"), rules, reset)
+    with recorded(engine, topics.ALTER, request) as done:
+        answer: Any = engine.submit(command).result()
+        altered: Any = {"name": answer["name"], "queues": answer["queues"], **retention_of(answer["rules"])}
+        done.ended = altered
+    return cast(topics.Altered, altered)
+
+
+@answers(topics.DELETE)
+def _delete_topic(engine: Engine, request: topics.Delete) -> topics.Deleted:
+    name, force = request["name"], request.get("force", False)
+    if request.get("check", False):
+        would: topics.Deleted = engine.submit(DeleteTopic(name, force, check=True)).result()
+        return would
+    with recorded(engine, topics.DELETE, request) as done:
+        deleted: topics.Deleted = engine.submit(DeleteTopic(name, force)).result()
+        rolled_back = deleted["rolled_back"]
+        while not deleted["deleted"]:  # what is undecided is rolled back in bounded steps
+            deleted = engine.submit(DeleteTopic(name, force)).result()
+            rolled_back += deleted["rolled_back"]
+        deleted = {**deleted, "rolled_back": rolled_back}
+        done.ended = dict(deleted)
+    return deleted
 
 
 @answers(topics.OFFSETS)

@@ -13,6 +13,7 @@ from escrowmq.broker.reads.readable import Readable
 from escrowmq.broker.requests import transaction_id
 from escrowmq.ledger.commands import End, Recheck
 from escrowmq.ledger.listings import transactions as transactions_list
+from escrowmq.ledger.listings import undecided
 from escrowmq.model import DecidedBy, Outcome
 from escrowmq.schemas import ENDING
 from escrowmq.wire.actions import transactions
@@ -31,9 +32,22 @@ def _list_transactions(engine: Readable, request: transactions.List) -> transact
             before_us=before_us,
             limit=limit,
             after=request.get("after", -1),
+            cause=request.get("cause"),
+            now_us=engine.clock.now_us(),
         )
 
     page: transactions.Page = page_of("transactions", engine.look(look).result(), limit, lambda last: last["position"])
+    return page
+
+
+@answers(transactions.SUMMARY)
+def _summarize(engine: Readable, request: transactions.Summarize) -> transactions.Undecided:
+    limit, after, samples = request.get("limit", PAGE), request.get("after", -1), request.get("samples", 3)
+
+    def look() -> list[Any]:
+        return undecided(engine.shard.ledger, request.get("group"), after, limit, samples, engine.clock.now_us())
+
+    page: transactions.Undecided = page_of("groups", engine.look(look).result(), limit, lambda last: last["number"])
     return page
 
 

@@ -14,6 +14,7 @@ from escrowmq.broker.columns import owners_of
 from escrowmq.broker.reads.readable import Readable
 from escrowmq.errors import Code, Rejected, error
 from escrowmq.ledger.columns.arrays import Bools, Int64s, UInt8s
+from escrowmq.ledger.groups.reports import positions_of
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.ledger.listings import transaction
 from escrowmq.ledger.queues.queues import Place
@@ -39,7 +40,10 @@ def show_transaction(engine: Readable, identity: TransactionId) -> Shown:
     found: Any = engine.look(lambda: transaction(engine.shard.ledger, identity)).result()
     positions: Int64s = found.pop("positions")
     end = engine.look(lambda: engine.log.next_position).result()
+    asked, unknown_us = engine.listeners.about(identity.position)
     shown: Shown = found | {
+        "asked_session": asked,
+        "unknown_us": unknown_us,
         "message_count": len(positions),
         "messages": [describe(row) for row in _rows(engine, positions[:MAX_SHOWN])],
         "timeline": _timeline(engine, identity, positions, end),
@@ -96,7 +100,9 @@ def find_messages(engine: Readable, message_id: bytes | None, key: str | None, t
     unreadable = 0
     for positions, lost in _matches(engine, _end(engine), message_id, key, topic):
         unreadable += lost
-        found += _states(engine, positions[: limit - len(found)])
+        while len(positions) and len(found) < limit:
+            some, positions = np.split(positions, [limit - len(found)])
+            found += _states(engine, some)
         if len(found) >= limit:
             break
     answer: Found = {"messages": found}
@@ -124,11 +130,12 @@ def view_message(engine: Readable, topic: str, message_id: bytes, key: str) -> F
 
 def _standing_one(engine: Readable, positions: Int64s) -> FoundMessage | None:
     """The first of some messages that was not rolled back and has not expired."""
-    (first,) = _states(engine, positions[:1])
-    if first["state"] not in UNDONE_NAMES:
-        return first
+    first = _states(engine, positions[:1])
+    if first and first[0]["state"] not in UNDONE_NAMES:
+        return first[0]
     others = positions[1:]
-    return next(iter(_states(engine, others[~_undone(engine, others)][:1])), None)
+    others = others[~_undone(engine, others)]
+    return next(iter(_states(engine, others[:1]) or _states(engine, others[1:])), None)
 
 
 def _end(engine: Readable) -> int:
@@ -181,7 +188,8 @@ def _known(engine: Readable, message_id: bytes | None) -> Int64s:
     """Where the ledger remembers messages of this id, in whatever topic; nowhere if it is None."""
 
     def look() -> Int64s:
-        numbers = np.arange(len(engine.shard.ledger.topics.by_name), dtype=np.int32)
+        topics = engine.shard.ledger.topics.by_name.values()
+        numbers = np.array([topic.number for topic in topics], np.int32)
         return engine.shard.ledger.dedup.find(pa.array([message_id] * len(numbers), ID), numbers).positions
 
     nowhere = np.empty(0, np.int64)
@@ -189,24 +197,36 @@ def _known(engine: Readable, message_id: bytes | None) -> Int64s:
 
 
 def _states(engine: Readable, positions: Int64s) -> list[FoundMessage]:
-    """The messages at these positions, with what became of them."""
+    """The messages at these positions, with what became of them; without those that are beyond the retention of their topic, or whose
+    topic is deleted."""
     if not len(positions):
         return []
     rows = _rows(engine, positions)
     half = np.array([row["half"] for row in rows])
 
-    def look() -> tuple[list[int], list[tuple[Place | None, int | None]]]:
+    def look() -> tuple[list[int], list[tuple[Place | None, int | None]], Bools]:
         ledger = engine.shard.ledger
         states = ledger.half_states(positions[half])[0].tolist() if half.any() else []
         of_halves = iter(states)
         placed = [not row["half"] or next(of_halves) == TransactionState.COMMITTED or row["lost"] for row in rows]
-        return states, [_standing(ledger, row) if stands else NOWHERE for row, stands in zip(rows, placed, strict=True)]
+        standing = [_standing(ledger, row) if stands else NOWHERE for row, stands in zip(rows, placed, strict=True)]
+        gone = np.array(
+            [
+                not row["lost"] and (ledger.topics.is_gone(row["queue_id"]) or (stands and place is NOWHERE))
+                for row, stands, place in zip(rows, placed, standing, strict=True)
+            ]
+        )
+        if gone.any():
+            gone[gone] = ledger.delays.queue_ids_of(positions[gone]) < 0
+        return states, standing, gone
 
-    states, standing = engine.glance(look).result()
+    states, standing, gone = engine.glance(look).result()
     of_halves = iter(states)
     found: list[FoundMessage] = []
-    for row, (place, offset) in zip(rows, standing, strict=True):
+    for row, (place, offset), left in zip(rows, standing, gone.tolist(), strict=True):
         state: Any = TransactionState(next(of_halves)).name.lower() if row["half"] else "plain"
+        if left:
+            continue
         if place is not None and row["lost"]:
             row |= {"topic": place.topic, "queue": place.queue}
         found.append({**describe(row), "state": state, "offset": offset, "visible": offset is not None})
@@ -220,7 +240,7 @@ def _standing(ledger: Ledger, row: dict[str, Any]) -> tuple[Place | None, int | 
         since_us = 0 if row["lost"] else max(row["stored_us"], row["visible_us"])
         if (offset := queue.find(row["position"], since_us)) is not None:
             return queue.place, offset
-    return NOWHERE
+    return NOWHERE  # also what waits for its time
 
 
 def _rows(engine: Readable, positions: Int64s) -> list[dict[str, Any]]:
@@ -257,15 +277,7 @@ def describe(row: dict[str, Any]) -> Message:
 def damaged_places(engine: Readable, places: Int64s) -> Bools:
     """Which of these (queue id, offset) cannot be delivered, because their content is lost."""
 
-    def look() -> Int64s:
-        found: list[int] = []
-        for queue_id, offset in places.tolist():
-            queue = engine.shard.ledger.queue(queue_id)
-            stored = queue.head <= offset < queue.end
-            found.append(int(queue.positions(offset, offset + 1)[0]) if stored else -1)
-        return np.array(found, np.int64)
-
-    positions = engine.look(look).result()
+    positions = engine.look(lambda: positions_of(engine.shard.ledger.topics, places[:, 0], places[:, 1])).result()
     mask = np.zeros(len(places), bool)
     stored = np.flatnonzero(positions >= engine.log.first_position)
     _, damaged = engine.log.salvage(positions[stored], ["message_id"])

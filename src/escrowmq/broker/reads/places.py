@@ -84,9 +84,9 @@ def _at_group(ledger: Ledger, group: Group, queue_id: int, offset: int) -> AtGro
         elif state is State.RETRYING:
             more |= _retry(cursor, offset, subscription.ordered)
         elif state is State.DEAD:
-            row = _row(cursor.dead, offset)
-            more |= {"attempt": int(cursor.dead["attempts"][row]), "cause": cursor.dead["cause"][row]}
-            more["dead_us"] = int(cursor.dead["dead_us"][row])
+            letter = cursor.dead.letter(offset)
+            assert letter is not None
+            more |= {"dead_us": letter[0], "attempt": letter[1], "cause": letter[2]}
     return {**stands, **more}
 
 

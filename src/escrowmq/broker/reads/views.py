@@ -26,8 +26,9 @@ from escrowmq.broker.requests import checked
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns.arrays import Bools, Int64s
 from escrowmq.ledger.columns.schedule import NEVER_US
+from escrowmq.ledger.groups.dead.listing import Parts, died_between
 from escrowmq.ledger.groups.receiving import matching, tag_numbers
-from escrowmq.ledger.groups.reports import dead_between
+from escrowmq.ledger.groups.reports import positions_of
 from escrowmq.ledger.queues.queues import Place
 from escrowmq.log.report import RowDamage
 from escrowmq.schemas import DELIVERY
@@ -186,11 +187,18 @@ def _queue_rows(engine: Readable, queue_id: int, start: int, end: int, rows: _Ro
 
 
 def _died_between(engine: Readable, group: str, start_us: int, end_us: int, rows: _Rows) -> Iterator[pa.RecordBatch]:
-    def look() -> tuple[Int64s, Int64s, Int64s]:
+    def parts() -> Parts:
         ledger = engine.shard.ledger
-        return dead_between(ledger.groups.group(group), ledger.topics, start_us, end_us)
+        return ledger.groups.dead(group, ledger.topics)
 
-    positions, queue_ids, offsets = engine.look(look).result()
+    def look() -> Int64s:
+        ledger = engine.shard.ledger
+        return positions_of(ledger.topics, queue_ids, offsets)
+
+    queue_ids, offsets = died_between(engine.look(parts).result(), start_us, end_us)
+    positions = engine.look(look).result()
+    stored = positions >= 0
+    positions, queue_ids, offsets = positions[stored], queue_ids[stored], offsets[stored]
     queues = engine.shard.ledger.topics.queues
     where = dict(zip(positions.tolist(), queue_ids.tolist(), strict=True))
 

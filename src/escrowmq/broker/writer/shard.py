@@ -34,6 +34,7 @@ from escrowmq.ledger.columns.codes import OK
 from escrowmq.ledger.commands import (
     Command,
     Configure,
+    Cut,
     Prepare,
     PrepareRows,
     Retain,
@@ -371,14 +372,22 @@ class Shard:
         """Store it durably (any thread)."""
         self.log.save_snapshot(snapshot.tables, snapshot.sequence, snapshot.position, snapshot.time_us)
 
+    def cut(self) -> int:
+        """Let go of what is beyond the retention of its topic, within a round; how many queues begin later than before."""
+        cut: int = self.execute(Cut(microseconds(self.settings.retention)))
+        return cut
+
     def retain(self) -> int | None:
         """Let go of what is older than the retention, within a round; the position below which the log may then be
         dropped *once a newer snapshot is saved*, None when there is nothing to drop."""
-        visible_us = self.time_us - microseconds(self.settings.retention)
-        limit = self.log.position_before(visible_us)
-        if limit <= self.log.first_position:
+        retention_us = microseconds(self.settings.retention)
+        visible_us = self.time_us - retention_us
+        limit = early = self.log.position_before(visible_us)
+        if self.ledger.topics.keep_less(self.log.first_position):
+            early = self.log.position_before(self.time_us - min(retention_us, self.ledger.rules.dedup_window_us))
+        if early <= self.log.first_position:
             return None
-        position: int = self.execute(Retain(visible_us, limit))
+        position: int = self.execute(Retain(visible_us, limit, early))
         return position if position > self.log.first_position else None
 
     @property

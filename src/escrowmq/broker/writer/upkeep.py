@@ -4,7 +4,7 @@ Rules:
 
 1. Snapshots are taken between rounds, after a sync, and saved on another thread.
 2. Retention goes mark, save, drop: the ledger lets go by an event; then a snapshot is saved that no longer needs the old
-   segments; only then are they dropped.
+   segments; only then are they dropped. What is beyond the retention of its topic is let go of before, also by an event.
 3. Producers that were not used for ``producer_expiration`` are forgotten, a bounded number at a time. When they were used is in the
    log, so it does not matter how often a broker is restarted; but for the first minute after a start none is forgotten, because
    those that listen for questions may not be back yet.
@@ -20,8 +20,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from escrowmq.broker.writer.shard import Shard, microseconds
 from escrowmq.errors import EscrowError
 from escrowmq.ledger.columns.arrays import Int64s
+from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.commands import Forget
 
+CUT_US = 10_000_000
+"""Between two looks at what is beyond the retention of its topic."""
 RETENTION_US = 60_000_000
 """Between two retention passes."""
 FIRST_US = 1_000_000
@@ -48,6 +51,8 @@ class Upkeep:
         self._connected = connected
         self._thread = ThreadPoolExecutor(1, "escrowmq-snapshot")
         self._retain_us = shard.time_us + FIRST_US  # soon: a broker may be restarted more often than retention runs
+        self._cut_us = self._retain_us
+        self._altered = shard.ledger.topics.altered
         self._forget_us = shard.time_us + FORGET_US
         self._probe_us = 0
         self._save_us = 0
@@ -63,6 +68,12 @@ class Upkeep:
             self._shard.probe()
         if self._droppable is not None:
             self._drop(self._droppable)
+        topics = self._shard.ledger.topics
+        if self._altered != topics.altered:  # a person waits for the space
+            self._altered, self._cut_us, self._retain_us = topics.altered, now, now
+        if now >= self._cut_us:
+            self._cut_us = now + CUT_US if topics.any_own else NEVER_US
+            self._shard.cut()
         if now >= self._retain_us:
             self._retain_us = now + RETENTION_US
             self._marked = self._shard.retain()
@@ -120,9 +131,9 @@ class Upkeep:
     @property
     def wake_us(self) -> int:
         """:meth:`within_round` has nothing to do before this."""
-        if self._droppable is not None:
+        if self._droppable is not None or self._altered != self._shard.ledger.topics.altered:
             return 0
-        wake_us = min(self._retain_us, self._forget_us)
+        wake_us = min(self._retain_us, self._cut_us, self._forget_us)
         return min(wake_us, self._probe_us) if self._shard.full else wake_us
 
     def finish(self) -> None:

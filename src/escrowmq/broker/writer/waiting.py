@@ -39,6 +39,7 @@ _BRINGS_NOTHING = frozenset(
         Kind.FORGOTTEN,
         Kind.PRODUCERS,
         Kind.TOPIC,
+        Kind.TOPIC_ALTERED,
         Kind.GROUP,
         Kind.LEASED,
         Kind.HANDED,

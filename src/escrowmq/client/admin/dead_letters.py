@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from escrowmq.client.admin.asking import Asking
+from escrowmq.client.admin.asking import Asking, given
 from escrowmq.client.altering import signed
-from escrowmq.client.entries import DeadLetter
+from escrowmq.client.entries import DeadLetter, DeadLettersSummary
 from escrowmq.client.links.answers import Count, Listing
 from escrowmq.errors import Code, Misuse, Overloaded, Unknown
 from escrowmq.wire.actions import dead_letters
@@ -20,9 +20,35 @@ _SHOWN = ("topic", "queue", "offset", "dead_us", "attempts")
 class DeadLettersAdmin(Asking):
     """Dead letters, delivered again or discarded. See :class:`escrowmq.client.admin.Admin`."""
 
-    def dead_letters(self, group: str, limit: int | None = None) -> Listing[DeadLetter]:
-        """The dead letters of a consumer group; at most ``limit`` per broker."""
-        return self._pages(dead_letters.LIST({"group": group}), "dead_letters", limit)
+    def dead_letters(
+        self,
+        group: str,
+        limit: int | None = None,
+        *,
+        cause: str | None = None,
+        topic: str | None = None,
+        older_than: float | None = None,
+    ) -> Listing[DeadLetter]:
+        """The dead letters of a consumer group, at most ``limit`` per broker; with a ``cause`` those of like ones (numbers and ids in it do not
+        count: see :meth:`dead_letters_summary`), of one ``topic``, dead for ``older_than`` seconds."""
+        request = given(dead_letters.List, group=group, cause=cause, topic=topic, older_than=older_than)
+        return self._pages(dead_letters.LIST(request), "dead_letters", limit)
+
+    def dead_letters_at(self, group: str, items: Sequence[Mapping[str, Any]]) -> Listing[DeadLetter]:
+        """Those of ``items`` (each a ``topic``, a ``queue`` and an ``offset``) that are dead letters of the group, at every broker."""
+        wanted: list[Any] = [{name: item[name] for name in ("topic", "queue", "offset")} for item in items]
+        call = dead_letters.LIST(dead_letters.List(group=group, items=wanted))
+        return self._rows(
+            call, lambda answer: answer["dead_letters"], Code.UNKNOWN_GROUP, Code.UNKNOWN_TOPIC, Code.BAD_QUEUE
+        )
+
+    def dead_letters_summary(
+        self, group: str | None = None, *, causes: int = 20, samples: int = 3
+    ) -> Listing[DeadLettersSummary]:
+        """How many dead letters each consumer group has (or this one), and why: the most frequent ``causes`` with their counts, ages and some
+        ``samples``, what is left in one entry ``others``. Causes are told apart by their first line without its numbers and ids."""
+        request = given(dead_letters.Summarize, group=group, causes=causes, samples=samples)
+        return self._pages(dead_letters.SUMMARY(request), "groups", None)
 
     def retry_dead_letters(
         self, group: str, items: Iterable[Mapping[str, Any]] | None = None, *, why: str | None = None

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from escrowmq.client.admin.asking import Asking, given, single, with_body
 from escrowmq.client.altering import signed
-from escrowmq.client.entries import Transaction, TransactionDetails
+from escrowmq.client.entries import Transaction, TransactionDetails, UndecidedTransactions
 from escrowmq.client.links.answers import Listing
 from escrowmq.errors import Code
 from escrowmq.model import TransactionId
@@ -22,10 +22,19 @@ class TransactionsAdmin(Asking):
         group: str | None = None,
         older_than: float | None = None,
         limit: int | None = None,
+        *,
+        cause: str | None = None,
     ) -> Listing[Transaction]:
-        """Transactions by state ("open", "parked", ...), producer group and age in seconds; at most ``limit`` per broker."""
-        request = given(transactions.List, state=state, group=group, older_than=older_than)
+        """Transactions by state ("open", "parked", ...), producer group, age in seconds, and ``cause`` (see :meth:`transactions_summary`); at
+        most ``limit`` per broker."""
+        request = given(transactions.List, state=state, group=group, older_than=older_than, cause=cause)
         return self._pages(transactions.LIST(request), "transactions", limit)
+
+    def transactions_summary(self, group: str | None = None, *, samples: int = 3) -> Listing[UndecidedTransactions]:
+        """What each producer group has undecided (or this one), and why it waits: counts, ages, how often it was asked about, and some
+        ``samples`` of each cause, the oldest."""
+        request = given(transactions.Summarize, group=group, samples=samples)
+        return self._pages(transactions.SUMMARY(request), "groups", None)
 
     def transaction(self, transaction_id: TransactionId | str | bytes) -> TransactionDetails:
         """One transaction, its messages (with ``body``) and its timeline. Raises UNKNOWN_TRANSACTION or WRONG_SHARD."""

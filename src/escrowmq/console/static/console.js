@@ -65,8 +65,12 @@ async function look() {
   if (document.hidden) return later();
   try {
     const answer = await fetch(location.href, { headers: { Accept: "text/html" }, cache: "no-store", signal: AbortSignal.timeout(20000) });
+    if (answer.redirected) return location.replace(answer.url); // what this page waited for is there
+    if (answer.status >= 400 && answer.status < 500) return location.reload();
     if (!answer.ok) throw new Error(`status ${answer.status}`);
     const found = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const parts = (page) => [...page.querySelectorAll("[data-part]")].map((part) => part.dataset.part).join();
+    if (seconds && !found.body.dataset.live || parts(document) !== parts(found)) return location.reload(); // it came to its end
     for (const part of document.querySelectorAll("[data-part]")) {
       const other = found.querySelector(`[data-part="${part.dataset.part}"]`);
       const held = part.contains(document.activeElement) || part.querySelector("details[open]") || String(getSelection()).length > 0;

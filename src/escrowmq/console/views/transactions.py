@@ -14,6 +14,10 @@ ROOM = "/transactions"
 STATES = ("undecided", "open", "parked", "committed", "rolled_back", "expired")
 
 
+PLANNABLE = ("undecided", "open", "parked")
+"""States that a person can still change."""
+
+
 def transactions(console: Console, asked: Asked) -> Page:
     """Transactions by state, producer group and age, in the order of their prepare."""
     state, group, older = asked.text("state"), asked.text("group"), asked.text("older")
@@ -26,7 +30,14 @@ def transactions(console: Console, asked: Asked) -> Page:
         request["older_than"] = seconds(older, "older")
     page = console.page(actions.LIST(request), "transactions", asked.text("after"))  # type: ignore[arg-type]
     filters = {"state": state or "all", "group": group or "", "older": older or ""}
-    values = {"page_rows": page, "filters": filters, "states": STATES, "first": asked.text("after") is None}
+    plannable = {**request} if state in PLANNABLE else {}
+    values = {
+        "plannable": plannable,
+        "page_rows": page,
+        "filters": filters,
+        "states": STATES,
+        "first": asked.text("after") is None,
+    }
     return Page("transactions.html", "Transactions", values, ROOM)
 
 

@@ -145,6 +145,13 @@ class Columns:
         self._start = 0
 
 
+def with_zeros(table: pa.Table, name: str, dtype: type[np.generic]) -> pa.Table:
+    """The table of an older snapshot with a column that it does not have, of zeros."""
+    if name in table.column_names:
+        return table
+    return table.append_column(name, pa.array(np.zeros(table.num_rows, dtype)))
+
+
 def int64s(*names: str) -> list[tuple[str, pa.DataType]]:
     """Fields of a schema, all of them int64."""
     return [(name, pa.int64()) for name in names]

@@ -32,7 +32,7 @@ from escrowmq.ledger.commands import (
 from escrowmq.ledger.events import Decision, Event, event_of, event_of_rows, rows_of
 from escrowmq.ledger.groups import members, order, reaching, receiving, subscriptions
 from escrowmq.ledger.groups.cursors import Lease
-from escrowmq.ledger.groups.failed import NOT_DEAD
+from escrowmq.ledger.groups.dead.letters import NOT_DEAD
 from escrowmq.ledger.groups.group import Group
 from escrowmq.ledger.groups.groups import DISCARD, RETRY, Groups
 from escrowmq.ledger.groups.order import UNKNOWN, KeysOf
@@ -58,9 +58,13 @@ class Consuming:
         """Make a group or join it; ``topics``: as they will be. BAD_GROUP_NAME, UNKNOWN_TOPIC, BAD_REQUEST, SUBSCRIPTION_MISMATCH or TOO_MANY."""
         subscriptions.check(cmd.group, cmd.subscription, topics)
         if (group := self._groups.by_name.get(cmd.group)) is not None:
-            if wrong := subscriptions.differences(group.subscription, cmd.subscription, rules):
+            had, events = group.subscription, list[Event]()
+            if not had.topics:
+                had = subscriptions.taken_up(had, cmd.subscription, topics)
+                events.append(event_of(Kind.ALTERED, [group.ordinal], [subscriptions.dump(had)]))
+            if wrong := subscriptions.differences(had, cmd.subscription, rules):
                 raise error(Code.SUBSCRIPTION_MISMATCH, f"the consumer group {cmd.group!r} has {wrong}")
-            return Decision((), {"group": group.ordinal, "created": False, "start": group.subscription.start})
+            return Decision(tuple(events), {"group": group.ordinal, "created": False, "start": had.start})
         if len(self._groups.groups) >= rules.max_groups:
             raise error(Code.TOO_MANY, f"there are {len(self._groups.groups)} consumer groups", "max_groups")
         text = subscriptions.dump(subscriptions.resolve(cmd.subscription, topics))

@@ -29,7 +29,8 @@ import numpy as np
 
 from escrowmq.ledger.columns.arrays import Columns, Int64s, UInt8s
 from escrowmq.ledger.groups.again import EITHER, HANDED_OUT, NOT, Again, handed_out
-from escrowmq.ledger.groups.failed import DeadLetters, Retries
+from escrowmq.ledger.groups.dead.letters import DeadLetters
+from escrowmq.ledger.groups.failed import Retries
 
 MAX_HISTORY_RUNS = 4096
 """Runs remembered of what has left the log; beyond, the oldest become GONE and only their counts remain."""
@@ -97,6 +98,12 @@ class Cursor:
     def base(self) -> int:
         """The first offset with a byte of its own."""
         return self.states.first
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a message is leased, waits for a retry, or is dead."""
+        counts = self.counts
+        return bool(counts[State.LEASED] or counts[State.RETRYING] or counts[State.DEAD])
 
     @property
     def floor(self) -> int:
@@ -167,7 +174,7 @@ class Cursor:
         self.next = start
         self._floor = self.base
         self.retries.cut(0, len(self.retries))
-        self.dead.cut(*self.dead.span(start, _ENDLESS))
+        self.dead.remove_range(start, _ENDLESS)
         self.again = again
 
     def _handed_out(self, start: int) -> Again:

@@ -1,8 +1,7 @@
-"""What failed for a group in one queue: offsets that wait for their next delivery, and dead letters.
+"""What failed for a group in one queue: offsets that wait for their next delivery (dead letters have a room of their own).
 
-Both are sparse sets of offsets, kept sorted in NumPy arrays. Adding and taking are batch operations; taking from the low end,
-the common case, copies nothing. Dead letters leave by a person's act (delivered again, or discarded) or with the log's
-retention; never by themselves.
+They are a sparse set of offsets, kept sorted in NumPy arrays. Adding and taking are batch operations; taking from the low end,
+the common case, copies nothing.
 """
 
 from __future__ import annotations
@@ -183,31 +182,3 @@ class Redelivery(NamedTuple):
 def backoff_us(attempt: int, first_us: int, most_us: int) -> int:
     """How long to wait after ``attempt`` (from 1) failed: ``first_us``, doubled each time, at most ``most_us``."""
     return min(first_us << min(attempt - 1, 50), most_us)
-
-
-NOT_DEAD = -1
-"""Instead of the time of a death, and of a number of attempts: there is no dead letter at this offset."""
-
-
-class DeadLetters(SparseOffsets):
-    """Columns ``attempts``, ``dead_us``, ``cause`` (text)."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        super().__init__({"attempts": np.int32, "dead_us": np.int64, "cause": object})
-
-    def bury(self, offsets: Int64s, attempts: int, dead_us: int, cause: str) -> None:
-        """Add ``offsets`` that died together."""
-        count = len(offsets)
-        causes = np.empty(count, object)
-        causes[:] = cause
-        self.put(offsets, attempts=np.full(count, attempts), dead_us=np.full(count, dead_us), cause=causes)
-
-    def deaths(self, offsets: Int64s) -> tuple[Int64s, Int64s]:
-        """When each of ``offsets`` died, and after how many attempts; :data:`NOT_DEAD` where there is no dead letter."""
-        at = locate(self.offsets, offsets)
-        died_us, attempts = np.full(len(offsets), NOT_DEAD, np.int64), np.full(len(offsets), NOT_DEAD, np.int64)
-        here = at >= 0
-        died_us[here], attempts[here] = self["dead_us"][at[here]], self["attempts"][at[here]]
-        return died_us, attempts

@@ -29,6 +29,9 @@ from escrowmq.ledger.commands import Rules
 from escrowmq.ledger.events import rows_of
 from escrowmq.ledger.groups import members, order, receiving, reports, snapshots, subscriptions
 from escrowmq.ledger.groups.cursors import ACKED, NOT_LEASED, PENDING, TAKEN, Cursor, Lease, State
+from escrowmq.ledger.groups.dead import listing
+from escrowmq.ledger.groups.dead.letters import Block, block_of
+from escrowmq.ledger.groups.dead.listing import EVERY, Parts, Wanted
 from escrowmq.ledger.groups.group import ALL, Group, Leases, Member
 from escrowmq.ledger.groups.settling import RELEASED, UNSEEN
 from escrowmq.ledger.queues.topics import Topics
@@ -235,13 +238,18 @@ class Groups:
 
     def _bury(self, rows: Rows, time_us: int, handed_out: int) -> None:
         """Dead letters; the attempt of their lease counts only if they were handed out."""
+        found: dict[tuple[int, int], tuple[Cursor, list[Block]]] = {}
         for id, start, count, cause in rows:
             if (taken := self._take(id, start, count, TAKEN, State.DEAD)) is None:
                 continue
             lease, offsets = taken
             if offsets is None:
                 offsets = np.arange(start, start + count)
-            lease.cursor.dead.bury(offsets, lease.attempt - 1 + handed_out, time_us, cause)
+            if len(offsets):
+                parts = found.setdefault((lease.group, lease.cursor.queue_id), (lease.cursor, []))[1]
+                parts.append(block_of(offsets, lease.attempt - 1 + handed_out, time_us, cause))
+        for cursor, parts in found.values():
+            cursor.dead.bury(parts)
 
     def _apply_dead_settled(self, batch: pa.RecordBatch, time_us: int, _topics: Topics, _rules: Rules) -> None:
         ordinals, queue_ids, offsets, acts = (column.to_numpy() for column in batch.columns)
@@ -276,12 +284,16 @@ class Groups:
                 self.leases.extend(lease, deadline_us)
 
     def apply_trim(self, topics: Topics, position: int) -> None:
-        """Retention moved heads of queues: what lies below and was not done expires, and is counted as such. ``position``: what stands
-        below in the log is forgotten."""
+        """Retention of the log moved heads of queues. ``position``: what stands below in the log is forgotten."""
         self.deleted = {number: known for number, known in self.deleted.items() if known[1] >= position}
+        self.apply_heads(topics)
+
+    def apply_heads(self, topics: Topics, queue_ids: set[int] | None = None) -> None:
+        """Retention moved heads of queues (None: maybe of all): what lies below and was not done expires, and is counted as such."""
         for group in self.groups.values():
             subscribed = subscriptions.queue_ids(group.subscription.topics, topics)
-            for queue_id in sorted({*subscribed, *group.cursors}):
+            met = {*subscribed, *group.cursors}
+            for queue_id in sorted(met if queue_ids is None else met & queue_ids):
                 head = topics.queues[queue_id].head
                 cursor = group.meet(queue_id) if head else group.cursor(queue_id)
                 if head <= cursor.base:
@@ -290,6 +302,21 @@ class Groups:
                     lease.take(lease.start, min(lease.end, head), TAKEN)
                     self._changed(lease)
                 cursor.trim(head)
+
+    def meet_at(self, topic: str, queue_id: int, start: int) -> None:
+        """A topic got a queue that begins at ``start``: so do its groups."""
+        for group in self.groups.values():
+            if topic in group.subscription.topics:
+                group.cursors.setdefault(queue_id, Cursor(queue_id, start))
+
+    def lose(self, topic: str, queue_ids: Sequence[int]) -> None:
+        """A topic is deleted: what the groups have of it goes, leases and dead letters too."""
+        for group in self.groups.values():
+            cursors = [group.cursors.pop(id) for id in queue_ids if id in group.cursors]
+            self._end_leases(group, [lease for cursor in cursors for lease in cursor.leases.values()])
+            self.leases.forget(cursors)
+            group.subscription = subscriptions.without(group.subscription, topic, set(queue_ids))
+            group.paused.pop(topic, None)
 
     _acts: ClassVar[dict[Kind, Callable[[Groups, pa.RecordBatch, int, Topics, Rules], None]]] = {
         Kind.GROUP: _apply_group,
@@ -380,11 +407,22 @@ class Groups:
         """What each member holds: see :func:`escrowmq.ledger.groups.members.describe`; UNKNOWN_GROUP."""
         return members.describe(self.group(group), topics)
 
+    def dead(self, group: str, topics: Topics, topic: str | None = None) -> Parts:
+        """The dead letters of a group by queue id, of one topic or of all: they may be read while the ledger goes on. UNKNOWN_GROUP."""
+        cursors = self.group(group).cursors
+        chosen = cursors if topic is None else set(topics.queue_ids(topic) if topics.has(topic) else ())
+        return {id: list(cursor.dead.blocks) for id, cursor in cursors.items() if id in chosen and len(cursor.dead)}
+
     def dead_letters(
-        self, group: str, topics: Topics, limit: int = 100, after: Sequence[int] | None = None
+        self,
+        group: str,
+        topics: Topics,
+        limit: int = 100,
+        after: Sequence[int] | None = None,
+        wanted: Wanted = EVERY,
     ) -> list[dict[str, Any]]:
         """Dead letters by queue id and offset, at most ``limit``, beginning after the pair ``after``; UNKNOWN_GROUP."""
-        return reports.dead_letters(self.group(group), topics, limit, after)
+        return reports.dead_letters(listing.page(self.dead(group, topics), limit, after, wanted), topics)
 
     def deaths(self, group: str, queue_ids: Int64s, offsets: Int64s) -> tuple[Int64s, Int64s]:
         """When what stands at these places died for a group, and after how many attempts; ``NOT_DEAD`` where there is no dead

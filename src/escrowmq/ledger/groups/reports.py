@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,8 @@ from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.commands import Rules, Subscription
 from escrowmq.ledger.groups import subscriptions
 from escrowmq.ledger.groups.cursors import Cursor, State
+from escrowmq.ledger.groups.dead.letters import NOT_DEAD
+from escrowmq.ledger.groups.dead.listing import Letters
 from escrowmq.ledger.groups.group import ALL, Group
 from escrowmq.ledger.queues.topics import Topics
 
@@ -72,49 +74,54 @@ def _describe_queue(cursor: Cursor, topics: Topics) -> dict[str, Any]:
     }
 
 
-def dead_between(group: Group, topics: Topics, first_us: int, before_us: int) -> tuple[Int64s, Int64s, Int64s]:
-    """Positions, queue ids and offsets of what died from ``first_us`` to before ``before_us``, in the order in which it died."""
-    found: list[tuple[Int64s, Int64s, Int64s, Int64s]] = []
-    for queue_id, cursor in group.cursors.items():
-        dead, queue = cursor.dead, topics.queues[queue_id]
-        times = dead["dead_us"]
-        offsets = dead.offsets[(times >= first_us) & (times < before_us)]
-        if len(offsets):
-            stored = queue.positions(int(offsets[0]), int(offsets[-1]) + 1)[offsets - offsets[0]]
-            times = times[(times >= first_us) & (times < before_us)]
-            found.append((times, stored, np.full(len(offsets), queue_id), offsets))
-    if not found:
-        nothing = np.empty(0, np.int64)
-        return nothing, nothing, nothing
-    times, positions, queue_ids, offsets = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    order = np.lexsort((offsets, queue_ids, times))
-    return positions[order], queue_ids[order], offsets[order]
+def positions_of(topics: Topics, queue_ids: Int64s, offsets: Int64s) -> Int64s:
+    """Where in the log the messages at these places stand; -1 for what has left it."""
+    positions = np.full(len(offsets), -1, np.int64)
+    for queue_id in np.unique(queue_ids).tolist():
+        rows = np.flatnonzero(queue_ids == queue_id)
+        positions[rows] = topics.queues[queue_id].positions_at(offsets[rows])
+    return positions
 
 
 def last_death_us(group: Group) -> int:
     """When the last of a group's dead letters died; -1 without any."""
-    return max((int(c.dead["dead_us"].max()) for c in group.cursors.values() if len(c.dead)), default=-1)
+    return max((cursor.dead.last_us for cursor in group.cursors.values() if len(cursor.dead)), default=NOT_DEAD)
 
 
-def dead_letters(group: Group, topics: Topics, limit: int, after: Sequence[int] | None) -> list[dict[str, Any]]:
-    """By queue id and offset: ``queue_id, topic, queue, offset, position, attempts, cause, dead_us``."""
-    listed: list[dict[str, Any]] = []
-    last_id, last_offset = after if after is not None else (-1, -1)
-    for queue_id in sorted(id for id in group.cursors if id >= last_id):
-        dead, queue = group.cursors[queue_id].dead, topics.queues[queue_id]
-        first = dead.span(last_offset + 1, last_offset + 1)[0] if queue_id == last_id else 0
-        for row in range(first, min(len(dead), first + limit - len(listed))):
-            offset = int(dead.offsets[row])
-            listed.append(
-                {
-                    "queue_id": queue_id,
-                    "topic": queue.place.topic,
-                    "queue": queue.place.queue,
-                    "offset": offset,
-                    "position": int(queue.positions(offset, offset + 1)[0]),
-                    "attempts": int(dead["attempts"][row]),
-                    "cause": dead["cause"][row],
-                    "dead_us": int(dead["dead_us"][row]),
-                }
-            )
-    return listed
+def dead_letters(letters: Letters, topics: Topics) -> list[dict[str, Any]]:
+    """Of each ``queue_id, topic, queue, offset, position, attempts, cause, dead_us``, without those that have left the log."""
+    positions = positions_of(topics, letters.queue_ids, letters.offsets).tolist()
+    places = {queue_id: topics.queues[queue_id].place for queue_id in np.unique(letters.queue_ids).tolist()}
+    columns = (letters.queue_ids.tolist(), letters.offsets.tolist(), positions, letters.attempts.tolist())
+    return [
+        {
+            "queue_id": queue_id,
+            "topic": places[queue_id].topic,
+            "queue": places[queue_id].queue,
+            "offset": offset,
+            "position": position,
+            "attempts": attempts,
+            "cause": cause,
+            "dead_us": dead_us,
+        }
+        for queue_id, offset, position, attempts, cause, dead_us in zip(
+            *columns, letters.causes.tolist(), letters.dead_us.tolist(), strict=True
+        )
+        if position >= 0
+    ]
+
+
+def consuming(groups: Iterable[Group], topic: str, queue_ids: Sequence[int]) -> list[str]:
+    """The groups that consume a topic, or left it and have something of it to do."""
+    return [
+        group.name
+        for group in groups
+        if topic in group.subscription.topics
+        or any(cursor.unfinished for id in queue_ids if (cursor := group.cursors.get(id)) is not None)
+    ]
+
+
+def dead_in(groups: Iterable[Group], queue_ids: Sequence[int]) -> int:
+    """Dead letters of groups in these queues."""
+    found = (group.cursors.get(id) for group in groups for id in queue_ids)
+    return sum(len(cursor.dead) for cursor in found if cursor is not None)

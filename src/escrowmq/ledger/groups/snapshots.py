@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.ledger.columns.arrays import int64s, table_of
@@ -41,7 +42,13 @@ _RETRIES = pa.schema(
     ]
 )
 _DEAD = pa.schema(
-    [*_PLACE, ("offset", pa.int64()), ("attempts", pa.int32()), ("dead_us", pa.int64()), ("cause", pa.utf8())]
+    [
+        *_PLACE,
+        ("offset", pa.int64()),
+        ("attempts", pa.int32()),
+        ("dead_us", pa.int64()),
+        ("cause", pa.dictionary(pa.int32(), pa.utf8())),  # texts alone in older snapshots
+    ]
 )
 _LEASES = pa.schema(
     [
@@ -88,7 +95,7 @@ def dump(state: State) -> dict[str, pa.Table]:
         "groups_runs": _stack(_RUNS, [(g, c, list(c.runs())) for g, c in cursors]),
         "groups_again": _stack(_AGAIN, [(g, c, [c.again.starts, c.again.ends]) for g, c in cursors]),
         "groups_retries": _stack(_RETRIES, [(g, c, c.retries.arrays()) for g, c in cursors]),
-        "groups_dead": _stack(_DEAD, [(g, c, c.dead.arrays()) for g, c in cursors]),
+        "groups_dead": _stack(_DEAD, [(g, c, c.dead.arrays()) for g, c in cursors if len(c.dead)]),
         "groups_leases": table_of(_LEASES, [_lease_row(x) for x in (*leases.live.values(), *leases.ended.values())]),
         "groups_members": table_of(_MEMBERS, members),
     }
@@ -108,8 +115,13 @@ def _stack(schema: pa.Schema, parts: list[tuple[Group, Cursor, list[Any]]]) -> p
     for index in range(len(schema) - 2):
         pieces = [columns[index] for _, _, columns in parts]
         stacked.append(np.concatenate(pieces) if pieces else np.empty(0, np.int64))
-    arrays = [pa.array(column).cast(f.type) for column, f in zip(stacked, schema, strict=True)]
-    return pa.table(arrays, schema=schema)
+    return pa.table([_column(column, f.type) for column, f in zip(stacked, schema, strict=True)], schema=schema)
+
+
+def _column(values: npt.NDArray[Any], type_: pa.DataType) -> pa.Array:
+    if pa.types.is_dictionary(type_):  # a text that many rows have is stored once
+        return pa.array(values.tolist(), pa.utf8()).dictionary_encode()
+    return pa.array(values).cast(type_)
 
 
 def load(tables: dict[str, pa.Table]) -> tuple[list[Group], Leases, int, int, int]:
@@ -179,11 +191,17 @@ class _Slices:
     """The rows of one cursor in a table that is sorted by group and queue."""
 
     def __init__(self, table: pa.Table) -> None:
-        columns = [column.to_numpy() for column in table.columns]
-        self._keys = (columns[0].astype(np.int64) << 32) | columns[1].astype(np.int64)
-        self._values = columns[2:]
+        groups, queue_ids = (table.column(name).to_numpy().astype(np.int64) for name in ("group", "queue_id"))
+        self._keys = (groups << 32) | queue_ids
+        self._values = [
+            column.to_numpy() if pa.types.is_integer(column.type) else column.combine_chunks()
+            for column in table.columns[2:]
+        ]
 
     def of(self, group: int, queue_id: int) -> list[Any]:
         key = (group << 32) | queue_id
         first, last = np.searchsorted(self._keys, (key, key + 1))
-        return [values[first:last].copy() for values in self._values]
+        return [
+            values[first:last].copy() if isinstance(values, np.ndarray) else values.slice(first, last - first)
+            for values in self._values
+        ]

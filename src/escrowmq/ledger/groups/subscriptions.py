@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from escrowmq.errors import Code, error
 from escrowmq.ledger.commands import AlterGroup, Rules, Subscription
@@ -135,6 +135,23 @@ def resolve(subscription: Subscription, topics: Topics) -> Subscription:
         tags=tuple(sorted(set(subscription.tags))),
         starts=starts,
     )
+
+
+def without(subscription: Subscription, topic: str, gone: Set[int]) -> Subscription:
+    """The subscription without a topic, whose queue ids are ``gone``."""
+    if topic not in subscription.topics and not gone & {int(id) for id in subscription.starts}:
+        return subscription
+    return dataclasses.replace(
+        subscription,
+        topics=tuple(name for name in subscription.topics if name != topic),
+        starts={id: start for id, start in subscription.starts.items() if int(id) not in gone},
+    )
+
+
+def taken_up(had: Subscription, given: Subscription, topics: Topics) -> Subscription:
+    """The subscription of a group whose topics were all deleted, with those of whoever joins it. It begins in them where that one says."""
+    new = resolve(dataclasses.replace(had, topics=given.topics, start=given.start), topics)
+    return dataclasses.replace(new, start=had.start, starts=had.starts | new.starts)
 
 
 def queue_ids(names: Sequence[str], topics: Topics) -> list[int]:

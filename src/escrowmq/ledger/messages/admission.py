@@ -58,11 +58,11 @@ def topics_of(batch: pa.RecordBatch, topics: Topics) -> TopicNames:
     column, size = batch.column("topic"), batch.num_rows
     if (only := the_only_text(column)) is not None:
         topic = topics.by_name.get(only)
-        number = len(topics.by_name) if topic is None else topic.number
+        number = topics.made if topic is None else topic.number
         return TopicNames([only], np.zeros(size, np.int32), np.full(size, number, np.int32))
     encoded = column.dictionary_encode()
     names, of_row = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
-    numbers = np.arange(len(topics.by_name), len(topics.by_name) + len(names), dtype=np.int32)
+    numbers = np.arange(topics.made, topics.made + len(names), dtype=np.int32)
     for index, name in enumerate(names):
         if (topic := topics.by_name.get(name)) is not None:
             numbers[index] = topic.number
@@ -116,7 +116,7 @@ def place(batch: pa.RecordBatch, named: TopicNames, codes: UInt8s, topics: Topic
 def _refuse_topic(name: str, topics: Topics, making: int, rules: Rules) -> int:
     if not is_name(name):
         return code.BAD_TOPIC_NAME
-    if not rules.auto_create_topics:
+    if not rules.auto_create_topics or not topics.may_be_made(name):
         return code.UNKNOWN_TOPIC
     return code.TOO_MANY if len(topics.by_name) + making >= rules.max_topics else code.OK
 

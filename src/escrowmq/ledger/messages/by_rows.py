@@ -101,6 +101,7 @@ class ProducingRows:
             runs,
             tags if tags.count(None) < size else None,
             queue_ids,
+            list(map(len, bodies)),
             visible,
             halves,
         )

@@ -27,6 +27,8 @@ class Entering:
     tags: Sequence[str | None] | None
     """None: no message has one."""
     queue_ids: Sequence[int]
+    sizes: Sequence[int]
+    """Of the bodies."""
     visible_us: Sequence[int] | None
     """Not before this; 0: at once. None: all at once."""
     halves: Halves | None = None
@@ -57,6 +59,7 @@ class EnteringRows:
     def apply(self, entering: Entering, position: int, time_us: int, rules: Rules) -> None:
         """Kind.PLAIN or Kind.HALF."""
         halves, queue_ids, visible = entering.halves, entering.queue_ids, entering.visible_us
+        sizes = entering.sizes
         plain = halves is None
         for epoch in entering.sessions:
             self._sessions.note_one(epoch, time_us, sent=plain)
@@ -69,12 +72,12 @@ class EnteringRows:
             number = self._topics.number_tag
             tags = [NO_TAG if tag is None else number(tag) for tag in entering.tags]
         if halves is None:
-            self.place(range(position, position + len(queue_ids)), queue_ids, tags, visible, time_us)
+            self.place(range(position, position + len(queue_ids)), queue_ids, tags, sizes, visible, time_us)
             return
         if visible is not None:
             late = [(at, visible_us) for at, visible_us in enumerate(visible, position) if visible_us]
             self._transactions.hold_back(*zip(*late, strict=True))
-        begun = self._transactions.enter_rows(halves, queue_ids, tags, position, time_us)
+        begun = self._transactions.enter_rows(halves, queue_ids, tags, sizes, position, time_us)
         self._checkback.begin_rows(begun, halves, time_us)
 
     def place(
@@ -82,22 +85,24 @@ class EnteringRows:
         positions: Sequence[int],
         queue_ids: Sequence[int],
         tags: Sequence[int] | int,
+        sizes: Sequence[int],
         visible: Sequence[int] | None,
         time_us: int,
     ) -> None:
         """Put a few messages at the end of their queues; those with a time still to come wait for it. ``tags``: one for all, or one each; ``visible`` None: all at once."""
         if visible is None and queue_ids.count(queue_ids[0]) == len(queue_ids):
-            self._topics.queues[queue_ids[0]].append(positions, tags, time_us)
+            self._topics.queues[queue_ids[0]].append(positions, tags, time_us, sum(sizes))
             return
         numbers = [tags] * len(positions) if isinstance(tags, int) else tags
         times = [0] * len(positions) if visible is None else visible
-        by_queue: dict[int, tuple[list[int], list[int]]] = {}
-        for position, queue_id, tag, visible_us in zip(positions, queue_ids, numbers, times, strict=True):
+        by_queue: dict[int, tuple[list[int], list[int], list[int]]] = {}
+        for position, queue_id, tag, size, visible_us in zip(positions, queue_ids, numbers, sizes, times, strict=True):
             if visible_us > time_us:
-                self._delays.add_one(position, queue_id, tag, visible_us)
+                self._delays.add_one(position, queue_id, tag, visible_us, size)
                 continue
-            places, their_tags = by_queue.setdefault(queue_id, ([], []))
+            places, their_tags, their_sizes = by_queue.setdefault(queue_id, ([], [], []))
             places.append(position)
             their_tags.append(tag)
-        for queue_id, (places, their_tags) in by_queue.items():
-            self._topics.queues[queue_id].append(places, their_tags, time_us)
+            their_sizes.append(size)
+        for queue_id, (places, their_tags, their_sizes) in by_queue.items():
+            self._topics.queues[queue_id].append(places, their_tags, time_us, sum(their_sizes))

@@ -8,6 +8,7 @@ from escrowmq.ledger.columns.arrays import Bools, Int32s, Int64s, locate
 from escrowmq.ledger.messages.dedup import Places
 from escrowmq.ledger.queues.delays import Delays
 from escrowmq.ledger.queues.topics import Topics
+from escrowmq.ledger.transactions.spanning import halves as all_halves
 from escrowmq.ledger.transactions.table import TransactionTable
 
 
@@ -16,7 +17,7 @@ def places_of(topics: Topics, delays: Delays, transactions: TransactionTable) ->
     queues = [(queue.positions(queue.head, queue.end), queue_id) for queue_id, queue in enumerate(topics.queues)]
     plain, plain_ids = [p for p, _ in queues], [np.full(len(p), queue_id) for p, queue_id in queues]
     waiting, waiting_ids = delays.held()
-    halves, half_ids = transactions.halves()
+    halves, half_ids = all_halves(transactions)
     positions = np.concatenate([halves, waiting, *plain]).astype(np.int64)
     queue_ids = np.concatenate([half_ids, waiting_ids, *plain_ids]).astype(np.int32)
     rising, first = np.unique(positions, return_index=True)  # the first of equals: a half message before its place

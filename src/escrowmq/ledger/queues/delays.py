@@ -4,10 +4,12 @@ clock puts them there (I21: never early).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.ledger.columns.arrays import Bools, Columns, Int32s, Int64s, locate
+from escrowmq.ledger.columns.arrays import Bools, Columns, Int32s, Int64s, locate, with_zeros
 from escrowmq.ledger.columns.schedule import DueIndex
 from escrowmq.ledger.events import Event, event_of
 from escrowmq.schemas import Kind
@@ -18,7 +20,14 @@ class Delays:
 
     def __init__(self) -> None:
         self._rows = Columns(
-            {"position": np.int64, "queue_id": np.int32, "tag": np.int32, "visible_us": np.int64, "waiting": np.bool_}
+            {
+                "position": np.int64,
+                "queue_id": np.int32,
+                "tag": np.int32,
+                "visible_us": np.int64,
+                "size": np.int32,
+                "waiting": np.bool_,
+            }
         )
         self._due = DueIndex(self._alive)
         self.waiting = 0
@@ -29,17 +38,25 @@ class Delays:
         alive[alive] = self._rows["waiting"][rows[alive]]
         return alive
 
-    def add(self, positions: Int64s, queue_ids: Int32s, tags: Int32s, visible_us: Int64s) -> None:
-        """Hold messages until ``visible_us`` (one each)."""
+    def add(self, positions: Int64s, queue_ids: Int32s, tags: Int32s, visible_us: Int64s, sizes: Int32s) -> None:
+        """Hold messages until ``visible_us`` (one each); ``sizes``: of their bodies."""
         first = self._rows.extend(
-            len(positions), position=positions, queue_id=queue_ids, tag=tags, visible_us=visible_us, waiting=True
+            len(positions),
+            position=positions,
+            queue_id=queue_ids,
+            tag=tags,
+            visible_us=visible_us,
+            size=sizes,
+            waiting=True,
         )
         self._due.put(np.arange(first, first + len(positions)), visible_us)
         self.waiting += len(positions)
 
-    def add_one(self, position: int, queue_id: int, tag: int, visible_us: int) -> None:
+    def add_one(self, position: int, queue_id: int, tag: int, visible_us: int, size: int) -> None:
         """As :meth:`add`, of one message."""
-        first = self._rows.extend(1, position=position, queue_id=queue_id, tag=tag, visible_us=visible_us, waiting=True)
+        first = self._rows.extend(
+            1, position=position, queue_id=queue_id, tag=tag, visible_us=visible_us, size=size, waiting=True
+        )
         self._due.put(np.array([first]), visible_us)
         self.waiting += 1
 
@@ -50,16 +67,31 @@ class Delays:
             return []
         return [event_of(Kind.RELEASED, self._rows["position"][ordinals - self._rows.first], ordinals)]
 
-    def take(self, ordinals: Int64s) -> tuple[Int64s, Int32s, Int32s]:
-        """Let released messages go; their positions, queue ids and tags."""
+    def take(self, ordinals: Int64s) -> tuple[Int64s, Int32s, Int32s, Int32s]:
+        """Let released messages go; their positions, queue ids, tags and sizes."""
         rows = ordinals - self._rows.first
-        positions, queue_ids, tags = (self._rows[name][rows].copy() for name in ("position", "queue_id", "tag"))
+        names = ("position", "queue_id", "tag", "size")
+        positions, queue_ids, tags, sizes = (self._rows[name][rows].copy() for name in names)
+        self._let_go(rows)
+        self._due.done()
+        return positions, queue_ids, tags, sizes
+
+    def drop(self, queue_ids: Sequence[int]) -> None:
+        """What waits for these queues will never be in them: their topic is deleted."""
+        self._let_go(self._waiting_for(queue_ids))
+
+    def count(self, queue_ids: Sequence[int]) -> int:
+        """How many wait for these queues."""
+        return len(self._waiting_for(queue_ids))
+
+    def _waiting_for(self, queue_ids: Sequence[int]) -> Int64s:
+        return np.flatnonzero(self._rows["waiting"] & np.isin(self._rows["queue_id"], queue_ids))
+
+    def _let_go(self, rows: Int64s) -> None:
         self._rows["waiting"][rows] = False
-        self.waiting -= len(ordinals)
+        self.waiting -= len(rows)
         still = np.flatnonzero(self._rows["waiting"])
         self._rows.trim(self._rows.first + (int(still[0]) if len(still) else len(self._rows)))
-        self._due.done()
-        return positions, queue_ids, tags
 
     @property
     def wake_us(self) -> int:
@@ -87,7 +119,7 @@ class Delays:
         return {"delays": self._rows.to_table()}
 
     def restore(self, tables: dict[str, pa.Table]) -> None:
-        self._rows.load(tables["delays"])
+        self._rows.load(with_zeros(tables["delays"], "size", np.int32))
         rows = np.flatnonzero(self._rows["waiting"])
         self.waiting = len(rows)
         self._due.put(rows + self._rows.first, self._rows["visible_us"][rows])

@@ -2,10 +2,12 @@
 
 Rules:
 
-1. Offsets of a queue rise by one from 0 and are never used again (I16); rows are only added at the end (I18).
+1. Offsets of a queue rise by one and are never used again (I16), also not when a topic of the same name is made again
+   (``topics.py``); rows are only added at the end (I18).
 2. Appending is the only way in: a plain message when it is applied, a half message when its COMMIT is applied, a delayed
    one when its release is applied.
-3. ``head`` is the first offset still stored; it moves only by retention.
+3. ``head`` is the first offset still stored; it moves only by retention: of the log, or of the topic (``cutting.py``).
+4. When offsets became visible, and how many bytes came before them, is noted once for all that came at one time.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.ledger.columns.arrays import Columns, Int32s, Int64s, locate
+from escrowmq.ledger.columns.arrays import Columns, Int32s, Int64s, locate, with_zeros
 
 NO_TAG = 0
+ROW_BYTES = 100
+"""What a message takes of the log beside its body, about; long keys and properties not counted."""
 LOOK_ROWS = 1024
 MOST_LOOK_ROWS = 1 << 18
 """Offsets that are compared with a position at a time: first, and at most."""
@@ -33,14 +37,16 @@ class Place:
 
 
 class QueueIndex:
-    """One queue: positions and tags by offset, and when offsets became visible."""
+    """One queue: positions and tags by offset, and when offsets became visible. ``first``: the offset at which it begins."""
 
-    __slots__ = ("_entries", "_times", "place")
+    __slots__ = ("_entries", "_times", "bytes_total", "place")
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, first: int = 0) -> None:
         self.place = place
-        self._entries = Columns({"position": np.int64, "tag": np.int32})
-        self._times = Columns({"offset": np.int64, "time_us": np.int64})
+        self._entries = Columns({"position": np.int64, "tag": np.int32}, first=first)
+        self._times = Columns({"offset": np.int64, "time_us": np.int64, "bytes": np.int64})
+        self.bytes_total = 0
+        """Of all messages that ever came, their bodies and ``ROW_BYTES`` each."""
 
     @property
     def head(self) -> int:
@@ -52,18 +58,36 @@ class QueueIndex:
         """The offset that the next message gets."""
         return self._entries.end
 
-    def append(self, positions: Int64s | Sequence[int], tags: Int32s | Sequence[int] | int, time_us: int) -> int:
-        """Place messages at the end; the first one's offset."""
-        offset = self._entries.extend(len(positions), position=positions, tag=tags)
+    @property
+    def bytes_kept(self) -> int:
+        """Of the messages still stored. Of what came at one time and is partly gone, all counts."""
+        times = self._times
+        return self.bytes_total - times.item("bytes", 0) if len(times) and len(self._entries) else 0
+
+    def append(
+        self, positions: Int64s | Sequence[int], tags: Int32s | Sequence[int] | int, time_us: int, size: int
+    ) -> int:
+        """Place messages at the end, whose bodies have ``size`` bytes together; the first one's offset."""
+        count = len(positions)
+        offset = self._entries.extend(count, position=positions, tag=tags)
         times = self._times
         if not len(times) or times.item("time_us", len(times) - 1) < time_us:
-            times.extend(1, offset=offset, time_us=time_us)
+            times.extend(1, offset=offset, time_us=time_us, bytes=self.bytes_total)
+        self.bytes_total += size + count * ROW_BYTES
         return offset
 
     def positions(self, start: int, end: int) -> Int64s:
         """Log positions of offsets ``start`` .. ``end``-1 (both within head .. end), as a copy."""
         head = self._entries.first
         return self._entries["position"][start - head : end - head].copy()
+
+    def positions_at(self, offsets: Int64s) -> Int64s:
+        """Log positions of these offsets; -1 for those that are not stored."""
+        entries, at = self._entries["position"], offsets - self._entries.first
+        stored = (at >= 0) & (at < len(entries))
+        positions = np.full(len(offsets), -1, np.int64)
+        positions[stored] = entries[at[stored]]
+        return positions
 
     def tags(self, start: int, end: int) -> Int32s:
         """Tag numbers of offsets ``start`` .. ``end``-1 (0: no tag), as a copy."""
@@ -75,6 +99,14 @@ class QueueIndex:
         times = self._times["time_us"]
         index = int(np.searchsorted(times, time_us, side="left"))
         return max(int(self._times["offset"][index]), self.head) if index < len(times) else self.end
+
+    def offset_within(self, size: int) -> int:
+        """The first offset from which on at most ``size`` bytes are kept; but what came last is always among them."""
+        times = self._times
+        if not len(times):
+            return self.head
+        index = int(np.searchsorted(times["bytes"], self.bytes_total - size, side="left"))
+        return max(times.item("offset", min(index, len(times) - 1)), self.head)
 
     def visible_us(self, offset: int) -> int:
         """When a stored offset became visible."""
@@ -124,7 +156,8 @@ class QueueIndex:
         """Entries and times, as copies."""
         return self._entries.to_table(), self._times.to_table()
 
-    def load(self, head: int, entries: pa.Table, times: pa.Table) -> None:
-        """Become what :meth:`to_tables` gave, its first offset being ``head``."""
+    def load(self, head: int, entries: pa.Table, times: pa.Table, bytes_total: int) -> None:
+        """Become what :meth:`to_tables` gave, its first offset being ``head``. Older snapshots do not know bytes: what they hold counts as nothing."""
         self._entries.load(entries.replace_schema_metadata({"first": str(head)}))
-        self._times.load(times.replace_schema_metadata())
+        self._times.load(with_zeros(times, "bytes", np.int64).replace_schema_metadata())
+        self.bytes_total = bytes_total

@@ -3,37 +3,69 @@
 Which queue a message goes to (Kafka's custom, which RocketMQ users share): the one it names; else the one its key
 hashes to, so that equal keys keep their order; else, without a key, all such rows of a batch stay together and batches
 take the queues in rotation.
+
+A topic that was deleted and made again is another topic: it has another number and other queue ids. But its queues go on
+behind the offsets of the old ones, with one left out, so that no pair of queue and offset ever names two messages (I16), and whoever
+kept an offset of the old topic is told that it has left, instead of reading the new one.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns.arrays import Columns, Int32s, Int64s, all_equal, int64s, table_of
-from escrowmq.ledger.commands import CreateTopic, Rules
-from escrowmq.ledger.events import Decision, Event, event_of_rows
+from escrowmq.ledger.commands import AlterTopic, CreateTopic, Rules, TopicRules
+from escrowmq.ledger.events import Decision, Event, event_of, event_of_rows
 from escrowmq.ledger.queues.queues import NO_TAG, Place, QueueIndex
 from escrowmq.message.names import is_name
 from escrowmq.schemas import Kind
 
-_TOPICS = pa.schema([("name", pa.utf8()), ("turn", pa.int64())])
+MAX_DELETED = 65_536
+"""Deleted names remembered; beyond, the oldest is forgotten, and every name that is not remembered begins behind its offsets."""
+LEAST_RETENTION_US = 1_000_000
+MOST = 1 << 62
+
+# What came later than the first format is absent in older snapshots: number to retention_bytes, bytes to gone.
+_TOPICS = pa.schema(
+    [("name", pa.utf8()), ("turn", pa.int64()), ("number", pa.int32()), *int64s("retention_us", "retention_bytes")]
+)
 _TAGS = pa.schema([("tag", pa.utf8())])
-_QUEUES = pa.schema([("topic", pa.utf8()), *int64s("head", "entries", "times")])
+_QUEUES = pa.schema(
+    [
+        ("topic", pa.utf8()),
+        *int64s("head", "entries", "times", "bytes"),
+        ("queue", pa.int32()),
+        ("gone", pa.bool_()),  # its topic was deleted
+    ]
+)
+_DELETED = pa.schema([("name", pa.utf8()), ("number", pa.int32()), ("begins", pa.list_(pa.int64()))])
+_FORGOTTEN = ""  # the name of the row for those that are not remembered
 
 
 @dataclass(slots=True)
 class Topic:
     """A topic: its queue ids by queue number, and how many batches came (``turn``): those without keys take its queues in rotation.
-    Topics are never taken away, so ``number`` (0, 1, ... as they were made) names one for ever."""
+    ``number`` (0, 1, ... as they were made) is never used again, so it names one for ever."""
 
     name: str
     number: int
     queue_ids: list[int] = field(default_factory=list)
     turn: int = 0
+    rules: TopicRules = field(default_factory=TopicRules)
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """What is remembered of a deleted name: the number of its last topic, and where a new one's queues begin."""
+
+    number: int
+    begins: tuple[int, ...]
 
 
 class Topics:
@@ -42,8 +74,27 @@ class Topics:
     def __init__(self) -> None:
         self.queues: list[QueueIndex] = []
         self.by_name: dict[str, Topic] = {}
+        self.deleted: dict[str, Deleted] = {}
+        """By name, those that were deleted first first. Of names that exist again, too."""
+        self.made = 0
+        """Topics that were ever made; no topic has this number yet."""
+        self.deleted_position = 0
+        """Of the last deletion: below lies what no topic has."""
+        self.altered = 0
+        """How often a topic was deleted, or given a retention, since this directory was made: a sign, no state."""
+        self.first_begin = 0
+        """The first offset of the queues of a name that is not remembered: 0, until there are too many to remember."""
         self._tags: dict[str, int] = {}
         self._topic_of = Columns({"topic": np.int32})  # by queue id
+
+    def may_be_made(self, name: str) -> bool:
+        """Whether a topic may come into being because somebody uses it. One that a person deleted may not."""
+        return name not in self.deleted
+
+    def begin_of(self, name: str, queue: int) -> int:
+        """The first offset of a queue to be."""
+        deleted = self.deleted.get(name)
+        return deleted.begins[queue] if deleted is not None and queue < len(deleted.begins) else self.first_begin
 
     def has(self, name: str) -> bool:
         return name in self.by_name
@@ -80,6 +131,21 @@ class Topics:
     def numbers_of(self, queue_ids: Int64s) -> Int64s:
         """The number within its topic of each queue id; -1 for -1."""
         return np.array([self.queues[i].place.queue if i >= 0 else -1 for i in queue_ids.tolist()], np.int64)
+
+    @property
+    def any_own(self) -> bool:
+        """Whether a topic has a retention of its own."""
+        return any(topic.rules.is_own for topic in self.by_name.values())
+
+    def is_gone(self, queue_id: int) -> bool:
+        """Whether a queue's topic was deleted."""
+        place = self.queues[queue_id].place
+        topic = self.by_name.get(place.topic)
+        return topic is None or place.queue >= len(topic.queue_ids) or topic.queue_ids[place.queue] != queue_id
+
+    def keep_less(self, position: int) -> bool:
+        """Whether something behind ``position`` may be let go of before the broker's retention."""
+        return self.deleted_position > position or self.any_own
 
     # Tags
 
@@ -147,35 +213,95 @@ class Topics:
             topic.name: Topic(topic.name, topic.number, list(topic.queue_ids), topic.turn)
             for topic in self.by_name.values()
         }
+        planned.deleted, planned.made, planned.first_begin = self.deleted, self.made, self.first_begin
         planned._tags = self._tags
         planned.apply_topic(creation.batch)
         return planned
 
-    def apply_topic(self, batch: pa.RecordBatch) -> None:
+    def apply_topic(self, batch: pa.RecordBatch) -> list[int]:
+        """Kind.TOPIC. The ids of the queues that topics got which were there before."""
+        grown: list[int] = []
         for row in batch.to_pylist():
-            topic = self.by_name.setdefault(row["name"], Topic(row["name"], len(self.by_name)))
-            while len(topic.queue_ids) < row["queues"]:
-                self._add(topic, QueueIndex(Place(topic.name, len(topic.queue_ids))))
+            topic = self.by_name.get(row["name"])
+            grows = topic is not None
+            if topic is None:
+                topic = self.by_name[row["name"]] = Topic(row["name"], self.made)
+                self.made += 1
+            while (number := len(topic.queue_ids)) < row["queues"]:
+                if grows:
+                    grown.append(len(self.queues))
+                self._add(topic, QueueIndex(Place(topic.name, number), self.begin_of(topic.name, number)))
+        return grown
 
     def _add(self, topic: Topic, queue: QueueIndex) -> None:
         topic.queue_ids.append(len(self.queues))
         self.queues.append(queue)
         self._topic_of.extend(1, topic=topic.number)
 
+    # Altering and deleting topics
+
+    def decide_alter(self, command: AlterTopic, rules: Rules) -> tuple[list[Event], TopicRules, int]:
+        """More queues, and a retention of its own: the events, the rules and the number of queues that it then has. UNKNOWN_TOPIC,
+        BAD_QUEUE, BAD_REQUEST."""
+        has = len(self.queue_ids(command.name))
+        own, events = _altered(self.by_name[command.name].rules, command), list[Event]()
+        if command.queues is not None and command.queues != has:
+            events += self.decide_create(CreateTopic(command.name, command.queues, may_exist=True), rules).events
+        if own != self.by_name[command.name].rules:
+            columns = ([-1 if value is None else value] for value in (own.retention_us, own.retention_bytes))
+            events.append(event_of(Kind.TOPIC_ALTERED, [command.name], *columns))
+        return events, own, has if command.queues is None else command.queues
+
+    def apply_altered(self, batch: pa.RecordBatch) -> None:
+        """Kind.TOPIC_ALTERED."""
+        self.altered += 1
+        for row in batch.to_pylist():
+            self.by_name[row["name"]].rules = _rules_of(row)
+
+    def apply_deleted(self, batch: pa.RecordBatch, position: int) -> list[tuple[str, list[int]]]:
+        """Kind.TOPIC_DELETED. Each name with the queue ids that it had; those queues are empty now, and no topic's."""
+        found: list[tuple[str, list[int]]] = []
+        for name in batch.column("name").to_pylist():
+            topic = self.by_name.pop(name)
+            before = self.deleted.pop(name, None)
+            begins = [queue.end + 1 for queue in (self.queues[id] for id in topic.queue_ids)]
+            begins += before.begins[len(begins) :] if before is not None else ()
+            self.deleted[name] = Deleted(topic.number, tuple(begins))
+            for id in topic.queue_ids:
+                queue = self.queues[id]
+                queue.trim(queue.end)  # whoever still holds it reads nothing of it
+                self.queues[id] = QueueIndex(queue.place, queue.end)
+            found.append((name, topic.queue_ids))
+            if len(self.deleted) > MAX_DELETED:
+                oldest = self.deleted.pop(next(iter(self.deleted)))
+                self.first_begin = max(self.first_begin, *oldest.begins)
+        self.deleted_position = position
+        self.altered += 1
+        return found
+
     # Snapshots
 
     def snapshot(self) -> dict[str, pa.Table]:
         entries, times, heads = [], [], []
-        for queue in self.queues:
+        own = {(topic.name, id) for topic in self.by_name.values() for id in topic.queue_ids}
+        for id, queue in enumerate(self.queues):
             entry, time = queue.to_tables()
             entries.append(entry.replace_schema_metadata())
             times.append(time.replace_schema_metadata())
-            heads.append((queue.place.topic, queue.head, entry.num_rows, time.num_rows))
-        topics = [(topic.name, topic.turn) for topic in self.by_name.values()]
+            place, gone = queue.place, (queue.place.topic, id) not in own
+            heads.append((place.topic, queue.head, entry.num_rows, time.num_rows, queue.bytes_total, place.queue, gone))
+        topics = [
+            (topic.name, topic.turn, topic.number, topic.rules.retention_us, topic.rules.retention_bytes)
+            for topic in self.by_name.values()
+        ]
+        deleted = [(name, one.number, one.begins) for name, one in self.deleted.items()]
         tables = {
             "topics": table_of(_TOPICS, topics),
             "tags": table_of(_TAGS, [(tag,) for tag in self._tags]),
             "queues": table_of(_QUEUES, heads),
+            "topics_deleted": table_of(
+                _DELETED, [(_FORGOTTEN, self.made - 1, (self.first_begin, self.deleted_position)), *deleted]
+            ),
         }
         if self.queues:
             tables["queue_entries"] = pa.concat_tables(entries)
@@ -183,17 +309,47 @@ class Topics:
         return tables
 
     def restore(self, tables: dict[str, pa.Table]) -> None:
-        for row in tables["topics"].to_pylist():
-            self.by_name[row["name"]] = Topic(row["name"], len(self.by_name), turn=row["turn"])
+        for number, row in enumerate(tables["topics"].to_pylist()):
+            own = TopicRules(retention_us=row.get("retention_us"), retention_bytes=row.get("retention_bytes"))
+            topic = Topic(row["name"], row.get("number", number), turn=row["turn"], rules=own)
+            self.by_name[topic.name] = topic
+        self.made = len(self.by_name)
+        for row in tables["topics_deleted"].to_pylist() if "topics_deleted" in tables else ():
+            if row["name"] == _FORGOTTEN:
+                self.made, (self.first_begin, self.deleted_position) = row["number"] + 1, row["begins"]
+            else:
+                self.deleted[row["name"]] = Deleted(row["number"], tuple(row["begins"]))
         self._tags = {tag: number for number, tag in enumerate(tables["tags"]["tag"].to_pylist(), 1)}
         entry_at = time_at = 0
         for row in tables["queues"].to_pylist():
-            topic = self.by_name[row["topic"]]
-            queue = QueueIndex(Place(topic.name, len(topic.queue_ids)))
+            gone = row.get("gone", False)
+            topic = Topic(row["topic"], -1) if gone else self.by_name[row["topic"]]
+            queue = QueueIndex(Place(topic.name, row.get("queue", len(topic.queue_ids))))
             queue.load(
                 row["head"],
                 tables["queue_entries"].slice(entry_at, row["entries"]),
                 tables["queue_times"].slice(time_at, row["times"]),
+                row.get("bytes", 0),
             )
             entry_at, time_at = entry_at + row["entries"], time_at + row["times"]
             self._add(topic, queue)
+
+
+def _altered(had: TopicRules, command: AlterTopic) -> TopicRules:
+    """The rules of a topic after an act of a person. BAD_REQUEST for what makes no sense."""
+    fields = [f.name for f in dataclasses.fields(TopicRules)]
+    if unknown := [name for name in command.reset if name not in fields]:
+        raise error(Code.BAD_REQUEST, f"a topic has no {unknown[0]!r:.100} of its own", f"one of {', '.join(fields)}")
+    given = {name: value for name in fields if (value := getattr(command.rules, name)) is not None}
+    if both := [name for name in command.reset if name in given]:
+        raise error(Code.BAD_REQUEST, f"{both[0]} is given, and reset")
+    if not LEAST_RETENTION_US <= given.get("retention_us", LEAST_RETENTION_US) < MOST:
+        raise error(Code.BAD_REQUEST, "the retention of a topic is at least a second")
+    if not 1 <= given.get("retention_bytes", 1) < MOST:
+        raise error(Code.BAD_REQUEST, "the retention of a topic is at least one byte")
+    return dataclasses.replace(had, **{**dict.fromkeys(command.reset), **given})
+
+
+def _rules_of(row: dict[str, Any]) -> TopicRules:
+    values = (None if row[name] < 0 else row[name] for name in ("retention_us", "retention_bytes"))
+    return TopicRules(**dict(zip(("retention_us", "retention_bytes"), values, strict=True)))

@@ -141,14 +141,14 @@ class Ending:
         events = (event_of_rows(Kind.DECIDED, winners, keep=True),) if winners else ()
         return Decision(events, bytes(codes))
 
-    def apply_few(self, decided: Sequence[DecidedRow]) -> list[tuple[int, int, int]]:
-        """Kind.DECIDED as rows: position, queue id and tag of what became visible, as :meth:`apply_decided` has them."""
+    def apply_few(self, decided: Sequence[DecidedRow]) -> list[tuple[int, int, int, int]]:
+        """Kind.DECIDED as rows: position, queue id, tag and size of what became visible, as :meth:`apply_decided` has them."""
         rows = self._table.decide_few(decided)
         return self._table.messages_of_few(
             [row for row, (_, state, _, _) in zip(rows, decided, strict=True) if state == COMMITTED]
         )
 
-    def apply_decided(self, batch: pa.RecordBatch) -> tuple[Int64s, Int64s, Int32s, Int32s]:
+    def apply_decided(self, batch: pa.RecordBatch) -> tuple[Int64s, Int64s, Int32s, Int32s, Int32s]:
         """Kind.DECIDED. What became visible by it, as of :meth:`TransactionTable.messages_of`."""
         ordinals = self._table.find(batch.column("transaction").to_numpy())
         states = batch.column("state").to_numpy()

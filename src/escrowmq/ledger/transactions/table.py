@@ -26,10 +26,12 @@ from escrowmq.ledger.columns.arrays import (
     all_true,
     locate,
     places_of_few,
+    with_zeros,
 )
 from escrowmq.ledger.events import Event, event_of
 from escrowmq.ledger.transactions.halves import Halves
 from escrowmq.ledger.transactions.sessions import NO_GROUP, Sessions
+from escrowmq.ledger.transactions.undecided import LeftUndecided
 from escrowmq.message.ids import records, split_transaction_id
 from escrowmq.model import DecidedBy, Outcome, TransactionState
 from escrowmq.schemas import Kind
@@ -38,11 +40,6 @@ OPEN, COMMITTED, ROLLED_BACK, PARKED, EXPIRED = (int(s) for s in TransactionStat
 UNKNOWN, COMMIT, ROLLBACK = (int(o) for o in Outcome)
 BY_OPERATOR = int(DecidedBy.OPERATOR)
 NONE = -1
-
-MAX_EXPIRED = 1 << 20
-"""Half messages remembered that left the log undecided, 20 MiB at most; beyond, the oldest are forgotten. A weekend's are still there."""
-
-_EXPIRED = {"position": np.int64, "first": np.int64, "epoch": np.uint32}
 
 
 def decided(first: Int64s, state: UInt8s | int, by: DecidedBy, epochs: Int64s | int) -> Event:
@@ -69,15 +66,23 @@ class TransactionTable:
                 "due_us": np.int64,  # the next ask; after the last ask, the end of waiting
                 "queue_id": np.int32,  # of the first half message, as are tag and (elsewhere) visible_us
                 "tag": np.int32,
+                "size": np.int32,  # of its body
                 "last": np.int64,  # newest row of `joined`, -1 none
             }
         )
         self.joined = Columns(
-            {"position": np.int64, "owner": np.int64, "before": np.int64, "queue_id": np.int32, "tag": np.int32}
+            {
+                "position": np.int64,
+                "owner": np.int64,
+                "before": np.int64,
+                "queue_id": np.int32,
+                "tag": np.int32,
+                "size": np.int32,
+            }
         )
         self._delayed = Columns({"position": np.int64, "visible_us": np.int64})  # half messages with a delay
         self.times = Columns({"position": np.int64, "time_us": np.int64})  # when positions were prepared
-        self._expired = Columns(_EXPIRED)  # what left undecided, by position
+        self._expired = LeftUndecided()
         self.open: dict[int, int] = {}
         """OPEN transactions of each producer group, as ``parked`` has those that are PARKED."""
         self.parked: dict[int, int] = {}
@@ -85,8 +90,9 @@ class TransactionTable:
 
     # Entering
 
-    def enter(self, batch: pa.RecordBatch, tags: Int32s, position: int, time_us: int) -> Int64s:
-        """Store half messages (rows of Kind.HALF); the ordinals of the transactions that they begin."""
+    def enter(self, batch: pa.RecordBatch, tags: Int32s, sizes: Int32s, position: int, time_us: int) -> Int64s:
+        """Store half messages (rows of Kind.HALF), ``sizes`` being those of the bodies; the ordinals of the transactions that they
+        begin."""
         own = np.arange(position, position + batch.num_rows)
         owner = batch.column("transaction").to_numpy()
         visible = batch.column("visible_us").to_numpy()
@@ -96,9 +102,9 @@ class TransactionTable:
             self._delayed.extend(len(late), position=own[late], visible_us=visible[late])
         begins = owner == own
         if all_true(begins):
-            return self._begin(batch, tags, own, slice(None))
-        begun = self._begin(batch, tags, own, np.flatnonzero(begins))
-        self._join(batch, tags, own, owner, np.flatnonzero(~begins))
+            return self._begin(batch, tags, sizes, own, slice(None))
+        begun = self._begin(batch, tags, sizes, own, np.flatnonzero(begins))
+        self._join(batch, tags, sizes, own, owner, np.flatnonzero(~begins))
         return begun
 
     def _note_time(self, position: int, time_us: int) -> None:
@@ -106,7 +112,7 @@ class TransactionTable:
         if not len(times) or times.item("time_us", len(times) - 1) < time_us:
             times.extend(1, position=position, time_us=time_us)
 
-    def _begin(self, batch: pa.RecordBatch, tags: Int32s, own: Int64s, at: slice | Int64s) -> Int64s:
+    def _begin(self, batch: pa.RecordBatch, tags: Int32s, sizes: Int32s, own: Int64s, at: slice | Int64s) -> Int64s:
         first, epochs = own[at], batch.column("epoch").to_numpy()[at]
         ordinal = self.rows.extend(
             len(first),
@@ -119,12 +125,13 @@ class TransactionTable:
             due_us=batch.column("due_us").to_numpy()[at],
             queue_id=batch.column("queue_id").to_numpy()[at],
             tag=tags[at],
+            size=sizes[at],
             last=NONE,
         )
         self._count(self.open, epochs, 1)
         return np.arange(ordinal, ordinal + len(first))
 
-    def _join(self, batch: pa.RecordBatch, tags: Int32s, own: Int64s, owner: Int64s, at: Int64s) -> None:
+    def _join(self, batch: pa.RecordBatch, tags: Int32s, sizes: Int32s, own: Int64s, owner: Int64s, at: Int64s) -> None:
         owners = self.find(owner[at])
         order = np.argsort(owners, kind="stable")
         at, owners = at[order], owners[order]
@@ -141,13 +148,20 @@ class TransactionTable:
             before=before[by_position],
             queue_id=batch.column("queue_id").to_numpy()[at][by_position],
             tag=tags[at][by_position],
+            size=sizes[at][by_position],
         )
         ends = np.append(begins[1:], True)
         self.rows["last"][rows[ends]] = ordinals[ends]
         np.add.at(self.rows["messages"], rows, 1)
 
     def enter_rows(
-        self, halves: Halves, queue_ids: Sequence[int], tags: Sequence[int] | int, position: int, time_us: int
+        self,
+        halves: Halves,
+        queue_ids: Sequence[int],
+        tags: Sequence[int] | int,
+        sizes: Sequence[int],
+        position: int,
+        time_us: int,
     ) -> Int64s:
         """As :meth:`enter`, of what was decided as rows."""
         own, owners = range(position, position + len(queue_ids)), halves.owners
@@ -155,9 +169,10 @@ class TransactionTable:
         first: Sequence[int] = own
         epochs, due_us = halves.epochs, halves.due_us
         if owners is not None:
-            self._join_rows(owners, own, queue_ids, tags)
+            self._join_rows(owners, own, queue_ids, tags, sizes)
             at = [row for row, owner in enumerate(owners) if owner == NONE]
-            first, epochs, due_us, queue_ids = ([of[row] for row in at] for of in (own, epochs, due_us, queue_ids))
+            columns = (own, epochs, due_us, queue_ids, sizes)
+            first, epochs, due_us, queue_ids, sizes = ([of[row] for row in at] for of in columns)
             tags = tags if isinstance(tags, int) else [tags[row] for row in at]
         ordinal = self.rows.extend(
             len(first),
@@ -170,6 +185,7 @@ class TransactionTable:
             due_us=due_us,
             queue_id=queue_ids,
             tag=tags,
+            size=sizes,
             last=NONE,
         )
         for group, count in halves.begins.items():
@@ -177,7 +193,12 @@ class TransactionTable:
         return np.arange(ordinal, ordinal + len(first))
 
     def _join_rows(
-        self, owners: Sequence[int], own: range, queue_ids: Sequence[int], tags: Sequence[int] | int
+        self,
+        owners: Sequence[int],
+        own: range,
+        queue_ids: Sequence[int],
+        tags: Sequence[int] | int,
+        sizes: Sequence[int],
     ) -> None:
         last, messages = self.rows["last"], self.rows["messages"]
         for row, owner in enumerate(owners):
@@ -185,7 +206,13 @@ class TransactionTable:
                 of = owner - self.rows.first
                 tag = tags if isinstance(tags, int) else tags[row]
                 last[of] = self.joined.extend(
-                    1, position=own[row], owner=owner, before=last[of], queue_id=queue_ids[row], tag=tag
+                    1,
+                    position=own[row],
+                    owner=owner,
+                    before=last[of],
+                    queue_id=queue_ids[row],
+                    tag=tag,
+                    size=sizes[row],
                 )
                 messages[of] += 1
 
@@ -312,11 +339,7 @@ class TransactionTable:
         ordinals[known[wrong]] = NONE
         lost = np.flatnonzero(ordinals == NONE)
         codes[lost] = code.UNKNOWN_TRANSACTION
-        if len(lost) and len(self._expired):
-            at = locate(self._expired["position"], raw["position"][lost].astype(np.int64))
-            same = self._expired["epoch"][at] == raw["epoch"][lost]
-            same &= self._expired["first"][at] == self._expired["position"][at]
-            codes[lost[(at >= 0) & same]] = code.EXPIRED
+        codes[lost[self._expired.begin_with(raw[lost])]] = code.EXPIRED
         foreign = raw["shard"] != self.shard
         codes[foreign], ordinals[foreign] = code.WRONG_SHARD, NONE
         return ordinals, codes
@@ -352,7 +375,7 @@ class TransactionTable:
 
     def expired(self, positions: Int64s) -> Bools:
         """Which half messages left the log undecided."""
-        return np.asarray(locate(self._expired["position"], positions) >= 0, bool)
+        return self._expired.holds(positions)
 
     def owner_of(self, positions: Int64s) -> Int64s:
         """Ordinals of the transactions that half messages belong to; -1 where there is none (any more)."""
@@ -384,63 +407,51 @@ class TransactionTable:
         index = np.searchsorted(times["position"], positions, side="right") - 1
         return times["time_us"][np.maximum(index, 0)]
 
-    def messages_of(self, ordinals: Int64s) -> tuple[Int64s, Int64s, Int32s, Int32s]:
-        """All half messages of transactions: index into ``ordinals``, position, queue id, tag; by index, then position."""
+    def messages_of(self, ordinals: Int64s) -> tuple[Int64s, Int64s, Int32s, Int32s, Int32s]:
+        """All half messages of transactions: index into ``ordinals``, position, queue id, tag, size; by index, then position."""
         owners = np.arange(len(ordinals))
-        parts = [(owners, *(self.column(name, ordinals) for name in ("first", "queue_id", "tag")))]
+        parts = [(owners, *(self.column(name, ordinals) for name in ("first", "queue_id", "tag", "size")))]
         links = self.column("last", ordinals).astype(np.int64)
         hanging = links != NONE
         if not hanging.any():
             return parts[0]  # type: ignore[return-value]
         while hanging.any():
             owners, rows = owners[hanging], links[hanging] - self.joined.first
-            parts.append((owners, *(self.joined[name][rows] for name in ("position", "queue_id", "tag"))))
+            parts.append((owners, *(self.joined[name][rows] for name in ("position", "queue_id", "tag", "size"))))
             links = self.joined["before"][rows]
             hanging = links != NONE
-        index, positions, queue_ids, tags = (np.concatenate(column) for column in zip(*parts, strict=True))
+        index, positions, queue_ids, tags, sizes = (np.concatenate(column) for column in zip(*parts, strict=True))
         order = np.lexsort((positions, index))
-        return index[order], positions[order], queue_ids[order], tags[order]
+        return index[order], positions[order], queue_ids[order], tags[order], sizes[order]
 
-    def messages_of_few(self, rows: Sequence[int]) -> list[tuple[int, int, int]]:
-        """As :meth:`messages_of`, for a few row numbers: position, queue id, tag."""
-        first, queue_id, tag, last = (self.rows[name] for name in ("first", "queue_id", "tag", "last"))
+    def messages_of_few(self, rows: Sequence[int]) -> list[tuple[int, int, int, int]]:
+        """As :meth:`messages_of`, for a few row numbers: position, queue id, tag, size."""
+        first, queue_id, tag, size, last = (self.rows[of] for of in ("first", "queue_id", "tag", "size", "last"))
         found = []
         for row in rows:
-            found.append((first.item(row), queue_id.item(row), tag.item(row)))
+            found.append((first.item(row), queue_id.item(row), tag.item(row), size.item(row)))
             link = last.item(row)
             if link != NONE:
                 found += self._chain(link)[::-1]
         return found
 
-    def _chain(self, link: int) -> list[tuple[int, int, int]]:
-        """Position, queue id and tag of the messages that joined a transaction, the last of them being ``link``; newest first."""
-        position, queue_id, tag, before = (self.joined[name] for name in ("position", "queue_id", "tag", "before"))
+    def _chain(self, link: int) -> list[tuple[int, int, int, int]]:
+        """Position, queue id, tag and size of the messages that joined a transaction, the last of them being ``link``; newest first."""
+        names = ("position", "queue_id", "tag", "size", "before")
+        position, queue_id, tag, size, before = (self.joined[name] for name in names)
         found = []
         while link != NONE:
             row = link - self.joined.first
-            found.append((position.item(row), queue_id.item(row), tag.item(row)))
+            found.append((position.item(row), queue_id.item(row), tag.item(row), size.item(row)))
             link = before.item(row)
         return found
-
-    def queue_ids_of(self, positions: Int64s, owners: Int64s) -> Int64s:
-        """Queue ids of half messages, their transactions being ``owners``."""
-        ids = self.column("queue_id", owners).astype(np.int64)
-        hanging = self.column("first", owners) != positions
-        ids[hanging] = self.joined["queue_id"][np.searchsorted(self.joined["position"], positions[hanging])]
-        return ids
-
-    def halves(self) -> tuple[Int64s, Int32s]:
-        """The positions and queue ids of all half messages."""
-        parts = ((self.rows["first"], self.joined["position"]), (self.rows["queue_id"], self.joined["queue_id"]))
-        positions, queue_ids = map(np.concatenate, parts)
-        return positions, queue_ids
 
     def visible_us(self, positions: Int64s) -> Int64s:
         """Until when half messages are to be held back; 0: not at all."""
         if not len(self._delayed):
             return np.zeros(len(positions), np.int64)
-        index = locate(self._delayed["position"], positions)
-        return np.where(index >= 0, self._delayed["visible_us"][index], 0)
+        at = locate(self._delayed["position"], positions)
+        return np.where(at >= 0, self._delayed["visible_us"][at], 0)
 
     @property
     def holds_back(self) -> bool:
@@ -463,15 +474,9 @@ class TransactionTable:
         """These transactions leave, and were never decided."""
         if not len(ordinals):
             return
-        index, positions, _, _ = self.messages_of(ordinals)
+        index, positions, *_ = self.messages_of(ordinals)
         firsts, epochs = (self.column(name, ordinals)[index] for name in ("first", "epoch"))
-        columns = [
-            np.concatenate([self._expired[name], new])
-            for name, new in zip(_EXPIRED, (positions, firsts, epochs), strict=True)
-        ]
-        order = np.argsort(columns[0], kind="stable")[-MAX_EXPIRED:]
-        self._expired = Columns(_EXPIRED)
-        self._expired.extend(len(order), **{name: c[order] for name, c in zip(_EXPIRED, columns, strict=True)})
+        self._expired.add(positions, firsts, epochs)
 
     def snapshot(self) -> dict[str, pa.Table]:
         return {
@@ -484,8 +489,8 @@ class TransactionTable:
 
     def restore(self, tables: dict[str, pa.Table]) -> None:
         """Become what :meth:`snapshot` gave; the counts are rebuilt from the rows."""
-        self.rows.load(tables["transactions"])
-        self.joined.load(tables["joined"])
+        self.rows.load(with_zeros(tables["transactions"], "size", np.int32))  # older snapshots have no sizes
+        self.joined.load(with_zeros(tables["joined"], "size", np.int32))
         self._delayed.load(tables["delayed_halves"])
         self.times.load(tables["prepare_times"])
         if "expired_halves" in tables:  # since format 3

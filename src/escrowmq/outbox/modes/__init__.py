@@ -8,8 +8,19 @@ from escrowmq.outbox.modes.both_reach import Arrival, BothReachConsumer, BothRea
 from escrowmq.outbox.modes.compensating import Compensating
 from escrowmq.outbox.modes.driven import Driven, TableChecker
 from escrowmq.outbox.modes.driving import DrivenResult, DrivenResults, Redriven
-from escrowmq.outbox.modes.offsets import OffsetConsumer, Taken, divide, fence
+from escrowmq.outbox.modes.offsets import OffsetConsumer, Taken
+from escrowmq.outbox.modes.places import Place, divide, fence, list_places, move
+from escrowmq.outbox.modes.prepares import StoredPrepare, discard_prepares, list_prepares
 from escrowmq.outbox.modes.splitting import SplitTopic, split_topic
+from escrowmq.outbox.modes.stuck import (
+    StuckRow,
+    commit_stuck,
+    list_stuck,
+    resend_stuck,
+    retry_stuck,
+    rollback_stuck,
+    settle_stuck,
+)
 from escrowmq.outbox.modes.validation import Verdict, compare
 
 __all__ = [
@@ -21,16 +32,29 @@ __all__ = [
     "DrivenResult",
     "DrivenResults",
     "OffsetConsumer",
+    "Place",
     "Prepared",
     "Redriven",
     "Slot",
     "SplitTopic",
+    "StoredPrepare",
+    "StuckRow",
     "TableChecker",
     "Taken",
     "Verdict",
+    "commit_stuck",
     "compare",
+    "discard_prepares",
     "divide",
     "fence",
+    "list_places",
+    "list_prepares",
+    "list_stuck",
+    "move",
+    "resend_stuck",
+    "retry_stuck",
+    "rollback_stuck",
+    "settle_stuck",
     "slots_of",
     "split_topic",
 ]

@@ -92,8 +92,9 @@ class Assignments:
         owner: str,
         start: Callable[[Slot], int],
         take_over: bool,
+        owners: dict[Slot, str | None] | None = None,
     ) -> list[Claim]:
-        """Make ``slots`` the owner's, all or none; a new one begins at ``start(slot)``.
+        """Make ``slots`` the owner's, all or none; a new one begins at ``start(slot)``. ``owners`` is told who had each.
 
         Raises Misuse(BAD_ARGUMENT) for slots that overlap, Rejected(ALREADY_EXISTS) for one that is another owner's
         unless ``take_over``.
@@ -124,6 +125,8 @@ class Assignments:
                     f"queue {slot.queue} of {self.topic!r} is {row.owner!r}'s",
                     "close that consumer; if it is surely dead: take_over=True, or fence()",
                 )
+            if owners is not None:
+                owners[slot] = row.owner
             connection.execute(sa.update(trans_recv_offset).where(*mine).values(owner=owner))
             claims.append(Claim(slot, row.next_offset, row.epoch))
         return claims
@@ -146,12 +149,33 @@ class Assignments:
             mine = (*self._where(claim.slot), _T.epoch == claim.epoch)
             connection.execute(sa.update(trans_recv_offset).where(*mine).values(owner=None))
 
-    def fence(self, connection: sa.Connection, slots: Iterable[Slot]) -> None:
-        """Take ``slots`` from the consumer that has them: by hand, when that consumer is surely dead or must be stopped."""
+    def fence(self, connection: sa.Connection, slots: Iterable[Slot]) -> list[str | None]:
+        """Take ``slots`` from the consumer that has them: by hand, when that consumer is surely dead or must be stopped. Who had each, sorted."""
+        owners: list[str | None] = []
         for slot in sorted(slots):
             self._lock(connection, slot)
-            change = sa.update(trans_recv_offset).where(*self._where(slot)).values(epoch=_T.epoch + 1, owner=None)
-            connection.execute(change)
+            mine = self._where(slot)
+            connection.execute(sa.update(trans_recv_offset).where(*mine).values(epoch=_T.epoch + 1))
+            owners.append(connection.scalar(sa.select(_T.owner).where(*mine)))
+            connection.execute(sa.update(trans_recv_offset).where(*mine).values(owner=None))
+        return owners
+
+    def put(self, connection: sa.Connection, slot: Slot, next_offset: int) -> tuple[Code, int | None]:
+        """Put a slot that nobody owns to another place, by hand; and where it stood. CONFLICT: somebody owns it; NOT_FOUND: there is none."""
+        mine = self._where(slot)
+        if connection.scalar(sa.select(sa.func.count()).select_from(trans_recv_offset).where(*mine)) == 0:
+            return Code.NOT_FOUND, None  # and no guard is made for a queue that is mistyped
+        self._lock(connection, slot)
+        # the epoch first, as in claim(); whoever let go of the slot can move it no more
+        raised = sa.update(trans_recv_offset).where(*mine, _T.owner.is_(None)).values(epoch=_T.epoch + 1)
+        changed = connection.execute(raised).rowcount
+        row = connection.execute(sa.select(trans_recv_offset).where(*mine)).one_or_none()
+        if row is None:
+            return Code.NOT_FOUND, None
+        if not changed:
+            return Code.CONFLICT, row.next_offset
+        connection.execute(sa.update(trans_recv_offset).where(*mine).values(next_offset=next_offset))
+        return Code.OK, row.next_offset
 
     def divide(self, connection: sa.Connection, shard: int, queue: int, stride: int) -> list[Slot]:
         """Divide a queue anew into ``stride`` parts; the slots. It must be at rest: let go by all, and none ahead of another.

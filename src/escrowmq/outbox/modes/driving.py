@@ -10,7 +10,7 @@ next step, and every step may be repeated:
 | COMMITTING | P4: together with the business change | commit (P5, P6), delete (P7) |
 | ROLLING_BACK | P4 failed | roll back (P5, P6), delete (P7) |
 | DECIDED | P4 while the broker was away, and nothing was sent to it | prepare under the same id; then COMMITTING |
-| STUCK | the broker holds the opposite decision, or is none of those given | a person looks; nothing is done |
+| STUCK | the broker holds the opposite decision, or is none of those given | a person decides (``stuck.py``); nothing is done |
 
 P4 moves STORED to COMMITTING inside the business transaction and demands that it does: a row that another process has abandoned
 meanwhile fails the business transaction (Fenced). Whether a business transaction that failed has committed after all (a
@@ -315,7 +315,8 @@ class Driving:
         for row in np.flatnonzero(contrary).tolist():
             _log.error("%s: the broker answers %s to %s", ids[row].hex(), Code(codes[row]).name, outcome.name)
         try:
-            self._journal.settle(_STAGES[outcome], some(ids, ended), some(ids, ~ended & ~contrary), some(ids, contrary))
+            left = some(ids, ~ended & ~contrary)
+            self._journal.settle(_STAGES[outcome], some(ids, ended), left, _answers(ids, codes, contrary))
         except SQLAlchemyError as problem:
             _log.warning("rows that have come to their end are left for the next redrive: %s", problem)
         reach("driven.deleted")
@@ -390,7 +391,7 @@ class Driving:
         for row in np.flatnonzero(refused).tolist():
             _log.error("%s: decided here, but the broker refuses it: %s", ids[row].hex(), Code(codes[row]).name)
         self._journal.prepared(replaced(batch, transaction=transactions).filter(pa.array(taken)))
-        self._journal.settle([Stage.DECIDED], (), some(ids, ~taken & ~refused), some(ids, refused))
+        self._journal.settle([Stage.DECIDED], (), some(ids, ~taken & ~refused), _answers(ids, codes, refused))
         report.stuck += int(refused.sum())
         report.left += int((~taken & ~refused).sum())
 
@@ -405,6 +406,11 @@ class Driving:
         if len(rows):
             ending = replaced(batch, transaction=transactions).take(pa.array(rows))
             _count(report, self._finish(ending, shards[rows], ROLLBACK), ROLLBACK)
+
+
+def _answers(ids: list[bytes], codes: Codes, chosen: Flags) -> dict[bytes, Code]:
+    """What the broker said of the chosen rows."""
+    return {ids[row]: Code(int(codes[row])) for row in np.flatnonzero(chosen).tolist()}
 
 
 def sorted_out(codes: Codes, outcome: Outcome) -> tuple[Flags, Flags]:

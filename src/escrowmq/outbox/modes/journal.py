@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -226,14 +226,18 @@ class Journal:
         stages: Sequence[Stage],
         ended: Sequence[bytes],
         left: Sequence[bytes] = (),
-        stuck: Sequence[bytes] = (),
+        stuck: Mapping[bytes, Code] | None = None,
     ) -> None:
-        """In a transaction of its own: forget what has come to its end, count one more try of what is ``left``, leave ``stuck``
-        to a person. Only rows at ``stages``: under an id that has come to its end there may be another message by now."""
+        """In a transaction of its own: forget what has come to its end, count one more try of what is ``left``, leave ``stuck``, with what the
+        broker answered, to a person. Only rows at ``stages``: under an id that has come to its end there may be another message by now."""
         only = _T.state.in_([int(stage) for stage in stages])
         with self._engine.begin() as connection:
             self._execute(connection, sa.delete(trans_driven).where(only), ended)
-            self._execute(connection, sa.update(trans_driven).where(only).values(state=int(Stage.STUCK)), stuck)
+            for code in set(stuck.values()) if stuck else ():
+                # in this order: MariaDB assigns one after the other
+                values = ((_T.was, _T.state), (_T.state, int(Stage.STUCK)), (_T.reason, code.name))
+                ids = [identity for identity, answer in stuck.items() if answer is code] if stuck else []
+                self._execute(connection, sa.update(trans_driven).where(only).ordered_values(*values), ids)
             self._execute(connection, sa.update(trans_driven).where(only).values(attempts=_T.attempts + 1), left)
 
     def _execute(self, connection: sa.Connection, statement: sa.Update | sa.Delete, ids: Sequence[bytes]) -> None:

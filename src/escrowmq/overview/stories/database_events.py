@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from escrowmq.compensation.cases import CaseState
+from escrowmq.outbox.inbox import stands
 from escrowmq.outbox.modes.journal import Stage
 from escrowmq.outbox.tables import Reason, State
 from escrowmq.overview.stories.databases import InDatabase
@@ -20,7 +21,7 @@ _NOTE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)Z (\w+) by (.*)")
 
 def database_events(row: InDatabase) -> list[Event]:
     """All of them; those of one table in their order."""
-    return [*_of_outbox(row), *_of_driven(row), *_of_consumers(row), *_of_compensation(row)]
+    return [*_of_outbox(row), *_of_driven(row), *_of_consumers(row), *_of_compensation(row), *_by_hand(row)]
 
 
 def barrier_events(barriers: list[dict[str, Any]], transaction: bytes) -> list[Event]:
@@ -91,8 +92,28 @@ def _of_consumers(row: InDatabase) -> Iterator[Event]:
         text = f"Group {mark['consumer_group']} keeps it in its database until it is decided."
         yield Event(mark["prepared_us"], "kept", row.database, text, {"group": mark["consumer_group"]})
     for mark in row.marks:
+        if not stands(mark["topic"]):
+            text = f"Group {mark['consumer_group']} had consumed it; then a person took its mark away: it is handled again when it comes again."
+            yield Event(mark["seen_us"], "forgotten", row.database, text, {"group": mark["consumer_group"]})
+            continue
         text = f"Group {mark['consumer_group']} has consumed it: its effect and this mark are one transaction."
         yield Event(mark["seen_us"], "consumed", row.database, text, {"group": mark["consumer_group"]})
+
+
+def _by_hand(row: InDatabase) -> Iterator[Event]:
+    """What operators did, from the record of the database."""
+    for act in row.acts:
+        place = act["what"]["messages"].index(row.message_id.hex())
+        ended = act.get("ended", {})
+        code = ended["each"][place] if "each" in ended else next(iter(ended.get("results", {})), "?")
+        why = quoted(act["why"]) if act["why"] else "no reason was given"
+        result = "" if code == "OK" else f" It came to {code}."
+        text = (
+            f"{act['act']} by {quoted(act['by'] or 'somebody who gave no name')} (act {act['number']}): {why}.{result}"
+        )
+        yield Event(
+            act["time_us"], "by_hand", row.database, text, {"act": act["act"], "number": act["number"], "result": code}
+        )
 
 
 _SETS = {

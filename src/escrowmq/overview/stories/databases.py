@@ -13,11 +13,15 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from escrowmq.acts.chain import parse
+from escrowmq.acts.journal import Listed
+from escrowmq.acts.telling import told
 from escrowmq.compensation.sets.tables import commit_set, half_set, set_store, taken
 from escrowmq.outbox.sending import lane_of
 from escrowmq.outbox.tables import (
     State,
     state_is,
+    trans_act,
     trans_barrier,
     trans_compensation_case,
     trans_driven,
@@ -26,9 +30,12 @@ from escrowmq.outbox.tables import (
     trans_recv_log,
 )
 from escrowmq.overview.asking import Asking
+from escrowmq.wire.actions.acts import Act
 
 KEPT_ROWS = 200_000
 """Rows of the outbox that are looked through for a key, from the newest on."""
+RECORDS = 500
+"""Records of operators' acts that are looked through, from the newest on."""
 MOST_NAMES = 200
 """Consumer groups whose marks are looked up."""
 _UNSENT = (State.PENDING, State.RETRYING, State.HELD, State.WAITING, State.DISCARDED)
@@ -56,13 +63,16 @@ class InDatabase:
     prepared: list[dict[str, Any]] = field(default_factory=list)
     """Of consumers that were told of it before it was decided."""
     cases: list[dict[str, Any]] = field(default_factory=list)
+    acts: list[Act] = field(default_factory=list)
+    """What operators did to it here."""
     sets: list[dict[str, Any]] = field(default_factory=list)
     """Where it is in the sets of a compensation: ``name, what, time_us``."""
 
     @property
     def says_something(self) -> bool:
         """Whether the database knows it at all."""
-        return bool(self.outbox or self.driven or self.marks or self.prepared or self.cases or self.sets)
+        tables = (self.outbox, self.driven, self.marks, self.prepared, self.cases, self.sets, self.acts)
+        return any(tables)
 
 
 @dataclass(slots=True)
@@ -109,6 +119,7 @@ class Reader:
         for row in self._of_groups(trans_compensation_case, trans_compensation_case.c.name, ids):
             found[bytes(row["message_id"])].cases.append(row)
         self._sets(found)
+        self._acts(found)
         return [one for one in found.values() if one.says_something]
 
     def barrier(self, transaction: bytes) -> list[dict[str, Any]]:
@@ -137,9 +148,9 @@ class Reader:
         query = sa.select(*columns).where(by_group, table.c.message_id.in_(list(ids)))
         return [dict(row) for row in self.connection.execute(query).mappings()] if names else []
 
-    def _distinct(self, column: sa.Column[Any]) -> list[str]:
+    def _distinct(self, column: sa.Column[Any]) -> list[Any]:
         """The values of the first column of a primary key: a look into the index for each."""
-        names: list[str] = []
+        names: list[Any] = []
         while len(names) < MOST_NAMES:
             after = column > names[-1] if names else sa.true()
             name = self.connection.scalar(sa.select(sa.func.min(column)).where(after))
@@ -148,21 +159,46 @@ class Reader:
             names.append(name)
         return names
 
+    def _acts(self, found: dict[bytes, InDatabase]) -> None:
+        """What operators did, from the newest records: each names the ids that it is about."""
+        if trans_act.name not in self.tables:
+            return
+        a = trans_act.c
+        newest = int(self.connection.scalar(sa.select(sa.func.max(a.number))) or 0)
+        names = {identity.hex(): one for identity, one in found.items()}
+        named = sa.or_(*(a.record.like(f"%{name}%") for name in names)) if names else sa.false()
+        query = sa.select(a.record).where(a.number > newest - RECORDS, named).order_by(a.number)
+        for line in self.connection.scalars(query):
+            try:
+                made, _, digest = parse(line.encode() + b"\n")
+            except ValueError:
+                self.notes.append(f"{self.name}: a record of an act cannot be read (escrowmq acts verify).")
+                continue
+            for name in made.what.get("messages", ()):
+                if name in names:
+                    names[name].acts.append(told(Listed(made, made, digest)))
+        if newest > RECORDS:
+            self.notes.append(f"{self.name}: of the record of acts only the newest {RECORDS:,} were looked at.")
+
     def _sets(self, found: dict[bytes, InDatabase]) -> None:
+        """The sets of compensations. A pair gets its name in the store with the first run of a scheduler; until then only its number is there."""
         if set_store.name not in self.tables:
             return
-        stores = self.connection.execute(sa.select(set_store.c.store, set_store.c.name).limit(MOST_NAMES)).all()
-        for store, name in stores:
-            for table, what, time in (
-                (half_set, "half", "announced_us"),
-                (taken, "taken", "announced_us"),
-                (commit_set, "commit", "entered_us"),
+        query = sa.select(set_store.c.store, set_store.c.name).limit(MOST_NAMES)
+        names: dict[int, str] = {row.store: row.name for row in self.connection.execute(query)}
+        for table, what, time in _SETS:
+            if table.name not in self.tables:
+                continue
+            stores = self._distinct(table.c.store)
+            entries: sa.Select[Any] = sa.select(table.c.store, table.c.id, table.c[time])
+            for store, identity, time_us in self.connection.execute(
+                entries.where(table.c.store.in_(stores), table.c.id.in_(list(found)))
             ):
-                if table.name not in self.tables:
-                    continue
-                query = sa.select(table.c.id, table.c[time]).where(table.c.store == store, table.c.id.in_(list(found)))
-                for identity, time_us in self.connection.execute(query):
-                    found[bytes(identity)].sets.append({"name": name, "what": what, "time_us": time_us})
+                entry = {"name": names.get(store, f"number {store}"), "what": what, "time_us": time_us}
+                found[bytes(identity)].sets.append(entry)
+
+
+_SETS = ((half_set, "half", "announced_us"), (taken, "taken", "announced_us"), (commit_set, "commit", "entered_us"))
 
 
 def read(asking: Asking, key: str, ids: Iterable[bytes], transactions: Iterable[bytes], limit: int) -> Databases:

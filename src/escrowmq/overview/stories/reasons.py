@@ -8,6 +8,7 @@ from enum import IntEnum
 from typing import Any
 
 from escrowmq.compensation.cases import CaseState
+from escrowmq.outbox.inbox import stands
 from escrowmq.outbox.modes.journal import Stage
 from escrowmq.outbox.tables import State
 from escrowmq.overview.stories.brokers import AtBroker
@@ -118,6 +119,13 @@ def _open(of: AtBroker, now_us: int) -> Reason:
         text = f"{undecided}, and its producer group {group} has nobody connected who could be asked ({asked})."
         return Reason(Rank.SOMEBODY, "open", text, offers)
     last = "nobody answered, or the answer was UNKNOWN"
+    if shown.get("unknown_us"):
+        last = f"UNKNOWN was answered {at(shown['unknown_us'], now_us)}"
+    whom = f", session {shown['asked_session']}, and has not answered yet" if shown.get("asked_session") else ""
+    if due_us > now_us and whom:
+        return Reason(
+            Rank.HANDS, "asked", f"{undecided}, and its producer group {group} is being asked{whom} ({asked}).", offers
+        )
     if due_us > now_us:
         follows = f"it is asked again {at(due_us, now_us)}" if checks < most else f"it is parked {at(due_us, now_us)}"
         if checks >= most and producers["checks_exhausted"] == "rollback":
@@ -128,7 +136,9 @@ def _open(of: AtBroker, now_us: int) -> Reason:
             f"{undecided}: its producer group {group} was {asked} and did not decide ({last}); {follows}.",
             offers,
         )
-    return Reason(Rank.HANDS, "open", f"{undecided}, and its producer group {group} is being asked ({asked}).", offers)
+    return Reason(
+        Rank.HANDS, "open", f"{undecided}, and its producer group {group} is being asked{whom} ({asked}).", offers
+    )
 
 
 def _not_visible(of: AtBroker, now_us: int) -> Reason:
@@ -287,15 +297,17 @@ def in_database(row: InDatabase, at_brokers: bool, now_us: int) -> Iterator[Reas
                 "announced",
                 f"Compensation {entry['name']} compares it with what was handled, once it is old enough.",
             )
-    if row.marks and not at_brokers:
-        groups = ", ".join(mark["consumer_group"] for mark in row.marks[:5])
+    standing = [mark for mark in row.marks if stands(mark["topic"])]
+    if standing and not at_brokers:
+        groups = ", ".join(mark["consumer_group"] for mark in standing[:5])
         yield Reason(Rank.DONE, "consumed", f"It does not wait: {groups} consumed it.")
 
 
 def _outbox(row: InDatabase, outbox: Mapping[str, Any], at_brokers: bool, now_us: int) -> Reason:
     state, attempts, why = State(outbox["state"]), outbox["attempts"], quoted(error_of(outbox))
     offers = tuple(
-        Offer(f"outbox.{act}", {"database": row.database, "ids": [outbox["id"].hex()]}) for act in ("retry", "discard")
+        Offer(f"outbox.{act}", {"database": row.database, "ids": [outbox["id"].hex()]})
+        for act in ("retry", "discard", "settle")
     )
     tries = many(attempts, "try", "tries")
     if state is State.WAITING:
@@ -356,7 +368,11 @@ def _driven(row: InDatabase, driven: Mapping[str, Any]) -> Reason:
     rank, text = _STAGES[stage]
     offers: tuple[Offer, ...] = ()
     if stage is Stage.STUCK:
-        offers = (Offer("stuck.settle", {"database": row.database, "ids": [driven["id"].hex()]}),)
+        if driven["was"] is not None:
+            text = f"it is stuck: it stood at {Stage(driven['was']).name}, and the broker answered {driven['reason']}; a person decides"
+        acts = ("retry", "commit", "rollback", "resend", "settle")
+        about = {"database": row.database, "ids": [driven["id"].hex()]}
+        offers = tuple(Offer(f"stuck.{act}", about) for act in acts)
     return Reason(
         rank, stage.name.lower(), f"In the table of producer group {driven['producer_group']}: {text}.", offers
     )

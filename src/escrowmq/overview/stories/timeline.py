@@ -41,7 +41,7 @@ def timeline(bus: Bus, wanted: str, engines: Sequence[sa.Engine] = (), *, limit:
     transactions = [
         bytes(TransactionId.parse(one.message["transaction"])) for one in found if one.message["transaction"]
     ]
-    known = databases.read(asking, wanted, ids, dict.fromkeys(transactions), limit)
+    known = databases.read(asking, wanted, ids, dict.fromkeys(transactions), limit + 1)
     others = [row.message_id for row in known.rows if row.message_id not in ids]
     found += looked.by_ids(dict.fromkeys(others), max(limit - len(found), 0))
     stories = [_story(one, known, now_us) for one in found]

@@ -101,7 +101,7 @@ class _Database:
             rest = "a person decides" if person else "a relay tries them again"
             text = f"{many(one.count, 'row')} of the outbox could not be sent ({cause}); {rest}."
             yield self._cause(
-                "outbox", "outbox", cause, one, person, text, "row", ("outbox.retry", "outbox.discard"),
+                "outbox", "outbox", cause, one, person, text, "row", ("outbox.retry", "outbox.discard", "outbox.settle"),
                 {"database": self.name, "state": state.name.lower(), "error": cause},
             )  # fmt: skip
 

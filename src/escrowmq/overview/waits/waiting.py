@@ -15,7 +15,7 @@ from escrowmq.overview.waits.databases import in_databases
 
 
 def waiting(bus: Bus, engines: Sequence[sa.Engine] = (), *, lag_seconds: float = LAG_SECONDS) -> Listing[Cause]:
-    """What waits, grouped by its cause; what needs a person comes first, then the most. A consumer group lags if its oldest message waits for
+    """What waits, grouped by its cause; what needs a person comes first, of that what is wrong with brokers and databases, then the most. A consumer group lags if its oldest message waits for
     more than ``lag_seconds``. ``missing`` names who did not answer: what waits there is not told."""
     asking = Asking(bus, engines)
     causes = look(asking, asking.now_us(), lag_seconds)
@@ -31,4 +31,8 @@ def look(asking: Asking, now_us: int, lag_seconds: float, stands: list[DatabaseS
             causes.append(
                 Cause("database", one["broker"], one["reason"], 1, "database", None, True, text, one["broker"])
             )
-    return sorted(causes, key=lambda cause: (not cause.needs_person, -cause.count))
+    return sorted(causes, key=lambda cause: (not cause.needs_person, _FIRST.get(cause.kind, len(_FIRST)), -cause.count))
+
+
+_FIRST = {"broker": 0, "database": 1, "disk": 2, "damaged": 3}
+"""What may be the cause of all others."""

@@ -20,7 +20,7 @@ from escrowmq.plans.frozen import PLACE
 from escrowmq.plans.outcomes import Outcome, Outcomes, all_of
 from escrowmq.plans.subjects.brokers import Brokers, batch_of, ended, shard_of, tolerated
 from escrowmq.plans.subjects.seam import checked_ids, checked_selection
-from escrowmq.wire.actions import brokers, dead_letters, groups
+from escrowmq.wire.actions import brokers, dead_letters
 
 ACTS = ("dead_letters.retry", "dead_letters.discard")
 SCHEMA = pa.schema(
@@ -32,7 +32,7 @@ SCHEMA = pa.schema(
 )  # fmt: skip
 IDENTITY = (PLACE, "topic", "queue", "offset", "dead_us", "attempts")
 _SELECTION: dict[str, type | tuple[type, ...]] = {
-    "group": str, "topic": str, "cause": str, "key": str, "tag": str, "older_than": (int, float), "ids": (list, tuple),
+    "group": str, "topic": str, "cause": str, "containing": str, "key": str, "tag": str, "older_than": (int, float), "ids": (list, tuple),
     "items": (list, tuple),
 }  # fmt: skip
 _OUTCOMES = {
@@ -43,13 +43,14 @@ _FOUND = {"settled": Outcome.DONE, "dead": Outcome.NONE}
 """What a broker finds at its start of an act that its end interrupted. What is dead still was not done, and is done now."""
 _NOT_THERE = (Code.UNKNOWN_TOPIC, Code.BAD_QUEUE, Code.UNKNOWN_GROUP)
 _SHOWN = ("topic", "queue", "offset", "dead_us", "attempts")
-_FAR = 1 << 62
+_BROKERS = ("cause", "topic", "older_than")
+"""What a broker selects by itself."""
 _MOST_ITEMS = 1000
 
 
 class DeadLetters:
-    """The dead letters that ``selection`` chooses: ``group``, and of these ``topic``, ``cause`` (a part of its text), ``key``, ``tag``,
-    ``older_than`` (seconds since the death), ``ids`` (``TOPIC/QUEUE/OFFSET``, or message ids), ``items`` (at most 1,000: topic, queue, offset
+    """The dead letters that ``selection`` chooses: ``group``, and of these ``topic``, ``cause`` (as a summary groups
+    them: numbers and ids in it do not count), ``containing`` (a part of the cause's text), ``key``, ``tag``, ``older_than`` (seconds since the death), ``ids`` (``TOPIC/QUEUE/OFFSET``, or message ids), ``items`` (at most 1,000: topic, queue, offset
     and, if they are known, broker, dead_us and attempts)."""
 
     schema: pa.Schema = SCHEMA
@@ -65,7 +66,7 @@ class DeadLetters:
         self._group: str = chosen.pop("group")
         self._ids = checked_ids(chosen.pop("ids", None))
         self._items = _checked_items(chosen.pop("items", None))
-        self._older_us = round(chosen.pop("older_than", 0) * 1e6)
+        self._asked = {name: chosen.pop(name) for name in _BROKERS if name in chosen}
         self._wanted = chosen
         self._left: set[str] = set()
         self._brokers = Brokers(bus, patient=patient)
@@ -92,10 +93,10 @@ class DeadLetters:
         if self._items is not None:
             listed = self._named()
         else:
-            call = dead_letters.LIST({"group": self._group})
+            call = dead_letters.LIST(cast(dead_letters.List, {"group": self._group, **self._asked}))
             listed = self._brokers.listed(call, "dead_letters", Code.UNKNOWN_GROUP)
         for hello, letters in listed:
-            if rows := [letter for letter in letters if self._is_chosen(letter, hello["time_us"])]:
+            if rows := [letter for letter in letters if self._is_chosen(letter)]:
                 yield batch_of(SCHEMA, hello["shard"], rows)
 
     def _named(self) -> Iterator[tuple[brokers.Hello, list[Any]]]:
@@ -104,34 +105,20 @@ class DeadLetters:
         self._left |= {_place_of(item) for item in items}
         for shard, hello in self._brokers.hello()[0].items():
             address = self._brokers.address(shard)
-            listed = self._brokers.asked(shard, groups.LIST({}))["groups"]
-            queues = {
-                (queue["topic"], queue["queue"]): queue["queue_id"]
-                for group in listed
-                if group["name"] == self._group
-                for queue in group["queues"]
-            }
+            wanted = {_place_of(item): item for item in items if item.get("broker", address) == address}
+            places = [(item["topic"], item["queue"], item["offset"]) for item in wanted.values()]
             found = []
-            for item in items:
-                queue_id = queues.get((item["topic"], item["queue"]))
-                if queue_id is None or item.get("broker", address) != address:
-                    continue
-                request = dead_letters.List(group=self._group, limit=1)
-                if after := _before(queue_id, item["offset"]):
-                    request["after"] = after
-                for letter in self._brokers.asked(shard, dead_letters.LIST(request))["dead_letters"]:
-                    shown = {name: item[name] for name in _SHOWN if name in item}
-                    if all(letter[name] == value for name, value in shown.items()):  # type: ignore[literal-required]
-                        self._left.discard(_place_of(item))
-                        found.append(letter)
+            for letter in self._at(shard, places) or ():
+                item = wanted[_place_of(letter)]
+                if all(letter[name] == item[name] for name in _SHOWN if name in item):
+                    self._left.discard(_place_of(letter))
+                    found.append(letter)
             found.sort(key=lambda letter: (letter["queue_id"], letter["offset"]))
             yield hello, found
 
-    def _is_chosen(self, letter: Mapping[str, Any], now_us: int) -> bool:
-        if self._older_us and letter["dead_us"] > now_us - self._older_us:
-            return False
+    def _is_chosen(self, letter: Mapping[str, Any]) -> bool:
         for name, value in self._wanted.items():
-            if value not in (letter["cause"] or "") if name == "cause" else letter[name] != value:
+            if value not in (letter["cause"] or "") if name == "containing" else letter[name] != value:
                 return False
         if self._ids is None:
             return True
@@ -147,39 +134,37 @@ class DeadLetters:
 
     def look(self, rows: pa.RecordBatch) -> Outcomes:
         """ALREADY: it is dead no more. CHANGED: another death. DAMAGED: its message cannot be delivered again."""
-        found = self._standing(rows)
+        columns = [rows.column(name).to_pylist() for name in _SHOWN]
+        places = list(zip(*columns[:3], strict=True))
+        found = self._at(shard_of(rows), places)
         if found is None:
             return all_of(Outcome.GONE, rows.num_rows)
+        standing = {(letter["topic"], letter["queue"], letter["offset"]): letter for letter in found}
         retry = self.act.endswith("retry")
         outcomes = all_of(Outcome.ALREADY, rows.num_rows)
-        columns = [rows.column(name).to_pylist() for name in ("queue_id", "offset", "dead_us", "attempts")]
-        for row, (queue_id, offset, dead_us, attempts) in enumerate(zip(*columns, strict=True)):
-            letter = found.get((queue_id, offset))
+        for row, place in enumerate(places):
+            letter = standing.get(place)
             if letter is None:
                 continue
-            if (letter["dead_us"], letter["attempts"]) != (dead_us, attempts):
+            if any(letter[name] != column[row] for name, column in zip(_SHOWN[3:], columns[3:], strict=True)):
                 outcomes[row] = Outcome.CHANGED
             else:
                 outcomes[row] = Outcome.DAMAGED if retry and letter["damaged"] else Outcome.DONE
         return outcomes
 
-    def _standing(self, rows: pa.RecordBatch) -> dict[tuple[int, int], Any] | None:
-        """What is dead now at the places of a batch; None: the broker does not have the group."""
-        wanted = set(zip(rows.column("queue_id").to_pylist(), rows.column("offset").to_pylist(), strict=True))
-        (queue_id, offset), last = min(wanted), max(wanted)
-        request: dead_letters.List = {"group": self._group}
-        if after := _before(queue_id, offset):
-            request["after"] = after
-        found: dict[tuple[int, int], Any] = {}
-        pages = self._brokers.pages(shard_of(rows), dead_letters.LIST(request), "dead_letters")
-        while (page := tolerated(lambda: {"page": next(pages, [])}, Code.UNKNOWN_GROUP)) is not None:
-            for letter in page["page"]:
-                place = letter["queue_id"], letter["offset"]
-                if place in wanted:
-                    found[place] = letter
-            if not page["page"] or place >= last:
-                return found
-        return None
+    def _at(self, shard: int, places: list[tuple[str, int, int]]) -> list[Any] | None:
+        """The dead letters at these places of a broker; None: it does not have the group, or none of the topics."""
+        items = [dead_letters.Item(topic=topic, queue=queue, offset=offset) for topic, queue, offset in places]
+        call = dead_letters.LIST({"group": self._group, "items": items})
+        page = tolerated(lambda: self._brokers.asked(shard, call), *_NOT_THERE)
+        if page is not None:
+            return list(page["dead_letters"])
+        topics = dict.fromkeys(topic for topic, _, _ in places)
+        parts = [
+            self._at(shard, [place for place in places if place[0] == topic]) for topic in topics if len(topics) > 1
+        ]
+        known = [part for part in parts if part is not None]
+        return [letter for part in known for letter in part] if known else None
 
     def failed_again(self, rows: pa.RecordBatch) -> int:
         """How many were delivered again and have died again."""
@@ -233,13 +218,6 @@ class DeadLetters:
 
 def _place_of(item: Mapping[str, Any]) -> str:
     return f"{item['topic']}/{item['queue']}/{item['offset']}"
-
-
-def _before(queue_id: int, offset: int) -> list[int] | None:
-    """The ``after`` of a page that begins at this place; None: the first page."""
-    if offset:
-        return [queue_id, offset - 1]
-    return [queue_id - 1, _FAR] if queue_id else None
 
 
 def _checked_items(given: Any) -> tuple[Mapping[str, Any], ...] | None:

@@ -6,6 +6,7 @@ A transaction is named by its id, which nothing else ever gets, and needs no oth
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, cast
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from escrowmq.client.links.presence import Missing
 from escrowmq.errors import Code, Misuse
 from escrowmq.plans.frozen import PLACE
 from escrowmq.plans.outcomes import Outcome, Outcomes, all_of
-from escrowmq.plans.subjects.brokers import Brokers, batch_of, ended, shard_of
+from escrowmq.plans.subjects.brokers import Brokers, batch_of, ended, shard_of, tolerated
 from escrowmq.plans.subjects.seam import checked_ids, checked_selection
 from escrowmq.wire.actions import transactions
 
@@ -29,7 +30,7 @@ SCHEMA = pa.schema(
 )  # fmt: skip
 IDENTITY = (PLACE, "id")
 _SELECTION: dict[str, type | tuple[type, ...]] = {
-    "state": str, "group": str, "older_than": (int, float), "ids": (list, tuple),
+    "state": str, "group": str, "older_than": (int, float), "cause": str, "ids": (list, tuple),
 }  # fmt: skip
 _STATES = ("undecided", "open", "parked")
 _OUTCOMES = {
@@ -37,12 +38,15 @@ _OUTCOMES = {
     "ALREADY_ROLLED_BACK": Outcome.ALREADY, "TRANSACTION_DECIDED": Outcome.ALREADY, "CONFLICT": Outcome.CONFLICT,
     "EXPIRED": Outcome.GONE, "UNKNOWN_TRANSACTION": Outcome.GONE, "WRONG_SHARD": Outcome.GONE,
 }  # fmt: skip
+_NOT_THERE = (Code.UNKNOWN_TRANSACTION, Code.WRONG_SHARD)
+_FEW = 64
+"""Decided transactions that are looked up one by one; more of them are found in the listing."""
 _ENDS = {"transactions.commit": "committed", "transactions.rollback": "rolled_back"}
 
 
 class Transactions:
     """The transactions that ``selection`` chooses: ``state`` (undecided, open, parked), producer ``group``, ``older_than`` (seconds since
-    the prepare), ``ids``."""
+    the prepare), ``cause`` (why it waits, as a summary says), ``ids``."""
 
     schema: pa.Schema = SCHEMA
     identity: Sequence[str] = IDENTITY
@@ -57,6 +61,7 @@ class Transactions:
         self._ids = checked_ids(chosen.get("ids"))
         self._group: str | None = chosen.get("group")
         self._older_than: float | None = chosen.get("older_than")
+        self._cause: transactions.Cause | None = chosen.get("cause")
         self._left: set[str] = set()
         self._brokers = Brokers(bus, patient=patient)
 
@@ -84,6 +89,8 @@ class Transactions:
             request["group"] = self._group
         if self._older_than is not None:
             request["older_than"] = float(self._older_than)
+        if self._cause is not None:
+            request["cause"] = self._cause
         call = transactions.LIST(request)
         for hello, listed in self._brokers.listed(call, "transactions", Code.UNKNOWN_GROUP):
             rows = listed if self._ids is None else [one for one in listed if one["id"] in self._ids]
@@ -102,7 +109,14 @@ class Transactions:
         ids = rows.column("id").to_pylist()
         left = {identity: row for row, identity in enumerate(ids)}
         outcomes = all_of(Outcome.GONE, rows.num_rows)
-        for state in ("undecided", "committed", "rolled_back", "expired"):
+        self._look_for(rows, "undecided", left, outcomes)
+        if len(left) <= _FEW:
+            for identity, row in left.items():
+                call = transactions.SHOW({"id": identity})
+                shown = tolerated(partial(self._brokers.asked, shard_of(rows), call), *_NOT_THERE)
+                outcomes[row] = Outcome.GONE if shown is None else self._would(shown["state"])
+            return outcomes
+        for state in ("committed", "rolled_back", "expired"):
             if left:
                 self._look_for(rows, state, left, outcomes)
         return outcomes

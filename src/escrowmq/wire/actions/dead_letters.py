@@ -5,13 +5,19 @@ from __future__ import annotations
 from typing import Annotated, Literal, NotRequired, TypedDict
 
 from escrowmq.wire.actions.action import Action, OfGroup, Paged, Results, Signed
-from escrowmq.wire.values import MessageId, Offset, PageLimit, Position, QueueId, QueueNumber, TimeUs, TopicName
-
-
-class List(OfGroup, Paged):
-    """Whose dead letters, and which page."""
-
-    after: NotRequired[Annotated[list[int], "`next` of the page before"]]
+from escrowmq.wire.values import (
+    Bounds,
+    ConsumerGroup,
+    MessageId,
+    Offset,
+    PageLimit,
+    Position,
+    QueueId,
+    QueueNumber,
+    Seconds,
+    TimeUs,
+    TopicName,
+)
 
 
 class Item(TypedDict):
@@ -20,6 +26,16 @@ class Item(TypedDict):
     topic: TopicName
     queue: QueueNumber
     offset: Offset
+
+
+class List(OfGroup, Paged):
+    """Whose dead letters, which of them, and which page."""
+
+    after: NotRequired[Annotated[list[int], "`next` of the page before"]]
+    cause: NotRequired[Annotated[str, "of this cause as a summary groups them: its numbers and ids do not count"]]
+    topic: NotRequired[TopicName]
+    older_than: NotRequired[Annotated[Seconds, "dead for so long, at least"]]
+    items: NotRequired[Annotated[list[Item], "those of them that are dead letters, instead of all"]]
 
 
 class Shown(Item):
@@ -52,6 +68,59 @@ class Page(TypedDict):
     next: NotRequired[Annotated[list[int], "`after` of the next page, if this one is full"]]
 
 
+class Summarize(Paged):
+    """Whose dead letters are summed up, and how many causes are told apart."""
+
+    group: NotRequired[Annotated[ConsumerGroup, "all that have some, unless given"]]
+    causes: NotRequired[Annotated[int, Bounds(1, 1000), "causes of a group that are told apart, 20 unless given"]]
+    samples: NotRequired[Annotated[int, Bounds(0, 5), "dead letters shown of each cause, 3 unless given"]]
+    after: NotRequired[Annotated[int, Bounds(-1), "`next` of the answer before"]]
+
+
+class Sample(Item):
+    """One dead letter of a cause."""
+
+    attempts: Annotated[int, "deliveries"]
+    cause: Annotated[str, "of the last failure"]
+    dead_us: Annotated[TimeUs, "when it was given up"]
+
+
+class Times(TypedDict):
+    """How many dead letters, and since when."""
+
+    count: int
+    oldest_us: Annotated[TimeUs, "the first death"]
+    newest_us: Annotated[TimeUs, "the last death"]
+
+
+class Cause(Times):
+    """The dead letters of like causes."""
+
+    cause: Annotated[str, "first line, `#` for numbers and ids; `cause` of `dead_letters.list` wants it so"]
+    samples: list[Sample]
+
+
+class Others(Times):
+    """The dead letters of all causes that are not told apart."""
+
+    causes: Annotated[int, "how many causes these are"]
+
+
+class OfGroupSummary(OfGroup):
+    """The dead letters of one group."""
+
+    dead_letters: Annotated[int, "how many"]
+    causes: Annotated[list[Cause], "the most frequent first"]
+    others: NotRequired[Others]
+
+
+class Summary(TypedDict):
+    """Dead letters by group and cause."""
+
+    groups: Annotated[list[OfGroupSummary], "those that have some"]
+    next: NotRequired[Annotated[int, "`after` of the next request, if there may be more groups"]]
+
+
 class Settle(OfGroup, Signed):
     """Which dead letters, and what to do with them."""
 
@@ -70,4 +139,5 @@ class Settled(Results):
 
 
 LIST = Action("dead_letters.list", List, Page, "Dead letters of a consumer group, by pages.", reads_only=True)
+SUMMARY = Action("dead_letters.summary", Summarize, Summary, "Dead letters by group and cause.", reads_only=True)
 SETTLE = Action("dead_letters.settle", Settle, Settled, "Deliver dead letters again, or discard them.")

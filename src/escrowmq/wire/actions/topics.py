@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NotRequired, TypedDict
+from typing import Annotated, Literal, NotRequired, TypedDict
 
-from escrowmq.wire.actions.action import Action, Nothing
-from escrowmq.wire.values import MAX_QUEUE, Bounds, End, Head, Offset, Pair, QueueId, QueueNumber, TimeUs, TopicName
+from escrowmq.wire.actions.action import Action, Nothing, Signed
+from escrowmq.wire.values import (
+    MAX_QUEUE,
+    Bounds,
+    ConsumerGroup,
+    End,
+    Head,
+    Offset,
+    Pair,
+    QueueId,
+    QueueNumber,
+    Seconds,
+    TimeUs,
+    TopicName,
+)
+
+RetentionName = Literal["retention", "retention_size"]
 
 
 class QueueRange(TypedDict):
@@ -22,11 +37,24 @@ class NumberedQueue(QueueRange):
     queue_id: QueueId
 
 
-class Topic(TypedDict):
+class KeptQueue(NumberedQueue):
+    """One queue of a topic, and how much is in it."""
+
+    bytes: NotRequired[Annotated[int, "of the messages that it keeps: their bodies, and 100 for the rest of each"]]
+
+
+class Retention(TypedDict):
+    """What a topic has of its own. What is not given: the broker's `retention`, and any number of bytes."""
+
+    retention: NotRequired[Annotated[Seconds, "that messages stay after they became visible"]]
+    retention_size: NotRequired[Annotated[int, Bounds(1), "bytes that each of its queues keeps at most"]]
+
+
+class Topic(Retention):
     """One topic."""
 
     name: TopicName
-    queues: list[NumberedQueue]
+    queues: list[KeptQueue]
 
 
 class Topics(TypedDict):
@@ -86,6 +114,44 @@ class Created(TypedDict):
     queues: Annotated[int, "how many"]
 
 
+class Alter(Retention, Signed):
+    """What a topic is to have from now on. What is not given stays as it is."""
+
+    name: TopicName
+    queues: NotRequired[Annotated[int, Bounds(1, MAX_QUEUE), "how many; never fewer than it has"]]
+    reset: NotRequired[Annotated[list[RetentionName], "goes back to the broker's"]]
+
+
+class Altered(Retention):
+    """What a topic has now."""
+
+    name: TopicName
+    queues: Annotated[int, "how many"]
+
+
+class Delete(Signed):
+    """The topic to delete."""
+
+    name: TopicName
+    force: NotRequired[
+        Annotated[bool, "roll back what is undecided, and take it from its groups, instead of refusing with CONFLICT"]
+    ]
+    check: NotRequired[Annotated[bool, "do nothing: only refuse, or say what would go"]]
+
+
+class Deleted(TypedDict):
+    """What went with a topic, or would."""
+
+    name: TopicName
+    deleted: Annotated[bool, "false: it was only asked for"]
+    queues: Annotated[int, "how many it had"]
+    messages: Annotated[int, "that it kept"]
+    delayed: Annotated[int, "that waited for their time"]
+    rolled_back: Annotated[int, "transactions that were undecided"]
+    groups: list[Annotated[ConsumerGroup, "consumed it"]]
+    dead_letters: Annotated[int, "of all groups"]
+
+
 LIST = Action("topics.list", Nothing, Topics, "All topics with their queues.", reads_only=True)
 OFFSETS = Action(
     "topics.offsets",
@@ -102,3 +168,15 @@ WAIT = Action(
     reads_only=True,
 )
 CREATE = Action("topics.create", Create, Created, "Make a topic, or give it more queues.")
+ALTER = Action(
+    "topics.alter",
+    Alter,
+    Altered,
+    "Give a topic more queues, or a retention of its own; what is beyond it is let go of at once.",
+)
+DELETE = Action(
+    "topics.delete",
+    Delete,
+    Deleted,
+    "Delete a topic with all that is in it. Only `topics.create` makes its name anew, as another topic.",
+)

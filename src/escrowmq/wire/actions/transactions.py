@@ -11,12 +11,21 @@ from escrowmq.wire.values import Bounds, Instance, Position, ProducerGroup, Seco
 Decider = Literal["producer", "check", "operator", "exhausted", "retention", "replaced"]
 
 
+Cause = Annotated[
+    Literal["not_due", "due", "unanswered", "asked_out", "aged"],
+    "why it waits: `not_due`, its first question comes later; `due`, a question is due, and nobody of its group was there to be asked;"
+    " `unanswered`, it was asked about without a decision, and waits for the next question or the end of waiting; `asked_out`, parked after the last"
+    " question; `aged`, parked before that: `half_retention` ended, or it cannot be read",
+]
+
+
 class List(Paged):
     """Which transactions are asked for."""
 
     state: NotRequired[Annotated[str, "a state, or `undecided`: open and parked ones"]]
     group: NotRequired[ProducerGroup]
     older_than: NotRequired[Annotated[Seconds, "since the prepare, at least"]]
+    cause: NotRequired[Cause]
     after: NotRequired[Annotated[Position, Bounds(-1), "`next` of the page before"]]
 
 
@@ -68,6 +77,14 @@ class Event(TypedDict):
 class Details(Summary):
     """One transaction but for its messages."""
 
+    asked_session: NotRequired[
+        Annotated[int | None, "the session that is asked about it at this moment; null: none is"]
+    ]
+    unknown_us: NotRequired[
+        Annotated[
+            TimeUs | None, "when UNKNOWN was last answered about it; null: not since the broker's start, or long ago"
+        ]
+    ]
     message_count: Annotated[int, "half messages of the transaction"]
     timeline: Annotated[list[Event], "oldest first"]
 
@@ -76,6 +93,41 @@ class Shown(Details):
     """One transaction in full."""
 
     messages: Annotated[list[Message], "the first 100"]
+
+
+class Summarize(Paged):
+    """Of which producer groups the undecided transactions are summed up."""
+
+    group: NotRequired[Annotated[ProducerGroup, "all that have some, unless given"]]
+    samples: NotRequired[Annotated[int, Bounds(0, 5), "transactions shown of each cause, 3 unless given"]]
+    after: NotRequired[Annotated[int, Bounds(-1), "`next` of the answer before"]]
+
+
+class Waiting(TypedDict):
+    """Undecided transactions of one producer group that wait for the same reason."""
+
+    state: Annotated[Literal["open", "parked"], "parked ones wait for a person"]
+    cause: Cause
+    count: int
+    oldest_us: Annotated[TimeUs, "the first prepare"]
+    newest_us: Annotated[TimeUs, "the last prepare"]
+    checks: Annotated[tuple[int, int], "check-backs so far: the least and the most"]
+    samples: Annotated[list[Transaction], "the oldest"]
+
+
+class OfGroup(TypedDict):
+    """What a producer group has undecided."""
+
+    group: Annotated[ProducerGroup | None, "null: its producers are forgotten"]
+    number: Annotated[int, "of the group, at this broker"]
+    causes: list[Waiting]
+
+
+class Undecided(TypedDict):
+    """What is undecided, by producer group and cause."""
+
+    groups: Annotated[list[OfGroup], "those that have something undecided"]
+    next: NotRequired[Annotated[int, "`after` of the next page, if this one is full"]]
 
 
 class Recheck(Signed):
@@ -91,6 +143,9 @@ class Settle(Recheck):
 
 
 LIST = Action("transactions.list", List, Page, "Transactions in the order of their prepare, by pages.", reads_only=True)
+SUMMARY = Action(
+    "transactions.summary", Summarize, Undecided, "Undecided transactions by producer group and cause.", reads_only=True
+)
 SHOW = Action("transactions.show", Show, Shown, "One transaction with its messages and its timeline.", reads_only=True)
 SETTLE = Action("transactions.settle", Settle, Results, "Decide transactions by an operator's hand.")
 RECHECK = Action(

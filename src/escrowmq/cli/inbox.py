@@ -1,0 +1,211 @@
+"""``escrowmq inbox``: what consumers have noted in their own database: marks of handled messages, offsets, stored prepares; and how a person changes it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from escrowmq.cli.failures import finish
+from escrowmq.cli.options import Json, Limit, Why, seconds
+from escrowmq.cli.outbox import DatabaseUrl, Ids
+from escrowmq.cli.printing import Columns, moment, notice, print_json, print_rows
+from escrowmq.errors import Code, error
+
+if TYPE_CHECKING:
+    from escrowmq.outbox.acts import Done
+    from escrowmq.outbox.modes import Slot
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="What consumers have noted in their database: handled messages, offsets, stored prepares.",
+)
+
+Group = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
+OfTopic = Annotated[
+    str | None, typer.Option("--topic", "-t", help="The messages' topic, where several topics have the same ids.")
+]
+After = Annotated[str | None, typer.Option("--after", metavar="ID", help="Only what comes after this one.")]
+Slots = Annotated[
+    list[str],
+    typer.Argument(metavar="SLOT...", help="SHARD/QUEUE, or SHARD/QUEUE/STRIDE/PART, as `inbox offsets` shows them."),
+]
+
+
+@app.command("list")
+def list_(group: Group, database_url: DatabaseUrl, limit: Limit = 100, after: After = None, json: Json = False) -> None:
+    """List marks of messages that a group has handled, by id."""
+    from escrowmq import outbox
+
+    with outbox.engines.opened(database_url) as engine:
+        found = outbox.handled.list_marks(engine, group, limit=limit, after=after)
+    rows = [
+        {"message_id": one.message_id.hex(), "topic": one.topic, "seen_us": one.seen_us, "forgotten": one.is_forgotten}
+        for one in found
+    ]
+    columns: Columns = {
+        "message id": "message_id",
+        "topic": lambda row: row["topic"] or "any",
+        "handled": lambda row: moment(row["seen_us"]),
+        "forgotten": lambda row: "yes: it may be handled again" if row["forgotten"] else "",
+    }
+    print_rows(rows, json, columns, "no such marks")
+
+
+@app.command("forget")
+def forget(
+    group: Group, ids: Ids, database_url: DatabaseUrl, topic: OfTopic = None, why: Why = None, json: Json = False
+) -> None:
+    """Take marks away: when the messages come again, the group handles them once more. It is recorded: escrowmq acts."""
+    from escrowmq import outbox
+
+    with outbox.engines.opened(database_url) as engine:
+        _finish(outbox.handled.forget_marks(engine, group, ids, topic=topic, why=why), json)
+
+
+@app.command("settle")
+def settle(
+    group: Group, ids: Ids, database_url: DatabaseUrl, topic: OfTopic = None, why: Why = None, json: Json = False
+) -> None:
+    """Mark messages as handled by hand: when they come, the group passes over them. It is recorded: escrowmq acts."""
+    from escrowmq import outbox
+
+    with outbox.engines.opened(database_url) as engine:
+        _finish(outbox.handled.settle_marks(engine, group, ids, topic=topic, why=why), json)
+
+
+@app.command("prepares")
+def prepares(
+    group: Group,
+    database_url: DatabaseUrl,
+    older_than: Annotated[
+        str, typer.Option("--older-than", metavar="TIME", help="Only those stored so long ago.")
+    ] = "0s",
+    limit: Limit = 100,
+    after: After = None,
+    json: Json = False,
+) -> None:
+    """List stored prepares of the both-reach mode whose end has not come, by id."""
+    from escrowmq import outbox
+
+    age = seconds(older_than, "--older-than") or 0.0
+    with outbox.engines.opened(database_url) as engine:
+        found = outbox.modes.list_prepares(engine, group, older_than=age, limit=limit, after=after)
+    rows = [
+        {name: getattr(one, name) for name in one.__slots__} | {"message_id": one.message_id.hex()} for one in found
+    ]
+    columns: Columns = {
+        "message id": "message_id",
+        "topic": "topic",
+        "key": "key",
+        ">bytes": "body_bytes",
+        "stored": lambda row: moment(row["prepared_us"]),
+    }
+    print_rows(rows, json, columns, "no such prepares")
+
+
+@app.command("discard")
+def discard(group: Group, ids: Ids, database_url: DatabaseUrl, why: Why = None, json: Json = False) -> None:
+    """Delete stored prepares; a commit that comes after all has no effect. It is recorded: escrowmq acts."""
+    from escrowmq import outbox
+
+    with outbox.engines.opened(database_url) as engine:
+        _finish(outbox.modes.discard_prepares(engine, group, ids, why=why), json)
+
+
+@app.command("offsets")
+def offsets(
+    database_url: DatabaseUrl,
+    group: Annotated[str | None, typer.Option("--group", "-g", help="Only of this consumer group.")] = None,
+    topic: Annotated[str | None, typer.Option("--topic", "-t", help="Only of this topic.")] = None,
+    limit: Limit = 1000,
+    json: Json = False,
+) -> None:
+    """List the offsets that consumers keep in their database, and who has them."""
+    from escrowmq import outbox
+
+    with outbox.engines.opened(database_url) as engine:
+        found = outbox.modes.list_places(engine, group, topic, limit=limit)
+    rows = [
+        {
+            "group": one.group,
+            "topic": one.topic,
+            "slot": shown(one.slot),
+            "next_offset": one.next_offset,
+            "owner": one.owner,
+        }
+        for one in found
+    ]
+    columns: Columns = {
+        "group": "group",
+        "topic": "topic",
+        "slot": "slot",
+        ">next offset": "next_offset",
+        "owner": lambda row: row["owner"] or "nobody",
+    }
+    print_rows(rows, json, columns, "no such offsets")
+
+
+@app.command("move")
+def move(
+    group: Group,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
+    slots: Slots,
+    database_url: DatabaseUrl,
+    to: Annotated[int, typer.Option("--to", min=0, metavar="OFFSET", help="The next offset that is handled.")],
+    why: Why = None,
+    json: Json = False,
+) -> None:
+    """Put offsets that nobody owns to another place: messages are handled again, or passed over. It is recorded: escrowmq acts."""
+    from escrowmq import outbox
+
+    wanted = dict.fromkeys(map(slot_of, slots), to)
+    with outbox.engines.opened(database_url) as engine:
+        done = outbox.modes.move(engine, group, topic, wanted, why=why)
+    finish("slot", [(shown(one.slot), one.code, {"was": one.was}) for one in done], json)
+
+
+@app.command("fence")
+def fence(
+    group: Group,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
+    slots: Slots,
+    database_url: DatabaseUrl,
+    why: Why = None,
+    json: Json = False,
+) -> None:
+    """Take slots from a consumer that is surely dead, or must be stopped. It is recorded: escrowmq acts."""
+    from escrowmq import outbox
+
+    wanted = [slot_of(text) for text in slots]
+    with outbox.engines.opened(database_url) as engine:
+        outbox.modes.fence(engine, group, topic, wanted, why=why)
+    if json:
+        return print_json({"fenced": [shown(slot) for slot in wanted]})
+    notice(f"whoever had {', '.join(map(shown, wanted))} can commit nothing about it any more")
+
+
+def shown(slot: Slot) -> str:
+    """A slot as these commands name it."""
+    whole = f"{slot.shard:08x}/{slot.queue}"
+    return whole if slot.stride == 1 else f"{whole}/{slot.stride}/{slot.part}"
+
+
+def slot_of(text: str) -> Slot:
+    """The slot that a text names. Raises Misuse(BAD_ARGUMENT)."""
+    from escrowmq.outbox.modes import Slot
+
+    shard, *numbers = text.split("/")
+    try:
+        if len(numbers) not in (1, 3):
+            raise ValueError
+        return Slot(int(shard, 16), *map(int, numbers))
+    except ValueError:
+        hint = "SHARD/QUEUE, or SHARD/QUEUE/STRIDE/PART, such as 0000002a/3"
+        raise error(Code.BAD_ARGUMENT, f"{text!r} is no slot", hint) from None
+
+
+def _finish(results: list[Done], json: bool) -> None:
+    """One result an id; the exit code is that of the first that failed."""
+    rows: list[tuple[str, Code, dict[str, Any]]] = [(one.id.hex(), one.code, {}) for one in results]
+    finish("message id", rows, json)

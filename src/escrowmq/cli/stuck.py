@@ -1,0 +1,117 @@
+"""``escrowmq stuck``: rows of producer-driven transactions that wait for a person, because the broker holds another decision than the row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from escrowmq.cli.failures import finish
+from escrowmq.cli.options import Json, Limit, Why
+from escrowmq.cli.outbox import DatabaseUrl, Ids
+from escrowmq.cli.printing import Columns, moment, print_rows
+from escrowmq.errors import Code, error
+
+app = typer.Typer(
+    no_args_is_help=True, help="Producer-driven transactions whose broker holds another decision than the row."
+)
+
+_STATES = ("stuck", "to_send")
+
+
+@app.command("list")
+def list_(
+    database_url: DatabaseUrl,
+    group: Annotated[str | None, typer.Option("--group", "-g", help="Only of this producer group.")] = None,
+    state: Annotated[
+        str, typer.Option("--state", "-s", help="stuck, or to_send: what the compensation mode has still to send.")
+    ] = "stuck",
+    limit: Limit = 100,
+    after: Annotated[str | None, typer.Option("--after", metavar="ID", help="Only rows after this one.")] = None,
+    json: Json = False,
+) -> None:
+    """List rows that wait for a person, with what the broker answered."""
+    if state not in _STATES:
+        raise error(Code.BAD_ARGUMENT, f"--state {state}", f"one of {', '.join(_STATES)}")
+    from escrowmq import outbox
+    from escrowmq.outbox.modes.journal import Stage
+
+    with outbox.engines.opened(database_url) as engine:
+        found = outbox.modes.list_stuck(engine, group, state=Stage[state.upper()], limit=limit, after=after)
+    rows = [
+        {name: getattr(row, name) for name in row.__slots__}
+        | {
+            "id": row.id.hex(),
+            "state": row.state.name.lower(),
+            "was": None if row.was is None else row.was.name.lower(),
+            "shard": None if row.shard is None else f"{row.shard:08x}",
+            "transaction": None if row.transaction is None else str(row.transaction),
+        }
+        for row in found
+    ]
+    columns: Columns = {
+        "message id": "id",
+        "group": "group",
+        "was": "was",
+        "the broker says": "reason",
+        "transaction": "transaction",
+        "topic": "topic",
+        "key": "key",
+        ">attempts": "attempts",
+        "created": lambda row: moment(row["created_us"]),
+    }
+    print_rows(rows, json, columns, "no such rows")
+
+
+@app.command("retry")
+def retry(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
+    """Try once more what was tried: the cause is mended. The next redrive of the program does it. It is recorded: escrowmq acts."""
+    from escrowmq import outbox
+
+    _each(outbox.modes.retry_stuck, database_url, ids, why, json)
+
+
+@app.command("commit")
+def commit(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
+    """Have the transactions committed, whatever was tried before. It is recorded: escrowmq acts."""
+    from escrowmq import outbox
+
+    _each(outbox.modes.commit_stuck, database_url, ids, why, json)
+
+
+@app.command("rollback")
+def rollback(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
+    """Have the transactions rolled back, whatever was tried before. It is recorded: escrowmq acts."""
+    from escrowmq import outbox
+
+    _each(outbox.modes.rollback_stuck, database_url, ids, why, json)
+
+
+@app.command("resend")
+def resend(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
+    """Have the messages prepared once more and committed: their transactions are lost. It is recorded: escrowmq acts.
+
+    Within the broker's dedup_window it gives the first transaction again. If that was committed there are two messages of the id afterwards.
+    """
+    from escrowmq import outbox
+
+    _each(outbox.modes.resend_stuck, database_url, ids, why, json)
+
+
+@app.command("settle")
+def settle(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
+    """Delete rows: somebody has seen to them. What stands at the broker stays. It is recorded: escrowmq acts."""
+    from escrowmq import outbox
+
+    _each(outbox.modes.settle_stuck, database_url, ids, why, json)
+
+
+def _each(act: Callable[..., Any], url: str, ids: list[str], why: str | None, json: bool) -> None:
+    """Do one act to every id; each has its own result, the exit code is that of the first that failed."""
+    from escrowmq import outbox
+
+    with outbox.engines.opened(url) as engine:
+        results = act(engine, ids, why=why)
+    states = [{"state": None if one.state is None else one.state.name.lower()} for one in results]
+    finish("message id", [(one.id.hex(), one.code, s) for one, s in zip(results, states, strict=True)], json)

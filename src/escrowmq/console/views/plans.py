@@ -1,0 +1,294 @@
+"""Plans: an act on a frozen set, made, looked at, tried dry, run in steps, stopped and gone on with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from escrowmq.console.asked import Answer, Asked, Page, Redirect
+from escrowmq.console.core import Console
+from escrowmq.console.jobs import Job
+from escrowmq.console.views.transactions import seconds
+from escrowmq.console.words import plural
+from escrowmq.errors import Code, Overloaded, error
+from escrowmq.plans import ACTS, Outcome, Plan, Ramp, Report, StopAfter
+from escrowmq.plans.ramp import PAUSE, SHARES
+
+ROOM = "/plans"
+WORDS: Mapping[str, str] = {
+    "dead_letters.retry": "Deliver dead letters again",
+    "dead_letters.discard": "Discard dead letters",
+    "transactions.commit": "Commit transactions",
+    "transactions.rollback": "Roll transactions back",
+    "transactions.recheck": "Ask about transactions anew",
+}
+"""What an act is called on a button."""
+FINAL = ("discard", "rollback", "commit", "settle")
+"""How the names of acts end that cannot be taken back: the number of rows is typed before they run."""
+FIELDS = ("group", "topic", "cause", "key", "tag", "state", "older_than", "ids")
+"""What a selection can say, in the order of the form."""
+QUICKLY = 1.5
+"""Seconds that a form waits for its work before it shows how far it is."""
+ROWS = 100
+
+
+def plans(console: Console, asked: Asked) -> Page:
+    """All plans of the folder, newest first."""
+    listed = console.plans.list()[::-1]
+    start = asked.number("start", 0)
+    values = {
+        "rows": listed[start : start + ROWS],
+        "words": WORDS,
+        "next": start + ROWS if start + ROWS < len(listed) else None,
+        "previous": max(start - ROWS, 0) if start else None,
+        "folder": str(console.plans.folder),
+    }
+    return Page("plans.html", "Plans", values, ROOM, live=5)
+
+
+def new(console: Console, asked: Asked) -> Page:
+    """The form of a new plan, filled in as a cause, a transaction or a dead letter asks for it."""
+    act = asked.text("act") or ""
+    chosen = _selection_of(asked.text("selection") or "{}")
+    kind = act.partition(".")[0]
+    acts = [one for one in ACTS if one.partition(".")[0] == kind] or list(ACTS)
+    values = {
+        "acts": acts,
+        "act": act if act in acts else acts[0],
+        "words": WORDS,
+        "chosen": {name: _printed(chosen[name]) for name in FIELDS if chosen.get(name) is not None},
+        "fields": _fields(kind),
+    }
+    return Page("plan_new.html", "Make a plan", values, ROOM)
+
+
+def make(console: Console, asked: Asked) -> Answer:
+    """Freeze the set. Redirects to the plan, or to how far it is."""
+    act, why = asked.one("act"), asked.said("why")
+    if act not in ACTS:
+        raise error(Code.BAD_ARGUMENT, f"{act!r:.60} is no act of a plan")
+    if why is None:
+        raise error(
+            Code.BAD_ARGUMENT,
+            "a plan needs a reason: whoever reads the record of acts asks for it",
+            "go back, and say why",
+        )
+    selection = _selection(asked)
+    without = asked.one("without_missing") == "yes"
+
+    def work(job: Job) -> str:
+        def tell(rows: int) -> None:
+            job.told = f"{plural(rows, 'row')} so far"
+            if job.stop.is_set():
+                raise Overloaded(Code.CLOSED, "the console is stopping")
+
+        where = console.where(act)
+        made = console.plans.make(where, act, selection, why=why, without_missing=without, progress=tell)
+        return f"{ROOM}/{made.id}"
+
+    return _led(console.jobs.begin("plan", "", work))
+
+
+def plan(console: Console, asked: Asked) -> Page:
+    """One plan: what is in it, what would happen, what has happened."""
+    found = console.plans.get(asked.places["id"])
+    run, looking = console.jobs.of("run", found.id), console.jobs.of("dry run", found.id)
+    running = found.state == "running" or (run is not None and not run.ended.is_set())
+    dry = looking is not None and not looking.ended.is_set()
+    values = {
+        "plan": found,
+        "words": WORDS,
+        "outcomes": _outcomes(found.outcomes or {}, found.rows),
+        "sentences": {one.name.lower(): one.sentence for one in Outcome},
+        "dry": console.plans.last_dry_run(found.id),
+        "looking": looking if dry else None,
+        "told": run.told if running and run is not None else "",
+        "running": running,
+        "problem": _problem(run) or _problem(looking),
+        "final": found.act.rpartition(".")[2] in FINAL,
+        "foreign": found.source != console.source,
+        "source": console.source,
+        "ramp": ", ".join(f"{share:g}" for share in SHARES),
+        "pause": f"{PAUSE:g}",
+        "columns": _columns(found.samples),
+    }
+    return Page("plan.html", f"Plan {found.id}", values, ROOM, live=1 if running or dry else 0)
+
+
+def rows(console: Console, asked: Asked) -> Page:
+    """Rows of the frozen set, with what became of each."""
+    found = console.plans.get(asked.places["id"])
+    start, outcome = asked.number("start", 0), asked.text("outcome")
+    listed = console.plans.rows(found.id, start, ROWS, outcome=outcome)
+    more = len(listed) == ROWS and listed[-1]["row"] + 1 < found.rows
+    values = {
+        "plan": found,
+        "rows": listed,
+        "columns": _columns(listed),
+        "outcome": outcome or "",
+        "outcomes": [one.name.lower() for one in Outcome],
+        "next": listed[-1]["row"] + 1 if more else None,
+        "first": start == 0,
+    }
+    return Page("plan_rows.html", f"Rows of plan {found.id}", values, ROOM)
+
+
+def dry_run(console: Console, asked: Asked) -> Answer:
+    """Look at every row, and change nothing."""
+    found = console.plans.get(asked.places["id"])
+
+    def work(job: Job) -> str:
+        def tell(done: int, of: int) -> None:
+            job.told = f"{done:,} of {of:,} rows"
+            if job.stop.is_set():
+                raise Overloaded(Code.CLOSED, "the console is stopping")
+
+        console.plans.dry_run(found.id, console.where(found.act), progress=tell)
+        return f"{ROOM}/{found.id}"
+
+    return _of_plan(console.jobs.begin("dry run", found.id, work), found)
+
+
+def run(console: Console, asked: Asked) -> Answer:
+    """Do the act to the set that was shown, in steps; what was done is never done twice."""
+    found = console.plans.get(asked.places["id"])
+    if found.act.rpartition(".")[2] in FINAL and asked.counted("rows", -1) != found.rows:
+        text = f"this cannot be taken back: type the number of its rows, {found.rows}, to say that you know"
+        raise error(Code.BAD_ARGUMENT, text, "go back, and type it")
+    ramp = Ramp.parse(asked.said("ramp") or "100", seconds(asked.said("pause") or "0", "pause"))
+    rate = _rate(asked.said("rate"))
+    limit = StopAfter.parse(asked.said("stop_after"))
+    digest = asked.one("digest")
+    if digest != found.digest:
+        raise error(Code.CONFLICT, "this plan is not the one that was shown", "look at it again")
+
+    def work(job: Job) -> str:
+        def tell(report: Report) -> None:
+            job.told = f"step {report.step} of {report.steps}"
+
+        console.plans.run(
+            found.id,
+            console.where(found.act),
+            ramp=ramp,
+            rate=rate,
+            stop_after=limit,
+            digest=digest,
+            progress=tell,
+            stop=job.stop,
+        )
+        return f"{ROOM}/{found.id}"
+
+    return _of_plan(console.jobs.begin("run", found.id, work), found, 0.2)
+
+
+def stop(console: Console, asked: Asked) -> Answer:
+    """Have a run stop after its batch, whichever process runs it."""
+    found = console.plans.get(asked.places["id"])
+    job = console.jobs.of("run", found.id)
+    if job is not None:
+        job.stop.set()
+        job.ended.wait(QUICKLY)
+    console.plans.stop(found.id)
+    return Redirect(f"{ROOM}/{found.id}")
+
+
+def delete(console: Console, asked: Asked) -> Answer:
+    """Delete a plan and its results; what it did stays in the record of acts."""
+    console.plans.delete(asked.places["id"])
+    return Redirect(ROOM)
+
+
+def job(console: Console, asked: Asked) -> Answer:
+    """How far a piece of work is; its result once it is there."""
+    found = console.jobs.get(asked.places["id"])
+    if not found.ended.is_set():
+        return Page("job.html", f"Making the {found.what}", {"job": found}, ROOM, live=1)
+    return _led(found)
+
+
+def _led(job: Job) -> Answer:
+    """Where a piece of work leads. Raises its problem."""
+    if not job.ended.wait(QUICKLY):
+        return Redirect(f"/work/{job.id}")
+    if job.problem is not None:
+        raise job.problem
+    return Redirect(job.to)
+
+
+def _of_plan(job: Job, found: Plan, patience: float = QUICKLY) -> Answer:
+    if job.ended.wait(patience) and job.problem is not None:
+        raise job.problem
+    return Redirect(f"{ROOM}/{found.id}")
+
+
+def _problem(job: Job | None) -> Any:
+    return job.problem if job is not None and job.ended.is_set() else None
+
+
+def _rate(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        rate = float(text)
+        if not 0 < rate < 1e9:
+            raise ValueError
+    except ValueError:
+        raise error(Code.BAD_ARGUMENT, f"{text!r:.40} is no number of rows a second") from None
+    return rate
+
+
+def _selection(asked: Asked) -> dict[str, Any]:
+    """What the form chooses; empty fields choose nothing."""
+    found: dict[str, Any] = {name: value for name in FIELDS if (value := asked.said(name)) is not None}
+    if "older_than" in found:
+        found["older_than"] = seconds(found["older_than"], "older than")
+    if "ids" in found:
+        found["ids"] = found["ids"].split()
+    return found
+
+
+def _selection_of(text: str) -> dict[str, Any]:
+    """A selection from an address."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise error(Code.BAD_ARGUMENT, "this address has no selection that can be read")
+    return found
+
+
+def _printed(value: Any) -> str:
+    if isinstance(value, list):
+        return "\n".join(map(str, value))
+    return f"{value:g}s" if isinstance(value, float | int) else str(value)
+
+
+def _fields(kind: str) -> tuple[str, ...]:
+    if kind == "dead_letters":
+        return ("group", "topic", "cause", "key", "tag", "older_than", "ids")
+    if kind == "transactions":
+        return ("state", "group", "older_than", "ids")
+    return FIELDS
+
+
+def _columns(listed: Any) -> list[str]:
+    """What a table of rows shows: all that any of them says, but for numbers that only programs need."""
+    hidden = {"row", "outcome", "place", "queue_id", "position", "shard"}
+    return list(
+        dict.fromkeys(name for one in listed for name in one if name not in hidden and not name.startswith("_"))
+    )
+
+
+def _outcomes(counts: Mapping[str, int], rows: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": one.name.lower(),
+            "count": counts[one.name.lower()],
+            "failure": one.is_failure,
+            "sentence": one.sentence,
+        }
+        for one in Outcome
+        if counts.get(one.name.lower())
+    ]

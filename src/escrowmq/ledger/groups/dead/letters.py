@@ -1,0 +1,212 @@
+"""The dead letters of one group in one queue, as many as there may be.
+
+They stand in blocks of some hundred rows by rising offset, so that one more, or some less, costs a block and not the whole. A block never
+changes: a change makes another one in its place. Whoever has the list of blocks may read it on any thread, while the ledger goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from escrowmq.ledger.columns.arrays import Int32s, Int64s, locate
+from escrowmq.ledger.groups.dead.causes import cause_and_kind
+
+NOT_DEAD = -1
+"""Instead of the time of a death, and of a number of attempts: there is no dead letter at this offset."""
+
+BLOCK = 1024
+"""Rows of a block when it is made; it is split when it has more than twice as many."""
+
+Texts = npt.NDArray[np.object_]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some dead letters of one queue by rising offset: arrays of one length, at least one row."""
+
+    offsets: Int64s
+    attempts: Int32s
+    dead_us: Int64s
+    causes: Texts
+    kinds: Texts
+    """Of the causes (``causes.py``). Equal texts are mostly one object, in both columns."""
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @property
+    def columns(self) -> tuple[npt.NDArray[Any], ...]:
+        """The arrays, in the order in which they are named above."""
+        return self.offsets, self.attempts, self.dead_us, self.causes, self.kinds
+
+    def rows(self, chosen: Any) -> Block:
+        """Some of its rows: a mask, indexes or a slice."""
+        return Block(*(column[chosen] for column in self.columns))
+
+    def part(self, start: int, end: int) -> Block:
+        """Rows ``start`` .. ``end``-1, as copies: the rest may go."""
+        return Block(*(column[start:end].copy() for column in self.columns))
+
+
+def block_of(offsets: Int64s, attempts: int, dead_us: int, cause: str) -> Block:
+    """What died together."""
+    size = len(offsets)
+    texts, kinds = np.empty(size, object), np.empty(size, object)
+    texts[:], kinds[:] = cause_and_kind(cause)
+    return Block(offsets, np.full(size, attempts, np.int32), np.full(size, dead_us, np.int64), texts, kinds)
+
+
+class DeadLetters:
+    """Distinct offsets in rising order, with what is known of their deaths."""
+
+    __slots__ = ("_count", "_last_us", "_lasts", "blocks")
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        """To be copied, or read on the ledger's thread."""
+        self._lasts: Int64s = np.empty(0, np.int64)  # the last offset of each block
+        self._count = 0
+        self._last_us: int | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def offsets(self) -> Int64s:
+        """All of them."""
+        return self._all("offsets")
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        """One column of all of them, as :class:`Block` names it."""
+        return self._all(name)
+
+    def _all(self, name: str) -> npt.NDArray[Any]:
+        return np.concatenate([getattr(block, name) for block in self.blocks] or [np.empty(0, np.int64)])
+
+    # Changing
+
+    def bury(self, parts: Sequence[Block]) -> None:
+        """Add what died: none of it is here yet, and no offset comes twice."""
+        if not parts:
+            return
+        fresh = _joined(parts)
+        order = np.argsort(fresh.offsets, kind="stable")
+        fresh = fresh.rows(order)
+        self._count += len(fresh)
+        if not self.blocks:
+            self._replace(0, 0, [fresh])
+            return
+        places = np.minimum(np.searchsorted(self._lasts, fresh.offsets), len(self.blocks) - 1)
+        touched, starts = np.unique(places, return_index=True)
+        ends = [*starts[1:].tolist(), len(fresh)]
+        for place, start, end in reversed(list(zip(touched.tolist(), starts.tolist(), ends, strict=True))):
+            block = self.blocks[place]
+            merged = _joined([block, fresh.rows(slice(start, end))])
+            if fresh.offsets[start] < block.offsets[-1]:
+                merged = merged.rows(np.argsort(merged.offsets, kind="stable"))
+            self._replace(place, place + 1, [merged])
+
+    def remove(self, offsets: Int64s) -> None:
+        """Take out ``offsets``, rising, each of them here."""
+        if not len(offsets):
+            return
+        places = np.searchsorted(self._lasts, offsets)
+        touched, starts = np.unique(places, return_index=True)
+        ends = [*starts[1:].tolist(), len(offsets)]
+        for place, start, end in reversed(list(zip(touched.tolist(), starts.tolist(), ends, strict=True))):
+            block = self.blocks[place]
+            keep = np.ones(len(block), bool)
+            keep[np.searchsorted(block.offsets, offsets[start:end])] = False
+            left = [block.rows(keep)] if end - start < len(block) else []
+            first = place
+            if left and place and len(left[0]) + len(self.blocks[place - 1]) <= BLOCK:
+                first, left = place - 1, [_joined([self.blocks[place - 1], left[0]])]
+            self._replace(first, place + 1, left)
+        self._count -= len(offsets)
+
+    def trim(self, head: int) -> None:
+        """Let offsets below ``head`` go."""
+        self.remove_range(0, head)
+
+    def remove_range(self, start: int, end: int) -> None:
+        """Let offsets from ``start`` to before ``end`` go."""
+        first, last = (int(place) for place in np.searchsorted(self._lasts, (start, end)))
+        touched = self.blocks[first : last + 1]
+        left = [block.rows((block.offsets < start) | (block.offsets >= end)) for block in touched]
+        self._count -= sum(map(len, touched)) - sum(map(len, left))
+        self._replace(first, last + 1, [block for block in left if len(block)])
+
+    def _replace(self, first: int, last: int, blocks: Sequence[Block]) -> None:
+        pieces: list[Block] = []
+        for block in blocks:
+            size = len(block)
+            step = size if size <= 2 * BLOCK else BLOCK
+            pieces += [block.part(at, at + step) for at in range(0, size, step)] if step < size else [block]
+        self._last_us = None
+        self.blocks[first:last] = pieces
+        ends = np.array([piece.offsets[-1] for piece in pieces], np.int64)
+        if len(pieces) == last - first:
+            self._lasts[first:last] = ends
+        else:
+            self._lasts = np.concatenate([self._lasts[:first], ends, self._lasts[last:]])
+
+    # Looking
+
+    def deaths(self, offsets: Int64s) -> tuple[Int64s, Int64s]:
+        """When each of ``offsets`` died, and after how many attempts; :data:`NOT_DEAD` where there is no dead letter."""
+        died_us, attempts = np.full(len(offsets), NOT_DEAD, np.int64), np.full(len(offsets), NOT_DEAD, np.int64)
+        places = np.searchsorted(self._lasts, offsets)
+        for place in np.unique(places[places < len(self.blocks)]).tolist():
+            block, rows = self.blocks[place], np.flatnonzero(places == place)
+            at = locate(block.offsets, offsets[rows])
+            here = at >= 0
+            died_us[rows[here]], attempts[rows[here]] = block.dead_us[at[here]], block.attempts[at[here]]
+        return died_us, attempts
+
+    def letter(self, offset: int) -> tuple[int, int, str] | None:
+        """When the message at ``offset`` died, after how many attempts, and the cause; None: it is no dead letter."""
+        place = int(np.searchsorted(self._lasts, offset))
+        if place == len(self.blocks):
+            return None
+        block = self.blocks[place]
+        row = int(np.searchsorted(block.offsets, offset))
+        if block.offsets[row] != offset:
+            return None
+        return int(block.dead_us[row]), int(block.attempts[row]), block.causes[row]
+
+    @property
+    def last_us(self) -> int:
+        """When the last of them died; :data:`NOT_DEAD` without any."""
+        if self._last_us is None:
+            self._last_us = max((int(block.dead_us.max()) for block in self.blocks), default=NOT_DEAD)
+        return self._last_us
+
+    # Snapshots
+
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        """Offsets, attempts, times of death and causes."""
+        return [self.offsets, self["attempts"], self["dead_us"], self["causes"]]
+
+    def load(self, offsets: Int64s, attempts: Int32s, dead_us: Int64s, causes: pa.Array) -> None:
+        """Become what :meth:`arrays` gave (this one being new); ``causes`` as a column, a dictionary or of texts."""
+        if not len(offsets):
+            return
+        column = causes if pa.types.is_dictionary(causes.type) else causes.dictionary_encode()
+        used, index = np.unique(column.indices.to_numpy(zero_copy_only=False), return_inverse=True)
+        known = [cause_and_kind(text) for text in column.dictionary.take(pa.array(used)).to_pylist()]
+        texts, kinds = (np.array([pair[side] for pair in known], object)[index] for side in (0, 1))
+        self._count = len(offsets)
+        whole = Block(offsets, attempts.astype(np.int32, copy=False), dead_us, texts, kinds)
+        self._replace(0, 0, [whole])
+
+
+def _joined(blocks: Sequence[Block]) -> Block:
+    if len(blocks) == 1:
+        return blocks[0]
+    return Block(*(np.concatenate(columns) for columns in zip(*(block.columns for block in blocks), strict=True)))

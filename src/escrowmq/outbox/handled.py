@@ -1,0 +1,127 @@
+"""Marks of the receive log, for an operator: list, forget (so that a message is handled again), settle (so that it is passed over).
+Every act is recorded: :mod:`escrowmq.outbox.acts`.
+
+A forgotten mark that knows its topic stays as a row, with ``%`` before the topic: only that topic's message may claim it again. If it went, a message of another topic
+under the same id, whose own mark stands beside it, would be handled twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from escrowmq import model
+from escrowmq.errors import Code
+from escrowmq.message.names import check_name
+from escrowmq.outbox.acts import Done, act_on_rows
+from escrowmq.outbox.inbox import claim_tx, forgotten, stands, topic_mark
+from escrowmq.outbox.session import transaction_of
+from escrowmq.outbox.tables import trans_recv_log
+
+_SEEN = trans_recv_log.c
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One mark; ``seen_us`` in microseconds since 1970, by the database's clock."""
+
+    group: str
+    message_id: bytes
+    """Or the digest of an id and a topic, where the id alone is another topic's."""
+    topic: str | None
+    """None: it stands for every topic."""
+    seen_us: int
+    is_forgotten: bool
+    """Whether the message may be handled again."""
+
+
+def list_marks(engine: sa.Engine, group: str, *, limit: int = 100, after: str | bytes | None = None) -> list[Mark]:
+    """Marks of a consumer group by id; the next page is ``after`` the last one's."""
+    wanted = _SEEN.consumer_group == group
+    if after is not None:
+        wanted &= _SEEN.message_id > model.message_id(after)
+    page = sa.select(trans_recv_log).where(wanted).order_by(_SEEN.message_id).limit(limit)
+    with engine.connect() as connection, transaction_of(connection, trans_recv_log):
+        return [_mark(row) for row in connection.execute(page)]
+
+
+def show_marks(engine: sa.Engine, group: str, ids: Iterable[str | bytes]) -> list[Mark]:
+    """The marks of up to a thousand ids, those that are there."""
+    wanted = [model.message_id(identity) for identity in ids]
+    query = sa.select(trans_recv_log).where(_SEEN.consumer_group == group, _SEEN.message_id.in_(wanted))
+    with engine.connect() as connection, transaction_of(connection, trans_recv_log):
+        return [_mark(row) for row in connection.execute(query.order_by(_SEEN.message_id))]
+
+
+def forget_marks(
+    engine: sa.Engine,
+    group: str,
+    ids: Iterable[str | bytes],
+    *,
+    topic: str | None = None,
+    by: str | None = None,
+    why: str | None = None,
+) -> list[Done]:
+    """Take marks away: when a message comes again, ``group`` handles it once more. It does not make it come: reset the consumer group for that, or
+    send the message again. ``topic``: of the messages; needed only where messages of several topics have the same id.
+    """
+    check_name(group, Code.BAD_GROUP_NAME)
+
+    def change(connection: sa.Connection, part: list[bytes]) -> dict[bytes, Done]:
+        return {identity: done for identity in part if (done := _forget(connection, group, identity, topic))}
+
+    return act_on_rows(engine, "inbox.forget", ids, change, by=by, why=why, **_about(group, topic))
+
+
+def settle_marks(
+    engine: sa.Engine,
+    group: str,
+    ids: Iterable[str | bytes],
+    *,
+    topic: str | None = None,
+    by: str | None = None,
+    why: str | None = None,
+) -> list[Done]:
+    """Mark messages as handled by hand: when they come, ``group`` passes over them. CONFLICT: there is a mark already.
+
+    ``topic``: of the messages; None: whatever their topic. A purge of old marks takes these along: the message must not come after that.
+    """
+    check_name(group, Code.BAD_GROUP_NAME)
+
+    def change(connection: sa.Connection, part: list[bytes]) -> dict[bytes, Done]:
+        done: dict[bytes, Done] = {}
+        for identity in part:
+            new = claim_tx(connection, group=group, message_id=identity, topic=topic)
+            done[identity] = Done(identity, Code.OK if new else Code.CONFLICT, None)
+        return done
+
+    return act_on_rows(engine, "inbox.settle", ids, change, by=by, why=why, **_about(group, topic))
+
+
+def _forget(connection: sa.Connection, group: str, identity: bytes, topic: str | None) -> Done | None:
+    names = [identity] if topic is None else [identity, topic_mark(identity, topic)]
+    query = sa.select(trans_recv_log).where(_SEEN.consumer_group == group, _SEEN.message_id.in_(names))
+    for row in connection.execute(query.order_by(_SEEN.message_id).with_for_update()).all():
+        mark = _mark(row)
+        mine = sa.and_(_SEEN.consumer_group == group, _SEEN.message_id == mark.message_id)
+        if mark.is_forgotten or (mark.topic is not None and topic not in (None, mark.topic)):
+            continue
+        if mark.message_id != identity or mark.topic is None:
+            connection.execute(sa.delete(trans_recv_log).where(mine))
+        else:
+            connection.execute(sa.update(trans_recv_log).where(mine).values(topic=forgotten(mark.topic)))
+        return Done(identity, Code.OK, None, f"seen_us {mark.seen_us}, topic {mark.topic}")
+    return None
+
+
+def _about(group: str, topic: str | None) -> dict[str, Any]:
+    return {"group": group} if topic is None else {"group": group, "topic": topic}
+
+
+def _mark(row: Any) -> Mark:
+    gone = not stands(row.topic)
+    topic = row.topic[1:] if gone else row.topic
+    return Mark(row.consumer_group, bytes(row.message_id), topic, row.seen_us, gone)
