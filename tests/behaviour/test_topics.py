@@ -231,3 +231,22 @@ def test_two_brokers_one_away(make_broker: Own) -> None:
         assert [topic["broker"] for topic in bus.admin.topics()] == [two.url]
         (rest,) = bus.admin.delete_topic("t", force=True)
         assert rest["rolled_back"] == 1
+
+
+def test_dead_letters_of_a_topic_that_is_deleted_meanwhile(bus: mq.Bus, t: str, g: str) -> None:
+    """What was shown is named again after the deletion: those rows are gone, and the others are settled all the same."""
+    admin = bus.admin
+    for topic in (t, f"{t}-2"):
+        admin.create_topic(topic, 1)
+        bus.producer(f"{g}-p").send(topic, b"x")
+    with bus.consumer(g, [t, f"{t}-2"], max_attempts=1) as consumer:
+        for _ in range(2):
+            for message in consumer.receive(1, wait=5.0):
+                message.nack(0.0, "spoilt")
+        consumer.flush()
+    letters = sorted(admin.dead_letters(g), key=lambda letter: letter["topic"])
+    assert len(letters) == 2
+    (gone,) = admin.delete_topic(t, force=True)
+    assert gone["dead_letters"] == 1
+    assert [code.name for code in admin.settle_dead_letters(g, letters, "discard")] == ["NOT_FOUND", "OK"]
+    assert list(admin.dead_letters(g)) == []
