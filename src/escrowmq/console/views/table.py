@@ -9,6 +9,7 @@ from escrowmq.console.core import Console
 from escrowmq.console.views import (
     acts,
     dead_letters,
+    editing,
     find,
     group_acts,
     groups,
@@ -49,6 +50,8 @@ VIEWS: list[tuple[str, list[str], View]] = [
     ("/dead-letters", ["GET"], dead_letters.groups),
     ("/dead-letters/{group}", ["GET"], dead_letters.letters),
     ("/dead-letters/{group}/letter", ["GET"], dead_letters.letter),
+    ("/dead-letters/{group}/edit", ["GET"], editing.form),
+    ("/dead-letters/{group}/edit", ["POST"], editing.edit),
     ("/plans", ["GET"], plans.plans),
     ("/plans", ["POST"], plans.make),
     ("/plans/new", ["GET"], plans.new),
