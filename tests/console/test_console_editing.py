@@ -13,7 +13,7 @@ from console_world import fail_all, served_broker
 
 import escrowmq as mq
 from escrowmq.console.asked import Asked
-from escrowmq.console.views.editing import _changes
+from escrowmq.console.views.changing.dead_letters import _changes
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from typing import Any
 from escrowmq.console.asked import Answer, Asked, Page, Redirect
 from escrowmq.console.core import Console
 from escrowmq.console.limits import EDITABLE_BYTES
+from escrowmq.console.views.changing.groups import reason
 from escrowmq.console.views.dead_letters import ROOM, letter_at
-from escrowmq.console.views.group_acts import reason
 from escrowmq.errors import Code, error
 from escrowmq.message.names import check_name
 
