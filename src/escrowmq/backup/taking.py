@@ -36,8 +36,12 @@ from escrowmq.platform.backoff import Backoff
 from escrowmq.platform.disk import LOCK_NAME, TEMPORARY, Disk, File, disk_error, replace_file
 from escrowmq.platform.failpoints import reach
 
-READ_BYTES = 8 << 20
-"""Bytes that are asked of the source at a time."""
+LEAST_BYTES, READ_BYTES = 64 << 10, 8 << 20
+"""Bytes that are asked of the source at a time: the fewest with a rate, and the most."""
+STEPS = 25
+"""With a rate: how many such questions a second, so that the broker is asked for little at a time."""
+SYNC_BYTES = 32 << 20
+"""Written to a file before it is synced: more at once would hold up whoever else syncs on that disk."""
 PATIENCE = 60.0
 """Seconds without any progress after which a broker that does not answer is given up."""
 MOST_LISTS = 1000
@@ -185,11 +189,14 @@ class _Taking:
             walk.passes = self._damaged_too and not is_last
             if walk.at != target.size():
                 target.truncate(walk.at)
-            at = walk.at
+            at = synced = walk.at
             for piece in self._pieces(file.name, at, file.size):
                 target.write_at(at, [piece])
                 at += len(piece)
                 walk.feed(piece)
+                if at - synced >= SYNC_BYTES:
+                    target.sync()
+                    synced = at
             walk.finish(following)
             target.sync()
         if walk.damage is not None:
@@ -260,7 +267,7 @@ class _Taking:
 
     def _pieces(self, name: str, start: int, end: int) -> Iterator[bytes]:
         """The bytes of a file of the source, no faster than wanted."""
-        step = READ_BYTES if self._rate is None else int(min(max(self._rate, PIECE_BYTES), READ_BYTES))
+        step = READ_BYTES if self._rate is None else int(min(max(self._rate / STEPS, LEAST_BYTES), READ_BYTES))
         while start < end:
             before = start
             for piece in self._source.read(name, start, min(start + step, end)):

@@ -28,8 +28,11 @@ def backup(
     ],
     url: Url = DEFAULT_URL,
     rate: Annotated[
-        str | None, typer.Option("--rate", metavar="SIZE", help="Bytes a second that are read at most, such as 50MiB.")
-    ] = None,
+        str,
+        typer.Option(
+            "--rate", metavar="SIZE", help="Bytes a second that are copied at most; the broker has other work."
+        ),
+    ] = "50MiB",
     damaged_too: Annotated[
         bool, typer.Option("--damaged-too", help="Copy damaged places of the log as they are, instead of refusing.")
     ] = False,
@@ -44,10 +47,10 @@ def backup(
     from escrowmq.platform.disk import RealDisk
 
     try:
-        most = None if rate is None else parse_quantity(rate, BYTES)
+        most = parse_quantity(rate, BYTES)
     except ValueError as problem:
         raise error(Code.BAD_ARGUMENT, f"--rate: {problem}") from None
-    if most is not None and most <= 0:
+    if most <= 0:
         raise error(Code.BAD_ARGUMENT, "--rate must be more than nothing")
     began = time.monotonic()
     with _progress("copied") as told:

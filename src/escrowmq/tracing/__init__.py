@@ -1,0 +1,46 @@
+"""OpenTelemetry: one trace from the send, or the outbox's row, to the consumer's effect (the extra ``otel``).
+
+Nothing is traced, and nothing is imported or paid for, until :func:`instrument` is called, or the program is started by ``opentelemetry-instrument``. Then
+the functions of the client, the outbox and the relay are wrapped; where spans go is the application's (its tracer provider), as everywhere with OpenTelemetry.
+
+The context travels in the properties of messages (``traceparent``, as the W3C writes it), through outbox, relay, broker and every relay target.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from escrowmq.errors import Code, Misuse
+
+if TYPE_CHECKING:
+    from escrowmq.tracing.consuming import processing, processing_batch
+    from escrowmq.tracing.instrumenting import EscrowMQInstrumentor, instrument, uninstrument
+
+_LAZY = {
+    "processing": "consuming",
+    "processing_batch": "consuming",
+    "EscrowMQInstrumentor": "instrumenting",
+    "instrument": "instrumenting",
+    "uninstrument": "instrumenting",
+}
+
+__all__ = ["EscrowMQInstrumentor", "instrument", "processing", "processing_batch", "uninstrument"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'escrowmq.tracing' has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f"escrowmq.tracing.{_LAZY[name]}")
+    except ModuleNotFoundError as problem:
+        if (problem.name or "").partition(".")[0] != "opentelemetry":
+            raise
+        hint = 'python -m pip install "escrowmq[otel]"'
+        raise Misuse(Code.MISSING_PACKAGE, f"traces need {problem.name}, which is not installed", hint) from problem
+    value = globals()[name] = getattr(module, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
