@@ -90,6 +90,8 @@ def live(url: str, rate: float) -> None:
         tell = {name: float(np.percentile(seen, share)) if len(seen) else None for name, share in SHARES}
         print(json.dumps({**tell, "messages": len(seen)}), flush=True)
     over.set()
+    for thread in threads:
+        thread.join(10.0)
 
 
 SHARES = (("p50", 50), ("p99", 99), ("p999", 99.9), ("max", 100))
