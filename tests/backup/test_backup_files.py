@@ -11,12 +11,14 @@ from backup_world import LogSource, contents_of, copied, drop_half, in_memory, o
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escrowmq.backup import take, verify
+import escrowmq as mq
+from escrowmq.backup import back_up, take, verify
 from escrowmq.backup.manifest import NAME, read_manifest
 from escrowmq.backup.suffixed import COPY
 from escrowmq.errors import Code, Corrupt, EscrowError, Misuse, Overloaded, Rejected, Unknown, error
 from escrowmq.log.commit_log import SegmentLog, open_log
 from escrowmq.log.offline import open_offline
+from escrowmq.log.seam import LogFiles, StoredFile
 from escrowmq.platform.disk import RealDisk
 from escrowmq.schemas import Kind
 from escrowmq.testing.clock import SimulatedClock
@@ -357,3 +359,25 @@ def test_two_backups_at_once_into_one_folder_are_refused(folder: Path, tmp_path:
     take(source, RealDisk(tmp_path / "backup"))
     assert inner[0].code is Code.FOLDER_IN_USE
     verify(RealDisk(tmp_path / "backup"))
+
+
+@pytest.mark.parametrize(
+    "names", [[], ["../x"], ["lock"], ["00000000000000000001.segment", "00000000000000000000.segment"]]
+)
+def test_names_that_are_none_of_a_log_make_no_files(names: list[str]) -> None:
+    class Strange(LogSource):
+        def files(self) -> tuple[int, LogFiles]:
+            return 1, LogFiles(1, tuple(StoredFile(name, 64) for name in names), (), 0, 0, "")
+
+    target = MemoryDisk()
+    with pytest.raises(Corrupt, match="does not list the files of a log"):
+        take(Strange(opened(MemoryDisk())), target)
+    assert target.files() == {}
+
+
+def test_a_broker_in_this_process_is_backed_up_by_it(folder: Path, tmp_path: Path) -> None:
+    with mq.connect(f"file:{folder}") as bus:
+        manifest = back_up(bus, tmp_path / "backup")
+        bus.producer("p").send("t", b"more")
+        assert back_up(bus, tmp_path / "backup").sequence > manifest.sequence
+    assert verify(RealDisk(tmp_path / "backup"))[0].sequence > manifest.sequence

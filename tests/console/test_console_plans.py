@@ -80,7 +80,7 @@ def until(visitor: Visitor, path: str, ready: Callable[[str], bool]) -> str:
 
 
 def test_from_the_form_to_the_last_row(visitor: Visitor, bus: mq.Bus, dead: str) -> None:
-    path = new_plan(visitor, act="dead_letters.retry", group=dead, cause="KeyError")
+    path = new_plan(visitor, act="dead_letters.retry", group=dead, cause=CAUSES["b"])
     page = visitor.get(path)
     assert "<strong>10 rows</strong>" in page
     assert "KeyError: &#39;sku&#39;" in page
@@ -106,7 +106,7 @@ def test_from_the_form_to_the_last_row(visitor: Visitor, bus: mq.Bus, dead: str)
 
 
 def test_what_cannot_be_taken_back_wants_the_number_of_rows(visitor: Visitor, bus: mq.Bus, dead: str) -> None:
-    path = new_plan(visitor, act="dead_letters.discard", group=dead, cause="Timeout")
+    path = new_plan(visitor, act="dead_letters.discard", group=dead, cause=CAUSES["a"])
     page = visitor.get(path)
     digest = re.search(r'name="digest" value="([0-9a-f]+)"', page)
     assert digest

@@ -11,7 +11,9 @@ from ledger_model import UNDECIDED, Model
 
 from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.commands import (
+    AlterTopic,
     CreateTopic,
+    Cut,
     DeleteGroup,
     Forget,
     PauseGroup,
@@ -24,8 +26,10 @@ from escrowmq.ledger.commands import (
     SettleDead,
     Subscribe,
     Subscription,
+    TopicRules,
 )
 from escrowmq.ledger.ledger import Ledger
+from escrowmq.ledger.queues.queues import ROW_BYTES
 from escrowmq.model import Act, DecidedBy, Outcome, TransactionId, TransactionState
 from escrowmq.schemas import SETTLING
 from escrowmq.testing.ledgers import LedgerDriver, ask_us, tables_equal, wake_us
@@ -263,6 +267,38 @@ class LedgerMachine(RuleBasedStateMachine):
         for consumer in self.consumers.values():
             consumer.meet(self.model.queues)
             consumer.trim(heads)
+
+    @rule(
+        topic=st.sampled_from(["orders", "points"]),
+        age=st.sampled_from([None, None, 3, 20]),
+        size=st.sampled_from([None, None, 1, 2 * ROW_BYTES]),
+        jump=jumps,
+    )
+    def keep(self, topic, age, size, jump) -> None:
+        """A person gives a topic a retention of its own, or takes it back."""
+        self.pass_time(jump)
+        rules = TopicRules(retention_us=age and age * SECOND, retention_bytes=size)
+        reset = [name for name in ("retention_us", "retention_bytes") if getattr(rules, name) is None]
+        self.driver.do(AlterTopic(topic, None, rules, reset))
+        self.model.own[topic] = rules
+        self.model.cut(topic, self.driver.now_us, None)
+        self.tell_consumers()
+
+    @rule(age=st.sampled_from([0, 5, 10]), jump=jumps)
+    def cut(self, age, jump) -> None:
+        self.pass_time(jump)
+        self.driver.do(Cut(age * SECOND))
+        longer = any((rules.retention_us or 0) > age * SECOND for rules in self.model.own.values())
+        for topic in ("orders", "points"):
+            if longer or self.model.own.get(topic, TopicRules()).is_own:
+                self.model.cut(topic, self.driver.now_us, age * SECOND)
+        self.tell_consumers()
+
+    def tell_consumers(self) -> None:
+        self.model.next_position = self.driver.ledger.next_position
+        for consumer in self.consumers.values():
+            consumer.meet(self.model.queues)
+            consumer.trim(self.model.heads)
 
     # Consumers
 

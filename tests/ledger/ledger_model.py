@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from escrowmq.errors import Code
-from escrowmq.ledger.commands import Rules
+from escrowmq.ledger.commands import Rules, TopicRules
+from escrowmq.ledger.queues.queues import ROW_BYTES
 from escrowmq.model import COMMIT, ROLLBACK, UNKNOWN, DecidedBy, Outcome
 
 UNDECIDED = ("open", "parked")
@@ -72,6 +73,7 @@ class Model:
         self.waiting: list[Message] = []
         self.queue_of_key: dict[tuple[str, str], int] = {}
         self.trimmed = 0
+        self.own: dict[str, TopicRules] = {}
 
     # Sessions
 
@@ -359,6 +361,24 @@ class Model:
         self.next_position += len(chosen)
 
     # Retention
+
+    def cut(self, topic: str, now: int, broker_us: int | None) -> None:
+        """A topic's own: message by message, but what became visible at one time is counted as one."""
+        rules = self.own.get(topic, TopicRules())
+        kept_us = broker_us if rules.retention_us is None else rules.retention_us
+        for place in [place for place in self.queues if place[0] == topic]:
+            messages, head = self.queues[place], self.heads[place]
+            while kept_us is not None and head < len(messages) and messages[head].seen_us < now - kept_us:
+                head += 1
+            if rules.retention_bytes is not None:
+                for start in range(len(messages)):
+                    first_of_its_time = start == 0 or messages[start - 1].seen_us < messages[start].seen_us
+                    rest = sum(len(m.content[-1]) + ROW_BYTES for m in messages[start:])
+                    last_time = messages[start].seen_us == messages[-1].seen_us
+                    if first_of_its_time and (rest <= rules.retention_bytes or last_time):
+                        head = max(head, start)
+                        break
+            self.heads[place] = head
 
     def retain(self, horizon: int, limit: int, position: int, heads: dict[tuple[str, int], int]) -> None:
         if position <= self.trimmed:

@@ -91,6 +91,10 @@ def test_transactions_by_state_group_and_age(driver):
     assert refused(lambda: listings.transactions(ledger, group="nobody")) == Code.UNKNOWN_GROUP
 
 
+def test_nothing_undecided_is_summed_up_as_nothing(driver):
+    assert listings.undecided(driver.ledger, None, -1, 10, 3, driver.now_us) == []
+
+
 @pytest.mark.parametrize("span", [2, 65_536])
 def test_undecided_ones_by_group_and_cause(driver, monkeypatch, span):
     monkeypatch.setattr(listings, "SPAN", span)

@@ -264,6 +264,19 @@ def test_what_is_in_doubt_and_what_a_tag_passes_over(opened: Open) -> None:
     assert "instance one, whose process may have died with it" in story.why
 
 
+def test_a_group_that_is_paused_or_was_reset(opened: Open) -> None:
+    bus = opened()
+    bus.producer("shop").send("orders", b"", message_id="m")
+    bus.consumer("cart", "orders").close()
+    bus.admin.pause_group("cart", why="the shop is closed")
+    assert the_one(bus, "m").why == ("Group cart is paused: nothing is delivered to it until a person resumes it.")
+    bus.admin.reset_group("cart", "latest", why="too old")
+    story = the_one(bus, "m")
+    assert said(story, "reset").startswith("Group cart: moved to another place of the queue by ")
+    assert said(story, "reset").endswith(": too old.")
+    assert story.why == "It does not wait: cart began behind it."
+
+
 # What cannot be known
 
 

@@ -65,9 +65,9 @@ def test_parked_and_undecided_transactions(opened: Open, until: Until) -> None:
     until(lambda: len(bus.admin.transactions("parked")) == 2)
     cause = the_one(bus)
     assert short(cause) == ("parked", "shop", 2, True)
-    assert cause.cause == "asked as often as its rules say"
+    assert cause.cause == "asked as often as the rules of the group say"
     assert {sample["id"] for sample in cause.samples} == {str(one) for one in ids}
-    assert cause.selection == {"group": "shop", "state": "parked"}
+    assert cause.selection == {"group": "shop", "state": "parked", "cause": "asked_out"}
     assert cause.acts == ("transactions.commit", "transactions.rollback", "transactions.recheck")
     for identity in ids:
         bus.admin.rollback(identity)
@@ -75,14 +75,14 @@ def test_parked_and_undecided_transactions(opened: Open, until: Until) -> None:
     until(lambda: waiting(bus))
     cause = the_one(bus)
     assert short(cause) == ("undecided", "away", 1, True)
-    assert cause.cause == "nobody of the group is connected to be asked"
-    assert "undecided for " in cause.sentence
+    assert cause.cause == "a question about them is due; nobody of the group is connected to be asked"
+    assert cause.selection == {"group": "away", "state": "open", "cause": "due"}
 
 
 def test_undecided_ones_that_are_asked_need_nobody(opened: Open, until: Until) -> None:
     bus = opened(transaction_timeout=0.01, check_interval=NEVER)
     bus.producer("shop", checker=lambda _: mq.UNKNOWN).prepare("orders", b"")
-    until(lambda: waiting(bus))
+    until(lambda: [one for one in waiting(bus) if "asked" in one.cause])
     assert short(the_one(bus)) == ("undecided", "shop", 1, False)
 
 
@@ -100,9 +100,10 @@ def test_dead_letters_by_their_cause(opened: Open, monkeypatch: pytest.MonkeyPat
     assert second.cause.startswith("TimeoutError")
     assert first.samples[0]["place"] == "orders/0/0"
     assert first.acts == ("dead_letters.retry", "dead_letters.discard")
-    monkeypatch.setattr(brokers, "LISTED", 2)
-    counts = {cause.cause: cause.count for cause in waiting(bus)}
-    assert sum(counts.values()) == 7
+    assert first.selection == {"group": "cart", "cause": first.cause}
+    monkeypatch.setattr(brokers, "MOST_GROUPS", 1)
+    first, others = waiting(bus)
+    assert (others.count, others.cause, others.selection, others.acts) == (3, "1 other causes", {}, ())
 
 
 @pytest.mark.parametrize("kind", ["nobody consumes", "have not settled them", "failed and come again", "are behind"])
@@ -128,6 +129,17 @@ def test_groups_that_lag(opened: Open, until: Until, kind: str) -> None:
     assert cause.needs_person == (kind == "nobody consumes")
     assert kind in cause.sentence
     assert waiting(bus, lag_seconds=NEVER) == []
+
+
+def test_a_group_that_is_paused(opened: Open, until: Until) -> None:
+    bus = opened()
+    bus.producer("shop").send("orders", b"")
+    bus.consumer("cart", "orders").close()
+    bus.admin.pause_group("cart")
+    until(lambda: waiting(bus, lag_seconds=0.0))
+    cause = the_one(bus, lag_seconds=0.0)
+    assert (cause.cause, cause.needs_person) == ("the group is paused", True)
+    assert status(bus).groups[0].paused
 
 
 def test_a_broker_that_is_away_full_or_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

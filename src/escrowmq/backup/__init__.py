@@ -1,5 +1,6 @@
 """Backup and restore: a copy of a shard that is in use, checked by digest, and a data folder made of it."""
 
+from escrowmq.backup.calling import back_up
 from escrowmq.backup.manifest import CopiedFile, Manifest, read_manifest
 from escrowmq.backup.restoring import Restored, restore
 from escrowmq.backup.sources import BrokerSource, FolderSource, Source
@@ -14,6 +15,7 @@ __all__ = [
     "Manifest",
     "Restored",
     "Source",
+    "back_up",
     "read_manifest",
     "restore",
     "take",

@@ -121,6 +121,7 @@ class _Taking:
         raise error(Code.RANGE_PURGED, "retention takes segments away faster than they are copied", hint)
 
     def _copy_all(self, shard: int, listed: LogFiles, before: Manifest | None) -> Manifest:
+        _check_names(listed)
         self._check_history(listed)
         self._counted = 0
         self._total = sum(file.size for file in (*listed.snapshots, *listed.segments)) + listed.acts_bytes
@@ -327,6 +328,17 @@ def _walked(file: File, name: str, size: int) -> SegmentWalk:
             continue
         walk.drop_rest()
         return walk
+
+
+def _check_names(listed: LogFiles) -> None:
+    """Corrupt unless these are the names of a log's files: they become names here."""
+    names = [file.name for file in listed.segments]
+    wrong = [name for name in names if segment_base(name) is None]
+    wrong += [file.name for file in listed.snapshots if not snapshots.listed([file.name])]
+    if wrong or not names or names != sorted(set(names)):
+        raise error(
+            Code.DAMAGED, f"the source does not list the files of a log: {(wrong or names)!r:.100}", "is that a broker?"
+        )
 
 
 def _check_links(walks: list[SegmentWalk], shard: int) -> None:

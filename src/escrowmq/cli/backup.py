@@ -42,7 +42,7 @@ def backup(
 
     Broken off, it goes on where it was when it is called again; what has no manifest is no backup.
     """
-    from escrowmq.backup import BrokerSource, FolderSource, take
+    from escrowmq.backup import FolderSource, back_up, take
     from escrowmq.connecting import connect
     from escrowmq.platform.disk import RealDisk
 
@@ -59,12 +59,7 @@ def backup(
             manifest = take(source, RealDisk(to), rate=most, damaged_too=damaged_too, progress=told)
         else:
             with connect(url) as bus:
-                links = bus.router.links
-                if len(links) > 1:
-                    raise error(
-                        Code.BAD_ARGUMENT, f"{url!r} names {len(links)} brokers", "each one is a backup of its own"
-                    )
-                manifest = take(BrokerSource(links[0]), RealDisk(to), rate=most, damaged_too=damaged_too, progress=told)
+                manifest = back_up(bus, to, rate=most, damaged_too=damaged_too, progress=told)
     seconds = time.monotonic() - began
     if json:
         return print_json(_facts(manifest) | {"seconds": round(seconds, 3)})

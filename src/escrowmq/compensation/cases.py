@@ -167,8 +167,8 @@ def _engine_of(database: Database) -> sa.Engine:
     """The engine that holds the cases."""
     if isinstance(database, sa.Engine):
         return database
-    with database() as session:
-        return session.get_bind(clause=trans_compensation_case).engine
+    with transaction(database, trans_compensation_case) as connection:
+        return connection.engine
 
 
 # For the scheduler

@@ -25,6 +25,7 @@ from escrowmq.console.views import plans
 from escrowmq.console.views.table import ROOMS, VIEWS, View
 from escrowmq.errors import Code, EscrowError, Overloaded, Unknown, error
 from escrowmq.gateway.problems import status_of
+from escrowmq.plans import ACTS
 
 logger = logging.getLogger(__name__)
 
@@ -115,11 +116,13 @@ def _templates(console: Console) -> Environment:
         lstrip_blocks=True,
     )
     made.filters.update(words.FILTERS)
+    made.filters["id"] = id
     shown: Mapping[str, Any] = {
         "rooms": ROOMS,
         "brokers": console.addresses,
         "databases": list(console.engines),
         "act_words": plans.WORDS,
+        "plan_acts": ACTS,
         "version": version("escrowmq"),
     }
     made.globals.update(shown)

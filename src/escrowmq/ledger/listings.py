@@ -206,6 +206,8 @@ def undecided(
         raise error(Code.UNKNOWN_GROUP, f"no producer group {group!r}")
     waiting = {number for counts in (table.open, table.parked) for number, count in counts.items() if count}
     chosen = sorted(number for number in waiting if number > after and only in (None, number))[:limit]
+    if not chosen:
+        return []
     rows = np.flatnonzero(np.isin(table.rows["state"], (OPEN, PARKED)))
     groups = table.groups_of(rows + table.rows.first)
     mine = np.isin(groups, chosen)

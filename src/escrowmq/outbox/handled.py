@@ -17,7 +17,7 @@ from escrowmq import model
 from escrowmq.errors import Code
 from escrowmq.message.names import check_name
 from escrowmq.outbox.acts import Done, act_on_rows
-from escrowmq.outbox.inbox import claim_tx, forgotten, topic_mark
+from escrowmq.outbox.inbox import claim_tx, forgotten, stands, topic_mark
 from escrowmq.outbox.session import transaction_of
 from escrowmq.outbox.tables import trans_recv_log
 
@@ -122,6 +122,6 @@ def _about(group: str, topic: str | None) -> dict[str, Any]:
 
 
 def _mark(row: Any) -> Mark:
-    gone = row.topic is not None and row.topic.startswith("%")
+    gone = not stands(row.topic)
     topic = row.topic[1:] if gone else row.topic
     return Mark(row.consumer_group, bytes(row.message_id), topic, row.seen_us, gone)

@@ -270,6 +270,11 @@ def forgotten(topic: str) -> str:
     return f"%{topic}" if len(topic) < MAX_NAME else f"%{hashlib.blake2b(topic.encode(), digest_size=16).hexdigest()}"
 
 
+def stands(topic: str | None) -> bool:
+    """Whether a mark with this topic stands: no person wants its message handled again."""
+    return topic is None or not topic.startswith("%")
+
+
 def _revived(connection: sa.Connection, group: str, identity: bytes, topic: str) -> bool:
     """Take a forgotten mark back; of two who try, one does."""
     mine = (_SEEN.consumer_group == group, _SEEN.message_id == identity, _SEEN.topic == forgotten(topic))

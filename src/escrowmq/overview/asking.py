@@ -15,7 +15,7 @@ from escrowmq.client.admin import Admin
 from escrowmq.client.bus import Bus
 from escrowmq.client.links.answers import Listing
 from escrowmq.client.links.presence import Missing
-from escrowmq.errors import Denied, EscrowError, Rejected
+from escrowmq.errors import AWAY, Code, Denied, EscrowError, Rejected
 from escrowmq.outbox.dialects import in_a_line
 from escrowmq.wire import Call
 from escrowmq.wire.actions.action import Answer
@@ -37,6 +37,7 @@ class Asking:
         self.addresses = [link.address for link in bus.router.links]
         self.engines = list(engines)
         self._missing: dict[str, str] = {}
+        self._silent: set[str] = set()
 
     @property
     def missing(self) -> tuple[Missing, ...]:
@@ -50,7 +51,7 @@ class Asking:
     def all(self, ask: Callable[[Admin], Listing[Row]], *, anew: bool = False) -> list[Row]:
         """What the brokers that are there answer; nothing where all of them refuse it, as a folder without a broker does. Those that did not
         answer before are asked once more only if ``anew``."""
-        if not anew and all(address in self._missing for address in self.addresses):
+        if not anew and self._silent.issuperset(self.addresses):
             return []
         try:
             listing = ask(self.admin)
@@ -58,23 +59,31 @@ class Asking:
             return []
         except EscrowError as problem:
             for address in self.addresses:
-                self.note(address, str(problem))
+                self._is_silent(address, str(problem), problem.code)
             return []
         for one in listing.missing:
-            self.note(one["broker"], one["reason"])
+            self._is_silent(one["broker"], one["reason"])
         return listing
 
     def one(self, address: str, call: Call[Answer]) -> Answer | None:
         """What one broker answers; None: it does not, or refuses."""
-        if address in self._missing:
+        if address in self._silent:
             return None
         try:
             return self.ask(address, call)
-        except (Rejected, Denied):
+        except (Rejected, Denied) as problem:
+            if problem.code is Code.BAD_REQUEST:  # what it cannot tell must not look like nothing
+                self.note(address, f"it may be of an older version: {problem}")
             return None
         except EscrowError as problem:
-            self.note(address, str(problem))
+            self._is_silent(address, str(problem), problem.code)
             return None
+
+    def _is_silent(self, broker: str, reason: str, code: Code = Code.BROKER_AWAY) -> None:
+        """It did not answer; if it is away, it is not waited for again."""
+        if code in AWAY:
+            self._silent.add(broker)
+        self.note(broker, reason)
 
     def listed(self, address: str, call: Call[Any], what: str, most: int) -> list[Any]:
         """At most ``most`` entries of one broker's listing, page after page."""

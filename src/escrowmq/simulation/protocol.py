@@ -72,7 +72,7 @@ EVENTS = {
         (
             "OPENED", "RULES", "TOPIC", "PLAIN", "RELEASED", "GROUP", "LEASED", "ACKED", "RETRIED", "DEAD", "DEAD_SETTLED",
             "EXTENDED", "JOINED", "KEPT", "HANDED", "FENCED", "KEYED", "PRODUCERS", "ALTERED", "BURIED",
-            "GROUP_RESET", "GROUP_PAUSED", "GROUP_DELETED",
+            "GROUP_RESET", "GROUP_PAUSED", "GROUP_DELETED", "TOPIC_ALTERED", "TOPIC_DELETED", "CUT",
         ),
         OUTSIDE,
     ),

@@ -100,6 +100,24 @@ def test_in_order_the_one_that_comes_first_is_named(bus: mq.Bus) -> None:
     assert "behind" not in standing(bus, 0)
 
 
+def test_a_group_that_was_reset_has_it_again(bus: mq.Bus) -> None:
+    bus.producer("shop").send_batch([mq.Message("orders", b"") for _ in range(3)])
+    with bus.consumer("cart", "orders") as consumer:
+        for message in consumer.receive(2, wait=5.0):
+            message.ack()
+        consumer.flush()
+    bus.admin.reset_group("cart", "earliest", why="again")
+    assert standing(bus, 0)["state"] == "waiting"
+    assert events(bus, 0) == ["leased", "acked", "reset"]
+    with bus.consumer("cart", "orders") as consumer:
+        consumer.receive(1, wait=5.0)[0].ack()
+        consumer.flush()
+    assert events(bus, 0) == ["leased", "acked", "reset", "leased", "acked"]
+    bus.admin.reset_group("cart", "latest", why="no more")
+    assert standing(bus, 2)["state"] == "skipped"
+    assert events(bus, 2)[-1] == "reset"
+
+
 def test_a_place_that_is_not_there_is_refused(bus: mq.Bus) -> None:
     for topic, queue, code in (
         ("none", 0, Code.UNKNOWN_TOPIC),

@@ -224,6 +224,21 @@ def test_fencing_and_dividing_are_recorded(bus: mq.Bus, local: sa.Engine, t: str
     assert len(list_acts(local)) == 2, "what was refused was not done, and is not recorded"
 
 
+def test_a_take_over_by_a_program_is_recorded_if_it_takes_something_from_somebody(
+    bus: mq.Bus, database: sa.Engine, t: str
+) -> None:
+    fill(bus, t, 2)
+    for _ in range(2):  # nobody's, and its own
+        OffsetConsumer(bus, database, "cart", t, owner="c-1", take_over=True)
+    assert list_acts(database) == []
+    with OffsetConsumer(bus, database, "cart", t, owner="c-2", take_over=True) as other:
+        assert drain(other) == 2
+        (slot,) = other.positions
+    (act,) = list_acts(database)
+    assert act["what"] == {"group": "cart", "topic": t, "owner": "c-2", "slots": [[slot.shard, slot.queue, 1, 0]]}
+    assert (act["act"], act["ended"]) == ("offsets.take_over", {"owners": ["c-1"]})
+
+
 # Stored prepares
 
 

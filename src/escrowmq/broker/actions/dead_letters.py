@@ -13,7 +13,7 @@ from escrowmq.broker.reads.lookups import damaged_places
 from escrowmq.broker.reads.readable import Readable
 from escrowmq.broker.recording import named, recorded
 from escrowmq.broker.writer.engine import Engine
-from escrowmq.errors import Code, error
+from escrowmq.errors import Code, Rejected, error
 from escrowmq.ledger.columns.arrays import Bools, Int64s
 from escrowmq.ledger.commands import SettleDead
 from escrowmq.ledger.groups import reports
@@ -21,6 +21,7 @@ from escrowmq.ledger.groups.dead.letters import NOT_DEAD
 from escrowmq.ledger.groups.dead.listing import Cause, Letters, Parts, Wanted, page, summary
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.ledger.queues.queues import Place
+from escrowmq.ledger.transactions.table import NONE
 from escrowmq.wire.actions import dead_letters
 from escrowmq.wire.values import MAX_PAGE
 
@@ -62,9 +63,9 @@ def _named(ledger: Ledger, request: dead_letters.List) -> Letters:
     items = request["items"]
     if len(items) >= MAX_PAGE:
         raise error(Code.BAD_REQUEST, f"{len(items)} items", f"ask for fewer than {MAX_PAGE} at a time")
-    rows = [(ledger.queue_id(item["topic"], item["queue"]), item["offset"]) for item in items]
+    rows = [(_queue_id(ledger, item["topic"], item["queue"]), item["offset"]) for item in items]
     found = []
-    for queue_id, offset in dict.fromkeys(rows):
+    for queue_id, offset in dict.fromkeys(row for row in rows if row[0] != NONE):
         letter = ledger.groups.group(request["group"]).cursor(queue_id).dead.letter(offset)
         if letter is not None:
             found.append((queue_id, offset, letter[1], letter[0], letter[2]))
@@ -135,14 +136,18 @@ def _times(cause: Cause) -> dead_letters.Times:
 def _settle_dead_letters(engine: Engine, request: dead_letters.Settle) -> dead_letters.Settled:
     """Each act names the deaths that it is about: what dies again between the look, the record and the act is not touched."""
     limit, everything = request.get("limit", PAGE), request.get("all", False)
+    there: Bools | None = None
 
     def look() -> tuple[Int64s, Int64s]:
+        nonlocal there
         ledger = engine.shard.ledger
         if everything:
             found = page(ledger.groups.dead(request["group"], ledger.topics), limit, _place_of(request))
             return np.stack([found.queue_ids, found.offsets], axis=1), found.dead_us
         items = request.get("items", [])
-        ids = {place: ledger.queue_id(*place) for place in {(item["topic"], item["queue"]) for item in items}}
+        ids = {place: _queue_id(ledger, *place) for place in {(item["topic"], item["queue"]) for item in items}}
+        there = np.array([ids[item["topic"], item["queue"]] != NONE for item in items], bool)
+        items = [item for item, is_there in zip(items, there, strict=True) if is_there]
         named = [(ids[item["topic"], item["queue"]], item["offset"]) for item in items]
         places = np.array(named, np.int64).reshape(-1, 2)
         died_us, attempts = ledger.groups.deaths(request["group"], places[:, 0], places[:, 1])
@@ -157,11 +162,25 @@ def _settle_dead_letters(engine: Engine, request: dead_letters.Settle) -> dead_l
     with recorded(engine, dead_letters.SETTLE, request, items=named(engine, places, died_us)) as done:
         command = SettleDead(request["group"], good[:, 0], good[:, 1], retry, died_us[~damaged])
         codes[~damaged] = engine.submit(command).result()
+        if there is not None:
+            all_codes = np.full(len(there), Code.NOT_FOUND, np.uint8)
+            all_codes[there] = codes
+            codes = all_codes
         answer = dead_letters.Settled(codes=results_of(codes)["codes"])
         done.ended = results(answer["codes"])
     if everything and len(places) == limit:
         answer["next"] = places[-1].tolist()
     return answer
+
+
+def _queue_id(ledger: Ledger, topic: str, queue: int) -> int:
+    """As :meth:`Ledger.queue_id`; ``NONE`` if the topic was deleted since, or made again with fewer queues."""
+    try:
+        return ledger.queue_id(topic, queue)
+    except Rejected:
+        if topic in ledger.topics.deleted:
+            return NONE
+        raise
 
 
 def _place_of(request: dead_letters.List | dead_letters.Settle) -> list[int] | None:

@@ -4,7 +4,7 @@ The log says what happened to ranges of a queue, or of a lease, and a range may 
 followed step by step: a lease holds the message only if the message was free then, and due, and of that attempt.
 
 Reading begins when the message came to its place, and ends as soon as every group stands as the ledger says it does; so what was acknowledged
-soon after it came costs little in a log of any size. At most :data:`MOST_FRAMES` frames are read; the answer says up to when.
+soon after it came costs little in a log of any size. If a group was reset since, it may have come to the same standing twice: all is read. At most :data:`MOST_FRAMES` frames are read; the answer says up to when.
 """
 
 from __future__ import annotations
@@ -82,9 +82,10 @@ def read_history(
     until_us: int | None = None
     log = engine.log
     start = max(log.position_at(placed_us), log.first_position)
+    reading.all = log.holds(start, [Kind.GROUP_RESET])
     try:
         for count, frame in enumerate(log.frames_at(start, list(_TAKES), damaged=True)):
-            if all(way.is_over for way in ways.values()):
+            if not reading.all and all(way.is_over for way in ways.values()):
                 break
             if count == MOST_FRAMES or sum(len(way.events) for way in ways.values()) >= MOST_EVENTS:
                 until_us = frame.time_us
@@ -106,6 +107,8 @@ class _Reading:
         self.queue_id = queue_id
         self.offset = offset
         self.ways = ways
+        self.all = False
+        """Whether groups may have come to where they stand more than once."""
 
     def leased(self, frame: Frame) -> None:
         """New leases, some of which may span the message."""
@@ -114,7 +117,9 @@ class _Reading:
         for row in rows:
             lease, group, _, _, _, attempt, member, deadline_us = (column[row].as_py() for column in batch.columns)
             way = self.ways.get(group)
-            if way is None or way.state not in ("waiting", "retrying") or way.stands["state"] in _UNTOUCHED:
+            if way is None or way.state not in ("waiting", "retrying"):
+                continue
+            if not self.all and way.stands["state"] in _UNTOUCHED:
                 continue
             if way.due_us > frame.time_us or way.attempt not in (None, attempt):
                 continue
@@ -175,6 +180,20 @@ class _Reading:
             way.note(frame, row, "discarded" if discarded else "retried")
             way.state, way.due_us, way.attempt = "discarded" if discarded else "retrying", frame.time_us, 1
 
+    def reset(self, frame: Frame) -> None:
+        """Groups that an operator moved to another place of the queue."""
+        columns = [column.to_numpy() for column in frame.batch.columns]
+        for row in np.flatnonzero(columns[1] == self.queue_id).tolist():
+            way = self.ways.get(int(columns[0][row]))
+            if way is None:
+                continue
+            way.note(frame, row, "reset")
+            if self.offset >= int(columns[2][row]):
+                way.state, way.attempt, way.due_us = "waiting", None, 0
+            elif way.state in ("waiting", "leased", "retrying"):
+                way.state = "skipped"
+            way.lease = None
+
     def _spanning(self, frame: Frame, among: Any) -> list[int]:
         start, count = frame.batch.column("start").to_numpy(), frame.batch.column("count").to_numpy()
         found: list[int] = np.flatnonzero(among & (start <= self.offset) & (self.offset < start + count)).tolist()
@@ -202,5 +221,6 @@ _TAKES: dict[Kind, Callable[[_Reading, Frame], None]] = {
     Kind.DEAD: _Reading.dead,
     Kind.BURIED: _Reading.dead,
     Kind.DEAD_SETTLED: _Reading.dead_settled,
+    Kind.GROUP_RESET: _Reading.reset,
 }
 """What each kind of frame says of the message."""

@@ -8,31 +8,46 @@ from escrowmq.console.asked import Asked, Page
 from escrowmq.console.bodies import shown
 from escrowmq.console.core import Console
 from escrowmq.console.views import messages
+from escrowmq.console.views.transactions import seconds
 from escrowmq.errors import Code, error
 from escrowmq.message.names import check_name
 from escrowmq.wire.actions import dead_letters as actions
-from escrowmq.wire.actions import topics
-from escrowmq.wire.values import LARGEST_NUMBER
 
 ROOM = "/dead-letters"
+CAUSES = 20
+"""Causes of a group that are told apart."""
 
 
 def groups(console: Console, asked: Asked) -> Page:
-    """The consumer groups that have dead letters."""
-    listed = console.admin.groups()
-    counts: dict[str, int] = {}
-    for row in listed:
-        counts[row["name"]] = counts.get(row["name"], 0) + row["dead_letters"]
-    rows = [{"name": name, "dead": dead} for name, dead in sorted(counts.items()) if dead]
-    values = {"rows": rows, "groups": len(counts), "missing": listed.missing}
+    """The consumer groups that have dead letters, and why."""
+    page = console.page(actions.SUMMARY({"causes": CAUSES, "samples": 1}), "groups", asked.text("after"))
+    values = {"page_rows": page, "first": asked.text("after") is None}
     return Page("dead_groups.html", "Dead letters", values, ROOM, live=10)
 
 
 def letters(console: Console, asked: Asked) -> Page:
-    """The dead letters of a group."""
+    """The dead letters of a group: their causes, and one by one by pages."""
     name = check_name(asked.places["group"], Code.BAD_GROUP_NAME)
-    page = console.page(actions.LIST({"group": name}), "dead_letters", asked.text("after"))
-    values = {"name": name, "page_rows": page, "first": asked.text("after") is None}
+    cause, topic, older = asked.text("cause"), asked.text("topic"), asked.text("older")
+    request = actions.List(group=name)
+    chosen: dict[str, Any] = {"group": name}
+    if cause is not None:
+        request["cause"] = chosen["cause"] = cause
+    if topic is not None:
+        request["topic"] = chosen["topic"] = topic
+    if older is not None:
+        request["older_than"] = chosen["older_than"] = seconds(older, "older")
+    page = console.page(actions.LIST(request), "dead_letters", asked.text("after"))
+    summed = console.page(actions.SUMMARY({"group": name, "causes": CAUSES, "samples": 1}), "groups", None)
+    values = {
+        "name": name,
+        "page_rows": page,
+        "first": asked.text("after") is None,
+        "summed": summed.rows,
+        "total": sum(row["dead_letters"] for row in summed.rows),
+        "filters": {"cause": cause or "", "topic": topic or "", "older": older or ""},
+        "chosen": chosen,
+    }
     return Page("dead_letters.html", f"Dead letters of {name}", values, ROOM)
 
 
@@ -54,25 +69,10 @@ def letter_at(console: Console, group: str, asked: Asked) -> dict[str, Any]:
     """The dead letter at a place, with its ``message``. Raises Misuse(NOT_FOUND)."""
     topic, queue, offset = asked.text("topic") or "", asked.number("queue", 0), asked.number("offset", 0)
     number = console.number_of(asked.text("broker"))
-    request = actions.List(group=group, limit=1)
-    queue_id = _queue_id(console, number, topic, queue)
-    if offset:
-        request["after"] = [queue_id, offset - 1]
-    elif queue_id:
-        request["after"] = [queue_id - 1, LARGEST_NUMBER]
-    found = console.ask(number, actions.LIST(request))["dead_letters"]
-    if not found or (found[0]["topic"], found[0]["queue"], found[0]["offset"]) != (topic, queue, offset):
+    items: list[actions.Item] = [{"topic": topic, "queue": queue, "offset": offset}]
+    found = console.ask(number, actions.LIST({"group": group, "items": items}))["dead_letters"]
+    if not found:
         hint = "it was retried or discarded meanwhile; look at the group's dead letters"
         raise error(Code.NOT_FOUND, f"{group} has no dead letter at {topic}/{queue}/{offset} now", hint)
     message = messages.at(console, number, topic, queue, offset)
     return {**found[0], "broker": console.addresses[number], "message": message or {}}
-
-
-def _queue_id(console: Console, number: int, topic: str, queue: int) -> int:
-    """The number of a topic's queue among all of a broker's."""
-    for row in console.ask(number, topics.LIST({}))["topics"]:
-        if row["name"] == topic:
-            for one in row["queues"]:
-                if one["queue"] == queue:
-                    return int(one["queue_id"])
-    raise error(Code.UNKNOWN_TOPIC, f"there is no queue {topic}/{queue}")

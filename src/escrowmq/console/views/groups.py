@@ -50,6 +50,7 @@ def group(console: Console, asked: Asked) -> Page:
         "queues": queues[:MOST_QUEUES],
         "left_out": max(len(queues) - MOST_QUEUES, 0),
         "totals": {count: sum(int(queue[count]) for queue in queues) for count in COUNTS},
+        "paused": any(row.get("paused") or row.get("paused_topics") for row in found),
         "members": admin.members(name),
         "missing": listed.missing,
     }

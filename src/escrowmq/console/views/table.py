@@ -10,13 +10,16 @@ from escrowmq.console.views import (
     acts,
     dead_letters,
     find,
+    group_acts,
     groups,
     messages,
     overview,
     plans,
     producers,
+    topic_acts,
     topics,
     transactions,
+    waiting,
 )
 
 View = Callable[[Console, Asked], Answer]
@@ -24,12 +27,22 @@ View = Callable[[Console, Asked], Answer]
 VIEWS: list[tuple[str, list[str], View]] = [
     ("/", ["GET"], overview.overview),
     ("/find", ["GET"], find.find),
+    ("/waiting", ["GET"], waiting.waiting),
     ("/topics", ["GET"], topics.topics),
     ("/topics/{topic}", ["GET"], topics.topic),
+    ("/topics/{topic}/alter", ["POST"], topic_acts.alter),
+    ("/topics/{topic}/delete", ["GET"], topic_acts.look),
+    ("/topics/{topic}/delete", ["POST"], topic_acts.delete),
     ("/topics/{topic}/message", ["GET"], messages.message),
     ("/topics/{topic}/body", ["GET"], messages.body),
     ("/groups", ["GET"], groups.groups),
     ("/groups/{group}", ["GET"], groups.group),
+    ("/groups/{group}/pause", ["POST"], group_acts.pause),
+    ("/groups/{group}/resume", ["POST"], group_acts.resume),
+    ("/groups/{group}/fence", ["POST"], group_acts.fence),
+    ("/groups/{group}/reset", ["GET"], group_acts.look),
+    ("/groups/{group}/reset", ["POST"], group_acts.reset),
+    ("/groups/{group}/delete", ["POST"], group_acts.delete),
     ("/producers", ["GET"], producers.producers),
     ("/transactions", ["GET"], transactions.transactions),
     ("/transactions/{id}", ["GET"], transactions.transaction),
@@ -53,6 +66,7 @@ VIEWS: list[tuple[str, list[str], View]] = [
 
 ROOMS = [
     ("/", "Overview", "o", ""),
+    ("/waiting", "What waits", "w", ""),
     ("/find", "Find", "f", ""),
     ("/topics", "Topics", "t", "Browse"),
     ("/groups", "Consumer groups", "c", ""),

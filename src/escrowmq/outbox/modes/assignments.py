@@ -92,8 +92,9 @@ class Assignments:
         owner: str,
         start: Callable[[Slot], int],
         take_over: bool,
+        owners: dict[Slot, str | None] | None = None,
     ) -> list[Claim]:
-        """Make ``slots`` the owner's, all or none; a new one begins at ``start(slot)``.
+        """Make ``slots`` the owner's, all or none; a new one begins at ``start(slot)``. ``owners`` is told who had each.
 
         Raises Misuse(BAD_ARGUMENT) for slots that overlap, Rejected(ALREADY_EXISTS) for one that is another owner's
         unless ``take_over``.
@@ -124,6 +125,8 @@ class Assignments:
                     f"queue {slot.queue} of {self.topic!r} is {row.owner!r}'s",
                     "close that consumer; if it is surely dead: take_over=True, or fence()",
                 )
+            if owners is not None:
+                owners[slot] = row.owner
             connection.execute(sa.update(trans_recv_offset).where(*mine).values(owner=owner))
             claims.append(Claim(slot, row.next_offset, row.epoch))
         return claims

@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from math import inf
 from typing import Any, overload
@@ -24,6 +25,7 @@ from escrowmq.client.links.presence import Missing
 from escrowmq.client.reading.reader import ReadBatch, Reader, ReadMessage, message_at
 from escrowmq.errors import Code, Misuse, Rejected
 from escrowmq.message.names import check_name
+from escrowmq.outbox.acts import record
 from escrowmq.outbox.modes.assignments import Assignments, Claim, Slot, ends_of
 from escrowmq.platform.failpoints import reach
 
@@ -125,10 +127,25 @@ class OffsetConsumer:
             line: Any = found[slot.shard, slot.queue]
             return int(line["head"] if self._start == "earliest" else line.get("offset_at", line["end"]))
 
-        with self._engine.begin() as connection:
-            claims = self._rows.claim(connection, fresh, self._owner, first, self._take_over)
+        claims = self._claimed(fresh, first)
         self._claims.update((claim.slot, claim) for claim in claims)
         return bool(claims)
+
+    def _claimed(self, fresh: Sequence[Slot], first: Callable[[Slot], int]) -> list[Claim]:
+        """Claim slots. What is taken from another owner is a person's decision: it is recorded (:mod:`escrowmq.outbox.acts`)."""
+        try:
+            with self._engine.begin() as connection:
+                return self._rows.claim(connection, fresh, self._owner, first, False)
+        except Rejected as problem:
+            if problem.code is not Code.ALREADY_EXISTS or not self._take_over:
+                raise
+        slots = [list(asdict(slot).values()) for slot in sorted(fresh)]
+        about = {"group": self._rows.group, "topic": self._topic, "owner": self._owner, "slots": slots}
+        owners: dict[Slot, str | None] = {}
+        with record(self._engine, "offsets.take_over", about) as (connection, ended):
+            claims = self._rows.claim(connection, fresh, self._owner, first, True, owners)
+            ended["owners"] = [owners.get(slot) for slot in sorted(fresh)]
+        return claims
 
     def _claim_late(self) -> None:
         """Take in a broker that was away when this consumer was made."""

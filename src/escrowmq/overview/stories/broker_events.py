@@ -127,6 +127,8 @@ def _in_group(of: AtBroker, event: Mapping[str, Any], now_us: int) -> str:
             if "member" in event
             else f"Group {group}: handed to the next process of its member, {times}."
         )
+    if kind == "reset":
+        return f"Group {group}: moved to another place of the queue {who(of, event['time_us'])}."
     if kind == "acked":
         return f"Group {group}: acknowledged, {times}."
     if kind == "released":

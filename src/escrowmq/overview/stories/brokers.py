@@ -13,6 +13,8 @@ from escrowmq.wire.actions import acts, producers, standing, transactions
 
 MOST_ACTS = 8
 """Acts of operators that are looked up for one message."""
+_FAMILIES = {"retried": "dead_letters.", "discarded": "dead_letters.", "reset": "groups."}
+"""What the acts are called by which a person does it."""
 
 
 @dataclass(slots=True)
@@ -152,10 +154,8 @@ class Looked:
             if event.get("by") == "operator" or event["event"] == "reopened"
         ]
         events = (at.stands or {}).get("events", [])
-        by_hand += [
-            (event["time_us"], "dead_letters.") for event in events if event["event"] in ("retried", "discarded")
-        ]
-        for time_us, family in by_hand[-MOST_ACTS:]:
+        by_hand += [(event["time_us"], _FAMILIES[event["event"]]) for event in events if event["event"] in _FAMILIES]
+        for time_us, family in sorted(by_hand)[-MOST_ACTS:]:
             act = self._act_at(at.broker, time_us)
             if act is not None and act["act"].startswith(family):
                 at.acts[time_us] = act

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from escrowmq.compensation.cases import CaseState
+from escrowmq.outbox.inbox import stands
 from escrowmq.outbox.modes.journal import Stage
 from escrowmq.outbox.tables import Reason, State
 from escrowmq.overview.stories.databases import InDatabase
@@ -91,6 +92,10 @@ def _of_consumers(row: InDatabase) -> Iterator[Event]:
         text = f"Group {mark['consumer_group']} keeps it in its database until it is decided."
         yield Event(mark["prepared_us"], "kept", row.database, text, {"group": mark["consumer_group"]})
     for mark in row.marks:
+        if not stands(mark["topic"]):
+            text = f"Group {mark['consumer_group']} had consumed it; then a person took its mark away: it is handled again when it comes again."
+            yield Event(mark["seen_us"], "forgotten", row.database, text, {"group": mark["consumer_group"]})
+            continue
         text = f"Group {mark['consumer_group']} has consumed it: its effect and this mark are one transaction."
         yield Event(mark["seen_us"], "consumed", row.database, text, {"group": mark["consumer_group"]})
 

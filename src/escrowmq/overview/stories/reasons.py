@@ -8,6 +8,7 @@ from enum import IntEnum
 from typing import Any
 
 from escrowmq.compensation.cases import CaseState
+from escrowmq.outbox.inbox import stands
 from escrowmq.outbox.modes.journal import Stage
 from escrowmq.outbox.tables import State
 from escrowmq.overview.stories.brokers import AtBroker
@@ -287,8 +288,9 @@ def in_database(row: InDatabase, at_brokers: bool, now_us: int) -> Iterator[Reas
                 "announced",
                 f"Compensation {entry['name']} compares it with what was handled, once it is old enough.",
             )
-    if row.marks and not at_brokers:
-        groups = ", ".join(mark["consumer_group"] for mark in row.marks[:5])
+    standing = [mark for mark in row.marks if stands(mark["topic"])]
+    if standing and not at_brokers:
+        groups = ", ".join(mark["consumer_group"] for mark in standing[:5])
         yield Reason(Rank.DONE, "consumed", f"It does not wait: {groups} consumed it.")
 
 
@@ -357,7 +359,11 @@ def _driven(row: InDatabase, driven: Mapping[str, Any]) -> Reason:
     rank, text = _STAGES[stage]
     offers: tuple[Offer, ...] = ()
     if stage is Stage.STUCK:
-        offers = (Offer("stuck.settle", {"database": row.database, "ids": [driven["id"].hex()]}),)
+        if driven["was"] is not None:
+            text = f"it is stuck: it stood at {Stage(driven['was']).name}, and the broker answered {driven['reason']}; a person decides"
+        acts = ("retry", "commit", "rollback", "resend", "settle")
+        about = {"database": row.database, "ids": [driven["id"].hex()]}
+        offers = tuple(Offer(f"stuck.{act}", about) for act in acts)
     return Reason(
         rank, stage.name.lower(), f"In the table of producer group {driven['producer_group']}: {text}.", offers
     )

@@ -7,13 +7,13 @@ from typing import Any
 
 from escrowmq.overview.asking import Asking
 from escrowmq.overview.values import Cause
-from escrowmq.overview.waits.grouping import OTHERS, Alike, Grouped, masked
+from escrowmq.overview.waits.grouping import MOST_GROUPS, MOST_SAMPLES, OTHERS, Alike
 from escrowmq.overview.words import many, quoted, since
 from escrowmq.platform.times import duration
-from escrowmq.wire.actions import dead_letters, transactions
+from escrowmq.wire.actions import dead_letters, producers, transactions
 
-LISTED = 2_000
-"""Things of one group and broker that are looked at one by one."""
+MOST_NAMES = 10_000
+"""Groups of one broker whose dead letters, or undecided transactions, are told."""
 LAG_SECONDS = 30.0
 """A consumer group lags if its oldest message waits for longer."""
 
@@ -48,101 +48,72 @@ def _damaged(asking: Asking, broker: str) -> int:
 # Undecided transactions
 
 
+_UNDECIDED = {
+    "due": "a question about them is due",
+    "unanswered": "asked, and nobody answered, or the answer was UNKNOWN",
+    "asked_out": "asked as often as the rules of the group say",
+    "aged": "undecided for too long, or damaged, so that nobody can be asked",
+}
+"""What the broker calls a cause, in words; of the others it is not time yet."""
+
+
 def _undecided(asking: Asking, now_us: int) -> Iterator[Cause]:
-    for group in asking.all(lambda admin: admin.producers()):
-        if group["parked"]:
-            yield from _parked(asking, group, now_us)
-        if group["open"] and group["oldest_us"] is not None:
-            yield from _open(asking, group, now_us)
+    for broker in asking.addresses:
+        connected: dict[str | None, int] = {}
+        if (listed := asking.one(broker, producers.LIST({}))) is not None:
+            connected = {one["group"]: one["members"] for one in listed["producers"]}
+        summary = transactions.SUMMARY({"samples": MOST_SAMPLES})
+        for group in asking.listed(broker, summary, "groups", MOST_NAMES):
+            for waiting in group["causes"]:
+                if waiting["cause"] in _UNDECIDED:
+                    yield _undecided_cause(group["group"], waiting, connected.get(group["group"], 0), broker, now_us)
 
 
-def _parked(asking: Asking, group: Mapping[str, Any], now_us: int) -> Iterator[Cause]:
-    name, broker, total = group["group"], group["broker"], group["parked"]
-    listed = _of_broker(asking, broker, "parked", name, None)
-    alike: dict[str, Alike] = {}
-    for one in listed:
-        why = (
-            "asked as often as its rules say"
-            if one["checks"]
-            else "never asked: nobody was connected, or the log is damaged under it"
-        )
-        alike.setdefault(why, Alike()).add(
-            one["prepared_us"], {"id": one["id"], "prepared_us": one["prepared_us"], "checks": one["checks"]}
-        )
-    if len(listed) < total and alike:  # of the others it is not known which
-        max(alike.values(), key=lambda one: one.count).count += total - len(listed)
-    for why, one in alike.items():
-        text = f"{many(one.count, 'transaction')} of producer group {name} {'waits' if one.count == 1 else 'wait'} for a decision by a person: {why}."
-        yield Cause(
-            "parked", name, why, one.count, "transaction", one.oldest_us, True, text, broker, tuple(one.samples),
-            ("transactions.commit", "transactions.rollback", "transactions.recheck"), {"group": name, "state": "parked"},
-        )  # fmt: skip
-
-
-def _open(asking: Asking, group: Mapping[str, Any], now_us: int) -> Iterator[Cause]:
-    name, broker, timeout = group["group"], group["broker"], group["transaction_timeout"]
-    if now_us - group["oldest_us"] < timeout * 1e6:
-        return
-    listed = _of_broker(asking, broker, "open", name, timeout)
-    if not listed:
-        return
-    alike = Alike()
-    for one in listed:
-        alike.add(one["prepared_us"], {"id": one["id"], "prepared_us": one["prepared_us"], "checks": one["checks"]})
-    alone = not group["members"]
-    why = (
-        "nobody of the group is connected to be asked"
-        if alone
-        else "asked, and nobody answered, or the answer was UNKNOWN"
-    )
-    text = f"{many(alike.count, 'transaction')} of producer group {name} undecided {since(alike.oldest_us or now_us, now_us)}: {why}."
-    yield Cause(
-        "undecided", name, why, alike.count, "transaction", alike.oldest_us, alone, text, broker, tuple(alike.samples),
-        ("transactions.commit", "transactions.rollback"),
-        {"group": name, "state": "open", "older_than": timeout}, len(listed) >= LISTED,
+def _undecided_cause(group: str | None, waiting: Mapping[str, Any], connected: int, broker: str, now_us: int) -> Cause:
+    name, count, parked = group or "(forgotten)", waiting["count"], waiting["state"] == "parked"
+    why = _UNDECIDED[waiting["cause"]]
+    if not parked and not connected:
+        why += "; nobody of the group is connected to be asked"
+    age = since(waiting["oldest_us"], now_us)
+    verb = "waits" if count == 1 else "wait"
+    text = f"{many(count, 'transaction')} of producer group {name} {verb} for a decision, the oldest {age}: {why}."
+    samples = tuple({name: one[name] for name in ("id", "prepared_us", "checks")} for one in waiting["samples"])
+    selection = {} if group is None else {"group": group, "state": waiting["state"], "cause": waiting["cause"]}
+    acts = ("transactions.commit", "transactions.rollback", *(("transactions.recheck",) if parked else ()))
+    return Cause(
+        "parked" if parked else "undecided", name, why, count, "transaction", waiting["oldest_us"],
+        parked or not connected, text, broker, samples, acts if selection else (), selection,
     )  # fmt: skip
-
-
-def _of_broker(asking: Asking, broker: str, state: str, group: str, older_than: float | None) -> list[Any]:
-    request: transactions.List = {"state": state, "group": group}
-    if older_than is not None:
-        request["older_than"] = older_than
-    return asking.listed(broker, transactions.LIST(request), "transactions", LISTED)
 
 
 # Consumer groups
 
 
 def _dead(asking: Asking, now_us: int) -> Iterator[Cause]:
-    for group in asking.all(lambda admin: admin.groups()):
-        if not group["dead_letters"]:
-            continue
-        name, broker = group["name"], group["broker"]
-        listed = asking.listed(broker, dead_letters.LIST({"group": name}), "dead_letters", LISTED)
-        alike: Grouped[str] = Grouped(lambda _: OTHERS)
-        for one in listed:
-            place = f"{one['topic']}/{one['queue']}/{one['offset']}"
-            sample = {
-                "place": place,
-                "message_id": one["message_id"],
-                "key": one["key"],
-                "cause": one["cause"],
-                "dead_us": one["dead_us"],
-            }
-            alike.of(masked(one["cause"])).add(one["dead_us"], sample)
-        rest = group["dead_letters"] - len(listed)
-        for cause, group_of in alike.items():
-            yield _dead_cause(name, broker, cause, group_of, now_us)
-        if rest > 0:
-            yield _dead_cause(name, broker, "not looked at one by one", Alike(rest), now_us)
+    summary = dead_letters.SUMMARY({"causes": MOST_GROUPS, "samples": MOST_SAMPLES})
+    for broker in asking.addresses:
+        for group in asking.listed(broker, summary, "groups", MOST_NAMES):
+            name = group["group"]
+            for one in group["causes"]:
+                samples = [{"place": _place(sample), **sample} for sample in one["samples"]]
+                alike = Alike(one["count"], one["oldest_us"], [*samples])
+                yield _dead_cause(name, broker, one["cause"], alike, now_us, {"group": name, "cause": one["cause"]})
+            if "others" in group:
+                rest = Alike(group["others"]["count"], group["others"]["oldest_us"])
+                yield _dead_cause(name, broker, f"{group['others']['causes']:,} {OTHERS}", rest, now_us, {})
 
 
-def _dead_cause(name: str, broker: str, cause: str, alike: Alike, now_us: int) -> Cause:
+def _place(sample: Mapping[str, Any]) -> str:
+    return f"{sample['topic']}/{sample['queue']}/{sample['offset']}"
+
+
+def _dead_cause(name: str, broker: str, cause: str, alike: Alike, now_us: int, selection: dict[str, Any]) -> Cause:
     age = f", the oldest {since(alike.oldest_us, now_us)}" if alike.oldest_us is not None else ""
-    text = f"{many(alike.count, 'dead letter')} of consumer group {name}{age}: {cause}."
+    text = f"{many(alike.count, 'dead letter')} of consumer group {name}{age}: {quoted(cause)}."
+    acts = ("dead_letters.retry", "dead_letters.discard") if selection else ()
     return Cause(
         "dead", name, cause, alike.count, "dead letter", alike.oldest_us, True, text, broker, tuple(alike.samples),
-        ("dead_letters.retry", "dead_letters.discard"), {"group": name, "cause": cause},
+        acts, selection,
     )  # fmt: skip
 
 

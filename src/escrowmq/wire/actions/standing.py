@@ -101,8 +101,9 @@ class Happened(TypedDict):
 
     group: ConsumerGroup
     event: Annotated[
-        Literal["leased", "acked", "failed", "released", "dead", "retried", "discarded"],
-        "`released`: given back, and not counted as a failure; `retried`, `discarded`: by a person",
+        Literal["leased", "acked", "failed", "released", "dead", "retried", "discarded", "reset"],
+        "`released`: given back, and not counted as a failure; `retried`, `discarded`: by a person; `reset`: a person moved the group,"
+        " which begins anew at another place of the queue",
     ]
     time_us: TimeUs
     position: Position

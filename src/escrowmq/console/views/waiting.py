@@ -1,0 +1,43 @@
+"""What waits, grouped by its cause: how many, since when, some of them, and what a plan can do about it."""
+
+from __future__ import annotations
+
+from escrowmq import overview
+from escrowmq.console.asked import Asked, Page
+from escrowmq.console.core import Console
+from escrowmq.overview import Cause
+
+ROOM = "/waiting"
+SHOWN = 300
+"""Causes that the page shows, the most urgent first."""
+
+
+def waiting(console: Console, asked: Asked) -> Page:
+    """Everything that waits."""
+    found = overview.waiting(console.bus, list(console.engines.values()))
+    parts = [
+        (
+            "Waits for a person",
+            "Nothing happens by itself until somebody acts.",
+            [one for one in found if one.needs_person],
+        ),
+        ("Waits, and goes on by itself", "Worth a look if it grows.", [one for one in found if not one.needs_person]),
+    ]
+    values = {
+        "parts": [(heading, note, causes[:SHOWN], len(causes)) for heading, note, causes in parts],
+        "any": bool(found),
+        "missing": found.missing,
+        "links": {id(cause): _link(cause) for cause in found},
+    }
+    return Page("waiting.html", "What waits", values, ROOM, live=5)
+
+
+def _link(cause: Cause) -> str:
+    """The page with the things themselves."""
+    if cause.kind == "dead":
+        return f"/dead-letters/{cause.of}"
+    if cause.kind == "lagging":
+        return f"/groups/{cause.of}"
+    if cause.kind in ("parked", "undecided"):
+        return f"/transactions?group={cause.of}&state={'parked' if cause.kind == 'parked' else 'open'}"
+    return ""
