@@ -1,6 +1,7 @@
 """The types of the wire are those of the code: handlers, requests and answers of every action."""
 
 import itertools
+import threading
 import typing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -226,6 +227,13 @@ def see_standing(bus: Bus, monkeypatch) -> None:
             assert admin.message_standing("standing", 0, 0)[0]["groups"][2]["instance"] == "one"
         found = {one["group"]: one for _, n in places for one in admin.message_standing("standing", 0, n)[0]["groups"]}
     assert found["in-order"]["behind"] == 0
+    come, go = threading.Event(), threading.Event()
+    policy = mq.CheckPolicy(check_interval=30.0)
+    asked = bus.producer("asked", checker=lambda _: (come.set(), go.wait(30), mq.UNKNOWN)[-1], check_policy=policy)
+    identity = asked.prepare("standing", b"").transaction_id
+    assert come.wait(30)
+    assert admin.transaction(identity)["asked_session"]
+    go.set()
     assert admin.standing()[0]["consumers"]
     monkeypatch.setattr(f"{PLACES}.places.MOST_GROUPS", 1)
     monkeypatch.setattr(f"{PLACES}.history.MOST_FRAMES", 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,11 +101,34 @@ def test_a_transaction_that_an_answer_decides(opened: Open, until: Until) -> Non
     producer.prepare("orders", b"", message_id="m")
     until(lambda: not bus.admin.transactions("open"))
     story = the_one(bus, "m")
-    assert words(story) == ["prepared", "checked", "checked", "committed", "placed"]
+    assert words(story) == ["prepared", "checked", "answered", "checked", "committed", "placed"]
     first, second = (event.sentence for event in story.events if event.event == "checked")
     assert first.endswith("question 1; no decision came: nobody answered, or the answer was UNKNOWN.")
     assert second.endswith("question 2; the answer decided it.")
     assert said(story, "committed").startswith("Committed by the answer to a question (session ")
+
+
+def test_a_transaction_that_is_being_asked_about(opened: Open, until: Until) -> None:
+    bus = opened(transaction_timeout=0.01, check_interval=600.0)
+    come, go = threading.Event(), threading.Event()
+
+    def check(_: mq.Check) -> mq.Outcome:
+        come.set()
+        go.wait(60.0)
+        return mq.UNKNOWN
+
+    bus.producer("shop", checker=check).prepare("orders", b"", message_id="m")
+    assert come.wait(60.0)
+    try:
+        story = the_one(bus, "m")
+        assert story.state == "asked"
+        assert "is being asked, session 1, and has not answered yet (asked 1 time of 15)." in story.why
+    finally:
+        go.set()
+    until(lambda: "answered" in words(the_one(bus, "m")))
+    story = the_one(bus, "m")
+    assert (story.state, words(story)) == ("open", ["prepared", "checked", "answered"])
+    assert "did not decide (UNKNOWN was answered at " in story.why
 
 
 def test_a_transaction_that_nobody_can_be_asked_about(opened: Open, until: Until) -> None:
@@ -123,7 +147,7 @@ def test_a_transaction_asked_in_vain_is_parked_and_a_person_acts(opened: Open, u
     identity = producer.prepare("orders", b"", message_id="m").transaction_id
     until(lambda: bus.admin.transactions("parked"))
     story = the_one(bus, "m")
-    assert words(story) == ["prepared", "checked", "checked", "parked"]
+    assert sorted(words(story)) == ["answered", "checked", "checked", "parked", "prepared"]
     assert story.why == (
         "It is parked: shop did not decide it after 2 questions, so a person decides (commit, roll back, or ask again)."
     )

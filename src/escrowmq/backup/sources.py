@@ -72,7 +72,8 @@ class FolderSource:
         disk = RealDisk(self._folder, read_only=True)
         if disk.in_use():
             hint = (
-                "a process has it open: ask that, with --url escrow://HOST:PORT, for only it knows what is acknowledged"
+                "only the process that has it open knows what is acknowledged: --url escrow://HOST:PORT; a program that has "
+                "the broker inside calls escrowmq.backup.back_up"
             )
             raise Misuse(Code.FOLDER_IN_USE, f"{self._folder} is in use", hint)
         self._log = open_offline(disk, in_use=False)

@@ -152,8 +152,8 @@ class Calls:
         self._close_questions(transactions, done.result().column("code").to_numpy())
 
     def _close_questions(self, transactions: bytes, codes: UInt8s) -> None:
-        self.engine.listeners.count_unknown(int((codes == Code.NOTED).sum()))
         positions = np.frombuffer(transactions, TRANSACTION_ID_DTYPE)["position"].astype(np.int64)
+        self.engine.listeners.note_unknown(positions[codes == Code.NOTED], self.engine.clock.now_us())
         self.engine.listeners.settled(positions[ANSWERED[codes]])
         self.engine.poke()
 

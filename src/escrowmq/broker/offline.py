@@ -38,6 +38,10 @@ class _NoConnections:
         """None of any producer group."""
         return 0
 
+    def about(self, transaction: int) -> tuple[int | None, int | None]:
+        """Nobody is asked, and nobody has answered."""
+        return None, None
+
 
 class OfflineShard:
     """A :class:`~escrowmq.broker.reads.readable.Readable` of a log and the ledger folded from it."""

@@ -40,7 +40,10 @@ def show_transaction(engine: Readable, identity: TransactionId) -> Shown:
     found: Any = engine.look(lambda: transaction(engine.shard.ledger, identity)).result()
     positions: Int64s = found.pop("positions")
     end = engine.look(lambda: engine.log.next_position).result()
+    asked, unknown_us = engine.listeners.about(identity.position)
     shown: Shown = found | {
+        "asked_session": asked,
+        "unknown_us": unknown_us,
         "message_count": len(positions),
         "messages": [describe(row) for row in _rows(engine, positions[:MAX_SHOWN])],
         "timeline": _timeline(engine, identity, positions, end),

@@ -32,6 +32,10 @@ class Connected(Protocol):
         """How many of a producer group."""
         ...
 
+    def about(self, transaction: int) -> tuple[int | None, int | None]:
+        """The session that is asked about a transaction now, and when UNKNOWN was last answered about it."""
+        ...
+
 
 class Readable(Protocol):
     """A shard whose ledger and log can be read."""

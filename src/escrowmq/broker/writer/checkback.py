@@ -40,6 +40,8 @@ ASK_ROWS = 10_000
 """Transactions taken from the ledger at a time for one group."""
 _CLOSING = frozenset({Kind.DECIDED, Kind.BATCH_DECIDED, Kind.PARKED})
 """Events after which there is nothing to ask."""
+KEPT_UNKNOWN = 10_000
+"""Answers UNKNOWN that are remembered, to be told."""
 _FIRST_READ = 16
 _LONGEST_READ = 4096
 
@@ -208,6 +210,7 @@ class Listeners:
         self._turns: dict[str, int] = {}
         self._news = False  # a listener came or left, or has room again
         self.answered_unknown = 0  # since the start
+        self._unknown: dict[int, int] = {}  # the newest such answers, by transaction: for who asks why one waits
         self._taken_over = False  # a session was opened: it may have fenced that of a listener
         self._wake_us = NEVER_US
 
@@ -269,10 +272,21 @@ class Listeners:
         with self._lock:
             return sum(len(m.open) for m in self._all())
 
-    def count_unknown(self, answers: int) -> None:
-        """So many questions were answered UNKNOWN."""
+    def note_unknown(self, transactions: Int64s, now_us: int) -> None:
+        """Questions about these were answered UNKNOWN."""
         with self._lock:
-            self.answered_unknown += answers
+            self.answered_unknown += len(transactions)
+            for position in transactions[-KEPT_UNKNOWN:].tolist():
+                self._unknown.pop(position, None)
+                self._unknown[position] = now_us
+            while len(self._unknown) > KEPT_UNKNOWN:
+                del self._unknown[next(iter(self._unknown))]
+
+    def about(self, transaction: int) -> tuple[int | None, int | None]:
+        """The session that is asked about a transaction now, and when UNKNOWN was last answered about it; None: nobody is, or it is not known."""
+        with self._lock:
+            asked = next((one.session for one in self._all() if transaction in one.open), None)
+            return asked, self._unknown.get(transaction)
 
     def room(self, group: str, now_us: int) -> int:
         """Questions that the listeners of a group may be asked now."""

@@ -21,7 +21,12 @@ _STATES = {"committed": "Committed", "rolled_back": "Rolled back", "expired": "E
 
 def broker_events(at_broker: AtBroker, now_us: int) -> list[Event]:
     """All of them, in the order in which they happened."""
-    return [*_of_transaction(at_broker), *_of_place(at_broker, now_us), *_of_groups(at_broker, now_us)]
+    return [
+        *_of_transaction(at_broker),
+        *_of_answers(at_broker),
+        *_of_place(at_broker, now_us),
+        *_of_groups(at_broker, now_us),
+    ]
 
 
 def who(at_broker: AtBroker, time_us: int) -> str:
@@ -66,6 +71,18 @@ def _of_transaction(of: AtBroker) -> Iterator[Event]:
         else:
             text = f"{_STATES.get(kind, kind)} {_decided(of, event)}."
         yield _event(of, time_us, kind, text, facts)
+
+
+def _of_answers(of: AtBroker) -> Iterator[Event]:
+    """What was answered that decided nothing: the broker remembers the last time, and only since its start."""
+    shown = of.transaction or {}
+    if shown.get("unknown_us"):
+        yield _event(
+            of,
+            shown["unknown_us"],
+            "answered",
+            "UNKNOWN was answered (the last such answer; earlier ones are not kept).",
+        )
 
 
 def _answer(later: list[Mapping[str, Any]]) -> str:

@@ -119,6 +119,13 @@ def _open(of: AtBroker, now_us: int) -> Reason:
         text = f"{undecided}, and its producer group {group} has nobody connected who could be asked ({asked})."
         return Reason(Rank.SOMEBODY, "open", text, offers)
     last = "nobody answered, or the answer was UNKNOWN"
+    if shown.get("unknown_us"):
+        last = f"UNKNOWN was answered {at(shown['unknown_us'], now_us)}"
+    whom = f", session {shown['asked_session']}, and has not answered yet" if shown.get("asked_session") else ""
+    if due_us > now_us and whom:
+        return Reason(
+            Rank.HANDS, "asked", f"{undecided}, and its producer group {group} is being asked{whom} ({asked}).", offers
+        )
     if due_us > now_us:
         follows = f"it is asked again {at(due_us, now_us)}" if checks < most else f"it is parked {at(due_us, now_us)}"
         if checks >= most and producers["checks_exhausted"] == "rollback":
@@ -129,7 +136,9 @@ def _open(of: AtBroker, now_us: int) -> Reason:
             f"{undecided}: its producer group {group} was {asked} and did not decide ({last}); {follows}.",
             offers,
         )
-    return Reason(Rank.HANDS, "open", f"{undecided}, and its producer group {group} is being asked ({asked}).", offers)
+    return Reason(
+        Rank.HANDS, "open", f"{undecided}, and its producer group {group} is being asked{whom} ({asked}).", offers
+    )
 
 
 def _not_visible(of: AtBroker, now_us: int) -> Reason:

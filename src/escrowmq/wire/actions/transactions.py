@@ -77,6 +77,14 @@ class Event(TypedDict):
 class Details(Summary):
     """One transaction but for its messages."""
 
+    asked_session: NotRequired[
+        Annotated[int | None, "the session that is asked about it at this moment; null: none is"]
+    ]
+    unknown_us: NotRequired[
+        Annotated[
+            TimeUs | None, "when UNKNOWN was last answered about it; null: not since the broker's start, or long ago"
+        ]
+    ]
     message_count: Annotated[int, "half messages of the transaction"]
     timeline: Annotated[list[Event], "oldest first"]
 
