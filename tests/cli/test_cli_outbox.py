@@ -94,6 +94,9 @@ def test_retry_discard_and_settle_tell_one_by_one_and_are_recorded(
     told = run("acts", "show", "1", *where).out
     assert "it was a test order" in told
     assert "1 OK" in told
+    shown = [line.split() for line in run("acts", "show", "2", *where).out.splitlines()]
+    assert ["00" * 16, "NOT_FOUND"] in shown
+    assert [waiting[1], "OK"] in shown
     assert run("acts", "show", "9", *where).code == Exit.REJECTED
     assert (run("acts", "verify", *where).code, run("acts", "verify", *where, "--json").json[0]["records"]) == (0, 4)
     with sqlite3.connect(tmp_path / "shop.db") as database:

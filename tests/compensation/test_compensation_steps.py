@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from compensation_world import MemorySets, Sometimes, World, handle
+from sqlalchemy.orm import sessionmaker
 
 import escrowmq as mq
 from escrowmq.client.bus import Bus
@@ -31,7 +32,9 @@ from escrowmq.compensation.effects import is_in
 from escrowmq.compensation.feeds import TopicKeys, id_of_key
 from escrowmq.compensation.remedies import State, judged
 from escrowmq.compensation.statistics import METRICS, collector
+from escrowmq.outbox import migrate
 from escrowmq.outbox.acts import list_acts
+from escrowmq.outbox.tables import trans_compensation_case
 
 Make = Callable[..., World]
 
@@ -553,3 +556,25 @@ def test_running_until_it_is_stopped_and_what_is_counted(world: Make) -> None:
     [sample] = families["escrowmq_compensation_effects"].samples
     assert (sample.labels, sample.value) == ({"compensation": w.name}, 1)
     assert families["escrowmq_compensation_idle_seconds"].type == "gauge"
+
+
+def test_acts_on_cases_take_whatever_has_begin(tmp_path: Path) -> None:
+    """A sessionmaker, too: the record is where the cases are."""
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    migrate(engine)
+    row = {
+        "name": "cart",
+        "message_id": b"1" * 16,
+        "state": CaseState.STUCK,
+        "attempts": 1,
+        "reason": "",
+        "notes": "old",
+    }
+    with engine.begin() as connection:
+        connection.execute(sa.insert(trans_compensation_case).values(first_us=1, changed_us=1, **row))
+    [done] = retry_cases(sessionmaker(engine), "cart", [b"1" * 16, b"1" * 16], why="mended")
+    assert (done.code, done.state) == (mq.Code.OK, CaseState.RETRY)
+    [case] = list_cases(engine, "cart", states=None)
+    assert (case.attempts, case.notes) == (0, "old"), "what was noted before there was the record stays"
+    assert [act["why"] for act in list_acts(engine)] == ["mended"]
+    engine.dispose()

@@ -79,7 +79,7 @@ LONG = "x" * 127
 topics = st.sampled_from(["orders", "hints", LONG])
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.sampled_from(["claim", "claim", "forget", "settle"]), topics), max_size=12))
 def test_messages_of_several_topics_under_one_id_as_a_set_would_have_them(steps: list[tuple[str, str]]) -> None:
     """Against the plainest model: a set of the topics whose message has been handled."""

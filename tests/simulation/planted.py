@@ -314,7 +314,7 @@ def send_rows_under_new_ids(monkeypatch):
 
 KNOWN: dict[str, int] = {
     "apply_a_commit_twice": 0,
-    "accept_the_opposite_decision": 7,
+    "accept_the_opposite_decision": 4,
     "make_half_messages_visible": 0,
     "publish_what_is_rolled_back": 0,
     "publish_only_the_first_message_of_a_transaction": 0,

@@ -67,6 +67,11 @@ class Journal:
         self._under_way: set[int] = set()
         self._failure: EscrowError | None = None
 
+    @property
+    def failure(self) -> EscrowError | None:
+        """Why nothing is recorded any more, so that no act is done until the shard is opened anew."""
+        return self._failure
+
     # Writing
 
     @contextmanager

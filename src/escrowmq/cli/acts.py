@@ -9,10 +9,11 @@ from functools import partial
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, admin_at
-from escrowmq.cli.printing import Columns, duration, moment, notice, print_facts, print_json, print_rows
+from escrowmq.cli.printing import Columns, cell, duration, moment, notice, print_facts, print_json, print_rows
 from escrowmq.errors import Code, error
 
 app = typer.Typer(no_args_is_help=True, help="The record of acts: who did what by hand, when and why.")
@@ -75,13 +76,14 @@ def show(
     if json:
         return print_json(found)
     for one in found:
-        took = f" (after {duration((one['ended_us'] - one['time_us']) / 1e6)})" if "ended_us" in one else ""
+        us = one.get("ended_us", one["time_us"]) - one["time_us"]  # 0 in a database: the act and its record are one
+        took = f" (after {duration(us / 1e6)})" if us else ""
         facts = {
             "act": f"{number}: {one['act']}",
             "when": moment(one["time_us"]),
             "by": f"{one['by'] or 'not said'} (unverified)",
         }
-        print_facts({**facts, "why": one["why"], **one["what"], "came of it": _ending(one) + took, "hash": one["hash"]})
+        print_facts({**facts, "why": one["why"], **_whole(one), "came of it": _ending(one) + took, "hash": one["hash"]})
 
 
 @app.command("verify")
@@ -135,6 +137,27 @@ def _is_wanted(one: Mapping[str, Any], act: str | None, by: str | None, about: s
     )
 
 
+def _whole(one: Mapping[str, Any]) -> dict[str, Any]:
+    """What an act was about; each thing of a list in a line, with its own result and note if they are recorded."""
+    ended = one.get("ended", {})
+    each, notes = ended.get("each", ()), ended.get("notes", {})
+    facts: dict[str, Any] = {}
+    for name, value in one["what"].items():
+        if not isinstance(value, list):
+            facts[name] = value
+            continue
+        lines = []
+        for number, item in enumerate(value):
+            parts = [_item(item), _item(each[number]) if len(each) == len(value) else "", notes.get(str(item), "")]
+            lines.append(cell("  ".join(part for part in parts if part)))
+        facts[name] = Text("\n").join(lines)
+    return facts
+
+
+def _item(item: Any) -> str:
+    return " ".join(map(str, item)) if isinstance(item, list) else str(item)
+
+
 def _shortly(what: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {_few(value)}" for name, value in what.items())
 
@@ -142,7 +165,7 @@ def _shortly(what: Mapping[str, Any]) -> str:
 def _few(value: Any) -> str:
     if not isinstance(value, list):
         return str(value)
-    shown = [" ".join(map(str, one)) if isinstance(one, list) else str(one) for one in value[:_SHORT]]
+    shown = [_item(one) for one in value[:_SHORT]]
     return ", ".join(shown) + (f" and {len(value) - _SHORT:,} more" if len(value) > _SHORT else "")
 
 

@@ -30,7 +30,7 @@ from escrowmq.simulation import threads
 from escrowmq.simulation.network import End
 from escrowmq.simulation.scheduler import Scheduler
 
-ROOMS = ("broker", "client", "ledger", "log", "message", "platform", "wire")
+ROOMS = ("acts", "broker", "client", "ledger", "log", "message", "platform", "wire")
 """The rooms of the product that run in the simulation."""
 MODULES = ("outbox.targets.escrow",)
 """Of other rooms, what runs there."""

@@ -323,7 +323,7 @@ class Run:
         """Whoever operates it starts a broker anew whose disk failed."""
         broker.disk.fail_next_sync = False
         engine = broker.engine
-        if engine is not None and engine.shard.failure is not None:
+        if engine is not None and (engine.shard.failure or engine.log.acts.failure):
             broker.crash("kept")
             self._start(broker)
 
@@ -388,10 +388,10 @@ class Run:
         return "; ".join(left + self._groups_missing())
 
     def _groups_missing(self) -> list[str]:
-        """Consumer groups that are at one broker and not yet at another."""
+        """Consumer groups that are at one broker and not yet at another, or that were deleted and are not made anew yet."""
         engines = [broker.engine for broker in self.brokers if broker.engine is not None]
         groups = [{group["name"] for group in self.watch.groups(engine)} for engine in engines]
-        every = set[str]().union(*groups)
+        every = set(WORKLOADS[self.plan.workload].remade).union(*groups)
         return [
             f"the group {name} is not everywhere" for name in sorted(every) if any(name not in one for one in groups)
         ]

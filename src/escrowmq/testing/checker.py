@@ -20,7 +20,7 @@ What is checked:
 | contradiction | a transaction with both outcomes, or with another state than was answered |
 | moved | one place with two values; or a delivery from another place than where it stands, or than was told |
 | gap | offsets of a queue that are missing at the end |
-| unacked | delivered to a group again, as a later attempt, after an acknowledgement that was *ok* |
+| unacked | delivered to a group again, as a later attempt under a later lease, after an acknowledgement that was *ok*, and that no reset by an operator has undone since |
 | overasked | more questions than allowed, or the same attempt number twice, or fewer checks stored than asked; the last two not of what an operator had asked anew |
 | unsettled | a transaction still open at the end |
 
@@ -101,10 +101,13 @@ class _Check:
         self.stored_checks: dict[str, int] = {}
         self.rechecks: Counter[str] = Counter()
         self.told: dict[str, tuple[str | None, int | None, int]] = {}  # value -> topic, queue, offset
-        self.dead_letters: set[tuple[str, str]] = set()  # group, value; also what was such and was let go
+        self.done_without: set[tuple[str, str]] = (
+            set()
+        )  # group, value: dead letters, let go or not; passed over by a reset
+        self._resets = Resets()
 
     def run(self) -> Report:
-        acked: dict[tuple[str | None, str], int] = {}
+        acked: dict[tuple[str | None, str], Event] = {}
         for event in self.events:
             self.report.counts[f"{event.act} {event.kind}"] += 1
             for subject in {event.value, event.transaction} - {None}:
@@ -121,8 +124,9 @@ class _Check:
 
     # One event after the other
 
-    def _take(self, event: Event, acked: dict[tuple[str | None, str], int]) -> None:
+    def _take(self, event: Event, acked: dict[tuple[str | None, str], Event]) -> None:
         value, transaction = event.value or "", event.transaction
+        holds = self._resets.see(event)
         if event.act in (Act.SEND, Act.PREPARE):
             self.topic_of[value] = event.topic
             self.sent[value] = event.kind
@@ -136,8 +140,8 @@ class _Check:
             self.ended[transaction].setdefault(value, Kind.UNKNOWN)
         elif event.act is Act.ASKED and transaction is not None:
             self.asked[transaction].append(event.attempt or 0)
-        elif event.act is Act.FATE and event.note in ("dead", "discarded"):
-            self.dead_letters.add((event.group or "", value))
+        elif event.act is Act.FATE and event.note in ("dead", "discarded", "skipped"):
+            self.done_without.add((event.group or "", value))
         elif event.act is Act.RECHECK and event.kind is Kind.INVOKE and transaction is not None:
             self.rechecks[transaction] += 1
         elif event.act is Act.STATE and transaction is not None:
@@ -148,16 +152,20 @@ class _Check:
             self._look(event)
         elif event.act is Act.RECEIVE:
             self._received(event, value, acked)
-        elif event.act is Act.ACK and event.kind is Kind.OK:
-            acked[event.group, value] = event.attempt or 0
+        elif event.act is Act.ACK and event.kind is Kind.OK and holds:
+            acked[event.group, value] = event
+        elif event.act is Act.RESET:
+            for key in [key for key in acked if key[0] == event.group]:
+                del acked[key]
 
-    def _received(self, event: Event, value: str, acked: dict[tuple[str | None, str], int]) -> None:
+    def _received(self, event: Event, value: str, acked: dict[tuple[str | None, str], Event]) -> None:
         group = event.group or ""
         self.got[group].add(value)
         self.groups_of[event.topic].add(group)
         self.delivered_at[value].add(_place(event))
         self._look(event)
-        if (event.attempt or 0) > acked.get((event.group, value), 1 << 30):
+        before = acked.get((event.group, value))
+        if before is not None and (event.attempt or 0) > (before.attempt or 0) and not _is_older(event, before):
             self._wrong("unacked", value, f"{group} acknowledged it and got it again as attempt {event.attempt}")
         owner = self.transaction_of.get(value)
         if owner is not None and "committed" not in self.ended.get(owner, {}):
@@ -191,7 +199,7 @@ class _Check:
                 self._wrong("lost", value, "it does not stand in any queue")
                 continue
             for group in sorted(self.groups_of[self.topic_of[value]]):
-                if value not in self.got[group] and (group, value) not in self.dead_letters:
+                if value not in self.got[group] and (group, value) not in self.done_without:
                     self._wrong("lost", value, f"group {group} never got it")
         for value in sorted(seen & dead):
             self._wrong("resurrected", value, "it was rolled back, or its send failed")
@@ -254,6 +262,35 @@ class _Check:
                 self._wrong("overasked", name, f"asked as attempt {max(attempts)}; {self.check_max} are allowed")
             if not again and self.stored_checks.get(name, max(attempts)) < max(attempts):
                 self._wrong("overasked", name, f"asked {max(attempts)} times, {self.stored_checks[name]} are stored")
+
+
+class Resets:
+    """Which acknowledgements hold: those that were begun when no reset of their group by an operator was under way, and ended
+    before the next one was begun. A reset whose end is unknown may still come to pass."""
+
+    def __init__(self) -> None:
+        self._under_way: Counter[str | None] = Counter()
+        self._count: Counter[str | None] = Counter()
+        self._begun: dict[tuple[str, str | None, str | None], int | None] = {}
+
+    def see(self, event: Event) -> bool:
+        """Take the next event in; whether it is an acknowledgement that holds, if it is *ok*."""
+        group = event.group
+        if event.act is Act.RESET:
+            self._count[group] += 1
+            self._under_way[group] += (event.kind is Kind.INVOKE) - (event.kind in (Kind.OK, Kind.FAIL))
+        if event.act is not Act.ACK:
+            return False
+        now = None if self._under_way[group] else self._count[group]
+        name = event.process, group, event.value
+        if event.kind is Kind.INVOKE:
+            self._begun[name] = now
+        return now is not None and self._begun.get(name, now) == now
+
+
+def _is_older(event: Event, other: Event) -> bool:
+    """Whether a delivery is of a lease that was made before that of the other event."""
+    return event.lease is not None and other.lease is not None and event.lease <= other.lease
 
 
 def _place(event: Event) -> Place:

@@ -41,6 +41,11 @@ class Act(StrEnum):
     RECHECK = "recheck"  # an operator has a transaction asked about anew
     OPERATE = "operate"  # what else an operator did; ``note`` says it
     DISCARD = "discard"  # an operator lets a dead letter go
+    RESET = "reset"  # an operator sets where a group goes on, ``value`` "forward" or "back", or deletes it
+    MOVED = "moved"  # what a reset said: the group goes on in the queue at ``offset``
+    PAUSED = (
+        "paused"  # an operator pauses a group (``position``: the log's, afterwards), or, ``value`` "no", has it go on
+    )
     FATE = "fate"  # the last phase: what became of a message for a group, where that is not "acked"; ``note`` says it
 
 
@@ -74,6 +79,8 @@ class Event:
     key: str | None = None
     position: int | None = None
     """In the log of its broker."""
+    lease: int | None = None
+    """Of a delivery or an acknowledgement; leases of one broker rise."""
     due_us: int | None = None
     """Not to be delivered before this, by the broker's clock."""
     note: str | None = None

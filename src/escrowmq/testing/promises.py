@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from escrowmq.testing.checker import Violation
+from escrowmq.testing.checker import Resets, Violation
 from escrowmq.testing.history import Act, Event, Kind
 
 
@@ -126,17 +126,29 @@ def undead(events: Sequence[Event]) -> list[Violation]:
 
 def unaccounted(events: Sequence[Event]) -> list[Violation]:
     """I22, I25, I26: for every group whose members note what they acknowledge, each message that stands in its topics is acknowledged,
-    a dead letter, or was let go by an operator; what was acknowledged with *ok* is no dead letter."""
+    a dead letter, was let go by an operator, or passed over by an operator's reset; what was acknowledged with *ok*, and no reset undid
+    that, is no dead letter."""
+    resets, moved, unsure = Resets(), dict[tuple[str, str | None, int | None], int](), set[str]()
     acked: dict[str, dict[str, Kind]] = defaultdict(dict)
     topics: dict[str, set[str | None]] = defaultdict(set)
     fates: dict[tuple[str, str], str] = {}
     discarded: dict[str, set[tuple[str | None, int | None, int | None]]] = defaultdict(set)
     for event in events:
         group, value = event.group or "", str(event.value)
+        holds = resets.see(event)
         if event.act is Act.RECEIVE:
             topics[group].add(event.topic)
         elif event.act is Act.ACK and acked[group].get(value) is not Kind.OK:
-            acked[group][value] = event.kind
+            acked[group][value] = Kind.UNKNOWN if event.kind is Kind.OK and not holds else event.kind
+        elif event.act is Act.RESET:
+            acked[group] = {value: Kind.UNKNOWN if kind is Kind.OK else kind for value, kind in acked[group].items()}
+            if event.kind is Kind.INVOKE and value != "back":
+                unsure.add(group)
+            elif event.kind in (Kind.OK, Kind.FAIL):
+                unsure.discard(group)
+        elif event.act is Act.MOVED:
+            place = (group, event.topic, event.queue)
+            moved[place] = max(moved.get(place, 0), event.offset or 0)
         elif event.act is Act.DISCARD:
             discarded[group].add((event.topic, event.queue, event.offset))
         elif event.act is Act.FATE:
@@ -156,8 +168,26 @@ def unaccounted(events: Sequence[Event]) -> list[Violation]:
                 found.append(Violation("unacked", value, f"{group} acknowledged it, and it is {fate}", (event,)))
             elif fate == "discarded" and (event.topic, event.queue, event.offset) not in discarded[group]:
                 found.append(Violation("unaccounted", value, f"nobody let it go, and for {group} it is", (event,)))
+            elif fate == "skipped":
+                if group not in unsure and (event.offset or 0) >= moved.get((group, event.topic, event.queue), 0):
+                    found.append(Violation("unaccounted", value, f"{group} passed it over, and no reset did", (event,)))
             elif fate not in (None, "dead", "discarded"):
                 found.append(Violation("unaccounted", value, f"at the end it is {fate} for {group}", (event,)))
+    return found
+
+
+def handed_out_while_paused(events: Sequence[Event]) -> list[Violation]:
+    """Of a group that an operator paused, and did not begin to resume yet, nothing is delivered under a lease from after the pause."""
+    since: dict[str | None, int] = {}
+    found: list[Violation] = []
+    for event in events:
+        if event.act is Act.PAUSED and event.value == "no":
+            since.pop(event.group, None)
+        elif event.act is Act.PAUSED and event.kind is Kind.OK and event.position is not None:
+            since[event.group] = event.position
+        elif event.act is Act.RECEIVE and (event.lease or 0) >= since.get(event.group, 1 << 62):
+            detail = f"{event.group} is paused since position {since[event.group]}, and this is of lease {event.lease}"
+            found.append(Violation("paused", str(event.value), detail, (event,)))
     return found
 
 

@@ -1,5 +1,5 @@
 """Operator acts under load: while producers and consumers work and fail, somebody decides transactions by hand, has them asked anew, retries and
-discards dead letters, alters groups, gives topics more queues, and fences members that are silent."""
+discards dead letters, alters groups, gives topics more queues, fences members that are silent, and resets, pauses and deletes groups."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from random import Random
 from typing import Any
 
 from escrowmq.client.admin import Admin
-from escrowmq.errors import EscrowError, Fenced
+from escrowmq.client.links.answers import Listing
+from escrowmq.errors import Code, EscrowError, Fenced, Unknown
 from escrowmq.testing import promises
 from escrowmq.testing.checker import Violation
 from escrowmq.testing.history import Act, Event, Kind, kind_of
@@ -17,8 +18,12 @@ from escrowmq.testing.workloads.reading import Reader
 from escrowmq.testing.workloads.seam import Operation, Role, Site, Workload, to_do
 
 MOST_ATTEMPTS = 3
+PASSING = "passing"
+"""The group that is deleted."""
 VERBS = ("decide", "dead letters", "attempts", "check rules", "queues", "fence")
 WEIGHTS = (8, 6, 1, 1, 1, 2)
+GROUP_VERBS = ("reset", "pause", "delete")
+GROUP_WEIGHTS = (5, 2, 3)
 SECONDS = 20.0
 """One act of the operator, at most."""
 
@@ -27,10 +32,11 @@ class Operator(Workload):
     """See the module."""
 
     name = "operator"
+    remade = (PASSING,)
 
     def roles(self, chance: Random, size: int) -> list[Role]:
         """Two writers that leave much undecided, two careless consumers that share a group, a member that holds what it was handed, one
-        operator."""
+        whose group is deleted now and then; one operator of what is in the groups, and one of the groups."""
 
         def share(site: Site, plan: Iterable[Operation]) -> None:
             Reader(site, "cart", TOPICS, careless=0.4).work()
@@ -41,6 +47,9 @@ class Operator(Workload):
             except Fenced:  # it is started again by whoever keeps it running
                 site.history.add(site.name, Act.KILL, Kind.OK)
                 raise
+
+        def pass_by(site: Site, plan: Iterable[Operation]) -> None:
+            Reader(site, PASSING, TOPICS, careless=0.2).work()
 
         def plan(writer: str) -> list[Operation]:
             plan = [any_operation(f"{writer}-{number}", chance) for number in range(size)]
@@ -53,18 +62,27 @@ class Operator(Workload):
             Operation(chance.choices(VERBS, WEIGHTS)[0], f"operator-{number}", chance.random(), _details(chance))
             for number in range(2 * size)
         ]
+        group_acts = [
+            Operation(
+                chance.choices(GROUP_VERBS, GROUP_WEIGHTS)[0], f"group-{number}", 2 * chance.random(), _details(chance)
+            )
+            for number in range(size)
+        ]
         return [
             *(Role(f"w{n}", write, plan(f"w{n}")) for n in range(2)),
             Role("cart-1", share, drains=True),
             Role("cart-2", share, drains=True),
             Role("holder", hold, drains=True),
+            Role("passer", pass_by, drains=True),
             Role("operator", _operate, [Operation("attempts", "operator-first", 0.1, {"number": 0}), *acts]),
+            Role("group operator", _operate_groups, group_acts),
         ]
 
     def check(self, events: Sequence[Event]) -> list[Violation]:
-        """Nobody is delivered more often than the group ever allowed."""
+        """Nothing is delivered more often than the group ever allowed, and nothing to a group that is paused."""
         begun = next((n for n, e in enumerate(events) if e.note == "attempts are bounded"), len(events))
-        return [*super().check(events), *promises.overattempted(events[begun:], "cart", MOST_ATTEMPTS)]
+        paused = promises.handed_out_while_paused(events)
+        return [*super().check(events), *paused, *promises.overattempted(events[begun:], "cart", MOST_ATTEMPTS)]
 
 
 def _details(chance: Random) -> dict[str, Any]:
@@ -136,4 +154,78 @@ _ACTS: dict[str, Callable[[Site, Admin, dict[str, Any]], None]] = {
     "check rules": _check_rules,
     "queues": _queues,
     "fence": _fence,
+}
+
+
+def _operate_groups(site: Site, plan: Iterable[Operation]) -> None:
+    admin = Admin(site.connect().router, SECONDS)
+    for operation in to_do(site, plan):
+        try:
+            _GROUP_ACTS[operation.verb](site, admin, operation.details)
+        except EscrowError as problem:
+            site.history.add(site.name, Act.OPERATE, kind_of(problem), note=f"{operation.verb}: {problem}"[:200])
+        else:
+            site.history.add(site.name, Act.OPERATE, Kind.OK, note=operation.verb)
+    while not site.ended:
+        _resume(site, admin)
+        site.pause(1.0)
+    site.pause(3.0)  # a pause whose answer was lost may come late
+    _resume(site, admin)
+
+
+def _reset(site: Site, admin: Admin, details: dict[str, Any]) -> None:
+    """Back or forward a little, to the beginning or the end: what it came to is in the history, queue by queue."""
+    shift = (-1, -3, -20, 2, None, None)[details["number"] % 6]
+    to = None if shift is not None else ("earliest", "latest")[details["number"] % 2]
+    direction = "forward" if shift == 2 or to == "latest" else "back"
+    with site.history.call(site.name, Act.RESET, group="cart", value=direction):
+        moves = admin.reset_group("cart", to, shift=shift)
+        for move in moves:
+            place = {"broker": move["broker"], "topic": move["topic"], "queue": move["queue"], "offset": move["now"]}
+            site.history.add(site.name, Act.MOVED, Kind.OK, group="cart", **place)
+        _all_of(moves)
+
+
+def _all_of(done: Listing[Any]) -> None:
+    """Raise Unknown if a broker was away: it may have done it, or do it yet."""
+    if done.missing:
+        raise Unknown(Code.TIMED_OUT, f"{done.missing[0]['broker']} is away")
+
+
+def _pause(site: Site, admin: Admin, details: dict[str, Any]) -> None:
+    """For a moment: consumers wait, and go on."""
+    try:
+        _all_of(admin.pause_group("cart"))
+    except EscrowError:
+        _resume(site, admin)
+        raise
+    position = max(int(stats["log_position"]) for stats in admin.stats())
+    site.history.add(site.name, Act.PAUSED, Kind.OK, group="cart", position=position)
+    site.pause(details["number"] % 5)
+    _resume(site, admin)
+
+
+def _resume(site: Site, admin: Admin) -> None:
+    """Until every broker has done it."""
+    site.history.add(site.name, Act.PAUSED, Kind.INVOKE, group="cart", value="no")
+    while True:
+        try:
+            _all_of(admin.resume_group("cart"))
+            return
+        except EscrowError as problem:
+            if problem.code is Code.UNKNOWN_GROUP:
+                return
+            site.pause(0.5)
+
+
+def _delete(site: Site, admin: Admin, details: dict[str, Any]) -> None:
+    """Its consumer makes it anew, and begins at the beginning."""
+    with site.history.call(site.name, Act.RESET, group=PASSING, value="back"):
+        _all_of(admin.delete_group(PASSING, force=True))
+
+
+_GROUP_ACTS: dict[str, Callable[[Site, Admin, dict[str, Any]], None]] = {
+    "reset": _reset,
+    "pause": _pause,
+    "delete": _delete,
 }

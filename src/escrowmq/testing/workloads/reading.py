@@ -55,7 +55,7 @@ class Reader:
         for batch in self.consumer.batches(max_messages=50):
             self._take(batch)
 
-    def _note(self, row: dict[str, Any]) -> tuple[str, int]:
+    def _note(self, row: dict[str, Any]) -> tuple[str, int, int | None]:
         content, intact = unpack(row["body"])
         if "labels" in content:
             intact = intact and content["labels"] == [row["key"], row["tag"]]
@@ -63,10 +63,10 @@ class Reader:
         place = {name: row[name] for name in ("topic", "queue", "offset", "attempt", "key")}
         self.history.add(
             self.site.name, Act.RECEIVE, Kind.OK, value=value, group=self.group, intact=intact,
-            message_id=row["message_id"].hex(), **place,
+            message_id=row["message_id"].hex(), lease=row.get("lease"), **place,
         )  # fmt: skip
         self._effect(content, row)
-        return value, row["attempt"]
+        return value, row["attempt"], row.get("lease")
 
     def _fate(self) -> str:
         chance = self.site.chance.random()
@@ -91,9 +91,9 @@ class Reader:
         if fate != "nack":
             self._note_acks(noted, result)
 
-    def _note_acks(self, noted: list[tuple[str, int]], kind: Kind) -> None:
-        for value, attempt in noted:
-            self.history.add(self.site.name, Act.ACK, kind, value=value, group=self.group, attempt=attempt)
+    def _note_acks(self, noted: list[tuple[str, int, int | None]], kind: Kind) -> None:
+        for value, attempt, lease in noted:
+            self.history.add(self.site.name, Act.ACK, kind, value=value, group=self.group, attempt=attempt, lease=lease)
 
     def _take_one(self, message: Any) -> None:
         if message.withdrawn:

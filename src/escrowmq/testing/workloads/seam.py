@@ -81,6 +81,8 @@ class Workload(ABC):
     """Roles, and what must hold of their history beside what :func:`escrowmq.testing.checker.check` checks."""
 
     name: ClassVar[str]
+    remade: ClassVar[tuple[str, ...]] = ()
+    """Consumer groups that are deleted now and then, and are there again at the end."""
 
     @abstractmethod
     def roles(self, chance: Random, size: int) -> list[Role]:
