@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -22,8 +22,6 @@ from escrowmq.plans.subjects.brokers import ended
 from escrowmq.plans.subjects.seam import checked_ids, checked_selection
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-
     from escrowmq.outbox.acts import Done
 
 ACTS = (
@@ -48,6 +46,8 @@ _SELECTION: dict[str, type | tuple[type, ...]] = {
 _OUTCOMES = {"OK": Outcome.DONE, "NOT_FOUND": Outcome.ALREADY, "CONFLICT": Outcome.CONFLICT}
 
 Row = dict[str, Any]
+Engine: TypeAlias = Any
+"""Of SQLAlchemy, which is an extra: only what is imported from the outbox knows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ class _Kind:
     """That can be chosen; the first if none is."""
     waiting: frozenset[str]
     """In which a row waits for a person."""
-    page: Callable[[sa.Engine, str | None, str | None, Row | None], list[Row]]
+    page: Callable[[Engine, str | None, str | None, Row | None], list[Row]]
     before: Callable[[Row], Row | None]
     """A place just before a row; None: the begin."""
     order: Callable[[Row], Any]
     may: Callable[[str], frozenset[str]]
     """From which states an act is allowed."""
-    act: Callable[[sa.Engine, str, str | None, list[str], str], Sequence[Any]]
+    act: Callable[[Engine, str, str | None, list[str], str], Sequence[Any]]
     """Does the act of this name; one result an id."""
 
 
@@ -78,7 +78,7 @@ class DatabaseRows:
     counted: Sequence[str] = ("topic", "state", "reason")
     most: int = MOST
 
-    def __init__(self, engine: sa.Engine, act: str, selection: Mapping[str, Any], *, patient: bool = True) -> None:
+    def __init__(self, engine: Engine, act: str, selection: Mapping[str, Any], *, patient: bool = True) -> None:
         chosen = checked_selection(selection, _SELECTION)
         self.act, self._engine = act, engine
         table, _, self._name = act.partition(".")
@@ -239,7 +239,7 @@ def _outbox() -> _Kind:
     still = {State.WAITING, State.DISCARDED, State.SENT, State.DONE}
     """The other states change by themselves while the relay works."""
 
-    def page(engine: sa.Engine, state: str | None, _group: str | None, after: Row | None) -> list[Row]:
+    def page(engine: Engine, state: str | None, _group: str | None, after: Row | None) -> list[Row]:
         wanted = None if state is None else State[state.upper()]
         first = 0 if after is None else after["seq"]
         found = attention.list_messages(engine, state=wanted, limit=MOST, after=first)
@@ -252,7 +252,7 @@ def _outbox() -> _Kind:
             for one in found
         ]  # fmt: skip
 
-    def act(engine: sa.Engine, name: str, _group: str | None, ids: list[str], why: str) -> list[Done]:
+    def act(engine: Engine, name: str, _group: str | None, ids: list[str], why: str) -> list[Done]:
         acts = {"retry": attention.retry, "discard": attention.discard, "settle": attention.settle}
         return acts[name](engine, ids, why=why)
 
@@ -271,7 +271,7 @@ def _stuck() -> _Kind:
     from escrowmq.outbox.modes import stuck
     from escrowmq.outbox.modes.journal import Stage
 
-    def page(engine: sa.Engine, state: str | None, group: str | None, after: Row | None) -> list[Row]:
+    def page(engine: Engine, state: str | None, group: str | None, after: Row | None) -> list[Row]:
         found: list[stuck.StuckRow] = []
         for wanted in (Stage.STUCK, Stage.TO_SEND) if state is None else (Stage[state.upper()],):
             behind = None if after is None else after["id"]
@@ -286,7 +286,7 @@ def _stuck() -> _Kind:
             for one in found[:MOST]
         ]  # fmt: skip
 
-    def act(engine: sa.Engine, name: str, _group: str | None, ids: list[str], why: str) -> list[Done]:
+    def act(engine: Engine, name: str, _group: str | None, ids: list[str], why: str) -> list[Done]:
         acts = {
             "retry": stuck.retry_stuck, "commit": stuck.commit_stuck, "rollback": stuck.rollback_stuck,
             "resend": stuck.resend_stuck, "settle": stuck.settle_stuck,
@@ -307,7 +307,7 @@ def _stuck() -> _Kind:
 def _compensation() -> _Kind:
     from escrowmq.compensation import cases
 
-    def page(engine: sa.Engine, state: str | None, group: str | None, after: Row | None) -> list[Row]:
+    def page(engine: Engine, state: str | None, group: str | None, after: Row | None) -> list[Row]:
         wanted = None if state is None else cases.WAITING
         if state not in ("waiting", None):
             wanted = frozenset({cases.CaseState[str(state).upper()]})
@@ -325,7 +325,7 @@ def _compensation() -> _Kind:
             for one in found
         ]  # fmt: skip
 
-    def act(engine: sa.Engine, name: str, group: str | None, ids: list[str], why: str) -> list[cases.CaseDone]:
+    def act(engine: Engine, name: str, group: str | None, ids: list[str], why: str) -> list[cases.CaseDone]:
         acts = {"retry": cases.retry_cases, "settle": cases.settle_cases}
         return acts[name](engine, group or "", ids, why=why)
 

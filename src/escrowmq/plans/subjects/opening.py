@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from escrowmq.client.bus import Bus
 from escrowmq.errors import Code, Misuse
@@ -11,11 +11,8 @@ from escrowmq.plans.subjects import databases, dead_letters, transactions
 from escrowmq.plans.subjects.seam import Subject
 from escrowmq.settings import nearest
 
-if TYPE_CHECKING:
-    import sqlalchemy as sa
-
-Where: TypeAlias = "Bus | sa.Engine"
-"""Where the rows of a plan live: brokers, or a database."""
+Where: TypeAlias = Bus | Any
+"""Where the rows of a plan live: a bus, or the engine of a database."""
 
 _KINDS: tuple[tuple[tuple[str, ...], Callable[..., Subject]], ...] = (
     (dead_letters.ACTS, dead_letters.DeadLetters),
