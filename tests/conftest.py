@@ -123,6 +123,15 @@ rabbitmq_server, rabbitmq_url = server_fixture("rabbitmq"), url_fixture("rabbitm
 kafka_server, kafka_url = server_fixture("kafka"), url_fixture("kafka")
 
 
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The path of a browser."""
+    from escrowmq.testing.servers import chromium
+
+    with needed():
+        return chromium.program()
+
+
 @pytest.fixture
 def own_redis(tmp_path: Path) -> Iterator[Server]:
     """A Redis of one test's own, with its files in ``tmp_path / "redis"``: the test may stop it, empty it, take its files away."""

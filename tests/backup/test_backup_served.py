@@ -14,11 +14,14 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
 import escrowmq as mq
 from escrowmq.backup import BrokerSource, Manifest, restore, take, verify
 from escrowmq.backup.manifest import NAME
 from escrowmq.cli.failures import Exit
+from escrowmq.cli.main import app
 from escrowmq.platform.disk import RealDisk
 from escrowmq.testing.servers.escrow import serving
 from escrowmq.testing.servers.process import Server
@@ -157,43 +160,61 @@ def test_a_broker_that_is_killed_in_the_middle(server: Server, tmp_path: Path) -
 # The commands
 
 
-def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def typed(*words: str) -> Result:
+    """A command in this process: Python needs not be started for it."""
+    result = CliRunner().invoke(app, list(words))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def killed_at(point: str, *words: str) -> None:
+    """A command as a process, which is killed at a place."""
     command = [sys.executable, "-m", "escrowmq", *words]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "ESCROWMQ_FAILPOINT": point})
+    assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 def test_a_backup_that_is_killed_goes_on_and_none_of_its_halves_passes_for_whole(
     server: Server, tmp_path: Path
 ) -> None:
     place, made = str(tmp_path / "backup"), str(tmp_path / "new")
+    with mq.connect(server.url) as bus:  # several segments
+        for _ in range(6):
+            bus.producer("plain").send_batch([mq.Message("t", b"." * 1000) for _ in range(100)])
     for point in ("backup.segment:2", "backup.copied"):
-        assert run("backup", "-u", server.url, "--to", place, ESCROWMQ_FAILPOINT=point).returncode == -signal.SIGKILL
+        killed_at(point, "backup", "-u", server.url, "--to", place)
         assert not (tmp_path / "backup" / NAME).exists()
-    assert run("restore", place, "--verify").returncode == Exit.USAGE
-    assert run("restore", place, "--to", made).returncode == Exit.USAGE
-    done = run("backup", "-u", server.url, "--to", place, "--rate", "100MiB", "--json")
-    assert done.returncode == Exit.OK, done.stderr
+    assert typed("restore", place, "--verify").exit_code == Exit.USAGE
+    assert typed("restore", place, "--to", made).exit_code == Exit.USAGE
+    done = typed("backup", "-u", server.url, "--to", place, "--rate", "100MiB", "--json")
+    assert done.exit_code == Exit.OK, done.stderr
     manifest = json.loads(done.stdout)
-    killed = run("restore", place, "--to", made, ESCROWMQ_FAILPOINT="restore.before_last")
-    assert killed.returncode == -signal.SIGKILL
-    refused = run("topics", "list", "-u", f"file:{made}")
-    assert refused.returncode in (Exit.USAGE, Exit.CORRUPT), refused.stdout
-    told = run("restore", place, "--to", made, "--why", "a test", "--json")
-    assert told.returncode == Exit.OK, told.stderr
+    killed_at("restore.before_last", "restore", place, "--to", made)
+    refused = typed("topics", "list", "-u", f"file:{made}")
+    assert refused.exit_code in (Exit.USAGE, Exit.CORRUPT), refused.stdout
+    told = typed("restore", place, "--to", made, "--why", "a test", "--json")
+    assert told.exit_code == Exit.OK, told.stderr
     restored = json.loads(told.stdout)
     assert (restored["sequence"], restored["restored"]["shard"]) == (manifest["sequence"], manifest["shard"])
     assert restored["contents"]["topics"][0]["messages"] > 0
-    assert run("restore", place, "--to", made).returncode == Exit.USAGE
+    assert typed("restore", place, "--to", made).exit_code == Exit.USAGE
+    shown = typed("restore", place, "--verify").stdout
+    assert all(text in shown for text in (f"{manifest['shard']:08x}", "consumer group", "undecided transactions"))
 
 
 def test_wrong_use_is_told(server: Server, tmp_path: Path) -> None:
+    target = str(tmp_path / "b")
     with mq.connect(f"file:{tmp_path / 'data'}"):
-        in_use = run("backup", "-u", f"file:{tmp_path / 'data'}", "--to", str(tmp_path / "b"))
-    assert (in_use.returncode, "escrow://" in in_use.stderr) == (Exit.USAGE, True)
-    several = run("backup", "-u", f"{server.url},127.0.0.1:1", "--to", str(tmp_path / "b"))
-    assert (several.returncode, "2 brokers" in several.stderr) == (Exit.USAGE, True)
-    assert run("restore", str(tmp_path / "data"), "--verify").returncode == Exit.USAGE
-    assert run("restore", str(tmp_path / "data")).returncode == Exit.USAGE
+        in_use = typed("backup", "-u", f"file:{tmp_path / 'data'}", "--to", target)
+    assert (in_use.exit_code, "escrow://" in in_use.stderr) == (Exit.USAGE, True)
+    several = typed("backup", "-u", f"{server.url},127.0.0.1:1", "--to", target)
+    assert (several.exit_code, "2 brokers" in several.stderr) == (Exit.USAGE, True)
+    for rate in ("0", "fast"):
+        assert typed("backup", "-u", server.url, "--to", target, "--rate", rate).exit_code == Exit.USAGE
+    assert typed("backup", "-u", f"file:{tmp_path / 'none'}", "--to", target).exit_code == Exit.USAGE
+    assert typed("restore", str(tmp_path / "data"), "--verify").exit_code == Exit.USAGE
+    assert typed("restore", str(tmp_path / "data")).exit_code == Exit.USAGE
 
 
 # What a broker gives away

@@ -45,7 +45,7 @@ def test_find_tells_a_story(run: Run, made: None, tmp_path: Path) -> None:
     ran = run("find", "m", "-d", database)
     assert (ran.code, ran.err) == (Exit.OK, "")
     assert "Group cart gave it up at " in ran.out
-    assert "can be done: dead_letters.retry" in ran.out
+    assert "can be done: dead_letters.retry, dead_letters.discard" in ran.out
     story = run("find", "m", "--json").json["stories"][0]
     assert (story["key"], story["state"], story["offers"][0]["act"]) == (HOSTILE, "dead", "dead_letters.retry")
 

@@ -63,7 +63,7 @@ def fail_all(bus: mq.Bus, group: str, topic: str, causes: dict[str, str], count:
     """Have ``group`` receive ``count`` messages of ``topic`` and give each up at once, for the cause of its key."""
     consumer = bus.consumer(group, [topic], max_attempts=1)
     for given_up, message in enumerate(consumer.messages(idle_timeout=30), 1):
-        message.nack(cause=causes[(message.key or "").partition("-")[0]])
+        message.nack(cause=causes.get((message.key or "").partition("-")[0], HARM))
         if given_up == count:
             break
     consumer.close()

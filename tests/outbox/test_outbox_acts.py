@@ -159,6 +159,24 @@ def test_an_act_does_not_wait_for_ever_for_a_lock(shop: sa.Engine, monkeypatch: 
     assert list_acts(shop) == []
 
 
+@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+def test_a_lock_that_was_waited_for_in_vain_is_not_waited_for_again(shop: sa.Engine) -> None:
+    (identity,) = wait(shop, 1)
+    begun: list[int] = []
+
+    @sa.event.listens_for(shop, "begin")
+    def on_begin(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("SET innodb_lock_wait_timeout = 1")
+        begun.append(1)
+
+    with shop.begin() as other:
+        other.execute(sa.select(trans_act_head).with_for_update())
+        begun.clear()
+        with pytest.raises(mq.Overloaded, match="act was not done"):
+            attention.discard(shop, [identity])
+    assert (len(begun), list_acts(shop)) == (1, [])
+
+
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_who_may_not_write_the_record_does_nothing(shop: sa.Engine) -> None:
     (identity,) = wait(shop, 1)

@@ -18,7 +18,7 @@ from escrowmq.outbox import attention, callbacks, inbox
 from escrowmq.outbox.modes.journal import Stage
 from escrowmq.outbox.relay import Relay
 from escrowmq.outbox.tables import State, trans_driven, trans_message, trans_prepared, trans_recv_log
-from escrowmq.overview import Story, timeline
+from escrowmq.overview import Story, status, timeline, waiting
 from escrowmq.overview.stories import databases
 from escrowmq.testing.memory_target import MemoryTarget
 
@@ -213,3 +213,36 @@ def test_many_rows_are_bounded(opened: Open, shop: sa.Engine) -> None:
         write(shop, message_id=f"m{number}")
     found: Any = timeline(opened(), "order-17", [shop])
     assert (len(found.stories), found.more) == (20, True)
+
+
+def test_every_kind_of_database(opened: Open, engine: sa.Engine) -> None:
+    """What is read is read alike: outbox, inbox, barrier, sets, cases, acts."""
+    bus, identity = opened(), b"m" * 16
+    outbox.migrate(engine)
+    write(engine)
+    attention.discard(engine, ["m"], by="ann", why="sold out")
+    assert words(the_one(bus, "order-17", engine)) == ["written", "discarded", "by_hand"]
+    with engine.begin() as connection:
+        inbox.claim_tx(connection, group="cart", message_id=identity, topic="orders")
+    sets = open_sets(engine, "cart")
+    sets.add_halves([identity], [1])
+    Cases(engine, "cart", 1).failed({identity: "found nowhere"})
+    assert set(words(the_one(bus, identity.hex(), engine))) == {"consumed", "announced", "case"}
+    row = {
+        "id": identity,
+        "producer_group": "shop",
+        "state": Stage.STUCK.value,
+        "topic": "orders",
+        "body": b"",
+        "delay_us": 0,
+    }
+    with engine.begin() as connection:
+        connection.execute(sa.insert(trans_driven), {**row, "key": "k", "attempts": 3, "created_us": 1})
+    write(engine, message_id="other")
+    with engine.begin() as connection:
+        connection.execute(sa.update(trans_message).values(created_us=1))
+    causes = waiting(bus, [engine])
+    assert causes.missing == []
+    assert {cause.kind for cause in causes} == {"outbox", "stuck", "case"}
+    assert [(one.pending, one.waiting) for one in status(bus, [engine]).databases] == [(1, 0)]
+    sets.close()

@@ -51,6 +51,15 @@ def test_a_range_that_left_the_log_raises_and_never_gives_fewer_rows():
     assert ranges([partition(0, 5, 10)], {"t/0000002a/0": 4}, {"t/0000002a/0": 4}) == []
 
 
+def test_a_topic_that_was_made_again_is_not_read_on_from_a_checkpoint_of_the_old_one():
+    """Its queues begin one behind the old ends: also a query that had read everything is told, before anything is sent."""
+    old, new = partition(end=10), partition(head=11, end=11)
+    read = {old.name: old.end}
+    with pytest.raises(Rejected) as purged:
+        ranges([new], known_start(read, [new]), last_offsets([new], "latest"))
+    assert purged.value.code is Code.RANGE_PURGED
+
+
 def test_offsets_of_another_cluster_are_refused():
     with pytest.raises(Misuse, match="another cluster"):
         ranges([partition(0)], {"t/0000002b/0": 0}, {"t/0000002b/0": 5})

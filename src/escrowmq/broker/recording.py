@@ -17,6 +17,7 @@ from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.groups.dead.letters import NOT_DEAD
 from escrowmq.ledger.groups.reports import described
 from escrowmq.ledger.ledger import Ledger
+from escrowmq.ledger.transactions.spanning import undecided_in
 from escrowmq.model import TransactionId, message_id
 from escrowmq.wire.actions import acts, dead_letters, groups, producers, topics, transactions, writers
 from escrowmq.wire.actions.action import Action
@@ -145,7 +146,10 @@ def _topic(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _deleted_topic(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
-    return {"deleted": not ledger.topics.has(what["name"])}
+    if not ledger.topics.has(what["name"]):
+        return {"deleted": True}
+    _, halves = undecided_in(ledger.transactions, ledger.topics.queue_ids(what["name"]))
+    return {"deleted": False, "undecided": halves}  # none, if they were rolled back and the deletion itself was lost
 
 
 _LOOKS: dict[str, Callable[[Ledger, Mapping[str, Any]], Any]] = {

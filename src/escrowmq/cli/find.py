@@ -92,14 +92,22 @@ def _print_story(story: Story) -> None:
     if story.body is not None:
         out.print(Text("  ").append(cell(body_text(story.body.encode(), 200)).plain, "dim"), soft_wrap=True)
     out.print(Text("  ").append(cell(story.why).plain, "bold yellow" if story.waits else "green"), soft_wrap=True)
-    wheres = {event.where for event in story.events}
+    shown = _short([event.where for event in story.events])
+    width = max(map(len, shown.values()), default=0)
     for event in story.events:
         line = Text("  ").append((moment(event.time_us) or "(time unknown)").ljust(24), "dim")
-        if len(wheres) > 1:
-            line.append(cell(event.where).plain, "dim").append("  ")
+        if len(shown) > 1:
+            line.append(shown[event.where].ljust(width), "dim").append("  ")
         out.print(line.append(cell(event.sentence).plain), soft_wrap=True)
     for note in story.notes:
         out.print(Text("  note: ", "dim").append(cell(note).plain, "dim"), soft_wrap=True)
-    for offer in dict.fromkeys(offer.act for offer in story.offers):
-        out.print(Text("  can be done: ", "dim").append(offer, "dim"), soft_wrap=True)
+    if acts := dict.fromkeys(offer.act for offer in story.offers):
+        out.print(Text(f"  can be done: {', '.join(acts)}", "dim"), soft_wrap=True)
     out.print()
+
+
+def _short(wheres: Sequence[str]) -> dict[str, str]:
+    """Brokers and databases by the last part of their names, or by the whole of it where that is not enough to tell them apart."""
+    names = {where: cell(where.rstrip("/").rpartition("/")[2] or where).plain for where in wheres}
+    alike = len(set(names.values())) < len(names)
+    return {where: cell(where).plain for where in names} if alike else names

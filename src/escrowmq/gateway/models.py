@@ -380,6 +380,10 @@ class Topic(_Out):
     name: str
     broker: str
     queues: list[Queue]
+    retention: float | None = Field(
+        default=None, description="Seconds that it keeps messages; null: as the broker's setting."
+    )
+    retention_size: int | None = Field(default=None, description="Bytes that each queue keeps at most; null: any.")
 
 
 class Topics(_Out):

@@ -33,6 +33,7 @@ from escrowmq.outbox.dialects import (
     is_denied,
     is_full,
     may_repeat,
+    waited_in_vain,
 )
 from escrowmq.outbox.session import transaction_of
 from escrowmq.outbox.tables import PLACE, trans_act, trans_act_head
@@ -127,7 +128,7 @@ def _act_on(
             return done
         except EscrowError as problem:
             left, cause = left - 1, problem.__cause__
-            if not left or not isinstance(cause, DBAPIError) or not may_repeat(cause):
+            if not left or not isinstance(cause, DBAPIError) or not may_repeat(cause) or waited_in_vain(cause):
                 raise
 
 

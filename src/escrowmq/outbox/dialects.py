@@ -71,6 +71,11 @@ def may_repeat(problem: DBAPIError) -> bool:
     return has_mark(problem, _AGAIN)
 
 
+def waited_in_vain(problem: DBAPIError) -> bool:
+    """Whether MariaDB or MySQL gave up waiting for a lock: whoever holds it may hold it on."""
+    return has_mark(problem, {1205})
+
+
 def is_busy(problem: DBAPIError) -> bool:
     """Whether the database does not take it now: locked, too many connections, read-only for a while. Nothing was done."""
     return has_mark(problem, _NOT_NOW)

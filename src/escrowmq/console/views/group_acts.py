@@ -80,6 +80,7 @@ def look(console: Console, asked: Asked) -> Page:
         "name": name,
         "moves": moves,
         "again": sum(move["again"] for move in moves),
+        "dead": sum(move["dead"] for move in moves),
         "skipped": sum(move["skipped"] for move in moves),
         "places": json.dumps(places),
         "force": force,

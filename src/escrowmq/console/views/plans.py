@@ -274,11 +274,14 @@ def _fields(kind: str) -> tuple[str, ...]:
 
 
 def _columns(listed: Any) -> list[str]:
-    """What a table of rows shows: all that any of them says, but for numbers that only programs need."""
+    """What a table of rows shows: all that any of them says, but for numbers that only programs need. The message at a place of a queue is
+    one column."""
     hidden = {"row", "outcome", "place", "queue_id", "position", "shard"}
-    return list(
-        dict.fromkeys(name for one in listed for name in one if name not in hidden and not name.startswith("_"))
-    )
+    names = list(dict.fromkeys(name for one in listed for name, value in one.items() if value is not None))
+    if {"topic", "queue", "offset"} <= set(names):
+        hidden |= {"topic", "queue", "offset", "message_id"}
+        names.insert(0, "message")
+    return [name for name in names if name not in hidden]
 
 
 def _outcomes(counts: Mapping[str, int], rows: int) -> list[dict[str, Any]]:

@@ -74,9 +74,9 @@ def _undecided_cause(group: str | None, waiting: Mapping[str, Any], connected: i
     why = _UNDECIDED[waiting["cause"]]
     if not parked and not connected:
         why += "; nobody of the group is connected to be asked"
-    age = since(waiting["oldest_us"], now_us)
+    age = ("" if count == 1 else "the oldest ") + since(waiting["oldest_us"], now_us)
     verb = "waits" if count == 1 else "wait"
-    text = f"{many(count, 'transaction')} of producer group {name} {verb} for a decision, the oldest {age}: {why}."
+    text = f"{many(count, 'transaction')} of producer group {name} {verb} for a decision, {age}: {why}."
     samples = tuple({name: one[name] for name in ("id", "prepared_us", "checks")} for one in waiting["samples"])
     selection = {} if group is None else {"group": group, "state": waiting["state"], "cause": waiting["cause"]}
     acts = ("transactions.commit", "transactions.rollback", *(("transactions.recheck",) if parked else ()))
@@ -108,7 +108,8 @@ def _place(sample: Mapping[str, Any]) -> str:
 
 
 def _dead_cause(name: str, broker: str, cause: str, alike: Alike, now_us: int, selection: dict[str, Any]) -> Cause:
-    age = f", the oldest {since(alike.oldest_us, now_us)}" if alike.oldest_us is not None else ""
+    oldest = "" if alike.count == 1 else "the oldest "
+    age = f", {oldest}{since(alike.oldest_us, now_us)}" if alike.oldest_us is not None else ""
     text = f"{many(alike.count, 'dead letter')} of consumer group {name}{age}: {quoted(cause)}."
     acts = ("dead_letters.retry", "dead_letters.discard") if selection else ()
     return Cause(
