@@ -178,6 +178,7 @@ class Kind(IntEnum):
     GROUP_RESET = 31
     GROUP_PAUSED = 32
     GROUP_DELETED = 33
+    EDITED = 40
     TOPIC_ALTERED = 41
     TOPIC_DELETED = 42
     CUT = 43
@@ -230,6 +231,12 @@ STORED: dict[Kind, pa.Schema] = {
         queue_id=_INT32,
         offset=_INT64,
         act=_UINT8,  # 0 retry, 1 discard
+    ),
+    Kind.EDITED: pa.schema(  # what one group gets in place of a dead letter: a message, and where it stands
+        [
+            *_STORED,
+            *_schema(group=_INT32, offset=_INT64, position=_INT64),  # of the queue `queue_id`; position of this row
+        ]
     ),
     Kind.EXTENDED: _schema(lease=_INT64, deadline_us=_INT64),
     Kind.TRIMMED: _schema(position=_INT64, visible_us=_INT64),

@@ -172,6 +172,19 @@ def consume(bus: Bus, link) -> None:
         for message in itertools.islice(failing, 1):
             message.nack(delay=0, cause="spoilt")
         failing.flush()
+        for message in itertools.islice(failing, 1):
+            message.nack(delay=0, cause="spoilt")
+        failing.flush()
+        changes = {"body": b"new", "key": "new", "tag": "a", "properties": {"x": "z"}, "without": ["y"], "why": "so"}
+        edit = {"group": "failing", "item": admin.dead_letters("failing")[0], "message_id": b"e" * 16, **changes}
+        assert admin.edit_dead_letter(**edit)["repeated"] is False
+        assert admin.edit_dead_letter(**edit)["repeated"] is True
+        of_message = admin.message_standing("t", 0, edit["item"]["offset"])[0]
+        assert "edited" in [one["event"] for one in of_message["events"]]
+        for message in itertools.islice(failing, 1):
+            assert (message.body, message.key, message.message_id.hex()) == (b"new", "new", (b"e" * 16).hex())
+            message.nack(delay=0, cause="spoilt")
+        failing.flush()
         settle = {"group": "failing", "act": "discard", "all": True, "limit": 1}
         link.action(
             "dead_letters.settle", {**settle, "after": link.action("dead_letters.settle", settle, 5)["next"]}, 5
@@ -256,7 +269,7 @@ def until():
 
 def test_every_action_has_a_handler_and_the_other_way_round():
     assert set(HANDLERS) == set(ACTIONS)
-    assert len(ACTIONS) == 41
+    assert len(ACTIONS) == 42
 
 
 def test_every_handler_has_the_types_of_its_action():

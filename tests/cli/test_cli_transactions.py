@@ -1,6 +1,7 @@
 """Transactions, groups and dead letters, seen and settled by hand."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from cli_runs import Run
@@ -179,6 +180,36 @@ def test_dead_letters_are_listed_and_shown(run: Run, dead: list[str]) -> None:
     assert shown["cause"].startswith("cannot read it")
     assert "bad 1" in run("dead-letters", "show", "cart", dead[1]).out
     assert len(run("tail", "%dead-letters.cart", "--json").lines) == 2
+
+
+def test_a_dead_letter_is_edited_and_delivered_again(run: Run, bus: mq.Bus, dead: list[str], tmp_path: Path) -> None:
+    (tmp_path / "body").write_bytes(b"good")
+    change = ("--body", str(tmp_path / "body"), "--key", "o-9", "--property", "c=d", "--without", "a", "--why", "typo")
+    done = run("dead-letters", "edit", "cart", dead[0], *change, "--json").json
+    with bus.consumer("cart", ["orders"], max_attempts=1) as consumer:
+        (message,) = consumer.receive(10, wait=5)
+        assert (message.body, message.key, message.message_id.hex()) == (b"good", "o-9", done["message_id"])
+        assert dict(message.properties) == {"c": "d", "ESCROWMQ_EDITED_FROM": done["edited_from"]}
+        message.ack()
+        consumer.flush()
+    assert run("dead-letters", "edit", "cart", dead[0], "--key", "x").code == Exit.REJECTED
+    assert "in place of" in run("dead-letters", "edit", "cart", dead[1], "--key", "x").err
+    assert run("acts", "list", "--act", "dead_letters.edit", "--json").json[0]["why"] == "typo"
+
+
+def test_what_waits_is_summed_up(run: Run, bus: mq.Bus, dead: list[str]) -> None:
+    (told,) = run("dead-letters", "summary", "--json").json
+    assert [(one["cause"], one["count"]) for one in told["causes"]] == [("cannot read it", 2)]
+    printed = run("dead-letters", "summary", "cart").out
+    assert "cannot read it" in printed
+    assert dead[0] in printed
+    assert [x["place"] for x in run("dead-letters", "list", "cart", "--cause", "cannot read it", "--json").json] == dead
+    assert run("dead-letters", "list", "cart", "--older-than", "1h", "--topic", "orders", "--json").json == []
+    bus.producer("undecided", unasked=True).prepare("orders", b"half")
+    groups = run("transactions", "summary", "undecided", "--json").json
+    assert [(one["state"], one["cause"], one["count"]) for one in groups[0]["causes"]] == [("open", "not_due", 1)]
+    assert "the first question comes later" in run("transactions", "summary").out
+    assert len(run("transactions", "list", "--cause", "not_due", "--json").json) == 1
 
 
 def test_dead_letters_are_retried_or_discarded(run: Run, bus: mq.Bus, dead: list[str]) -> None:

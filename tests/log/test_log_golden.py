@@ -59,13 +59,34 @@ OPERATED = {
     Kind.GROUP_DELETED: {"position": 3, "group": 1},
 }
 """Those of operators' acts on consumer groups, "v1-operated"."""
+EDITED = {
+    Kind.EDITED: {
+        "topic": "orders",
+        "key": "naïve",
+        "tag": None,
+        "properties": [("ESCROWMQ_EDITED_FROM", "00" * 16)],
+        "body": b"another",
+        "message_id": b"e" * 16,
+        "queue": 0,
+        "queue_id": 2,
+        "born_us": START_US,
+        "visible_us": 0,
+        "due_us": 0,
+        "transaction": -1,
+        "epoch": 0,
+        "group": 1,
+        "offset": 4,
+        "position": 1,
+    }
+}
+"""What one group gets in place of a dead letter, "v1-edited"."""
 TOPICS = {
     Kind.TOPIC_ALTERED: {"name": "orders", "retention_us": 7_000_000, "retention_bytes": -1},
     Kind.TOPIC_DELETED: {"name": "orders"},
     Kind.CUT: {"queue_id": 2, "head": 41},
 }
 """Those of topics, "v1-topics"."""
-LATER = {"v1-newer": NEWER, "v1-operated": OPERATED, "v1-topics": TOPICS}
+LATER = {"v1-newer": NEWER, "v1-operated": OPERATED, "v1-topics": TOPICS, "v1-edited": EDITED}
 
 
 def write_newer(disk: MemoryDisk, rows: dict[Kind, dict[str, Any]]) -> None:

@@ -15,7 +15,7 @@ from escrowmq.errors import EscrowError
 from escrowmq.ledger import listings
 from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.groups.dead.letters import NOT_DEAD
-from escrowmq.ledger.groups.reports import described
+from escrowmq.ledger.groups.reports import deaths, described
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.ledger.transactions.spanning import undecided_in
 from escrowmq.model import TransactionId, message_id
@@ -103,9 +103,18 @@ def _state(ledger: Ledger, printed: str) -> str:
 def _dead_letters(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
     items = [(ledger.queue_id(item[0], item[1]), item[2], item[3] if len(item) > 3 else None) for item in what["items"]]
     queue_ids, offsets = (np.array([item[column] for item in items], np.int64) for column in (0, 1))
-    died_us, _ = ledger.groups.deaths(what["group"], queue_ids, offsets)
+    died_us, _ = deaths(ledger.groups.group(what["group"]), queue_ids, offsets)
     now = [(item[2], have) for item, have in zip(items, died_us.tolist(), strict=True)]  # older records name no death
     return results(["dead" if have != NOT_DEAD and seen in (None, have) else "settled" for seen, have in now])
+
+
+def _edited(ledger: Ledger, what: Mapping[str, Any]) -> str:
+    cursor = ledger.groups.group(what["group"]).cursor(ledger.queue_id(what["topic"], what["queue"]))
+    edit = cursor.edited.get(what["offset"])
+    if edit is not None and edit.message_id.hex() == what["message_id"]:
+        return "edited"
+    letter = cursor.dead.letter(what["offset"])
+    return "dead" if letter is not None and letter[0] == what["dead_us"] else "settled"
 
 
 def _group(ledger: Ledger, what: Mapping[str, Any]) -> Any:
@@ -156,6 +165,7 @@ _LOOKS: dict[str, Callable[[Ledger, Mapping[str, Any]], Any]] = {
     transactions.SETTLE.name: _transactions,
     transactions.RECHECK.name: _transactions,
     dead_letters.SETTLE.name: _dead_letters,
+    dead_letters.EDIT.name: _edited,
     groups.ALTER.name: _group,
     groups.RESET.name: _places,
     groups.PAUSE.name: _paused,

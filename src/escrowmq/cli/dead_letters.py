@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -155,6 +157,53 @@ def discard(
     if chosen := _chosen("discard", group, places, all_, cause, topic, older_than):
         return planned("dead_letters.discard", chosen, why, url, yes=yes, folder=plans, json=json)
     _settle(group, places or [], why, url, json, "discard")
+
+
+@app.command("edit")
+def edit(
+    group: Group,
+    place: Annotated[str, typer.Argument(metavar="TOPIC/QUEUE/OFFSET", help="Which, as `list` names it.")],
+    body: Annotated[
+        Path | None, typer.Option("--body", metavar="FILE", help="The new body; -: standard input.")
+    ] = None,
+    key: Annotated[str | None, typer.Option("--key", "-k", help="Another key.")] = None,
+    tag: Annotated[str | None, typer.Option("--tag", help="Another tag.")] = None,
+    properties: Annotated[
+        list[str] | None,
+        typer.Option("--property", "-p", metavar="NAME=VALUE", help="Set a property; may be repeated."),
+    ] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option("--without", metavar="NAME", help="Leave out key, tag or a property; may be repeated."),
+    ] = None,
+    why: Why = None,
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Deliver another message to the group in place of a dead letter. What is not given is as it was."""
+    topic, queue, offset = _parse(place)
+    pairs = {}
+    for text in properties or ():
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise error(Code.BAD_ARGUMENT, f"{text!r} is not NAME=VALUE")
+        pairs[name] = value
+    content = None if body is None else sys.stdin.buffer.read() if str(body) == "-" else body.read_bytes()
+    with admin_at(url) as admin:
+        found = admin.dead_letters_at(group, [{"topic": topic, "queue": queue, "offset": offset}])
+        if not found:
+            raise error(Code.NOT_FOUND, f"{group} has no dead letter {place}", f"see `dead-letters list {group}`")
+        if len(found) > 1:
+            where = ", ".join(letter["broker"] for letter in found)
+            raise error(
+                Code.BAD_ARGUMENT, f"several brokers have a dead letter {place}: {where}", "name one of them with --url"
+            )
+        done = admin.edit_dead_letter(
+            group, found[0], body=content, key=key, tag=tag, properties=pairs or None, without=without or (), why=why
+        )
+    if json:
+        return print_json(done)
+    notice(f"{group} gets message {done['message_id']} in place of {done['edited_from'] or 'a damaged one'}")
 
 
 def _chosen(

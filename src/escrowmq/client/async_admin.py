@@ -59,6 +59,7 @@ class AsyncAdmin:
     dead_letters_summary = _awaited(Admin.dead_letters_summary)
     retry_dead_letters = _awaited(Admin.retry_dead_letters)
     discard_dead_letters = _awaited(Admin.discard_dead_letters)
+    edit_dead_letter = _awaited(Admin.edit_dead_letter)
     settle_dead_letters = _awaited(Admin.settle_dead_letters)
     acts = _awaited(Admin.acts)
     verify_acts = _awaited(Admin.verify_acts)

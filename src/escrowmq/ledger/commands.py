@@ -364,6 +364,18 @@ class SettleDead:
 
 
 @dataclass(frozen=True, slots=True)
+class EditDead:
+    """Give a group another message in place of a dead letter: ``batch``, one row of schema OUTGOING with a message id of its own. ``dead_us``: as
+    of :class:`SettleDead`. Answer: OK, or ALREADY_EXISTS if the edit of this id was done before (code)."""
+
+    group: str
+    queue_id: int
+    offset: int
+    dead_us: int | None
+    batch: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
 class Retain:
     """Let go of what is older than ``visible_us``. ``limit_position``: segments reach no further; ``early_position``: as far as
     they may go before that time, where topics keep less. Answer: position (int) below which the log may drop whole segments;
@@ -418,6 +430,7 @@ Command = (
     | Settle
     | Bury
     | SettleDead
+    | EditDead
     | Retain
     | Forget
     | ForgetWriter

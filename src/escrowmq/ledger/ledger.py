@@ -30,6 +30,7 @@ from escrowmq.ledger.keeping import Keeping
 from escrowmq.ledger.messages.admission import group_by_queue
 from escrowmq.ledger.messages.by_rows import ProducingRows
 from escrowmq.ledger.messages.dedup import Dedup
+from escrowmq.ledger.messages.editing import decide_edit
 from escrowmq.ledger.messages.entering import EnteringRows
 from escrowmq.ledger.messages.places import places_of
 from escrowmq.ledger.messages.producing import Producing
@@ -146,6 +147,8 @@ class Ledger:
                 return self.checkback.decide_recheck(command.transactions)
             case commands.SettleDead():
                 return self._consuming.decide_settle_dead(command)
+            case commands.EditDead():
+                return decide_edit(command, self.groups, self.topics, self.dedup, self.rules, self.next_position)
             case commands.Retain():
                 return self._keeping.decide_retain(command, self.trimmed_position)
             case commands.Cut():

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from escrowmq.errors import Code, error
-from escrowmq.ledger.columns.arrays import Int64s
+from escrowmq.ledger.columns.arrays import Int64s, all_true, locate
 from escrowmq.ledger.commands import TopicRules
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.ledger.transactions import policies
@@ -208,20 +208,23 @@ def undecided(
     chosen = sorted(number for number in waiting if number > after and only in (None, number))[:limit]
     if not chosen:
         return []
-    rows = np.flatnonzero(np.isin(table.rows["state"], (OPEN, PARKED)))
-    groups = table.groups_of(rows + table.rows.first)
-    mine = np.isin(groups, chosen)
-    rows, groups = rows[mine], groups[mine]
-    kinds = groups * len(CAUSES) + _causes_of(ledger, rows, now_us)
-    order = np.argsort(kinds, kind="stable")
-    rows, kinds = rows[order], kinds[order]
-    found, starts = np.unique(kinds, return_index=True)
-    ends = [*starts[1:].tolist(), len(rows)]
+    states = table.rows["state"]
+    rows = np.flatnonzero((states == OPEN) | (states == PARKED))
+    places = locate(np.array(chosen, np.int64), table.groups_of(rows + table.rows.first))
+    if not all_true(mine := places >= 0):
+        rows, places = rows[mine], places[mine]
+    kinds = (places * len(CAUSES) + _causes_of(ledger, rows, now_us)).astype(np.uint16)  # NumPy sorts these in one pass
+    rows = rows[np.argsort(kinds, kind="stable")]
+    counts = np.bincount(kinds)
+    ends = np.cumsum(counts)
+    found = np.flatnonzero(counts)
     lines: dict[int, dict[str, Any]] = {
         number: {"number": number, "group": ledger.sessions.groups.get(number), "causes": []} for number in chosen
     }
-    for kind, start, end in zip(found.tolist(), starts.tolist(), ends, strict=True):
-        number, cause = divmod(kind, len(CAUSES))
+    for kind in found.tolist():
+        start, end = int(ends[kind] - counts[kind]), int(ends[kind])
+        place, cause = divmod(kind, len(CAUSES))
+        number = chosen[place]
         part = rows[start:end]
         oldest, newest = table.prepared_us(table.rows["first"][part[[0, -1]]]).tolist()
         checks = table.rows["checks"][part]

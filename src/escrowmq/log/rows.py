@@ -34,6 +34,9 @@ READ_SCHEMA: pa.Schema = STORED[Kind.PLAIN].append(pa.field("stored_us", pa.int6
 """What ``read`` answers."""
 
 
+_HOLDING = np.array([*MESSAGES, Kind.EDITED], np.uint8)
+"""The kinds of frames whose rows can be read as messages."""
+
 NO_TRANSACTION = -1
 
 
@@ -169,7 +172,7 @@ def row_damage(damaged: dict[int, Frame], sequences: Int64s, rows: Int64s) -> di
 def gather(
     positions: Int64s, located: Located, fetch: Callable[[int], Frame], columns: Sequence[str] | None = None
 ) -> pa.RecordBatch:
-    """The PLAIN and HALF rows at ``positions``, in that order, with their frame's time as ``stored_us``; only ``columns``
+    """The PLAIN, HALF and EDITED rows at ``positions``, in that order, with their frame's time as ``stored_us``; only ``columns``
     of them, and in that order, if they are given (``stored_us`` comes last in any case).
 
     Neighbouring rows of one frame come as slices: one run is not copied at all, several are copied once. Rows scattered
@@ -178,7 +181,7 @@ def gather(
     schema = READ_SCHEMA if columns is None else pa.schema([*map(READ_SCHEMA.field, columns), READ_SCHEMA[-1]])
     if not len(positions):
         return empty(schema)
-    wrong = np.flatnonzero((located.kinds != Kind.PLAIN) & (located.kinds != Kind.HALF))
+    wrong = np.flatnonzero(~np.isin(located.kinds, _HOLDING))
     if len(wrong):
         raise Misuse(Code.BAD_ARGUMENT, f"position {positions[wrong[0]]} holds no message")
     if len(schema) == 1:
@@ -186,8 +189,10 @@ def gather(
     rows = positions - located.starts
 
     def get(sequence: int) -> pa.RecordBatch:
-        batch = fetch(sequence).batch
-        return batch if columns is None else batch.select(list(columns))
+        frame = fetch(sequence)
+        if columns is not None:
+            return frame.batch.select(list(columns))
+        return frame.batch.select(READ_SCHEMA.names[:-1]) if frame.kind == Kind.EDITED else frame.batch
 
     breaks = np.flatnonzero((np.diff(located.sequences) != 0) | (np.diff(rows) != 1)) + 1
     if 4 * len(breaks) <= len(rows):

@@ -10,6 +10,9 @@ from escrowmq.errors import Code, Misuse, Rejected
 MAX_NAME = 127
 """Characters of a name."""
 
+EDITED_FROM = "ESCROWMQ_EDITED_FROM"
+"""The property of a message that one group gets in place of a dead letter: the id of the message that it replaces, as 32 hex digits."""
+
 _NAME = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{MAX_NAME - 1}}}")
 
 

@@ -54,6 +54,7 @@ COMMANDS = {
     "Settle": OUTSIDE,
     "Bury": OUTSIDE,
     "SettleDead": OUTSIDE,
+    "EditDead": OUTSIDE,
     "ForgetWriter": OUTSIDE,
 }
 """Every command of the ledger, and the rule of the model that stands for it."""
@@ -72,7 +73,7 @@ EVENTS = {
         (
             "OPENED", "RULES", "TOPIC", "PLAIN", "RELEASED", "GROUP", "LEASED", "ACKED", "RETRIED", "DEAD", "DEAD_SETTLED",
             "EXTENDED", "JOINED", "KEPT", "HANDED", "FENCED", "KEYED", "PRODUCERS", "ALTERED", "BURIED",
-            "GROUP_RESET", "GROUP_PAUSED", "GROUP_DELETED", "TOPIC_ALTERED", "TOPIC_DELETED", "CUT",
+            "GROUP_RESET", "GROUP_PAUSED", "GROUP_DELETED", "TOPIC_ALTERED", "TOPIC_DELETED", "CUT", "EDITED",
         ),
         OUTSIDE,
     ),

@@ -10,6 +10,7 @@ from escrowmq.broker.actions import (  # noqa: F401 (each registers its function
     backups,
     brokers,
     dead_letters,
+    editing,
     groups,
     messages,
     producers,

@@ -42,7 +42,12 @@ def _list_dead_letters(engine: Readable, request: dead_letters.List) -> dead_let
             lambda: engine.shard.ledger.groups.dead(request["group"], engine.shard.ledger.topics, request.get("topic"))
         )
         found = page(parts.result(), limit, after, Wanted(request.get("cause"), before_us))
-    letters: list[Any] = engine.look(lambda: reports.dead_letters(found, engine.shard.ledger.topics)).result()
+
+    def described() -> list[Any]:
+        ledger = engine.shard.ledger
+        return reports.dead_letters(found, ledger.topics, ledger.groups.by_name.get(request["group"]))
+
+    letters = engine.look(described).result()
     if letters:
         positions = np.array([letter["position"] for letter in letters], np.int64)
         stored, damaged = engine.log.salvage(positions, ["key", "tag", "message_id"])
@@ -150,13 +155,13 @@ def _settle_dead_letters(engine: Engine, request: dead_letters.Settle) -> dead_l
         items = [item for item, is_there in zip(items, there, strict=True) if is_there]
         named = [(ids[item["topic"], item["queue"]], item["offset"]) for item in items]
         places = np.array(named, np.int64).reshape(-1, 2)
-        died_us, attempts = ledger.groups.deaths(request["group"], places[:, 0], places[:, 1])
+        died_us, attempts = reports.deaths(ledger.groups.group(request["group"]), places[:, 0], places[:, 1])
         died_us[_others(items, "dead_us", died_us) | _others(items, "attempts", attempts)] = NOT_DEAD
         return places, died_us
 
     places, died_us = engine.look(look).result()
     retry = request["act"] == "retry"
-    damaged = damaged_places(engine, places) if retry else np.zeros(len(places), bool)
+    damaged = damaged_places(engine, request["group"], places) if retry else np.zeros(len(places), bool)
     codes = np.full(len(places), Code.DAMAGED, np.uint8)
     good = places[~damaged]
     with recorded(engine, dead_letters.SETTLE, request, items=named(engine, places, died_us)) as done:

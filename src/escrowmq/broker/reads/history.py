@@ -180,6 +180,19 @@ class _Reading:
             way.note(frame, row, "discarded" if discarded else "retried")
             way.state, way.due_us, way.attempt = "discarded" if discarded else "retrying", frame.time_us, 1
 
+    def edited(self, frame: Frame) -> None:
+        """Another message that a group gets in place of its dead letter."""
+        batch = frame.batch
+        mine = (batch.column("queue_id").to_numpy() == self.queue_id) & (
+            batch.column("offset").to_numpy() == self.offset
+        )
+        for row in np.flatnonzero(mine).tolist():
+            way = self.ways.get(batch.column("group")[row].as_py())
+            if way is None:
+                continue
+            way.note(frame, row, "edited", message_id=batch.column("message_id")[row].as_py().hex())
+            way.state, way.due_us, way.attempt = "retrying", frame.time_us, 1
+
     def reset(self, frame: Frame) -> None:
         """Groups that an operator moved to another place of the queue."""
         columns = [column.to_numpy() for column in frame.batch.columns]
@@ -221,6 +234,7 @@ _TAKES: dict[Kind, Callable[[_Reading, Frame], None]] = {
     Kind.DEAD: _Reading.dead,
     Kind.BURIED: _Reading.dead,
     Kind.DEAD_SETTLED: _Reading.dead_settled,
+    Kind.EDITED: _Reading.edited,
     Kind.GROUP_RESET: _Reading.reset,
 }
 """What each kind of frame says of the message."""

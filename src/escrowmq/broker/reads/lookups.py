@@ -274,10 +274,14 @@ def describe(row: dict[str, Any]) -> Message:
     return message
 
 
-def damaged_places(engine: Readable, places: Int64s) -> Bools:
-    """Which of these (queue id, offset) cannot be delivered, because their content is lost."""
+def damaged_places(engine: Readable, group: str, places: Int64s) -> Bools:
+    """Which of these (queue id, offset) cannot be delivered to a group, because their content is lost."""
 
-    positions = engine.look(lambda: positions_of(engine.shard.ledger.topics, places[:, 0], places[:, 1])).result()
+    def look() -> Int64s:
+        ledger = engine.shard.ledger
+        return positions_of(ledger.topics, places[:, 0], places[:, 1], ledger.groups.by_name.get(group))
+
+    positions = engine.look(look).result()
     mask = np.zeros(len(places), bool)
     stored = np.flatnonzero(positions >= engine.log.first_position)
     _, damaged = engine.log.salvage(positions[stored], ["message_id"])

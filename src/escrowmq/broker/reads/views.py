@@ -193,7 +193,7 @@ def _died_between(engine: Readable, group: str, start_us: int, end_us: int, rows
 
     def look() -> Int64s:
         ledger = engine.shard.ledger
-        return positions_of(ledger.topics, queue_ids, offsets)
+        return positions_of(ledger.topics, queue_ids, offsets, ledger.groups.by_name.get(group))
 
     queue_ids, offsets = died_between(engine.look(parts).result(), start_us, end_us)
     positions = engine.look(look).result()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -10,10 +12,14 @@ from escrowmq.client.altering import signed
 from escrowmq.client.entries import DeadLetter, DeadLettersSummary
 from escrowmq.client.links.answers import Count, Listing
 from escrowmq.errors import Code, Misuse, Overloaded, Unknown
+from escrowmq.model import message_id as id_of
 from escrowmq.wire.actions import dead_letters
+from escrowmq.wire.actions.dead_letters import Edited
 
 MOST_AT_ONCE = 4096
 """Dead letters in one request, and in one record of an act."""
+_PIECE = 48 << 10
+"""Bytes of a body in one piece of a request."""
 _SHOWN = ("topic", "queue", "offset", "dead_us", "attempts")
 
 
@@ -91,6 +97,45 @@ class DeadLettersAdmin(Asking):
                 for at, code in zip(part, results, strict=True):
                     codes[at] = code
         return codes
+
+    def edit_dead_letter(
+        self,
+        group: str,
+        item: Mapping[str, Any],
+        *,
+        body: bytes | None = None,
+        key: str | None = None,
+        tag: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        without: Iterable[str] = (),
+        message_id: str | bytes | None = None,
+        why: str | None = None,
+    ) -> Edited:
+        """Deliver another message to the group in place of a dead letter (``item`` of :meth:`dead_letters`), and to no other group. What is not
+        given is as it was; ``without`` names ``"key"``, ``"tag"`` or properties to be left out.
+
+        The new message has an id of its own and names the old one in its property ``ESCROWMQ_EDITED_FROM``. The dead letter is gone and the
+        message is there in one step. With a ``message_id`` of your own the call can be repeated: it is done once.
+        Raises NOT_FOUND, CONFLICT (it died again since it was listed), the limit that the message does not keep, or DAMAGED (give a body).
+        """
+        ((number, _),) = self._by_broker([item]).items()
+        identity = uuid.uuid4().bytes if message_id is None else id_of(message_id)
+        pieces = None
+        if body is not None:
+            pieces = [base64.b64encode(body[at : at + _PIECE]).decode() for at in range(0, len(body), _PIECE)]
+        given_: Any = {name: item[name] for name in _SHOWN if name in item}
+        request = given(
+            dead_letters.Edit,
+            group=group,
+            **given_,
+            message_id=identity.hex(),
+            body_base64=pieces,
+            key=key,
+            tag=tag,
+            properties=None if properties is None else [(name, value) for name, value in properties.items()],
+            without=list(without) or None,
+        )
+        return self._ask(number, dead_letters.EDIT(signed(request, why)))
 
     def _settle_dead(
         self, group: str, items: Iterable[Mapping[str, Any]] | None, act: Literal["retry", "discard"], why: str | None

@@ -7,7 +7,7 @@ silent members in ``members.py``.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any
 
@@ -150,7 +150,9 @@ class Consuming:
                 next_one = None if cursor.leases else order.next_attempt(order.waiting(cursor), now_us)
                 if next_one is not None and next_one >= attempts:
                     repeated = min(2, attempts)
-                    receiving.add_in_order(plan, group.ordinal, cursor, queue, tags, now_us, repeated, self._keys)
+                    receiving.add_in_order(
+                        plan, group.ordinal, cursor, queue, tags, now_us, repeated, self._keys_of(group)
+                    )
                     return True
             elif receiving.add_last(plan, cursor, queue, now_us, attempts):
                 return True
@@ -169,7 +171,7 @@ class Consuming:
             if plan.full:
                 return
             if ordered:
-                receiving.add_in_order(plan, group.ordinal, cursor, queue, tags, now_us, repeated, self._keys)
+                receiving.add_in_order(plan, group.ordinal, cursor, queue, tags, now_us, repeated, self._keys_of(group))
             else:
                 receiving.add_retries(plan, cursor, queue, now_us)
         for cursor, queue in met:
@@ -234,7 +236,8 @@ class Consuming:
         events = [event_of(Kind.DEAD_SETTLED, [group.ordinal] * size, *places, [act] * size)]
         if cmd.retry and group.subscription.ordered:
             of_queue = [(queue_id, places[1][places[0] == queue_id]) for queue_id in np.unique(places[0]).tolist()]
-            events += keyed_events([(group.ordinal, id, offsets, self._keys(id, offsets)) for id, offsets in of_queue])
+            keys_of = self._keys_of(group)
+            events += keyed_events([(group.ordinal, id, offsets, keys_of(id, offsets)) for id, offsets in of_queue])
         return Decision(tuple(events), codes)
 
     def decide_tick(self, rules: Rules, now_us: int, limit: int) -> list[Event]:
@@ -266,11 +269,16 @@ class Consuming:
 
     def _settling(self, group: Group, rules: Rules, now_us: int) -> Settling:
         redelivery, ordered = subscriptions.redelivery(group.subscription, rules), group.subscription.ordered
-        return Settling(redelivery, ordered, now_us, rules.max_delay_us, self._keys)
+        return Settling(redelivery, ordered, now_us, rules.max_delay_us, self._keys_of(group))
 
-    def _keys(self, queue_id: int, offsets: Int64s) -> Int64s:
-        """The keys of stored offsets of a queue."""
-        if self.keys_of is None or not len(offsets):
-            return np.full(len(offsets), UNKNOWN)
-        first = int(offsets.min())
-        return self.keys_of(self._topics.queues[queue_id].positions(first, int(offsets.max()) + 1)[offsets - first])
+    def _keys_of(self, group: Group) -> Callable[[int, Int64s], Int64s]:
+        """Asks for the keys of what a group gets at stored offsets of a queue."""
+
+        def keys(queue_id: int, offsets: Int64s) -> Int64s:
+            if self.keys_of is None or not len(offsets):
+                return np.full(len(offsets), UNKNOWN)
+            first = int(offsets.min())
+            positions = self._topics.queues[queue_id].positions(first, int(offsets.max()) + 1)[offsets - first]
+            return self.keys_of(group.cursor(queue_id).edited.instead(offsets, positions))
+
+        return keys

@@ -29,6 +29,7 @@ import numpy as np
 
 from escrowmq.ledger.columns.arrays import Columns, Int64s, UInt8s
 from escrowmq.ledger.groups.again import EITHER, HANDED_OUT, NOT, Again, handed_out
+from escrowmq.ledger.groups.dead.edited import Edited
 from escrowmq.ledger.groups.dead.letters import DeadLetters
 from escrowmq.ledger.groups.failed import Retries
 
@@ -77,7 +78,19 @@ _HANDED[State.FILTERED] = EITHER
 class Cursor:
     """The states of one group's offsets in one queue; see the table above."""
 
-    __slots__ = ("_floor", "_history", "again", "counts", "dead", "leases", "next", "queue_id", "retries", "states")
+    __slots__ = (
+        "_floor",
+        "_history",
+        "again",
+        "counts",
+        "dead",
+        "edited",
+        "leases",
+        "next",
+        "queue_id",
+        "retries",
+        "states",
+    )
 
     def __init__(self, queue_id: int, start: int) -> None:
         self.queue_id = queue_id
@@ -86,6 +99,7 @@ class Cursor:
         self.counts = [0] * _STATES
         self.retries = Retries()
         self.dead = DeadLetters()
+        self.edited = Edited()
         self.leases: dict[int, Lease] = {}
         self.again = Again()
         self._history = Columns({"start": np.int64, "state": np.uint8})
@@ -228,6 +242,7 @@ class Cursor:
         self.states.trim(head)
         self.retries.trim(head)
         self.dead.trim(head)
+        self.edited.trim(head)
 
     def _remember(self, starts: Int64s, states: UInt8s) -> None:
         history = self._history

@@ -30,6 +30,7 @@ from escrowmq.ledger.events import rows_of
 from escrowmq.ledger.groups import members, order, receiving, reports, snapshots, subscriptions
 from escrowmq.ledger.groups.cursors import ACKED, NOT_LEASED, PENDING, TAKEN, Cursor, Lease, State
 from escrowmq.ledger.groups.dead import listing
+from escrowmq.ledger.groups.dead.edited import Edit
 from escrowmq.ledger.groups.dead.letters import Block, block_of
 from escrowmq.ledger.groups.dead.listing import EVERY, Parts, Wanted
 from escrowmq.ledger.groups.group import ALL, Group, Leases, Member
@@ -266,6 +267,17 @@ class Groups:
             size = len(chosen)
             cursor.retries.put(chosen, attempt=np.ones(size, np.int32), due_us=np.full(size, time_us))
 
+    def _apply_edited(self, batch: pa.RecordBatch, time_us: int, _topics: Topics, _rules: Rules) -> None:
+        names = ("group", "queue_id", "offset", "position", "message_id")
+        for ordinal, queue_id, offset, position, identity in zip(
+            *(batch.column(name).to_pylist() for name in names), strict=True
+        ):
+            cursor, at = self.groups[ordinal].meet(queue_id), np.array([offset], np.int64)
+            cursor.edited.put(offset, Edit(position, identity))
+            cursor.dead.remove(at)
+            cursor.move(at, State.DEAD, State.RETRYING)
+            cursor.retries.put(at, attempt=np.ones(1, np.int32), due_us=np.full(1, time_us))
+
     def _apply_keyed(self, batch: pa.RecordBatch, time_us: int, _topics: Topics, rules: Rules) -> None:
         ordinals, queue_ids, offsets, keys = (column.to_numpy() for column in batch.columns)
         for ordinal, queue_id in sorted(set(zip(ordinals.tolist(), queue_ids.tolist(), strict=True))):
@@ -325,6 +337,7 @@ class Groups:
         Kind.GROUP_PAUSED: _apply_paused,
         Kind.GROUP_DELETED: _apply_deleted,
         Kind.DEAD_SETTLED: _apply_dead_settled,
+        Kind.EDITED: _apply_edited,
         Kind.JOINED: _apply_joined,
         Kind.KEPT: _apply_kept,
         Kind.HANDED: _apply_handed,
@@ -422,16 +435,8 @@ class Groups:
         wanted: Wanted = EVERY,
     ) -> list[dict[str, Any]]:
         """Dead letters by queue id and offset, at most ``limit``, beginning after the pair ``after``; UNKNOWN_GROUP."""
-        return reports.dead_letters(listing.page(self.dead(group, topics), limit, after, wanted), topics)
-
-    def deaths(self, group: str, queue_ids: Int64s, offsets: Int64s) -> tuple[Int64s, Int64s]:
-        """When what stands at these places died for a group, and after how many attempts; ``NOT_DEAD`` where there is no dead
-        letter. UNKNOWN_GROUP."""
-        found, died_us, attempts = self.group(group), np.empty(len(offsets), np.int64), np.empty(len(offsets), np.int64)
-        for queue_id in np.unique(queue_ids).tolist():
-            rows = np.flatnonzero(queue_ids == queue_id)
-            died_us[rows], attempts[rows] = found.cursor(queue_id).dead.deaths(offsets[rows])
-        return died_us, attempts
+        found = listing.page(self.dead(group, topics), limit, after, wanted)
+        return reports.dead_letters(found, topics, self.group(group))
 
     def account(self, group: str, queue_id: int, topics: Topics) -> dict[str, Int64s]:
         """Every offset of a queue, ``0 .. end``, in exactly one array (I26): ``waiting``, or a state in lower case."""

@@ -141,7 +141,8 @@ def _hand(handing: Handing, plan: Plan, lease: Lease, chosen: Int64s, attempt: i
     start, end = int(chosen[0]), int(chosen[-1]) + 1
     queue_id = lease.cursor.queue_id
     handing.rows.append((lease.id, start, end - start, attempt))
-    handing.held.append((queue_id, chosen, topics.queues[queue_id].positions(start, end)[chosen - start]))
+    positions = topics.queues[queue_id].positions(start, end)[chosen - start]
+    handing.held.append((queue_id, chosen, lease.cursor.edited.instead(chosen, positions)))
     plan.budget -= len(chosen)
 
 

@@ -61,9 +61,8 @@ class Plan:
             return
         positions = queue.positions(start, end)
         offsets = np.arange(start, end) if chosen is None else chosen
-        self.held.append(
-            (len(self.rows) - 1, cursor.queue_id, offsets, positions if chosen is None else positions[offsets - start])
-        )
+        positions = cursor.edited.instead(offsets, positions if chosen is None else positions[offsets - start])
+        self.held.append((len(self.rows) - 1, cursor.queue_id, offsets, positions))
         self.budget -= len(offsets)
         self.room -= 1
 

@@ -74,13 +74,24 @@ def _describe_queue(cursor: Cursor, topics: Topics) -> dict[str, Any]:
     }
 
 
-def positions_of(topics: Topics, queue_ids: Int64s, offsets: Int64s) -> Int64s:
-    """Where in the log the messages at these places stand; -1 for what has left it."""
+def positions_of(topics: Topics, queue_ids: Int64s, offsets: Int64s, group: Group | None) -> Int64s:
+    """Where in the log the messages of a group at these places stand; -1 for what has left it. ``group`` None: one that is gone."""
     positions = np.full(len(offsets), -1, np.int64)
     for queue_id in np.unique(queue_ids).tolist():
         rows = np.flatnonzero(queue_ids == queue_id)
-        positions[rows] = topics.queues[queue_id].positions_at(offsets[rows])
+        stored = topics.queues[queue_id].positions_at(offsets[rows])
+        edited = None if group is None else group.cursor(queue_id).edited
+        positions[rows] = stored if edited is None else np.where(stored < 0, -1, edited.instead(offsets[rows], stored))
     return positions
+
+
+def deaths(group: Group, queue_ids: Int64s, offsets: Int64s) -> tuple[Int64s, Int64s]:
+    """When what stands at these places died for a group, and after how many attempts; ``NOT_DEAD`` where there is no dead letter."""
+    died_us, attempts = np.empty(len(offsets), np.int64), np.empty(len(offsets), np.int64)
+    for queue_id in np.unique(queue_ids).tolist():
+        rows = np.flatnonzero(queue_ids == queue_id)
+        died_us[rows], attempts[rows] = group.cursor(queue_id).dead.deaths(offsets[rows])
+    return died_us, attempts
 
 
 def last_death_us(group: Group) -> int:
@@ -88,9 +99,9 @@ def last_death_us(group: Group) -> int:
     return max((cursor.dead.last_us for cursor in group.cursors.values() if len(cursor.dead)), default=NOT_DEAD)
 
 
-def dead_letters(letters: Letters, topics: Topics) -> list[dict[str, Any]]:
+def dead_letters(letters: Letters, topics: Topics, group: Group | None) -> list[dict[str, Any]]:
     """Of each ``queue_id, topic, queue, offset, position, attempts, cause, dead_us``, without those that have left the log."""
-    positions = positions_of(topics, letters.queue_ids, letters.offsets).tolist()
+    positions = positions_of(topics, letters.queue_ids, letters.offsets, group).tolist()
     places = {queue_id: topics.queues[queue_id].place for queue_id in np.unique(letters.queue_ids).tolist()}
     columns = (letters.queue_ids.tolist(), letters.offsets.tolist(), positions, letters.attempts.tolist())
     return [

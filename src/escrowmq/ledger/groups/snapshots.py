@@ -14,6 +14,7 @@ from escrowmq.ledger.columns.arrays import int64s, table_of
 from escrowmq.ledger.groups import subscriptions
 from escrowmq.ledger.groups.again import Again
 from escrowmq.ledger.groups.cursors import Cursor, Lease
+from escrowmq.ledger.groups.dead.edited import Edit
 from escrowmq.ledger.groups.group import Group, Leases, Member
 from escrowmq.ledger.groups.order import UNKNOWN
 
@@ -50,6 +51,9 @@ _DEAD = pa.schema(
         ("cause", pa.dictionary(pa.int32(), pa.utf8())),  # texts alone in older snapshots
     ]
 )
+_EDITED = pa.schema(
+    [*_PLACE, *int64s("offset", "position"), ("message_id", pa.binary(16))]
+)  # absent in older snapshots
 _LEASES = pa.schema(
     [
         *_PLACE,
@@ -96,6 +100,9 @@ def dump(state: State) -> dict[str, pa.Table]:
         "groups_again": _stack(_AGAIN, [(g, c, [c.again.starts, c.again.ends]) for g, c in cursors]),
         "groups_retries": _stack(_RETRIES, [(g, c, c.retries.arrays()) for g, c in cursors]),
         "groups_dead": _stack(_DEAD, [(g, c, c.dead.arrays()) for g, c in cursors if len(c.dead)]),
+        "groups_edited": table_of(
+            _EDITED, [(g.ordinal, c.queue_id, *row) for g, c in cursors if len(c.edited) for row in c.edited.rows()]
+        ),
         "groups_leases": table_of(_LEASES, [_lease_row(x) for x in (*leases.live.values(), *leases.ended.values())]),
         "groups_members": table_of(_MEMBERS, members),
     }
@@ -147,6 +154,9 @@ def load(tables: dict[str, pa.Table]) -> tuple[list[Group], Leases, int, int, in
         cursor.retries.load(*retries.of(*place))
         cursor.dead.load(*dead.of(*place))
         groups[row["group"]].cursors[row["queue_id"]] = cursor
+    for row in tables["groups_edited"].to_pylist() if "groups_edited" in tables else ():
+        cursor = groups[row["group"]].cursors[row["queue_id"]]
+        cursor.edited.put(row["offset"], Edit(row["position"], row["message_id"]))
     for row in tables["groups_members"].to_pylist() if "groups_members" in tables else ():
         groups[row["group"]].members[row["member"]] = Member(
             row["member"], row["instance"], row["epoch"], row["process"], row["joined_us"], fenced=row["fenced"]

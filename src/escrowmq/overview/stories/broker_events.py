@@ -155,6 +155,11 @@ def _in_group(of: AtBroker, event: Mapping[str, Any], now_us: int) -> str:
         return f"Group {group}: failed, {times}: {how}; delivered again from {_from(event['due_us'], now_us)} on."
     if kind == "dead":
         return f"Group {group}: given up after {times}: {quoted(event.get('cause'))}."
+    if kind == "edited":
+        return (
+            f"Group {group}: message {event.get('message_id', '')} was put in place of the dead letter, for this group alone,"
+            f" {who(of, event['time_us'])}."
+        )
     act = "delivered again, attempts counted anew," if kind == "retried" else "discarded for good"
     return f"Group {group}: the dead letter was {act} {who(of, event['time_us'])}."
 

@@ -13,7 +13,7 @@ from escrowmq.wire.actions import acts, producers, standing, transactions
 
 MOST_ACTS = 8
 """Acts of operators that are looked up for one message."""
-_FAMILIES = {"retried": "dead_letters.", "discarded": "dead_letters.", "reset": "groups."}
+_FAMILIES = {"retried": "dead_letters.", "discarded": "dead_letters.", "edited": "dead_letters.", "reset": "groups."}
 """What the acts are called by which a person does it."""
 
 

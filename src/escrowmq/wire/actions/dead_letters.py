@@ -138,6 +138,32 @@ class Settled(Results):
     next: NotRequired[Annotated[list[int], "of `all`: `after` of the next request, if there may be more"]]
 
 
+class Edit(OfGroup, Shown, Signed):
+    """Another message in place of one dead letter. What is not given is as it was."""
+
+    message_id: Annotated[MessageId, "of the new message, chosen at random; the same again is the same edit, done once"]
+    body_base64: NotRequired[
+        Annotated[list[str], "the body in pieces of at most 65,536 characters, each whole in itself"]
+    ]
+    key: NotRequired[str]
+    tag: NotRequired[str]
+    properties: NotRequired[Annotated[list[tuple[str, str]], "names and values to be set"]]
+    without: NotRequired[Annotated[list[str], "`key`, `tag` and names of properties to be left out"]]
+
+
+class Edited(TypedDict):
+    """What was done."""
+
+    message_id: Annotated[MessageId, "of the new message"]
+    edited_from: Annotated[
+        MessageId | None, "of the message that it replaces; null: that one is damaged, and its id is lost"
+    ]
+    repeated: Annotated[bool, "it was done before, and nothing was done now"]
+
+
+EDIT = Action(
+    "dead_letters.edit", Edit, Edited, "Deliver another message to the group in place of a dead letter, in one step."
+)
 LIST = Action("dead_letters.list", List, Page, "Dead letters of a consumer group, by pages.", reads_only=True)
 SUMMARY = Action("dead_letters.summary", Summarize, Summary, "Dead letters by group and cause.", reads_only=True)
 SETTLE = Action("dead_letters.settle", Settle, Settled, "Deliver dead letters again, or discard them.")

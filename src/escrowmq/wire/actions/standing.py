@@ -8,6 +8,7 @@ from escrowmq.wire.actions.action import Action, Nothing
 from escrowmq.wire.values import (
     ConsumerGroup,
     Instance,
+    MessageId,
     Offset,
     Position,
     ProducerGroup,
@@ -101,9 +102,9 @@ class Happened(TypedDict):
 
     group: ConsumerGroup
     event: Annotated[
-        Literal["leased", "acked", "failed", "released", "dead", "retried", "discarded", "reset"],
-        "`released`: given back, and not counted as a failure; `retried`, `discarded`: by a person; `reset`: a person moved the group,"
-        " which begins anew at another place of the queue",
+        Literal["leased", "acked", "failed", "released", "dead", "retried", "discarded", "edited", "reset"],
+        "`released`: given back, and not counted as a failure; `retried`, `discarded`: by a person; `edited`: a person gave the group another message"
+        " in its place; `reset`: a person moved the group, which begins anew at another place of the queue",
     ]
     time_us: TimeUs
     position: Position
@@ -113,6 +114,7 @@ class Happened(TypedDict):
     due_us: NotRequired[Annotated[TimeUs, "of a failure: not delivered again before"]]
     expired: NotRequired[Annotated[bool, "of a failure: the lease ended by time, nobody gave it back"]]
     cause: NotRequired[str]
+    message_id: NotRequired[Annotated[MessageId, "of an edit: that of the message that the group gets instead"]]
 
 
 class OfMessage(TypedDict):

@@ -1,0 +1,64 @@
+"""Which offsets of a queue one group gets with another content: a person wrote it in place of a dead letter's.
+
+The message in the topic is never changed, and every other group gets that. What the group gets instead stands further behind in the log; it leaves
+with the offset for which it stands, as the log is dropped from its begin.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from escrowmq.ledger.columns.arrays import Int64s, locate
+
+
+class Edit(NamedTuple):
+    """Where the content of an offset stands in the log, and the id of that message."""
+
+    position: int
+    message_id: bytes
+
+
+class Edited:
+    """The edits of one group in one queue, the last of each offset."""
+
+    __slots__ = ("_edits", "_offsets", "_positions")
+
+    def __init__(self) -> None:
+        self._edits: dict[int, Edit] = {}
+        self._offsets: Int64s = np.empty(0, np.int64)
+        self._positions: Int64s = np.empty(0, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._edits)
+
+    def put(self, offset: int, edit: Edit) -> None:
+        """From now on the group gets this at ``offset``."""
+        self._edits[offset] = edit
+        self._arrange()
+
+    def get(self, offset: int) -> Edit | None:
+        """What the group gets at ``offset``, if that is not what the topic has there."""
+        return self._edits.get(offset)
+
+    def instead(self, offsets: Int64s, positions: Int64s) -> Int64s:
+        """Where in the log the group's messages at ``offsets`` stand, if those of the topic stand at ``positions``."""
+        if not self._edits:
+            return positions
+        at = locate(self._offsets, offsets)
+        return np.where(at >= 0, self._positions[at], positions)
+
+    def trim(self, head: int) -> None:
+        """Let offsets below ``head`` go."""
+        if self._edits and self._offsets[0] < head:
+            self._edits = {offset: edit for offset, edit in self._edits.items() if offset >= head}
+            self._arrange()
+
+    def rows(self) -> list[tuple[int, int, bytes]]:
+        """Offset, position and message id of each, by offset."""
+        return [(offset, *self._edits[offset]) for offset in self._offsets.tolist()]
+
+    def _arrange(self) -> None:
+        self._offsets = np.array(sorted(self._edits), np.int64)
+        self._positions = np.array([self._edits[offset].position for offset in self._offsets.tolist()], np.int64)
