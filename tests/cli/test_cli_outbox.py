@@ -168,3 +168,12 @@ def test_metrics_for_other_machines_must_be_wanted(run: Run, database: str, tmp_
     assert run("outbox", "migrate").code == 0
     ran = run("outbox", "relay", "--to", f"file:{tmp_path / 'data'}", "--metrics", "0.0.0.0:0")
     assert (ran.code, "--insecure" in ran.err) == (Exit.DENIED, True)
+
+
+def test_what_waits_is_retried_by_a_plan(run: Run, waiting: list[str]) -> None:
+    made = run("plan", "make", "outbox.retry", "--cause", "UNKNOWN_TOPIC", "--why", "the topic is there", "--json").json
+    assert (made["rows"], made["counts"]["reason"]) == (3, {"UNKNOWN_TOPIC": 3})
+    assert run("plan", "dry-run", made["id"], "--json").json["by_outcome"] == {"done": 3}
+    done = run("plan", "run", made["id"], "--yes", "--ramp", "100", "--json")
+    assert (done.code, done.json["outcomes"]) == (0, {"done": 3})
+    assert {row["state"] for row in run("outbox", "list", "-s", "all", "--json").json} == {"pending"}

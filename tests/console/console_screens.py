@@ -52,6 +52,7 @@ def paths_of(bus: mq.Bus, group: str) -> list[str]:
         f"/groups/{group}/reset?to=earliest",
         f"/dead-letters/{group}",
         f"/dead-letters/{group}/letter?{place}",
+        f"/dead-letters/{group}/edit?{place}",
         f"/transactions/{transaction}",
         f"/find?{urlencode({'q': letter['key'] or ''})}",
         f"/find?{urlencode({'q': HARM + '?'})}",

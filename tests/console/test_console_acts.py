@@ -6,6 +6,7 @@ import html
 import json
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from console_visitor import Visitor
@@ -174,3 +175,31 @@ def test_nothing_waits(open_console: Callable[..., Visitor], tmp_path_factory: p
         assert "Nothing waits." in visitor.get("/waiting")
         assert "no dead letters" in visitor.get("/dead-letters")
         assert "no plans yet" in visitor.get("/plans")
+
+
+def test_acts_on_a_database_are_listed_and_verified(
+    open_console: Callable[..., Visitor], broker_url: str, tmp_path: Path
+) -> None:
+    import sqlalchemy as sa
+
+    from escrowmq.outbox import migrate
+    from escrowmq.outbox.acts import record
+
+    url, away = f"sqlite:///{tmp_path / 'shop.db'}", f"sqlite:///{tmp_path / 'none' / 'away.db'}"
+    engine = sa.create_engine(url)
+    migrate(engine)
+    with record(engine, "outbox.retry", {"messages": ["<b>"]}, by="ada@shop", why="the target is back") as (_, ended):
+        ended["results"] = {"OK": 1}
+    visitor = open_console(broker_url, databases=[url, away])
+    page = visitor.get("/acts")
+    assert "the target is back" in page
+    assert "ada@shop" in page
+    assert "Not all" in page, "the other database cannot be read, and that is said"
+    link = re.search(r'href="(/acts/1\?broker=sqlite[^"]+)"', page)
+    assert link
+    assert "&lt;b&gt;" in visitor.get(html.unescape(link[1]))
+    assert "whole</span>" in visitor.get("/acts/verify")
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE trans_act SET record = replace(record, 'ada', 'bob')"))
+    assert "touched</span>" in visitor.get("/acts/verify")
+    engine.dispose()

@@ -347,7 +347,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(group=indexes)
     def delete_group(self, group) -> None:
         name, consumer = self.chosen(group)
-        answer = self.driver.do(DeleteGroup(name, True))
+        answer = self.driver.do(DeleteGroup(name, force=True))
         assert answer["dead_letters"] == len(consumer.dead())
         del self.consumers[name]
         self.leased = [one for one in self.leased if one[0] != name]

@@ -48,6 +48,7 @@ class World:
     schema = pa.schema([("place", pa.int64()), ("number", pa.int64()), ("text", pa.string())])
     identity: Sequence[str] = ("place", "number")
     counted: Sequence[str] = ("text",)
+    most = 1000
     settings: Mapping[str, Any] = field(default_factory=lambda: {"group": "cart"})
     source = "the world"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,15 +14,14 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from escrowmq.cli.failures import Exit, exit_code
+from escrowmq.cli.failures import Exit
 from escrowmq.cli.options import DEFAULT_URL, Json, Url, Why, bus_at, seconds
+from escrowmq.cli.plan_printing import STATES, counted, finish, row_columns, show_counts, show_plan, told
 from escrowmq.cli.printing import (
     RUN,
     Columns,
-    duration,
     moment,
     notice,
-    print_facts,
     print_json,
     print_rows,
 )
@@ -30,8 +29,8 @@ from escrowmq.errors import Code, error
 from escrowmq.platform.signals import stop_signals
 
 if TYPE_CHECKING:
-    from escrowmq.client.bus import Bus
-    from escrowmq.plans import Counts, Plan, Plans, Report
+    from escrowmq.plans import Plan, Plans, Report
+    from escrowmq.plans.subjects.opening import Where
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -62,6 +61,16 @@ StopAfterText = Annotated[
         show_default=False,
     ),
 ]
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--database-url",
+        "-d",
+        envvar="ESCROWMQ_DATABASE_URL",
+        help="The database whose rows these are, as SQLAlchemy names it.",
+        show_default=False,
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 WithoutMissing = Annotated[
     bool, typer.Option("--without-missing", help="Leave out the rows of brokers that are away, instead of refusing.")
@@ -69,15 +78,6 @@ WithoutMissing = Annotated[
 
 BATCH = 4096
 STEPS = "1,2,5,10,25,50,100"
-_STATES = {
-    "made": "cyan",
-    "running": "yellow",
-    "stopped": "yellow",
-    "interrupted": "bold magenta",
-    "failed": "red",
-    "finished": "green",
-}
-_OUTCOMES = {"done": "green", "already": "cyan", "none": "dim"}
 
 
 @app.command("make")
@@ -86,7 +86,8 @@ def make(
         str,
         typer.Argument(
             metavar="ACT",
-            help="dead_letters.retry, dead_letters.discard, transactions.commit, transactions.rollback or transactions.recheck.",
+            help="dead_letters.retry|discard, transactions.commit|rollback|recheck; of a database outbox.retry|discard|settle,"
+            " stuck.retry|commit|rollback|resend|settle, compensation.retry|settle.",
         ),
     ],
     group: Annotated[
@@ -104,7 +105,12 @@ def make(
     key: Annotated[str | None, typer.Option("--key", "-k", help="Only with this key.")] = None,
     tag: Annotated[str | None, typer.Option("--tag", help="Only with this tag.")] = None,
     state: Annotated[
-        str | None, typer.Option("--state", "-s", help="Transactions: undecided (if not given), open, or parked.")
+        str | None,
+        typer.Option(
+            "--state",
+            "-s",
+            help="Transactions: undecided, unless given, open, or parked; rows of a database: waiting, stuck ...",
+        ),
     ] = None,
     older_than: Annotated[
         str | None,
@@ -114,23 +120,29 @@ def make(
         str | None,
         typer.Option("--ids", metavar="FILE", help="Only those that this file names, one a line; - is standard input."),
     ] = None,
+    compensation: Annotated[
+        str | None, typer.Option("--compensation", help="The name of the compensation whose cases these are.")
+    ] = None,
     without_missing: WithoutMissing = False,
     why: Why = None,
     plans: PlansFolder = None,
     url: Url = DEFAULT_URL,
+    database_url: DatabaseUrl = None,
     json: Json = False,
 ) -> None:
     """Freeze the rows that are chosen now, and show them. Nothing is done to them."""
     selection = {
         "group": group, "topic": topic, "cause": cause, "containing": containing, "key": key, "tag": tag, "state": state,
-        "older_than": seconds(older_than, "--older-than"), "ids": None if ids is None else _lines(ids),
+        "older_than": seconds(older_than, "--older-than"), "ids": None if ids is None else _lines(ids), "compensation": compensation,
     }  # fmt: skip
-    with _bus(url) as bus:
-        made = _made(_plans(plans), bus, act, selection, why, without_missing)
+    if _is_of_database(act):
+        selection["error"] = selection.pop("cause")
+    with _where(act, url, database_url) as where:
+        made = _made(_plans(plans), where, act, selection, why, without_missing)
     if json:
         print_json(made.to_json())
     else:
-        _show(made)
+        show_plan(made)
         notice(f"next: escrowmq plan dry-run {made.id}, then escrowmq plan run {made.id}")
 
 
@@ -142,7 +154,7 @@ def list_(plans: PlansFolder = None, json: Json = False) -> None:
         "plan": "id",
         "act": "act",
         ">rows": "rows",
-        "state": lambda one: Text(one["state"], _STATES.get(one["state"], "")),
+        "state": lambda one: Text(one["state"], STATES.get(one["state"], "")),
         ">done with": "next",
         "made": lambda one: moment(one["made_us"]),
         "by": "by",
@@ -158,9 +170,9 @@ def show(plan: PlanId, plans: PlansFolder = None, json: Json = False) -> None:
     found, last = folder.get(plan), folder.last_dry_run(plan)
     if json:
         return print_json({**found.to_json(), "dry_run": last})
-    _show(found)
+    show_plan(found)
     if last is not None:
-        notice(f"the last dry run, {moment(last['at_us'])}: {_counted(last['by_outcome'])}")
+        notice(f"the last dry run, {moment(last['at_us'])}: {counted(last['by_outcome'])}")
 
 
 @app.command("rows")
@@ -183,24 +195,30 @@ def rows(
     found = _plans(plans).rows(plan, offset, limit, outcome=result)
     if json:
         return print_json(found)
-    print_rows(found, json, _row_columns(found, result=True), "no such rows")
+    print_rows(found, json, row_columns(found, result=True), "no such rows")
 
 
 @app.command("dry-run")
-def dry_run(plan: PlanId, plans: PlansFolder = None, url: Url = DEFAULT_URL, json: Json = False) -> None:
+def dry_run(
+    plan: PlanId,
+    plans: PlansFolder = None,
+    url: Url = DEFAULT_URL,
+    database_url: DatabaseUrl = None,
+    json: Json = False,
+) -> None:
     """Look at every row that is still to be done, and say what would become of it now. Nothing is changed.
 
     Exit code 1 if some would fail.
     """
     folder = _plans(plans)
-    with _bus(url) as bus, Console(stderr=True).status("looking") as status:
+    with _where(folder.get(plan).act, url, database_url) as where, Console(stderr=True).status("looking") as status:
         counts = folder.dry_run(
-            plan, bus, progress=lambda done, of: status.update(f"looked at {done:,} of {of:,} rows")
+            plan, where, progress=lambda done, of: status.update(f"looked at {done:,} of {of:,} rows")
         )
     if json:
         print_json(counts.to_json())
     else:
-        _show_counts(counts)
+        show_counts(counts)
     if _failures(counts.by_outcome):
         raise typer.Exit(Exit.FINDING)
 
@@ -219,6 +237,7 @@ def run(
     yes: Yes = False,
     plans: PlansFolder = None,
     url: Url = DEFAULT_URL,
+    database_url: DatabaseUrl = None,
     json: Json = False,
 ) -> None:
     """Do the act to every row that is still to be done, step by step. Run it again to go on after a stop.
@@ -229,9 +248,9 @@ def run(
     found = folder.get(plan)
     if not yes:
         _ask(found)
-    with _bus(url) as bus:
-        report = _run(folder, found, bus, ramp, pause, rate, stop_after, batch, digest)
-    _finish(found, report, json)
+    with _where(found.act, url, database_url) as where:
+        report = _run(folder, found, where, ramp, pause, rate, stop_after, batch, digest)
+    finish(found, report, json)
 
 
 @app.command("stop")
@@ -255,13 +274,13 @@ def planned(
 ) -> None:
     """What ``transactions commit --group ...`` and its like do: a plan of what is there now, shown, asked for, and run at once."""
     plans = _plans(folder)
-    with _bus(url) as bus:
+    with _where(act, url, None) as bus:
         made = _made(plans, bus, act, selection, why, without_missing=False)
         if not yes:
-            _show(made)
+            show_plan(made)
             _ask(made)
         report = _run(plans, made, bus, "100", "0s", None, None, BATCH)
-    _finish(made, report, json)
+    finish(made, report, json)
 
 
 def _plans(folder: Path | None) -> Plans:
@@ -271,10 +290,25 @@ def _plans(folder: Path | None) -> Plans:
 
 
 @contextmanager
-def _bus(url: str) -> Iterator[Bus]:
-    logging.getLogger("escrowmq.client.links.presence").setLevel(logging.ERROR)  # who is away is told by the plan
-    with bus_at(url) as bus:
-        yield bus
+def _where(act: str, url: str, database_url: str | None) -> Iterator[Where]:
+    """Where the rows of an act live."""
+    if not _is_of_database(act):
+        logging.getLogger("escrowmq.client.links.presence").setLevel(logging.ERROR)  # who is away is told by the plan
+        with bus_at(url) as bus:
+            yield bus
+        return
+    if database_url is None:
+        raise error(Code.BAD_ARGUMENT, f"{act} acts on rows of a database", "name it with --database-url")
+    from escrowmq.outbox import engines
+
+    with engines.opened(database_url) as engine:
+        yield engine
+
+
+def _is_of_database(act: str) -> bool:
+    from escrowmq.plans import is_of_database
+
+    return is_of_database(act)
 
 
 def _lines(name: str) -> list[str]:
@@ -287,11 +321,11 @@ def _lines(name: str) -> list[str]:
 
 
 def _made(
-    plans: Plans, bus: Bus, act: str, selection: Mapping[str, Any], why: str | None, without_missing: bool
+    plans: Plans, where: Where, act: str, selection: Mapping[str, Any], why: str | None, without_missing: bool
 ) -> Plan:
     with Console(stderr=True).status("choosing") as status:
         made = plans.make(
-            bus,
+            where,
             act,
             {name: value for name, value in selection.items() if value is not None},
             why=why,
@@ -305,7 +339,7 @@ def _made(
 def _run(
     plans: Plans,
     plan: Plan,
-    bus: Bus,
+    where: Where,
     ramp: str,
     pause: str,
     rate: float | None,
@@ -320,56 +354,18 @@ def _run(
     with stop_signals(asked.set), Console(stderr=True).status("running") as status:
         report = plans.run(
             plan.id,
-            bus,
+            where,
             ramp=steps,
             rate=rate,
             stop_after=stop_after,
             batch=batch,
             digest=digest,
-            progress=lambda now: status.update(_told(now)),
+            progress=lambda now: status.update(told(now)),
             stop=asked,
         )
     if asked.is_set() and report.state == "stopped":
         notice(f"stopped; escrowmq plan run {plan.id} goes on")
     return report
-
-
-def _told(report: Report) -> str:
-    rate = report.handled / report.seconds if report.seconds else 0.0
-    share = 100.0 * report.next / report.rows
-    return (
-        f"step {report.step} of {report.steps}: {report.next:,} of {report.rows:,} rows ({share:.3g} %), {rate:,.0f} rows/s;"
-        f" {_counted(report.outcomes)}" + (f"; {report.again:,} failed anew" if report.again else "")
-    )
-
-
-def _finish(plan: Plan, report: Report, json: bool) -> None:
-    """Print the report, and leave with its exit code."""
-    if json:
-        print_json(report.to_json())
-    else:
-        facts: dict[str, Any] = {
-            "plan": plan.id,
-            "act": plan.act,
-            "state": Text(report.state, _STATES.get(report.state, "")),
-            "rows": f"{report.next:,} of {report.rows:,} done with, {report.handled:,} by this run in {duration(report.seconds)}",
-            "results": _counted(report.outcomes) or "none",
-        }
-        if report.again:
-            facts["failed anew"] = f"{report.again:,} rows that were done"
-        if report.in_doubt:
-            facts["in doubt"] = f"{report.in_doubt:,} rows: the next run finds out what became of them"
-        if report.reason:
-            facts["because"] = report.reason
-        print_facts(facts)
-        if report.next < report.rows:
-            notice(f"escrowmq plan run {plan.id} goes on; escrowmq plan rows {plan.id} shows each row")
-    if report.code is not None:
-        raise typer.Exit(exit_code(error(Code[report.code])))
-    if report.state == "stopped" and not report.failures:
-        raise typer.Exit(Exit.INTERRUPTED)
-    if report.state != "finished" or report.failures:
-        raise typer.Exit(Exit.FINDING)
 
 
 def _ask(plan: Plan) -> None:
@@ -385,72 +381,3 @@ def _failures(outcomes: Mapping[str, int]) -> int:
     from escrowmq.plans import Outcome
 
     return sum(count for name, count in outcomes.items() if Outcome[name.upper()].is_failure)
-
-
-def _counted(outcomes: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} {name}" for name, count in outcomes.items())
-
-
-def _show(plan: Plan) -> None:
-    facts: dict[str, Any] = {
-        "plan": plan.id,
-        "act": plan.act,
-        **plan.settings,
-        "rows": plan.rows,
-        "digest": plan.digest,
-        "selection": ", ".join(f"{name} {value}" for name, value in plan.selection.items()) or "all",
-        "at": plan.source,
-        "made": f"{moment(plan.made_us)} by {plan.by}",
-        "why": plan.why,
-        "state": Text(plan.state, _STATES.get(plan.state, "")),
-    }
-    if plan.missing:
-        facts["without"] = ", ".join(one["broker"] for one in plan.missing)
-    if plan.not_found:
-        facts["not found"] = f"{plan.not_found:,} of the ids name nothing"
-    if plan.runs:
-        facts["done with"] = f"{plan.next:,}: {_counted(plan.outcomes or {}) or 'none'}"
-    if plan.again:
-        facts["failed anew"] = plan.again
-    if plan.in_doubt:
-        facts["in doubt"] = f"{plan.in_doubt:,} rows: the next run finds out what became of them"
-    if plan.reason:
-        facts["because"] = plan.reason
-    for column, values in plan.counts.items():
-        facts[f"by {column}"] = ", ".join(f"{count:,} {value or '(none)'}" for value, count in values.items())
-    print_facts(facts)
-    print_rows(plan.samples, False, _row_columns(plan.samples), "no rows")
-
-
-def _show_counts(counts: Counts) -> None:
-    from escrowmq.plans import Outcome
-
-    columns: Columns = {
-        "outcome": lambda one: Text(one[0], _OUTCOMES.get(one[0], "red")),
-        ">rows": lambda one: one[1],
-        "": lambda one: "this plan would do it" if one[0] == "done" else Outcome[one[0].upper()].sentence,
-    }
-    if counts.handled:
-        notice(f"{counts.handled:,} rows were done with before")
-    print_rows(list(counts.by_outcome.items()), False, columns, "nothing is left to do")  # type: ignore[arg-type]
-    samples = [{"row": one.row, "outcome": one.outcome, **one.about} for one in counts.samples]
-    if samples:
-        print_rows(samples, False, _row_columns(samples, result=True), "")
-
-
-def _row_columns(rows: Iterable[Mapping[str, Any]], *, result: bool = False) -> Columns:
-    """What a table shows of rows: not the columns that only programs want, and none that is empty in all of them."""
-    hidden = {"row", "outcome", "place", "position", "queue_id", "instance", "topic", "queue", "offset", "damaged"}
-    given = list(dict.fromkeys(name for row in rows for name, value in row.items() if value is not None))
-    columns: Columns = {">row": "row"}
-    if result:
-        columns["outcome"] = lambda row: Text(row["outcome"], _OUTCOMES.get(row["outcome"], "red"))
-    if "offset" in given:
-        columns["message"] = lambda row: f"{row['topic']}/{row['queue']}/{row['offset']}"
-    for name in given:
-        if name.endswith("_us"):
-            head = {"dead_us": "dead since", "prepared_us": "prepared"}.get(name, name.removesuffix("_us"))
-            columns[head] = lambda row, name=name: moment(row[name])  # type: ignore[misc]
-        elif name not in hidden:
-            columns[name.replace("_", " ")] = name
-    return columns

@@ -45,7 +45,7 @@ WAITING = frozenset({CaseState.STUCK, CaseState.CONFLICT})
 """What waits for a person."""
 
 _C = trans_compensation_case.c
-_MAY: dict[CaseState, frozenset[CaseState]] = {
+MAY: dict[CaseState, frozenset[CaseState]] = {
     CaseState.RETRY: frozenset({CaseState.STUCK, CaseState.CONFLICT, CaseState.SETTLED}),
     CaseState.SETTLED: frozenset({CaseState.TRYING, CaseState.STUCK, CaseState.CONFLICT, CaseState.RETRY}),
 }
@@ -148,7 +148,7 @@ def _act(
 
     def change(connection: sa.Connection, part: list[bytes]) -> dict[bytes, Done]:
         found = {bytes(row.message_id): CaseState(row.state) for row in _rows(connection, name, part, locked=True)}
-        may = [identity for identity, state in found.items() if state in _MAY[to]]
+        may = [identity for identity, state in found.items() if state in MAY[to]]
         values = {"state": to.value, "changed_us": database_now_us(connection)}
         values |= {"attempts": 0} if to is CaseState.RETRY else {}
         for at in range(0, len(may), PIECE):

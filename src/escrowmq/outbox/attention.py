@@ -21,7 +21,7 @@ from escrowmq.outbox.session import transaction_of
 from escrowmq.outbox.tables import State, state_is, trans_message
 
 _LISTED = [column for column in trans_message.c if column.name != "body"]
-_MAY: dict[str, frozenset[State]] = {
+MAY: dict[str, frozenset[State]] = {
     "retry": frozenset({State.WAITING, State.DISCARDED, State.RETRYING}),
     "discard": frozenset({State.WAITING, State.PENDING, State.RETRYING, State.HELD}),
     "settle": frozenset(State) - {State.DONE},
@@ -107,7 +107,7 @@ def _act(engine: sa.Engine, ids: Iterable[str | bytes], act: str, by: str | None
         rows = sa.select(*columns).where(trans_message.c.id.in_(part)).order_by(trans_message.c.id).with_for_update()
         found = {bytes(identity): State(number) for identity, number in connection.execute(rows)}
         values = _values(connection, act)
-        may = [identity for identity, state in found.items() if state in _MAY[act]]
+        may = [identity for identity, state in found.items() if state in MAY[act]]
         if may:
             connection.execute(sa.update(trans_message).where(trans_message.c.id.in_(may)).values(values))
         results = {identity: Done(identity, Code.CONFLICT, state) for identity, state in found.items()}

@@ -17,6 +17,18 @@ from escrowmq.plans.outcomes import Counts, Outcome, Sample
 from escrowmq.plans.plan import Plan
 from escrowmq.plans.ramp import Ramp, StopAfter
 from escrowmq.plans.running import Report
-from escrowmq.plans.subjects.opening import ACTS
+from escrowmq.plans.subjects.opening import ACTS, is_of_database
 
-__all__ = ["ACTS", "Counts", "Outcome", "Plan", "Plans", "Ramp", "Report", "Sample", "StopAfter", "default_folder"]
+__all__ = [
+    "ACTS",
+    "Counts",
+    "Outcome",
+    "Plan",
+    "Plans",
+    "Ramp",
+    "Report",
+    "Sample",
+    "StopAfter",
+    "default_folder",
+    "is_of_database",
+]

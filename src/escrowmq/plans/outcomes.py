@@ -28,7 +28,7 @@ class Outcome(IntEnum):
     NONE = 0, "nothing was done to it yet"
     DONE = 1, "this plan did it"
     ALREADY = 2, "somebody had done it, or had settled it, before"
-    CHANGED = 3, "it is another death now than the one in the plan: nothing was done"
+    CHANGED = 3, "it is another death now than the one in the plan, or it stands otherwise: nothing was done"
     CONFLICT = 4, "it was decided the other way: nothing was done"
     DAMAGED = 5, "the log is damaged under it: nothing was done"
     GONE = 6, "it is not there any more: it left with the log's retention, or its topic or group was deleted"

@@ -96,7 +96,7 @@ class Run:
     ) -> None:
         self._plan, self._rows, self._disk, self._subject = plan, rows, disk, subject
         self._ramp, self._rate, self._pace = ramp, rate, Pace(rate, self._wait)
-        self._stop_after, self._batch, self._patience = stop_after, batch, patience
+        self._stop_after, self._batch, self._patience = stop_after, min(batch, subject.most), patience
         self._tell, self._should_stop = progress, should_stop
         self._began = time.monotonic()
         self._ends = ramp.ends(plan.rows)

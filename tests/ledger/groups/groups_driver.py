@@ -134,7 +134,7 @@ class Driver:
         return self.pause(*topics, group=group, paused=False)
 
     def delete(self, group: str = "g", *, force: bool = False) -> Any:
-        return self.do(lambda: operating.decide_delete(self.groups, DeleteGroup(group, force), self.position))
+        return self.do(lambda: operating.decide_delete(self.groups, DeleteGroup(group, force=force), self.position))
 
     def join(self, name: str, process: int = 1, *, resume: bool = False, keep: Any = (), group: str = "g") -> Any:
         command = Join(group, name, process, resume, keep)

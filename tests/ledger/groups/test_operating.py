@@ -289,7 +289,9 @@ class TestDelete:
         lease = int(driver.receive(most=3).leases[0])
         with refused(Code.CONFLICT):
             driver.delete()
-        assert driver.delete(force=True) == {"leased": 3, "retrying": 0, "dead_letters": 0, "members": 0}
+        assert driver.delete(force=True) == {
+            "number": 0, "leased": 3, "retrying": 0, "dead_letters": 0, "members": 0,
+        }  # fmt: skip
         with refused(Code.UNKNOWN_GROUP):
             driver.receive()
         assert driver.groups.has_work("g", driver.topics, driver.now), "receives that wait are refused"

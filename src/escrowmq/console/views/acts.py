@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from escrowmq.client.links.presence import Missing
 from escrowmq.console.asked import Asked, Page
 from escrowmq.console.core import Console
 from escrowmq.console.words import visible
 from escrowmq.errors import Code, error
+from escrowmq.outbox.acts import list_acts, verify_acts
+from escrowmq.overview.asking import Asking
 
 ROOM = "/acts"
 NEWEST = 100
@@ -22,9 +25,12 @@ _WHOLE = 200
 def acts(console: Console, asked: Asked) -> Page:
     """The newest acts, newest first."""
     listed = console.admin.acts(NEWEST, newest=True)
-    found: list[Any] = sorted(listed, key=lambda one: -one["time_us"])
+    kept, away = _in_databases(
+        console, lambda engine, name: [{**one, "broker": name} for one in list_acts(engine, NEWEST, newest=True)]
+    )
+    found: list[Any] = sorted([*listed, *kept], key=lambda one: -one["time_us"])[:NEWEST]
     rows = [{**one, "about": _shortly(one["what"]), "ending": _ending(one)} for one in found]
-    return Page("acts.html", "Acts", {"rows": rows, "most": NEWEST, "missing": listed.missing}, ROOM, live=10)
+    return Page("acts.html", "Acts", {"rows": rows, "most": NEWEST, "missing": [*listed.missing, *away]}, ROOM, live=10)
 
 
 def act(console: Console, asked: Asked) -> Page:
@@ -33,9 +39,16 @@ def act(console: Console, asked: Asked) -> Page:
     if not text.isdecimal() or len(text) > 15 or int(text) < 1:
         raise error(Code.NOT_FOUND, f"there is no act {text!r:.40}")
     number = int(text)
-    listed: list[Any] = [one for one in console.admin.acts(1, after=number - 1) if one["number"] == number]
     wanted = asked.text("broker")
-    found = next((one for one in listed if wanted in (None, one["broker"])), None)
+    listed: list[Any] = []
+    if wanted is None or wanted in console.addresses:
+        listed += console.admin.acts(1, after=number - 1)
+    if wanted not in console.addresses:
+        kept, _ = _in_databases(
+            console, lambda engine, name: [{**one, "broker": name} for one in list_acts(engine, 1, after=number - 1)]
+        )
+        listed += kept
+    found = next((one for one in listed if one["number"] == number and wanted in (None, one["broker"])), None)
     if found is None:
         raise error(Code.NOT_FOUND, f"there is no act {number}")
     what = {name: _printed(value) for name, value in found["what"].items() if name not in ("by", "why")}
@@ -47,7 +60,21 @@ def act(console: Console, asked: Asked) -> Page:
 def verify(console: Console, asked: Asked) -> Page:
     """Whether the chain of records holds, at each broker."""
     listed = console.admin.verify_acts()
-    return Page("verify.html", "Is the record of acts whole?", {"rows": listed, "missing": listed.missing}, ROOM)
+    kept, away = _in_databases(console, lambda engine, name: [{**verify_acts(engine), "broker": name}])
+    values = {"rows": [*listed, *kept], "missing": [*listed.missing, *away]}
+    return Page("verify.html", "Is the record of acts whole?", values, ROOM)
+
+
+def _in_databases(
+    console: Console, read: Callable[[Any, str], list[dict[str, Any]]]
+) -> tuple[list[dict[str, Any]], Sequence[Missing]]:
+    """What ``read`` finds in each database, by engine and name, and which could not be read."""
+    asking = Asking(console.bus, list(console.engines.values()))
+    found: list[dict[str, Any]] = []
+    for name, engine in asking.databases():
+        with asking.reading(engine):
+            found += read(engine, name)
+    return found, asking.missing
 
 
 def _printed(value: Any) -> str:

@@ -16,7 +16,7 @@ from escrowmq.client.bus import Bus
 from escrowmq.client.links.presence import Missing
 from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.message.names import check_name
-from escrowmq.plans.frozen import PLACE
+from escrowmq.plans.frozen import BATCH_ROWS, PLACE
 from escrowmq.plans.outcomes import Outcome, Outcomes, all_of
 from escrowmq.plans.subjects.brokers import Brokers, batch_of, ended, shard_of, tolerated
 from escrowmq.plans.subjects.seam import checked_ids, checked_selection
@@ -55,6 +55,7 @@ class DeadLetters:
 
     schema: pa.Schema = SCHEMA
     identity: Sequence[str] = IDENTITY
+    most: int = BATCH_ROWS
     counted: Sequence[str] = ("topic", "cause")
 
     def __init__(self, bus: Bus, act: str, selection: Mapping[str, Any], *, patient: bool = True) -> None:

@@ -20,6 +20,8 @@ class Subject(Protocol):
     schema: pa.Schema
     identity: Sequence[str]
     """The columns that name a row and guard it: the digest is over these."""
+    most: int
+    """Rows of one act at most."""
     counted: Sequence[str]
     """The columns of which a plan says how many rows have which value."""
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from escrowmq.console.asked import Answer, Asked, Page, Redirect
 from escrowmq.console.core import Console
-from escrowmq.console.views.group_acts import reason, typed
+from escrowmq.console.views.changing.groups import reason, typed
 from escrowmq.errors import Code, error
 from escrowmq.message.names import check_name
 from escrowmq.settings import BYTES, SECONDS, parse_quantity

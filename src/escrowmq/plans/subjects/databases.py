@@ -1,0 +1,346 @@
+"""Rows of a database that wait for a person: of the outbox, of producer-driven transactions (STUCK), and cases of a compensation.
+
+Each act is one transaction of the database with its record, so after a kill the record says exactly what was done. Rows are guarded by how they stood: before an act those of the
+batch are looked at again, and one that stands otherwise is left alone. Between that look and the act lies a moment in which somebody else may act on the row, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from escrowmq.client.links.presence import Missing
+from escrowmq.errors import Code, Misuse
+from escrowmq.overview.waits.grouping import masked
+from escrowmq.plans.frozen import PLACE
+from escrowmq.plans.outcomes import Outcome, Outcomes, all_of
+from escrowmq.plans.subjects.brokers import ended
+from escrowmq.plans.subjects.seam import checked_ids, checked_selection
+
+if TYPE_CHECKING:
+    from escrowmq.outbox.acts import Done
+
+ACTS = (
+    "outbox.retry", "outbox.discard", "outbox.settle", "stuck.retry", "stuck.commit", "stuck.rollback", "stuck.resend",
+    "stuck.settle", "compensation.retry", "compensation.settle",
+)  # fmt: skip
+SCHEMA = pa.schema(
+    [
+        (PLACE, pa.int64()), ("id", pa.string()), ("guard", pa.string()), ("seq", pa.int64()), ("group", pa.string()),
+        ("topic", pa.string()), ("key", pa.string()), ("state", pa.string()), ("attempts", pa.int64()), ("born_us", pa.int64()),
+        ("reason", pa.string()),
+    ]
+)  # fmt: skip
+IDENTITY = (PLACE, "id", "guard")
+MOST = 1000
+"""Rows of an act: as many as one transaction of the record takes."""
+_TEXT = 2000
+_SELECTION: dict[str, type | tuple[type, ...]] = {
+    "database": str, "state": str, "group": str, "compensation": str, "topic": str, "key": str, "error": str, "reason": str,
+    "containing": str, "older_than": (int, float), "ids": (list, tuple),
+}  # fmt: skip
+_OUTCOMES = {"OK": Outcome.DONE, "NOT_FOUND": Outcome.ALREADY, "CONFLICT": Outcome.CONFLICT}
+
+Row = dict[str, Any]
+Engine: TypeAlias = Any
+"""Of SQLAlchemy, which is an extra: only what is imported from the outbox knows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """One table. ``pages(state, group, after)`` gives rows in the order of the table, behind the row ``after``; ``state`` None: in any."""
+
+    states: tuple[str, ...]
+    """That can be chosen; the first if none is."""
+    waiting: frozenset[str]
+    """In which a row waits for a person."""
+    page: Callable[[Engine, str | None, str | None, Row | None], list[Row]]
+    before: Callable[[Row], Row | None]
+    """A place just before a row; None: the begin."""
+    order: Callable[[Row], Any]
+    may: Callable[[str], frozenset[str]]
+    """From which states an act is allowed."""
+    act: Callable[[Engine, str, str | None, list[str], str], Sequence[Any]]
+    """Does the act of this name; one result an id."""
+
+
+class DatabaseRows:
+    """The rows that ``selection`` chooses: ``state``, ``topic``, ``key``, ``error`` or ``reason`` (as the overview groups them: numbers and ids do not
+    count), ``containing`` (a part of that text), ``older_than`` (seconds), ``ids``; ``group`` (of producers) for stuck rows, ``compensation`` for its cases.
+    """
+
+    schema: pa.Schema = SCHEMA
+    identity: Sequence[str] = IDENTITY
+    counted: Sequence[str] = ("topic", "state", "reason")
+    most: int = MOST
+
+    def __init__(self, engine: Engine, act: str, selection: Mapping[str, Any], *, patient: bool = True) -> None:
+        chosen = checked_selection(selection, _SELECTION)
+        self.act, self._engine = act, engine
+        table, _, self._name = act.partition(".")
+        self._kind = _kinds()[table]
+        named = chosen.pop("database", self.source)
+        if named != self.source:
+            raise Misuse(Code.BAD_ARGUMENT, f"the selection is of {named}, and this is {self.source}")
+        self._state = chosen.pop("state", self._kind.states[0]).lower()
+        if self._state not in self._kind.states:
+            names = ", ".join(self._kind.states)
+            raise Misuse(Code.BAD_ARGUMENT, f"{self._state!r} cannot be planned for", f"one of {names}")
+        self._group: str | None = (
+            chosen.pop("compensation", None) if table == "compensation" else chosen.pop("group", None)
+        )
+        if table == "compensation" and self._group is None:
+            raise Misuse(Code.BAD_ARGUMENT, "of which compensation? The selection names none")
+        self._settings = {"compensation": self._group} if table == "compensation" else {}
+        self._ids = checked_ids(chosen.pop("ids", None))
+        self._reason: str | None = chosen.pop("error", None) or chosen.pop("reason", None)
+        self._containing: str | None = chosen.pop("containing", None)
+        self._older_us = round(chosen.pop("older_than", 0) * 1e6)
+        self._wanted = chosen
+        self._left: set[str] = set()
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The compensation, of cases."""
+        return self._settings
+
+    @property
+    def source(self) -> str:
+        """The database's URL without its password."""
+        return str(self._engine.url.render_as_string(hide_password=True))
+
+    def missing(self) -> list[Missing]:
+        """None: a database that is away is an error."""
+        return []
+
+    # Choosing
+
+    def pages(self) -> Iterator[pa.RecordBatch]:
+        """The chosen rows, in the order of the table."""
+        self._left = set(self._ids or ())
+        now_us, after = self._now_us(), None
+        while page := self._kind.page(self._engine, self._state, self._group, after):
+            after = page[-1]
+            if chosen := [row for row in page if self._is_chosen(row, now_us)]:
+                yield pa.RecordBatch.from_pylist([{**row, PLACE: 0} for row in chosen], SCHEMA)
+
+    def _is_chosen(self, row: Row, now_us: int) -> bool:
+        if self._older_us and row["born_us"] > now_us - self._older_us:
+            return False
+        if any(row[name] != value for name, value in self._wanted.items()):
+            return False
+        reason = row["reason"] or ""
+        if self._containing is not None and self._containing not in reason:
+            return False
+        if self._reason is not None and masked(reason) != masked(self._reason):
+            return False
+        if self._ids is not None:
+            self._left.discard(row["id"])
+            return row["id"] in self._ids
+        return True
+
+    def not_found(self) -> list[str]:
+        """The ids that name no such row."""
+        return sorted(self._left)
+
+    def _now_us(self) -> int:
+        from escrowmq.outbox.dialects import database_now_us
+
+        with self._engine.connect() as connection:
+            return database_now_us(connection)
+
+    # Looking
+
+    def look(self, rows: pa.RecordBatch) -> Outcomes:
+        """ALREADY: it is not there any more. CHANGED: it stands otherwise. CONFLICT: its state does not allow the act."""
+        now = self._now(rows)
+        outcomes = all_of(Outcome.ALREADY, rows.num_rows)
+        ids, guards = rows.column("id").to_pylist(), rows.column("guard").to_pylist()
+        for at, (identity, guard) in enumerate(zip(ids, guards, strict=True)):
+            if (row := now.get(identity)) is None:
+                continue
+            if row["guard"] != guard:
+                outcomes[at] = Outcome.CHANGED
+            else:
+                outcomes[at] = Outcome.DONE if row["state"] in self._kind.may(self._name) else Outcome.CONFLICT
+        return outcomes
+
+    def _now(self, rows: pa.RecordBatch) -> dict[str, Row]:
+        """How the rows of a batch stand, by id."""
+        wanted = rows.to_pylist()
+        ids, last = {row["id"] for row in wanted}, max(map(self._kind.order, wanted))
+        found: dict[str, Row] = {}
+        after = self._kind.before(min(wanted, key=self._kind.order))
+        while page := self._kind.page(self._engine, None, self._group, after):
+            found |= {row["id"]: row for row in page if row["id"] in ids}
+            after = page[-1]
+            if self._kind.order(after) >= last:
+                break
+        return found
+
+    def failed_again(self, rows: pa.RecordBatch) -> int:
+        """How many that were retried wait for a person again."""
+        if self._name != "retry":
+            return 0
+        return sum(row["state"] in self._kind.waiting for row in self._now(rows).values())
+
+    # Doing
+
+    def mark(self) -> dict[str, int]:
+        """Where the record of the database ends."""
+        from escrowmq.outbox.acts import list_acts
+
+        newest = list_acts(self._engine, 1, newest=True)
+        return {"0": newest[-1]["number"] if newest else 0}
+
+    def do(self, rows: pa.RecordBatch, why: str) -> Outcomes:
+        """One act, which is one transaction."""
+        outcomes = self.look(rows)
+        at = np.flatnonzero(outcomes == Outcome.DONE)
+        ids = rows.column("id").take(pa.array(at)).to_pylist()
+        if ids:
+            done = self._kind.act(self._engine, self._name, self._group, ids, why)
+            outcomes[at] = [_OUTCOMES.get(one.code.name, Outcome.REFUSED) for one in done]
+        return outcomes
+
+    def became(self, rows: pa.RecordBatch, token: str, marks: Mapping[str, int]) -> Outcomes:
+        """What the record says of each row; a row that was not acted on is not in it."""
+        from escrowmq.outbox.acts import each_act
+
+        wanted = {identity: at for at, identity in enumerate(rows.column("id").to_pylist())}
+        outcomes = all_of(Outcome.NONE, rows.num_rows)
+        for act in each_act(self._engine, after=marks.get("0", 0)):
+            if not (act["why"] or "").startswith(token):
+                continue
+            ids = act["what"]["messages"]
+            for identity, result in zip(ids, ended(act, len(ids)), strict=False):
+                if identity in wanted:
+                    outcomes[wanted[identity]] = _OUTCOMES.get(result, Outcome.REFUSED)
+        return outcomes
+
+
+# The tables
+
+
+def _kinds() -> dict[str, _Kind]:
+    """Made when it is asked for: SQLAlchemy is an extra."""
+    return {"outbox": _outbox(), "stuck": _stuck(), "compensation": _compensation()}
+
+
+def _outbox() -> _Kind:
+    from escrowmq.outbox import attention
+    from escrowmq.outbox.tables import State
+    from escrowmq.overview.stories.database_events import error_of
+
+    still = {State.WAITING, State.DISCARDED, State.SENT, State.DONE}
+    """The other states change by themselves while the relay works."""
+
+    def page(engine: Engine, state: str | None, _group: str | None, after: Row | None) -> list[Row]:
+        wanted = None if state is None else State[state.upper()]
+        first = 0 if after is None else after["seq"]
+        found = attention.list_messages(engine, state=wanted, limit=MOST, after=first)
+        return [
+            {
+                "id": one.id.hex(), "seq": one.seq, "topic": one.topic, "key": one.key, "state": one.state.name.lower(),
+                "attempts": one.attempts, "born_us": one.created_us, "reason": (error_of({"error": one.error}) or "")[:_TEXT] or None,
+                "guard": f"{one.state.name} {one.attempts} {one.due_us}" if one.state in still else "",
+            }
+            for one in found
+        ]  # fmt: skip
+
+    def act(engine: Engine, name: str, _group: str | None, ids: list[str], why: str) -> list[Done]:
+        acts = {"retry": attention.retry, "discard": attention.discard, "settle": attention.settle}
+        return acts[name](engine, ids, why=why)
+
+    return _Kind(
+        states=("waiting", "retrying", "held", "pending", "discarded", "sent"),
+        waiting=frozenset({"waiting"}),
+        page=page,
+        before=lambda row: {"seq": row["seq"] - 1},
+        order=lambda row: row["seq"],
+        may=lambda name: frozenset(state.name.lower() for state in attention.MAY[name]),
+        act=act,
+    )
+
+
+def _stuck() -> _Kind:
+    from escrowmq.outbox.modes import stuck
+    from escrowmq.outbox.modes.journal import Stage
+
+    def page(engine: Engine, state: str | None, group: str | None, after: Row | None) -> list[Row]:
+        found: list[stuck.StuckRow] = []
+        for wanted in (Stage.STUCK, Stage.TO_SEND) if state is None else (Stage[state.upper()],):
+            behind = None if after is None else after["id"]
+            found += stuck.list_stuck(engine, group, state=wanted, limit=MOST, after=behind)
+        found.sort(key=lambda one: one.id)
+        return [
+            {
+                "id": one.id.hex(), "group": one.group, "topic": one.topic, "key": one.key, "state": one.state.name.lower(),
+                "attempts": one.attempts, "born_us": one.created_us, "reason": one.reason,
+                "guard": f"{one.state.name} {one.was.name if one.was is not None else '-'} {one.reason or '-'}",
+            }
+            for one in found[:MOST]
+        ]  # fmt: skip
+
+    def act(engine: Engine, name: str, _group: str | None, ids: list[str], why: str) -> list[Done]:
+        acts = {
+            "retry": stuck.retry_stuck, "commit": stuck.commit_stuck, "rollback": stuck.rollback_stuck,
+            "resend": stuck.resend_stuck, "settle": stuck.settle_stuck,
+        }  # fmt: skip
+        return acts[name](engine, ids, why=why)
+
+    return _Kind(
+        states=("stuck", "to_send"),
+        waiting=frozenset({"stuck"}),
+        page=page,
+        before=_before_id,
+        order=lambda row: row["id"],
+        may=lambda name: frozenset({"stuck", "to_send"} if name == "settle" else {"stuck"}),
+        act=act,
+    )
+
+
+def _compensation() -> _Kind:
+    from escrowmq.compensation import cases
+
+    def page(engine: Engine, state: str | None, group: str | None, after: Row | None) -> list[Row]:
+        wanted = None if state is None else cases.WAITING
+        if state not in ("waiting", None):
+            wanted = frozenset({cases.CaseState[str(state).upper()]})
+        behind = None
+        if after is not None:
+            identity = bytes.fromhex(after["id"])
+            behind = cases.Case(group or "", identity, cases.CaseState.STUCK, 0, 0, 0, "", None)
+        found = cases.list_cases(engine, group, states=wanted, limit=MOST, after=behind)
+        return [
+            {
+                "id": one.message_id.hex(), "group": one.name, "state": one.state.name.lower(), "attempts": one.attempts,
+                "born_us": one.first_us, "reason": one.reason, "topic": None, "key": None,
+                "guard": f"{one.state.name} {one.attempts} {one.changed_us}",
+            }
+            for one in found
+        ]  # fmt: skip
+
+    def act(engine: Engine, name: str, group: str | None, ids: list[str], why: str) -> list[cases.CaseDone]:
+        acts = {"retry": cases.retry_cases, "settle": cases.settle_cases}
+        return acts[name](engine, group or "", ids, why=why)
+
+    to = {"retry": cases.CaseState.RETRY, "settle": cases.CaseState.SETTLED}
+    return _Kind(
+        states=("waiting", "stuck", "conflict", "trying", "retry", "settled"),
+        waiting=frozenset(state.name.lower() for state in cases.WAITING),
+        page=page,
+        before=_before_id,
+        order=lambda row: row["id"],
+        may=lambda name: frozenset(state.name.lower() for state in cases.MAY[to[name]]),
+        act=act,
+    )
+
+
+def _before_id(row: Row) -> Row | None:
+    number = int(row["id"], 16)
+    return {"id": f"{number - 1:032x}"} if number else None
