@@ -310,3 +310,54 @@ def test_a_slow_making_shows_how_far_it_is(
     while path.startswith("/work/"):
         path = visitor.http.get(path).headers.get("location", path)
     assert "<strong>30 rows</strong>" in visitor.get(path)
+
+
+def test_the_plan_of_a_message_that_was_found_is_of_that_one_alone(visitor: Visitor, dead: str, t: str) -> None:
+    page = visitor.get("/find?q=b-0")
+    link = next(
+        html.unescape(one)
+        for one in re.findall(r'href="(/plans/new\?act=dead_letters.retry[^"]+)"', page)
+        if dead in html.unescape(one)
+    )
+    form = visitor.get(link)
+    items = re.search(r'name="items" value="([^"]+)"', form)
+    assert items, form
+    path = new_plan(visitor, act="dead_letters.retry", group=dead, items=html.unescape(items[1]))
+    assert "b-0" in visitor.get(path + "/rows")
+    run_of(visitor, path)
+    assert path.rpartition("/")[2] in visitor.get("/plans")
+    page = visitor.post("/plans", 400, act="dead_letters.retry", group=dead, why="x", items="[")
+    assert "can be read" in page
+
+
+def test_rows_of_a_database_are_acted_on_through_a_plan(
+    open_console: Callable[..., Visitor], broker_url: str, tmp_path: Path
+) -> None:
+    import sqlalchemy as sa
+
+    from escrowmq import outbox
+    from escrowmq.outbox.tables import State, trans_message
+
+    urls = [f"sqlite:///{tmp_path / name}" for name in ("shop.db", "till.db")]
+    engines = [sa.create_engine(url) for url in urls]
+    for engine in engines:
+        outbox.migrate(engine)
+        with engine.begin() as connection:
+            outbox.send_batch_tx(connection, [mq.Message("orders", b"%d" % n) for n in range(3)])
+            connection.execute(sa.update(trans_message).values(state=State.WAITING, attempts=4, error="UNKNOWN_TOPIC"))
+    visitor = open_console(broker_url, databases=urls, plans=tmp_path / "plans")
+    page = visitor.get("/waiting")
+    links = [html.unescape(one) for one in re.findall(r'href="(/plans/new\?act=outbox.retry[^"]+)"', page)]
+    assert len(links) == 2, page
+    form = visitor.get(next(one for one in links if "till.db" in one))
+    assert re.search(r"<option[^>]*till.db[^>]* selected>", form), form
+    path = new_plan(visitor, act="outbox.retry", database=urls[1])
+    assert "till.db" in visitor.get(path)
+    run_of(visitor, path)
+    with engines[0].connect() as shop, engines[1].connect() as till:
+        states = [list(one.scalars(sa.select(trans_message.c.state))) for one in (shop, till)]
+    assert states == [[State.WAITING] * 3, [State.PENDING] * 3]
+    page = visitor.post("/plans", 400, act="outbox.retry", database="sqlite:///other.db", why="x")
+    assert "databases" in page
+    for engine in engines:
+        engine.dispose()

@@ -15,7 +15,7 @@ from escrowmq.console.jobs import Jobs
 from escrowmq.console.limits import ConsoleSettings
 from escrowmq.console.sampling import Sampler
 from escrowmq.errors import Code, error
-from escrowmq.plans import Plans
+from escrowmq.plans import Plan, Plans, is_of_database
 from escrowmq.wire import Call, ReadRequest
 
 THREADS = 12
@@ -79,9 +79,28 @@ class Console:
         """The brokers as plans name them."""
         return ", ".join(self.addresses)
 
-    def where(self, act: str) -> Bus:
-        """Where the rows of an act live."""
-        return self.bus
+    def where(self, act: str, database: str | None = None) -> Any:
+        """Where the rows of an act live: the brokers, or the ``database`` of that name (None: the only one). Raises Misuse(BAD_ARGUMENT)."""
+        if not is_of_database(act):
+            return self.bus
+        if database is None and len(self.engines) == 1:
+            return next(iter(self.engines.values()))
+        if database not in self.engines:
+            text = (
+                "no database was named" if database is None else f"{database:.200} is none of this console's databases"
+            )
+            raise error(
+                Code.BAD_ARGUMENT, text, f"one of {', '.join(self.engines) or 'none: start it with --database-url'}"
+            )
+        return self.engines[database]
+
+    def place_of(self, plan: Plan) -> Any:
+        """Where the rows of a plan live; as :meth:`where`."""
+        return self.where(plan.act, plan.source if is_of_database(plan.act) else None)
+
+    def is_foreign(self, plan: Plan) -> bool:
+        """Whether a plan is about brokers or a database that this console does not speak to."""
+        return plan.source not in self.engines if is_of_database(plan.act) else plan.source != self.source
 
     def now_us(self) -> int:
         """The broker's time, by the last look at its clock."""

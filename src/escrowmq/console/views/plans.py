@@ -22,11 +22,23 @@ WORDS: Mapping[str, str] = {
     "transactions.commit": "Commit transactions",
     "transactions.rollback": "Roll transactions back",
     "transactions.recheck": "Ask about transactions anew",
+    "outbox.retry": "Send rows again",
+    "outbox.discard": "Discard rows",
+    "outbox.settle": "Call rows sent",
+    "stuck.retry": "Try stuck transactions again",
+    "stuck.commit": "Commit stuck transactions",
+    "stuck.rollback": "Roll stuck transactions back",
+    "stuck.resend": "Send stuck messages again",
+    "stuck.settle": "Settle stuck rows",
+    "compensation.retry": "Try cases again",
+    "compensation.settle": "Settle cases",
 }
 """What an act is called on a button."""
 FINAL = ("discard", "rollback", "commit", "settle")
 """How the names of acts end that cannot be taken back: the number of rows is typed before they run."""
-FIELDS = ("group", "topic", "cause", "key", "tag", "state", "older_than", "ids")
+FIELDS = (
+    "database", "compensation", "group", "topic", "cause", "reason", "key", "tag", "state", "older_than", "ids"
+)  # fmt: skip
 """What a selection can say, in the order of the form."""
 QUICKLY = 1.5
 """Seconds that a form waits for its work before it shows how far it is."""
@@ -51,6 +63,7 @@ def new(console: Console, asked: Asked) -> Page:
     """The form of a new plan, filled in as a cause, a transaction or a dead letter asks for it."""
     act = asked.text("act") or ""
     chosen = _selection_of(asked.text("selection") or "{}")
+    chosen.setdefault("reason", chosen.get("error"))
     kind = act.partition(".")[0]
     acts = [one for one in ACTS if one.partition(".")[0] == kind] or list(ACTS)
     values = {
@@ -59,6 +72,8 @@ def new(console: Console, asked: Asked) -> Page:
         "words": WORDS,
         "chosen": {name: _printed(chosen[name]) for name in FIELDS if chosen.get(name) is not None},
         "fields": _fields(kind),
+        "engines": list(console.engines),
+        "items": json.dumps(chosen["items"]) if chosen.get("items") else None,
     }
     return Page("plan_new.html", "Make a plan", values, ROOM)
 
@@ -75,6 +90,7 @@ def make(console: Console, asked: Asked) -> Answer:
             "go back, and say why",
         )
     selection = _selection(asked)
+    where = console.where(act, selection.get("database"))
     without = asked.one("without_missing") == "yes"
 
     def work(job: Job) -> str:
@@ -83,7 +99,6 @@ def make(console: Console, asked: Asked) -> Answer:
             if job.stop.is_set():
                 raise Overloaded(Code.CLOSED, "the console is stopping")
 
-        where = console.where(act)
         made = console.plans.make(where, act, selection, why=why, without_missing=without, progress=tell)
         return f"{ROOM}/{made.id}"
 
@@ -107,8 +122,8 @@ def plan(console: Console, asked: Asked) -> Page:
         "running": running,
         "problem": _problem(run) or _problem(looking),
         "final": found.act.rpartition(".")[2] in FINAL,
-        "foreign": found.source != console.source,
-        "source": console.source,
+        "foreign": console.is_foreign(found),
+        "source": ", ".join((console.source, *console.engines)),
         "ramp": ", ".join(f"{share:g}" for share in SHARES),
         "pause": f"{PAUSE:g}",
         "columns": _columns(found.samples),
@@ -144,7 +159,7 @@ def dry_run(console: Console, asked: Asked) -> Answer:
             if job.stop.is_set():
                 raise Overloaded(Code.CLOSED, "the console is stopping")
 
-        console.plans.dry_run(found.id, console.where(found.act), progress=tell)
+        console.plans.dry_run(found.id, console.place_of(found), progress=tell)
         return f"{ROOM}/{found.id}"
 
     return _of_plan(console.jobs.begin("dry run", found.id, work), found)
@@ -169,7 +184,7 @@ def run(console: Console, asked: Asked) -> Answer:
 
         console.plans.run(
             found.id,
-            console.where(found.act),
+            console.place_of(found),
             ramp=ramp,
             rate=rate,
             stop_after=limit,
@@ -245,6 +260,19 @@ def _selection(asked: Asked) -> dict[str, Any]:
         found["older_than"] = seconds(found["older_than"], "older than")
     if "ids" in found:
         found["ids"] = found["ids"].split()
+    if (items := asked.said("items")) is not None:
+        found["items"] = _items_of(items)
+    return found
+
+
+def _items_of(text: str) -> list[Any]:
+    """Dead letters that a page named: which, and as they were seen there."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list) or not found:
+        raise error(Code.BAD_ARGUMENT, "this form names no dead letters that can be read")
     return found
 
 
@@ -270,6 +298,12 @@ def _fields(kind: str) -> tuple[str, ...]:
         return ("group", "topic", "cause", "key", "tag", "older_than", "ids")
     if kind == "transactions":
         return ("state", "group", "older_than", "ids")
+    if kind == "compensation":
+        return ("database", "compensation", "topic", "reason", "key", "state", "older_than", "ids")
+    if kind == "stuck":
+        return ("database", "group", "topic", "reason", "key", "state", "older_than", "ids")
+    if kind == "outbox":
+        return ("database", "topic", "reason", "key", "state", "older_than", "ids")
     return FIELDS
 
 
