@@ -29,8 +29,8 @@ from escrowmq.errors import Code, EscrowError, error
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 3.0
-"""With what then waits for the disk (``PATIENCE_SECONDS`` of the writer's pace, 4 s) less than our clients wait for a broker from which nothing comes (12 s)."""
+PATIENCE = 5.0
+"""With what then waits for the disk (``PATIENCE_SECONDS`` of the writer's pace, 3 s) less than our clients wait for a broker from which nothing comes (12 s)."""
 STUCK_SECONDS = 0.5
 READS = 0.5
 """The part of all bytes that reads may hold: those who send and receive do not wait for who reads much."""

@@ -14,8 +14,8 @@ from __future__ import annotations
 from math import inf
 
 ROUND_SECONDS = 0.1
-PATIENCE_SECONDS = 4.0
-"""With the wait for room (``PATIENCE`` of the served broker's room, 3 s) well under the 12 s that our clients wait for an answer: the rounds of a busy
+PATIENCE_SECONDS = 3.0
+"""With the wait for room (``PATIENCE`` of the served broker's room, 5 s) well under the 12 s that our clients wait for an answer: the rounds of a busy
 machine may be twice as long as those that the pace was found from."""
 FIRST_ROUND, LEAST_ROUND, LEAST_WAITING = 1 << 20, 256 << 10, 1 << 20
 SEEN_BYTES = 64 << 10
