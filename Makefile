@@ -35,7 +35,7 @@ demo: setup ## orders, carts, crashes and the audit; ORDERS=FILE.parquet|csv tak
 	$(BIN)/escrowmq demo $(if $(ORDERS),--orders "$(ORDERS)") $(if $(RUN),--folder "$(RUN)") $(ARGS)
 
 test: setup ## the whole suite; ARGS="-k name" narrows it
-	$(BIN)/python -m pytest -n 3 -q $(ARGS)
+	$(BIN)/python -m pytest -n 3 --max-worker-restart 0 -q $(ARGS)
 
 lint: setup ## style, format, types, and who may import whom
 	$(BIN)/ruff check $(PATHS)

@@ -198,6 +198,24 @@ def test_transactions_are_decided_by_plans_too(visitor: Visitor, bus: mq.Bus, t:
 
 
 @pytest.mark.parametrize(
+    ("act", "selection"),
+    [
+        ("transactions.rollback", {"group": "shop", "state": "parked", "cause": "asked_out"}),
+        ("transactions.commit", {"group": "shop", "key": "of a letter"}),
+        ("dead_letters.retry", {"group": "cart", "containing": "no 'sku'"}),
+    ],
+)
+def test_all_of_a_selection_is_in_the_form(visitor: Visitor, act: str, selection: dict[str, str]) -> None:
+    """Else the plan would have more rows than the page that leads to it showed."""
+    form = visitor.get("/plans/new", act=act, selection=json.dumps(selection))
+    shown = {
+        html.unescape(name): html.unescape(value)
+        for name, value in re.findall(r'name="(\w+)"[^>]* value="([^"]*)"', form)
+    }
+    assert {name: shown[name] for name in selection} == selection
+
+
+@pytest.mark.parametrize(
     ("fields", "status", "says"),
     [
         ({"act": "dead_letters.retry", "group": "none", "why": "x"}, 404, "UNKNOWN_GROUP"),
@@ -217,7 +235,9 @@ def test_a_plan_that_cannot_be_made_says_why(visitor: Visitor, fields: dict[str,
 def test_addresses_of_plans_are_not_believed(visitor: Visitor) -> None:
     for selection in ("[]", "{", "1", "[" * 3000):
         visitor.get("/plans/new", status=400, selection=selection)
-    page = visitor.get("/plans/new", act="<script>", selection=json.dumps({"group": '"><script>', "other": 1}))
+    unknown = json.dumps({"group": "g", "other": 1})
+    assert "other" in visitor.get("/plans/new", status=400, act="dead_letters.retry", selection=unknown)
+    page = visitor.get("/plans/new", act="<script>", selection=json.dumps({"group": '"><script>'}))
     assert "<script>" not in page.replace('<script src="/static/console.js" defer>', "")
     for path in ("/plans/none", "/plans/%2e%2e", "/plans/0", "/work/none"):
         visitor.get(path, status=404)

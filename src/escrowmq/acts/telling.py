@@ -6,7 +6,7 @@ import getpass
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from escrowmq.acts.chain import Break
@@ -42,6 +42,24 @@ def told(one: Listed) -> Act:
     if ended is not None:
         act |= {"ended_us": ended.at_us, "ended": ended.ended or {}}
     return act
+
+
+def in_words(act: Mapping[str, Any], shortly: Callable[[Mapping[str, Any]], str]) -> str:
+    """What came of an act; ``shortly`` tells of an end that has no results."""
+    ended = act.get("ended")
+    if ended is None:
+        return "under way"
+    if "refused" in ended:
+        return f"refused: {ended['refused']}"
+    if "interrupted" in ended:
+        found = ended["found"]
+        seen = _counts(found["results"]) if isinstance(found, dict) and "results" in found else found
+        return f"the broker ended meanwhile; found: {seen}"
+    return _counts(ended["results"]) if "results" in ended else shortly(ended)
+
+
+def _counts(results: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {code}" for code, count in results.items())
 
 
 def told_breaks(breaks: Iterable[Break]) -> list[Broken]:

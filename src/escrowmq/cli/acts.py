@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from escrowmq.acts.telling import in_words
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, admin_at
 from escrowmq.cli.printing import Columns, cell, duration, moment, notice, print_facts, print_json, print_rows
@@ -56,7 +57,7 @@ def list_(
         "what": "act",
         "about": lambda one: _shortly(one["what"]),
         "why": lambda one: one["why"] or "",
-        "came of it": lambda one: _ending(one),
+        "came of it": lambda one: in_words(one, _shortly),
     }
     print_rows(found, json, columns, "no such acts")
 
@@ -83,7 +84,15 @@ def show(
             "when": moment(one["time_us"]),
             "by": f"{one['by'] or 'not said'} (unverified)",
         }
-        print_facts({**facts, "why": one["why"], **_whole(one), "came of it": _ending(one) + took, "hash": one["hash"]})
+        print_facts(
+            {
+                **facts,
+                "why": one["why"],
+                **_whole(one),
+                "came of it": in_words(one, _shortly) + took,
+                "hash": one["hash"],
+            }
+        )
 
 
 @app.command("verify")
@@ -167,20 +176,3 @@ def _few(value: Any) -> str:
         return str(value)
     shown = [_item(one) for one in value[:_SHORT]]
     return ", ".join(shown) + (f" and {len(value) - _SHORT:,} more" if len(value) > _SHORT else "")
-
-
-def _ending(one: Mapping[str, Any]) -> str:
-    ended = one.get("ended")
-    if ended is None:
-        return "under way"
-    if "refused" in ended:
-        return f"refused: {ended['refused']}"
-    if "interrupted" in ended:
-        found = ended["found"]
-        told = _counts(found["results"]) if isinstance(found, dict) and "results" in found else found
-        return f"the broker ended meanwhile; found: {told}"
-    return _counts(ended["results"]) if "results" in ended else _shortly(ended)
-
-
-def _counts(results: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} {code}" for code, count in results.items())

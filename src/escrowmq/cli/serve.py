@@ -115,7 +115,10 @@ def serve(
 
     def announce(ready: dict[str, Any]) -> None:
         if telling:
-            telling.source |= {name: ready[name] for name in ("url", "shard", "epoch")}
+            telling.source = {
+                **telling.source,
+                **{name: ready[name] for name in ("url", "shard", "epoch")},
+            }  # read meanwhile
         if json:
             print_json_line({**ready, "pid": os.getpid()})
         else:

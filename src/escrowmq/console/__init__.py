@@ -5,10 +5,9 @@ It needs ``escrowmq[console]`` and raises Misuse(MISSING_PACKAGE) without it.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from escrowmq.errors import Code, Misuse
+from escrowmq.platform.extras import from_extra
 
 if TYPE_CHECKING:
     from escrowmq.console.limits import ConsoleSettings
@@ -20,22 +19,7 @@ _PACKAGES = {"fastapi", "starlette", "pydantic", "uvicorn", "httpx", "jinja2", "
 __all__ = ["ConsoleSettings", "beside", "serve"]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'escrowmq.console' has no attribute {name!r}")
-    try:
-        module = importlib.import_module(f"escrowmq.console.{_LAZY[name]}")
-    except ModuleNotFoundError as problem:
-        package = (problem.name or "").partition(".")[0]
-        if package not in _PACKAGES:
-            raise
-        raise Misuse(
-            Code.MISSING_PACKAGE,
-            f"the console needs {package}, which is not installed",
-            'python -m pip install "escrowmq[console]"',
-        ) from problem
-    value = globals()[name] = getattr(module, name)
-    return value
+__getattr__ = from_extra(__name__, _LAZY, extra="console", needs=_PACKAGES, who="the console")
 
 
 def __dir__() -> list[str]:

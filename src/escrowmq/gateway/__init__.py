@@ -6,10 +6,9 @@ What a receiver of check-backs needs (:func:`verify`, :func:`sign_answer`) works
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from escrowmq.errors import Code, Misuse
+from escrowmq.platform.extras import from_extra
 
 if TYPE_CHECKING:
     from escrowmq.gateway.addresses import Address, read_addresses
@@ -42,22 +41,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'escrowmq.gateway' has no attribute {name!r}")
-    try:
-        module = importlib.import_module(f"escrowmq.gateway.{_LAZY[name]}")
-    except ModuleNotFoundError as problem:
-        package = (problem.name or "").partition(".")[0]
-        if package not in _PACKAGES:
-            raise
-        raise Misuse(
-            Code.MISSING_PACKAGE,
-            f"the HTTP gateway needs {package}, which is not installed",
-            'python -m pip install "escrowmq[http]"',
-        ) from problem
-    value = globals()[name] = getattr(module, name)
-    return value
+__getattr__ = from_extra(__name__, _LAZY, extra="http", needs=_PACKAGES, who="the HTTP gateway")
 
 
 def __dir__() -> list[str]:

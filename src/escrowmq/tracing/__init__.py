@@ -8,10 +8,9 @@ The context travels in the properties of messages (``traceparent``, as the W3C w
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from escrowmq.errors import Code, Misuse
+from escrowmq.platform.extras import from_extra
 
 if TYPE_CHECKING:
     from escrowmq.tracing.consuming import processing, processing_batch
@@ -28,18 +27,7 @@ _LAZY = {
 __all__ = ["EscrowMQInstrumentor", "instrument", "processing", "processing_batch", "uninstrument"]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'escrowmq.tracing' has no attribute {name!r}")
-    try:
-        module = importlib.import_module(f"escrowmq.tracing.{_LAZY[name]}")
-    except ModuleNotFoundError as problem:
-        if (problem.name or "").partition(".")[0] != "opentelemetry":
-            raise
-        hint = 'python -m pip install "escrowmq[otel]"'
-        raise Misuse(Code.MISSING_PACKAGE, f"traces need {problem.name}, which is not installed", hint) from problem
-    value = globals()[name] = getattr(module, name)
-    return value
+__getattr__ = from_extra(__name__, _LAZY, extra="otel", needs=("opentelemetry",), who="escrowmq.tracing")
 
 
 def __dir__() -> list[str]:

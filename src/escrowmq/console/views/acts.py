@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from escrowmq.acts.telling import in_words
 from escrowmq.client.links.presence import Missing
 from escrowmq.console.asked import Asked, Page
 from escrowmq.console.core import Console
@@ -29,7 +30,7 @@ def acts(console: Console, asked: Asked) -> Page:
         console, lambda engine, name: [{**one, "broker": name} for one in list_acts(engine, NEWEST, newest=True)]
     )
     found: list[Any] = sorted([*listed, *kept], key=lambda one: -one["time_us"])[:NEWEST]
-    rows = [{**one, "about": _shortly(one["what"]), "ending": _ending(one)} for one in found]
+    rows = [{**one, "about": _shortly(one["what"]), "ending": in_words(one, _shortly)} for one in found]
     return Page("acts.html", "Acts", {"rows": rows, "most": NEWEST, "missing": [*listed.missing, *away]}, ROOM, live=10)
 
 
@@ -53,7 +54,7 @@ def act(console: Console, asked: Asked) -> Page:
         raise error(Code.NOT_FOUND, f"there is no act {number}")
     what = {name: _printed(value) for name, value in found["what"].items() if name not in ("by", "why")}
     ended = {name: _printed(value) for name, value in (found.get("ended") or {}).items()}
-    values = {"act": found, "what": what, "ended": ended, "ending": _ending(found)}
+    values = {"act": found, "what": what, "ended": ended, "ending": in_words(found, _shortly)}
     return Page("act.html", f"Act {number}", values, ROOM)
 
 
@@ -95,20 +96,3 @@ def _few(value: Any) -> str:
     shown = [" ".join(map(str, one.values() if isinstance(one, dict) else [one])) for one in value[:_SHORT]]
     more = f" and {len(value) - _SHORT:,} more" if len(value) > _SHORT else ""
     return ", ".join(visible(one, 120) for one in shown) + more
-
-
-def _ending(one: Mapping[str, Any]) -> str:
-    ended = one.get("ended")
-    if ended is None:
-        return "under way"
-    if "refused" in ended:
-        return f"refused: {ended['refused']}"
-    if "interrupted" in ended:
-        found = ended["found"]
-        told = _counts(found["results"]) if isinstance(found, dict) and "results" in found else found
-        return f"the broker ended meanwhile; found: {told}"
-    return _counts(ended["results"]) if "results" in ended else _shortly(ended)
-
-
-def _counts(results: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} {code}" for code, count in results.items())

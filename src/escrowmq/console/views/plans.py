@@ -37,7 +37,7 @@ WORDS: Mapping[str, str] = {
 FINAL = ("discard", "rollback", "commit", "settle")
 """How the names of acts end that cannot be taken back: the number of rows is typed before they run."""
 FIELDS = (
-    "database", "compensation", "group", "topic", "cause", "reason", "key", "tag", "state", "older_than", "ids"
+    "database", "compensation", "group", "topic", "cause", "containing", "reason", "key", "tag", "state", "older_than", "ids"
 )  # fmt: skip
 """What a selection can say, in the order of the form."""
 QUICKLY = 1.5
@@ -63,15 +63,22 @@ def new(console: Console, asked: Asked) -> Page:
     """The form of a new plan, filled in as a cause, a transaction or a dead letter asks for it."""
     act = asked.text("act") or ""
     chosen = _selection_of(asked.text("selection") or "{}")
-    chosen.setdefault("reason", chosen.get("error"))
+    if "error" in chosen:
+        chosen.setdefault("reason", chosen["error"])
+    if unknown := sorted(set(chosen) - {*FIELDS, "error", "items"}):
+        raise error(
+            Code.BAD_ARGUMENT, f"this form cannot choose by {', '.join(unknown)}", "make the plan by the command"
+        )
     kind = act.partition(".")[0]
     acts = [one for one in ACTS if one.partition(".")[0] == kind] or list(ACTS)
+    fields = _fields(kind)
+    fields += tuple(name for name in FIELDS if chosen.get(name) is not None and name not in fields)
     values = {
         "acts": acts,
         "act": act if act in acts else acts[0],
         "words": WORDS,
         "chosen": {name: _printed(chosen[name]) for name in FIELDS if chosen.get(name) is not None},
-        "fields": _fields(kind),
+        "fields": fields,
         "engines": list(console.engines),
         "items": json.dumps(chosen["items"]) if chosen.get("items") else None,
     }
@@ -297,7 +304,7 @@ def _fields(kind: str) -> tuple[str, ...]:
     if kind == "dead_letters":
         return ("group", "topic", "cause", "key", "tag", "older_than", "ids")
     if kind == "transactions":
-        return ("state", "group", "older_than", "ids")
+        return ("state", "group", "cause", "older_than", "ids")
     if kind == "compensation":
         return ("database", "compensation", "topic", "reason", "key", "state", "older_than", "ids")
     if kind == "stuck":

@@ -58,6 +58,7 @@ class Webhooks(logging.Handler):
         self._events: queue.Queue[Mapping[str, Any] | None] = queue.Queue(MOST_EVENTS)
         self._counter = threading.Thread(target=self._count, name="escrowmq-webhooks", daemon=True)
         self._listened_from = logging.NOTSET
+        self._overrun = False
 
     def __enter__(self) -> Webhooks:
         for address in self._addresses:
@@ -97,7 +98,11 @@ class Webhooks(logging.Handler):
             try:
                 self._events.put_nowait({**facts, "message": record.getMessage(), "time": record.created})
             except queue.Full:  # the log has it
-                pass
+                if not self._overrun:
+                    self._overrun = True
+                    logger.warning(
+                        "webhooks: more events at once than can be counted; those left out are in the log alone"
+                    )
 
     def test(self) -> list[tuple[Hook, str | None]]:
         """Post a notice of the kind ``test`` to every address, once; what went wrong with each, None: nothing."""
