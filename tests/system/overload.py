@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from overload_stamps import breakdown
+
 import escrowmq as mq
 from escrowmq.connecting import links
 from escrowmq.platform.descriptors import KEPT
@@ -51,6 +53,8 @@ class Load:
     pause: float = 0.005
     stall: float | None = None
     """The patience of the rude producers' connections; None: that of the product."""
+    slowest: int = 0
+    """Of so many of the slowest sends it is told where their time went."""
     settings: dict[str, Any] = field(
         default_factory=lambda: {
             "transaction_timeout": 1.0,
@@ -156,7 +160,14 @@ def overload(load: Load, folder: Path) -> dict[str, Any]:
 
     try:
         disk = {"sync_seconds": load.sync_seconds, "bytes_per_second": load.bytes_per_second}
-        served = start("serve", folder=str(folder / "data"), settings=load.settings, **disk)
+        stamps = folder / "stamps.json"
+        served = start(
+            "serve",
+            folder=str(folder / "data"),
+            settings=load.settings,
+            stamps=str(stamps) if load.slowest else None,
+            **disk,
+        )
         at = served.ready()
         url, lean_port = at["url"], at["lean"]["port"]
         port = int(url.rpartition(":")[2])
@@ -224,6 +235,7 @@ def overload(load: Load, folder: Path) -> dict[str, Any]:
         "hoarders": hoarded,
         "readers": unread_,
         "stored": len(stored),
+        "slowest": breakdown(polites["calls"], json.loads(stamps.read_text()), load.slowest) if load.slowest else [],
         **compare(flooded, stored),
     }
 
@@ -294,8 +306,15 @@ def main() -> None:
     options.add_argument("--crowd", type=int, default=5000, help="connections of which most say nothing")
     options.add_argument("--sync", type=float, default=0.05, help="seconds of a sync")
     options.add_argument("--rate", type=float, default=20e6, help="bytes that the disk writes in a second")
+    options.add_argument("--slowest", type=int, default=5, help="of so many sends: where their time went")
     given = options.parse_args()
-    load = Load(seconds=given.seconds, crowd=given.crowd, sync_seconds=given.sync, bytes_per_second=given.rate)
+    load = Load(
+        seconds=given.seconds,
+        crowd=given.crowd,
+        sync_seconds=given.sync,
+        bytes_per_second=given.rate,
+        slowest=given.slowest,
+    )
     with tempfile.TemporaryDirectory(prefix="escrowmq-overload-") as folder:
         print(json.dumps(overload(load, Path(folder)), indent=1))
 

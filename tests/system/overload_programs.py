@@ -26,11 +26,13 @@ PING = b"\0\0\x08\x06\0\0\0\0\0" + b"12345678"
 
 
 def serve(options: Options) -> None:
-    """A broker as ``escrowmq serve`` starts it, on a slow disk. It ends by SIGTERM."""
+    """A broker as ``escrowmq serve`` starts it, on a slow disk. It ends by SIGTERM, and tells where the time went in the file ``stamps``, if it is to."""
     from escrowmq.platform.arena import limit_arena, use_own_pool
     from escrowmq.platform.descriptors import raise_descriptor_limit
 
     limit_arena()
+    from overload_stamps import Stamps
+
     from escrowmq.broker.serving.serve import serve as run
     from escrowmq.settings import BrokerSettings
     from escrowmq.testing.disks import SlowDisk
@@ -42,7 +44,13 @@ def serve(options: Options) -> None:
     disk = SlowDisk(folder, sync_seconds=options["sync_seconds"], bytes_per_second=options["bytes_per_second"])
     settings = BrokerSettings.load(overrides=options["settings"])
     say = lambda ready: print("ready " + json.dumps(ready), flush=True)  # noqa: E731
-    sys.exit(run(folder, listen="127.0.0.1:0", settings=settings, announce=say, disk=lambda _: disk))
+    stamps = Stamps()
+    if options["stamps"]:
+        stamps.install()
+    code = run(folder, listen="127.0.0.1:0", settings=settings, announce=say, disk=lambda _: disk)
+    if options["stamps"]:
+        Path(options["stamps"]).write_text(json.dumps(stamps.told()))
+    sys.exit(code)
 
 
 class Outcomes:
@@ -263,9 +271,10 @@ def polite(options: Options) -> None:
     stopping, lock = threading.Event(), threading.Lock()
     seconds: dict[str, list[float]] = {}
     problems, sent, asked, rounds = Counter[str](), list[str](), list[float](), list[float]()
+    calls: list[tuple[str, float, float]] = []
     acknowledged = 0
 
-    def timed(what: str, act: Callable[[], Any]) -> Any:
+    def timed(what: str, act: Callable[[], Any], key: str = "") -> Any:
         began = time.monotonic()
         try:
             answer = act()
@@ -273,8 +282,11 @@ def polite(options: Options) -> None:
             with lock:
                 problems[f"{what}: {type(problem).__name__}.{problem.code.name}"] += 1
             return None
+        ended = time.monotonic()
         with lock:
-            seconds.setdefault(what, []).append(time.monotonic() - began)
+            seconds.setdefault(what, []).append(ended - began)
+            if key:
+                calls.append((key, began, ended))
         return answer
 
     def decide(check: mq.Check) -> mq.Outcome:
@@ -293,13 +305,14 @@ def polite(options: Options) -> None:
             while not stopping.is_set():
                 number += 1
                 key, before = f"{number}", timed("stats", bus.admin.stats)
-                receipt = timed("send", lambda key=key: plain.send("polite", b"x" * 1000, key=key))
+                receipt = timed("send", lambda key=key: plain.send("polite", b"x" * 1000, key=key), key)
                 if receipt is not None:
                     sent.append(key)
                     if before and (after := timed("stats", bus.admin.stats)):
                         rounds.append(float(after[0]["rounds_total"]) - float(before[0]["rounds_total"]))
                 if number % 4 == 0:
-                    half = timed("prepare", lambda: careful.prepare("careful", b"y" * 1000, key=str(time.monotonic())))
+                    born = str(time.monotonic())
+                    half = timed("prepare", lambda key=born: careful.prepare("careful", b"y" * 1000, key=key), born)
                     if half is not None and number % 8 == 0:
                         timed("commit", lambda half=half: careful.commit(half.transaction_id))
                 if number % 4 == 2:
@@ -345,6 +358,7 @@ def polite(options: Options) -> None:
                 "problems": problems,
                 "sent": sent,
                 "acknowledged": acknowledged,
+                "calls": calls,
             }
         ),
         flush=True,

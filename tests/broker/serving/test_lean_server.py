@@ -264,7 +264,6 @@ def test_the_system_asks_whether_a_silent_other_side_is_there():
             assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
-            assert not accepted.getblocking()
 
 
 def test_a_client_that_never_greets_is_closed(served, monkeypatch):

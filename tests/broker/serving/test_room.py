@@ -1,5 +1,6 @@
 """Bytes and calls that all calls hold together, and which connection is closed when they are too many."""
 
+import queue
 import socket
 import threading
 import time
@@ -284,6 +285,23 @@ def test_one_peer_can_be_closed(crowd):
     watch = guard(people.port, 100)
     watch.shut(people.peer(1))
     assert people.open() == [0, 2]
+    watch.close()
+
+
+def test_who_finds_that_one_must_go_does_not_look_for_it(crowd, monkeypatch):
+    """With thousands of connections that takes long, and it may be who gives the answers of a round."""
+    people = crowd(3, 0)
+    watch = guard(people.port, 100)
+    looked, looks = queue.SimpleQueue(), watch._probe.connections
+    monkeypatch.setattr(
+        watch._probe, "connections", lambda port: (looked.put(threading.current_thread()), looks(port))[1]
+    )
+    watch.start()
+    for number in (0, 2):
+        watch.shut_soon(people.peer(number))
+    while watch.closed < 2:
+        assert looked.get(timeout=60) is watch._thread
+    assert people.open() == [1]
     watch.close()
 
 

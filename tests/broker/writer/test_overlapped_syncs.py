@@ -6,8 +6,12 @@ from collections.abc import Callable
 import pytest
 from broker_bench import send
 
-from escrowmq.broker.writer.engine import Engine
+from escrowmq.broker.writer.committer import Committer
+from escrowmq.broker.writer.engine import LATE_BYTES, Engine
+from escrowmq.broker.writer.rounds import Request, WaitingReceive, least_first
 from escrowmq.errors import Code
+from escrowmq.ledger.commands import Tick
+from escrowmq.schemas import Kind
 from escrowmq.settings import BrokerSettings
 from escrowmq.testing.clock import SimulatedClock
 from escrowmq.testing.memory_log import MemoryLog
@@ -98,3 +102,130 @@ def test_a_failed_sync_refuses_its_round_and_the_one_decided_meanwhile(engine, l
         assert future.exception(timeout=30).code == Code.SHARD_STOPPED
     assert engine.submit(send(0, {"topic": "t"})).exception(timeout=30).code == Code.SHARD_STOPPED
     assert engine.status == "stopped"
+
+
+def busy_log(engine, log):
+    """The first of three rounds of one message is in the air, and each brings the next. Their futures, and what tells that the third is decided."""
+    log.slow = True
+    decided, waiting = threading.Event(), []
+
+    def seen(event):
+        """On the writer, as it decides: something always waits, so that rounds are synced beside it."""
+        if event.kind is not Kind.PLAIN:
+            return
+        if len(waiting) < 2:
+            waiting.append(engine.submit(send(0, {"topic": "t", "body": b"next"})))
+        else:
+            decided.set()
+
+    engine.shard.observers.append(seen)
+    first = engine.submit(send(0, {"topic": "t"}))
+    assert log.begun.acquire(timeout=30)  # the first round is synced beside the writer, for the second waits
+    assert not decided.is_set()
+    return first, waiting, decided
+
+
+def test_who_asks_for_little_while_a_round_waits_for_the_disk_enters_that_round(engine, log):
+    """I35: two syncs, the one in the air and the next; not three."""
+    first, waiting, decided = busy_log(engine, log)
+    log.may_go.release()
+    first.result(timeout=30)
+    assert log.begun.acquire(timeout=30)  # the second round
+    assert decided.wait(30)  # and the third is decided
+    polite = engine.submit(send(0, {"topic": "t", "body": b"polite"}), source="polite")
+    large = engine.submit(send(0, {"topic": "t", "body": bytes(LATE_BYTES)}), source="large")
+    log.may_go.release()
+    waiting[0].result(timeout=30)
+    assert log.begun.acquire(timeout=30)
+    assert not polite.done()
+    log.may_go.release()
+    waiting[1].result(timeout=30)
+    assert polite.result(timeout=30).column("code")[0].as_py() == 0
+    assert log.begun.acquire(timeout=30)
+    assert not large.done(), "what takes long to decide does not keep the disk waiting"
+    log.may_go.release()
+    assert large.result(timeout=30).column("code")[0].as_py() == 0
+
+
+class Steps:
+    """What a committer was given, as it happens; a test lets it go on."""
+
+    def __init__(self):
+        self.happened = []
+        self.begun = threading.Semaphore(0)
+        self.may_go = {}
+
+    def act(self, name):
+        self.may_go[name] = threading.Event()
+
+        def run():
+            self.happened.append(name)
+            self.begun.release()
+            assert self.may_go[name].wait(30)
+
+        return run
+
+    def goes_on(self, name):
+        self.may_go[name].set()
+
+    def begins(self, count=1):
+        for _ in range(count):
+            assert self.begun.acquire(timeout=30)
+
+
+def test_the_disk_does_not_wait_until_answers_are_given():
+    committer, steps = Committer(), Steps()
+    assert not committer.wait()
+    committer.put(steps.act("sync 1"), steps.act("tell 1"))
+    steps.begins()
+    steps.goes_on("sync 1")
+    steps.begins()
+    committer.put(steps.act("sync 2"), steps.act("tell 2"))
+    steps.begins()
+    assert steps.happened == ["sync 1", "tell 1", "sync 2"], "beside the answers"
+    waited = []
+    waiting = threading.Thread(target=lambda: waited.append(committer.wait()))
+    waiting.start()
+    steps.goes_on("sync 2")
+    assert not waited, "no third sync before the first is answered"
+    steps.goes_on("tell 1")
+    waiting.join()
+    steps.begins()
+    assert waited == [True]
+    assert steps.happened[-1] == "tell 2", "in order"
+    steps.goes_on("tell 2")
+    committer.close()
+
+
+def test_one_thread_is_enough_while_answers_do_not_last():
+    committer = Committer()
+    for _ in range(20):
+        committer.put(lambda: None, lambda: None)
+        committer.drain()
+    assert len(committer._threads) == 1
+    committer.close()
+
+
+def test_what_raises_keeps_no_other_round_from_its_sync(caplog):
+    committer, told = Committer(), []
+
+    def broken():
+        raise ZeroDivisionError
+
+    committer.put(broken, broken)
+    committer.put(lambda: None, lambda: told.append(True))
+    committer.drain()
+    assert told == [True]
+    assert caplog.text.count("a round could not be committed") == 2
+    committer.close()
+
+
+def test_answers_to_who_asks_little_come_first_and_receives_last():
+    class Asked(Request):
+        def __repr__(self):
+            return f"{self.source}"
+
+    much = [Asked(Tick(1), source="much") for _ in range(3)]
+    receive, polite, look = WaitingReceive(Tick(1)), Asked(Tick(1), source="polite"), Asked(Tick(1))
+    pairs = [(request, number) for number, request in enumerate([*much, receive, polite, look])]
+    assert [number for _, number in least_first(pairs)] == [5, 4, 0, 1, 2, 3]

@@ -7,20 +7,26 @@ import pytest
 from broker_bench import Bench, end, prepare
 
 from escrowmq.broker.writer import engine as engines
-from escrowmq.broker.writer.line import QUANTUM, Line
+from escrowmq.broker.writer.engine import Engine
+from escrowmq.broker.writer.line import Line
 from escrowmq.broker.writer.pace import (
     FIRST_ROUND,
     LEAST_ROUND,
     LEAST_WAITING,
+    LONGEST_SECONDS,
     PATIENCE_SECONDS,
     PROBE,
     ROUND_SECONDS,
+    SMALL,
     Pace,
 )
 from escrowmq.errors import Code, Overloaded
 from escrowmq.ledger.commands import Send
 from escrowmq.model import Outcome
+from escrowmq.settings import BrokerSettings
+from escrowmq.testing.clock import SimulatedClock
 from escrowmq.testing.ledgers import outgoing
+from escrowmq.testing.memory_log import MemoryLog
 
 
 class Waiting:
@@ -35,6 +41,9 @@ def send(*sizes):
     return Send(batch, np.zeros(batch.num_rows, np.int64))
 
 
+QUANTUM = 64 << 10
+
+
 class TestLine:
     def test_each_connection_has_its_part_of_a_round_and_its_order(self):
         line = Line()
@@ -46,12 +55,64 @@ class TestLine:
             assert 6 <= len(numbers) <= 8, "what fits into its part"
         assert line.count == 120 - len(taken)
 
+    def test_large_and_small_requests_have_equal_parts_in_bytes(self):
+        line = Line()
+        line.put(Waiting("large", 500_000) for _ in range(40))
+        line.put(Waiting("small", 10_000) for _ in range(2000))
+        taken = line.take(10_000_000)
+        had = {source: sum(one.size for one in taken if one.source == source) for source in ("large", "small")}
+        assert abs(had["large"] - had["small"]) <= 500_000
+
     def test_who_had_nothing_waiting_comes_first(self):
         line = Line()
         line.put(Waiting(source, 60_000) for source in range(1000) for _ in range(4))
         line.take(10 * QUANTUM)
         line.put([Waiting("polite", 1000)])
         assert line.take(QUANTUM)[0].source == "polite"
+
+    def test_who_comes_again_and_again_with_one_request_is_in_every_round(self):
+        """However much those have waiting who send without bound: a round may be taken by two of their requests."""
+        line = Line()
+        line.put(Waiting(source, 500_000) for source in range(12) for _ in range(100))
+        for _ in range(200):
+            line.put([Waiting("polite", 1000)])
+            assert "polite" in [request.source for request in line.take(1_000_000)]
+
+    def test_of_those_with_one_request_each_nobody_is_passed_over_by_who_came_later(self):
+        """More of them than a round takes, and whoever was served comes again at once."""
+        line, served = Line(), []
+        line.put(Waiting(source, 10_000) for source in range(100))
+        for _ in range(30):
+            taken = [request.source for request in line.take(100_000)]
+            served += taken
+            line.put(Waiting(source, 10_000) for source in taken)
+        assert {served.count(source) for source in range(100)} == {3}
+
+    def test_ever_new_connections_do_not_keep_the_others_waiting_for_ever(self):
+        line = Line()
+        line.put(Waiting("old", 10_000) for _ in range(4))
+        line.put(Waiting(("new", number), 10_000) for number in range(20))
+        for new in range(20, 2000):
+            line.put([Waiting(("new", new), 10_000)])
+            line.take(10_000)
+        assert "old" not in line._waiting
+
+    def test_late_only_those_come_who_had_nothing_waiting_and_not_more_than_fits(self):
+        line = Line()
+        line.put(Waiting(source, 30_000) for source in "abc" for _ in range(10))
+        line.take(100_000)
+        line.put([Waiting("polite", 1000), Waiting("large", 300_000), Waiting("polite", 1000)])
+        assert [request.source for request in line.take(200_000, late=True)][:1] == ["polite"]
+        assert "large" in line._waiting
+        assert not line.take(200_000, late=True), "those that have more waiting take turns in the next round"
+
+    def test_what_is_remembered_of_the_past_is_bounded(self):
+        line = Line()
+        line.put(Waiting("much", 1000) for _ in range(1000))
+        for number in range(1000):
+            line.put([Waiting(number, 1000)])
+            line.take(2000)
+            assert len(line._had) <= 2 + len(line._waiting)
 
     def test_one_that_is_larger_than_a_round_has_its_turn_too(self):
         line = Line()
@@ -90,6 +151,31 @@ class TestPace:
         assert worst <= 1.3 * max(ROUND_SECONDS, 2 * alone)
         assert pace.round() * each > 0.5 * max(ROUND_SECONDS - alone, alone), "a slow sync does not make rounds tiny"
 
+    def test_a_machine_that_is_busy_makes_rounds_neither_larger_nor_much_smaller(self):
+        """Every third sync takes up to three times as long, for reasons that have nothing to do with the disk."""
+        pace, chance, sizes = Pace(64 << 20), np.random.default_rng(3), []
+        for _ in range(600):
+            size = pace.round()
+            seconds = 0.05 + size / 20e6
+            pace.saw(size, seconds * (chance.uniform(1, 3) if chance.random() < 0.3 else chance.uniform(1, 1.1)))
+            sizes.append(size)
+        usual = np.sort(sizes[100:])
+        assert usual[-1] * 1 / 20e6 <= 0.1, "no sync of more than 0.15 s, by what the disk takes"
+        assert np.median(usual) / 20e6 > 0.025
+
+    def test_no_round_is_long_however_long_the_first_syncs_took(self):
+        pace = Pace(64 << 20)
+        for _ in range(PROBE):
+            pace.saw(100_000, 3.0)
+        run(pace, 0.05, 1 / 20e6, 8)
+        assert max(run(pace, 0.05, 1 / 20e6, 2 * PROBE)) <= 0.05 + LONGEST_SECONDS
+
+    def test_a_disk_that_becomes_slow_is_noticed(self):
+        pace = Pace(64 << 20)
+        run(pace, 0.001, 1 / 1e9, 100)
+        run(pace, 0.05, 1 / 20e6, 100)
+        assert max(run(pace, 0.05, 1 / 20e6, PROBE)) <= 0.15
+
     def test_a_fast_disk_has_large_rounds_soon(self):
         pace = Pace(64 << 20)
         assert pace.round() == FIRST_ROUND
@@ -123,7 +209,7 @@ class TestPace:
         pace, chance = Pace(64 << 20), np.random.default_rng(7)
         for _ in range(2000):
             pace.saw(int(chance.integers(1, 64 << 20)), float(chance.choice([0.0, 1e-9, 0.01, 1.0, 1e4])))
-            assert LEAST_ROUND // 4 <= pace.round() <= 64 << 20
+            assert LEAST_ROUND // SMALL <= pace.round() <= 64 << 20
             assert pace.share(3) >= LEAST_WAITING
 
 
@@ -214,3 +300,54 @@ def test_prepared_messages_count_as_messages():
     first, second = (bench.engine.submit(batch, source="one") for _ in range(2))
     assert not first.done()
     assert isinstance(second.exception(), Overloaded)
+
+
+class SlowInVirtualTime(MemoryLog):
+    """A log whose syncs take a time of their own and one for each byte that was written; ``meanwhile`` is called again and again until one is over."""
+
+    def __init__(self, clock, alone, each):
+        self.meanwhile = lambda: None
+        self._slow, self._alone, self._each = clock, alone, each
+        self._synced_bytes = 0
+        super().__init__(clock=clock)
+
+    def hand_over(self):
+        write = super().hand_over()
+        size, self._synced_bytes = self.bytes_written - self._synced_bytes, self.bytes_written
+
+        def finish():
+            left = self._alone + self._each * size
+            while left > 0:
+                self._slow.advance(min(left, 0.02))
+                left -= 0.02
+                self.meanwhile()
+            write()
+
+        return finish
+
+
+def test_a_polite_send_takes_two_rounds_at_most_on_a_slow_disk():
+    """I35, by the broker's clock: twelve connections that send without bound, a disk of 20 MB/s with syncs of 50 ms, and one that sends when it was answered."""
+    clock = SimulatedClock()
+    log = SlowInVirtualTime(clock, 0.05, 1 / 20e6)
+    engine = Engine(log, clock, BrokerSettings(max_waiting_bytes=16 << 20))
+    seconds, waiting = [], []
+
+    def arrive():
+        for name in range(12):
+            while not engine.submit(send(500_000), source=name).done():  # until it is refused
+                pass
+        if not waiting or waiting[-1].done():
+            waiting.append(engine.submit(send(1000), source="polite"))
+            began = clock.now_us()
+            waiting[-1].add_done_callback(lambda done: seconds.append((clock.now_us() - began) / 1e6))
+
+    log.meanwhile = arrive
+    arrive()
+    while len(seconds) < 32:
+        engine.step()
+    assert all(one.exception() is None for one in waiting if one.done())
+    assert max(seconds[:PROBE]) < 1.0
+    assert max(seconds[PROBE:]) < 0.5
+    log.meanwhile = lambda: None
+    engine.stop()

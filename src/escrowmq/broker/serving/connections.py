@@ -175,7 +175,9 @@ class Guard:
         self._probe = Probe()
         self._first_seen: dict[str, float] = {}
         self._hurried = False  # much is on its way
-        self._ended = threading.Event()
+        self._wanted: set[str] = set()  # peers that somebody wants to be closed
+        self._ended = False
+        self._called = threading.Event()  # to end, or to close those
         self._thread = threading.Thread(target=self._work, name="escrowmq-guard", daemon=True)
         self.closed = 0
         """Connections that it has closed."""
@@ -187,30 +189,43 @@ class Guard:
 
     def close(self) -> None:
         """Look no more."""
-        self._ended.set()
+        self._ended = True
+        self._called.set()
         if self._thread.ident is not None:
             self._thread.join()
         self._probe.close()
 
-    def shut(self, peer: str) -> None:
-        """Close the connection of one peer, whoever it is."""
+    def shut(self, *peers: str) -> None:
+        """Close the connections of these peers, whoever they are."""
         for seen in self._probe.connections(self._port):
-            if seen.peer == peer and self._probe.shut(seen, self._port):
+            if seen.peer in peers and self._probe.shut(seen, self._port):
                 self.closed += 1
 
+    def shut_soon(self, peer: str) -> None:
+        """Have it closed by the guard's thread: to find one connection takes as long as to look at all, and whoever found that it must go has others to serve."""
+        self._wanted.add(peer)
+        self._called.set()
+
     def _work(self) -> None:
-        pause = LOOK_SECONDS
-        while not self._ended.wait(pause):
-            began = time.monotonic()
+        due = time.monotonic() + LOOK_SECONDS
+        while True:
+            self._called.wait(max(due - time.monotonic(), 0.0))
+            self._called.clear()
+            if self._ended:
+                return
+            began, closed = time.monotonic(), 0
             try:
+                if wanted := [self._wanted.pop() for _ in range(len(self._wanted))]:
+                    self.shut(*wanted)
+                if began < due:
+                    continue
                 closed = self.look(began)
                 self._room.relieve()
             except Exception:
                 logger.exception("connections could not be looked at")
-                closed = 0
-            pause = max(
-                BUSY_LOOK_SECONDS if closed or self._hurried else LOOK_SECONDS, LOOK_SHARE * (time.monotonic() - began)
-            )
+            pause = BUSY_LOOK_SECONDS if closed or self._hurried else LOOK_SECONDS
+            now = time.monotonic()
+            due = now + max(pause, LOOK_SHARE * (now - began))
 
     @property
     def bound(self) -> int:

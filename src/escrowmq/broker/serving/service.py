@@ -80,7 +80,10 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         self._calls = calls
         settings = calls.engine.settings
         self.room = Room(
-            settings.max_held_bytes, settings.max_calls, lambda peer: self.guard.shut(peer), calls.engine.refusals.saw
+            settings.max_held_bytes,
+            settings.max_calls,
+            lambda peer: self.guard.shut_soon(peer),
+            calls.engine.refusals.saw,
         )
         super().__init__(f"grpc+tcp://{shown(host)}:{port}")
         self.guard = Guard(self.port, settings.max_connections, self.room, 2 * settings.max_batch_bytes + BYTES)

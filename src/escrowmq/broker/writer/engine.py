@@ -26,7 +26,15 @@ from escrowmq.broker.writer.checkback import Listener, Listeners, Questions
 from escrowmq.broker.writer.committer import Committer
 from escrowmq.broker.writer.line import Line
 from escrowmq.broker.writer.pace import SEEN_BYTES, Pace
-from escrowmq.broker.writer.rounds import AnyRequest, Look, ParcelRequest, Request, WaitingLook, WaitingReceive
+from escrowmq.broker.writer.rounds import (
+    AnyRequest,
+    Look,
+    ParcelRequest,
+    Request,
+    WaitingLook,
+    WaitingReceive,
+    least_first,
+)
 from escrowmq.broker.writer.shard import Shard
 from escrowmq.broker.writer.telling import Refusals
 from escrowmq.broker.writer.upkeep import Upkeep
@@ -43,9 +51,14 @@ TICK_ROWS = 20_000
 PAUSE_US = 1_000_000
 """After an act of the engine's own was refused (a full disk): before it tries again."""
 ROUND_BYTES = 64 << 20
+LATE_BYTES = 256 << 10
+"""What may still enter a round that only waits for the sync before it: it is decided while the disk stands still, so it is little."""
 MESSAGES = 7 / 8
 """The part of what may wait that messages may have: acknowledgements, decisions and questions wait for nobody who sends."""
 LONGEST_SLEEP = 60.0
+
+_Decided = tuple[list[tuple[AnyRequest, Any]], list[tuple[Listener, Questions]], int]
+"""Requests and their answers, questions to producers, bytes of the requests."""
 
 logger = logging.getLogger(__name__)
 
@@ -238,11 +251,24 @@ class Engine:
             self.upkeep.after_round()
 
     def _round(self) -> None:
-        """What waits, and everything that is due."""
-        requests, size = self._drain()
-        self._running = requests
-        shard, now = self.shard, self.shard.begin()
+        """What waits, and everything that is due. While the round before it is synced, who comes meanwhile enters this one, if that is little: so nobody who
+        asks for little waits for more than two syncs, the one in the air and the next."""
         self.rounds += 1
+        self._running = []
+        pairs, asks, size = self._decided(*self._drain())
+        if self._committer.wait() and (self._queue or self._line.count):
+            late = self._decided(*self._drain(late=True))
+            pairs, asks, size = pairs + late[0], asks + late[1], size + late[2]
+        if self._line.count:
+            pairs = least_first(pairs)
+        self._commit(*self.shard.finishing(pairs), asks, size)
+        if self.shard.failure is not None:
+            self._fail_waiting()
+
+    def _decided(self, requests: list[AnyRequest], size: int) -> _Decided:
+        """Decide these, and what is due."""
+        self._running = [*self._running, *requests]
+        shard, now = self.shard, self.shard.begin()
         receives: list[WaitingReceive] = []
         looks: list[WaitingLook] = []
         others: list[AnyRequest] = []
@@ -264,43 +290,47 @@ class Engine:
                 self.refusals.settle()
             pairs += self._receives.serve(receives, now, due)
             pairs += self._looks.serve(looks, now, shard.attempt)
-            self._running = [*requests, *(request for request, _ in pairs)]
+            self._running = [*self._running, *(request for request, _ in pairs)]
         else:
             pairs += [(r, shard.stop(shard.failure)) for r in [*receives, *looks]]
-        self._commit(shard.finishing(pairs), asks, size)
-        if shard.failure is not None:
-            self._fail_waiting()
+        return pairs, asks, size
 
-    def _commit(self, finish: Callable[[], bool], asks: list[tuple[Listener, Questions]], size: int) -> None:
+    def _commit(
+        self,
+        sync: Callable[[], bool],
+        tell: Callable[[], bool],
+        asks: list[tuple[Listener, Questions]],
+        size: int,
+    ) -> None:
         """Sync and answer: here when no request waits, else beside the next round. ``size``: bytes of what the round took."""
         beside = bool(self._queue or self._line.count) and self._thread is not None
 
-        def commit() -> None:
-            if self._timed(finish, size):
+        def told() -> None:
+            if tell():
                 for listener, questions in asks:
                     listener.put(questions)
             elif beside:
                 self.poke()  # the writer has receives to fail
 
         if beside:
-            self._committer.put(commit)
+            self._committer.put(lambda: self._timed(sync, size), told)
         else:
             self._committer.drain()
-            commit()
+            self._timed(sync, size)
+            told()
 
-    def _timed(self, finish: Callable[[], bool], size: int) -> bool:
-        """``finish``; how long it takes says how fast the disk is."""
+    def _timed(self, sync: Callable[[], bool], size: int) -> None:
+        """``sync``; how long it takes says how fast the disk is."""
         if size < SEEN_BYTES:
-            return finish()
+            sync()
+            return
         began = self.clock.now_us()
-        done = finish()
-        if done:
+        if sync():
             with self._lock:
                 self._pace.saw(size, (self.clock.now_us() - began) / 1e6)
-        return done
 
-    def _drain(self) -> tuple[list[AnyRequest], int]:
-        """What waits, up to a bound per round, and its bytes."""
+    def _drain(self, *, late: bool = False) -> tuple[list[AnyRequest], int]:
+        """What waits, up to a bound per round, and its bytes. ``late``: what may still enter a round."""
         with self._lock:
             self._poked = False
             requests = list(self._queue)
@@ -310,22 +340,23 @@ class Engine:
                 self._queued_bytes = 0
                 self._of_source.clear()
             else:
-                requests, taken = self._in_turn(requests)
+                requests, taken = self._in_turn(requests, late)
         return [r for r in requests if not r.withdrawn], taken
 
-    def _in_turn(self, arrived: list[AnyRequest]) -> tuple[list[AnyRequest], int]:
+    def _in_turn(self, arrived: list[AnyRequest], late: bool) -> tuple[list[AnyRequest], int]:
         """Of those that arrived and those that wait, what the next round takes, and its bytes. With the lock held."""
-        most = min(self._pace.round(), ROUND_BYTES)
+        most_others = LATE_BYTES if late else ROUND_BYTES
+        most = LATE_BYTES if late else min(self._pace.round(), ROUND_BYTES)
         requests = arrived
         if self._queued_bytes > most:
             self._line.put(request for request in arrived if request.writes)
             others, taken = deque(request for request in arrived if not request.writes), 0
             requests = []
-            while others and taken < ROUND_BYTES:
+            while others and taken < most_others:
                 requests.append(others.popleft())
                 taken += requests[-1].size
             self._queue = others
-            requests += self._line.take(most)
+            requests += self._line.take(most, late=late)
         elif self._line.count:
             requests = [*self._line.clear(), *arrived]
         taken = sum(request.size for request in requests)

@@ -11,6 +11,7 @@ A run of neighbours that are all parcels, and few rows together, is offered to t
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
@@ -295,6 +296,18 @@ def arrange(requests: Sequence[AnyRequest]) -> list[Work]:
     if run:
         works.append(Work(run, _few(run, lane, rows)))
     return works
+
+
+def least_first(pairs: list[tuple[AnyRequest, Any]]) -> list[tuple[AnyRequest, Any]]:
+    """Requests and their answers in the order in which they are answered when much waits: first those of the connections with few in the round, because an answer
+    may have to wait for the processor, and those behind it with it; receives last, because their messages are read then. Those of one connection keep their order."""
+    several = Counter(request.source for request, _ in pairs if request.source is not None)
+
+    def order(pair: tuple[AnyRequest, Any]) -> tuple[bool, int]:
+        request = pair[0]
+        return isinstance(request, WaitingReceive), several.get(request.source, 0)
+
+    return sorted(pairs, key=order)
 
 
 def _order(request: AnyRequest) -> int:

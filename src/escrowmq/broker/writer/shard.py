@@ -317,30 +317,33 @@ class Shard:
         except Exception as problem:
             return broker_failed("looking at the ledger", problem)
 
-    def finishing(self, pairs: Sequence[tuple[AnyRequest, Any]]) -> Callable[[], bool]:
-        """The round is complete; the function returned syncs and answers, and may do so on another thread while the next
-        round is decided. It answers nothing unless every round before it is durable too."""
+    def finishing(self, pairs: Sequence[tuple[AnyRequest, Any]]) -> tuple[Callable[[], bool], Callable[[], bool]]:
+        """The round is complete; of the functions returned the first syncs it, the second answers, and both say whether it is durable. They may be called on
+        other threads while the next round is decided. Nothing is answered unless every round before it is durable too."""
         flush: Callable[[], None] | None = None
+        durable = False
         with contextlib.suppress(EscrowError):
             flush = self._flushing()
 
-        def finish() -> bool:
-            try:
+        def sync() -> bool:
+            nonlocal durable
+            with contextlib.suppress(EscrowError):
                 if flush is None:
                     raise self._refusal()
                 reach("broker.decided")
                 flush()
                 reach("broker.synced")
-            except EscrowError:
-                for request, _ in pairs:
-                    request.answer(self._refusal())
-                return False
-            for request, answer in pairs:
-                request.answer(self._checked(answer))
-            reach("broker.answered")
-            return True
+                durable = True
+            return durable
 
-        return finish
+        def tell() -> bool:
+            for request, answer in pairs:
+                request.answer(self._checked(answer) if durable else self._refusal())
+            if durable:
+                reach("broker.answered")
+            return durable
+
+        return sync, tell
 
     # Upkeep
 

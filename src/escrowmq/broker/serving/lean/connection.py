@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from escrowmq.broker.serving.lean.listening import tune
 from escrowmq.broker.serving.room import Held
 from escrowmq.wire import lean
 
@@ -156,6 +157,14 @@ class Connection:
         self.received += len(data)
         self.heard = time.monotonic()
         return data or None
+
+    def tune(self) -> None:
+        """Set it to what a client's connection is. By the loop."""
+        try:
+            tune(self._socket)
+        except OSError as problem:
+            logger.debug("a client is gone: %s", problem)
+            self.broken = True
 
     def say_no_more(self) -> None:
         """The client is told the end behind what was sent; what it still says can be read."""

@@ -58,8 +58,7 @@ def listen_unix(path: Path) -> socket.socket:
 
 
 def tune(accepted: socket.socket) -> None:
-    """What every accepted connection is set to. Raises OSError when it is gone already."""
-    accepted.setblocking(False)
+    """What a connection is set to whose client has greeted: a crowd that says nothing costs no calls for it. Raises OSError when it is gone already."""
     if accepted.family == socket.AF_UNIX:
         return
     accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -26,7 +26,6 @@ from contextlib import suppress
 from escrowmq.broker.calls import Calls
 from escrowmq.broker.serving.connections import PRESSED_SECONDS, SILENT_SECONDS
 from escrowmq.broker.serving.lean.connection import Connection
-from escrowmq.broker.serving.lean.listening import tune
 from escrowmq.broker.serving.lean.requests import MAX_REQUESTS, Requests
 from escrowmq.broker.serving.room import Room
 from escrowmq.platform.descriptors import connection_share
@@ -35,7 +34,7 @@ from escrowmq.wire.lean.requests import MAX_HELLO_BYTES
 
 LOOK_SECONDS = 0.25
 HURRIED_SECONDS = 0.02
-"""Between two looks while a request waits for room."""
+"""Between two tries while a request waits for room."""
 FRAME_SECONDS = 60.0
 NO_DESCRIPTOR_SECONDS = 0.2
 RESTART_SECONDS = 1.0
@@ -73,6 +72,9 @@ class LeanServer:
         )
         self._clients: dict[Connection, Requests] = {}
         self._needing: deque[Connection] = deque()  # attention
+        self._paused: dict[
+            Connection, None
+        ] = {}  # what they sent waits for answers, for the client to read, or for room
         self._numbers = itertools.count(1)
         self._wake, self._woken = socket.socketpair()
         self._wake.setblocking(False)
@@ -151,12 +153,12 @@ class LeanServer:
     def _loop(self) -> None:
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._listen()
-        next_look = 0.0
+        next_look = next_try = 0.0
         said_goodbye = False
         engine = self._calls.engine
         engine.run_rounds_here()
         while self._ending is None or self._clients:
-            ready = self._selector.select(max(next_look - time.monotonic(), 0.0))
+            ready = self._selector.select(max(min(next_look, next_try) - time.monotonic(), 0.0))
             try:
                 self._work_on(ready)
                 if self._ending is not None and not said_goodbye:
@@ -164,7 +166,11 @@ class LeanServer:
                     self._say_goodbye()
                 now = time.monotonic()
                 if now >= next_look:
-                    next_look = now + (HURRIED_SECONDS if self._look(now) else LOOK_SECONDS)
+                    self._look(now)
+                    next_look = now + (LOOK_SECONDS if self._ending is None else HURRIED_SECONDS)
+                if now >= next_try:
+                    self._try_again()
+                    next_try = now + (HURRIED_SECONDS if self._paused else LOOK_SECONDS)
             finally:
                 engine.run()  # what was begun, whatever came after
 
@@ -212,11 +218,7 @@ class LeanServer:
             self._enter(accepted, address)
 
     def _enter(self, accepted: socket.socket, address: object) -> None:
-        try:
-            tune(accepted)
-        except OSError:  # gone already
-            accepted.close()
-            return
+        accepted.setblocking(False)
         peer = f"lean:{next(self._numbers)}:{address or 'unix'}"
         reader = lean.Reader(MAX_HELLO_BYTES)
         connection = Connection(accepted, peer, self._welcome.max_answer_bytes, self._call, reader)
@@ -282,8 +284,10 @@ class LeanServer:
             if data:
                 greeted = asked.welcomed
                 asked.take(data)
-                if asked.welcomed and not greeted and len(self._clients) > self.bound:
-                    self._evict(greeted=True, but=connection)
+                if asked.welcomed and not greeted:
+                    connection.tune()
+                    if len(self._clients) > self.bound:
+                        self._evict(greeted=True, but=connection)
             self._see_to(connection, asked)
         except Exception:
             logger.exception("a lean connection failed: %s", connection.peer)
@@ -304,7 +308,10 @@ class LeanServer:
             self._close(connection)
             return
         events = selectors.EVENT_WRITE if connection.unsent_bytes else 0
-        if not asked.paused:
+        if asked.paused:
+            self._paused[connection] = None
+        else:
+            self._paused.pop(connection, None)
             events |= selectors.EVENT_READ
         self._wait_for(connection, events)
 
@@ -321,6 +328,7 @@ class LeanServer:
 
     def _close(self, connection: Connection) -> None:
         asked = self._clients.pop(connection, None)
+        self._paused.pop(connection, None)
         if asked is None:
             return
         if connection.events:
@@ -332,31 +340,32 @@ class LeanServer:
         connection.close()
         asked.end()
 
-    def _look(self, now: float) -> bool:
-        """See the rules above; whether somebody waits for room."""
+    def _try_again(self) -> None:
+        """See whether there is room now for those that wait for it."""
+        for connection in list(self._paused):
+            self._serve(connection)
+
+    def _look(self, now: float) -> None:
+        """See the rules above."""
         if self._ending is not None and now >= self._ending:
             for connection in list(self._clients):
                 self._close(connection)
-            return False
+            return
         if self._listen_again is not None and now >= self._listen_again and self._ending is None:
             self._listen()
         patience = PRESSED_SECONDS if len(self._clients) > self.bound // 2 else SILENT_SECONDS
-        waiting, unfinished = False, 0
+        unfinished = 0
         for connection, asked in list(self._clients.items()):
             size = connection.reader.waiting
             unfinished += size
             late = now - connection.opened >= patience if not asked.welcomed else self._drips(connection, asked, now)
             if late or (asked.no_longer and now >= asked.no_longer):
                 self._close(connection)
-            elif asked.paused:
-                self._serve(connection)
-                waiting = waiting or asked.paused
         while unfinished > self._unfinished:
             largest = max(self._clients, key=lambda connection: connection.reader.waiting)
             unfinished -= largest.reader.waiting
             logger.warning("closing a connection that sends much and ends nothing: %s", largest.peer)
             self._close(largest)
-        return waiting or self._ending is not None
 
     def _drips(self, connection: Connection, asked: Requests, now: float) -> bool:
         """Whether its frame takes too long to become whole."""
