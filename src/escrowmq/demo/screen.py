@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -99,10 +100,12 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
     if verdict.findings:
         table = Table("kind", "id", "between", "expected", "found", title="findings", title_justify="left")
         for finding in verdict.findings[:_MOST_FINDINGS]:
-            table.add_row(
-                f"[red]{finding.kind}[/]", finding.id, finding.between, str(finding.expected), str(finding.found)
-            )
+            counts = (str(finding.expected), str(finding.found))
+            table.add_row(f"[red]{finding.kind}[/]", finding.id, finding.between, *counts)
         console.print(table)
+        for finding in verdict.findings[:_MOST_FINDINGS]:
+            if finding.reason:
+                console.print(f"{escape(finding.id)}: {escape(finding.reason)}", soft_wrap=True)
         if verdict.findings_in_all > _MOST_FINDINGS:
             console.print(f"… of {verdict.findings_in_all:,} findings; more are in verdict.json")
 

@@ -71,10 +71,11 @@ def at_broker(of: AtBroker, now_us: int) -> Iterator[Reason]:
     elif state in ("rolled_back", "expired"):
         word = "rolled back" if state == "rolled_back" else "given up, as it stayed undecided for too long"
         yield Reason(Rank.DONE, state, f"It does not wait: its transaction was {word}, and no consumer will see it.")
-    elif not message["visible"]:
+    elif not message["visible"] and state != "edited":
         yield _not_visible(of, now_us)
     elif of.stands is None:
-        yield Reason(Rank.DONE, state, "It is visible; where it stands for consumer groups is not known.")
+        visible = "It is visible" if message["visible"] else "One consumer group gets it in place of a dead letter"
+        yield Reason(Rank.DONE, state, f"{visible}; where it stands for consumer groups is not known.")
     else:
         yield from _at_groups(of, of.stands, now_us)
 

@@ -192,12 +192,13 @@ def _findings(verdict: Verdict) -> str:
             escape(f.between),
             str(f.expected),
             str(f.found),
+            escape(f.reason),
         ]
         for f in shown
     ]
     more = verdict.findings_in_all - len(shown)
     note = f"{more:,} more are not shown." if more > 0 else ""
-    return section("Findings", note, table(["kind", "id", "between", "#expected", "#found"], rows))
+    return section("Findings", note, table(["kind", "id", "between", "#expected", "#found", "why"], rows))
 
 
 def _kills(events: Events, pictures: Pictures) -> str:

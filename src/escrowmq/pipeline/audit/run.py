@@ -14,6 +14,7 @@ from escrowmq.pipeline.audit.events import Events
 from escrowmq.pipeline.audit.manifest import KINDS, Comparison, Manifest
 from escrowmq.pipeline.audit.page import Pictures, write_page
 from escrowmq.pipeline.audit.readings import Readings
+from escrowmq.pipeline.audit.reasons import reasons
 from escrowmq.pipeline.audit.verdict import Finding, Side, Verdict
 from escrowmq.pipeline.audit.windows import WINDOWS
 from escrowmq.pipeline.failures import unwrap_errors
@@ -71,15 +72,16 @@ def audit(
     :func:`escrowmq.pipeline.audit.comparing.tallied`; whatever it is, the verdict is the same."""
     together = _in_all_tables(manifest)
     judges = [c.judges for c in (*manifest.comparisons, *together)]
-    sides = readings.rows([*manifest.comparisons, *together])
     with ExitStack() as stack:
+        stack.callback(readings.close)
+        sides = readings.rows([*manifest.comparisons, *together])
         stack.enter_context(_uncompressed(readings.spark))
         half = stack.enter_context(_kept(readings.half()))
         packed = stack.enter_context(_kept(timeline.packed(half, timeline.decisions(readings.log))))
         done = stack.enter_context(tallied(sides, windows, tied=_numbers(manifest)))
         wrong = frames.findings(done.tallies, judges).unionByName(frames.undecided(half))
         wrong = stack.enter_context(_kept(wrong))
-        return _verdict(manifest, done, wrong, half, timeline.transactions(packed), events)
+        return _verdict(manifest, readings, done, wrong, half, timeline.transactions(packed), events)
 
 
 @contextmanager
@@ -105,7 +107,13 @@ def _uncompressed(spark: SparkSession) -> Iterator[None]:
 
 
 def _verdict(
-    manifest: Manifest, done: Tallied, wrong: DataFrame, half: DataFrame, transactions: DataFrame, events: Events
+    manifest: Manifest,
+    readings: Readings,
+    done: Tallied,
+    wrong: DataFrame,
+    half: DataFrame,
+    transactions: DataFrame,
+    events: Events,
 ) -> tuple[Verdict, Pictures]:
     kinds = {row["kind"]: row["ids"] for row in frames.ids_by_kind(wrong).collect()}
     sides = _sides(manifest, done, wrong)
@@ -122,7 +130,7 @@ def _verdict(
         checks=total["asked"],
         consumers={name: sides[number].found_rows for name, number in zip(manifest.consumers, numbers, strict=True)},
         comparisons=sides,
-        findings=_named(manifest, wrong),
+        findings=_named(manifest, readings, wrong),
         findings_in_all=wrong.count(),
     )
     return verdict, Pictures.of(transactions, total["first_us"], total["last_us"])
@@ -153,11 +161,19 @@ def _number_of(manifest: Manifest, table: str) -> int:
     return next(n for n, c in enumerate(manifest.comparisons) if c.found == f"table:{table}")
 
 
-def _named(manifest: Manifest, wrong: DataFrame) -> tuple[Finding, ...]:
-    """The first findings, in the order of kind and id."""
-    rows = wrong.orderBy("kind", "id", "comparison").limit(MOST_FINDINGS).collect()
+def _named(manifest: Manifest, readings: Readings, wrong: DataFrame) -> tuple[Finding, ...]:
+    """The first findings, in the order of kind and id, with what the log knows of them."""
+    rows = [row.asDict() for row in wrong.orderBy("kind", "id", "comparison").limit(MOST_FINDINGS).collect()]
+    told = reasons(manifest, readings, rows)
     return tuple(
-        Finding(row["kind"], row["id"], _between(manifest, row["comparison"]), row["expected"], row["found"])
+        Finding(
+            row["kind"],
+            row["id"],
+            _between(manifest, row["comparison"]),
+            row["expected"],
+            row["found"],
+            told.get((row["comparison"], row["id"]), ""),
+        )
         for row in rows
     )
 

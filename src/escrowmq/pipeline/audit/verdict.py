@@ -12,13 +12,14 @@ NAME = "verdict.json"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One id that two sides do not agree on; ``expected`` and ``found`` count rows on either side."""
+    """One id that two sides do not agree on; ``expected`` and ``found`` count rows on either side. ``reason``: why, if the log knows."""
 
     kind: str
     id: str
     between: str
     expected: int
     found: int
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
