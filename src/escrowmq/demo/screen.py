@@ -86,6 +86,8 @@ class Screen:
 
 def show_verdict(console: Console, verdict: Verdict) -> None:
     """The verdict as tables."""
+    from escrowmq.pipeline.coverage import told
+
     figures = Table.grid(padding=(0, 3))
     for _ in range(3):
         figures.add_column(justify="right", style="bold")
@@ -97,6 +99,10 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
         figures.add_row(*chain(*cells))
     color, words = ("green", "all sides agree") if verdict.agrees else ("red", "the sides disagree")
     console.print(Panel(figures, title=f"[bold {color}]{words}[/]", border_style=color, expand=False, padding=(1, 3)))
+    if verdict.beginnings:
+        console.print(
+            f"the log does not hold all that was ever in it: {escape(told(verdict.beginnings))}", soft_wrap=True
+        )
     if verdict.findings:
         table = Table("kind", "id", "between", "expected", "found", title="findings", title_justify="left")
         for finding in verdict.findings[:_MOST_FINDINGS]:

@@ -288,7 +288,7 @@ def in_database(row: InDatabase, at_brokers: bool, now_us: int) -> Iterator[Reas
     if row.driven is not None:
         yield _driven(row, row.driven)
     for case in row.cases:
-        yield _case(case)
+        yield _case(row, case)
     for entry in row.sets:
         if entry["what"] == "taken":
             yield Reason(Rank.HANDS, "taken", f"A scheduler of compensation {entry['name']} is about to repair it.")
@@ -379,9 +379,9 @@ def _driven(row: InDatabase, driven: Mapping[str, Any]) -> Reason:
     )
 
 
-def _case(case: Mapping[str, Any]) -> Reason:
+def _case(row: InDatabase, case: Mapping[str, Any]) -> Reason:
     state, name = CaseState(case["state"]), case["name"]
-    selection = {"compensation": name, "ids": [bytes(case["message_id"]).hex()]}
+    selection = {"database": row.database, "compensation": name, "ids": [bytes(case["message_id"]).hex()]}
     offers = (Offer("compensation.retry", selection), Offer("compensation.settle", selection))
     if state in (CaseState.STUCK, CaseState.CONFLICT):
         return Reason(

@@ -10,7 +10,7 @@ Only the ids that are named (some hundred) are looked for, so this costs a pass 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,10 @@ from escrowmq.pipeline.audit import delivered, frames
 from escrowmq.pipeline.audit.manifest import Comparison, Manifest, of_group
 from escrowmq.pipeline.audit.readings import Readings, compared_columns
 from escrowmq.pipeline.audit.rows import Role
+from escrowmq.pipeline.coverage import Beginning
+from escrowmq.pipeline.coverage import told as told_beginnings
 from escrowmq.pipeline.failures import unwrap_errors
+from escrowmq.wire import HALF_VIEW_NAME
 
 _MOST_ROWS = 10_000
 """Rows of named ids that are looked at: an id may be repeated as often as it likes."""
@@ -45,8 +48,36 @@ class _Effects:
         return any(digest not in known for id in ids if id is not None for digest in self.of.get(id, ()))
 
 
-def reasons(manifest: Manifest, readings: Readings, wrong: Iterable[Wrong]) -> dict[tuple[int, str], str]:
-    """Of findings, by comparison and id: why, as far as the log knows."""
+Reasons = dict[tuple[int, str, str], str]
+"""By comparison, id and kind."""
+Told = Callable[[Iterable[Wrong]], Reasons]
+
+
+def reasons(manifest: Manifest, readings: Readings, begin: Sequence[Beginning], wrong: Iterable[Wrong]) -> Reasons:
+    """Of findings: why, as far as the log knows. ``begin``: where it does not begin at its beginning."""
+    every = list(wrong)
+    known = _known(manifest, readings, every)
+    told: Reasons = {}
+    for one in every:
+        number, id, kind = one["comparison"], one["id"], one["kind"]
+        reason = known.get((number, id), "")
+        left = _left(manifest.comparisons[number], kind, begin) if number >= 0 else ""
+        told[number, id, kind] = "; or ".join(text for text in (reason, left) if text)
+    return told
+
+
+def _left(comparison: Comparison, kind: str, begin: Sequence[Beginning]) -> str:
+    """That the id may have left the log, if the side that has not got it lets go of messages."""
+    side = {"lost": comparison.found, "leaked": comparison.expected}.get(kind, "")
+    where, _, name = side.partition(":")
+    topic = of_group(name)[1] if where == "group" else name
+    sources = {"topic": {topic}, "group": {topic}, "half": {HALF_VIEW_NAME}}.get(where, set())
+    mine = [one for one in begin if one.source in sources]
+    return f"it may have left the log by retention or by hand: {told_beginnings(mine)}" if mine else ""
+
+
+def _known(manifest: Manifest, readings: Readings, wrong: Iterable[Wrong]) -> dict[tuple[int, str], str]:
+    """What persons did to the messages of findings, by comparison and id."""
     named: dict[int, dict[str, str]] = {}
     for one in wrong:
         if one["comparison"] >= 0 and manifest.comparisons[one["comparison"]].expected.startswith("group:"):

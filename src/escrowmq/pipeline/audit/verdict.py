@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from escrowmq.pipeline.coverage import Beginning
+
 NAME = "verdict.json"
 
 
@@ -54,6 +56,9 @@ class Verdict:
     comparisons: tuple[Side, ...]
     findings: tuple[Finding, ...]
     findings_in_all: int
+    beginnings: tuple[
+        Beginning, ...
+    ] = ()  # queues that do not hold all that was ever in them: what left cannot be compared
 
     @property
     def agrees(self) -> bool:
