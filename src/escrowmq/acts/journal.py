@@ -159,6 +159,13 @@ class Journal:
         self._number, self._hash = record.number, digest
         self._save_last()
 
+    def save_last(self) -> None:
+        """Make the file beside the record again: of a copy, it is derived."""
+        with self._lock:
+            self._read()
+            if self._number:
+                self._save_last()
+
     def _save_last(self) -> None:
         try:
             replace_file(self._disk, LAST, [[f"{self._number} {self._hash}\n".encode()]])

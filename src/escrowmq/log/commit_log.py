@@ -422,7 +422,7 @@ class SegmentLog(ReadableLog):
         self._await_writing()
         try:
             if clean and self._failure is None:
-                self.sync()
+                self._settle_last()
                 self._seal_cleanly()
         finally:
             if self._lookups is not None:
@@ -431,6 +431,10 @@ class SegmentLog(ReadableLog):
             self._active.abandon()
             self.acts.close()
             self._disk.close()
+
+    def _settle_last(self) -> None:
+        """Nothing that was appended is left in memory."""
+        self.sync()
 
     def _seal_cleanly(self) -> None:
         """Cut the reserved tail, and note in the file ``closed`` how far the log is durable. A full disk may keep it from that."""

@@ -20,7 +20,7 @@ import msgspec
 import xxhash
 
 from escrowmq.acts import journal
-from escrowmq.errors import Code, error
+from escrowmq.errors import Code, EscrowError, error
 from escrowmq.log.frames import Chunk
 from escrowmq.log.kafka.fold import Standing
 from escrowmq.log.kafka.partition import UNKNOWN_OFFSET, Partition
@@ -140,22 +140,27 @@ class Bases:
 
     def fetch(self, base: Stored, disk: Disk) -> None:
         """Write the snapshot, under the name of a base, and the record of acts into a folder. Corrupt(DAMAGED) if they are not what was sent."""
-        manifest = base.manifest
-        digest = xxhash.xxh3_64()
-        pieces = self._contents(base, digest)
-        name = SnapshotName(manifest.snapshot, manifest.sequence)
-        rest: list[bytes] = []
+        pieces = self._contents(base)
+        rest = self._write_snapshot(base, disk, SnapshotName(base.manifest.snapshot, base.manifest.sequence), pieces)
         try:
-            replace_file(disk, str(name), _first(pieces, manifest.snapshot_bytes, rest))
-            if manifest.act_bytes:
-                replace_file(disk, journal.NAME, ([piece] for piece in _chain(rest, pieces)))
-            else:
-                for _ in pieces:
-                    pass
+            if base.manifest.act_bytes:
+                replace_file(disk, journal.NAME, ([piece] for piece in (*rest, *pieces)))
         except (OSError, MemoryError) as problem:
             raise disk_error(problem) from problem
-        if digest.intdigest() != manifest.digest:
-            raise error(Code.DAMAGED, f"the base at offset {base.offset} of {self._partition.name} is not what was sent")
+
+    def fetch_snapshot(self, base: Stored, disk: Disk) -> None:
+        """Write the snapshot alone into a folder, as any snapshot."""
+        pieces = self._contents(base)
+        self._write_snapshot(base, disk, SnapshotName(base.manifest.snapshot), pieces)
+
+    def _write_snapshot(self, base: Stored, disk: Disk, name: SnapshotName, pieces: Iterator[bytes]) -> list[bytes]:
+        """What of the last piece that was taken lies behind the snapshot."""
+        rest: list[bytes] = []
+        try:
+            replace_file(disk, str(name), _first(pieces, base.manifest.snapshot_bytes, rest))
+        except (OSError, MemoryError) as problem:
+            raise disk_error(problem) from problem
+        return rest
 
     def send(self, manifest: Manifest, content: Iterable[bytes | memoryview]) -> Stored:
         """Send a base: ``content`` in its pieces; of the manifest id, chunks and digest are filled in here. When this returns it is acknowledged.
@@ -185,7 +190,9 @@ class Bases:
     def delete_old(self) -> None:
         """Delete what lies before the base that :meth:`newest` gave, and before chunks of one that may still become a better one."""
         if (best := self._best) is not None:
-            better = [min(found.values()) for id_, found in self._chunks.items() if self._ranks[id_] > best.manifest.rank]
+            better = [
+                min(found.values()) for id_, found in self._chunks.items() if self._ranks[id_] > best.manifest.rank
+            ]
             self._partition.delete_before(min((*best.chunks, best.offset, *better)), self._timeout)
             reach("base.old_deleted")
 
@@ -229,21 +236,29 @@ class Bases:
         if self._best is None or manifest.rank > self._best.manifest.rank:
             self._best = Stored(manifest, tuple(chunks[number] for number in range(manifest.chunks)), offset)
 
-    def _contents(self, base: Stored, digest: xxhash.xxh3_64) -> Iterator[bytes]:
-        """The contents of the chunks, in order."""
-        wanted = dict(zip(base.chunks, range(len(base.chunks)), strict=True))
-        at, deadline, expected = base.chunks[0] if base.chunks else 0, monotonic() + self._timeout, 0
+    def _contents(self, base: Stored) -> Iterator[bytes]:
+        """The contents of the chunks, in order. Corrupt(DAMAGED) at the end, at the latest, if they are not what was sent."""
+        digest, at, deadline, expected = (
+            xxhash.xxh3_64(),
+            min((*base.chunks, base.offset)),
+            monotonic() + self._timeout,
+            0,
+        )
         while expected < len(base.chunks):
             for offset, raw in self._read(at, base.offset, deadline):
                 at, deadline = offset + 1, monotonic() + self._timeout
-                if offset not in wanted:
+                if expected == len(base.chunks) or offset != base.chunks[expected]:
                     continue
-                record = unpack(raw, offset)
-                if record is None or wanted[offset] != expected:
-                    raise error(Code.DAMAGED, f"the base at offset {base.offset} of {self._partition.name} does not check")
+                if (record := unpack(raw, offset)) is None:
+                    raise self._damaged(base)
                 digest.update(record.payload)
                 expected += 1
+                if expected == len(base.chunks) and digest.intdigest() != base.manifest.digest:
+                    raise self._damaged(base)
                 yield bytes(record.payload)
+
+    def _damaged(self, base: Stored) -> EscrowError:
+        return error(Code.DAMAGED, f"the base at offset {base.offset} of {self._partition.name} is not what was sent")
 
 
 def _first(pieces: Iterator[bytes], size: int, rest: list[bytes]) -> Iterator[list[Chunk]]:
@@ -256,11 +271,6 @@ def _first(pieces: Iterator[bytes], size: int, rest: list[bytes]) -> Iterator[li
             rest.append(piece[size:])
         yield [piece[:size]]
         size -= len(piece)
-
-
-def _chain(rest: list[bytes], pieces: Iterator[bytes]) -> Iterator[bytes]:
-    yield from rest
-    yield from pieces
 
 
 def _pieces(content: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
@@ -278,4 +288,3 @@ def file_pieces(disk: Disk, name: str) -> Iterator[bytes]:
         while at < size and (piece := file.read_at(at, min(CHUNK_BYTES, size - at))):
             yield piece
             at += len(piece)
-

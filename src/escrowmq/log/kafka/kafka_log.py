@@ -17,25 +17,21 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager
 from itertools import chain
-from time import monotonic
 
 from escrowmq.errors import Code, EscrowError, Fenced, Misuse, error
-from escrowmq.log import snapshots
 from escrowmq.log.frames import Chunk
-from escrowmq.log.kafka.bases import Bases, Manifest, file_pieces
-from escrowmq.log.kafka.channel import Channel, Round
-from escrowmq.log.kafka.fold import Fold, Standing
+from escrowmq.log.kafka.bases import CHUNK_BYTES, Bases, Manifest, file_pieces
+from escrowmq.log.kafka.channel import Channel
+from escrowmq.log.kafka.fold import Fold
 from escrowmq.log.kafka.mirror import Mirror
-from escrowmq.log.kafka.partition import Partition
+from escrowmq.log.kafka.partition import Partitions
 from escrowmq.log.seam import Frame
 from escrowmq.log.snapshots import SnapshotName
-from escrowmq.platform.disk import disk_error
+from escrowmq.platform.disk import Disk
 from escrowmq.platform.failpoints import reach
 
-BEAT_SECONDS = 0.5
-"""Without another record."""
 RELEASE_SECONDS = 5.0
 """For the last record of a clean end; without it the others wait until they notice the silence."""
 
@@ -46,19 +42,24 @@ class KafkaLog(Mirror):
     """A :class:`escrowmq.log.seam.ReplicatedLog` once :meth:`lead` was called; before that a mirror that others may read."""
 
     _channel: Channel | None = None
-    _fenced = False
+    _sent_base: SnapshotName | None = None
 
     def lead(
-        self, channel: Channel, bases: Bases, version: str, now_us: int, caught_up: list[Frame], end: Callable[[], None]
+        self,
+        channel: Channel,
+        partitions: Partitions,
+        bases: Bases,
+        version: str,
+        now_us: int,
+        caught_up: list[Frame],
+        end: Callable[[], None],
     ) -> None:
         """Append from now on, as the opener whose claim ``channel`` made: the mirror holds all that counts before it. ``end`` is called when the log is
         closed. Fenced(FENCED) if another one has claimed the log already, Corrupt(LOG_FAILED)."""
-        self._channel, self._bases, self._end = channel, bases, end
-        self._unsent: list[list[Chunk]] = []
+        self._channel, self._partitions, self._bases, self._end = channel, partitions, bases, end
+        self._unsent: list[memoryview] = []
         self._turns = threading.Condition()
         self._handed = self._finished = 0  # hand-overs, each of which finishes when those before it have
-        self._stopping = threading.Event()
-        self._beats: threading.Thread | None = None
         self._keeper = ThreadPoolExecutor(1, "escrowmq-base")
         self._keeping: Future[None] | None = None
         self.bytes_written = 0
@@ -68,19 +69,19 @@ class KafkaLog(Mirror):
         try:
             self._begin_epoch(version, max(now_us, self.last_time_us))
         except EscrowError:
-            if self._fenced:
+            if self.fenced:
                 raise error(Code.FENCED, "another node claimed the log at the same moment") from None
             raise
         self._caught_up = [*caught_up, *self.frames(begin)]
-        self._beats = threading.Thread(target=self._beat, name="escrowmq-beats", daemon=True)
-        self._beats.start()
+        self.note(channel.standing)
+        channel.start()
 
     # What a replicated log tells
 
     @property
     def fenced(self) -> bool:
         """Whether another node was seen to have taken the log over."""
-        return self._fenced
+        return self._channel is not None and isinstance(self._channel.failure, Fenced)
 
     @property
     def proved_at(self) -> float:
@@ -95,12 +96,19 @@ class KafkaLog(Mirror):
     def confirm(self, timeout: float) -> None:
         """Return when a record counts that was sent after this call began."""
         self._check_usable()
-        began = monotonic()
-        channel = self._led()
         with self._failing():
-            channel.beat().wait(timeout)
-        if channel.proved_at < began:
-            raise error(Code.TIMED_OUT, f"no record was acknowledged within {timeout:g} s")
+            self._led().confirm(timeout)
+
+    def _check_usable(self) -> None:
+        if self._channel is not None and self._failure is None and (problem := self._channel.failure):
+            if problem.code is Code.CLOSED:
+                raise problem
+            self._fail(self._stopped(problem))
+        super()._check_usable()
+
+    def _stopped(self, problem: EscrowError) -> EscrowError:
+        what = "another node leads the log now" if isinstance(problem, Fenced) else problem.message
+        return error(Code.LOG_FAILED, what, "this broker follows the log from now on, or is started anew")
 
     # Appending
 
@@ -115,16 +123,16 @@ class KafkaLog(Mirror):
 
     def _put(self, chunks: list[Chunk], size: int) -> None:
         super()._put(chunks, size)
-        self._unsent.append(chunks)
+        self._unsent += [memoryview(chunk) for chunk in chunks]
 
     def hand_over(self) -> Callable[[], None]:
         """Send what is buffered; the function returned waits until it counts, then writes the mirror. Corrupt(LOG_FAILED)."""
         self._check_usable()
         channel = self._led()
         segment, end, flush = self._segment, self.next_sequence, self._active.take()
-        frames, self._unsent = self._unsent, []
+        unsent, self._unsent = self._unsent, []
         with self._failing():
-            sent = channel.send_frames([b"".join(map(bytes, chunks)) for chunks in frames]) if frames else None
+            sent = channel.send_frames(b"".join(unsent)) if unsent else None
         with self._turns:
             turn = self._handed
             self._handed += 1
@@ -173,22 +181,10 @@ class KafkaLog(Mirror):
         except EscrowError as problem:
             if problem.code is Code.TIMED_OUT:
                 raise
-            self._fenced = self._fenced or isinstance(problem, Fenced)
-            what = "another node leads the log now" if self._fenced else problem.message
-            raise self._fail(error(Code.LOG_FAILED, what)) from problem
+            raise self._fail(self._stopped(problem)) from problem
         except BaseException as problem:
             self._fail(error(Code.LOG_FAILED, f"sending broke off: {problem!r}"))
             raise
-
-    def _beat(self) -> None:
-        channel = self._led()
-        while not self._stopping.wait(BEAT_SECONDS):
-            if monotonic() - channel.sent_at < BEAT_SECONDS:
-                continue
-            with suppress(EscrowError), self._failing():
-                channel.beat().wait()
-            if self._failure is not None:
-                return
 
     # Retention
 
@@ -216,6 +212,75 @@ class KafkaLog(Mirror):
         """The base of this folder, if it is not known to be in Kafka."""
         with self._reader.lock:
             base = max((s for s in self._snapshots if s.first >= 0), default=None, key=lambda s: (s.first, s.sequence))
-        return base if base is not None and base != self._kept_base else None
+        return base if base is not None and base != self._sent_base else None
 
-    _kept_base: SnapshotName | None = None
+    def _keep_base(self) -> None:
+        """Bring the base to Kafka, then delete what it stands for there. What fails is tried again when retention drops something next."""
+        base = self._base_to_send()
+        if base is None:
+            return
+        try:
+            self._send_base(base)
+            self._sent_base = base
+        except (EscrowError, OSError, MemoryError) as problem:
+            logger.warning("a base could not be brought to Kafka: %s", problem)
+
+    def _send_base(self, base: SnapshotName) -> None:
+        with self._reader.lock:
+            first = self._reader.segments[0].header
+        mark = self.marks.at(base.first)
+        if first.sequence != base.first or mark is None:
+            return  # retention went on meanwhile; or there is nothing that proves how much may be deleted
+        manifest = Manifest(
+            0, self.shard, self.salt, first.epoch, first.sequence, first.position, first.created_us, base.sequence,
+            _size(self._disk, str(base)), mark.act_bytes, 0, 0, mark,
+        )  # fmt: skip
+        snapshot = file_pieces(self._disk, str(base))
+        acts = (
+            self.acts.read_bytes(at, min(CHUNK_BYTES, mark.act_bytes - at))
+            for at in range(0, mark.act_bytes, CHUNK_BYTES)
+        )
+        kept = self._bases.send(manifest, chain(snapshot, acts)).manifest.standing
+        reach("base.sent")
+        with closing(self._partitions.log()) as partition:
+            for offset, raw in partition.read(kept.offset, kept.offset + 1, 1.0):
+                Fold(kept).take(
+                    offset, raw
+                )  # Corrupt(DAMAGED) if what lies there does not go on from the mark: then nothing is deleted
+            partition.delete_before(kept.offset)
+        reach("base.records_deleted")
+        self._bases.delete_old()
+        self.marks.drop_below(kept.sequence)
+        self.marks.save()
+
+    # The end
+
+    def close(self, *, clean: bool = True) -> None:
+        """As any log; ``clean``: what was appended is sent, and then that this node stops, so that another takes over at once."""
+        if self._channel is None or self._closed:
+            super().close(clean=clean)
+            return
+        try:
+            if clean and self._failure is None:
+                self.sync()
+                if self._keeping is not None:
+                    self._keeping.result()
+                with self._failing():
+                    self._channel.release(RELEASE_SECONDS)
+                self.note(self._channel.standing)
+        finally:
+            self._channel.close()
+            self._keeper.shutdown(wait=False, cancel_futures=True)
+            try:
+                super().close(clean=clean)
+            finally:
+                self._end()
+
+    def _settle_last(self) -> None:
+        if self._channel is None:  # else all was sent and written before the log was released
+            super()._settle_last()
+
+
+def _size(disk: Disk, name: str) -> int:
+    with closing(disk.open(name)) as file:
+        return file.size()

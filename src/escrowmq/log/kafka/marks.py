@@ -7,6 +7,7 @@ noted only of records that were read, or acknowledged at exactly the next offset
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
 from contextlib import suppress
 from pathlib import Path
@@ -40,13 +41,14 @@ def boot_id() -> str:
 
 
 class Marks:
-    """The marks of one mirror. One thread."""
+    """The marks of one mirror. Thread-safe."""
 
     def __init__(self, disk: Disk, partition: str, kept: list[Standing] | None = None) -> None:
         self._disk = disk
         self._partition = partition
         self._kept = kept or []
         self._last: Standing | None = None
+        self._lock = threading.Lock()
 
     @classmethod
     def load(cls, disk: Disk, partition: str) -> tuple[Marks, bool] | None:
@@ -72,35 +74,41 @@ class Marks:
         marks._last = content.last
         return marks, bool(content.boot) and content.boot == boot_id()
 
-    def at(self, sequence: int) -> Standing | None:
-        """The newest mark that says no more than a mirror of the frames below ``sequence`` can hold."""
-        found = [mark for mark in (*self._kept, self._last) if mark is not None and mark.sequence <= sequence]
+    def at(self, sequence: int, act_bytes: int = 1 << 62) -> Standing | None:
+        """The newest mark that says no more than a mirror of the frames below ``sequence`` and so many bytes of the record of acts can hold."""
+        with self._lock:
+            marks = [mark for mark in (*self._kept, self._last) if mark is not None]
+        found = [mark for mark in marks if mark.sequence <= sequence and mark.act_bytes <= act_bytes]
         return max(found, key=lambda mark: mark.offset, default=None)
 
     def note(self, standing: Standing, *, keep: bool) -> None:
         """Note how far the mirror is; ``keep`` this one, at the beginning of a segment: retention deletes up to such marks."""
-        if keep and (not self._kept or standing.offset > self._kept[-1].offset):
-            self._kept.append(standing)
-        if self._last is None or standing.offset > self._last.offset:
-            self._last = standing
+        with self._lock:
+            if keep and (not self._kept or standing.offset > self._kept[-1].offset):
+                self._kept.append(standing)
+            if self._last is None or standing.offset > self._last.offset:
+                self._last = standing
 
     def drop_below(self, sequence: int) -> None:
         """Forget marks that are not needed to go on from frame ``sequence``."""
-        first = bisect_right(self._kept, sequence, key=lambda mark: mark.sequence) - 1
-        del self._kept[: max(first, 0)]
+        with self._lock:
+            first = bisect_right(self._kept, sequence, key=lambda mark: mark.sequence) - 1
+            del self._kept[: max(first, 0)]
 
-    def forget_above(self, sequence: int) -> None:
-        """Forget marks that a mirror cannot use which ends before ``sequence``."""
-        self._kept = [mark for mark in self._kept if mark.sequence <= sequence]
-        if self._last is not None and self._last.sequence > sequence:
-            self._last = None
+    def forget_above(self, offset: int) -> None:
+        """Forget marks behind an offset: the mirror did not keep what they speak of."""
+        with self._lock:
+            self._kept = [mark for mark in self._kept if mark.offset <= offset]
+            if self._last is not None and self._last.offset > offset:
+                self._last = None
 
     def save(self, *, durable: bool = False) -> None:
         """Write the file. Not ``durable``: what cannot be written is noted the next time."""
-        content = _Content(VERSION, self._partition, boot_id(), tuple(self._kept), self._last)
+        with self._lock:
+            kept, last = tuple(self._kept), self._last
+        content = _Content(VERSION, self._partition, boot_id(), kept, last)
         try:
             replace_file(self._disk, MIRROR_NAME, [[msgspec.json.encode(content)]], durable=durable)
         except (OSError, MemoryError) as problem:
             if durable:
                 raise disk_error(problem) from problem
-

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pyarrow as pa
 
-from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, error
+from escrowmq.errors import Code, Misuse
 from escrowmq.log import frames as codec
 from escrowmq.log.active import ActiveSegment
 from escrowmq.log.commit_log import SegmentLog
@@ -15,11 +15,10 @@ from escrowmq.log.frames import FrameHeader
 from escrowmq.log.index import Segment
 from escrowmq.log.kafka.fold import Standing
 from escrowmq.log.kafka.marks import Marks
-from escrowmq.log.kafka.unsynced import UnsyncedDisk
 from escrowmq.log.lookups.parts import Sizes
 from escrowmq.log.recovery import Recovered
 from escrowmq.log.seam import Frame
-from escrowmq.platform.disk import disk_error
+from escrowmq.platform.disk import Disk, File, disk_error
 from escrowmq.platform.failpoints import reach
 from escrowmq.schemas import Kind
 
@@ -33,7 +32,7 @@ class Mirror(SegmentLog):
 
     def __init__(
         self,
-        disk: UnsyncedDisk,
+        disk: Disk,
         segment_bytes: int,
         lz4: bool,
         found: Recovered,
@@ -43,7 +42,6 @@ class Mirror(SegmentLog):
     ) -> None:
         super().__init__(disk, segment_bytes, lz4, found, active)
         self.marks = marks
-        self._unmarked = 0  # bytes taken since the last mark was noted
         self._look_at_damage(found.damaged)
         self._begin_lookups(lookups)
 
@@ -117,5 +115,56 @@ class Mirror(SegmentLog):
         self._check_leads()
         super().reserve(size)
 
+    def _settle_last(self) -> None:
+        self.settle()
+
     def _check_leads(self) -> None:
         raise Misuse(Code.BAD_ARGUMENT, "this node follows the log, and does not lead it")
+
+
+class UnsyncedDisk:
+    """Another disk (see :class:`escrowmq.platform.disk.Disk`) that is never asked to make anything durable, and stays locked when this one is closed."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    def open(self, name: str, *, create: bool = False) -> UnsyncedFile:
+        """The file of that name."""
+        return UnsyncedFile(self._disk.open(name, create=create))
+
+    def list(self) -> list[str]:
+        """Names of everything in the folder."""
+        return self._disk.list()
+
+    def rename(self, old: str, new: str) -> None:
+        """Replace ``new`` by ``old``."""
+        self._disk.rename(old, new)
+
+    def remove(self, name: str) -> None:
+        """Delete one file."""
+        self._disk.remove(name)
+
+    def sync_folder(self) -> None:
+        """Nothing is waited for."""
+
+    def lock(self) -> None:
+        """Whoever made this disk has the folder."""
+
+    def free_bytes(self) -> int:
+        """Bytes that may still be written."""
+        return self._disk.free_bytes()
+
+    def close(self) -> None:
+        """The folder stays with whoever made this disk."""
+
+
+class UnsyncedFile:
+    """An open file (see :class:`escrowmq.platform.disk.File`) of an :class:`UnsyncedDisk`."""
+
+    def __init__(self, file: File) -> None:
+        self.write_at, self.read_at, self.map = file.write_at, file.read_at, file.map
+        self.allocate, self.truncate, self.renamed = file.allocate, file.truncate, file.renamed
+        self.size, self.close = file.size, file.close
+
+    def sync(self) -> None:
+        """Nothing is waited for."""

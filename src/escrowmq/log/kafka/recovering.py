@@ -3,19 +3,22 @@
 Rules:
 
 1. What is kept is a prefix of the log: up to the first frame, segment or link that does not check, whatever shows that more had been there.
-2. Sealed segments are taken by their side files as long as the machine has not been started anew since; else every frame is walked.
+2. Sealed segments are taken by their side files, unless the machine was started anew since, or damage was met in one: then every frame is walked.
 3. A mirror whose beginning is not there, or whose base does not check, is none: it is begun anew.
 4. Frames of a newer version are refused; nothing is cut there.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from contextlib import closing, suppress
 
 from escrowmq.acts import journal
+from escrowmq.acts.chain import is_sealed, origin, parse
 from escrowmq.errors import Code, EscrowError
 from escrowmq.log import snapshots
+from escrowmq.log.commit_log import MOST_DAMAGED
 from escrowmq.log.index import Segment
 from escrowmq.log.lookups.runs import is_run
 from escrowmq.log.recovery import (
@@ -31,10 +34,10 @@ from escrowmq.log.recovery import (
     sealed_segment,
     segment_of,
 )
-from escrowmq.log.report import DAMAGED_NAME, DamagedLog
+from escrowmq.log.report import DAMAGED_NAME, DamagedLog, unpack_damaged
 from escrowmq.log.segments import CLOSED_NAME, SegmentHeader, index_name, is_zero, scan, segment_name
 from escrowmq.log.snapshots import SnapshotName
-from escrowmq.platform.disk import LOCK_NAME, TEMPORARY, Disk, map_file
+from escrowmq.platform.disk import LOCK_NAME, TEMPORARY, Disk, map_file, read_file
 
 
 def recover_mirror(disk: Disk, *, sound: bool) -> Recovered | None:
@@ -45,8 +48,8 @@ def recover_mirror(disk: Disk, *, sound: bool) -> Recovered | None:
         check_chain_start(listing)
     except DamagedLog:
         return None
-    if not sound:
-        remove(disk, [index_name(segment_name(sequence)) for sequence in listing.segments])
+    walked = listing.segments if not sound else _met(disk, listing)
+    remove(disk, [index_name(segment_name(sequence)) for sequence in walked])
     kept, cut = _kept(disk, listing)
     if not kept:
         return None
@@ -60,7 +63,7 @@ def recover_mirror(disk: Disk, *, sound: bool) -> Recovered | None:
         file.truncate(last.size)
     superseded = [s for s in listing.snapshots if (s.first >= 0 and s != base) or s.sequence > last.next_sequence]
     dropped = [segment_name(sequence) for sequence in listing.dropped]
-    remove(disk, [*listing.temporary, *map(str, superseded), *dropped, *map(index_name, dropped), CLOSED_NAME])
+    remove(disk, [*listing.temporary, *map(str, superseded), *dropped, *map(index_name, dropped), CLOSED_NAME, DAMAGED_NAME])
     left = [s for s in listing.snapshots if s not in superseded]
     return Recovered(kept, left, last.epoch, last_time(kept), cut)
 
@@ -82,19 +85,30 @@ def is_empty(disk: Disk) -> bool:
     return not [name for name in disk.list() if name != LOCK_NAME and name != "lost+found" and not name.startswith(".")]
 
 
-def cut_acts(disk: Disk, size: int) -> int:
-    """Cut the record of acts to ``size`` bytes, which end with a whole line; how many there are: fewer if it is shorter or does not end so."""
-    try:
-        with closing(disk.open(journal.NAME)) as file:
-            there = file.size()
-            if there < size or (size and file.read_at(size - 1, 1) != b"\n"):
-                return -1
-            file.truncate(size)
-    except FileNotFoundError:
-        return 0 if size == 0 else -1
-    if there != size:
-        remove(disk, [journal.LAST])
+def sound_acts(disk: Disk, shard: int) -> int:
+    """Bytes of the record of acts up to the first line that does not check, or does not follow the one before."""
+    size, number, previous = 0, 0, origin(shard)
+    with suppress(FileNotFoundError), closing(disk.open(journal.NAME)) as file:
+        rest, at, end = b"", 0, file.size()
+        while at < end and (piece := file.read_at(at, 1 << 20)):
+            at += len(piece)
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                try:
+                    record, before, digest = parse(line)
+                except ValueError:
+                    return size
+                if before != previous or record.number != number + 1 or not is_sealed(line):
+                    return size
+                size, number, previous = size + len(line) + 1, record.number, digest
     return size
+
+
+def cut_acts(disk: Disk, size: int) -> None:
+    """Cut the record of acts to ``size`` bytes, of which it has as many or more; what says which record is the last is made again."""
+    remove(disk, [journal.LAST])
+    with suppress(FileNotFoundError), closing(disk.open(journal.NAME)) as file:
+        file.truncate(size)
 
 
 def remove(disk: Disk, names: Iterable[str]) -> None:
@@ -102,6 +116,15 @@ def remove(disk: Disk, names: Iterable[str]) -> None:
     for name in names:
         with suppress(FileNotFoundError):
             disk.remove(name)
+
+
+def _met(disk: Disk, listing: Listing) -> list[int]:
+    """The segments in which damage was met by who read them."""
+    with suppress(FileNotFoundError):
+        damaged = unpack_damaged(read_file(disk, DAMAGED_NAME, MOST_DAMAGED))
+        places = {bisect_right(listing.segments, sequence) - 1 for sequence in damaged}
+        return [listing.segments[place] for place in places if place >= 0]
+    return []
 
 
 def _kept(disk: Disk, listing: Listing) -> tuple[list[Segment], Cut | None]:

@@ -20,19 +20,18 @@ import pyarrow as pa
 from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.log.commit_log import first_segment
 from escrowmq.log.kafka.bases import Bases, Stored
-from escrowmq.log.kafka.channel import Channel
+from escrowmq.log.kafka.claiming import claim
 from escrowmq.log.kafka.fold import Fold, Standing, Taken
 from escrowmq.log.kafka.kafka_log import KafkaLog
 from escrowmq.log.kafka.marks import Marks
-from escrowmq.log.kafka.mirror import Differs
+from escrowmq.log.kafka.mirror import Differs, UnsyncedDisk
 from escrowmq.log.kafka.partition import Partitions
 from escrowmq.log.kafka.records import RecordType
-from escrowmq.log.kafka.recovering import cut_acts, is_empty, recover_mirror, wipe
+from escrowmq.log.kafka.recovering import cut_acts, is_empty, recover_mirror, sound_acts, wipe
 from escrowmq.log.kafka.rule import Verdict
-from escrowmq.log.kafka.unsynced import UnsyncedDisk
 from escrowmq.log.lookups.parts import Sizes
 from escrowmq.log.recovery import Recovered
-from escrowmq.log.seam import Frame, ReplicatedLog
+from escrowmq.log.seam import Frame
 from escrowmq.log.segments import SegmentHeader
 from escrowmq.log.snapshots import SnapshotName
 from escrowmq.platform.clock import Clock, SystemClock
@@ -104,7 +103,10 @@ class PartitionReplica:
         self._segment_bytes, self._lz4, self._sizes = segment_bytes, lz4, lookups
         self.answer_seconds = ANSWER_SECONDS
         self._fold = Fold()
-        self._pending: deque[tuple[Taken, Standing]] = deque()  # folded, not in the mirror yet; where a fold stood before
+        self._whole = Standing()  # where the fold could go on before the record that it takes next
+        self._pending: deque[tuple[Taken, Standing]] = (
+            deque()
+        )  # folded, not in the mirror yet; where a fold stood before
         self._followed: list[Frame] = []  # in the mirror, not given to the caller yet
         self._heard = monotonic()
         self._unmarked = 0
@@ -192,15 +194,17 @@ class PartitionReplica:
 
     def _folded(self, records: list[tuple[int, bytes]]) -> None:
         for offset, raw in records:
-            before = self._fold.whole
-            taken = self._fold.take(offset, raw)
-            if taken.verdict is Verdict.VOID:
-                continue
-            self._heard = monotonic()
-            if taken.verdict is Verdict.CLAIMS:
-                self._adopt()
-            elif taken.type in (RecordType.FRAMES, RecordType.ACT):
-                self._pending.append((taken, before))
+            self._took(self._fold.take(offset, raw))
+
+    def _took(self, taken: Taken) -> None:
+        before, self._whole = self._whole, self._fold.whole
+        if taken.verdict is Verdict.VOID:
+            return
+        self._heard = monotonic()
+        if taken.verdict is Verdict.CLAIMS:
+            self._adopt()
+        elif taken.type in (RecordType.FRAMES, RecordType.ACT):
+            self._pending.append((taken, before))
 
     def _take_in(self) -> None:
         """Put what was folded into the mirror."""
@@ -248,24 +252,25 @@ class PartitionReplica:
         if log.newest_snapshot_sequence() < base.manifest.sequence:
             self._bases.fetch_snapshot(base, self._mirrored)
             log.adopt_snapshot(SnapshotName(base.manifest.snapshot))
-        log.drop_followed(base.manifest.position)
+        log.drop_before(base.manifest.position)
 
     # Beginning
 
     def _go_on(self, marks: Marks, recovered: Recovered) -> bool:
         """Go on from a mirror that was recovered; False if no mark fits it."""
-        last = recovered.segments[-1]
-        mark = marks.at(last.next_sequence)
-        while mark is not None and cut_acts(self._disk, mark.act_bytes) < 0:
-            marks.forget_from(mark.offset)
-            mark = marks.at(last.next_sequence)
-        header = recovered.segments[0].header
+        last, header = recovered.segments[-1], recovered.segments[0].header
+        mark = marks.at(last.next_sequence, sound_acts(self._disk, header.shard))
         if mark is None or (mark.shard and (mark.shard, mark.salt) != (header.shard, header.salt)):
             return False
+        cut_acts(self._disk, mark.act_bytes)
         self._log = KafkaLog(self._mirrored, self._segment_bytes, self._lz4, recovered, marks, self._sizes)
-        marks.forget_above(last.next_sequence)
-        self._fold = Fold(mark)
+        self._log.acts.save_last()
+        marks.forget_above(mark.offset)
+        self._set_fold(Fold(mark))
         return True
+
+    def _set_fold(self, fold: Fold) -> None:
+        self._fold, self._whole = fold, fold.whole
 
     def _begin_anew(self) -> None:
         """Wipe the mirror and begin it with what the partition begins with."""
@@ -282,14 +287,14 @@ class PartitionReplica:
         if base is not None:
             self._bases.fetch(base, self._mirrored)
             reach("mirror.base_fetched")
-            self._fold = Fold(base.manifest.standing)
+            self._set_fold(Fold(base.manifest.standing))
             self._create(base.manifest.header, base)
             return
         first, _ = self._partition.ends(self.answer_seconds)
         if first:
             what = f"{self._partition.name} begins at offset {first}, and no base stands for what was before"
             raise error(Code.DAMAGED, what, "copy the log from a node's folder into a new topic: `escrowmq log copy`")
-        self._fold = Fold()
+        self._set_fold(Fold())
         shard, salt = _SEED.unpack(self._seed or os.urandom(_SEED.size))
         self._create(SegmentHeader(shard or 1, 1, 0, 0, self._clock.now_us(), salt), None)
 
@@ -300,11 +305,12 @@ class PartitionReplica:
             recovered.epoch, recovered.time_us = header.epoch, header.created_us
         marks = Marks(self._disk, self._partitions.name)
         self._log = KafkaLog(self._mirrored, self._segment_bytes, self._lz4, recovered, marks, self._sizes, active)
+        self._log.acts.save_last()
         self._log.note(self._fold.whole, keep=True)
 
     # Taking over, and the end
 
-    def take_over(self, version: str) -> ReplicatedLog:
+    def take_over(self, version: str) -> KafkaLog:
         """Lead from now on. Fenced(FENCED), Corrupt(DAMAGED, LOG_FAILED), Unknown(TIMED_OUT): this replica is closed then."""
         self._check_open()
         try:
@@ -313,10 +319,37 @@ class PartitionReplica:
             self.close()
             raise
 
-    def _led(self, version: str) -> ReplicatedLog:
+    def _led(self, version: str) -> KafkaLog:
+        before, self._restarted = self._restarted, False
         log = self.log
-        channel = Channel.claim(self._partition, self._fold, url=self._url, version=version)
-        raise NotImplementedError
+        channel = claim(
+            self._partition,
+            self._fold,
+            url=self._url,
+            version=version,
+            seed=(log.shard, log.salt),
+            took=self._took,
+            timeout=self.answer_seconds,
+        )
+        try:
+            self._take_in()
+            if self._restarted:
+                raise error(
+                    Code.LOG_FAILED, "the mirror was not that of the partition, and is begun anew", "open the log again"
+                )
+            self._restarted = before
+            log = self.log
+            if log.next_sequence > self._fold.standing.sequence:
+                what = f"the mirror has {log.next_sequence} frames, {self._partition.name} only {self._fold.standing.sequence}: Kafka lost what it had acknowledged"
+                raise error(Code.DAMAGED, what, "copy the log from this folder into a new topic: `escrowmq log copy`")
+            log.lead(
+                channel, self._partitions, self._bases, version, self._clock.now_us(), self._followed, self._let_go
+            )
+        except BaseException:
+            channel.close()
+            raise
+        self._closed, self._log = True, None
+        return log
 
     def save_snapshot(self, tables: dict[str, pa.Table], sequence: int, position: int, time_us: int) -> None:
         """Store a snapshot of this node's own in the mirror."""
@@ -334,6 +367,9 @@ class PartitionReplica:
         if self._log is not None and not self._pending:
             self._log.note(self._fold.whole)
         self._close_mirror()
+        self._let_go()
+
+    def _let_go(self) -> None:
         for partition in (self._partition, self._base_partition):
             partition.close()
         self._disk.close()
@@ -341,7 +377,7 @@ class PartitionReplica:
     def _close_mirror(self) -> None:
         log, self._log = self._log, None
         if log is not None:
-            log.close_mirror()
+            log.close()
 
     def _check_open(self) -> None:
         if self._closed:
