@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -13,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 from relay_checks import bodies, eventually, left, numbered, put, rows, states
 
+import forked
 from escrowmq import outbox
 from escrowmq.errors import Code
 from escrowmq.outbox.relay import Relay
@@ -173,16 +173,16 @@ def test_once_beside_a_killed_relay_sends_everything(tmp_path: Path) -> None:
     engine = sa.create_engine(url)
     outbox.migrate(engine)
     relay = [sys.executable, "-m", "escrowmq", "outbox", "relay", "-d", url, "--to"]
-    killed = subprocess.Popen([*relay, f"file:{tmp_path / 'other'}", "--lease", "4s"])
+    killed = forked.Forked([*relay, f"file:{tmp_path / 'other'}", "--lease", "4s"])
     eventually(lambda: lanes_owned(engine) == LANES)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     ids = put(engine, *[(f"k{number % 5}", str(number)) for number in range(50)])
     once = [*relay, f"file:{tmp_path / 'data'}", "--once"]
-    early = subprocess.run([*once, "--patience", "1ms"], capture_output=True, text=True)
+    early = forked.run([*once, "--patience", "1ms"])
     assert (early.returncode, "50" in early.stderr, "not sent" in early.stderr) == (4, True, True), early.stderr
     assert left(engine) == set(ids)
-    done = subprocess.run(once, capture_output=True, text=True)
+    done = forked.run(once)
     assert (done.returncode, "50 sent" in done.stderr) == (0, True), done.stderr
     assert not rows(engine)
     engine.dispose()
