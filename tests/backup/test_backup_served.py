@@ -148,7 +148,7 @@ class Killing(BrokerSource):
 def test_a_broker_that_is_killed_in_the_middle(server: Server, tmp_path: Path) -> None:
     writers = Writers(server.url)
     try:
-        before = writers.wait(40)
+        before = writers.wait(160)  # eight segments
         with mq.connect(server.url) as bus:
             take(source := Killing(server, bus.router.links[0]), RealDisk(tmp_path / "backup"))
         assert source.reads > 5
