@@ -116,7 +116,7 @@ class Seeker:
         if not others or not self._one_look.acquire(blocking=False):
             return False
         try:
-            leader = self._look(others, FIRST_SECONDS)
+            leader = self._look(others, FIRST_SECONDS, than.address)
         except EscrowError:
             return False
         finally:
@@ -124,8 +124,8 @@ class Seeker:
         leader.close()
         return leader.hello.get("shard") == than.hello.get("shard") and _epoch(leader) > _epoch(than)
 
-    def _look(self, addresses: Sequence[Address], seconds: float) -> Met:
-        look = _Look(self, seconds)
+    def _look(self, addresses: Sequence[Address], seconds: float, but: Address | None = None) -> Met:
+        look = _Look(self, seconds, but)
         leader: Met | None = None
         try:
             leader = look.leader(addresses)
@@ -206,11 +206,12 @@ class Seeker:
 
 
 class _Look:
-    """One look at who leads, of at most ``seconds``."""
+    """One look at who leads, of at most ``seconds``. ``but``: who is not asked."""
 
-    def __init__(self, seeker: Seeker, seconds: float) -> None:
+    def __init__(self, seeker: Seeker, seconds: float, but: Address | None) -> None:
         self._seeker = seeker
         self._seconds = seconds
+        self._but = but
         self._asked: list[Address] = []
         self.found: list[Met] = []
         self._reasons: dict[Address, str] = {}
@@ -261,7 +262,7 @@ class _Look:
 
     def _ask(self, addresses: Sequence[Address]) -> None:
         for address in dict.fromkeys(addresses):
-            if address not in self._asked and len(self._asked) < 2 * MOST:
+            if address not in self._asked and address != self._but and len(self._asked) < 2 * MOST:
                 self._asked.append(address)
                 self._seeker._ask(address)
 
