@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from load import QUICK, Broker, Reader, Writer, audit
-from not_leading import Standby
 from test_kill_loop import SEGMENTS, demand, disturb, finish
 
 import escrowmq as mq
 from escrowmq.testing.checker import check
 from escrowmq.testing.history import History
 from escrowmq.testing.servers.process import free_port
+from not_leading import Standby
 
 
 class Moving(Broker):
