@@ -19,6 +19,7 @@ CAUSES = ["no stock for order 17", "no stock for order 4", "timeout after 30 s",
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(letters, "BLOCK", 4)
+    monkeypatch.setattr(letters, "FEW_KINDS", 2)
 
 
 Model = dict[int, tuple[int, int, str]]
