@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from log_makers import MemoryMaker
 
 from escrowmq.schemas import Kind
 from escrowmq.testing.log_conformance import START_US, LogConformance, LogMaker, messages
-from log_makers import MemoryMaker
 
 
 class TestWithItsMirror(LogConformance):

@@ -63,7 +63,10 @@ def recover_mirror(disk: Disk, *, sound: bool) -> Recovered | None:
         file.truncate(last.size)
     superseded = [s for s in listing.snapshots if (s.first >= 0 and s != base) or s.sequence > last.next_sequence]
     dropped = [segment_name(sequence) for sequence in listing.dropped]
-    remove(disk, [*listing.temporary, *map(str, superseded), *dropped, *map(index_name, dropped), CLOSED_NAME, DAMAGED_NAME])
+    remove(
+        disk,
+        [*listing.temporary, *map(str, superseded), *dropped, *map(index_name, dropped), CLOSED_NAME, DAMAGED_NAME],
+    )
     left = [s for s in listing.snapshots if s not in superseded]
     return Recovered(kept, left, last.epoch, last_time(kept), cut)
 
