@@ -13,6 +13,9 @@ from escrowmq.errors import Code
 from escrowmq.testing.servers.escrow import serving
 from not_leading import Standby
 
+NOBODY = 1 << 40
+"""A session that no broker knows."""
+
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory):
@@ -97,14 +100,14 @@ def test_a_subscription_that_is_refused_is_made_at_the_leader_next(broker, stand
     """Nothing else is asked of the one that seemed to lead."""
     standby.boasts = 99
     [link] = links(listed(standby.url, broker.url), {})
-    first = link.watch(1, lambda batch: None)
+    first = link.watch(NOBODY, lambda batch: None)
     eventually(lambda: first.broken)
     assert first.problem.code is Code.DISCONNECTED
     assert standby.refused == 1
 
     def again():
         try:
-            return link.watch(1, lambda batch: None)
+            return link.watch(NOBODY, lambda batch: None)
         except mq.Unknown:  # it is left alone for a moment
             return None
 
