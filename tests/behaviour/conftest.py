@@ -15,6 +15,7 @@ import pytest
 import escrowmq as mq
 from escrowmq.broker import actions, calls
 from escrowmq.wire.actions.table import ACTIONS
+from forked import Forked
 from wire_conformance import check
 
 QUICK = {"transaction_timeout": 0.2, "check_interval": 0.2, "retry_backoff": 0.05, "lease_seconds": 30.0}
@@ -69,7 +70,7 @@ class Served(Broker):
     def start(self) -> None:
         flags = [part for name, value in self.settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
         command = [sys.executable, "-m", "escrowmq", "serve", "-d", str(self.folder), "-l", self.address, "--json"]
-        self.process = subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, text=True)
+        self.process = Forked([*command, *flags], stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         ready = self.process.stdout.readline()
         assert ready, "the broker did not start"

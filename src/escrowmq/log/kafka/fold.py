@@ -14,7 +14,7 @@ from escrowmq.errors import Code, error
 from escrowmq.log import frames
 from escrowmq.log.frames import FrameHeader
 from escrowmq.log.kafka import records
-from escrowmq.log.kafka.records import RecordHeader, RecordType, damaged
+from escrowmq.log.kafka.records import Claim, RecordHeader, RecordType, damaged
 from escrowmq.log.kafka.rule import Owner, Verdict, judge
 from escrowmq.schemas import Kind
 
@@ -74,6 +74,22 @@ class Taken(NamedTuple):
 _NOTHING = memoryview(b"")
 
 
+def examine(offset: int, raw: bytes) -> tuple[RecordHeader, memoryview, Claim | None]:
+    """The checked header and payload of a record, and what it claims if it does. Corrupt(DAMAGED, NEWER_FORMAT)."""
+    header = records.read_header(raw, offset)
+    payload = records.payload_of(raw, header, offset)
+    return header, payload, records.read_claim(payload, offset) if header.type == RecordType.CLAIM else None
+
+
+def judged(now: Standing, header: RecordHeader, claim: Claim | None) -> tuple[Verdict, Owner]:
+    """The verdict on the next record, and the owner after it.
+
+    A claim for another log, made by who did not know this one, does not count; its sender finds that out when it reads it.
+    """
+    ours = claim is not None and (not now.shard or (header.shard, claim.salt) == (now.shard, now.salt))
+    return judge(now.owner, ours, header.nonce, header.number)
+
+
 class Fold:
     """One reader's fold. Not thread-safe."""
 
@@ -106,12 +122,8 @@ class Fold:
                 f"the records from offset {now.offset} on are missing" if offset > now.offset else "it was read before"
             )
             raise damaged(offset, what)
-        header = records.read_header(raw, offset)
-        payload = records.payload_of(raw, header, offset)
-        claim = records.read_claim(payload, offset) if header.type == RecordType.CLAIM else None
-        # a claim for another log, made by who did not know this one: it does not count, and its sender finds that out
-        ours = claim is not None and now.shard in (0, header.shard) and (not now.shard or claim.salt == now.salt)
-        verdict, owner = judge(now.owner, ours, header.nonce, header.number)
+        header, payload, claim = examine(offset, raw)
+        verdict, owner = judged(now, header, claim)
         after = msgspec.structs.replace(
             now, offset=offset + 1, epoch=owner.epoch, nonce=owner.nonce, number=owner.number
         )
