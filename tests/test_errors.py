@@ -155,7 +155,8 @@ def test_a_code_means_the_same_everywhere(code: Code) -> None:
     assert (exit_code_of([code]) is Exit.OK) == done
     if not done:
         assert (status_of(error(code)) >= 500) == (
-            not surely_not or code in (Code.DISK_FULL, Code.QUEUE_FULL, Code.OUT_OF_RESOURCES, Code.BROKER_AWAY)
+            not surely_not
+            or code in (Code.DISK_FULL, Code.QUEUE_FULL, Code.OUT_OF_RESOURCES, Code.BROKER_AWAY, Code.NOT_LEADER)
         )
         assert (kind_of(error(code)) is Kind.FAIL) == surely_not
 

@@ -1,9 +1,8 @@
-"""From a URL to a bus: ``escrow://HOST:PORT[,HOST:PORT...]`` for brokers, ``file:FOLDER`` for one inside this process."""
+"""From a URL to a bus: ``escrow://HOST:PORT[|HOST:PORT...][,...]`` for brokers, ``file:FOLDER`` for one inside this process."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,15 +14,16 @@ if TYPE_CHECKING:
     from escrowmq.client.bus import Bus
     from escrowmq.wire import Link
 
-DEFAULT_PORT = 7700
-_HOST = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+))(?::(?P<port>[0-9]{1,5}))?")
+_OPTIONS = {"carrier": ("lean", "flight"), "replicas": ("followed", "listed")}
 
 
 def connect(url: str, **options: Any) -> Bus:
     """A bus for ``url``.
 
-    ``"escrow://127.0.0.1:7700"``, several brokers ``"escrow://a:7700,b:7700"`` (port 7700 if none is given; with
-    ``?carrier=flight`` behind it everything goes over Arrow Flight, small requests too), or ``"file:./data"``: the broker inside this process, on that folder, with ``options`` as its settings
+    ``"escrow://127.0.0.1:7700"``, several shards ``"escrow://a:7700,b:7700"``, the brokers of one shard, of which one leads,
+    ``"escrow://a:7700|b:7700"``, both ``"escrow://a|b,c|d"`` (port 7700 if none is given; with ``?carrier=flight`` behind it
+    everything goes over Arrow Flight, small requests too; with ``?replicas=listed`` no other addresses are used than those, also if the
+    brokers name some), or ``"file:./data"``: the broker inside this process, on that folder, with ``options`` as its settings
     (``lease_seconds=5``, ...; see :class:`escrowmq.settings.BrokerSettings`). ``read_only=True`` looks at a folder as it
     lies, in use or not, and changes nothing: for reads and listings; what would write raises Denied.
 
@@ -59,23 +59,38 @@ def links(url: str, options: dict[str, Any]) -> Sequence[Link]:
 
 
 def _served(url: str, rest: str) -> Sequence[Link]:
-    rest, _, query = rest.partition("?")
-    if query not in ("", "carrier=flight", "carrier=lean"):
-        raise Misuse(Code.BAD_URL, f"{url!r}: {query!r} is no option", "carrier=flight, or none")
-    addresses = []
-    for part in rest.rstrip("/").split(","):
-        match = _HOST.fullmatch(part)
-        port = int(match["port"] or DEFAULT_PORT) if match else 0
-        if match is None or not 0 < port < 1 << 16:
-            raise Misuse(Code.BAD_URL, f"{url!r}: {part!r} is not HOST:PORT")
-        addresses.append((match["v6"] or match["host"], port))
-    if len(set(addresses)) < len(addresses):
-        raise Misuse(Code.BAD_URL, f"{url!r} names a broker twice")
+    from escrowmq.client.links.addresses import MOST, Address, parse_address
     from escrowmq.client.links.flight import FlightLink
     from escrowmq.client.links.lean import LeanLink
 
-    flights = [FlightLink(host, port, stays=len(addresses) > 1) for host, port in addresses]
-    return flights if query == "carrier=flight" else [LeanLink(flight) for flight in flights]
+    rest, _, query = rest.partition("?")
+    chosen = _options(url, query)
+    shards: list[list[Address]] = []
+    for shard in rest.rstrip("/").split(","):
+        addresses = []
+        for part in shard.split("|"):
+            if (address := parse_address(part)) is None:
+                raise Misuse(Code.BAD_URL, f"{url!r}: {part!r} is not HOST:PORT")
+            addresses.append(address)
+        if len(addresses) > MOST:
+            raise Misuse(Code.BAD_URL, f"{url!r} names {len(addresses)} brokers of one shard", f"at most {MOST}")
+        shards.append(addresses)
+    everybody = [address for addresses in shards for address in addresses]
+    if len(set(everybody)) < len(everybody):
+        raise Misuse(Code.BAD_URL, f"{url!r} names a broker twice")
+    follow = chosen.get("replicas") != "listed"
+    flights = [FlightLink(addresses, follow=follow, stays=len(shards) > 1) for addresses in shards]
+    return flights if chosen.get("carrier") == "flight" else [LeanLink(flight) for flight in flights]
+
+
+def _options(url: str, query: str) -> dict[str, str]:
+    chosen: dict[str, str] = {}
+    for option in query.split("&") if query else []:
+        name, _, value = option.partition("=")
+        if value not in _OPTIONS.get(name, ()) or name in chosen:
+            raise Misuse(Code.BAD_URL, f"{url!r}: {option!r} is no option", "carrier=flight, replicas=listed, or none")
+        chosen[name] = value
+    return chosen
 
 
 def _embedded(url: str, rest: str, options: dict[str, Any]) -> Link:

@@ -191,6 +191,9 @@ class Code(IntEnum):
     BROKER_AWAY = (84, Overloaded, "the broker that this belongs to is away, and nothing was sent to it",
         'repeat it when that broker is back, or have calls wait for it: producer(..., absent="wait")')
 
+    NOT_LEADER = (85, Overloaded, "this broker does not lead its shard, and nothing was done",
+        "ask the broker that does; `hello` of any of them tells which one that is")
+
     # Unknown: may have been applied.
     TIMED_OUT = 96, Unknown, "no answer in time", "it may have been applied; repeat with the same id"
     DISCONNECTED = (97, Unknown, "the connection broke before the answer",

@@ -128,6 +128,24 @@ ACK_VIEW = _schema(
 """The system view ``%acks``: what consumers acknowledged, one row per run of offsets. Nullable columns are null when the lease's
 own row has left with retention."""
 
+GROUP_ACT_VIEW = _schema(
+    position=_INT64,  # of the act
+    acted_us=_INT64,
+    group=_Nullable(_UTF8),
+    topic=_Nullable(_UTF8),
+    queue=_Nullable(_INT32),
+    offset=_INT64,  # reset: where the group goes on
+    act=_UTF8,  # retry, discard, edit, reset
+    message_id=_Nullable(ID),  # edit: that of the message which the group gets instead; null else, as all that follows
+    edited_from=_Nullable(_UTF8),  # the id of the message that it replaced, in hex
+    key=_Nullable(_UTF8),
+    tag=_Nullable(_UTF8),
+    properties=_Nullable(PROPERTIES),
+    body=_Nullable(_BINARY),
+)
+"""The system view ``%group-acts``: what persons did to places of consumer groups, oldest first. ``group`` is null if it was deleted and
+another one has its name now."""
+
 HALF_VIEW = _schema(
     **_CONTENT,
     queue=_INT32,

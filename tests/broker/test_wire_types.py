@@ -179,6 +179,7 @@ def consume(bus: Bus, link) -> None:
         edit = {"group": "failing", "item": admin.dead_letters("failing")[0], "message_id": b"e" * 16, **changes}
         assert admin.edit_dead_letter(**edit)["repeated"] is False
         assert admin.edit_dead_letter(**edit)["repeated"] is True
+        assert admin.lookup(message_id=b"e" * 16)[0]["edited_from"] == edit["item"]["message_id"]
         of_message = admin.message_standing("t", 0, edit["item"]["offset"])[0]
         assert "edited" in [one["event"] for one in of_message["events"]]
         for message in itertools.islice(failing, 1):
@@ -286,9 +287,17 @@ def test_every_handler_has_the_types_of_its_action():
 
 ONLY_SERVED = {
     (f"{brokers.Hello.__module__}.{name}", field)
-    for name, field in (("Hello", "lean"), ("Lean", "port"), ("Lean", "socket"))
+    for name, field in (
+        ("Hello", "lean"),
+        ("Lean", "port"),
+        ("Lean", "socket"),
+        ("Hello", "role"),
+        ("Hello", "leader"),
+        ("Hello", "replicas"),
+    )
 }
-"""What a broker tells only as a process: tests/broker/serving/test_lean_served.py looks at it."""
+"""What a broker tells only as a process: tests/broker/serving/test_lean_served.py looks at it, and tests/broker/replicas/ at what it tells
+of its role."""
 
 
 def test_requests_and_answers_have_their_types(tmp_path, until, monkeypatch):

@@ -16,6 +16,7 @@ from gateway_runs import Client, answer_of, raw_connection
 
 from escrowmq.errors import Misuse
 from escrowmq.gateway import GatewaySettings
+from escrowmq.gateway.server import listen_on
 from escrowmq.testing.link import TwinLink
 from escrowmq.wire import Exchange
 from traced import run_traced
@@ -313,3 +314,9 @@ def test_when_all_connections_are_at_work_a_new_one_is_closed(run_gateway: RunGa
         for connection in (first, second):
             connection.sendall(b'{"text":"x"}')
             assert answer_of(connection)[0] == 200
+
+
+def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head():
+    host, listening = listen_on("127.0.0.1:0", insecure=False)
+    with listening, socket.create_connection((host, listening.getsockname()[1])), listening.accept()[0] as accepted:
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

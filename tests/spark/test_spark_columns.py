@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.errors import Misuse
-from escrowmq.schemas import ACK_VIEW, DELIVERY, HALF_VIEW, OP_VIEW
+from escrowmq.schemas import ACK_VIEW, DELIVERY, GROUP_ACT_VIEW, HALF_VIEW, OP_VIEW
 from escrowmq.spark.columns import as_spark, choose, columns_of, spark_schema, wire_columns
 from escrowmq.spark.filters import FAR, Pushed, push, pushable
 from escrowmq.wire import DAMAGED_COLUMN
@@ -141,7 +141,8 @@ def test_pushed_bounds_and_those_left_keep_what_all_would(filters):
 
 
 @pytest.mark.parametrize(
-    ("source", "wire"), [("t", DELIVERY), ("%half", HALF_VIEW), ("%op", OP_VIEW), ("%acks", ACK_VIEW)]
+    ("source", "wire"),
+    [("t", DELIVERY), ("%half", HALF_VIEW), ("%op", OP_VIEW), ("%acks", ACK_VIEW), ("%group-acts", GROUP_ACT_VIEW)],
 )
 def test_every_column_is_made_of_columns_of_the_wire(source, wire):
     for column in columns_of(source):
@@ -159,7 +160,7 @@ def test_unknown_columns_and_views_are_named_with_the_nearest():
         columns_of("%halves")
     with pytest.raises(Misuse, match="did you mean '%acks'"):
         columns_of("%ack")
-    with pytest.raises(Misuse, match="there are %half, %op, %acks, %dead-letters"):
+    with pytest.raises(Misuse, match="there are %half, %op, %acks, %group-acts, %dead-letters"):
         columns_of("%zzzzzz")
 
 

@@ -30,11 +30,19 @@ from escrowmq.cli.printing import (
     print_rows,
     state,
 )
-from escrowmq.cli.rows import ack_line, body_of, half_line, message_line, op_line, plain
+from escrowmq.cli.rows import ack_line, body_of, group_act_line, half_line, message_line, op_line, plain
 from escrowmq.errors import AWAY, Code, EscrowError, error
 from escrowmq.model import Message
 from escrowmq.platform.signals import stop_signals
-from escrowmq.wire import ACK_VIEW_NAME, DEAD_LETTER_PREFIX, HALF_VIEW_NAME, OP_VIEW_NAME, VIEWS, read_schema
+from escrowmq.wire import (
+    ACK_VIEW_NAME,
+    DEAD_LETTER_PREFIX,
+    GROUP_ACT_VIEW_NAME,
+    HALF_VIEW_NAME,
+    OP_VIEW_NAME,
+    VIEWS,
+    read_schema,
+)
 
 if TYPE_CHECKING:
     from escrowmq.client.admin import Admin
@@ -50,7 +58,12 @@ LAST = 10
 """Messages that ``tail`` shows unless asked otherwise."""
 
 Row = dict[str, Any]
-_VIEW_LINES = {HALF_VIEW_NAME: half_line, OP_VIEW_NAME: op_line, ACK_VIEW_NAME: ack_line}
+_VIEW_LINES = {
+    HALF_VIEW_NAME: half_line,
+    OP_VIEW_NAME: op_line,
+    ACK_VIEW_NAME: ack_line,
+    GROUP_ACT_VIEW_NAME: group_act_line,
+}
 
 
 def send(
@@ -215,7 +228,7 @@ class QueueReader:
 
 
 def tail(
-    source: Annotated[str, typer.Argument(help="A topic, %half, %op, %acks, or %dead-letters.GROUP.")],
+    source: Annotated[str, typer.Argument(help="A topic, %half, %op, %acks, %group-acts, or %dead-letters.GROUP.")],
     queue: Annotated[int | None, typer.Option("--queue", "-q", min=0, help="Only this queue.")] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", "-n", min=1, help="At most so many in all, before following.")
@@ -229,7 +242,7 @@ def tail(
     ] = None,
     key: Annotated[str | None, typer.Option("--key", "-k", help="Only messages with this key.")] = None,
     group: Annotated[
-        str | None, typer.Option("--group", "-g", help="Of %acks: only those of this consumer group.")
+        str | None, typer.Option("--group", "-g", help="Of %acks and %group-acts: only those of this consumer group.")
     ] = None,
     since: Annotated[
         str | None,
@@ -238,7 +251,7 @@ def tail(
     url: Url = DEFAULT_URL,
     json: JsonLines = False,
 ) -> None:
-    """Show messages of a topic, half messages (%half), decisions (%op), acknowledgements (%acks) or dead letters, without consuming them.
+    """Show messages of a topic, half messages (%half), decisions (%op), acknowledgements (%acks), acts by hand on consumer groups (%group-acts) or dead letters, without consuming them.
 
     Without --from-start: the last 10, or as many as --limit says. Where the number is limited, they come in the order in which they were stored.
     """
@@ -271,7 +284,9 @@ def tail(
 
 def _stored(row: Row) -> int:
     """When a row of a topic or a view was stored (of several brokers each by its own clock)."""
-    return next((row[name] for name in ("stored_us", "decided_us", "acked_us") if row.get(name) is not None), 0)
+    return next(
+        (row[name] for name in ("stored_us", "decided_us", "acked_us", "acted_us") if row.get(name) is not None), 0
+    )
 
 
 def _follow_dead(reader: Reader, shown_by: QueueReader, json: bool) -> None:
@@ -387,6 +402,7 @@ def _facts(message: dict[str, Any]) -> dict[str, Any]:
         "message": _address(message),
         "state": state(message["state"]),
         "message id": message["message_id"],
+        **_edit(message),
         "transaction": message["transaction"],
         "key": message["key"],
         "tag": message["tag"],
@@ -397,6 +413,13 @@ def _facts(message: dict[str, Any]) -> dict[str, Any]:
         **{f"property {name}": value for name, value in message["properties"].items()},
         "body": body_of(message, 2000),
     }
+
+
+def _edit(message: dict[str, Any]) -> dict[str, Any]:
+    """Of an edited message: what it replaced, and for whom."""
+    if message["state"] != "edited":
+        return {}
+    return {"in place of": message["edited_from"] or "a damaged message", "for group": message["group"]}
 
 
 def _address(message: dict[str, Any]) -> str:

@@ -105,6 +105,23 @@ def ack_line(row: Mapping[str, Any], where: str) -> Text:
     )
 
 
+def group_act_line(row: Mapping[str, Any], where: str) -> Text:
+    """One act on a place of a consumer group on one line: where it is, when, whose, what was done to which place, and what is there instead."""
+    if row.get("damaged"):
+        return _damaged_line(row, where, "acted_us")
+    instead = f"instead={row['message_id'].hex()}" if row["message_id"] else ""
+    return _line(
+        [
+            (where, "bold"),
+            (moment(row["acted_us"]) or "", "dim"),
+            (row["group"] or "group unknown", "green"),
+            (row["act"], "yellow"),
+            (f"{row['topic']}/{row['queue']}/{row['offset']}", "bold"),
+            (instead, "dim"),
+        ]
+    )
+
+
 def _damaged_line(row: Mapping[str, Any], where: str, when: str) -> Text:
     return _line([(where, "bold"), (moment(row[when]) or "", "dim"), (f"damaged: {row['damaged']}", "red")])
 

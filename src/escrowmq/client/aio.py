@@ -198,7 +198,7 @@ class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, Consum
         :meth:`Admin.fence` gives it back to the group. The process that was replaced or fenced gets Fenced from its next
         receive, its late acknowledgements LEASE_LOST.
 
-        ``topics`` may be one system view instead (``"%half"``, ``"%op"``, ``"%acks"``, ``"%dead-letters.GROUP"``). It is browsed,
+        ``topics`` may be one system view instead (``"%half"``, ``"%op"``, ``"%acks"``, ``"%group-acts"``, ``"%dead-letters.GROUP"``). It is browsed,
         as by :meth:`reader`: no group is made, every consumer sees all of it from ``start`` on, and ``ack``, ``nack`` and ``extend`` raise
         DENIED. Options of groups are refused (BAD_ARGUMENT).
         """
@@ -248,7 +248,7 @@ class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, Consum
     ) -> ReaderT:
         """Read queues of a topic from given offsets, without a group: nothing is leased, the caller keeps the offsets.
 
-        ``topic`` may be a system view, too: ``%half``, ``%op`` and ``%acks``, whose one queue counts by log positions, or
+        ``topic`` may be a system view, too: ``%half``, ``%op``, ``%acks`` and ``%group-acts``, whose one queue counts by log positions, or
         ``%dead-letters.GROUP``, which counts by the time at which a message died (microseconds since 1970). Their rows come as messages
         as :mod:`escrowmq.client.reading.views` says; ``arrow`` has the view's own columns.
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from escrowmq.errors import Code, error
-from escrowmq.ledger.columns.arrays import Int64s, all_true, locate
+from escrowmq.ledger.causes import CAUSES, causes_of
+from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.commands import TopicRules
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.ledger.transactions import policies
@@ -111,11 +113,9 @@ def writers_list(ledger: Ledger, after: bytes, limit: int) -> list[dict[str, Any
 def _oldest_open(ledger: Ledger) -> dict[int, int]:
     """When each group's oldest OPEN transaction was prepared."""
     table = ledger.transactions
-    first = table.oldest_open()
-    ordinals = np.flatnonzero(table.rows["state"][first - table.rows.first :] == OPEN) + first
-    groups, rows = np.unique(table.groups_of(ordinals), return_index=True)
-    times = table.prepared_us(table.column("first", ordinals[rows]).astype(np.int64))
-    return dict(zip(groups.tolist(), times.tolist(), strict=True))
+    found = table.oldest.find(table.open, table.oldest_open())
+    firsts = table.column("first", np.array([*found.values()], np.int64)).astype(np.int64)
+    return dict(zip(found, table.prepared_us(firsts).tolist(), strict=True))
 
 
 def transactions(
@@ -134,32 +134,71 @@ def transactions(
     ``state``: a name of TransactionState, or "undecided" for OPEN and PARKED; ``before_us``: prepared before that time; ``cause``: one
     of :data:`CAUSES` at ``now_us``. Rejected(UNKNOWN_GROUP), Rejected(BAD_REQUEST).
     """
+    wanted = Wanted(state, group, before_us, cause, now_us)
+    found, place = some_transactions(ledger, wanted, limit, after)
+    while place is not None and len(found) < limit:
+        more, place = some_transactions(ledger, wanted, limit - len(found), place)
+        found += more
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which transactions, as :func:`transactions` names them."""
+
+    state: str | None = None
+    group: str | None = None
+    before_us: int | None = None
+    cause: str | None = None
+    now_us: int = 0
+
+
+def some_transactions(
+    ledger: Ledger, wanted: Wanted, limit: int, after: int
+) -> tuple[list[dict[str, Any]], int | None]:
+    """The first of them, at most ``limit``, and not more than a look may take the writer's time for; and the position after which it goes on, None if
+    there are no more."""
     table = ledger.transactions
+    states = None if wanted.state is None else _states(wanted.state)
+    ordinal = None if wanted.group is None else ledger.sessions.ordinal(wanted.group)
+    if wanted.group is not None and ordinal is None:
+        raise error(Code.UNKNOWN_GROUP, f"no producer group {wanted.group!r}")
     first = table.rows["first"]
-    states = None if state is None else _states(state)
-    ordinal = None if group is None else ledger.sessions.ordinal(group)
-    if group is not None and ordinal is None:
-        raise error(Code.UNKNOWN_GROUP, f"no producer group {group!r}")
-    at, end = int(np.searchsorted(first, after, side="right")), _prepared_before(ledger, before_us)
-    found: list[Int64s] = []
-    left = limit
-    while at < end and left > 0:  # in pieces, so that a page costs no look at everything
-        last = min(at + SPAN, end)
-        rows = np.arange(at, last)
+    start = int(np.searchsorted(first, after, side="right")) + table.rows.first
+    end = _prepared_before(ledger, wanted.before_us) + table.rows.first
+    rows, place = some_rows(ledger, start, end, states)
+    if ordinal is not None:
+        rows = rows[table.groups_of(rows + table.rows.first) == ordinal]
+    if wanted.cause is not None:
+        rows = rows[causes_of(ledger, rows, wanted.now_us) == CAUSES.index(wanted.cause)]
+    if len(rows) > limit:
+        rows, place = rows[:limit], int(rows[limit - 1]) + 1 + table.rows.first
+    last = None if place >= end else int(first[place - 1 - table.rows.first])
+    return described(ledger, rows + table.rows.first), last
+
+
+def some_rows(ledger: Ledger, start: int, end: int, states: Sequence[int] | None) -> tuple[Int64s, int]:
+    """Row numbers of transactions in one of ``states`` (None: any) from the ordinal ``start`` to before ``end``: of the first :data:`LOOKED` transactions, but if
+    there are more than :data:`SPAN`, of some fewer; and the ordinal from which it goes on."""
+    rows = ledger.transactions.rows
+    at, found = max(start, rows.first), list[Int64s]()
+    count, most = 0, min(end, max(start, rows.first) + LOOKED)
+    while at < most and count < SPAN:
+        last = min(at + SPAN, most)
+        part = slice(at - rows.first, last - rows.first)
+        fitting = np.arange(part.start, part.stop)
         if states is not None:
-            rows = rows[np.isin(table.rows["state"][at:last], states)]
-        if ordinal is not None:
-            rows = rows[table.groups_of(rows + table.rows.first) == ordinal]
-        if cause is not None:
-            rows = rows[_causes_of(ledger, rows, now_us) == CAUSES.index(cause)]
-        found.append(rows[:left])
-        left -= len(found[-1])
+            fitting = fitting[np.isin(rows["state"][part], states)]
+        found.append(fitting)
+        count += len(fitting)
         at = last
-    return _described(ledger, np.concatenate([*found, np.empty(0, np.int64)]) + table.rows.first)
+    return np.concatenate([*found, np.empty(0, np.int64)]), max(at, start)
 
 
 SPAN = 65_536
-"""Transactions looked at at a time."""
+"""Transactions that one look tells of, about: some milliseconds of the writer."""
+LOOKED = 64 * SPAN
+"""Transactions of which one look reads the states."""
 
 
 def _prepared_before(ledger: Ledger, before_us: int | None) -> int:
@@ -173,78 +212,12 @@ def _prepared_before(ledger: Ledger, before_us: int | None) -> int:
     return int(np.searchsorted(table.rows["first"], table.times["position"][index]))
 
 
-CAUSES: Final = ("not_due", "due", "unanswered", "asked_out", "aged", "decided")
-"""Why a transaction waits: its first question is not due; one is due, and nobody was there to be asked; it was asked about, and another question
-or the end of waiting comes; it is parked after its last question; it is parked before that (``half_retention``, or it cannot be read).
-"""
-_NOT_DUE, _DUE, _UNANSWERED, _ASKED_OUT, _AGED, _DECIDED = range(len(CAUSES))
+UNDECIDED = (OPEN, PARKED)
 
 
-def _causes_of(ledger: Ledger, rows: Int64s, now_us: int) -> Int64s:
-    """Why each transaction waits, as an index of :data:`CAUSES`."""
-    table = ledger.transactions
-    state, checks, due_us = (table.rows[name][rows] for name in ("state", "checks", "due_us"))
-    most = np.full(len(rows), policies.asking(None, ledger.rules).most, np.int64)
-    if ledger.sessions.own:
-        groups = table.groups_of(rows + table.rows.first)
-        for group, own in ledger.sessions.own.items():
-            most[groups == group] = policies.asking(own, ledger.rules).most
-    spent = checks >= most
-    of_open = np.where(~spent & (due_us <= now_us), _DUE, np.where(checks > 0, _UNANSWERED, _NOT_DUE))
-    of_parked = np.where(spent, _ASKED_OUT, _AGED)
-    return np.where(state == OPEN, of_open, np.where(state == PARKED, of_parked, _DECIDED))
-
-
-def undecided(
-    ledger: Ledger, group: str | None, after: int, limit: int, samples: int, now_us: int
-) -> list[dict[str, Any]]:
-    """What is undecided, by producer group and cause: the groups with numbers above ``after``, at most ``limit``, each with ``number``, ``group``
-    and ``causes``: ``state, cause, count, oldest_us, newest_us, checks`` (least and most), and ``samples``, the oldest. Rejected(UNKNOWN_GROUP).
-    """
-    table, only = ledger.transactions, None if group is None else ledger.sessions.ordinal(group)
-    if group is not None and only is None:
-        raise error(Code.UNKNOWN_GROUP, f"no producer group {group!r}")
-    waiting = {number for counts in (table.open, table.parked) for number, count in counts.items() if count}
-    chosen = sorted(number for number in waiting if number > after and only in (None, number))[:limit]
-    if not chosen:
-        return []
-    states = table.rows["state"]
-    rows = np.flatnonzero((states == OPEN) | (states == PARKED))
-    places = locate(np.array(chosen, np.int64), table.groups_of(rows + table.rows.first))
-    if not all_true(mine := places >= 0):
-        rows, places = rows[mine], places[mine]
-    kinds = (places * len(CAUSES) + _causes_of(ledger, rows, now_us)).astype(np.uint16)  # NumPy sorts these in one pass
-    rows = rows[np.argsort(kinds, kind="stable")]
-    counts = np.bincount(kinds)
-    ends = np.cumsum(counts)
-    found = np.flatnonzero(counts)
-    lines: dict[int, dict[str, Any]] = {
-        number: {"number": number, "group": ledger.sessions.groups.get(number), "causes": []} for number in chosen
-    }
-    for kind in found.tolist():
-        start, end = int(ends[kind] - counts[kind]), int(ends[kind])
-        place, cause = divmod(kind, len(CAUSES))
-        number = chosen[place]
-        part = rows[start:end]
-        oldest, newest = table.prepared_us(table.rows["first"][part[[0, -1]]]).tolist()
-        checks = table.rows["checks"][part]
-        lines[number]["causes"].append(
-            {
-                "state": TransactionState(int(table.rows["state"][part[0]])).name.lower(),
-                "cause": CAUSES[cause],
-                "count": end - start,
-                "oldest_us": oldest,
-                "newest_us": newest,
-                "checks": [int(checks.min()), int(checks.max())],
-                "samples": _described(ledger, part[:samples] + table.rows.first),
-            }
-        )
-    return list(lines.values())
-
-
-def _states(name: str) -> list[int]:
+def _states(name: str) -> Sequence[int]:
     if name.lower() == "undecided":
-        return [OPEN, PARKED]
+        return UNDECIDED
     try:
         return [int(TransactionState[name.upper()])]
     except KeyError:
@@ -270,10 +243,11 @@ def messages_of(ledger: Ledger, first: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def _describe(ledger: Ledger, ordinal: int) -> dict[str, Any]:
-    return _described(ledger, np.array([ordinal]))[0]
+    return described(ledger, np.array([ordinal]))[0]
 
 
-def _described(ledger: Ledger, ordinals: Int64s) -> list[dict[str, Any]]:
+def described(ledger: Ledger, ordinals: Int64s) -> list[dict[str, Any]]:
+    """Transactions as they are listed."""
     table, sessions = ledger.transactions, ledger.sessions
     names = ("first", "epoch", "state", "by", "checks", "messages", "due_us")
     values = {name: table.column(name, ordinals) for name in names}

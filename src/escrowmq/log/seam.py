@@ -1,4 +1,4 @@
-"""The commit log interface that the engine uses: local segment files today, a replicated log later.
+"""The commit log interface that the engine uses: local segment files, or a replicated log (``log/kafka/``).
 
 Contract, held by ``escrowmq.testing.log_conformance``:
 
@@ -235,3 +235,59 @@ class CommitLog(StoredLog, Protocol):
 
     def close(self, *, clean: bool = True) -> None:
         """Sync, cut the reserved tail, give the folder back."""
+
+
+class ReplicatedLog(CommitLog, Protocol):
+    """An open log that others follow, and that any of them may take over at any moment: then nothing more is answered here."""
+
+    @property
+    def fenced(self) -> bool:
+        """Whether another node was seen to have taken the log over. What is sent after that raises Corrupt(LOG_FAILED)."""
+
+    @property
+    def proved_at(self) -> float:
+        """``time.monotonic()`` of when the last record was sent that is known to be in the log: until then this node surely led."""
+
+    def caught_up(self) -> list[Frame]:
+        """Frames that the take-over found behind those that were followed before, this opener's OPENED included, in order: for a
+        ledger that was kept warm. They are given once."""
+
+    def confirm(self, timeout: float) -> None:
+        """Return when a record sent after this call began is in the log: this node led still. Corrupt(LOG_FAILED) when it does not
+        lead any more, Unknown(TIMED_OUT) when that cannot be known within ``timeout`` seconds. From any thread."""
+
+
+class Replica(Protocol):
+    """A node of a replicated log, while it does not lead. One thread; ``log`` may be read from any."""
+
+    @property
+    def leader(self) -> str | None:
+        """The URL of who claimed the log, or showed that it leads, last; None when nobody did."""
+
+    @property
+    def log(self) -> StoredLog:
+        """What was followed. Another one after :meth:`restarted`."""
+
+    def follow(self, timeout: float) -> list[Frame]:
+        """Frames that count and are in ``log`` now, in order; waits for ``timeout`` seconds at most, [] when nothing came."""
+
+    def silent_for(self) -> float:
+        """Seconds since anything came from the leader; infinite when it gave the log back, or nobody ever led."""
+
+    def is_behind(self) -> bool | None:
+        """Whether there is more in the log than was followed; None when its servers do not answer."""
+
+    def restarted(self) -> bool:
+        """Whether ``log`` was begun anew since this was asked last, because what was to be followed is gone: a warm ledger must be folded again."""
+
+    def save_snapshot(self, tables: dict[str, pa.Table], sequence: int, position: int, time_us: int) -> None:
+        """Store a snapshot of this node's own, as a log does; any thread, while it follows."""
+
+    def bytes_since_snapshot(self) -> int: ...
+
+    def take_over(self, version: str) -> ReplicatedLog:
+        """Lead from now on, as the next opener. Fenced(FENCED) when another one did so meanwhile, Corrupt(LOG_FAILED) when the
+        log's servers fail; this replica is closed then, and can be opened anew."""
+
+    def close(self) -> None:
+        """Give the folder back."""

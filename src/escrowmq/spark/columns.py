@@ -15,7 +15,15 @@ import pyarrow.compute as pc
 from escrowmq.errors import Code, Misuse
 from escrowmq.model import DecidedBy, TransactionState
 from escrowmq.settings import nearest
-from escrowmq.wire import ACK_VIEW_NAME, DAMAGED_COLUMN, DEAD_LETTER_PREFIX, HALF_VIEW_NAME, OP_VIEW_NAME, read_schema
+from escrowmq.wire import (
+    ACK_VIEW_NAME,
+    DAMAGED_COLUMN,
+    DEAD_LETTER_PREFIX,
+    GROUP_ACT_VIEW_NAME,
+    HALF_VIEW_NAME,
+    OP_VIEW_NAME,
+    read_schema,
+)
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 _TEXT = "string"
@@ -132,7 +140,25 @@ ACKS = [
     _DAMAGED,
 ]
 
-_VIEWS = {HALF_VIEW_NAME: HALF, OP_VIEW_NAME: OP, ACK_VIEW_NAME: ACKS}
+GROUP_ACTS = [
+    Column("shard", "bigint", (), _shard),
+    _plain("position", "bigint"),
+    _time("acted", "acted_us"),
+    _plain("group", _TEXT),
+    _plain("topic", _TEXT),
+    _plain("queue", "int"),
+    _plain("offset", "bigint"),
+    _plain("act", _TEXT),
+    _binary("message_id", "message_id"),
+    _plain("edited_from", _TEXT),
+    _plain("key", _TEXT),
+    _plain("tag", _TEXT),
+    _plain("properties", "map<string,string>"),
+    _plain("body", "binary"),
+    _DAMAGED,
+]
+
+_VIEWS = {HALF_VIEW_NAME: HALF, OP_VIEW_NAME: OP, ACK_VIEW_NAME: ACKS, GROUP_ACT_VIEW_NAME: GROUP_ACTS}
 
 
 def columns_of(source: str) -> list[Column]:

@@ -1,7 +1,7 @@
 """Filter push-down: filters that offsets or the broker can evaluate exactly; Spark evaluates the others.
 
 ``key``, ``tag``: equality (``tag`` also IN). ``queue``: equality. ``offset`` (not of a view), ``stored`` (``decided`` of
-``%op``, ``acked`` of ``%acks``): bounds. ``group`` of ``%acks``: equality. Each is evaluated on the same values that Spark would
+``%op``, ``acked`` of ``%acks``, ``acted`` of ``%group-acts``): bounds. ``group`` of the last two: equality. Each is evaluated on the same values that Spark would
 see, so a pushed filter is not evaluated again. Needs no Spark.
 """
 
@@ -132,4 +132,5 @@ _ACTS: dict[tuple[str, str], Act] = {
     **dict(_bounds("stored", "since_us", "until_us", _microseconds)),
     **dict(_bounds("decided", "since_us", "until_us", _microseconds)),
     **dict(_bounds("acked", "since_us", "until_us", _microseconds)),
+    **dict(_bounds("acted", "since_us", "until_us", _microseconds)),
 }

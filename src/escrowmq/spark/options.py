@@ -19,7 +19,7 @@ Start = str | int | dict[str, int]
 
 READING = {
     "url": "the brokers, escrow://HOST:PORT[,HOST:PORT...], or file:FOLDER for a data folder without a broker (also: load(URL))",
-    "topic": "a topic, several with commas between, or one system view: %half, %op, %acks, %dead-letters.GROUP",
+    "topic": "a topic, several with commas between, or one system view: %half, %op, %acks, %group-acts, %dead-letters.GROUP",
     "start": "earliest (default of batches and of new queries), latest, a time (ISO 8601), or JSON {partition: offset}",
     "end": "batch only: latest (default), a time, or JSON {partition: offset}, each the first that is not read",
     "columns": "names with commas between: only these are read and sent (else all; schema(...) does the same)",

@@ -107,10 +107,12 @@ OPTIONS = {kind: options for kind, (_, _, options) in _KINDS.items()}
 HALF_VIEW_NAME = "%half"
 OP_VIEW_NAME = "%op"
 ACK_VIEW_NAME = "%acks"
+GROUP_ACT_VIEW_NAME = "%group-acts"
 VIEWS: dict[str, pa.Schema] = {
     HALF_VIEW_NAME: schemas.HALF_VIEW,
     OP_VIEW_NAME: schemas.OP_VIEW,
     ACK_VIEW_NAME: schemas.ACK_VIEW,
+    GROUP_ACT_VIEW_NAME: schemas.GROUP_ACT_VIEW,
 }
 """The system views that are read by log position."""
 DAMAGED_COLUMN = "damaged"
@@ -136,7 +138,9 @@ class ReadRequest(TypedDict):
     The filters, from ``tags`` on, are applied before rows are counted. What is not asked for is neither read nor sent.
     """
 
-    source: Annotated[str, "a topic, a system view (`%half`, `%op`, `%acks`), `%dead-letters.GROUP`, or `%file.NAME`"]
+    source: Annotated[
+        str, "a topic, a system view (`%half`, `%op`, `%acks`, `%group-acts`), `%dead-letters.GROUP`, or `%file.NAME`"
+    ]
     queue: NotRequired[Annotated[QueueNumber, "0 unless given"]]
     start: NotRequired[
         Annotated[
@@ -151,8 +155,10 @@ class ReadRequest(TypedDict):
     ]
     max_rows: NotRequired[Annotated[int | None, "rows, at most"]]
     columns: NotRequired[Annotated[list[str] | None, "columns to send, in this order; none: all but `damaged`"]]
-    tags: NotRequired[Annotated[list[str], "messages with one of these tags; not for `%op` and `%acks`"]]
-    key: NotRequired[Annotated[str, "messages with this key; not for `%op` and `%acks`"]]
-    stored_from_us: NotRequired[Annotated[TimeUs, "stored then or later (`%op`: decided, `%acks`: acknowledged)"]]
+    tags: NotRequired[Annotated[list[str], "messages with one of these tags; not for `%op`, `%acks` and `%group-acts`"]]
+    key: NotRequired[Annotated[str, "messages with this key; not for `%op`, `%acks` and `%group-acts`"]]
+    stored_from_us: NotRequired[
+        Annotated[TimeUs, "stored then or later (`%op`: decided, `%acks`: acknowledged, `%group-acts`: done)"]
+    ]
     stored_until_us: NotRequired[Annotated[TimeUs, "stored (decided, acknowledged) before then"]]
-    group: NotRequired[Annotated[str, "of this consumer group; for `%acks` only"]]
+    group: NotRequired[Annotated[str, "of this consumer group; for `%acks` and `%group-acts` only"]]

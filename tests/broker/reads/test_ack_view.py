@@ -374,5 +374,5 @@ def test_bad_requests(bench):
         open_view(where, {"source": "%ack"})
     assert caught.value.code is Code.UNKNOWN_TOPIC
     assert caught.value.hint == "did you mean '%acks'?"
-    with pytest.raises(Rejected, match="%half, %op, %acks, %dead-letters"):
+    with pytest.raises(Rejected, match="%half, %op, %acks, %group-acts, %dead-letters"):
         open_view(where, {"source": "%zzzzzz"})

@@ -32,6 +32,7 @@ class TwinFlight(TwinLink):
         self.epoch = 1
         self.hello = None
         self.flown = []
+        self.looks = 0
         self.hellos = 0
 
     def reconnect(self):
@@ -41,6 +42,13 @@ class TwinFlight(TwinLink):
     def doubt(self, problem):
         """Connect anew when it is next needed."""
         self.hello = None
+
+    def refused(self, hello, problem):
+        """What the broker that says so is: the only one."""
+
+    def look_around(self):
+        """There is no other broker of this shard."""
+        self.looks += 1
 
     def greeting(self, timeout):
         if self.hello is None:

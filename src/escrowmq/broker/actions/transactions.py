@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ from escrowmq.broker.reads.lookups import show_transaction
 from escrowmq.broker.reads.readable import Readable
 from escrowmq.broker.requests import transaction_id
 from escrowmq.ledger.commands import End, Recheck
-from escrowmq.ledger.listings import transactions as transactions_list
-from escrowmq.ledger.listings import undecided
+from escrowmq.ledger.listings import Wanted, some_transactions
+from escrowmq.ledger.waiting import Waiting
 from escrowmq.model import DecidedBy, Outcome
 from escrowmq.schemas import ENDING
 from escrowmq.wire.actions import transactions
@@ -21,33 +22,34 @@ from escrowmq.wire.actions import transactions
 
 @answers(transactions.LIST)
 def _list_transactions(engine: Readable, request: transactions.List) -> transactions.Page:
+    """Look by look, none of which keeps the writer for long: what is wanted may be rare among many."""
     limit, older_us = request.get("limit", PAGE), microseconds(request.get("older_than"))
-    before_us = None if older_us is None else engine.clock.now_us() - older_us
-
-    def look() -> list[Any]:
-        return transactions_list(
-            engine.shard.ledger,
-            state=request.get("state"),
-            group=request.get("group"),
-            before_us=before_us,
-            limit=limit,
-            after=request.get("after", -1),
-            cause=request.get("cause"),
-            now_us=engine.clock.now_us(),
-        )
-
-    page: transactions.Page = page_of("transactions", engine.look(look).result(), limit, lambda last: last["position"])
+    now_us = engine.clock.now_us()
+    before_us = None if older_us is None else now_us - older_us
+    wanted = Wanted(request.get("state"), request.get("group"), before_us, request.get("cause"), now_us)
+    found: list[Any] = []
+    place: int | None = request.get("after", -1)
+    while place is not None and len(found) < limit:
+        look = partial(_some, engine, wanted, limit - len(found), place)
+        more, place = engine.look(look).result()
+        found += more
+    page: transactions.Page = page_of("transactions", found, limit, lambda last: last["position"])
     return page
+
+
+def _some(engine: Readable, wanted: Wanted, limit: int, after: int) -> tuple[list[Any], int | None]:
+    return some_transactions(engine.shard.ledger, wanted, limit, after)
 
 
 @answers(transactions.SUMMARY)
 def _summarize(engine: Readable, request: transactions.Summarize) -> transactions.Undecided:
+    """Look by look, as above."""
     limit, after, samples = request.get("limit", PAGE), request.get("after", -1), request.get("samples", 3)
-
-    def look() -> list[Any]:
-        return undecided(engine.shard.ledger, request.get("group"), after, limit, samples, engine.clock.now_us())
-
-    page: transactions.Undecided = page_of("groups", engine.look(look).result(), limit, lambda last: last["number"])
+    group, now_us = request.get("group"), engine.clock.now_us()
+    waiting = engine.look(lambda: Waiting(engine.shard.ledger, group, after, limit, samples, now_us)).result()
+    while engine.look(lambda: waiting.look(engine.shard.ledger)).result():
+        pass
+    page: transactions.Undecided = page_of("groups", waiting.told(), limit, lambda last: last["number"])
     return page
 
 

@@ -5,7 +5,7 @@ Where no end is given, reading stops at what was durable when it began.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -52,15 +52,20 @@ def kept(chunk: Chunk, mask: Bools) -> Chunk:
 
 
 def scan(
-    engine: Readable, kinds: Sequence[Kind], columns: list[str], request: ReadRequest, schema: pa.Schema
+    engine: Readable,
+    kinds: Sequence[Kind],
+    columns: list[str],
+    request: ReadRequest,
+    schema: pa.Schema,
+    alike: Callable[[Frame], Frame] | None = None,
 ) -> Iterator[Chunk]:
     """Rows of some kinds by position, from ``start`` to before ``end`` of a read request. If ``schema`` has the column ``damaged``,
-    damaged rows come, too; their chunks have the columns of ``marked_frame``."""
+    damaged rows come, too; their chunks have the columns of ``marked_frame``. ``alike`` gives frames of different kinds the same ``columns``."""
     first, durable = engine.log.first_position, engine.look(lambda: engine.log.next_position).result()
     start, end = range_of(request, "position", first, durable)
     marking = DAMAGED_COLUMN in schema.names
     frames = engine.log.frames_at(start, kinds, end, damaged=marking) if start < end else iter(())
-    return _of_frames(frames, start, end, columns, marking)
+    return _of_frames(frames if alike is None else map(alike, frames), start, end, columns, marking)
 
 
 def _of_frames(frames: Iterator[Frame], start: int, end: int, columns: list[str], marking: bool) -> Iterator[Chunk]:

@@ -1,4 +1,4 @@
-"""The system views of half messages, decisions and (in ``acks.py``) acknowledgements, in log order.
+"""The system views of half messages, decisions, acknowledgements (in ``acks.py``) and acts on groups (``group_acts.py``), in log order.
 
 The rows come from the log; what became of a transaction since is asked of the ledger, a chunk of rows at a time.
 """
@@ -15,13 +15,14 @@ import pyarrow.compute as pc
 from escrowmq.broker.reads.acks import read_acks
 from escrowmq.broker.reads.chunks import Chunk, kept, scan
 from escrowmq.broker.reads.filters import Filter
+from escrowmq.broker.reads.group_acts import GROUP_ACTS, read_group_acts
 from escrowmq.broker.reads.marking import lost_rows, shown
 from escrowmq.broker.reads.readable import Readable
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.message.ids import transaction_ids
 from escrowmq.schemas import ID, STORED, Kind
-from escrowmq.wire import ACK_VIEW_NAME, HALF_VIEW_NAME, OP_VIEW_NAME, ReadRequest
+from escrowmq.wire import ACK_VIEW_NAME, GROUP_ACT_VIEW_NAME, HALF_VIEW_NAME, OP_VIEW_NAME, ReadRequest
 
 _OF_MESSAGES = frozenset({"topic", "key", "tag", "properties", "message_id", "queue", "born_us", "transaction"})
 _OF_DECISIONS = frozenset({"half_position", "transaction", "state", "decided_by"})
@@ -92,7 +93,15 @@ VIEW_KINDS = {
     HALF_VIEW_NAME: (Kind.HALF,),
     OP_VIEW_NAME: (Kind.DECIDED, Kind.BATCH_DECIDED),
     ACK_VIEW_NAME: (Kind.ACKED,),
+    GROUP_ACT_VIEW_NAME: GROUP_ACTS,
 }
 """The kinds of frames that each view shows."""
-SYSTEM_VIEWS: dict[str, Read] = {HALF_VIEW_NAME: _halves, OP_VIEW_NAME: _decisions, ACK_VIEW_NAME: read_acks}
+SYSTEM_VIEWS: dict[str, Read] = {
+    HALF_VIEW_NAME: _halves,
+    OP_VIEW_NAME: _decisions,
+    ACK_VIEW_NAME: read_acks,
+    GROUP_ACT_VIEW_NAME: read_group_acts,
+}
 """How each view of :data:`escrowmq.wire.VIEWS` is read."""
+OF_GROUPS = (ACK_VIEW_NAME, GROUP_ACT_VIEW_NAME)
+"""The views whose rows are of consumer groups, and can be filtered by them."""

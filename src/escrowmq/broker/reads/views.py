@@ -21,7 +21,7 @@ from escrowmq.broker.reads.files import open_file
 from escrowmq.broker.reads.filters import Filter, chosen_columns, coalesced, limited
 from escrowmq.broker.reads.marking import marked, marks_of
 from escrowmq.broker.reads.readable import Readable
-from escrowmq.broker.reads.system_views import SYSTEM_VIEWS
+from escrowmq.broker.reads.system_views import OF_GROUPS, SYSTEM_VIEWS
 from escrowmq.broker.requests import checked
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns.arrays import Bools, Int64s
@@ -33,7 +33,7 @@ from escrowmq.ledger.queues.queues import Place
 from escrowmq.log.report import RowDamage
 from escrowmq.schemas import DELIVERY
 from escrowmq.settings import nearest
-from escrowmq.wire import ACK_VIEW_NAME, DAMAGED_COLUMN, DEAD_LETTER_PREFIX, FILE_PREFIX, VIEWS, ReadRequest
+from escrowmq.wire import DAMAGED_COLUMN, DEAD_LETTER_PREFIX, FILE_PREFIX, VIEWS, ReadRequest
 
 SPAN = 65_536
 """Offsets asked of the ledger at a time."""
@@ -52,8 +52,8 @@ def open_view(engine: Readable, content: Mapping[str, object]) -> pa.RecordBatch
     if source.startswith(FILE_PREFIX):
         return open_file(engine, request)
     schema, wanted = chosen_columns(source, request.get("columns")), Filter.of(request)
-    if wanted.group is not None and source != ACK_VIEW_NAME:
-        raise error(Code.BAD_REQUEST, f"{source} has no consumer groups", f"{ACK_VIEW_NAME} has")
+    if wanted.group is not None and source not in OF_GROUPS:
+        raise error(Code.BAD_REQUEST, f"{source} has no consumer groups", f"{' and '.join(OF_GROUPS)} have")
     if source in VIEWS:
         batches = SYSTEM_VIEWS[source](engine, request, wanted, schema)
     elif source.startswith(DEAD_LETTER_PREFIX):

@@ -26,6 +26,7 @@ from escrowmq.broker.writer.checkback import Listener, Listeners, Questions
 from escrowmq.broker.writer.committer import Committer
 from escrowmq.broker.writer.line import Line
 from escrowmq.broker.writer.pace import SEEN_BYTES, Pace
+from escrowmq.broker.writer.recovery import Folded
 from escrowmq.broker.writer.rounds import (
     AnyRequest,
     Look,
@@ -35,7 +36,7 @@ from escrowmq.broker.writer.rounds import (
     WaitingReceive,
     least_first,
 )
-from escrowmq.broker.writer.shard import Shard
+from escrowmq.broker.writer.shard import Proof, Shard
 from escrowmq.broker.writer.telling import Refusals
 from escrowmq.broker.writer.upkeep import Upkeep
 from escrowmq.broker.writer.waiting import WaitingLooks, WaitingReceives
@@ -66,10 +67,17 @@ logger = logging.getLogger(__name__)
 class Engine:
     """One shard at work. ``submit`` and ``look`` from any thread; answers are durable when they come."""
 
-    def __init__(self, log: CommitLog, clock: Clock, settings: BrokerSettings) -> None:
+    def __init__(
+        self,
+        log: CommitLog,
+        clock: Clock,
+        settings: BrokerSettings,
+        folded: Folded | None = None,
+        proof: Proof | None = None,
+    ) -> None:
         self.log = log
         self.settings = settings
-        self.shard = Shard(log, clock, settings)
+        self.shard = Shard(log, clock, settings, folded, proof)
         self.clock: Clock = self.shard.clock
         self.shard.observers.append(self._on_event)
         self.listeners = Listeners(
@@ -123,7 +131,9 @@ class Engine:
         to wake the writer and to be woken cost more than most questions do. The ledger stands still meanwhile."""
         if self._asleep:
             with self._at_work:  # which no signal parts from its end, as it would one that is only tried
-                if self._asleep and self.shard.failure is None and self.log.durable_sequence >= self.log.next_sequence:
+                shard = self.shard
+                is_durable = self.log.durable_sequence >= self.log.next_sequence
+                if self._asleep and shard.failure is None and is_durable and shard.is_proved:
                     return answer(Future(), self.shard.attempt(look))
         return self.look(look)
 

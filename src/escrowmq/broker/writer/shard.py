@@ -7,6 +7,7 @@ Rules (no threads, no clock of its own: tests drive it with a memory log and a s
 2. Nothing is answered, shown or asked before it is durable (``early`` sends, named by their caller, excepted).
 3. A full disk, and a process without descriptors, are found before anything is appended, and change nothing (deciding is pure). Writers of messages leave
    ``HEADROOM`` free, so that acknowledgements, leases and decisions go on for a while.
+   A round that appended nothing is answered from a ledger of which it is known that no other node has gone on with its log (``Proof``).
 4. A failed append, sync or apply stops the shard: every answer of that round and after it is an error until it is opened
    anew, because what the disk holds is no longer known (I34).
 5. Broker time never steps back, over restarts too: it starts at the time of the log's last frame.
@@ -18,14 +19,14 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from escrowmq.broker.failures import broker_failed
 from escrowmq.broker.writer.keys import StoredKeys
-from escrowmq.broker.writer.recovery import fold
+from escrowmq.broker.writer.recovery import Folded, recovered, size_of
 from escrowmq.broker.writer.repeats import Unchecked, judge
 from escrowmq.broker.writer.rounds import AnyRequest, Look, Work, arrange
 from escrowmq.broker.writer.telling import TOLD, tell_before
@@ -97,14 +98,28 @@ def _is_packed(kind: Kind, few: Few) -> bool:
 _BODY = STORED[Kind.PLAIN].names.index("body")
 
 
-def _size(tables: dict[str, pa.Table]) -> int:
-    return sum(table.nbytes for table in tables.values())
+class Proof(Protocol):
+    """Whether this opener of the log is the newest one: with a log of its own that is certain, with one of several nodes it is known as of some time."""
+
+    def is_fresh(self) -> bool:
+        """Whether it is known well enough to answer from the ledger alone."""
+
+    def renew(self) -> None:
+        """Make sure of it, with the log's help. Overloaded(NOT_LEADER) if that cannot be done now; any other error stops the shard."""
 
 
 class Shard:
-    """A log and its ledger. One caller at a time."""
+    """A log and its ledger, which is ``folded`` from it already if its caller has done so. One caller at a time. ``proof``: needed where others may open
+    the log without its opener's knowledge."""
 
-    def __init__(self, log: CommitLog, clock: Clock, settings: BrokerSettings) -> None:
+    def __init__(
+        self,
+        log: CommitLog,
+        clock: Clock,
+        settings: BrokerSettings,
+        folded: Folded | None = None,
+        proof: Proof | None = None,
+    ) -> None:
         self.log = log
         self.settings = settings
         self.failure: EscrowError | None = None
@@ -114,13 +129,15 @@ class Shard:
         """Called with every event when it is applied (not during recovery), before it is durable."""
         self._dirty = False
         self._headroom = min(HEADROOM, settings.segment_bytes // 16)
-        self.ledger, snapshot = fold(log)
+        self._proof = proof
+        folded = folded or recovered(log)
+        self.ledger = folded.ledger
         self.ledger.ask_keys_of(StoredKeys(log))
-        self._floor_us = max(log.last_time_us, snapshot.time_us if snapshot else 0)
+        self._floor_us = max(log.last_time_us, folded.time_us)
         self.clock = ContinuedClock(clock, self._floor_us)
         """Broker time: the one clock of the shard, of its waiting, its listings and its metrics."""
-        self._snapshot_bytes = _size(snapshot.tables) if snapshot else 0
-        self._snapshot_sequence = snapshot.sequence if snapshot else 0
+        self._snapshot_bytes = folded.size
+        self._snapshot_sequence = folded.sequence
         self._looked = log.bytes_since_snapshot(), log.bytes_written
         """Bytes since the last snapshot when they were asked for last (of every segment), and what was written until then."""
         self.time_us = 0
@@ -245,11 +262,24 @@ class Shard:
             try:
                 if write is not None:
                     write()
+                elif not self.is_proved:
+                    self._prove()
             except Exception as problem:
+                if isinstance(problem, EscrowError) and problem.code is Code.NOT_LEADER:
+                    raise
                 raise self.stop(problem) from problem
             self._running()
 
         return flush
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether what appends nothing may be answered from the ledger as it is."""
+        return self._proof is None or self._proof.is_fresh()
+
+    def _prove(self) -> None:
+        assert self._proof is not None  # without one nothing is to be proved
+        self._proof.renew()
 
     def stop(self, cause: BaseException) -> EscrowError:
         """Refuse everything from now on; the error that says so."""
@@ -262,6 +292,10 @@ class Shard:
         """A fresh error object for each caller: a shared one would collect tracebacks."""
         assert self.failure is not None  # only asked of a stopped shard
         return error(Code.SHARD_STOPPED, self.failure.message)
+
+    def _refused(self, problem: EscrowError) -> EscrowError:
+        """What a request of a round that came to ``problem`` is answered."""
+        return self._refusal() if self.failure is not None else error(problem.code, problem.message)
 
     def _running(self) -> None:
         if self.failure is not None:
@@ -322,23 +356,26 @@ class Shard:
         other threads while the next round is decided. Nothing is answered unless every round before it is durable too."""
         flush: Callable[[], None] | None = None
         durable = False
+        refusal = error(Code.SHARD_STOPPED, "the round was not synced")
         with contextlib.suppress(EscrowError):
             flush = self._flushing()
 
         def sync() -> bool:
-            nonlocal durable
-            with contextlib.suppress(EscrowError):
+            nonlocal durable, refusal
+            try:
                 if flush is None:
                     raise self._refusal()
                 reach("broker.decided")
                 flush()
                 reach("broker.synced")
                 durable = True
+            except EscrowError as problem:
+                refusal = problem
             return durable
 
         def tell() -> bool:
             for request, answer in pairs:
-                request.answer(self._checked(answer) if durable else self._refusal())
+                request.answer(self._checked(answer) if durable else self._refused(refusal))
             if durable:
                 reach("broker.answered")
             return durable
@@ -364,15 +401,16 @@ class Shard:
             frames >= self.settings.snapshot_frames and written >= 2 * self._snapshot_bytes
         )
 
-    def take_snapshot(self) -> Snapshot:
-        """The state as of the last sync; call between rounds. Saving it may happen on another thread."""
-        tables = self.ledger.snapshot()
-        self._snapshot_bytes = _size(tables)
-        self._snapshot_sequence = self.log.next_sequence
-        return Snapshot(self.log.next_sequence, self.log.next_position, self._floor_us, tables)
+    def take_snapshot(self) -> Callable[[], Snapshot]:
+        """The state as of the last sync; call between rounds. The rest of the making, and the saving, may happen on another thread."""
+        tables, self._snapshot_sequence = self.ledger.freeze(), self.log.next_sequence
+        place = (self.log.next_sequence, self.log.next_position, self._floor_us)
+        return lambda: Snapshot(*place, tables())
 
-    def save(self, snapshot: Snapshot) -> None:
+    def save(self, taken: Callable[[], Snapshot]) -> None:
         """Store it durably (any thread)."""
+        snapshot = taken()
+        self._snapshot_bytes = size_of(snapshot.tables)
         self.log.save_snapshot(snapshot.tables, snapshot.sequence, snapshot.position, snapshot.time_us)
 
     def cut(self) -> int:

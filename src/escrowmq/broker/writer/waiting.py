@@ -26,7 +26,7 @@ from escrowmq.ledger.commands import Settle, nothing_leased
 from escrowmq.schemas import Kind
 
 _MAKES_VISIBLE = frozenset({Kind.PLAIN, Kind.DECIDED, Kind.BATCH_DECIDED, Kind.RELEASED, Kind.TOPIC})
-_VIEWED = frozenset({Kind.HALF, Kind.ACKED, Kind.DEAD, Kind.BURIED})
+_VIEWED = frozenset({Kind.HALF, Kind.ACKED, Kind.DEAD, Kind.BURIED, Kind.DEAD_SETTLED, Kind.EDITED, Kind.GROUP_RESET})
 """Events that bring something to those who follow a system view."""
 _BRINGS_NOTHING = frozenset(
     {

@@ -28,7 +28,7 @@ from escrowmq.client.links.streams import STALL_SECONDS, perhaps_healing
 from escrowmq.client.links.ways import Request
 from escrowmq.errors import Code, EscrowError, Unknown, unsent
 from escrowmq.platform.forks import FORKED
-from escrowmq.wire import ANSWER, Exchange, lean
+from escrowmq.wire import ANSWER, Exchange, Json, lean
 from escrowmq.wire.lean.frames import Frame, Kind, finished
 from escrowmq.wire.lean.rows import NUMBER_OF
 
@@ -75,7 +75,11 @@ class LeanConnection:
         answered: Callable[[Request, Any], None],
         ended: Callable[[LeanConnection], None],
         loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        greeting: Json | None = None,
     ) -> None:
+        self.greeting = greeting
+        """What the broker had said over Flight when this was made."""
         self.most = welcome.max_request_bytes
         broker.setblocking(loop is None)
         self._socket = broker
@@ -122,6 +126,11 @@ class LeanConnection:
     def usable(self) -> bool:
         """Whether it takes requests."""
         return self._reason is None
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether something is unanswered, and the broker did not even say that it is there when it was asked."""
+        return self._silent > SILENT_TICKS and bool(self._pending)
 
     # What callers do
 

@@ -4,7 +4,10 @@ Each kind of exchange has one stream and one reader thread; requests are pipelin
 stream breaks, all its requests fail with Unknown(DISCONNECTED), oldest first, before a new stream can be opened; who
 sends again is the lanes' affair. A stream that owes an answer for too long, or a read, is cancelled, so that half-open connections
 and stopped brokers cannot hold anybody for ever. What a stopping or stopped broker answers to anything (SHARD_STOPPED) is
-DISCONNECTED here, too.
+DISCONNECTED here, too, and so is the answer of one that does not lead (NOT_LEADER).
+
+A shard may have several brokers, of which one leads (:mod:`.seeking`). Above the link nothing is to be seen of that: another
+that leads is what the same broker is after a restart.
 """
 
 from __future__ import annotations
@@ -14,18 +17,24 @@ import json
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, cast
 
 import pyarrow as pa
 from pyarrow import flight
 
 from escrowmq import wire
 from escrowmq.client.lanes.timer import Timer
+from escrowmq.client.links.addresses import Address
+from escrowmq.client.links.seeking import CALM_SECONDS, Seeker
 from escrowmq.client.links.streams import (
+    STALL_SECONDS,
     Checks,
     Duplex,
+    NotLeading,
     Read,
     Stream,
     close_all,
@@ -34,15 +43,22 @@ from escrowmq.client.links.streams import (
     inside,
     leak,
 )
-from escrowmq.errors import Code, EscrowError, Unknown, unsent
+from escrowmq.errors import Code, EscrowError, Misuse, Unknown, unsent
 from escrowmq.platform.backoff import Backoff
 from escrowmq.platform.forks import FORKED, tell_in_child
+from escrowmq.platform.numbers import fraction
 from escrowmq.wire import CheckStream, Exchange, ExchangeOptions, Json, ParcelsByExchange, ReadRequest
 
 CONNECT_SECONDS = 5.0
 EXCHANGE_SECONDS = 0.25
 """How long an exchange waits for a connection: it may be begun on a thread that others need."""
 FIRST_BACKOFF, LAST_BACKOFF = 0.02, 2.0
+LAST_BACKOFF_OF_SEVERAL = 0.5
+"""Where a shard has several brokers one soon leads again."""
+DOUBT_SECONDS = 3.0
+"""What is unanswered this long (past its own waiting time) makes the link ask the other brokers of the shard who leads."""
+LOOK_SECONDS = 15.0
+"""How often a subscription, to which a broker owes nothing, has the other brokers of the shard asked."""
 
 _CHANNEL = [
     ("grpc.use_local_subchannel_pool", 1),  # a new client means a new connection, without gRPC's own long back-off
@@ -53,31 +69,39 @@ _CHANNEL = [
 
 
 class FlightLink(ParcelsByExchange):
-    """One broker at ``host:port``. Connects when it is first used, and again, with back-off, after it was lost.
+    """The broker that leads one shard, at one of ``addresses`` or where one of them says. Connects when it is first used, and again, with
+    back-off, after it was lost.
 
-    ``stays``: as one of several, it must always be the same shard. Another one at its address counts as no answer.
+    ``follow``: also to addresses that brokers name. ``stays``: as one of several, it must always be the same shard. Another one
+    at its address counts as no answer.
     """
 
-    def __init__(self, host: str, port: int, *, stays: bool = False) -> None:
-        self.host = host
+    def __init__(self, addresses: Sequence[Address], *, follow: bool = True, stays: bool = False) -> None:
         self.hello: Json | None = None
         """What the broker said of itself when the last connection was made; another object for each connection."""
-        self._location = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self.address = f"escrow://{self._location}"
+        self.host = addresses[0].host
+        """Of the last connection."""
+        self.address = f"escrow://{'|'.join(address.location for address in addresses)}"
+        self.when_left: Callable[[EscrowError], None] = lambda problem: None
+        """Called when the broker is left though the connection stands: another leads."""
         self._lock = threading.RLock()
         self._connection = threading.Condition(self._lock)  # notified when there is one, or a try came to nothing
         self._connecting = False
-        self._stays = stays
-        self._shard: int | None = None
+        self._seeker = Seeker(addresses, _meet, follow=follow, stays=stays)
+        self._met: _Met | None = None
         self._client: flight.FlightClient | None = None
         self._streams: dict[tuple[Exchange, int | None], Stream] = {}  # those that take requests
         self._open: set[Stream] = set()  # those that owe an answer, too
         self._watches: list[Checks] = []
         self._reads: weakref.WeakSet[Read] = weakref.WeakSet()
-        self._backoff = Backoff(FIRST_BACKOFF, LAST_BACKOFF)
+        several = len(addresses) > 1
+        self._backoff = Backoff(FIRST_BACKOFF, LAST_BACKOFF_OF_SEVERAL if several else LAST_BACKOFF)
+        self._refused_at = -CALM_SECONDS
         self._last_problem: EscrowError | None = None
         self._timer = Timer("escrowmq-link")
         self._patrolling = False
+        self._looking = False
+        self._look_at = 0.0
         self._closed = False
         self._closed_because = "the connection is closed"
         _links.add(self)
@@ -96,12 +120,8 @@ class FlightLink(ParcelsByExchange):
         """See :meth:`escrowmq.wire.Link.action`."""
         deadline = time.monotonic() + timeout
         client = self._connected(timeout)
-        try:
+        with self._losing(client):
             return _act(client, name, request, max(deadline - time.monotonic(), 0.001))
-        except EscrowError as problem:
-            if problem.code is Code.DISCONNECTED:
-                self._lost(client, problem)
-            raise
 
     def greeting(self, timeout: float) -> Json:
         """``hello`` of this connection; connects first if need be, for up to ``timeout`` seconds. Raises Unknown."""
@@ -118,8 +138,8 @@ class FlightLink(ParcelsByExchange):
     def read(self, request: ReadRequest) -> pa.RecordBatchReader:
         """See :meth:`escrowmq.wire.Link.read`."""
         client = self._connected()
-        with flight_errors():
-            read = Read(client, request, lambda problem: self._lost(client, problem))
+        with self._losing(client):
+            read = Read(client, request, partial(self._lost, client))
         with self._lock:
             self._reads.add(read)
             self._patrol_later()
@@ -128,11 +148,13 @@ class FlightLink(ParcelsByExchange):
     def watch(self, session: int, on_checks: Callable[[pa.RecordBatch], None]) -> CheckStream:
         """See :meth:`escrowmq.wire.Link.watch`."""
         client = self._connected(CONNECT_SECONDS)
-        with flight_errors():
-            checks = Checks(client, session, on_checks)
+        with self._losing(client):
+            checks = Checks(client, session, on_checks, partial(self._lost, client))
         with self._lock:
             self._watches = [watch for watch in self._watches if not watch.broken]
             self._watches.append(checks)
+            self._look_at = time.monotonic() + LOOK_SECONDS
+            self._patrol_later()
         return checks
 
     def close(self) -> None:
@@ -144,6 +166,7 @@ class FlightLink(ParcelsByExchange):
             self._connection.notify_all()
             open_: list[Duplex] = [*self._watches, *self._open]
             reads, client, self._client = list(self._reads), self._client, None
+        self._seeker.close()
         for read in reads:
             read.cancel()
         close_all(open_)
@@ -169,6 +192,7 @@ class FlightLink(ParcelsByExchange):
         self._lock = threading.RLock()
         self._connection, self._connecting = threading.Condition(self._lock), False
         self._closed, self._closed_because = True, FORKED
+        self._seeker.forked()
         streams: list[Duplex] = [*self._watches, *self._open]
         for stream in streams:
             stream.forked()
@@ -189,7 +213,7 @@ class FlightLink(ParcelsByExchange):
                     raise Unknown(Code.CLOSED, self._closed_because)
                 if not self._connecting:
                     if self._last_problem is not None and (tried or self._backoff.left()):
-                        raise unsent(self._last_problem.message)
+                        raise self._refusal(self._last_problem)
                     self._connecting = True
                     threading.Thread(target=self._connect, name="escrowmq-connect", daemon=True).start()
                 left = deadline - time.monotonic()
@@ -200,34 +224,35 @@ class FlightLink(ParcelsByExchange):
                 raise Unknown(Code.CLOSED, self._closed_because)
             return self._client
 
+    def _refusal(self, problem: EscrowError) -> EscrowError:
+        if isinstance(problem, Misuse):
+            return Misuse(problem.code, problem.message, problem.hint)
+        return unsent(problem.message)
+
     def _connect(self) -> None:
         """Try once, on a thread of its own: a broker that accepts and says nothing holds up nobody but this."""
-        client = flight.FlightClient(f"grpc+tcp://{self._location}", generic_options=_CHANNEL)
         problem: EscrowError | None = None
-        hello: Json = {}
+        met: _Met | None = None
         try:
-            hello = _act(client, "hello", {}, CONNECT_SECONDS)
-            self._recognise(hello.get("shard"))
+            met = cast(_Met, self._seeker.seek())
+        except Misuse as raised:
+            problem = raised
         except EscrowError as raised:
             problem = unsent(f"no broker answers at {self.address}: {raised.message}")
         with self._connection:
             self._connecting = False
-            if problem is None and not self._closed:
-                self._backoff.worked()
-                self._client, self._last_problem, self.hello = client, None, hello
-                client = None
+            if met is not None and not self._closed:
+                if time.monotonic() - self._refused_at > CALM_SECONDS:
+                    self._backoff.worked()
+                self._client, self._last_problem, self.hello = met.client, None, met.hello
+                self._met, self.host = met, met.address.host
+                met = None
             elif problem is not None:
                 self._last_problem = problem
                 self._backoff.failed()
             self._connection.notify_all()
-        if client is not None:
-            client.close()
-
-    def _recognise(self, shard: int | None) -> None:
-        if self._stays and self._shard is not None and shard != self._shard:
-            was, now = (f"{number:08x}" if number is not None else "unknown" for number in (self._shard, shard))
-            raise Unknown(Code.DISCONNECTED, f"it was shard {was} and now says {now}: is that another data folder?")
-        self._shard = shard
+        if met is not None:
+            met.close()
 
     def _stream(self, kind: Exchange, member: int | None) -> Stream:
         stream = self._streams.get((kind, member))
@@ -241,7 +266,7 @@ class FlightLink(ParcelsByExchange):
             if stream is None or stream.withdrawn:
                 try:
                     with flight_errors():
-                        stream = Stream(client, kind, member, self._stream_broke)
+                        stream = Stream(client, kind, member, self._stream_broke, partial(self._lost, client))
                 except EscrowError as problem:
                     self._lost(client, problem)
                     raise
@@ -258,12 +283,51 @@ class FlightLink(ParcelsByExchange):
             if not self._closed and not stream.withdrawn and self._client is not None:
                 self._lost(self._client, Unknown(Code.DISCONNECTED))
 
+    @contextmanager
+    def _losing(self, client: flight.FlightClient) -> Iterator[None]:
+        """Around a use of the connection: raises EscrowError, and connects anew for the next use if it broke."""
+        try:
+            with flight_errors():
+                yield
+        except EscrowError as problem:
+            if problem.code is Code.DISCONNECTED:
+                self._lost(client, problem)
+            raise
+
     def _lost(self, client: flight.FlightClient, problem: EscrowError) -> None:
-        """Connect anew for the next use; streams that are still open end by themselves."""
+        """Connect anew for the next use; streams that are still open end by themselves, or, where another broker leads, are ended."""
         with self._lock:
-            if self._client is client:
-                self._client = None
-                self._last_problem = problem
+            if self._client is not client:
+                return
+            self._client = None
+            self._last_problem = problem
+            leaves = False
+            if (
+                isinstance(problem, NotLeading) and not self._closed
+            ):  # one that stopped, and is the only one, comes back
+                leaves = not problem.left or len(self._seeker.known) > 1
+                if self._met is not None:
+                    self._seeker.refused(self._met.address, problem.leader)
+            if leaves:
+                self._refused_at = time.monotonic()
+                self._backoff.failed()
+                streams, self._streams = list(self._streams.values()), {}
+                watches = list(self._watches)
+        if leaves:
+            for stream in streams:
+                stream.withdraw()
+            for watch in watches:
+                watch.cancel()
+            self.when_left(problem)
+
+    def refused(self, hello: Json | None, problem: EscrowError) -> None:
+        """A broker answered elsewhere that it does not lead; ``hello`` is of the connection to which that belongs."""
+        with self._lock:
+            client = self._client if hello is self.hello else None
+        if client is not None:
+            self._lost(client, problem)
+
+    # Seeing whether it is there, and leads
 
     def _patrol_later(self) -> None:
         if not self._patrolling:
@@ -272,19 +336,80 @@ class FlightLink(ParcelsByExchange):
 
     def _patrol(self) -> None:
         """Give up what is owed an answer for too long."""
+        now = time.monotonic()
         with self._lock:
             streams, reads = list(self._open), list(self._reads)
+            self._watches = watches = [watch for watch in self._watches if not watch.over]
             self._patrolling = False
-            if (streams or reads) and not self._closed:
+            if (streams or reads or watches) and not self._closed:
                 self._patrol_later()
-        now = time.monotonic()
+            looks = bool(watches) and now >= self._look_at
         for stream in streams:
             if stream.stalled(now):
                 stream.cancel()
+            elif stream.stalled(now + STALL_SECONDS - DOUBT_SECONDS):
+                looks = True
         for read in reads:
             if read.stalled(now):
                 read.more_time()
                 threading.Thread(target=_probe, args=(read,), name="escrowmq-probe", daemon=True).start()
+            elif read.stalled(now + STALL_SECONDS - DOUBT_SECONDS):
+                looks = True
+        if looks:
+            self.look_around()
+
+    def look_around(self) -> None:
+        """The broker is silent: see, on a thread, whether another of its shard leads by now. Then what it owes fails as lost."""
+        with self._lock:
+            if self._looking or self._closed or self._client is None or len(self._seeker.known) < 2:
+                return
+            self._looking = True
+            self._look_at = time.monotonic() + LOOK_SECONDS * (0.5 + fraction())
+        try:
+            threading.Thread(target=self._look_around, args=(self._met,), name="escrowmq-look", daemon=True).start()
+        except RuntimeError:  # no thread is to be had
+            self._looking = False
+
+    def _look_around(self, met: _Met) -> None:
+        try:
+            newer = self._seeker.newer(met)
+        finally:
+            self._looking = False
+        if newer:
+            problem = NotLeading(
+                Code.DISCONNECTED, f"{met.address.url} is silent, and another broker of its shard leads"
+            )
+            with self._lock:
+                streams, reads = list(self._open), list(self._reads)
+            self._lost(met.client, problem)
+            for stream in streams:
+                if stream.client is met.client:
+                    stream.cancel()
+            for read in reads:
+                if read.client is met.client:
+                    read.cancel()
+
+
+class _Met:
+    """A broker that answered, and the connection to it."""
+
+    def __init__(self, address: Address, client: flight.FlightClient, hello: Json) -> None:
+        self.address = address
+        self.client = client
+        self.hello = hello
+
+    def close(self) -> None:
+        """Let the connection go."""
+        self.client.close()
+
+
+def _meet(address: Address) -> _Met:
+    client = flight.FlightClient(f"grpc+tcp://{address.location}", generic_options=_CHANNEL)
+    try:
+        return _Met(address, client, _act(client, "hello", {}, CONNECT_SECONDS))
+    except BaseException:
+        client.close()
+        raise
 
 
 def _probe(read: Read) -> None:

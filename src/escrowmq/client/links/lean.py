@@ -26,7 +26,7 @@ from escrowmq.client.lanes.timer import Timer
 from escrowmq.client.links.connection import NOTHING, TICK_SECONDS, LeanConnection, encoded
 from escrowmq.client.links.flight import FlightLink
 from escrowmq.client.links.places import place_of, reach
-from escrowmq.client.links.streams import CLOSE_SECONDS, STALL_SECONDS
+from escrowmq.client.links.streams import CLOSE_SECONDS, STALL_SECONDS, NotLeading
 from escrowmq.client.links.ways import Carrier, Pending, Request, Way
 from escrowmq.errors import Code, EscrowError, Misuse, Unknown, unsent
 from escrowmq.platform.backoff import Backoff
@@ -55,6 +55,7 @@ class LeanLink:
     def __init__(self, flight: FlightLink) -> None:
         self.address = flight.address
         self._flight = flight
+        flight.when_left = self._left
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.RLock()  # guards the ways, and which connection there is; a signal handler may close
         self._ways: dict[tuple[Exchange, object], Way] = {}
@@ -254,6 +255,8 @@ class LeanLink:
             return
         request.over = True
         failed = isinstance(answer, EscrowError)
+        if isinstance(answer, NotLeading) and request.connection is not None:
+            self._flight.refused(request.connection.greeting, answer)
         if failed:
             self._tell(request, answer)  # first: what is newer must not leave before its lane knows
         dropped: list[Request] = []
@@ -377,7 +380,7 @@ class LeanLink:
         self._tried = greeting
         if (place := place_of(self._flight.host, hello)) is None:
             raise unsent("the broker has no lean carrier")
-        return LeanConnection(*reach(place), self._answered, self._ended, self._loop)
+        return LeanConnection(*reach(place), self._answered, self._ended, self._loop, greeting=greeting)
 
     def _release(self) -> None:
         """What waited for the lean carrier goes now, one way or the other."""
@@ -399,6 +402,16 @@ class LeanLink:
         if not closed:  # the broker may have been restarted, or be another: gRPC would not notice
             self._flight.doubt(Unknown(Code.DISCONNECTED, "the lean carrier was lost"))
 
+    def _left(self, problem: EscrowError) -> None:
+        """Another broker leads: what this one was sent and owes is lost, or is refused by it."""
+        with self._lock:
+            self._lean, connections = None, list(self._connections)
+        for connection in connections:
+            if not isinstance(problem, Unknown) or problem.left:
+                connection.cut(problem)
+            else:
+                connection.retire(problem)
+
     def _tick_later(self) -> None:
         with self._lock:
             if self._ticking or self._closed:
@@ -411,6 +424,8 @@ class LeanLink:
             self._ticking = False
             connections = list(self._connections)
         busy = [connection.tick() for connection in connections]  # each of them
+        if any(connection.doubtful for connection in connections):
+            self._flight.look_around()
         if any(busy):
             self._tick_later()
 

@@ -53,6 +53,13 @@ def flight_errors() -> Iterator[None]:
         raise escrow_error(problem) from None
 
 
+class NotLeading(Unknown):
+    """DISCONNECTED from a broker that answers, and does not lead its shard any more, or has stopped: to be sent to the one that leads."""
+
+    leader: str | None = None
+    """Who does, as it says."""
+
+
 def failed_future(problem: EscrowError) -> Future[pa.RecordBatch]:
     """A future that has failed already."""
     future: Future[pa.RecordBatch] = Future()
@@ -94,6 +101,7 @@ class Duplex(ABC):
 
     def __init__(self, client: flight.FlightClient, command: dict[str, Any], schema: pa.Schema) -> None:
         packed = json.dumps({"protocol": PROTOCOL_VERSION, **command}).encode()
+        self.client = client
         self._writing = threading.Lock()
         self.withdrawn = False  # it takes no more requests
         self._over = False  # nothing may be written any more
@@ -184,11 +192,17 @@ class Stream(Duplex):
     """A stream of one kind of exchange: requests, matched to answers by number. ``member``: whose receives it carries."""
 
     def __init__(
-        self, client: flight.FlightClient, kind: Exchange, member: int | None, broken: Callable[[Stream], None]
+        self,
+        client: flight.FlightClient,
+        kind: Exchange,
+        member: int | None,
+        broken: Callable[[Stream], None],
+        refused: Callable[[EscrowError], None] = lambda problem: None,
     ) -> None:
         self.kind = kind
         self.member = member
         self._broken = broken
+        self._refused = refused
         self._pending: dict[int, tuple[Future[pa.RecordBatch], float]] = {}
         self._ids = itertools.count(1)
         self._lock = threading.Lock()  # pending and dead
@@ -232,7 +246,10 @@ class Stream(Duplex):
         if entry is None:
             return
         if chunk.data is None:
-            entry[0].set_exception(perhaps_healing(wire.unpack_error(content.get("error", {}))))
+            problem = perhaps_healing(wire.unpack_error(content.get("error", {})))
+            if isinstance(problem, NotLeading):
+                self._refused(problem)  # first: what is sent again must not come here
+            entry[0].set_exception(problem)
         else:
             entry[0].set_result(chunk.data)
 
@@ -250,15 +267,28 @@ class Stream(Duplex):
 
 
 def perhaps_healing(problem: EscrowError) -> EscrowError:
-    """A served shard that stopped comes back with its restart: to the client that is a connection that broke."""
-    return Unknown(Code.DISCONNECTED, problem.message, problem.hint) if problem.code is Code.SHARD_STOPPED else problem
+    """A served shard that stopped comes back with its restart, or is led by another broker: to the client that is a connection that
+    broke."""
+    if problem.code not in (Code.SHARD_STOPPED, Code.NOT_LEADER):
+        return problem
+    lost = NotLeading(Code.DISCONNECTED, problem.message, problem.hint)
+    if problem.code is Code.NOT_LEADER:  # surely not applied
+        lost.left, lost.leader = False, problem.hint
+    return lost
 
 
 class Checks(Duplex):
     """A live check-back subscription: one exchange on which only the broker speaks."""
 
-    def __init__(self, client: flight.FlightClient, session: int, on_checks: Callable[[pa.RecordBatch], None]) -> None:
+    def __init__(
+        self,
+        client: flight.FlightClient,
+        session: int,
+        on_checks: Callable[[pa.RecordBatch], None],
+        lost: Callable[[EscrowError], None] = lambda problem: None,
+    ) -> None:
         self._on_checks = on_checks
+        self._told = lost
         self._lost = threading.Event()
         self._closed = False
         self.problem: EscrowError | None = None
@@ -268,6 +298,11 @@ class Checks(Duplex):
     def broken(self) -> bool:
         """Whether the carrier lost it."""
         return self._lost.is_set() and not self._closed
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more comes, for whatever reason."""
+        return self._lost.is_set()
 
     def withdraw(self) -> None:
         """Leave the list of those to ask."""
@@ -283,12 +318,18 @@ class Checks(Duplex):
     def _refused(self, content: wire.Json) -> None:
         """The broker asks no more, and says why."""
         if "error" in content:
-            self.problem = wire.unpack_error(content["error"])
+            self.problem = perhaps_healing(wire.unpack_error(content["error"]))
+            self._tell()
             self._lost.set()
 
     def _ended(self, problem: EscrowError | None) -> None:
         self.problem = self.problem or problem
+        self._tell()
         self._lost.set()
+
+    def _tell(self) -> None:
+        if self.problem is not None and self.problem.code is Code.DISCONNECTED and not self._closed:
+            self._told(self.problem)
 
 
 class Read:

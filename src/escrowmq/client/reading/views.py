@@ -4,8 +4,9 @@
 - A row of ``%op`` is a message of the topic ``%op``, as RocketMQ's operation topic has them: its tag is what was decided, its key the
   transaction, its body the position of the half message, in digits.
 - A row of ``%acks``: its tag is the consumer group, its key TOPIC/QUEUE, its body the run of offsets, FIRST-LAST.
+- A row of ``%group-acts``: its tag is what was done (retry, discard, edit, reset), its key TOPIC/QUEUE/OFFSET, its body that of an edited message.
 
-Of ``%op`` and ``%acks`` the properties have every column as text, and ``message_id`` is the position in 16 bytes. ``queue`` is 0.
+Of the last three the properties have every column as text, and ``message_id`` is the position in 16 bytes. ``queue`` is 0.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import pyarrow as pa
 
 from escrowmq.model import DecidedBy, TransactionId, TransactionState
 from escrowmq.schemas import DELIVERY
-from escrowmq.wire import ACK_VIEW_NAME, DAMAGED_COLUMN, HALF_VIEW_NAME, OP_VIEW_NAME, read_schema
+from escrowmq.wire import ACK_VIEW_NAME, DAMAGED_COLUMN, GROUP_ACT_VIEW_NAME, HALF_VIEW_NAME, OP_VIEW_NAME, read_schema
 
 
 def messages_of(source: str, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -63,6 +64,16 @@ def _acknowledgement(row: Mapping[str, Any]) -> dict[str, Any]:
     return _message(row, ACK_VIEW_NAME, "acked_us", told) | {"tag": told["group"], "key": key, "body": run}
 
 
+def _group_act(row: Mapping[str, Any]) -> dict[str, Any]:
+    if row.get(DAMAGED_COLUMN):
+        return _message(row, GROUP_ACT_VIEW_NAME, "acted_us", {})
+    told = {name: row.get(name) for name in ("group", "topic", "queue", "offset", "act", "edited_from")}
+    told["message_id"] = row["message_id"].hex() if row.get("message_id") else None
+    place = f"{told['topic']}/{told['queue']}/{told['offset']}" if told["topic"] is not None else None
+    more = {"tag": told["act"], "key": place, "body": row.get("body") or b""}
+    return _message(row, GROUP_ACT_VIEW_NAME, "acted_us", told) | more
+
+
 def _message(row: Mapping[str, Any], topic: str, time: str, told: Mapping[str, Any]) -> dict[str, Any]:
     """A row of DELIVERY; a damaged one (nothing is told of it) without content."""
     whole = bool(told)
@@ -85,4 +96,5 @@ def _message(row: Mapping[str, Any], topic: str, time: str, told: Mapping[str, A
 _MESSAGES: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     OP_VIEW_NAME: _decision,
     ACK_VIEW_NAME: _acknowledgement,
+    GROUP_ACT_VIEW_NAME: _group_act,
 }

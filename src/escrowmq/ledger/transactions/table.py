@@ -30,6 +30,7 @@ from escrowmq.ledger.columns.arrays import (
 )
 from escrowmq.ledger.events import Event, event_of
 from escrowmq.ledger.transactions.halves import Halves
+from escrowmq.ledger.transactions.oldest import OldestOpen
 from escrowmq.ledger.transactions.sessions import NO_GROUP, Sessions
 from escrowmq.ledger.transactions.undecided import LeftUndecided
 from escrowmq.message.ids import records, split_transaction_id
@@ -87,12 +88,12 @@ class TransactionTable:
         """OPEN transactions of each producer group, as ``parked`` has those that are PARKED."""
         self.parked: dict[int, int] = {}
         self._floor = 0  # no OPEN transaction below this ordinal
+        self.oldest = OldestOpen(self.rows, self.groups_of)
 
     # Entering
 
     def enter(self, batch: pa.RecordBatch, tags: Int32s, sizes: Int32s, position: int, time_us: int) -> Int64s:
-        """Store half messages (rows of Kind.HALF), ``sizes`` being those of the bodies; the ordinals of the transactions that they
-        begin."""
+        """Store half messages (rows of Kind.HALF) with the ``sizes`` of their bodies; the ordinals of the transactions that they begin."""
         own = np.arange(position, position + batch.num_rows)
         owner = batch.column("transaction").to_numpy()
         visible = batch.column("visible_us").to_numpy()
@@ -251,6 +252,7 @@ class TransactionTable:
         self._change(ordinals, OPEN)
         self._count(self.open, self.column("epoch", ordinals), 1)
         self._floor = min(self._floor, int(ordinals.min()))
+        self.oldest.back_to(self._floor)
 
     def _change(self, ordinals: Int64s, states: UInt8s | int) -> None:
         rows = ordinals - self.rows.first
@@ -329,8 +331,7 @@ class TransactionTable:
         return np.where(index >= 0, index + self.rows.first, NONE)
 
     def find_ids(self, ids: pa.Array) -> tuple[Int64s, UInt8s]:
-        """Ordinals of transaction ids, and one code per row: OK, WRONG_SHARD, UNKNOWN_TRANSACTION, or EXPIRED of what left
-        undecided."""
+        """Ordinals of transaction ids, and one code per row: OK, WRONG_SHARD, UNKNOWN_TRANSACTION, or EXPIRED of what left undecided."""
         raw = records(ids)
         codes = np.zeros(len(ids), np.uint8)
         ordinals = self.find(raw["position"].astype(np.int64))
@@ -391,8 +392,7 @@ class TransactionTable:
         return self._sessions.groups_of(self.column("epoch", ordinals).astype(np.int64))
 
     def foreign(self, ordinals: Int64s, groups: Int64s | int) -> Bools:
-        """Which transactions belong to another group than ``groups``. Those whose session is forgotten belong to no
-        other: they are decided, and any group may learn how."""
+        """Which transactions belong to another group than ``groups``. Those of forgotten sessions are decided, and any group may learn how."""
         owners = self.groups_of(ordinals)
         others: Bools = (owners != groups) & (owners != NO_GROUP)
         return others

@@ -24,6 +24,13 @@ class Hello(TypedDict):
     time_us: NotRequired[Annotated[int, "broker time now, microseconds since 1970; not told by 0.1.0"]]
     limits: Annotated[dict[str, float], "every setting whose name begins with `max_`, by name"]
     lean: NotRequired[Annotated[Lean, "where small requests are taken, too; absent: nowhere"]]
+    role: NotRequired[
+        Annotated[
+            str, "`leader`, or `standby`: of a log that several brokers follow; absent: it has its log for itself"
+        ]
+    ]
+    leader: NotRequired[Annotated[str, "URL of the broker that leads; absent: it is not known, or the log is its own"]]
+    replicas: NotRequired[Annotated[list[str], "URLs of the brokers of this shard, itself included"]]
 
 
 class Health(TypedDict):
@@ -31,9 +38,11 @@ class Health(TypedDict):
 
     status: Annotated[
         str,
-        "`ok`, `damaged` (the log, in places: the rest goes on), `full` (the disk: messages are refused), `stopping`, `stopped`",
+        "`ok`, `damaged` (the log, in places: the rest goes on), `full` (the disk: messages are refused), `standby` (it follows, another leads), `stopping`, `stopped`",
     ]
-    reason: Annotated[str, "empty when it is ok; of `damaged` the places"]
+    reason: Annotated[
+        str, "empty when it is ok; of `damaged` the places, of `standby` who leads and how far it has followed"
+    ]
 
 
 HELLO = Action("hello", Nothing, Hello, "Who this broker is and what its limits are.", reads_only=True)

@@ -7,7 +7,7 @@ changes: a change makes another one in its place. Whoever has the list of blocks
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,23 @@ BLOCK = 1024
 
 Texts = npt.NDArray[np.object_]
 
+FEW_KINDS = 32
+"""Kinds of causes of a block that are counted once and remembered; of a block with more they are counted each time, as the counts would take as much
+memory as the block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """How often each kind of cause is in some rows: arrays of one length."""
+
+    texts: Texts
+    counts: Int64s
+    oldest_us: Int64s
+    newest_us: Int64s
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -35,7 +52,8 @@ class Block:
     dead_us: Int64s
     causes: Texts
     kinds: Texts
-    """Of the causes (``causes.py``). Equal texts are mostly one object, in both columns."""
+    """Of the causes (``causes.py``). Equal kinds are one object, equal causes mostly are."""
+    _counted: Kinds | None = field(default=None, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -49,9 +67,27 @@ class Block:
         """Some of its rows: a mask, indexes or a slice."""
         return Block(*(column[chosen] for column in self.columns))
 
+    def counted(self) -> Kinds:
+        """Each kind of cause in it."""
+        if self._counted is not None:
+            return self._counted
+        ids, firsts, of_row = np.unique(addresses(self.kinds), return_index=True, return_inverse=True)
+        oldest_us, newest_us = self.dead_us[firsts], self.dead_us[firsts]
+        np.minimum.at(oldest_us, of_row, self.dead_us)
+        np.maximum.at(newest_us, of_row, self.dead_us)
+        found = Kinds(self.kinds[firsts], np.bincount(of_row), oldest_us, newest_us)
+        if len(ids) <= FEW_KINDS:
+            object.__setattr__(self, "_counted", found)  # of two threads that do so, both put the same
+        return found
+
     def part(self, start: int, end: int) -> Block:
         """Rows ``start`` .. ``end``-1, as copies: the rest may go."""
         return Block(*(column[start:end].copy() for column in self.columns))
+
+
+def addresses(kinds: Texts) -> Int64s:
+    """A number for each kind, the same one for equal kinds, as long as they are held."""
+    return np.fromiter(map(id, kinds), np.int64, len(kinds))
 
 
 def block_of(offsets: Int64s, attempts: int, dead_us: int, cause: str) -> Block:
@@ -168,6 +204,20 @@ class DeadLetters:
             here = at >= 0
             died_us[rows[here]], attempts[rows[here]] = block.dead_us[at[here]], block.attempts[at[here]]
         return died_us, attempts
+
+    def among(self, offsets: Int64s) -> Block | None:
+        """What is dead of ``offsets``, which rise; None: nothing."""
+        if not len(offsets):
+            return None
+        found = []
+        places = np.searchsorted(self._lasts, offsets)
+        touched, starts = np.unique(places, return_index=True)
+        ends = [*starts[1:].tolist(), len(offsets)]
+        for place, start, end in zip(touched.tolist(), starts.tolist(), ends, strict=True):
+            if place < len(self.blocks):
+                at = locate(self.blocks[place].offsets, offsets[start:end])
+                found.append(self.blocks[place].rows(at[at >= 0]))
+        return _joined(found) if any(map(len, found)) else None
 
     def letter(self, offset: int) -> tuple[int, int, str] | None:
         """When the message at ``offset`` died, after how many attempts, and the cause; None: it is no dead letter."""

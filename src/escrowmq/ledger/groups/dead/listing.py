@@ -4,14 +4,15 @@ change, so it may be done on any thread.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from escrowmq.ledger.columns.arrays import Bools, Int32s, Int64s
-from escrowmq.ledger.groups.dead.causes import kind_of
-from escrowmq.ledger.groups.dead.letters import Block, Texts
+from escrowmq.ledger.groups.dead.causes import cause_and_kind
+from escrowmq.ledger.groups.dead.letters import Block, Texts, addresses
 
 Parts = Mapping[int, Sequence[Block]]
 """The dead letters of a group by queue id."""
@@ -24,13 +25,21 @@ class Wanted:
     cause: str | None = None
     before_us: int | None = None
 
+    def none_of(self, block: Block) -> bool:
+        """Whether a block surely has none of them; that costs little."""
+        return self.cause is not None and not (block.counted().texts == self._kind).any()
+
     def mask(self, block: Block) -> Bools | None:
         """Which rows of a block; None: all."""
         mask = None if self.before_us is None else block.dead_us < self.before_us
         if self.cause is not None:
-            same = np.asarray(block.kinds == kind_of(self.cause), bool)
+            same = np.asarray(block.kinds == self._kind, bool)
             mask = same if mask is None else mask & same
         return mask
+
+    @property
+    def _kind(self) -> str:
+        return cause_and_kind(self.cause or "")[1]
 
 
 EVERY = Wanted()
@@ -55,6 +64,8 @@ def page(parts: Parts, limit: int, after: Sequence[int] | None = None, wanted: W
     found: list[tuple[int, Block]] = []
     size = 0
     for queue_id, block in _from(parts, after):
+        if wanted.none_of(block):
+            continue
         if (mask := wanted.mask(block)) is not None:
             block = block.rows(mask)
         if len(block) > limit - size:
@@ -63,6 +74,11 @@ def page(parts: Parts, limit: int, after: Sequence[int] | None = None, wanted: W
         size += len(block)
         if size == limit:
             break
+    return joined(found)
+
+
+def joined(found: Sequence[tuple[int, Block]]) -> Letters:
+    """Rows of some blocks with their queue ids, in this order."""
     columns = zip(*(block.columns[:4] for _, block in found), strict=True) if found else ((_NONE,),) * 4
     queue_ids = np.repeat(np.array([queue_id for queue_id, _ in found], np.int64), [len(block) for _, block in found])
     return Letters(queue_ids, *(np.concatenate(column) for column in columns))
@@ -118,45 +134,57 @@ class Summary:
 
 def summary(parts: Parts, most: int, samples: int) -> Summary:
     """The ``most`` frequent kinds of causes, with some ``samples`` of each."""
-    causes: dict[str, Cause] = {}
-    for queue_id, blocks in sorted(parts.items()):
-        for block in blocks:
-            _add(causes, queue_id, block, samples)
-    ordered = sorted(causes.values(), key=lambda cause: (-cause.count, cause.kind))
-    left = ordered[most:]
+    blocks = [(queue_id, block) for queue_id, blocks in sorted(parts.items()) for block in blocks]
+    if not blocks:
+        return Summary(0, [], None, 0)
+    found = [block.counted() for _, block in blocks]
+    of_block = np.repeat(np.arange(len(blocks)), [len(kinds) for kinds in found])
+    texts = np.concatenate([kinds.texts for kinds in found])
+    _, firsts, kind_of_row = np.unique(addresses(texts), return_index=True, return_inverse=True)
+    texts = texts[firsts]
+    counts, oldest_us, newest_us = (
+        np.zeros(len(firsts), np.int64),
+        np.full(len(firsts), _LATEST),
+        np.zeros(len(firsts), np.int64),
+    )
+    np.add.at(counts, kind_of_row, np.concatenate([kinds.counts for kinds in found]))
+    np.minimum.at(oldest_us, kind_of_row, np.concatenate([kinds.oldest_us for kinds in found]))
+    np.maximum.at(newest_us, kind_of_row, np.concatenate([kinds.newest_us for kinds in found]))
+    chosen = _most_frequent(counts, texts, most)
+    causes = []
+    for number in chosen:
+        cause = Cause(texts[number], int(counts[number]), int(oldest_us[number]), int(newest_us[number]))
+        for at in of_block[kind_of_row == number].tolist():
+            if len(cause.samples) == samples:
+                break
+            queue_id, block = blocks[at]
+            cause.samples += _samples(queue_id, block, cause.kind, samples - len(cause.samples))
+        causes.append(cause)
+    left = np.ones(len(counts), bool)
+    left[chosen] = False
     others = None
-    if left:
-        others = Cause(
-            "", sum(one.count for one in left), min(one.oldest_us for one in left), max(one.newest_us for one in left)
-        )
-    return Summary(sum(one.count for one in ordered), ordered[:most], others, len(ordered))
+    if left.any():
+        others = Cause("", int(counts[left].sum()), int(oldest_us[left].min()), int(newest_us[left].max()))
+    return Summary(int(counts.sum()), causes, others, len(counts))
 
 
-def _add(causes: dict[str, Cause], queue_id: int, block: Block, samples: int) -> None:
-    numbers: dict[str, int] = {}
-    of_row = np.fromiter((numbers.setdefault(kind, len(numbers)) for kind in block.kinds), np.int64, len(block))
-    order = np.argsort(of_row, kind="stable")
-    starts = np.searchsorted(of_row[order], np.arange(len(numbers)))
-    times = block.dead_us[order]
-    counts = np.bincount(of_row).tolist()
-    oldest, newest = np.minimum.reduceat(times, starts).tolist(), np.maximum.reduceat(times, starts).tolist()
-    for kind, number in numbers.items():
-        cause = causes.get(kind)
-        if cause is None:
-            cause = causes[kind] = Cause(kind, 0, oldest[number], newest[number])
-        cause.count += counts[number]
-        cause.oldest_us, cause.newest_us = min(cause.oldest_us, oldest[number]), max(cause.newest_us, newest[number])
-        start = int(starts[number])
-        for row in order[start : start + min(samples - len(cause.samples), counts[number])].tolist():
-            cause.samples.append(
-                (
-                    queue_id,
-                    int(block.offsets[row]),
-                    int(block.dead_us[row]),
-                    int(block.attempts[row]),
-                    block.causes[row],
-                )
-            )
+def _most_frequent(counts: Int64s, texts: Texts, most: int) -> list[int]:
+    """The kinds with the highest counts, in their order; of as many the text decides."""
+    least = -1
+    if most < len(counts):
+        least = int(np.partition(counts, len(counts) - most)[len(counts) - most]) if most else _LATEST
+    surely, perhaps = np.flatnonzero(counts > least), np.flatnonzero(counts == least)
+    ordered = sorted(zip((-counts[surely]).tolist(), texts[surely].tolist(), surely.tolist(), strict=True))
+    found = [number for _, _, number in ordered]
+    equal = zip(texts[perhaps].tolist(), perhaps.tolist(), strict=True)
+    return found + [number for _, number in heapq.nsmallest(most - len(found), equal)]
 
 
+def _samples(queue_id: int, block: Block, kind: str, most: int) -> list[tuple[int, int, int, int, str]]:
+    rows = np.flatnonzero(block.kinds == kind)[:most]
+    columns = (block.offsets[rows], block.dead_us[rows], block.attempts[rows], block.causes[rows])
+    return [(queue_id, *row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+
+_LATEST = np.iinfo(np.int64).max
 _NONE: Int64s = np.empty(0, np.int64)

@@ -1,0 +1,80 @@
+"""When does a standby claim the log? Pure: no clock, no thread; its caller tells what it heard, and when.
+
+Rules:
+
+1. While anything comes from a leader it follows. It claims after ``silence`` seconds in which nothing came, times a random number between 1 and 1.5, so
+   that of several standbys one is first; the others hear its claim.
+2. Before it claims it asks those who keep the log whether there is more than it has followed. If there is, it is behind: it reads on. If they do not
+   answer, the silence is theirs, not the leader's: it waits, and the silence counts from when they
+   answer again.
+3. A log that was released is claimed after a random part of ``RELEASED_SECONDS``, asked in the same way.
+4. A node that stepped down claims nothing for a while, so that another one can.
+
+A claim at a wrong moment loses nothing, because the log decides whose records count: it only makes another leader than was needed. So these are rules
+of when, and none is needed for safety (docs/decisions/0054-standby-and-failover.md).
+"""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+from random import Random
+
+RELEASED_SECONDS = 0.1
+FOLLOW_SECONDS = 0.05
+"""How long a standby that is behind reads before it asks again."""
+ASK_AGAIN_SECONDS = 0.5
+"""Between two questions to those who keep the log, when they did not answer."""
+
+
+class Step(Enum):
+    """What a standby does next."""
+
+    FOLLOW = "follow"
+    ASK = "ask"
+    """Whether there is more than was followed; and tell :meth:`Candidate.answered`."""
+    CLAIM = "claim"
+
+
+class Candidate:
+    """A standby's decision, for one time of following. Times are seconds of a clock that only goes forward."""
+
+    def __init__(self, silence: float, random: Random, now: float, holds_back: float = 0.0) -> None:
+        self._silence = silence * random.uniform(1.0, 1.5)
+        self._released = RELEASED_SECONDS * random.random()
+        self._may_claim_at = now + holds_back
+        self._counts_from = -math.inf  # the silence, after a question that had no answer
+        self._free_since: float | None = None  # when the log was first seen released
+        self._asked = False  # and answered: nothing more is there
+        self._was_away = False  # those who keep the log did not answer
+
+    def next(self, silent_for: float, now: float) -> tuple[Step, float]:
+        """What to do, and for how many seconds at most if it is to follow. ``silent_for``: since anything was heard, infinity of a released log."""
+        if math.isinf(silent_for):
+            if self._free_since is None:
+                self._free_since = now
+            due = self._free_since + self._released
+        else:
+            self._free_since = None
+            due = now - silent_for + self._silence
+        due = max(due, self._may_claim_at, self._counts_from)
+        if now < due:
+            self._asked = False
+            return Step.FOLLOW, due - now
+        if self._asked:
+            return Step.CLAIM, 0.0
+        return Step.ASK, 0.0
+
+    def answered(self, behind: bool | None, now: float) -> None:
+        """The answer to ``ASK``, which came at ``now``."""
+        self._asked = behind is False
+        if behind is None:
+            self._was_away = True
+            self._counts_from = now + ASK_AGAIN_SECONDS
+        elif behind:
+            self._counts_from = now + FOLLOW_SECONDS
+        elif self._was_away:
+            self._was_away = False
+            if self._free_since is None:
+                self._asked = False
+                self._counts_from = now + self._silence

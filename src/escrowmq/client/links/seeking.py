@@ -1,0 +1,342 @@
+"""Which broker of one shard leads at this moment: all addresses that are known are asked beside each other.
+
+One that leads says so in ``hello`` (a broker that says nothing of a role has its log for itself, and leads). Of several that
+say so the one of the highest epoch does: the others were cut off from the log, and do not know it yet. A standby names who
+leads, and who else is there; :mod:`.addresses` has the rule which of these are believed. Each address is asked once a look,
+however the names lead in circles; one that is silent is not waited for once another leads, and not asked again before it
+has answered or its time is over.
+
+The brokers of one shard have one shard number. Two numbers behind the addresses that a user gave is a mistake in the URL.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from escrowmq.client.links.addresses import MOST, Address, may_follow, named_address
+from escrowmq.errors import Code, EscrowError, Misuse, Unknown, unsent
+from escrowmq.wire import Json
+
+ANSWER_SECONDS = 5.0
+"""How long an address may take to answer."""
+GRACE_SECONDS = 0.25
+"""How long the others are waited for once one leads: one of them may lead since later."""
+FIRST_SECONDS = 1.0
+"""The same at the first look, which also sees whether all addresses are of one shard; and how long a silent one is waited for while
+all others have answered and none of them leads."""
+CALM_SECONDS = 5.0
+"""A broker that said so short a time ago that it does not lead is believed last when it says that it does."""
+
+_log = logging.getLogger(__name__)
+
+
+class Met(Protocol):
+    """A broker that has answered, and the connection to it."""
+
+    @property
+    def address(self) -> Address: ...
+
+    @property
+    def hello(self) -> Json: ...
+
+    def close(self) -> None: ...
+
+
+class Seeker:
+    """The addresses of one shard's brokers. ``meet`` connects to one of them and asks it who it is; raises EscrowError.
+
+    ``follow``: whether addresses that brokers name count, too. ``stays``: it must always be the same shard; with more than one
+    address it must anyway.
+    """
+
+    def __init__(
+        self,
+        given: Sequence[Address],
+        meet: Callable[[Address], Met],
+        *,
+        follow: bool = True,
+        stays: bool = False,
+    ) -> None:
+        self.given = tuple(given)
+        self.shard: int | None = None
+        self._meet = meet
+        self._follow = follow
+        self._stays = stays or len(given) > 1
+        self._exactly = len(given) == 1 and not follow
+        self._named: list[Address] = []
+        self._hint: Address | None = None
+        self._refuser: Address | None = None
+        self._refused_at = 0.0
+        self._said: dict[Address, str] = {}  # warnings, once each
+        self._one_look = threading.Lock()
+        self._news = threading.Condition()
+        self._looking = False
+        self._asking: set[Address] = set()
+        self._answers: dict[Address, Met | EscrowError] = {}  # of this look
+        self._closed = False
+
+    @property
+    def known(self) -> tuple[Address, ...]:
+        """All addresses, those that were given first."""
+        return (*self.given, *self._named)
+
+    def refused(self, by: Address, leader: object) -> None:
+        """A broker said that it does not lead, and perhaps who does: that one is asked first, and the word of the former counts least for
+        a while."""
+        self._refuser, self._refused_at = by, time.monotonic()
+        self._hint = self._believed(leader) or self._hint
+
+    def forked(self) -> None:
+        """In a forked child: nobody is asked any more."""
+        self._one_look, self._news = threading.Lock(), threading.Condition()
+        self._closed, self._answers = True, {}
+
+    def close(self) -> None:
+        """Whoever answers from now on is let go."""
+        with self._news:
+            self._closed = True
+            self._news.notify_all()
+
+    def seek(self) -> Met:
+        """The broker that leads, connected. Raises ``unsent(...)`` if none is found, Misuse(BAD_URL) if the addresses that were given are
+        of several shards."""
+        with self._one_look:
+            first, self._hint = ([] if self._hint is None else [self._hint]), None
+            leader = self._look([*first, *self.known], ANSWER_SECONDS)
+        shard = leader.hello.get("shard")
+        if self.shard is not None and shard != self.shard:  # of one address, which may have another folder by now
+            self._named = []
+        self.shard = shard
+        self._learn(leader.hello, leader.address)
+        return leader
+
+    def newer(self, than: Met) -> bool:
+        """Whether another than this broker leads, and does since later. Its own silence is not asked about."""
+        others = [address for address in self.known if address != than.address]
+        if not others or not self._one_look.acquire(blocking=False):
+            return False
+        try:
+            leader = self._look(others, FIRST_SECONDS, than.address)
+        except EscrowError:
+            return False
+        finally:
+            self._one_look.release()
+        leader.close()
+        return leader.hello.get("shard") == than.hello.get("shard") and _epoch(leader) > _epoch(than)
+
+    def _look(self, addresses: Sequence[Address], seconds: float, but: Address | None = None) -> Met:
+        look = _Look(self, seconds, but)
+        leader: Met | None = None
+        try:
+            leader = look.leader(addresses)
+            return leader
+        finally:
+            with self._news:
+                self._looking = False
+                late, self._answers = list(self._answers.values()), {}
+            _let_go([answer for answer in (*look.found, *late) if answer is not leader])
+
+    # What brokers say
+
+    def _believed(self, url: object) -> Address | None:
+        address = named_address(url)
+        if address is None or not self._follow:
+            return None
+        return address if address in self.given or may_follow(address, self.given) else None
+
+    def _learn(self, hello: Json, leads: Address | None = None) -> list[Address]:
+        """Note the addresses that a broker of this shard names; those that are new. ``leads``: its address, if it leads; then there are
+        no others."""
+        replicas = hello.get("replicas")
+        told = [hello.get("leader"), *(replicas[: 2 * MOST] if isinstance(replicas, list) else [])]
+        believed = [leads, *map(self._believed, told)]
+        named = [address for address in dict.fromkeys(believed) if address is not None and address not in self.given]
+        before = self._named
+        if leads is None or not replicas:
+            named = list(dict.fromkeys([*before, *named]))
+        self._named = named[: max(MOST - len(self.given), 0)]
+        if self._named:
+            self._stays = True
+        return [address for address in self._named if address not in before]
+
+    def _leads(self, met: Met) -> bool:
+        return self._exactly or met.hello.get("role", "leader") == "leader"
+
+    def _stranger(self, met: Met) -> str | None:
+        """Why this is no broker of the shard; None: it is, as far as is known."""
+        shard = _shard(met)
+        if not self._stays or self.shard is None or shard is None or shard == self.shard:
+            return None
+        return f"it was shard {self.shard:08x} and now says {shard:08x}: is that another data folder?"
+
+    # Asking
+
+    def _ask(self, address: Address) -> None:
+        """Have it asked, on a thread, unless it is being asked."""
+        with self._news:
+            if address in self._asking or address in self._answers or self._closed:
+                return
+            self._asking.add(address)
+        try:
+            threading.Thread(target=self._asked, args=(address,), name="escrowmq-seek", daemon=True).start()
+        except RuntimeError as problem:
+            self._came(address, unsent(f"no thread is to be had: {problem}"))
+
+    def _asked(self, address: Address) -> None:
+        self._came(address, self._answer(address))
+
+    def _answer(self, address: Address) -> Met | EscrowError:
+        try:
+            return self._meet(address)
+        except EscrowError as problem:
+            return problem
+        except Exception as problem:
+            _log.exception("%s could not be asked", address.url)
+            return unsent(f"it could not be asked: {problem!r}")
+
+    def _came(self, address: Address, answer: Met | EscrowError) -> None:
+        with self._news:
+            self._asking.discard(address)
+            wanted = self._looking and not self._closed
+            if wanted:
+                self._answers[address] = answer
+                self._news.notify_all()
+        if not wanted:
+            _let_go([answer])
+
+
+class _Look:
+    """One look at who leads, of at most ``seconds``. ``but``: who is not asked."""
+
+    def __init__(self, seeker: Seeker, seconds: float, but: Address | None) -> None:
+        self._seeker = seeker
+        self._seconds = seconds
+        self._but = but
+        self._asked: list[Address] = []
+        self.found: list[Met] = []
+        self._reasons: dict[Address, str] = {}
+        self._first = seeker.shard is None
+        seeker._looking = True
+
+    def leader(self, addresses: Sequence[Address]) -> Met:
+        """Who leads of these, and of those that they name."""
+        seeker = self._seeker
+        deadline = time.monotonic() + self._seconds
+        if seeker.known == tuple(addresses[:1]) == tuple(addresses):  # the plain case, on this thread
+            self._asked.append(addresses[0])
+            self._take(addresses[0], seeker._answer(addresses[0]))
+        else:
+            self._ask(addresses)
+        while self._open():
+            with seeker._news:
+                there = self._arrived()
+                if not there:
+                    left = deadline - time.monotonic()
+                    if left <= 0 or seeker._closed:
+                        break
+                    seeker._news.wait(left)
+                    there = self._arrived()
+                answers = [(address, seeker._answers.pop(address)) for address in there]
+            for address, answer in answers:
+                self._take(address, answer)
+            deadline = min(deadline, time.monotonic() + self._patience())
+        self._see_one_shard()
+        leading = [met for met in self.found if seeker._leads(met)]
+        if not leading:
+            raise self._nobody()
+        lapsed = time.monotonic() - seeker._refused_at > CALM_SECONDS
+        return max(
+            leading,
+            key=lambda met: (lapsed or met.address != seeker._refuser, _epoch(met), -self._asked.index(met.address)),
+        )
+
+    def _patience(self) -> float:
+        """How long who has not answered yet is waited for."""
+        if any(self._seeker._leads(met) for met in self.found):
+            return FIRST_SECONDS if self._first else GRACE_SECONDS
+        return FIRST_SECONDS if self.found or self._reasons else self._seconds
+
+    def _open(self) -> list[Address]:
+        done = {met.address for met in self.found} | set(self._reasons)
+        return [address for address in self._asked if address not in done]
+
+    def _arrived(self) -> list[Address]:
+        """With the seeker's lock held."""
+        return [address for address in self._open() if address in self._seeker._answers]
+
+    def _ask(self, addresses: Sequence[Address]) -> None:
+        for address in dict.fromkeys(addresses):
+            if address not in self._asked and address != self._but and len(self._asked) < 2 * MOST:
+                self._asked.append(address)
+                self._seeker._ask(address)
+
+    def _take(self, address: Address, answer: Met | EscrowError) -> None:
+        seeker = self._seeker
+        if isinstance(answer, EscrowError):
+            self._reasons[address] = answer.message
+            return
+        stranger = seeker._stranger(answer)
+        if stranger is None and address not in seeker.given and self._is_foreign(answer):
+            stranger = "it is of another shard"
+        if stranger is not None:
+            if seeker._said.get(address) != stranger:
+                seeker._said[address] = stranger
+                _log.warning("%s is not asked for anything: %s", address.url, stranger)
+            self._reasons[address] = stranger
+            _let_go([answer])
+            return
+        self.found.append(answer)
+        if not seeker._leads(answer):
+            new = seeker._learn(answer.hello)
+            hint = seeker._believed(answer.hello.get("leader"))
+            if not any(seeker._leads(met) for met in self.found):
+                self._ask(new if hint is None else [hint, *new])
+
+    def _is_foreign(self, named: Met) -> bool:
+        """Whether an address that was only named is of another shard than those that were given."""
+        shards = {_shard(met) for met in self.found if met.address in self._seeker.given} - {None}
+        return bool(shards) and _shard(named) not in shards
+
+    def _see_one_shard(self) -> None:
+        given = [met for met in self.found if met.address in self._seeker.given and _shard(met) is not None]
+        for met in given[1:]:
+            if (one := _shard(given[0])) != (other := _shard(met)):
+                raise Misuse(
+                    Code.BAD_URL,
+                    f"{given[0].address.url} is shard {one or 0:08x} and {met.address.url} is shard {other or 0:08x}: "
+                    "they are not brokers of one shard",
+                    "a | stands between the brokers of one shard, a comma between shards",
+                )
+
+    def _nobody(self) -> Unknown:
+        for met in self.found:
+            leader = met.hello.get("leader")
+            self._reasons[met.address] = f"it is a standby, {leader if isinstance(leader, str) else 'nobody'} leads"
+        for address in self._open():
+            self._reasons[address] = "it is silent, or slow"
+        if len(self._asked) == 1:
+            return unsent(self._reasons[self._asked[0]])
+        return unsent("; ".join(f"{address.url}: {self._reasons[address]}" for address in self._asked))
+
+
+def _shard(met: Met) -> int | None:
+    """Its shard; None where it does not know it yet."""
+    shard = met.hello.get("shard")
+    if not isinstance(shard, int) or (not shard and met.hello.get("role") == "standby"):
+        return None
+    return shard
+
+
+def _epoch(met: Met) -> int:
+    epoch = met.hello.get("epoch")
+    return epoch if isinstance(epoch, int) else -1
+
+
+def _let_go(answers: Sequence[Met | EscrowError]) -> None:
+    for answer in answers:
+        if not isinstance(answer, EscrowError):
+            answer.close()

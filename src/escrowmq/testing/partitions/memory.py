@@ -1,0 +1,244 @@
+"""A Kafka in memory for tests: two partitions that several openers share, with the faults that a test orders.
+
+What a real one can do to an opener, :class:`MemoryPartition` does when told: acknowledge late, in another order, without an offset or never; keep what was sent on the
+way and store it long afterwards, when others have written; end its producer; answer nothing; lose what it had stored.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from escrowmq.errors import Code, error
+from escrowmq.log.kafka.partition import END, UNKNOWN_OFFSET
+
+
+@dataclass(eq=False)
+class MemoryTopic:
+    """The records of one partition. ``first``: the offset of the first that is kept."""
+
+    name: str
+    first: int = 0
+    records: list[bytes] = field(default_factory=list)
+
+    @property
+    def next(self) -> int:
+        """The offset that the next record gets."""
+        return self.first + len(self.records)
+
+    def __getitem__(self, offset: int) -> bytes:
+        if not self.first <= offset < self.next:
+            raise IndexError(offset)
+        return self.records[offset - self.first]
+
+
+class MemoryKafka:
+    """What survives its openers: the records. Thread-safe."""
+
+    def __init__(self, name: str = "memory/0") -> None:
+        self.changed = threading.Condition(threading.RLock())
+        self.log = MemoryTopic(name)
+        self.base = MemoryTopic(f"{name}.base")
+        self.refusal: Exception | None = None
+        """What :meth:`MemoryPartitions.check` raises."""
+        self.away = False
+        """Nobody gets an answer, and nothing is stored."""
+
+    def partitions(self) -> MemoryPartitions:
+        """The partitions as one more process has them."""
+        return MemoryPartitions(self)
+
+    def opener(self) -> MemoryPartition:
+        """One more opener of the log's partition."""
+        return MemoryPartition(self, self.log)
+
+    def set_away(self, away: bool) -> None:
+        """All nodes away, or back."""
+        with self.changed:
+            self.away = away
+            self.changed.notify_all()
+
+    def write(self, *records: bytes) -> None:
+        """Store records as they are, as if somebody sent them."""
+        with self.changed:
+            self.log.records += records
+            self.changed.notify_all()
+
+    def lose(self, count: int) -> None:
+        """Lose the last ``count`` records of the log, as an unclean election does."""
+        with self.changed:
+            del self.log.records[len(self.log.records) - count :]
+            self.changed.notify_all()
+
+
+class MemoryPartitions:
+    """See :class:`escrowmq.log.kafka.partition.Partitions`. ``opened``: every partition that it gave, the newest last, to order faults of."""
+
+    def __init__(self, kafka: MemoryKafka) -> None:
+        self._kafka = kafka
+        self.opened: list[MemoryPartition] = []
+
+    @property
+    def name(self) -> str:
+        return self._kafka.log.name
+
+    def check(self, timeout: float = 30.0) -> None:
+        if self._kafka.away:
+            raise error(Code.TIMED_OUT, f"{self.name} does not answer")
+        if self._kafka.refusal is not None:
+            raise self._kafka.refusal
+
+    def log(self) -> MemoryPartition:
+        return self._open(self._kafka.log)
+
+    def base(self) -> MemoryPartition:
+        return self._open(self._kafka.base)
+
+    def _open(self, topic: MemoryTopic) -> MemoryPartition:
+        self.opened.append(MemoryPartition(self._kafka, topic))
+        return self.opened[-1]
+
+
+class MemoryPartition:
+    """See :class:`escrowmq.log.kafka.partition.Partition`. The attributes below order faults, at any time; :meth:`change` sets them so that who waits notices."""
+
+    def __init__(self, kafka: MemoryKafka, topic: MemoryTopic) -> None:
+        self._kafka = kafka
+        self._topic = topic
+        self._changed = kafka.changed
+        self._sending: deque[tuple[int, bytes]] = deque()
+        self._reports: list[tuple[int, int]] = []
+        self._closed = False
+        self.cut_off = False
+        """It does not reach Kafka: what is sent waits, nothing is heard."""
+        self.slow = False
+        """What is sent stays on the way until :meth:`land`."""
+        self.held = False
+        """Records are stored, their acknowledgements do not come."""
+        self.silent = False
+        """Reading and asking get no answer; sending works."""
+        self.unknown: set[int] = set()
+        """Numbers of records that are acknowledged without an offset."""
+        self.order: Callable[[list[tuple[int, int]]], Iterable[tuple[int, int]]] = list
+        """In which order acknowledgements are given that have come together."""
+        self.failure: Exception | None = None
+        """The producer has ended with this: raised by ``acknowledged`` and ``produce``."""
+
+    def change(self, **faults: object) -> None:
+        """Set some of the faults, and wake who waits."""
+        with self._changed:
+            for name, value in faults.items():
+                if name.startswith("_") or name not in vars(self):
+                    raise AttributeError(name)
+                setattr(self, name, value)
+            if self.failure is not None:
+                self._sending.clear()
+            self._send()
+            self._changed.notify_all()
+
+    def land(self, count: int = 1 << 30) -> int:
+        """Store the next ``count`` records that are on the way, whatever holds them there, also after ``close``; how many there were."""
+        with self._changed:
+            return self._send(count, forced=True)
+
+    @property
+    def on_the_way(self) -> int:
+        """Records that were sent and not stored yet."""
+        return len(self._sending)
+
+    # The protocol
+
+    @property
+    def name(self) -> str:
+        return self._topic.name
+
+    def produce(self, number: int, record: bytes) -> None:
+        with self._changed:
+            self._check()
+            if self.failure is not None:
+                raise self.failure
+            self._sending.append((number, bytes(record)))
+            self._send()
+
+    def acknowledged(self, timeout: float) -> list[tuple[int, int]]:
+        with self._changed:
+            self._await(lambda: bool(self._heard() and self._reports) or self.failure is not None, timeout)
+            if self._heard() and self._reports:
+                taken, self._reports = list(self.order(self._reports)), []
+                return taken
+            if self.failure is not None:
+                raise self.failure
+            return []
+
+    def read(self, start: int, end: int = END, timeout: float = 0.0) -> list[tuple[int, bytes]]:
+        with self._changed:
+            self._await(lambda: self._answers() and start != self._topic.next, timeout)
+            if not self._answers():
+                return []
+            topic = self._topic
+            if start < topic.first:
+                raise error(Code.RANGE_PURGED, f"{self.name} begins at offset {topic.first}, not {start}")
+            if start > topic.next:
+                raise error(Code.DAMAGED, f"{self.name} ends at offset {topic.next}; it was read up to {start}")
+            return [(offset, topic[offset]) for offset in range(start, min(end, topic.next))]
+
+    def ends(self, timeout: float) -> tuple[int, int]:
+        with self._changed:
+            if not self._await(self._answers, timeout):
+                raise error(Code.TIMED_OUT, f"{self.name} did not answer within {timeout:g} s")
+            return self._topic.first, self._topic.next
+
+    def delete_before(self, offset: int, timeout: float = 30.0) -> None:
+        with self._changed:
+            if not self._await(self._answers, timeout):
+                raise error(Code.TIMED_OUT, f"{self.name} did not answer within {timeout:g} s")
+            topic = self._topic
+            if offset > topic.next:
+                raise error(Code.BAD_ARGUMENT, f"{self.name} ends at offset {topic.next}, before {offset}")
+            del topic.records[: max(offset - topic.first, 0)]
+            topic.first = max(offset, topic.first)
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    # How it comes about
+
+    def _answers(self) -> bool:
+        return not (self.cut_off or self.silent or self._kafka.away)
+
+    def _heard(self) -> bool:
+        return not (self.cut_off or self.held or self._kafka.away)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise error(Code.CLOSED, f"{self.name} was closed")
+
+    def _send(self, count: int = 1 << 30, forced: bool = False) -> int:
+        landed = 0
+        while self._sending and landed < count and (forced or not (self.cut_off or self.slow or self._kafka.away)):
+            number, record = self._sending.popleft()
+            self._topic.records.append(record)
+            offset = self._topic.next - 1
+            self._reports.append((number, UNKNOWN_OFFSET if number in self.unknown else offset))
+            landed += 1
+        if landed:
+            self._changed.notify_all()
+        return landed
+
+    def _await(self, condition: Callable[[], bool], timeout: float) -> bool:
+        """Wait until something holds, ``timeout`` seconds at most; raises Unknown(CLOSED) when the partition is closed."""
+        deadline = time.monotonic() + timeout
+        while True:
+            self._check()
+            self._send()  # what stayed on the way while all nodes were away
+            if condition():
+                return True
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._changed.wait(left):
+                self._check()
+                return condition()
