@@ -17,7 +17,7 @@ from math import inf
 from statistics import median
 
 ROUND_SECONDS = 0.1
-LONGEST_SECONDS = 0.2
+LONGEST_SECONDS = 0.1
 """Of the bytes of a round, however long a sync takes by itself: whoever asks for little waits for two rounds."""
 PATIENCE_SECONDS = 3.0
 """With the wait for room (``PATIENCE`` of the served broker's room, 5 s) well under the 12 s that our clients wait for an answer: the rounds of a busy
