@@ -200,8 +200,12 @@ def _replication(
             raise error(Code.BAD_ARGUMENT, text, "add --log kafka://HOST:PORT/TOPIC")
         return None
 
+    from escrowmq.log.kafka.cluster.address import KafkaAddress
+    from escrowmq.log.kafka.cluster.opening import open_partitions
+
+    address = KafkaAddress.parse(log)
     return Replication(
-        partitions_at(log),
+        lambda: open_partitions(address),
         SILENCE if silence is None else silence,
         advertise,
         _addresses(replicas) if replicas is not None else (),

@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from nodes import SILENCE, OneNode, Shard, until
 
 import escrowmq as mq
 from escrowmq.errors import Code, EscrowError, Misuse, Overloaded
@@ -10,7 +11,6 @@ from escrowmq.ledger.ledger import Ledger
 from escrowmq.platform.disk import RealDisk
 from escrowmq.testing.ledgers import outgoing
 from escrowmq.wire import Exchange
-from nodes import SILENCE, OneNode, Shard, until
 
 
 @pytest.fixture
