@@ -19,7 +19,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -27,7 +27,7 @@ from statistics import median
 import escrowmq as mq
 from escrowmq.chaos.proxy import Proxy, Route
 from escrowmq.errors import EscrowError
-from escrowmq.log.kafka.cluster.opening import create_topics
+from escrowmq.log.kafka.cluster.opening import create_topics, open_partitions
 from escrowmq.testing.servers import kafka
 from escrowmq.testing.servers.escrow import serving
 from escrowmq.testing.servers.process import Server, accepts, free_port
@@ -36,6 +36,8 @@ PATIENCE = 60.0
 """For what has to happen; a run takes some seconds."""
 CUT_HOST = "127.0.0.2"
 """Where the leader finds Kafka in the fault ``cut``: the proxy's."""
+SHORT = ("--retention", "1s", "--segment-bytes", "1MiB", "--dedup-window", "1s")
+"""Settings of a log of which parts leave soon."""
 WRITERS = 4
 ROLLED_BACK = 7
 """Every so many transactions of a writer one rolls back."""
@@ -90,7 +92,7 @@ class Program:
             key, begun = f"{writer}-{number}", time.monotonic()
             try:
                 with self._producer.transaction() as txn:
-                    txn.send("orders", key.encode(), key=key)
+                    txn.send("orders", key.encode() * 500, key=key)
                     if number % ROLLED_BACK == 0:
                         self.rolled_back.add(key)
                         raise _Undone
@@ -137,16 +139,25 @@ class _Undone(Exception):
 class Shard:
     """Served brokers of one log. ``cut``: the first of them finds Kafka at the proxy."""
 
-    def __init__(self, folder: Path, kafka_url: str, names: str, stack: ExitStack, cut_url: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        kafka_url: str,
+        names: str,
+        stack: ExitStack,
+        cut_url: str | None = None,
+        more: tuple[str, ...] = (),
+    ) -> None:
         topic = f"log-{uuid.uuid4().hex[:12]}"
         create_topics(f"{kafka_url}/{topic}?replication=1")
         ports = [free_port() for _ in names]
+        self.log = f"{kafka_url}/{topic}?replication=1"
         self.url = "escrow://" + "|".join(f"127.0.0.1:{port}" for port in ports)
         self.nodes: list[Server] = []
         self._folder, self._stack = folder, stack
         for name, port in zip(names, ports, strict=True):
             at = kafka_url if cut_url is None or self.nodes else cut_url
-            self._options = ["--replicas", self.url, "--half-retention", "1h", "--transaction-timeout", "2s"]
+            self._options = ["--replicas", self.url, "--half-retention", "1h", "--transaction-timeout", "2s", *more]
             self._start(name, port, f"{at}/{topic}?replication=1")
 
     def _start(self, name: str, port: int, log: str) -> None:
@@ -161,6 +172,14 @@ class Shard:
                 return dict(bus.router.links[0].action("hello", {}, 2.0))
         except EscrowError:
             return {}
+
+    def level(self) -> bool:
+        """Whether all nodes have followed about as far."""
+        positions = []
+        for node in self.nodes:
+            with suppress(EscrowError), mq.connect(f"{node.url}?replicas=listed") as bus:
+                positions.append(float(str(bus.router.links[0].action("stats", {}, 2.0)["log_position"])))
+        return len(positions) == len(self.nodes) and max(positions) - min(positions) < 200
 
     def leader(self) -> Server | None:
         """The node that leads."""
@@ -186,32 +205,56 @@ def run(fault: str, folder: Path, kafka_url: str, cut: tuple[str, Proxy] | None,
     """One run."""
     with ExitStack() as stack:
         names = "abc" if fault == "two-standbys" else "ab"
-        shard = Shard(folder, kafka_url, names, stack, cut[0] if cut is not None and fault == "cut" else None)
+        at = cut[0] if cut is not None and fault == "cut" else None
+        shard = Shard(folder, kafka_url, names, stack, at, SHORT if fault == "behind" else ())
         with Program(shard.url) as program:
             eventually(lambda: len(program.answered) > 20, f"nothing is answered: {program.problems[:3]}")
             time.sleep(before)
             leader = shard.leader()
             assert leader is not None
+            if fault == "behind":
+                leave_behind(shard, leader, program)
             since = time.monotonic()
             strike(fault, shard, leader, cut)
             eventually(lambda: program.first_answer(since) is not None, f"no answer: {program.problems[-3:]}")
             heal(fault, leader, cut)
             time.sleep(before)
             eventually(lambda: shard.leader() not in (None, leader), "the leader is the same as before")
-            if fault not in ("kill", "two-standbys", "clean"):
+            if fault not in ("kill", "two-standbys", "clean", "behind"):
                 eventually(lambda: shard.hello(leader).get("role") == "standby", "the old leader does not follow")
             program.finish()
             seconds = program.first_answer(since)
         assert seconds is not None
         stored = read_all(shard.url)
+        kept = (
+            program.committed & set(program.consumed) if fault == "behind" else set(stored)
+        )  # the rest has left the log
         return Outcome(
             seconds,
             len(program.committed),
-            len(program.committed - set(stored)),
+            len(program.committed - kept),
             sum(count > 1 for count in stored.values()),
             len(program.rolled_back & set(stored)),
             len(program.problems),
         )
+
+
+def leave_behind(shard: Shard, leader: Server, program: Program) -> None:
+    """Stop the standby until what it would have followed next has left the log, and start it again."""
+    (standby,) = (node for node in shard.nodes if node is not leader)
+    standby.stop()
+    answered = len(program.answered)
+    eventually(lambda: len(program.answered) > answered + 200, "nothing is answered without a standby")
+    leader.stop()
+    leader.start()  # retention runs soon after a start, else once a minute
+    eventually(lambda: shard.leader() is leader, "it does not lead again")
+    partition = open_partitions(shard.log).log()
+    try:
+        eventually(lambda: partition.ends(5.0)[0] > 0, "retention cuts nothing")
+    finally:
+        partition.close()
+    standby.start()
+    eventually(lambda: shard.level(), "the standby does not follow")
 
 
 def strike(fault: str, shard: Shard, leader: Server, cut: tuple[str, Proxy] | None) -> None:
@@ -237,8 +280,6 @@ def heal(fault: str, leader: Server, cut: tuple[str, Proxy] | None) -> None:
     elif fault == "cut":
         assert cut is not None
         cut[1].heal("leader")
-    elif fault == "behind":
-        leader.start()
 
 
 def read_all(url: str) -> Counter[str]:

@@ -62,7 +62,7 @@ def serve(
         typer.Option(
             "--log",
             metavar="kafka://HOST:PORT,.../TOPIC[/PARTITION]",
-            help="The log is kept by Kafka and shared with other brokers, one of which leads; the folder has a copy (docs/kafka.md).",
+            help="The log is kept by Kafka and shared with other brokers, one of which leads; the folder has a copy (docs/failover.md).",
         ),
     ] = None,
     silence: Annotated[

@@ -10,7 +10,7 @@ def step_down(url: Url = DEFAULT_URL, why: Why = None, json: Json = False) -> No
     """Have the broker that leads its shard hand over to another one, such as before its machine is serviced.
 
     Requests under way are answered; those that come meanwhile are refused, and sent to the new leader by the clients. It is for brokers with a log on
-    Kafka (docs/kafka.md). The broker goes on as a standby. If no other one takes over, it claims its log again after some seconds.
+    Kafka (docs/failover.md). The broker goes on as a standby. If no other one takes over, it claims its log again after some seconds.
     """
     with admin_at(url) as admin:
         found = admin.step_down(why=why)

@@ -62,7 +62,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "damaged places in the log that were met and are not put right",
         "log_damaged_frames",
     ),
-    # Its place among several brokers of one shard (docs/kafka.md).
+    # Its place among several brokers of one shard (docs/failover.md).
     MetricSpec("leads", GAUGE, "1: it leads its shard; 0: it follows", "leads"),
     MetricSpec("log_epoch", GAUGE, "how often the log was opened, as far as it has followed it", "log_epoch"),
     MetricSpec(
