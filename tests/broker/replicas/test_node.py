@@ -191,7 +191,9 @@ def test_kafka_away_changes_no_leader(two) -> None:
     two.level()
     two.kafka.set_away(True)
     until(lambda: "do not answer" in b.door.action("health", {})["reason"])
+    assert a.door.action("health", {})["status"] in ("ok", "standby")
     two.kafka.set_away(False)
+    two.led_by(a)
     with a.bus() as bus:
         bus.producer("p").send("t", b"two")
     two.level()

@@ -63,10 +63,13 @@ class Door:
         self.take_overs = 0
         self.on_step_down: Callable[[], None] = lambda: None
         """Makes the node hand over."""
+        self.on_doubt: Callable[[], None] = lambda: None
+        """Breaks the connections of all clients."""
         self._replicas = replicas
         self._refusals = Refusals()
         self._lock = threading.Condition()
-        self._calls: Calls | None = None
+        self._led: Calls | None = None
+        self._in_doubt = False
         self._followed = Followed()
         self._carrier: int | None = None
 
@@ -79,14 +82,34 @@ class Door:
                 calls.engine.run_rounds_here(self._carrier)
             calls.beside = self.beside
             self.take_overs += 1
-            self._calls = calls
+            self._led, self._in_doubt = calls, False
             self._lock.notify_all()
 
     def follows(self, followed: Followed) -> None:
         """From now on calls are refused; what is known meanwhile."""
         with self._lock:
-            self._calls, self._followed = None, followed
+            self._led, self._followed = None, followed
             self._lock.notify_all()
+
+    def doubts(self, in_doubt: bool) -> None:
+        """Whether it is too long ago that this node surely led. Then another one may lead: calls are refused, and clients whose answers will not come
+        are let go, to look for it. The engine stays: if nobody else leads, it goes on."""
+        with self._lock:
+            led, new = self._led, in_doubt and not self._in_doubt
+            if led is not None and new:
+                log = led.engine.log
+                text = "it does not know any more whether it leads: those who keep the log do not answer"
+                self._followed = Followed(
+                    None, log.shard, log.epoch, log.next_position, led.engine.clock.now_us(), 0.0, True, text
+                )
+            self._in_doubt = in_doubt
+        if new:
+            self.on_doubt()
+
+    @property
+    def _calls(self) -> Calls | None:
+        """The calls of the engine, while they are taken."""
+        return None if self._in_doubt else self._led
 
     @property
     def engine(self) -> Engine | None:
@@ -165,7 +188,7 @@ class Door:
 
     def leave(self, listener: Listener) -> None:
         """The carrier of a check-back subscription is gone; that of an engine which has ended was closed with it."""
-        calls = self._calls
+        calls = self._led
         if calls is not None:
             calls.leave(listener)
         else:
@@ -173,7 +196,7 @@ class Door:
 
     def give_back_unseen(self, group: str, delivery: pa.RecordBatch) -> None:
         """See :meth:`escrowmq.broker.calls.Calls.give_back_unseen`. The leases are in the log: whoever leads now knows them, and their time ends them."""
-        calls = self._calls
+        calls = self._led
         if calls is not None:
             calls.give_back_unseen(group, delivery)
 
@@ -181,12 +204,12 @@ class Door:
         """The calling thread is a carrier's own."""
         with self._lock:
             self._carrier = threading.get_ident()
-            if self._calls is not None:
-                self._calls.engine.run_rounds_here(self._carrier)
+            if self._led is not None:
+                self._led.engine.run_rounds_here(self._carrier)
 
     def run(self) -> None:
         """See that what the carrier's thread submitted is worked on."""
-        calls = self._calls
+        calls = self._led
         if calls is not None:
             calls.run()
 
@@ -215,7 +238,7 @@ class Door:
             with self._lock:
                 if self._calls is not calls:
                     raise self._refusal()
-                self._calls, self._followed = None, self._stood(calls)
+                self._led, self._followed = None, self._stood(calls)
             done.ended = {"epoch": epoch, "stepped_down": True}
         began = time.monotonic()
         self.on_step_down()
@@ -247,7 +270,7 @@ class Door:
     def _health(self) -> Json:
         known = self._followed
         if known.problem:
-            return {"status": STANDBY, "reason": f"it cannot follow the log, and tries again: {known.problem}"}
+            return {"status": STANDBY, "reason": known.problem}
         who = f"{known.leader} leads" if known.leader is not None else "nobody leads just now"
         away = "; those who keep the log do not answer" if known.away else ""
         return {"status": STANDBY, "reason": f"{who}; followed to position {known.position:,}{away}"}

@@ -36,6 +36,8 @@ LOOK_SECONDS = 0.05
 """Between two looks of the node's thread at its orders and at the log's state."""
 PAUSE_SECONDS = 0.5
 """After a term that ended by a fault, before the next begins."""
+DOUBT = 1.25
+"""A leader without a proof for so many times the silence lets its clients look for another one: as long as a standby waits at most."""
 HOLDS_BACK = 3.0
 """A node that stepped down claims nothing for so many times the silence."""
 BEGIN_SECONDS = 5.0
@@ -115,7 +117,7 @@ class Node:
                         raise
                     if not self._stopping.is_set():
                         tell(logging.WARNING, "term", f"the node begins anew: {problem}", cause=str(problem))
-                        self._door.follows(Followed(problem=str(problem)))
+                        self._door.follows(Followed(problem=f"it cannot follow the log, and tries again: {problem}"))
                         self._begun.set()
                         self._stopping.wait(PAUSE_SECONDS)
         except BaseException as problem:
@@ -189,13 +191,14 @@ class Node:
         tell(logging.INFO, "leads", f"leads: shard {log.shard:08x}, epoch {log.epoch}", **facts)
         try:
             warm_up(engine)
-            self._watch(engine, log)
+            self._watch(engine, log, proof)
         finally:
             self._end(engine, calls, log)
 
-    def _watch(self, engine: Engine, log: ReplicatedLog) -> None:
+    def _watch(self, engine: Engine, log: ReplicatedLog, proof: LeaderProof) -> None:
         """Until this term of leading is to end."""
         while not (self._stopping.is_set() or self._steps_down or log.fenced or engine.shard.failure is not None):
+            self._door.doubts(proof.age > DOUBT * self._silence)
             self._rung.wait(LOOK_SECONDS)
             self._rung.clear()
 

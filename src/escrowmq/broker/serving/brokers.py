@@ -14,6 +14,7 @@ from escrowmq.broker.reads.lookups import warm_up
 from escrowmq.broker.reads.standing import Standing, standing
 from escrowmq.broker.replicas.door import Door
 from escrowmq.broker.replicas.node import Node
+from escrowmq.broker.serving.connections import close_connections
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.log.kafka.partition import Partitions
 from escrowmq.log.kafka.replica import PartitionReplica, open_replica
@@ -41,8 +42,8 @@ class Broker(Protocol):
     def begin(self, running: ExitStack) -> Dispatcher:
         """Take the folder, until ``running`` ends; what carriers give calls to."""
 
-    def listening(self, url: str, running: ExitStack) -> None:
-        """Carriers listen now, at ``url``."""
+    def listening(self, url: str, ports: Sequence[int], running: ExitStack) -> None:
+        """Carriers listen now: at ``url``, and on these ports."""
 
     def stand(self) -> Mapping[str, Sequence[Standing]]:
         """How everything stands, for the page of metrics; empty where nothing can be said."""
@@ -76,7 +77,7 @@ class BrokerAlone:
         warm_up(engine)
         return calls
 
-    def listening(self, url: str, running: ExitStack) -> None:
+    def listening(self, url: str, ports: Sequence[int], running: ExitStack) -> None:
         """It has begun already."""
 
     def stand(self) -> Mapping[str, Sequence[Standing]]:
@@ -103,10 +104,16 @@ class BrokerNode:
         self._door = Door(self._settings, list(self._replication.replicas))
         return self._door
 
-    def listening(self, url: str, running: ExitStack) -> None:
+    def listening(self, url: str, ports: Sequence[int], running: ExitStack) -> None:
         """Follow, and lead when it is time to, as the node at ``url``."""
         settings, replication = self._settings, self._replication
         self._door.url = url = replication.advertise or url
+
+        def let_go() -> None:
+            for port in ports:
+                close_connections(port)
+
+        self._door.on_doubt = let_go
 
         def opening() -> PartitionReplica:
             return open_replica(

@@ -96,7 +96,7 @@ def serve(
             listening.callback(http.close)
             metrics_url = f"http://{shown(http_address[0])}:{http.port}"
         url = f"escrow://{shown(host)}:{service.port}"
-        broker.listening(url, running)
+        broker.listening(url, [service.port, *([lean_at["port"]] if lean_at is not None else [])], running)
         more = running.enter_context(beside(lent_link(folder, calls))) if beside is not None else {}
         shard, epoch = calls.identity
         facts = {"url": url, "metrics": metrics_url, "lean": lean_at, "folder": str(folder)}
