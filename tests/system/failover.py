@@ -43,12 +43,12 @@ ROLLED_BACK = 7
 """Every so many transactions of a writer one rolls back."""
 
 
-def eventually(what: Callable[[], bool], why: str) -> None:
+def eventually(what: Callable[[], bool], why: str | Callable[[], str]) -> None:
     """Wait until something holds."""
     deadline = time.monotonic() + PATIENCE
     while not what():
         if time.monotonic() > deadline:
-            raise AssertionError(why)
+            raise AssertionError(why() if callable(why) else why)
         time.sleep(0.01)
 
 
@@ -254,7 +254,9 @@ def leave_behind(shard: Shard, leader: Server, program: Program) -> None:
     finally:
         partition.close()
     standby.start()
-    eventually(lambda: shard.level(), "the standby does not follow")
+    eventually(
+        lambda: shard.level(), lambda: f"the standby does not follow: {standby.log.read_text(errors='replace')[-2000:]}"
+    )
 
 
 def strike(fault: str, shard: Shard, leader: Server, cut: tuple[str, Proxy] | None) -> None:
