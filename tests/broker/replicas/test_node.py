@@ -184,6 +184,31 @@ def test_the_warm_ledger_is_the_one_that_a_replay_gives(two) -> None:
     assert engine.look(lambda: same(warm, fold(engine.log)[0])).result()
 
 
+def test_a_standby_that_is_behind_the_cut_begins_anew_and_takes_over(tmp_path) -> None:
+    shard = Shard(tmp_path, "a", "b", segment_bytes=1 << 16, retention=1, dedup_window=1)
+    try:
+        a, b = shard.nodes
+        b.stop()
+        with a.bus() as bus:
+            for _ in range(8):
+                bus.producer("p").send_batch([mq.Message("t", bytes(1000)) for _ in range(50)])
+        a.stop()
+        shard.nodes.clear()
+        a = shard.add("a")  # retention runs soon after a start
+        until(lambda: shard.kafka.log.first > 0, "retention cuts nothing")
+        with a.bus() as bus:
+            half = bus.producer("h", unasked=True).prepare("t", b"half")
+        b = shard.add("b")
+        shard.level()
+        a.stop()
+        shard.led_by(b)
+        with b.bus() as bus:
+            assert bus.admin.commit(half.transaction_id) is Code.COMMITTED
+        assert b"half" in bodies(b)
+    finally:
+        shard.close()
+
+
 def test_kafka_away_changes_no_leader(two) -> None:
     a, b = two.nodes
     with a.bus() as bus:

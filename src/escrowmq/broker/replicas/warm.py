@@ -29,32 +29,33 @@ class WarmLedger:
         self._saving: Future[None] | None = None
         self._looked = 0  # bytes of frames when the folder was asked for its snapshots last
         self._bytes = 0
+        self._folded: Folded | None = None
+        """None: the copy does not yet reach its base's snapshot."""
         self._begin(replica.log)
 
     def _begin(self, log: StoredLog) -> None:
         self._log = log
-        self._folded = recovered(log)
+        self._folded = recovered(log) if self._replica.is_whole() else None
         self.position, self.time_us = log.next_position, log.last_time_us
 
     def take(self, frames: Iterable[Frame]) -> None:
         """Apply frames that came; or begin anew if the copy was. Corrupt(DAMAGED) if they do not follow what is known."""
         log = self._replica.log
-        if self._replica.restarted() or log is not self._log:
+        if self._replica.restarted() or log is not self._log or self._folded is None:
             self._begin(log)  # the frames are in the copy already
         else:
-            self._apply(frames)
+            self._apply(self._folded, frames)
 
     def lead(self, log: ReplicatedLog) -> Folded:
         """The ledger as of the log that was taken over, for the engine that goes on from it."""
         frames = log.caught_up()
-        if log is self._log:
-            self._apply(frames)
-        else:
-            self._begin(log)
+        if log is not self._log or self._folded is None:
+            return recovered(log)
+        self._apply(self._folded, frames)
         return self._folded
 
-    def _apply(self, frames: Iterable[Frame]) -> None:
-        ledger = self._folded.ledger
+    def _apply(self, folded: Folded, frames: Iterable[Frame]) -> None:
+        ledger = folded.ledger
         for frame in frames:
             if frame.position != ledger.next_position:
                 text = f"a frame at position {frame.position}, the ledger is at {ledger.next_position}"
@@ -67,11 +68,11 @@ class WarmLedger:
         """Save a snapshot if it is time for one and none is being saved."""
         if self._bytes - self._looked < self._snapshot_bytes or (self._saving is not None and not self._saving.done()):
             return
-        self._looked = self._bytes
-        if self._replica.bytes_since_snapshot() < max(self._snapshot_bytes, SIZES * self._folded.size):
+        self._looked, folded = self._bytes, self._folded
+        if folded is None or self._replica.bytes_since_snapshot() < max(self._snapshot_bytes, SIZES * folded.size):
             return
-        log, tables = self._replica.log, self._folded.ledger.snapshot()
-        ledger, sequence, position = self._folded.ledger, log.next_sequence, log.next_position
+        log, ledger, tables = self._replica.log, folded.ledger, folded.ledger.snapshot()
+        sequence, position = log.next_sequence, log.next_position
         self._folded = Folded(ledger, self.time_us, sequence, size_of(tables))
         self._saving = self._thread.submit(self._replica.save_snapshot, tables, sequence, position, self.time_us)
         self._saving.add_done_callback(_saved)
