@@ -11,7 +11,7 @@ from failover import FAULTS, cluster, run
 from escrowmq.chaos.proxy import Proxy
 from escrowmq.testing.servers.seam import Absent
 
-SHORT = ("kill", "cut", "step-down")
+SHORT = ("kill", "cut")
 LONG_RUNS = 20
 
 Kafka = tuple[str, tuple[str, Proxy]]
