@@ -158,6 +158,7 @@ class Shard:
         for name, port in zip(names, ports, strict=True):
             at = kafka_url if cut_url is None or self.nodes else cut_url
             self._options = ["--replicas", self.url, "--half-retention", "1h", "--transaction-timeout", "2s", *more]
+            self._options += ["--lease-seconds", "2s"]  # what the struck consumer held comes again soon
             self._start(name, port, f"{at}/{topic}?replication=1")
 
     def _start(self, name: str, port: int, log: str) -> None:
