@@ -239,7 +239,8 @@ def engine(database_url: str) -> Iterator[Any]:
     """A SQLAlchemy engine over :func:`database_url`."""
     import sqlalchemy as sa
 
-    made = sa.create_engine(database_url)
+    patient: dict[str, Any] = {"timeout": 60.0} if database_url.startswith("sqlite") else {}  # for SQLite's lock
+    made = sa.create_engine(database_url, connect_args=patient)
     yield made
     made.dispose()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import uuid
@@ -18,6 +17,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import escrowmq as mq
+import forked
 from escrowmq.backup import BrokerSource, Manifest, restore, take, verify
 from escrowmq.backup.manifest import NAME
 from escrowmq.cli.failures import Exit
@@ -75,7 +75,7 @@ class Writers:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("served"), *OPTIONS) as made:
+    with serving(tmp_path_factory.mktemp("served"), *OPTIONS, launcher=forked.Forked) as made:
         with mq.connect(made.url) as bus:
             bus.admin.create_topic("t", 2, may_exist=True)
         yield made
@@ -148,7 +148,7 @@ class Killing(BrokerSource):
 def test_a_broker_that_is_killed_in_the_middle(server: Server, tmp_path: Path) -> None:
     writers = Writers(server.url)
     try:
-        before = writers.wait(40)
+        before = writers.wait(160)  # eight segments
         with mq.connect(server.url) as bus:
             take(source := Killing(server, bus.router.links[0]), RealDisk(tmp_path / "backup"))
         assert source.reads > 5
@@ -171,7 +171,7 @@ def typed(*words: str) -> Result:
 def killed_at(point: str, *words: str) -> None:
     """A command as a process, which is killed at a place."""
     command = [sys.executable, "-m", "escrowmq", *words]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "ESCROWMQ_FAILPOINT": point})
+    done = forked.run(command, env={**os.environ, "ESCROWMQ_FAILPOINT": point})
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 

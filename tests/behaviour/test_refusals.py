@@ -11,6 +11,7 @@ import threading
 import pytest
 
 import escrowmq as mq
+from forked import Forked
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ def test_bad_options(tmp_path):
 
 def test_a_folder_in_use_is_told(tmp_path):
     code = f"import escrowmq, sys; escrowmq.connect('file:{tmp_path}/d'); print('open', flush=True); sys.stdin.read()"
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = Forked([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout.readline() == "open\n"
         with pytest.raises(mq.Misuse, match="FOLDER_IN_USE"):

@@ -22,6 +22,7 @@ from escrowmq.outbox.relay import Relay
 from escrowmq.outbox.targets.escrow import EscrowTarget
 from escrowmq.testing.databases import open_engine
 from escrowmq.testing.servers import escrow
+from forked import Forked
 
 ENOUGH = 60
 """Business rows of a run."""
@@ -45,7 +46,10 @@ def site(folder: Path, url: str, name: str) -> Iterator[Site]:
 def two_brokers(folder: Path) -> Iterator[str]:
     """Their URL. Each mode has topics and groups of its own, so several may use them."""
     settings = ("--transaction-timeout", "1s", "--check-interval", "1s")
-    with escrow.serving(folder / "east", *settings) as east, escrow.serving(folder / "west", *settings) as west:
+    with (
+        escrow.serving(folder / "east", *settings, launcher=Forked) as east,
+        escrow.serving(folder / "west", *settings, launcher=Forked) as west,
+    ):
         yield f"{east.url},{west.url.removeprefix('escrow://')}"
 
 

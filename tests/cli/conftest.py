@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import escrowmq as mq
 from escrowmq.cli.main import app
+from forked import Forked
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
 
     def start(*options: str) -> Served:
         words = ["serve", "--folder", str(tmp_path / "served"), "--listen", "127.0.0.1:0", "--json", *options]
-        process = subprocess.Popen(
+        process = Forked(
             [sys.executable, "-m", "escrowmq", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         started.append(process)

@@ -21,6 +21,7 @@ from escrowmq.cli.failures import Exit
 from escrowmq.compensation import Announcing, CaseState, Journal
 from escrowmq.compensation.cases import Cases
 from escrowmq.errors import Code
+from forked import Forked
 
 HANDLER = """
 import sqlalchemy as sa
@@ -188,7 +189,7 @@ def test_a_process_runs_until_it_is_told_to_stop(
     broker = serve()
     words = ["compensate", "run", "cart", "--topic", "orders", "--handler", "cart_handler:put", "--every", "50ms"]
     words += ["--grace", "0s", "--metrics", "127.0.0.1:0", "--json", "--url", broker.url, "--sets", "sqlite:///sets.db"]
-    process = subprocess.Popen(
+    process = Forked(
         [sys.executable, "-m", "escrowmq", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -16,6 +16,7 @@ from cli_runs import Run
 from escrowmq.cli.failures import Exit
 from escrowmq.outbox import State, send_tx
 from escrowmq.outbox.tables import SCHEMA_VERSION, trans_message, trans_schema
+from forked import Forked
 
 
 @pytest.fixture
@@ -142,7 +143,7 @@ def test_a_relay_serves_its_metrics_until_it_is_told_to_stop(
 ) -> None:
     assert run("outbox", "retry", waiting[0]).code == 0
     words = ["outbox", "relay", "--to", f"file:{tmp_path / 'data'}", "--metrics", "127.0.0.1:0", "--json"]
-    process = subprocess.Popen(
+    process = Forked(
         [sys.executable, "-m", "escrowmq", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:

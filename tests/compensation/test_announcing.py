@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 import uuid
@@ -17,6 +16,7 @@ import pytest
 import sqlalchemy as sa
 
 import escrowmq as mq
+import forked
 from escrowmq import Code, outbox
 from escrowmq.compensation import Announced, Announcing
 from escrowmq.outbox.relay import Relay
@@ -31,7 +31,9 @@ ORDERS = sa.Table("orders", sa.MetaData(), sa.Column("id", sa.String(64), primar
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One broker for all tests of this file; their names do not meet."""
-    with escrow.serving(tmp_path_factory.mktemp("broker"), "--transaction-timeout", "60s") as made:
+    with escrow.serving(
+        tmp_path_factory.mktemp("broker"), "--transaction-timeout", "60s", launcher=forked.Forked
+    ) as made:
         yield made
 
 
@@ -447,7 +449,7 @@ LONG = pytest.mark.long
 def test_killed_anywhere_the_announcement_follows_the_database_and_sending_again_finishes_it(tmp_path, shop, t, place):
     folder = tmp_path / "data"
     command = [sys.executable, "-c", SHOP, str(folder), str(shop.url), t]
-    died = subprocess.run(command, env={**os.environ, "ESCROWMQ_FAILPOINT": f"announcing.{place}"}, check=False)
+    died = forked.run(command, env={**os.environ, "ESCROWMQ_FAILPOINT": f"announcing.{place}"})
     assert died.returncode == -9
     done = place in ("committed", "ended")
     assert (len(orders(shop)), len(announced(shop))) == (done, done)

@@ -2,11 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 from compensation_child import PLACES
+
+import forked
 
 HERE = Path(__file__).parent
 
@@ -14,10 +15,8 @@ HERE = Path(__file__).parent
 def test_killed_at_every_place(tmp_path: Path) -> None:
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     environment.pop("ESCROWMQ_FAILPOINT", None)
-    ran = subprocess.run(
-        [sys.executable, HERE / "compensation_child.py", tmp_path],
-        cwd=HERE, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
+    command = [sys.executable, HERE / "compensation_child.py", tmp_path]
+    ran = forked.run(command, cwd=HERE, env=environment)
     assert ran.returncode == 0, ran.stderr
     forks = [json.loads(line) for line in ran.stdout.splitlines()]
     assert [fork["place"] for fork in forks if fork["killed"]] == list(PLACES), (forks, ran.stderr)

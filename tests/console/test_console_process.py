@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from escrowmq.cli.main import app
+from forked import Forked
 
 Start = Callable[..., tuple[subprocess.Popen[str], dict[str, Any]]]
 
@@ -26,7 +27,7 @@ def start() -> Iterator[Start]:
 
     def run(*words: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
         command = [sys.executable, "-m", "escrowmq", *words, "--json"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = Forked(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stdout is not None
         line = process.stdout.readline()

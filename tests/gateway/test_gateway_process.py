@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 import escrowmq as mq
 from escrowmq.cli.main import app
 from escrowmq.gateway import sign_answer, verify
+from forked import Forked
 
 SECRET = "a-secret-of-enough-bytes"
 Start = Callable[..., tuple[subprocess.Popen[str], dict[str, Any]]]
@@ -31,7 +32,7 @@ def start() -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
     def run(*words: str, **environment: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
-        process = subprocess.Popen(
+        process = Forked(
             [sys.executable, "-m", "escrowmq", *words, "--json"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -16,6 +16,7 @@ from escrowmq.ledger.commands import (
     Retain,
     Rules,
     Settle,
+    SettleDead,
     Subscribe,
     Subscription,
 )
@@ -76,6 +77,26 @@ def test_restored_is_equal_also_through_files(driver):
         assert ask_us(restored, driver.now_us) == ask_us(driver.ledger, driver.now_us)
         assert restored.transactions.open == {g: n for g, n in driver.ledger.transactions.open.items() if n}
         assert restored.rules == driver.ledger.rules
+
+
+def test_what_was_frozen_is_as_it_was_though_the_ledger_goes_on(driver):
+    lived_in(driver)
+    driver.do(Subscribe("once", Subscription(topics=("orders", "points"), max_attempts=1)))
+    leased = driver.do(Receive("once", 1, 10, 60 * SECOND))
+    rows = [
+        {"lease": int(lease), "start": int(offset), "count": 1, "act": Act.NACK, "delay_us": 0, "cause": f"poison {offset}"}
+        for lease, offset in zip(leased.leases.tolist(), leased.offsets.tolist(), strict=False)
+    ]  # fmt: skip
+    driver.do(Settle("once", pa.RecordBatch.from_pylist(rows, schema=SETTLING)))
+    [group] = (g for g in driver.ledger.groups.groups.values() if g.name == "once")
+    dead = [(id, int(offset)) for id, cursor in group.cursors.items() for offset in cursor.dead.offsets]
+    assert dead
+    frozen, then = driver.ledger.freeze(), driver.ledger.snapshot()
+    assert then["groups_dead"].num_rows == len(dead)
+    driver.do(SettleDead("once", *(np.array(column) for column in zip(*dead, strict=True)), retry=True))
+    driver.send({}, {})
+    assert not tables_equal(driver.ledger.snapshot(), then)
+    assert tables_equal(frozen(), then)
 
 
 def test_replay_is_equal(driver):

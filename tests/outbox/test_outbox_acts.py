@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 from test_outbox_locked import locked
 
 import escrowmq as mq
+import forked
 from escrowmq.acts.telling import acting_user
 from escrowmq.errors import Code
 from escrowmq.outbox import State, acts, attention, migrate, send_batch_tx, tables
@@ -43,7 +43,7 @@ def states(engine: sa.Engine) -> dict[bytes, State]:
 def child(engine: sa.Engine, *words: str) -> list[Any]:
     url = engine.url.render_as_string(hide_password=False)
     command = [sys.executable, HERE / "acts_child.py", url, *words]
-    ran = subprocess.run(command, cwd=HERE, capture_output=True, text=True)
+    ran = forked.run(command, cwd=HERE)
     assert ran.returncode == 0, ran.stderr
     return [json.loads(line) for line in ran.stdout.splitlines()]
 

@@ -23,6 +23,7 @@ from escrowmq.pipeline.audit import run as audit
 from escrowmq.testing.databases import databases
 from escrowmq.testing.servers import escrow
 from escrowmq.testing.servers.process import Server
+from forked import Forked
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "cart" / "compensated"))
 
@@ -68,7 +69,7 @@ def judged(
     """A run with these acts; asserts what must hold at its end. Its effects, and how many ends were lost."""
     with (
         databases([SHOP, CART], folder) as urls,
-        escrow.serving(folder) as broker,
+        escrow.serving(folder, launcher=Forked) as broker,
         contextlib.closing(Run(urls, server.url, folder, broker, share)) as run,
     ):
         run.work(orders, acts)

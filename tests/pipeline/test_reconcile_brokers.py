@@ -20,6 +20,7 @@ from escrowmq.pipeline.reconcile import settled
 from escrowmq.pipeline.reconcile.streaming import from_messages
 from escrowmq.spark.source import register
 from escrowmq.testing.servers import escrow
+from forked import Forked
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -34,7 +35,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield f"file:{tmp_path / 'data'}"
         return
     with ExitStack() as stack:
-        there = [stack.enter_context(escrow.serving(tmp_path / name)).url for name in "ab"]
+        there = [stack.enter_context(escrow.serving(tmp_path / name, launcher=Forked)).url for name in "ab"]
         yield ",".join([there[0], *(url.removeprefix("escrow://") for url in there[1:])])
 
 

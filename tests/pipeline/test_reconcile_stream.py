@@ -21,6 +21,7 @@ from escrowmq.errors import Misuse
 from escrowmq.pipeline.reconcile import settled, start, stream_findings
 from escrowmq.pipeline.reconcile.streaming import as_rows, from_messages
 from escrowmq.spark.source import register
+from forked import Forked
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -129,7 +130,7 @@ def broker(tmp_path: Path) -> Iterator[str]:
     import sys
 
     command = [sys.executable, "-m", "escrowmq", "serve", "--folder", str(tmp_path / "data"), "--json"]
-    process = subprocess.Popen([*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True)
+    process = Forked([*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     yield json.loads(process.stdout.readline())["url"]
     process.terminate()

@@ -18,6 +18,7 @@ from typing import Any
 
 import escrowmq as mq
 from escrowmq.testing.servers.process import free_port
+from forked import Forked
 
 PREPARING = ("spark.before-prepare", "spark.prepared-some", "spark.prepared")
 DECIDING = ("spark.before-decision", "spark.after-decision")
@@ -43,7 +44,7 @@ class Broker:
 
     def start(self) -> None:
         command = [sys.executable, "-m", "escrowmq", "serve", "--folder", str(self.folder), "--json", *self.options]
-        self.process = subprocess.Popen(
+        self.process = Forked(
             [*command, "--listen", self.url.removeprefix("escrow://")], stdout=subprocess.PIPE, text=True
         )
         assert self.process.stdout is not None

@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import escrowmq as mq
+import forked
 from escrowmq.errors import EscrowError
 from escrowmq.model import TransactionState
 from escrowmq.testing.history import Act, History, Kind, payload, unpack
+from forked import Forked
 
 PATIENCE = 60.0
 """Seconds without progress after which a run fails."""
@@ -55,7 +57,7 @@ class Broker:
         """Start it, without waiting until it is ready."""
         command = [sys.executable, "-m", "escrowmq", "serve", "--json", "-d", str(self.folder), "-l", self._listen]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen([*command, *self._flags], stdout=subprocess.PIPE, stderr=log, text=True)
+            self.process = Forked([*command, *self._flags], stdout=subprocess.PIPE, stderr=log, text=True)
 
     def start(self) -> Broker:
         """Start it and wait until it answers."""
@@ -261,4 +263,4 @@ def audit(url: str, history: History, name: str | None = None) -> None:
 def dumped(folder: Path) -> subprocess.CompletedProcess[str]:
     """``escrowmq log dump --check`` of a folder."""
     command = [sys.executable, "-m", "escrowmq", "log", "dump", "--check", str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"})
+    return forked.run(command, env={**os.environ, "COLUMNS": "200"})

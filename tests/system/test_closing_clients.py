@@ -23,6 +23,7 @@ import pytest
 from load import PATIENCE, Broker
 
 import escrowmq as mq
+import forked
 
 BESIDE = 4
 """Clients at a time."""
@@ -39,7 +40,7 @@ def dying_broker(folder: Path, seed: int) -> Iterator[str]:
     """The URL of a broker that is killed again and again."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    process = subprocess.Popen(program(closing_programs, "broker", port, folder / "data", seed), stdout=subprocess.PIPE)
+    process = forked.Forked(program(closing_programs, "broker", port, folder / "data", seed), stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
         assert process.stdout.readline() == b"ready\n"
@@ -57,7 +58,7 @@ def client(kind: str, url: str, folder: Path, seconds: float, seed: int) -> tupl
     own = folder / f"{kind}-{seed}"
     own.mkdir()
     run = program(closing_programs, kind, url, own, seconds, seed)
-    with subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with forked.Forked(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             said, errors = process.communicate(timeout=seconds + PATIENCE)
         except subprocess.TimeoutExpired:

@@ -3,15 +3,26 @@ nothing doubled, and no application sees more of it than of a restart."""
 
 from __future__ import annotations
 
+import asyncio
 import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from load import QUICK, Broker, Reader, Writer, audit
+import sqlalchemy as sa
+from load import QUICK, Broker, Reader, Writer, audit, eventually
 from test_kill_loop import SEGMENTS, demand, disturb, finish
 
 import escrowmq as mq
+from escrowmq import outbox
+from escrowmq.connecting import links
+from escrowmq.gateway import beside
+from escrowmq.outbox.relay import Relay
+from escrowmq.outbox.targets.opening import open_target
 from escrowmq.testing.checker import check
 from escrowmq.testing.history import History
 from escrowmq.testing.servers.process import free_port
@@ -67,7 +78,7 @@ class Moving(Broker):
 
 @pytest.mark.parametrize(
     "kills",
-    [pytest.param(3, id="short"), pytest.param(60, marks=[pytest.mark.long, pytest.mark.timeout(0)], id="long")],
+    [pytest.param(2, id="short"), pytest.param(60, marks=[pytest.mark.long, pytest.mark.timeout(0)], id="long")],
 )
 def test_transactions_sends_and_consumers_follow_a_shard_from_address_to_address(tmp_path: Path, kills: int) -> None:
     chance = random.Random(kills)
@@ -85,3 +96,178 @@ def test_transactions_sends_and_consumers_follow_a_shard_from_address_to_address
         assert broker.stop() == 0
     history.close()
     demand(check(history.events, check_max=QUICK["check_max"]), kills)
+
+
+# Each kind of program that holds a link
+
+
+class Working(threading.Thread):
+    """``act(number)`` again and again, each giving the ids that were acknowledged to it."""
+
+    def __init__(self, name: str, act: Callable[[int], list[bytes]]) -> None:
+        super().__init__(name=name, daemon=True)
+        self._act = act
+        self.done: list[bytes] = []
+        self.over = threading.Event()
+        self.problem: BaseException | None = None
+
+    def run(self) -> None:
+        number = 0
+        try:
+            while not self.over.is_set():
+                self.done += self._act(number)
+                number += 1
+        except BaseException as problem:
+            self.problem = problem
+
+
+class Programs:
+    """Programs of all kinds at one shard."""
+
+    def __init__(self, stack: ExitStack, url: str, folder: Path) -> None:
+        self.bus = stack.enter_context(mq.connect(url))
+        self.flight = stack.enter_context(mq.connect(f"{url}?carrier=flight"))
+        self.came: dict[str, list[bytes]] = {"held": [], "read": []}
+        self.asked: list[bytes] = []
+        self.left: set[bytes] = set()
+        self._plain = self.flight.producer("plain", timeout=60.0)
+        self.oneway = self.bus.producer("oneway", timeout=60.0, unasked=True, confirm="oneway")
+        self._silent = self.bus.producer("silent", timeout=60.0, checker=self._check)
+        self._held = iter(self.bus.consumer("held", "plain", instance="one", in_doubt="hold").batches())
+        self._reader = iter(self.bus.reader("plain", timeout=60.0).batches())
+        self._http = stack.enter_context(httpx.Client(trust_env=False, timeout=60.0))
+        gateway = stack.enter_context(beside(links(url, {}), listen="127.0.0.1:0"))
+        self._gateway = f"{gateway['http']}/v1/topics/http/messages"
+        self.shop = sa.create_engine(f"sqlite:///{folder / 'shop.db'}")
+        outbox.migrate(self.shop)
+        stack.callback(self.shop.dispose)
+        stack.enter_context(Relay(self.shop, open_target(url)))
+        self.loop = asyncio.new_event_loop()
+        self.abus = self.loop.run_until_complete(mq.aconnect(url))
+        self._aplain = self.abus.producer("async", timeout=60.0)
+        acts = [
+            self.plain,
+            self.commit_oneway,
+            self.fall_silent,
+            self.hold,
+            self.read,
+            self.post,
+            self.relay,
+            self.wait,
+        ]
+        self.all = [Working(act.__name__, act) for act in acts]
+
+    def plain(self, number: int) -> list[bytes]:
+        return [self._plain.send("plain", b"%d" % number).message_id]
+
+    def commit_oneway(self, number: int) -> list[bytes]:
+        with self.oneway.transaction() as txn:
+            return [txn.send("oneway", b"%d" % number).message_id]
+
+    def fall_silent(self, number: int) -> list[bytes]:
+        """A transaction that only a check-back decides; a few at a time are open."""
+        eventually("check-backs are answered", lambda: len(self.left) - len(set(self.asked)) < 20)
+        receipt = self._silent.prepare("silent", b"%d" % number)
+        self.left.add(receipt.message_id)
+        return [receipt.message_id]
+
+    def _check(self, question: mq.Check) -> mq.Outcome:
+        self.asked.extend(message.message_id for message in question.messages)
+        return mq.COMMIT
+
+    def hold(self, number: int) -> list[bytes]:
+        for message in next(self._held):
+            message.ack()
+            self.came["held"].append(message.message_id)
+        return []
+
+    def read(self, number: int) -> list[bytes]:
+        self.came["read"] += next(self._reader).arrow["message_id"].to_pylist()
+        return []
+
+    def post(self, number: int) -> list[bytes]:
+        content = {"text": str(number), "message_id": f"{number:032x}"}
+        while (answer := self._http.post(self._gateway, json=content)).status_code == 503:
+            pass  # its sender sends again under the same id
+        assert answer.status_code == 200, answer.text
+        return [bytes.fromhex(answer.json()["message_id"])]
+
+    def relay(self, number: int) -> list[bytes]:
+        with self.shop.begin() as connection:
+            identity = outbox.send_tx(connection, "relayed", b"%d" % number)
+        eventually("the relay follows", lambda: self.waiting() < 50)
+        return [identity]
+
+    def waiting(self) -> int:
+        with self.shop.begin() as connection:
+            return int(connection.scalar(sa.text("SELECT count(*) FROM trans_message")) or 0)
+
+    def wait(self, number: int) -> list[bytes]:
+        receipt = self.loop.run_until_complete(self._aplain.send("async", b"%d" % number))
+        return [receipt.message_id]
+
+    def counts(self) -> dict[str, int]:
+        """How far each has come."""
+        sent = {work.name: len(work.done) for work in self.all if work.name not in ("hold", "read")}
+        return sent | {name: len(ids) for name, ids in self.came.items()}
+
+    def progress(self) -> None:
+        """Each gets on, whatever happened."""
+        before = self.counts()
+
+        def goes_on() -> bool:
+            for work in self.all:
+                assert work.problem is None, (work.name, work.problem)
+            return all(count > before[name] + 3 for name, count in self.counts().items())
+
+        eventually("every program gets on", goes_on)
+
+
+@pytest.fixture
+def moving(tmp_path: Path) -> Iterator[Moving]:
+    with Moving(tmp_path / "data", **QUICK) as broker:
+        yield broker
+        if broker.standby is not None:
+            broker.standby.shutdown()
+
+
+def test_every_kind_of_program_follows_and_by_id_nothing_is_lost_or_doubled(moving: Moving, tmp_path: Path) -> None:
+    with mq.connect(moving.url) as bus:
+        for topic in ("plain", "oneway", "silent", "http", "relayed", "async"):
+            bus.admin.create_topic(topic, 2)
+    with ExitStack() as stack:
+        programs = Programs(stack, moving.list, tmp_path)
+        for work in programs.all:
+            work.start()
+        programs.progress()
+        for _ in range(2):
+            moving.kill()
+            moving.start()
+            programs.progress()
+        for work in programs.all:
+            if work.name not in ("hold", "read"):  # which wait for more
+                work.over.set()
+                work.join()
+                assert work.problem is None, (work.name, work.problem)
+        done = {work.name: set(work.done) for work in programs.all}
+        eventually("all is relayed", lambda: programs.waiting() == 0)
+        eventually("all is asked and decided", lambda: not programs.bus.admin.transactions("open"))
+        eventually("all is read", lambda: done["plain"] <= set(programs.came["read"]))
+        eventually("all is received", lambda: done["plain"] <= set(programs.came["held"]))
+        assert programs.oneway.flush()
+        assert (programs.oneway.refused_ends, programs.oneway.unknown_ends) == (0, 0)
+        topics = {
+            "plain": "plain",
+            "commit_oneway": "oneway",
+            "fall_silent": "silent",
+            "post": "http",
+            "relay": "relayed",
+            "wait": "async",
+        }
+        for name, topic in topics.items():
+            found = programs.bus.admin.read(topic).read_all()["message_id"].to_pylist()
+            assert len(found) == len(set(found)), topic
+            assert done[name] <= set(found), topic
+        assert len(programs.came["read"]) == len(set(programs.came["read"]))
+        programs.loop.run_until_complete(programs.abus.close())
+        programs.loop.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ import sqlalchemy as sa
 from load import QUICK, Broker, eventually
 
 import escrowmq as mq
+import forked
 from escrowmq import outbox
 from escrowmq.client.links.router import broker_of
 from escrowmq.errors import Code, Misuse, Overloaded
@@ -544,7 +544,7 @@ def test_commands_list_the_living_and_have_an_exit_code_for_who_is_missing(kille
         bus.admin.create_topic("typed", 1, may_exist=True)
     for flags in ([], ["--json"]):
         command = [sys.executable, "-m", "escrowmq", "topics", "list", "-u", killed.url, *flags]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        result = forked.run(command)
         assert result.returncode == 9
         assert "typed" in result.stdout
         assert killed.b.url in result.stderr
@@ -556,7 +556,7 @@ def test_tail_shows_the_living_and_names_who_is_missing(killed: Pair) -> None:
     with mq.connect(killed.a.url) as bus:
         bus.producer("filler").send("tailed", b"there")
     command = [sys.executable, "-m", "escrowmq", "tail", "tailed", "-u", killed.url]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = forked.run(command)
     assert (result.returncode, "there" in result.stdout) == (9, True)
     assert killed.b.url in result.stderr
 

@@ -13,6 +13,7 @@ import pytest
 from load import QUICK, Broker, eventually
 
 import escrowmq as mq
+from forked import Forked
 
 PROGRAM = """
 import json, sys, threading
@@ -48,7 +49,7 @@ class Producer:
 
     def __init__(self, url: str, instance: str, outcome: str, act: str) -> None:
         command = [sys.executable, "-c", PROGRAM, url, instance, outcome, act]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.process = Forked(command, stdout=subprocess.PIPE, text=True)
 
     def hear(self) -> dict[str, Any]:
         assert self.process.stdout is not None

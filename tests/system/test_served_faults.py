@@ -14,6 +14,7 @@ import pytest
 from load import QUICK, Broker, eventually
 
 import escrowmq as mq
+import forked
 from escrowmq.cli.failures import Exit
 from escrowmq.errors import Code
 
@@ -107,7 +108,7 @@ def newer(segment: Path) -> None:
 def serve(folder: Path) -> subprocess.CompletedProcess[str]:
     """``escrowmq serve``, expected to end by itself."""
     command = [sys.executable, "-m", "escrowmq", "serve", "-d", str(folder), "-l", "127.0.0.1:0"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "COLUMNS": "300"})
+    return forked.run(command, env={**os.environ, "COLUMNS": "300"})
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from escrowmq.connecting import links
 from escrowmq.platform.disk import RealDisk
 from escrowmq.testing.servers.escrow import serving
 from escrowmq.wire import Exchange, Link
+from forked import Forked
 
 GOLDEN = Path(__file__).parent / "golden" / "0.1.0"
 SETTINGS = json.loads((GOLDEN / "settings.json").read_text())
@@ -113,7 +114,7 @@ def link(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Link]:
         link.close()
         return
     options = [word for name, value in SETTINGS.items() for word in ("--" + name.replace("_", "-"), str(value))]
-    with serving(tmp_path, *options) as server:
+    with serving(tmp_path, *options, launcher=Forked) as server:
         link = links(server.url, {})[0]
         yield link
         link.close()

@@ -66,6 +66,9 @@ class Journal:
         self._open: dict[int, Record] = {}
         self._under_way: set[int] = set()
         self._failure: EscrowError | None = None
+        self.ship: Callable[[bytes], None] | None = None
+        """Of a log that others follow: called with the line of a record, on the thread of the act, before the line is written here. It returns
+        when the line is durable elsewhere; what it raises leaves that open, so nothing is recorded any more."""
 
     @property
     def failure(self) -> EscrowError | None:
@@ -138,22 +141,70 @@ class Journal:
             if self._torn:
                 self._file.truncate(self._size)
             self._torn = True
-            self._file.write_at(self._size, [line])
+            if self.ship is None:
+                self._file.write_at(self._size, [line])
         except (OSError, MemoryError) as problem:
             raise disk_error(problem) from problem
         try:
+            if self.ship is not None:
+                self.ship(line)
+                self._file.write_at(self._size, [line])
             self._file.sync()
-        except OSError as problem:  # nobody knows what the file holds now
+        except (OSError, EscrowError) as problem:  # nobody knows what the record holds now
             self._failure = error(Code.SHARD_STOPPED, f"the record of acts failed: {problem}")
             logger.error("%s", self._failure.message)
             raise self._failure from problem
         self._torn = False
         self._took(record, len(line))
         self._number, self._hash = record.number, digest
+        self._save_last()
+
+    def save_last(self) -> None:
+        """Make the file beside the record again: of a copy, it is derived."""
+        with self._lock:
+            self._read()
+            if self._number:
+                self._save_last()
+
+    def _save_last(self) -> None:
         try:
-            replace_file(self._disk, LAST, [[f"{record.number} {digest}\n".encode()]])
+            replace_file(self._disk, LAST, [[f"{self._number} {self._hash}\n".encode()]])
         except OSError as problem:  # the record stands; the file beside it says more with the next one
             logger.warning("the file %s could not be written: %s", LAST, problem)
+
+    def follow(self, begin: int, lines: bytes | memoryview) -> None:
+        """Take in whole lines that were recorded elsewhere, and begin at byte ``begin`` of the record. Corrupt(DAMAGED) if they do not follow
+        what there is; Overloaded or Corrupt(LOG_FAILED) if they cannot be written."""
+        with self._lock:
+            self._read()
+            if begin != self._size or bytes(lines[-1:]) != b"\n":
+                what = f"the record of acts has {self._size} bytes, and lines at {begin} are to follow"
+                raise error(Code.DAMAGED, what)
+            try:
+                if self._file is None:
+                    self._file = self._disk.open(NAME, create=True)
+                self._file.truncate(begin)
+                self._file.write_at(begin, [lines])
+                self._file.sync()
+            except (OSError, MemoryError) as problem:
+                raise disk_error(problem) from problem
+            self._torn = False
+            for line in bytes(lines).split(b"\n")[:-1]:
+                self._took_line(line)
+            self._save_last()
+
+    def read_bytes(self, begin: int, size: int) -> bytes:
+        """Bytes of the whole lines, from ``begin`` on."""
+        with self._lock:
+            self._read()
+            size = min(size, self._size - begin)
+            try:
+                with closing(self._disk.open(NAME)) as file:
+                    return file.read_at(begin, size) if size > 0 else b""
+            except FileNotFoundError:
+                return b""
+            except OSError as problem:
+                raise disk_error(problem) from problem
 
     def close(self) -> None:
         """Close the file."""
@@ -243,17 +294,21 @@ class Journal:
             line, ahead = ahead, next(lines, None)
             if ahead is None and not is_sealed(line) and (last is None or last[0] <= self._number):
                 break  # its write was under way when everything stopped, so nobody was told
-            self._hash = successor(line)
-            self._number += 1
-            with suppress(ValueError):
-                record, _, _ = parse(line)
-                self._number = record.number
-                self._took(record, 0)
-            self._size += len(line) + 1
+            self._took_line(line)
         self._torn = True  # whatever stands behind the last whole line
         if last is not None and last[0] > self._number:  # somebody cut the end off: the gap is to be seen for ever
             logger.error("of %s records are missing: %d to %d", NAME, self._number + 1, last[0])
             self._number, self._hash = last
+
+    def _took_line(self, line: bytes) -> None:
+        """Take in the next whole line, which comes without its end."""
+        self._hash = successor(line)
+        self._number += 1
+        with suppress(ValueError):
+            record, _, _ = parse(line)
+            self._number = record.number
+            self._took(record, 0)
+        self._size += len(line) + 1
 
     def _took(self, record: Record, size: int) -> None:
         """Note where a record stands, ``size`` bytes from the end of what is known on."""

@@ -359,6 +359,10 @@ class Ledger:
 
     def snapshot(self) -> dict[str, pa.Table]:
         """The whole state as Arrow tables (copies: they may be written while the ledger goes on)."""
+        return self.freeze()()
+
+    def freeze(self) -> Callable[[], dict[str, pa.Table]]:
+        """The snapshot as of now. What takes long, and is of parts that never change, is done when it is called: on any thread, while the ledger goes on."""
         scalars = {
             "format": FORMAT,
             **{name: getattr(self, name) for name in _POSITIONS},
@@ -366,9 +370,10 @@ class Ledger:
             "rules": dataclasses.asdict(self.rules),
         }
         tables = {"ledger": pa.table({"state": pa.array([json.dumps(scalars, sort_keys=True)], pa.utf8())})}
-        for part in (self.topics, self.sessions, self.dedup, self.delays, self.transactions, self.writers, self.groups):
+        for part in (self.topics, self.sessions, self.dedup, self.delays, self.transactions, self.writers):
             tables |= part.snapshot()
-        return tables
+        groups = self.groups.freeze()
+        return lambda: tables | groups()
 
     @staticmethod
     def can_restore(tables: dict[str, pa.Table]) -> bool:

@@ -21,7 +21,7 @@ from escrowmq.log.index import Segment
 from escrowmq.log.lookups.finder import Lookups
 from escrowmq.log.lookups.parts import Sizes
 from escrowmq.log.reading import ReadableLog, Reader
-from escrowmq.log.recovery import Cut, Recovered, list_folder, recover, refuse_foreign, save_index
+from escrowmq.log.recovery import Cut, Recovered, list_folder, recover, refuse_foreign, refuse_mirror, save_index
 from escrowmq.log.report import DAMAGED_NAME, Damage, pack_damaged, unpack_damaged
 from escrowmq.log.seam import Frame, Snapshot
 from escrowmq.log.segments import (
@@ -62,11 +62,14 @@ def open_log(
     the shard id and salt of a new log, random otherwise; ``lookups`` are the sizes of its look-up files. Raises Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER), Corrupt(DAMAGED,
     NEWER_FORMAT, LOG_FAILED), Overloaded(DISK_FULL, OUT_OF_RESOURCES); the folder is given back then.
     """
-    refuse_foreign(list_folder(disk))  # before the lock, which makes a file
+    listing = list_folder(disk)
+    refuse_foreign(listing)  # before the lock, which makes a file
+    refuse_mirror(listing)
     disk.lock()
     try:
         listing = list_folder(disk)
         refuse_foreign(listing)
+        refuse_mirror(listing)
         clock = clock or SystemClock()
         found = recover(disk, listing)
         if found is None:
@@ -83,6 +86,12 @@ def open_log(
     except BaseException:
         disk.close()
         raise
+
+
+def first_segment(disk: Disk, header: SegmentHeader, segment_bytes: int) -> tuple[Recovered, ActiveSegment]:
+    """Make a log whose first segment has this header, of no frames yet; what recovery would find, and the segment to write to."""
+    active = ActiveSegment.create(disk, header, 1 << 12, segment_bytes).begin()
+    return Recovered([Segment.begun(header, HEADER_BYTES)], [], 0, 0, None), active
 
 
 class SegmentLog(ReadableLog):
@@ -115,10 +124,8 @@ class SegmentLog(ReadableLog):
     def _create(cls, disk: Disk, segment_bytes: int, lz4: bool, now_us: int, seed: bytes | None) -> SegmentLog:
         shard, salt = _SEED.unpack(seed or os.urandom(_SEED.size))
         header = SegmentHeader(shard or 1, 1, 0, 0, now_us, salt)
-        prepared = ActiveSegment.create(disk, header, 1 << 12, segment_bytes)
-        active = prepared.begin()
-        segment = Segment.begun(header, HEADER_BYTES)
-        return cls(disk, segment_bytes, lz4, Recovered([segment], [], 0, 0, None), active)
+        found, active = first_segment(disk, header, segment_bytes)
+        return cls(disk, segment_bytes, lz4, found, active)
 
     def _begin_epoch(self, version: str, now_us: int) -> None:
         self.epoch += 1
@@ -218,8 +225,12 @@ class SegmentLog(ReadableLog):
         size = sum(map(len, chunks))
         self.reserve(size)
         self._publish(Frame(kind, sequence, position, time_us, self.epoch, content), self._active.end, size)
-        self._active.put(chunks, size)
+        self._put(chunks, size)
         return position
+
+    def _put(self, chunks: list[codec.Chunk], size: int) -> None:
+        """Buffer the bytes of a frame."""
+        self._active.put(chunks, size)
 
     def _publish(self, frame: Frame, offset: int, size: int) -> None:
         """Let readers see an appended frame."""
@@ -411,7 +422,7 @@ class SegmentLog(ReadableLog):
         self._await_writing()
         try:
             if clean and self._failure is None:
-                self.sync()
+                self._settle_last()
                 self._seal_cleanly()
         finally:
             if self._lookups is not None:
@@ -420,6 +431,10 @@ class SegmentLog(ReadableLog):
             self._active.abandon()
             self.acts.close()
             self._disk.close()
+
+    def _settle_last(self) -> None:
+        """Nothing that was appended is left in memory."""
+        self.sync()
 
     def _seal_cleanly(self) -> None:
         """Cut the reserved tail, and note in the file ``closed`` how far the log is durable. A full disk may keep it from that."""

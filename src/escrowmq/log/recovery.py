@@ -43,6 +43,8 @@ from escrowmq.log.segments import (
 from escrowmq.log.snapshots import SnapshotName
 from escrowmq.platform.disk import LOCK_NAME, TEMPORARY, Disk, map_file, read_file, replace_file
 
+MIRROR_NAME = ".kafka.json"
+"""The file that makes a folder the mirror of a log on Kafka (``log/kafka/marks.py``)."""
 _NEUTRAL = {"lost+found", LOCK_NAME}
 
 
@@ -56,6 +58,7 @@ class Listing:
     base: SnapshotName | None
     temporary: list[str]
     closed: bool
+    mirror: bool
     foreign: list[str]
 
     @property
@@ -115,6 +118,7 @@ def list_folder(disk: Disk) -> Listing:
         base,
         temporary,
         CLOSED_NAME in names,
+        MIRROR_NAME in names,
         [n for n in foreign if not n.endswith(".index")],
     )
 
@@ -123,6 +127,16 @@ def refuse_foreign(listing: Listing) -> None:
     """Misuse(NOT_A_DATA_FOLDER) for a folder that holds something, and no log."""
     if listing.is_fresh and listing.foreign:
         raise Misuse(Code.NOT_A_DATA_FOLDER, f"the folder holds no log but other files, such as {listing.foreign[0]!r}")
+
+
+def refuse_mirror(listing: Listing) -> None:
+    """Misuse(NOT_A_DATA_FOLDER) for a folder that only mirrors a log: frames of an opener of its own would be in no other copy."""
+    if listing.mirror:
+        raise Misuse(
+            Code.NOT_A_DATA_FOLDER,
+            "the folder is a mirror of a log on Kafka",
+            "serve it with --log, read it with read_only=True, or make a log of its own of it with `escrowmq log copy`",
+        )
 
 
 def recover(disk: Disk, listing: Listing) -> Recovered | None:

@@ -280,6 +280,11 @@ class Replica(Protocol):
     def restarted(self) -> bool:
         """Whether ``log`` was begun anew since this was asked last, because what was to be followed is gone: a warm ledger must be folded again."""
 
+    def save_snapshot(self, tables: dict[str, pa.Table], sequence: int, position: int, time_us: int) -> None:
+        """Store a snapshot of this node's own, as a log does; any thread, while it follows."""
+
+    def bytes_since_snapshot(self) -> int: ...
+
     def take_over(self, version: str) -> ReplicatedLog:
         """Lead from now on, as the next opener. Fenced(FENCED) when another one did so meanwhile, Corrupt(LOG_FAILED) when the
         log's servers fail; this replica is closed then, and can be opened anew."""

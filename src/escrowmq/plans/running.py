@@ -154,8 +154,8 @@ class Run:
         """Between steps: wait, then see whether what was done has failed anew."""
         if self._wait(self._ramp.pause):
             raise _stopped()
-        batches = [batch for _, batch in self._rows.batches(first, end)]
-        if again := sum(self._patiently(partial(self._subject.failed_again, batch)) for batch in batches):
+        batches = self._rows.batches(first, end)  # one after the other: a step may be half of the set
+        if again := sum(self._patiently(partial(self._subject.failed_again, batch)) for _, batch in batches):
             self._progress.again(again)
             self._judge()
 

@@ -28,6 +28,7 @@ from escrowmq.schemas import OUTGOING
 from escrowmq.settings import BrokerSettings
 from escrowmq.testing.ledgers import outgoing
 from escrowmq.wire import pack_metadata
+from forked import Forked
 
 PROGRAM = """
 import json, sys
@@ -40,7 +41,7 @@ sys.exit(serve(Path(sys.argv[1]), listen="127.0.0.1:0", metrics="127.0.0.1:0", a
 
 class Process:
     def __init__(self, folder: Path) -> None:
-        self.process = subprocess.Popen(
+        self.process = Forked(
             [sys.executable, "-W", "error", "-c", PROGRAM, str(folder)], stdout=subprocess.PIPE, text=True
         )
         self.facts = json.loads(self.process.stdout.readline())

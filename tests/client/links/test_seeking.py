@@ -83,6 +83,19 @@ def test_of_several_that_say_they_lead_the_one_of_the_highest_epoch_does():
     assert led(seek.seek(), town) == 3
 
 
+def test_who_has_just_refused_is_believed_last(monkeypatch):
+    seek, town = seeker({1: leader(9), 2: leader(4)}, 1, 2)
+    seek.refused(at(1), at(2).url)
+    assert led(seek.seek(), town) == 2
+    town.open.clear()
+    town.brokers[2] = None
+    assert led(seek.seek(), town) == 1
+    town.open.clear()
+    town.brokers[2] = leader(4)
+    monkeypatch.setattr(seeking, "CALM_SECONDS", 0.0)
+    assert led(seek.seek(), town) == 1
+
+
 def test_one_broker_by_two_addresses_is_one():
     seek, town = seeker({1: leader(4), 2: leader(4)}, 2, 1)
     assert led(seek.seek(), town) == 2
@@ -123,7 +136,7 @@ def test_exactly_one_broker_is_asked_whatever_it_is():
 )
 def test_nobody_is_led_where_he_must_not_go(named):
     seek, town = seeker({1: {**standby(), "leader": named, "replicas": [named]}}, 1)
-    seek.hint(named)
+    seek.refused(at(9), named)
     with pytest.raises(Unknown):
         seek.seek()
     assert set(town.asked) == {1}

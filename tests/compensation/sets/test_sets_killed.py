@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from set_sites import RedisSite, SqlSite
 
+import forked
 from escrowmq.compensation.sets.seam import SetStore
 from escrowmq.testing.set_conformance import FAR_US, LEASE, new_store_name
 
@@ -71,7 +72,7 @@ def test_killed_between_any_two_commands(site: SqlSite | RedisSite) -> None:
     for store in stores:
         fill(store)
     command = [sys.executable, str(CHILD), site.url, name, *PLACES]
-    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    told = forked.run(command)
     assert told.stdout.splitlines() == [f"{place} {'killed' if ':' in place else 'ended 0'}" for place in PLACES], (
         told.stderr
     )
@@ -97,7 +98,7 @@ def test_processes_at_once_share_no_id_and_lose_none(site: SqlSite | RedisSite) 
     )
     command = [sys.executable, "-c", code, site.url, f"{name}-0"]
     pipe = subprocess.PIPE
-    other = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    other = forked.Forked(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
     found: list[bytes] = []
     assert other.stdout is not None
     assert other.stdin is not None

@@ -39,6 +39,11 @@ def checked(dead: DeadLetters, model: Model) -> None:
     nothing = (NOT_DEAD, NOT_DEAD, "")
     assert died_us.tolist() == [model.get(offset, nothing)[0] for offset in asked.tolist()]
     assert attempts.tolist() == [model.get(offset, nothing)[1] for offset in asked.tolist()]
+    for some in (asked, asked[1::3], np.array(offsets[::2], np.int64)):
+        among = dead.among(some)
+        assert ([] if among is None else among.offsets.tolist()) == [
+            offset for offset in some.tolist() if offset in model
+        ]
     assert [dead.letter(offset) for offset in range(70)] == [model.get(offset) for offset in range(70)]
 
 

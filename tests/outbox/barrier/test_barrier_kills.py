@@ -17,7 +17,9 @@ import sqlalchemy as sa
 from barrier_race import orders
 
 import escrowmq as mq
+import forked
 from escrowmq.outbox import Barrier
+from forked import Forked
 
 POINTS = (
     "shop.prepared:3",
@@ -37,7 +39,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("served") / "broker"
     flags = [part for name, value in barrier_shop.QUICK.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     command = [sys.executable, "-m", "escrowmq", "serve", "--json", "-d", str(folder), "-l", "127.0.0.1:0", *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with Forked(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield json.loads(process.stdout.readline())["url"]
         finally:
@@ -48,7 +50,7 @@ def run(broker: str, shop: sa.Engine, topic: str, point: str, first: int, count:
     """A shop process, and how it ended."""
     url = shop.url.render_as_string(hide_password=False)
     command = [sys.executable, "-W", "error", barrier_shop.__file__, broker, url, topic, str(first), str(count)]
-    return subprocess.run(command, env={**os.environ, "ESCROWMQ_FAILPOINT": point}, timeout=120).returncode
+    return forked.run(command, env={**os.environ, "ESCROWMQ_FAILPOINT": point}).returncode
 
 
 def judge(broker: str, shop: sa.Engine, topic: str, eventually) -> tuple[set[int], set[int]]:

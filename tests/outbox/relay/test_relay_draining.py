@@ -13,11 +13,12 @@ import pytest
 import sqlalchemy as sa
 from relay_checks import bodies, eventually, left, numbered, put, rows, states
 
+import forked
 from escrowmq import outbox
 from escrowmq.errors import Code
 from escrowmq.outbox.relay import Relay
 from escrowmq.outbox.relay.worker import Worker
-from escrowmq.outbox.tables import LANES, State, trans_lane, trans_message
+from escrowmq.outbox.tables import LANES, State, trans_lane, trans_message, trans_relay
 from escrowmq.platform import failpoints
 from escrowmq.testing.memory_target import MemoryTarget
 
@@ -173,17 +174,21 @@ def test_once_beside_a_killed_relay_sends_everything(tmp_path: Path) -> None:
     engine = sa.create_engine(url)
     outbox.migrate(engine)
     relay = [sys.executable, "-m", "escrowmq", "outbox", "relay", "-d", url, "--to"]
-    killed = subprocess.Popen([*relay, f"file:{tmp_path / 'other'}", "--lease", "4s"])
+    killed = forked.Forked([*relay, f"file:{tmp_path / 'other'}", "--lease", "10m"])
     eventually(lambda: lanes_owned(engine) == LANES)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     ids = put(engine, *[(f"k{number % 5}", str(number)) for number in range(50)])
     once = [*relay, f"file:{tmp_path / 'data'}", "--once"]
-    early = subprocess.run([*once, "--patience", "1ms"], capture_output=True, text=True)
+    early = forked.run([*once, "--patience", "1ms"])
     assert (early.returncode, "50" in early.stderr, "not sent" in early.stderr) == (4, True, True), early.stderr
     assert left(engine) == set(ids)
-    done = subprocess.run(once, capture_output=True, text=True)
-    assert (done.returncode, "50 sent" in done.stderr) == (0, True), done.stderr
+    with forked.Forked(once, stderr=subprocess.PIPE, text=True) as waiting:
+        with engine.begin() as connection:  # ten minutes later
+            for column in (trans_lane.c.leased_until_us, trans_relay.c.alive_until_us):
+                connection.execute(sa.update(column.table).values({column: column - 600_000_000}))
+        _, told = waiting.communicate()
+    assert (waiting.returncode, "50 sent" in told) == (0, True), told
     assert not rows(engine)
     engine.dispose()
 
@@ -198,6 +203,7 @@ def test_stopping_from_another_thread_leaves_the_connection_to_the_step_that_use
 
     def slow(batch: object) -> object:
         sending.set()
+        assert running._stopping.wait(30)
         assert not stopped.wait(0.1), "it was stopped in the middle of a step"
         return send(batch)
 
@@ -209,10 +215,10 @@ def test_stopping_from_another_thread_leaves_the_connection_to_the_step_that_use
     monkeypatch.setattr(Worker, "close", noting)
     draining = threading.Thread(target=running.drain, name="draining")
     draining.start()
-    assert sending.wait(10)
+    assert sending.wait(30)
     running.stop()
     stopped.set()
-    draining.join(10)
+    draining.join(30)
     assert not draining.is_alive()
     assert closed_by == ["draining"]
     assert len(target.ids) == 3

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from relay_checks import PATIENCE, eventually, put, rows
 
 import escrowmq as mq
+import forked
 from escrowmq import outbox
 from escrowmq.outbox.relay import Relay
 from escrowmq.outbox.relay.waking import FIRST_PAUSE, Pause
@@ -86,7 +87,7 @@ class TestCommand:
         url, engine = database
         put(engine, *[(f"k{n}", str(n)) for n in range(5)])
         command = self.command("-d", url, "--to", f"file:{tmp_path}/data", "--json", "--status-interval", "50ms")
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        with forked.Forked(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             lines = [json.loads(process.stdout.readline())]
             while lines[-1]["sent"] < 5 or lines[-1]["lag"]:
@@ -106,19 +107,14 @@ class TestCommand:
         away = self.command(
             "-d", url, "--to", "escrow://127.0.0.1:1", "--once", "--patience", "100ms", "-o", "timeout=0.1"
         )
-        assert subprocess.run(away, capture_output=True, timeout=60).returncode == 4
+        assert forked.run(away).returncode == 4
         assert len(rows(engine)) == 1
         there = self.command("-d", url, "--to", f"file:{tmp_path}/data", "--once")
-        assert subprocess.run(there, capture_output=True, timeout=60).returncode == 0
+        assert forked.run(there).returncode == 0
         assert not rows(engine)
 
     def test_without_tables_it_says_how_to_make_them(self, tmp_path: Path) -> None:
-        done = subprocess.run(
-            self.command("-d", f"sqlite:///{tmp_path}/new.db", "--to", f"file:{tmp_path}/data"),
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = forked.run(self.command("-d", f"sqlite:///{tmp_path}/new.db", "--to", f"file:{tmp_path}/data"))
         assert done.returncode == 2
         assert "outbox migrate" in done.stderr.replace("\n", " ")
 

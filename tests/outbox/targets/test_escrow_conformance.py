@@ -7,11 +7,12 @@ from target_sites import EscrowSite
 
 from escrowmq.testing.servers import escrow
 from escrowmq.testing.target_conformance import TargetConformance
+from forked import Forked
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EscrowSite]:
-    with escrow.serving(tmp_path_factory.mktemp("escrow")) as server:
+    with escrow.serving(tmp_path_factory.mktemp("escrow"), launcher=Forked) as server:
         yield EscrowSite(server)
 
 

@@ -91,7 +91,10 @@ def microseconds(seconds: float | None) -> int | None:
 
 def results_of(codes: Any) -> Results:
     """The names of codes, as the answer to a call about many things."""
-    return {"codes": [Code(code).name for code in codes.tolist()]}
+    return {"codes": [_NAMES[code] for code in codes.tolist()]}
+
+
+_NAMES = {int(code): code.name for code in Code}
 
 
 def transaction_ids(printed: list[str]) -> pa.Array:

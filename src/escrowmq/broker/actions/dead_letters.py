@@ -17,8 +17,8 @@ from escrowmq.errors import Code, Rejected, error
 from escrowmq.ledger.columns.arrays import Bools, Int64s
 from escrowmq.ledger.commands import SettleDead
 from escrowmq.ledger.groups import reports
-from escrowmq.ledger.groups.dead.letters import NOT_DEAD
-from escrowmq.ledger.groups.dead.listing import Cause, Letters, Parts, Wanted, page, summary
+from escrowmq.ledger.groups.dead.letters import NOT_DEAD, Block
+from escrowmq.ledger.groups.dead.listing import Cause, Letters, Parts, Wanted, joined, page, summary
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.ledger.queues.queues import Place
 from escrowmq.ledger.transactions.table import NONE
@@ -36,7 +36,7 @@ def _list_dead_letters(engine: Readable, request: dead_letters.List) -> dead_let
     before_us = None if older_us is None else engine.clock.now_us() - older_us
     if "items" in request:
         limit = MAX_PAGE
-        found = engine.look(lambda: _named(engine.shard.ledger, request)).result()
+        found = _named(engine, request)
     else:
         parts = engine.look(
             lambda: engine.shard.ledger.groups.dead(request["group"], engine.shard.ledger.topics, request.get("topic"))
@@ -63,21 +63,24 @@ def _list_dead_letters(engine: Readable, request: dead_letters.List) -> dead_let
     return listed
 
 
-def _named(ledger: Ledger, request: dead_letters.List) -> Letters:
-    """The dead letters at the places that a request names."""
+def _named(engine: Readable, request: dead_letters.List) -> Letters:
+    """The dead letters at the places that a request names, by queue id and offset, each once."""
     items = request["items"]
     if len(items) >= MAX_PAGE:
         raise error(Code.BAD_REQUEST, f"{len(items)} items", f"ask for fewer than {MAX_PAGE} at a time")
-    rows = [(_queue_id(ledger, item["topic"], item["queue"]), item["offset"]) for item in items]
-    found = []
-    for queue_id, offset in dict.fromkeys(row for row in rows if row[0] != NONE):
-        letter = ledger.groups.group(request["group"]).cursor(queue_id).dead.letter(offset)
-        if letter is not None:
-            found.append((queue_id, offset, letter[1], letter[0], letter[2]))
-    columns = [np.array([row[column] for row in found], np.int64) for column in range(4)]
-    return Letters(
-        columns[0], columns[1], columns[2].astype(np.int32), columns[3], np.array([r[4] for r in found], object)
-    )
+    asked: dict[tuple[str, int], list[int]] = {}
+    for item in items:
+        asked.setdefault((item["topic"], item["queue"]), []).append(item["offset"])
+    wanted = {place: np.unique(np.array(offsets, np.int64)) for place, offsets in asked.items()}
+
+    def look() -> dict[int, Block]:
+        ledger = engine.shard.ledger
+        ids = {place: _queue_id(ledger, *place) for place in wanted}
+        there = [(queue_id, wanted[place]) for place, queue_id in ids.items() if queue_id != NONE]
+        dead = {id: ledger.groups.group(request["group"]).cursor(id).dead.among(offsets) for id, offsets in there}
+        return {queue_id: found for queue_id, found in sorted(dead.items()) if found is not None}
+
+    return joined([*engine.look(look).result().items()])
 
 
 @answers(dead_letters.SUMMARY)
@@ -142,6 +145,11 @@ def _settle_dead_letters(engine: Engine, request: dead_letters.Settle) -> dead_l
     """Each act names the deaths that it is about: what dies again between the look, the record and the act is not touched."""
     limit, everything = request.get("limit", PAGE), request.get("all", False)
     there: Bools | None = None
+    items = [] if everything else request.get("items", [])
+    names = {(item["topic"], item["queue"]): number for number, item in enumerate(items)}
+    of_name = np.array([names[item["topic"], item["queue"]] for item in items], np.int64)
+    offsets = np.array([item["offset"] for item in items], np.int64)
+    seen_us, seen_attempts = _seen(items, "dead_us"), _seen(items, "attempts")
 
     def look() -> tuple[Int64s, Int64s]:
         nonlocal there
@@ -149,14 +157,14 @@ def _settle_dead_letters(engine: Engine, request: dead_letters.Settle) -> dead_l
         if everything:
             found = page(ledger.groups.dead(request["group"], ledger.topics), limit, _place_of(request))
             return np.stack([found.queue_ids, found.offsets], axis=1), found.dead_us
-        items = request.get("items", [])
-        ids = {place: _queue_id(ledger, *place) for place in {(item["topic"], item["queue"]) for item in items}}
-        there = np.array([ids[item["topic"], item["queue"]] != NONE for item in items], bool)
-        items = [item for item, is_there in zip(items, there, strict=True) if is_there]
-        named = [(ids[item["topic"], item["queue"]], item["offset"]) for item in items]
-        places = np.array(named, np.int64).reshape(-1, 2)
+        ids = np.full(len(items), NONE, np.int64)
+        for name, number in names.items():
+            ids[number] = _queue_id(ledger, *name)
+        there = ids[of_name] != NONE
+        places = np.stack([ids[of_name], offsets], axis=1)[there]
         died_us, attempts = reports.deaths(ledger.groups.group(request["group"]), places[:, 0], places[:, 1])
-        died_us[_others(items, "dead_us", died_us) | _others(items, "attempts", attempts)] = NOT_DEAD
+        for seen, have in ((seen_us[there], died_us), (seen_attempts[there], attempts)):
+            died_us[(seen != _UNSEEN) & (seen != have)] = NOT_DEAD
         return places, died_us
 
     places, died_us = engine.look(look).result()
@@ -195,6 +203,9 @@ def _place_of(request: dead_letters.List | dead_letters.Settle) -> list[int] | N
     return after
 
 
-def _others(items: list[dead_letters.Shown], name: Literal["dead_us", "attempts"], now: Int64s) -> Bools:
-    """Which items were shown with another value than they have now; one that says nothing of it was not."""
-    return np.array([item.get(name, have) != have for item, have in zip(items, now.tolist(), strict=True)], bool)
+_UNSEEN = np.iinfo(np.int64).min
+
+
+def _seen(items: list[dead_letters.Shown], name: Literal["dead_us", "attempts"]) -> Int64s:
+    """With which value each item was shown; of one that says nothing, that it was not."""
+    return np.array([item.get(name, _UNSEEN) for item in items], np.int64)

@@ -393,15 +393,16 @@ class Shard:
             frames >= self.settings.snapshot_frames and written >= 2 * self._snapshot_bytes
         )
 
-    def take_snapshot(self) -> Snapshot:
-        """The state as of the last sync; call between rounds. Saving it may happen on another thread."""
-        tables = self.ledger.snapshot()
-        self._snapshot_bytes = size_of(tables)
-        self._snapshot_sequence = self.log.next_sequence
-        return Snapshot(self.log.next_sequence, self.log.next_position, self._floor_us, tables)
+    def take_snapshot(self) -> Callable[[], Snapshot]:
+        """The state as of the last sync; call between rounds. The rest of the making, and the saving, may happen on another thread."""
+        tables, self._snapshot_sequence = self.ledger.freeze(), self.log.next_sequence
+        place = (self.log.next_sequence, self.log.next_position, self._floor_us)
+        return lambda: Snapshot(*place, tables())
 
-    def save(self, snapshot: Snapshot) -> None:
+    def save(self, taken: Callable[[], Snapshot]) -> None:
         """Store it durably (any thread)."""
+        snapshot = taken()
+        self._snapshot_bytes = size_of(snapshot.tables)
         self.log.save_snapshot(snapshot.tables, snapshot.sequence, snapshot.position, snapshot.time_us)
 
     def cut(self) -> int:

@@ -28,7 +28,7 @@ from pyarrow import flight
 from escrowmq import wire
 from escrowmq.client.lanes.timer import Timer
 from escrowmq.client.links.addresses import Address
-from escrowmq.client.links.seeking import Seeker
+from escrowmq.client.links.seeking import CALM_SECONDS, Seeker
 from escrowmq.client.links.streams import (
     STALL_SECONDS,
     Checks,
@@ -56,8 +56,6 @@ LAST_BACKOFF_OF_SEVERAL = 0.5
 """Where a shard has several brokers one soon leads again."""
 DOUBT_SECONDS = 3.0
 """What is unanswered this long (past its own waiting time) makes the link ask the other brokers of the shard who leads."""
-CALM_SECONDS = 5.0
-"""A broker that refuses less than this after the connection was made, because it does not lead, did not prove that it does."""
 LOOK_SECONDS = 15.0
 """How often a subscription, to which a broker owes nothing, has the other brokers of the shard asked."""
 
@@ -305,7 +303,8 @@ class FlightLink(ParcelsByExchange):
                 isinstance(problem, NotLeading) and not self._closed
             ):  # one that stopped, and is the only one, comes back
                 leaves = not problem.left or len(self._seeker.known) > 1
-                self._seeker.hint(problem.leader)
+                if self._met is not None:
+                    self._seeker.refused(self._met.address, problem.leader)
             if leaves:
                 self._refused_at = time.monotonic()
                 self._backoff.failed()

@@ -28,6 +28,8 @@ GRACE_SECONDS = 0.25
 FIRST_SECONDS = 1.0
 """The same at the first look, which also sees whether all addresses are of one shard; and how long a silent one is waited for while
 all others have answered and none of them leads."""
+CALM_SECONDS = 5.0
+"""A broker that said so short a time ago that it does not lead is believed last when it says that it does."""
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +69,8 @@ class Seeker:
         self._exactly = len(given) == 1 and not follow
         self._named: list[Address] = []
         self._hint: Address | None = None
+        self._refuser: Address | None = None
+        self._refused_at = 0.0
         self._said: dict[Address, str] = {}  # warnings, once each
         self._one_look = threading.Lock()
         self._news = threading.Condition()
@@ -80,11 +84,11 @@ class Seeker:
         """All addresses, those that were given first."""
         return (*self.given, *self._named)
 
-    def hint(self, url: object) -> None:
-        """A broker of the shard says that this one leads: it is asked first."""
-        address = self._believed(url)
-        if address is not None:
-            self._hint = address
+    def refused(self, by: Address, leader: object) -> None:
+        """A broker said that it does not lead, and perhaps who does: that one is asked first, and the word of the former counts least for
+        a while."""
+        self._refuser, self._refused_at = by, time.monotonic()
+        self._hint = self._believed(leader) or self._hint
 
     def forked(self) -> None:
         """In a forked child: nobody is asked any more."""
@@ -244,7 +248,11 @@ class _Look:
         leading = [met for met in self.found if seeker._leads(met)]
         if not leading:
             raise self._nobody()
-        return max(leading, key=lambda met: (_epoch(met), -self._asked.index(met.address)))
+        lapsed = time.monotonic() - seeker._refused_at > CALM_SECONDS
+        return max(
+            leading,
+            key=lambda met: (lapsed or met.address != seeker._refuser, _epoch(met), -self._asked.index(met.address)),
+        )
 
     def _patience(self) -> float:
         """How long who has not answered yet is waited for."""

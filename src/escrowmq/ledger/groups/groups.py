@@ -447,11 +447,15 @@ class Groups:
     # Snapshots
 
     def snapshot(self) -> dict[str, pa.Table]:
-        """The state as tables whose names begin with ``groups_``; copies."""
-        return snapshots.dump(self)
+        """All of :meth:`freeze` at once."""
+        return self.freeze()()
+
+    def freeze(self) -> Callable[[], dict[str, pa.Table]]:
+        """The state as of now as tables whose names begin with ``groups_``; copies, made in part when it is called, on any thread."""
+        return snapshots.freeze(self)
 
     def restore(self, tables: dict[str, pa.Table]) -> None:
-        """Become what :meth:`snapshot` gave (this one being new)."""
+        """Become what :meth:`freeze` gave (this one being new)."""
         groups, self.leases, self.next_ordinal, self.delivered, self.acked = snapshots.load(tables)
         self.deleted = snapshots.load_deleted(tables)
         self.groups = {group.ordinal: group for group in groups}

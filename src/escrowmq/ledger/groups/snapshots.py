@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ from escrowmq.ledger.groups import subscriptions
 from escrowmq.ledger.groups.again import Again
 from escrowmq.ledger.groups.cursors import Cursor, Lease
 from escrowmq.ledger.groups.dead.edited import Edit
+from escrowmq.ledger.groups.dead.letters import Block
 from escrowmq.ledger.groups.group import Group, Leases, Member
 from escrowmq.ledger.groups.order import UNKNOWN
 
@@ -80,8 +81,9 @@ class State(Protocol):
     acked: int
 
 
-def dump(state: State) -> dict[str, pa.Table]:
-    """The tables of a snapshot; they share no memory with the state."""
+def freeze(state: State) -> Callable[[], dict[str, pa.Table]]:
+    """The tables of a snapshot; they share no memory with the state. Of the dead letters only the blocks are taken now, which never change: to turn the
+    causes of a million into a column takes long."""
     groups, leases = list(state.groups.values()), state.leases
     listed = [
         (g.name, subscriptions.dump(g.subscription), g.served, g.ordinal, json.dumps(g.paused, sort_keys=True))
@@ -91,7 +93,8 @@ def dump(state: State) -> dict[str, pa.Table]:
     members = [
         (g.ordinal, m.id, m.name, m.epoch, m.process, m.joined_us, m.fenced) for g in groups for m in g.members.values()
     ]
-    return {
+    dead = [(g, c, list(c.dead.blocks)) for g, c in cursors if len(c.dead)]
+    tables = {
         "groups_list": table_of(_LIST, listed),
         "groups_totals": table_of(_TOTALS, [(state.next_ordinal, state.delivered, state.acked)]),
         "groups_deleted": table_of(_DELETED, [(number, *known) for number, known in state.deleted.items()]),
@@ -99,13 +102,27 @@ def dump(state: State) -> dict[str, pa.Table]:
         "groups_runs": _stack(_RUNS, [(g, c, list(c.runs())) for g, c in cursors]),
         "groups_again": _stack(_AGAIN, [(g, c, [c.again.starts, c.again.ends]) for g, c in cursors]),
         "groups_retries": _stack(_RETRIES, [(g, c, c.retries.arrays()) for g, c in cursors]),
-        "groups_dead": _stack(_DEAD, [(g, c, c.dead.arrays()) for g, c in cursors if len(c.dead)]),
         "groups_edited": table_of(
             _EDITED, [(g.ordinal, c.queue_id, *row) for g, c in cursors if len(c.edited) for row in c.edited.rows()]
         ),
         "groups_leases": table_of(_LEASES, [_lease_row(x) for x in (*leases.live.values(), *leases.ended.values())]),
         "groups_members": table_of(_MEMBERS, members),
     }
+    return lambda: tables | {"groups_dead": _dead(dead)}
+
+
+def _dead(parts: list[tuple[Group, Cursor, list[Block]]]) -> pa.Table:
+    blocks = [block for _, _, some in parts for block in some]
+    sizes = [sum(map(len, some)) for _, _, some in parts]
+    columns: list[Any] = [np.repeat(np.array(numbers, np.int32), sizes) for numbers in (
+        [g.ordinal for g, _, _ in parts], [c.queue_id for _, c, _ in parts])]  # fmt: skip
+    for name in ("offsets", "attempts", "dead_us"):
+        columns.append(np.concatenate([getattr(block, name) for block in blocks] or [np.empty(0, np.int64)]))
+    # Block by block, so that no other thread waits for the texts of all; a text that many rows have is stored once.
+    causes = pa.chunked_array([pa.array(block.causes, pa.utf8()) for block in blocks], pa.utf8())
+    columns.append(causes.dictionary_encode())
+    made = [c if isinstance(c, pa.ChunkedArray) else _column(c, f.type) for c, f in zip(columns, _DEAD, strict=True)]
+    return pa.table(made, schema=_DEAD).combine_chunks()
 
 
 def _lease_row(x: Lease) -> tuple[Any, ...]:
@@ -126,8 +143,6 @@ def _stack(schema: pa.Schema, parts: list[tuple[Group, Cursor, list[Any]]]) -> p
 
 
 def _column(values: npt.NDArray[Any], type_: pa.DataType) -> pa.Array:
-    if pa.types.is_dictionary(type_):  # a text that many rows have is stored once
-        return pa.array(values.tolist(), pa.utf8()).dictionary_encode()
     return pa.array(values).cast(type_)
 
 

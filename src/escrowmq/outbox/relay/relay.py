@@ -42,6 +42,7 @@ class Relay:
         self._counters = Counters()
         self._target = SharedTarget(target, Backoff(self.options.backoff, self.options.backoff_max))
         self._stopping = threading.Event()
+        self._stops = 0
         self._threads: list[threading.Thread] = []
         self._bell = Bell(self.options.workers)
         self._problem: BaseException | None = None
@@ -87,6 +88,7 @@ class Relay:
 
     def ask_to_stop(self) -> None:
         """Stop soon; returns at once (for signal handlers)."""
+        self._stops += 1
         self._stopping.set()
         self._bell.ring()
 
@@ -139,6 +141,7 @@ class Relay:
         for; :meth:`backlog` names them. All leases are given back at the end. Raises Misuse(NO_TABLES, ...).
         """
         deadline = None if timeout is None else time.monotonic() + timeout
+        stops = self._stops  # whoever stops it from another thread may be done with it before this one looks
         try:
             while True:
                 with self._alone():
@@ -147,7 +150,7 @@ class Relay:
                 if step.idle and not pause:
                     return True
                 left = None if deadline is None else deadline - time.monotonic()
-                if self._stopping.is_set() or (left is not None and left <= 0):
+                if self._stopping.is_set() or self._stops != stops or (left is not None and left <= 0):
                     return False
                 if pause:
                     self._bell.wait(0, pause if left is None else min(pause, left))

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from escrowmq.testing.servers.process import Server, accepts, free_port, started
 
 
-def serving(folder: Path, *options: str) -> AbstractContextManager[Server]:
-    """A broker with its data in ``folder``; ``options`` are flags of ``escrowmq serve``."""
+def serving(
+    folder: Path, *options: str, launcher: Callable[..., subprocess.Popen[bytes]] | None = None
+) -> AbstractContextManager[Server]:
+    """A broker with its data in ``folder``; ``options`` are flags of ``escrowmq serve``. ``launcher``: see :class:`Server`."""
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
     address = f"127.0.0.1:{port}"
     command = [sys.executable, "-m", "escrowmq", "serve", "-d", str(folder / "escrow"), "-l", address, *options]
     return started(
-        Server(url=f"escrow://{address}", command=command, ready=lambda _: accepts(port), log=folder / "escrow.log")
+        Server(
+            url=f"escrow://{address}",
+            command=command,
+            ready=lambda _: accepts(port),
+            log=folder / "escrow.log",
+            launcher=launcher,
+        )
     )

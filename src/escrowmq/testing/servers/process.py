@@ -55,6 +55,8 @@ class Server:
     user: str | None = None
     """Run as this user (we are root); None: as we are."""
     stop_signal: int = signal.SIGTERM
+    launcher: Callable[..., subprocess.Popen[bytes]] | None = None
+    """What starts the command instead of :class:`subprocess.Popen`, and ends it when this process ends."""
     _process: subprocess.Popen[bytes] | None = None
     _killed: bool = False
 
@@ -81,8 +83,9 @@ class Server:
 
     def _launch(self) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
-            return subprocess.Popen(
-                dying_with_us(self.command, self.stop_signal),
+            command = self.command if self.launcher else dying_with_us(self.command, self.stop_signal)
+            return (self.launcher or subprocess.Popen)(
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -205,6 +205,20 @@ class DeadLetters:
             died_us[rows[here]], attempts[rows[here]] = block.dead_us[at[here]], block.attempts[at[here]]
         return died_us, attempts
 
+    def among(self, offsets: Int64s) -> Block | None:
+        """What is dead of ``offsets``, which rise; None: nothing."""
+        if not len(offsets):
+            return None
+        found = []
+        places = np.searchsorted(self._lasts, offsets)
+        touched, starts = np.unique(places, return_index=True)
+        ends = [*starts[1:].tolist(), len(offsets)]
+        for place, start, end in zip(touched.tolist(), starts.tolist(), ends, strict=True):
+            if place < len(self.blocks):
+                at = locate(self.blocks[place].offsets, offsets[start:end])
+                found.append(self.blocks[place].rows(at[at >= 0]))
+        return _joined(found) if any(map(len, found)) else None
+
     def letter(self, offset: int) -> tuple[int, int, str] | None:
         """When the message at ``offset`` died, after how many attempts, and the cause; None: it is no dead letter."""
         place = int(np.searchsorted(self._lasts, offset))

@@ -74,6 +74,11 @@ def page(parts: Parts, limit: int, after: Sequence[int] | None = None, wanted: W
         size += len(block)
         if size == limit:
             break
+    return joined(found)
+
+
+def joined(found: Sequence[tuple[int, Block]]) -> Letters:
+    """Rows of some blocks with their queue ids, in this order."""
     columns = zip(*(block.columns[:4] for _, block in found), strict=True) if found else ((_NONE,),) * 4
     queue_ids = np.repeat(np.array([queue_id for queue_id, _ in found], np.int64), [len(block) for _, block in found])
     return Letters(queue_ids, *(np.concatenate(column) for column in columns))

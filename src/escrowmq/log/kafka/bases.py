@@ -1,0 +1,290 @@
+"""Base snapshots in Kafka: what stands for the records that retention deletes from the partition.
+
+A base is sent to the topic ``TOPIC.base`` in chunks, and a manifest behind them; only when that is acknowledged are records deleted. So a crash between two
+steps leaves more in Kafka than is needed, never less. A node that was the leader and does not know yet that it is not may send one, too: it is a base
+of frames that count like any other, and it may delete at any time later. So each base has a rank, the offset at which a reader of it goes on: readers take the one of
+the highest rank, whatever comes behind it; whoever sent a base deletes of the partition only what lies below its rank; and of bases only what has a lower rank than one
+that is whole. Then whatever anybody deletes, and however late, the base of the highest rank and all that lies behind it are there.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from time import monotonic
+from typing import NamedTuple
+
+import msgspec
+import xxhash
+
+from escrowmq.acts import journal
+from escrowmq.errors import Code, EscrowError, error
+from escrowmq.log.frames import Chunk
+from escrowmq.log.kafka.fold import Standing
+from escrowmq.log.kafka.partition import UNKNOWN_OFFSET, Partition
+from escrowmq.log.segments import SegmentHeader
+from escrowmq.log.snapshots import SnapshotName
+from escrowmq.platform.disk import Disk, disk_error, replace_file
+from escrowmq.platform.failpoints import reach
+
+VERSION = 1
+CHUNK_BYTES = 900_000
+AHEAD = 16
+"""Chunks that are sent and not acknowledged yet."""
+_MAGIC = b"EMQB"
+_HEADER = struct.Struct("<4sHHQQIIQ")
+_CHUNK, _MANIFEST = 1, 2
+_CHECKED_BYTES = _HEADER.size - 8
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What a base is. ``standing``: where a fold goes on; ``chunks`` hold the snapshot's file and then the record of acts."""
+
+    id: int
+    shard: int
+    salt: int
+    epoch: int
+    """Of the frame before the first one that is kept,"""
+    sequence: int
+    """the first one's sequence,"""
+    position: int
+    """and its position,"""
+    created_us: int
+    """and when its segment was begun."""
+    snapshot: int
+    """The sequence of the snapshot."""
+    snapshot_bytes: int
+    act_bytes: int
+    chunks: int
+    digest: int
+    """Of everything in the chunks (xxh3_64)."""
+    standing: Standing
+
+    @property
+    def rank(self) -> int:
+        """The offset at which a reader of the partition goes on."""
+        return self.standing.offset
+
+    @property
+    def header(self) -> SegmentHeader:
+        """Of the first segment of a mirror that begins with this base."""
+        return SegmentHeader(self.shard, self.epoch, self.sequence, self.position, self.created_us, self.salt)
+
+
+class Stored(NamedTuple):
+    """A base in the partition: its manifest, and at which offsets its chunks and its manifest lie."""
+
+    manifest: Manifest
+    chunks: tuple[int, ...]
+    offset: int
+
+
+class Record(NamedTuple):
+    """What is in one record of the base's partition."""
+
+    type: int
+    id: int
+    rank: int
+    number: int
+    payload: memoryview
+
+
+def pack(type: int, id: int, rank: int, number: int, payload: bytes | memoryview) -> bytes:
+    """One record of the base's partition."""
+    head = _HEADER.pack(_MAGIC, VERSION, type, id, rank, number, len(payload), 0)[:_CHECKED_BYTES]
+    digest = xxhash.xxh3_64(head)
+    digest.update(payload)
+    return b"".join((head, struct.pack("<Q", digest.intdigest()), payload))
+
+
+def unpack(raw: bytes, offset: int) -> Record | None:
+    """What a record holds; None if it does not check: a base of which one is missing is not used. Corrupt(NEWER_FORMAT)."""
+    if len(raw) < _HEADER.size or raw[:4] != _MAGIC:
+        return None
+    _, version, type_, id_, rank, number, size, checksum = _HEADER.unpack_from(raw)
+    payload = memoryview(raw)[_HEADER.size :]
+    digest = xxhash.xxh3_64(raw[:_CHECKED_BYTES])
+    digest.update(payload)
+    if len(payload) != size or digest.intdigest() != checksum:
+        return None
+    if version > VERSION:
+        raise error(Code.NEWER_FORMAT, f"the record of a base at offset {offset} is of format version {version}")
+    return Record(type_, id_, rank, number, payload)
+
+
+class Bases:
+    """The bases of one shard. One thread."""
+
+    def __init__(self, partition: Partition, timeout: float = 30.0) -> None:
+        self._partition = partition
+        self._timeout = timeout
+        self._at: int | None = None  # the next offset to be read
+        self._chunks: dict[int, dict[int, int]] = {}  # offsets by id and number, of bases whose manifest was not read,
+        self._ranks: dict[int, int] = {}  # and the ranks that they are to have
+        self._best: Stored | None = None
+        self._number = 0
+
+    def newest(self) -> Stored | None:
+        """The base of the highest rank, of those that are whole. Unknown(TIMED_OUT) when the partition does not answer."""
+        first, end = self._partition.ends(self._timeout)
+        if self._at is None or self._at < first:
+            self._at, self._chunks, self._ranks = first, {}, {}
+        deadline = monotonic() + self._timeout
+        while self._at < end:
+            for offset, raw in self._read(self._at, end, deadline):
+                self._note(offset, raw)
+                self._at = offset + 1
+        return self._best
+
+    def fetch(self, base: Stored, disk: Disk) -> None:
+        """Write the snapshot, under the name of a base, and the record of acts into a folder. Corrupt(DAMAGED) if they are not what was sent."""
+        pieces = self._contents(base)
+        rest = self._write_snapshot(base, disk, SnapshotName(base.manifest.snapshot, base.manifest.sequence), pieces)
+        try:
+            if base.manifest.act_bytes:
+                replace_file(disk, journal.NAME, ([piece] for piece in (*rest, *pieces)))
+        except (OSError, MemoryError) as problem:
+            raise disk_error(problem) from problem
+
+    def fetch_snapshot(self, base: Stored, disk: Disk) -> None:
+        """Write the snapshot alone into a folder, as any snapshot."""
+        pieces = self._contents(base)
+        self._write_snapshot(base, disk, SnapshotName(base.manifest.snapshot), pieces)
+
+    def _write_snapshot(self, base: Stored, disk: Disk, name: SnapshotName, pieces: Iterator[bytes]) -> list[bytes]:
+        """What of the last piece that was taken lies behind the snapshot."""
+        rest: list[bytes] = []
+        try:
+            replace_file(disk, str(name), _first(pieces, base.manifest.snapshot_bytes, rest))
+        except (OSError, MemoryError) as problem:
+            raise disk_error(problem) from problem
+        return rest
+
+    def send(self, manifest: Manifest, content: Iterable[bytes | memoryview]) -> Stored:
+        """Send a base: ``content`` in its pieces; of the manifest id, chunks and digest are filled in here. When this returns it is acknowledged.
+        Unknown(TIMED_OUT), Corrupt(LOG_FAILED) leave chunks that nobody uses."""
+        self.newest()
+        id_ = secrets.randbits(63) | 1
+        digest = xxhash.xxh3_64()
+        waiting: dict[int, int] = {}
+        offsets: dict[int, int] = {}
+        count = 0
+        for piece in _pieces(content):
+            digest.update(piece)
+            waiting[self._send(pack(_CHUNK, id_, manifest.rank, count, piece))] = count
+            count += 1
+            self._settle(waiting, offsets, AHEAD)
+        self._settle(waiting, offsets, 0)
+        reach("base.chunks_sent")
+        whole = msgspec.structs.replace(manifest, id=id_, chunks=count, digest=digest.intdigest())
+        waiting[self._send(pack(_MANIFEST, id_, whole.rank, 0, msgspec.json.encode(whole)))] = -1
+        self._settle(waiting, offsets, 0)
+        reach("base.manifest_sent")
+        found = self.newest()
+        if found is None or found.manifest.rank < whole.rank:
+            raise error(Code.DAMAGED, f"a base was sent to {self._partition.name} and is not there")
+        return found
+
+    def delete_old(self) -> None:
+        """Delete what lies before the base that :meth:`newest` gave, and before chunks of one that may still become a better one."""
+        if (best := self._best) is not None:
+            better = [
+                min(found.values()) for id_, found in self._chunks.items() if self._ranks[id_] > best.manifest.rank
+            ]
+            self._partition.delete_before(min((*best.chunks, best.offset, *better)), self._timeout)
+            reach("base.old_deleted")
+
+    def _send(self, record: bytes) -> int:
+        self._number += 1
+        self._partition.produce(self._number, record)
+        return self._number
+
+    def _settle(self, waiting: dict[int, int], offsets: dict[int, int], most: int) -> None:
+        """Wait until no more than ``most`` records are not acknowledged."""
+        deadline = monotonic() + self._timeout
+        while len(waiting) > most:
+            found = self._partition.acknowledged(max(min(deadline - monotonic(), 1.0), 0.0))
+            for number, offset in found:
+                if offset != UNKNOWN_OFFSET:
+                    offsets[waiting.get(number, -1)] = offset
+                waiting.pop(number, None)
+            if not found and monotonic() > deadline:
+                raise error(Code.TIMED_OUT, f"{self._partition.name} did not acknowledge within {self._timeout:g} s")
+
+    def _read(self, start: int, end: int, deadline: float) -> list[tuple[int, bytes]]:
+        found = self._partition.read(start, end, 1.0)
+        if not found and monotonic() > deadline:
+            raise error(Code.TIMED_OUT, f"{self._partition.name} did not answer within {self._timeout:g} s")
+        return found
+
+    def _note(self, offset: int, raw: bytes) -> None:
+        if (record := unpack(raw, offset)) is None:
+            return
+        if record.type == _CHUNK:
+            self._chunks.setdefault(record.id, {})[record.number] = offset
+            self._ranks[record.id] = record.rank
+            return
+        chunks = self._chunks.pop(record.id, {})
+        try:
+            manifest = msgspec.json.decode(record.payload, type=Manifest)
+        except msgspec.DecodeError:
+            return
+        if sorted(chunks) != list(range(manifest.chunks)):
+            return
+        if self._best is None or manifest.rank > self._best.manifest.rank:
+            self._best = Stored(manifest, tuple(chunks[number] for number in range(manifest.chunks)), offset)
+
+    def _contents(self, base: Stored) -> Iterator[bytes]:
+        """The contents of the chunks, in order. Corrupt(DAMAGED) at the end, at the latest, if they are not what was sent."""
+        digest, at, deadline, expected = (
+            xxhash.xxh3_64(),
+            min((*base.chunks, base.offset)),
+            monotonic() + self._timeout,
+            0,
+        )
+        while expected < len(base.chunks):
+            for offset, raw in self._read(at, base.offset, deadline):
+                at, deadline = offset + 1, monotonic() + self._timeout
+                if expected == len(base.chunks) or offset != base.chunks[expected]:
+                    continue
+                if (record := unpack(raw, offset)) is None:
+                    raise self._damaged(base)
+                digest.update(record.payload)
+                expected += 1
+                if expected == len(base.chunks) and digest.intdigest() != base.manifest.digest:
+                    raise self._damaged(base)
+                yield bytes(record.payload)
+
+    def _damaged(self, base: Stored) -> EscrowError:
+        return error(Code.DAMAGED, f"the base at offset {base.offset} of {self._partition.name} is not what was sent")
+
+
+def _first(pieces: Iterator[bytes], size: int, rest: list[bytes]) -> Iterator[list[Chunk]]:
+    """The first ``size`` bytes; what the last piece has more goes to ``rest``."""
+    while size > 0:
+        piece = next(pieces, None)
+        if piece is None:
+            raise error(Code.DAMAGED, "a base in Kafka is shorter than its manifest says")
+        if len(piece) > size:
+            rest.append(piece[size:])
+        yield [piece[:size]]
+        size -= len(piece)
+
+
+def _pieces(content: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
+    """The same bytes in pieces of at most CHUNK_BYTES."""
+    for part in content:
+        view = memoryview(part).cast("B")
+        for start in range(0, len(view), CHUNK_BYTES):
+            yield view[start : start + CHUNK_BYTES]
+
+
+def file_pieces(disk: Disk, name: str) -> Iterator[bytes]:
+    """A file in pieces. OSError as it comes."""
+    with closing(disk.open(name)) as file:
+        at, size = 0, file.size()
+        while at < size and (piece := file.read_at(at, min(CHUNK_BYTES, size - at))):
+            yield piece
+            at += len(piece)

@@ -1,0 +1,114 @@
+"""Where a mirror can go on: what the fold of the partition knew at a few offsets, in the file ``.kafka.json`` beside the segments.
+
+The file is also what makes a folder a mirror. It is written first, durably, so that nothing is ever wiped that is not a copy; what is in it is only a
+help: without a mark that fits, the mirror is begun anew. A mark is true of the partition whatever became of the mirror, because it is
+noted only of records that were read, or acknowledged at exactly the next offset.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from escrowmq.errors import Code, Misuse, error
+from escrowmq.log.kafka.fold import Standing
+from escrowmq.log.recovery import MIRROR_NAME
+from escrowmq.platform.disk import Disk, disk_error, read_file, replace_file
+
+VERSION = 1
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+class _Content(msgspec.Struct, frozen=True):
+    """The file. ``kept``: one mark a segment, rising; ``last``: the newest of all."""
+
+    version: int
+    partition: str
+    boot: str
+    kept: tuple[Standing, ...] = ()
+    last: Standing | None = None
+
+
+def boot_id() -> str:
+    """Which start of the machine this is: what was written and not synced in an earlier one may be lost. Empty where that cannot be told."""
+    with suppress(OSError):
+        return _BOOT.read_text().strip()
+    return ""
+
+
+class Marks:
+    """The marks of one mirror. Thread-safe."""
+
+    def __init__(self, disk: Disk, partition: str, kept: list[Standing] | None = None) -> None:
+        self._disk = disk
+        self._partition = partition
+        self._kept = kept or []
+        self._last: Standing | None = None
+        self._lock = threading.Lock()
+
+    @classmethod
+    def load(cls, disk: Disk, partition: str) -> tuple[Marks, bool] | None:
+        """The marks of a folder, and whether the machine has not been started anew since they were written. None: it is no mirror.
+
+        Misuse(BAD_SETTING) for the mirror of another partition, Corrupt(NEWER_FORMAT). Of a file that does not decode nothing is taken but that it is there.
+        """
+        if MIRROR_NAME not in disk.list():
+            return None
+        try:
+            content = msgspec.json.decode(read_file(disk, MIRROR_NAME), type=_Content)
+        except msgspec.DecodeError:
+            return cls(disk, partition), False
+        if content.version > VERSION:
+            raise error(Code.NEWER_FORMAT, f"{MIRROR_NAME} is of format version {content.version}")
+        if content.partition != partition:
+            raise Misuse(
+                Code.BAD_SETTING,
+                f"the folder is a mirror of {content.partition}, not of {partition}",
+                "name another folder: an empty one is filled from the partition",
+            )
+        marks = cls(disk, partition, list(content.kept))
+        marks._last = content.last
+        return marks, bool(content.boot) and content.boot == boot_id()
+
+    def at(self, sequence: int, act_bytes: int = 1 << 62) -> Standing | None:
+        """The newest mark that says no more than a mirror of the frames below ``sequence`` and so many bytes of the record of acts can hold."""
+        with self._lock:
+            marks = [mark for mark in (*self._kept, self._last) if mark is not None]
+        found = [mark for mark in marks if mark.sequence <= sequence and mark.act_bytes <= act_bytes]
+        return max(found, key=lambda mark: mark.offset, default=None)
+
+    def note(self, standing: Standing, *, keep: bool) -> None:
+        """Note how far the mirror is; ``keep`` this one, at the beginning of a segment: retention deletes up to such marks."""
+        with self._lock:
+            if keep and (not self._kept or standing.offset > self._kept[-1].offset):
+                self._kept.append(standing)
+            if self._last is None or standing.offset > self._last.offset:
+                self._last = standing
+
+    def drop_below(self, sequence: int) -> None:
+        """Forget marks that are not needed to go on from frame ``sequence``."""
+        with self._lock:
+            first = bisect_right(self._kept, sequence, key=lambda mark: mark.sequence) - 1
+            del self._kept[: max(first, 0)]
+
+    def forget_above(self, offset: int) -> None:
+        """Forget marks behind an offset: the mirror did not keep what they speak of."""
+        with self._lock:
+            self._kept = [mark for mark in self._kept if mark.offset <= offset]
+            if self._last is not None and self._last.offset > offset:
+                self._last = None
+
+    def save(self, *, durable: bool = False) -> None:
+        """Write the file. Not ``durable``: what cannot be written is noted the next time."""
+        with self._lock:
+            kept, last = tuple(self._kept), self._last
+        content = _Content(VERSION, self._partition, boot_id(), kept, last)
+        try:
+            replace_file(self._disk, MIRROR_NAME, [[msgspec.json.encode(content)]], durable=durable)
+        except (OSError, MemoryError) as problem:
+            if durable:
+                raise disk_error(problem) from problem

@@ -1,0 +1,178 @@
+"""What is good in a mirror that is opened. It was never synced, and everything in it is in the partition as well: so what does not check is cut off, not reported.
+
+Rules:
+
+1. What is kept is a prefix of the log: up to the first frame, segment or link that does not check, whatever shows that more had been there.
+2. Sealed segments are taken by their side files, unless the machine was started anew since, or damage was met in one: then every frame is walked.
+3. A mirror whose beginning is not there, or whose base does not check, is none: it is begun anew.
+4. Frames of a newer version are refused; nothing is cut there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from contextlib import closing, suppress
+
+from escrowmq.acts import journal
+from escrowmq.acts.chain import is_sealed, origin, parse
+from escrowmq.errors import Code, EscrowError
+from escrowmq.log import snapshots
+from escrowmq.log.commit_log import MOST_DAMAGED
+from escrowmq.log.index import Segment
+from escrowmq.log.lookups.runs import is_run
+from escrowmq.log.recovery import (
+    MIRROR_NAME,
+    Cut,
+    Listing,
+    Recovered,
+    check_chain_start,
+    check_link,
+    last_time,
+    list_folder,
+    read_segment_header,
+    sealed_segment,
+    segment_of,
+)
+from escrowmq.log.report import DAMAGED_NAME, DamagedLog, unpack_damaged
+from escrowmq.log.segments import CLOSED_NAME, SegmentHeader, index_name, is_zero, scan, segment_name
+from escrowmq.log.snapshots import SnapshotName
+from escrowmq.platform.disk import LOCK_NAME, TEMPORARY, Disk, map_file, read_file
+
+
+def recover_mirror(disk: Disk, *, sound: bool) -> Recovered | None:
+    """The longest prefix of the log that a mirror holds, everything behind it removed; None: there is none, or it must be begun anew. ``sound``:
+    what was written was not lost with the machine. Corrupt(NEWER_FORMAT) changes nothing."""
+    listing = list_folder(disk)
+    try:
+        check_chain_start(listing)
+    except DamagedLog:
+        return None
+    walked = listing.segments if not sound else _met(disk, listing)
+    remove(disk, [index_name(segment_name(sequence)) for sequence in walked])
+    kept, cut = _kept(disk, listing)
+    if not kept:
+        return None
+    last = kept[-1]
+    base = listing.base
+    if base is not None and not _is_sound(disk, base, last):
+        return None
+    behind = [segment_name(sequence) for sequence in listing.segments if sequence > last.sequence]
+    remove(disk, [*reversed(behind), *map(index_name, [*behind, last.name])])
+    with closing(disk.open(last.name)) as file:
+        file.truncate(last.size)
+    superseded = [s for s in listing.snapshots if (s.first >= 0 and s != base) or s.sequence > last.next_sequence]
+    dropped = [segment_name(sequence) for sequence in listing.dropped]
+    remove(
+        disk,
+        [*listing.temporary, *map(str, superseded), *dropped, *map(index_name, dropped), CLOSED_NAME, DAMAGED_NAME],
+    )
+    left = [s for s in listing.snapshots if s not in superseded]
+    return Recovered(kept, left, last.epoch, last_time(kept), cut)
+
+
+def wipe(disk: Disk) -> None:
+    """Remove all of a mirror but the file that says that it is one."""
+    names = disk.list()
+    listing = list_folder(disk)
+    known = {*listing.temporary, *map(str, listing.snapshots), CLOSED_NAME, DAMAGED_NAME}
+    known |= {journal.NAME, journal.LAST, journal.LAST + TEMPORARY, MIRROR_NAME + TEMPORARY}
+    known |= {name for name in names if is_run(name) or name.endswith((".segment", ".index"))}
+    segments = [segment_name(sequence) for sequence in (*listing.dropped, *listing.segments)]
+    remove(disk, reversed(segments))
+    remove(disk, [name for name in names if name in known and name not in segments])
+
+
+def is_empty(disk: Disk) -> bool:
+    """Whether there is nothing in the folder but what a log may find there."""
+    return not [name for name in disk.list() if name != LOCK_NAME and name != "lost+found" and not name.startswith(".")]
+
+
+def sound_acts(disk: Disk, shard: int) -> int:
+    """Bytes of the record of acts up to the first line that does not check, or does not follow the one before."""
+    size, number, previous = 0, 0, origin(shard)
+    with suppress(FileNotFoundError), closing(disk.open(journal.NAME)) as file:
+        rest, at, end = b"", 0, file.size()
+        while at < end and (piece := file.read_at(at, 1 << 20)):
+            at += len(piece)
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                try:
+                    record, before, digest = parse(line)
+                except ValueError:
+                    return size
+                if before != previous or record.number != number + 1 or not is_sealed(line):
+                    return size
+                size, number, previous = size + len(line) + 1, record.number, digest
+    return size
+
+
+def cut_acts(disk: Disk, size: int) -> None:
+    """Cut the record of acts to ``size`` bytes, of which it has as many or more; what says which record is the last is made again."""
+    remove(disk, [journal.LAST])
+    with suppress(FileNotFoundError), closing(disk.open(journal.NAME)) as file:
+        file.truncate(size)
+
+
+def remove(disk: Disk, names: Iterable[str]) -> None:
+    """Delete files, as far as they are there."""
+    for name in names:
+        with suppress(FileNotFoundError):
+            disk.remove(name)
+
+
+def _met(disk: Disk, listing: Listing) -> list[int]:
+    """The segments in which damage was met by who read them."""
+    with suppress(FileNotFoundError):
+        damaged = unpack_damaged(read_file(disk, DAMAGED_NAME, MOST_DAMAGED))
+        places = {bisect_right(listing.segments, sequence) - 1 for sequence in damaged}
+        return [listing.segments[place] for place in places if place >= 0]
+    return []
+
+
+def _kept(disk: Disk, listing: Listing) -> tuple[list[Segment], Cut | None]:
+    """The segments up to the first thing that does not check, the last of them as far as it does; and what is cut off it."""
+    kept: list[Segment] = []
+    for sequence in listing.segments:
+        try:
+            header = read_segment_header(disk, sequence)
+            if kept:
+                check_link(kept[-1], header)
+            is_last = sequence == listing.segments[-1]
+            if not is_last:
+                with suppress(DamagedLog):
+                    kept.append(sealed_segment(disk, header, 0)[0])
+                    continue
+            segment, cut = _checked(disk, header)
+        except (DamagedLog, FileNotFoundError) as problem:
+            if isinstance(problem, DamagedLog) and problem.damage.newer:
+                raise
+            break
+        kept.append(segment)
+        return kept, cut
+    return kept, None
+
+
+def _checked(disk: Disk, header: SegmentHeader) -> tuple[Segment, Cut | None]:
+    """A segment as far as its frames check, and what follows these."""
+    name = segment_name(header.sequence)
+    data = map_file(disk, name)
+    found = scan(data, header)
+    if found.newer:
+        raise DamagedLog(name, found.end, found.sequence, found.what or "", newer=True)
+    torn = found.what is not None and not is_zero(data, found.end)
+    cut = Cut(name, found.end, data.size - found.end, found.what or "") if torn else None
+    return segment_of(name, header, found), cut
+
+
+def _is_sound(disk: Disk, base: SnapshotName, last: Segment) -> bool:
+    """Whether a base can stand for what comes before the mirror."""
+    if base.sequence > last.next_sequence:
+        return False
+    try:
+        snapshots.load(disk, base, last.header.shard)
+    except (DamagedLog, FileNotFoundError) as problem:
+        if isinstance(problem, EscrowError) and problem.code is Code.NEWER_FORMAT:
+            raise
+        return False
+    return True

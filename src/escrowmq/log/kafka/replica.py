@@ -1,0 +1,380 @@
+"""A node of the log on Kafka: it follows the partition into its mirror, and can take the log over.
+
+Rules:
+
+1. The folder is a copy. What does not check is cut off and followed again; what cannot be used is wiped and begun anew, from the base in Kafka if retention has
+   deleted the beginning. A folder with a log of its own is never touched.
+2. Where to go on is told by marks (``marks.py``). Frames that the mirror has already are compared, not written again.
+3. A mirror that is ahead of the partition at the claim means that Kafka lost what it had acknowledged: Corrupt(DAMAGED), and nothing is changed.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections import deque
+from time import monotonic
+
+import pyarrow as pa
+
+from escrowmq.errors import Code, EscrowError, Misuse, error
+from escrowmq.log.commit_log import first_segment
+from escrowmq.log.kafka.bases import Bases, Stored
+from escrowmq.log.kafka.claiming import claim
+from escrowmq.log.kafka.fold import Fold, Standing, Taken
+from escrowmq.log.kafka.kafka_log import KafkaLog
+from escrowmq.log.kafka.marks import Marks
+from escrowmq.log.kafka.mirror import Differs, UnsyncedDisk
+from escrowmq.log.kafka.partition import Partitions
+from escrowmq.log.kafka.records import RecordType
+from escrowmq.log.kafka.recovering import cut_acts, is_empty, recover_mirror, sound_acts, wipe
+from escrowmq.log.kafka.rule import Verdict
+from escrowmq.log.lookups.parts import Sizes
+from escrowmq.log.recovery import Recovered
+from escrowmq.log.seam import Frame
+from escrowmq.log.segments import SegmentHeader
+from escrowmq.log.snapshots import SnapshotName
+from escrowmq.platform.clock import Clock, SystemClock
+from escrowmq.platform.disk import Disk, disk_error
+from escrowmq.platform.failpoints import reach
+
+BASE_SECONDS = 10.0
+"""Between two looks of a follower for a newer base: then it drops what the leader dropped."""
+ANSWER_SECONDS = 30.0
+"""For an answer of Kafka, before the node gives up."""
+_SEED = struct.Struct("<IQ")
+
+
+def open_replica(
+    disk: Disk,
+    partitions: Partitions,
+    *,
+    url: str,
+    segment_bytes: int = 256 << 20,
+    compression: str = "none",
+    clock: Clock | None = None,
+    seed: bytes | None = None,
+    lookups: Sizes | None = None,
+    answer_seconds: float = ANSWER_SECONDS,
+) -> PartitionReplica:
+    """A node that follows the log in ``partitions`` into ``disk``'s folder, and answers at ``url``; takes the folder's lock.
+
+    ``seed`` (12 bytes) fixes the shard id and salt of a log that this node is the first to claim. Raises Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER, BAD_SETTING),
+    Rejected(UNKNOWN_TOPIC), Corrupt(DAMAGED, NEWER_FORMAT), Unknown(TIMED_OUT), Overloaded(DISK_FULL, OUT_OF_RESOURCES); the folder is given back then.
+    """
+    disk.lock()
+    try:
+        replica = PartitionReplica(
+            disk, partitions, url, segment_bytes, compression == "lz4", clock or SystemClock(), seed, lookups
+        )
+        replica.answer_seconds = answer_seconds
+        try:
+            replica.begin()
+        except BaseException:
+            replica.close()
+            raise
+        return replica
+    except (OSError, MemoryError) as problem:
+        disk.close()
+        raise disk_error(problem) from problem
+    except BaseException:
+        disk.close()
+        raise
+
+
+class PartitionReplica:
+    """A :class:`escrowmq.log.seam.Replica`."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        partitions: Partitions,
+        url: str,
+        segment_bytes: int,
+        lz4: bool,
+        clock: Clock,
+        seed: bytes | None,
+        lookups: Sizes | None,
+    ) -> None:
+        self._disk, self._mirrored = disk, UnsyncedDisk(disk)
+        self._partitions, self._url, self._clock, self._seed = partitions, url, clock, seed
+        self._segment_bytes, self._lz4, self._sizes = segment_bytes, lz4, lookups
+        self.answer_seconds = ANSWER_SECONDS
+        self._fold = Fold()
+        self._whole = Standing()  # where the fold could go on before the record that it takes next
+        self._pending: deque[tuple[Taken, Standing]] = (
+            deque()
+        )  # folded, not in the mirror yet; where a fold stood before
+        self._followed: list[Frame] = []  # in the mirror, not given to the caller yet
+        self._heard = monotonic()
+        self._restarted = False
+        self._closed = False
+        self._log: KafkaLog | None = None
+
+    def begin(self) -> None:
+        """Recover the mirror, or begin it."""
+        self._partition = self._partitions.log()
+        self._base_partition = self._partitions.base()
+        self._bases = Bases(self._base_partition, self.answer_seconds)
+        self._looked = monotonic()
+        found = Marks.load(self._disk, self._partitions.name)
+        if found is None and not is_empty(self._disk):
+            raise Misuse(
+                Code.NOT_A_DATA_FOLDER,
+                "the folder is no mirror of a log on Kafka, and not empty",
+                "name an empty folder; `escrowmq log copy` brings a log that is in a folder to Kafka",
+            )
+        self._partitions.check(self.answer_seconds)
+        marks, sound = found or (Marks(self._disk, self._partitions.name), True)
+        recovered = recover_mirror(self._mirrored, sound=sound) if found is not None else None
+        if recovered is None or not self._go_on(marks, recovered):
+            self._begin_anew()
+            self._restarted = False
+
+    # What it knows
+
+    @property
+    def log(self) -> KafkaLog:
+        """What was followed."""
+        if self._log is None:
+            raise error(Code.CLOSED, "the mirror could not be begun anew; open the node again")
+        return self._log
+
+    @property
+    def leader(self) -> str | None:
+        """The URL of who leads, as far as was followed."""
+        standing = self._fold.standing
+        return standing.url if standing.epoch and not standing.released else None
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """The URLs of the nodes that the leader knows of."""
+        return self._fold.replicas
+
+    def silent_for(self) -> float:
+        """Seconds since anything came from the leader."""
+        return monotonic() - self._heard if self.leader is not None else float("inf")
+
+    def is_behind(self) -> bool | None:
+        """Whether there is more in the partition than was followed; None when it does not answer."""
+        try:
+            return self._partition.ends(1.0)[1] > self._fold.standing.offset or bool(self._pending)
+        except EscrowError as problem:
+            if problem.code is not Code.TIMED_OUT:
+                raise
+            return None
+
+    def restarted(self) -> bool:
+        """Whether the mirror was begun anew since this was asked."""
+        restarted, self._restarted = self._restarted, False
+        return restarted
+
+    # Following
+
+    def follow(self, timeout: float) -> list[Frame]:
+        """Frames that count and are in the mirror now; Overloaded(DISK_FULL, OUT_OF_RESOURCES) loses none: they come later."""
+        self._check_open()
+        if self._pending:
+            self._take_in()
+        if monotonic() - self._looked > BASE_SECONDS:
+            self._retain()
+        try:
+            found = self._partition.read(self._fold.standing.offset, timeout=timeout)
+        except EscrowError as problem:
+            if problem.code is not Code.RANGE_PURGED:
+                raise
+            self._begin_anew()
+            return []
+        self._folded(found)
+        self._take_in()
+        followed, self._followed = self._followed, []
+        return followed
+
+    def _folded(self, records: list[tuple[int, bytes]]) -> None:
+        for offset, raw in records:
+            self._took(self._fold.take(offset, raw))
+
+    def _took(self, taken: Taken) -> None:
+        before, self._whole = self._whole, self._fold.whole
+        if taken.verdict is Verdict.VOID:
+            return
+        self._heard = monotonic()
+        if taken.verdict is Verdict.CLAIMS:
+            self._adopt()
+        elif taken.type in (RecordType.FRAMES, RecordType.ACT):
+            self._pending.append((taken, before))
+
+    def _take_in(self) -> None:
+        """Put what was folded into the mirror."""
+        log, size = self.log, 0
+        try:
+            while self._pending:
+                taken, before = self._pending[0]
+                if taken.type is RecordType.ACT:
+                    log.acts.follow(before.act_bytes, taken.content)
+                else:
+                    self._followed += log.take(taken.content, taken.frames, before)
+                size += len(taken.content)
+                self._pending.popleft()
+            log.settle()
+        except Differs:
+            self._begin_anew()
+            return
+        log.noted(size, self._fold.whole)
+
+    def _adopt(self) -> None:
+        """The log's shard and salt are those of the first claim: a mirror that was made before there was one takes them over."""
+        standing, log = self._fold.standing, self.log
+        if (log.shard, log.salt) == (standing.shard, standing.salt):
+            return
+        if log.next_sequence:
+            raise error(Code.DAMAGED, f"the partition is of shard {standing.shard}, the mirror of {log.shard}")
+        self._close_mirror()
+        wipe(self._mirrored)
+        self._create(SegmentHeader(standing.shard, 1, 0, 0, self._clock.now_us(), standing.salt), None)
+
+    def _retain(self) -> None:
+        """Drop what the leader dropped: what its newest base stands for."""
+        self._looked = monotonic()
+        try:
+            base = self._bases.newest()
+        except EscrowError as problem:
+            if problem.code is not Code.TIMED_OUT:
+                raise
+            return
+        log = self.log
+        if base is None or base.manifest.position <= log.first_position or base.manifest.snapshot > log.next_sequence:
+            return
+        if log.newest_snapshot_sequence() < base.manifest.sequence:
+            self._bases.fetch_snapshot(base, self._mirrored)
+            log.adopt_snapshot(SnapshotName(base.manifest.snapshot))
+        log.drop_before(base.manifest.position)
+
+    # Beginning
+
+    def _go_on(self, marks: Marks, recovered: Recovered) -> bool:
+        """Go on from a mirror that was recovered; False if no mark fits it."""
+        last, header = recovered.segments[-1], recovered.segments[0].header
+        mark = marks.at(last.next_sequence, sound_acts(self._disk, header.shard))
+        if mark is None or (mark.shard and (mark.shard, mark.salt) != (header.shard, header.salt)):
+            return False
+        cut_acts(self._disk, mark.act_bytes)
+        self._log = KafkaLog(self._mirrored, self._segment_bytes, self._lz4, recovered, marks, self._sizes)
+        self._log.acts.save_last()
+        marks.forget_above(mark.offset)
+        self._set_fold(Fold(mark))
+        return True
+
+    def _set_fold(self, fold: Fold) -> None:
+        self._fold, self._whole = fold, fold.whole
+
+    def _begin_anew(self) -> None:
+        """Wipe the mirror and begin it with what the partition begins with."""
+        self._close_mirror()
+        self._restarted = True
+        self._pending.clear()
+        self._followed.clear()
+        marks = Marks(self._disk, self._partitions.name)
+        marks.save(durable=True)  # first: from now on the folder is known for a copy
+        reach("mirror.begun_anew")
+        wipe(self._mirrored)
+        reach("mirror.wiped")
+        base = self._bases.newest()
+        if base is not None:
+            self._bases.fetch(base, self._mirrored)
+            reach("mirror.base_fetched")
+            self._set_fold(Fold(base.manifest.standing))
+            self._create(base.manifest.header, base)
+            return
+        first, _ = self._partition.ends(self.answer_seconds)
+        if first:
+            what = f"{self._partition.name} begins at offset {first}, and no base stands for what was before"
+            raise error(Code.DAMAGED, what, "copy the log from a node's folder into a new topic: `escrowmq log copy`")
+        self._set_fold(Fold())
+        shard, salt = _SEED.unpack(self._seed or os.urandom(_SEED.size))
+        self._create(SegmentHeader(shard or 1, 1, 0, 0, self._clock.now_us(), salt), None)
+
+    def _create(self, header: SegmentHeader, base: Stored | None) -> None:
+        recovered, active = first_segment(self._mirrored, header, self._segment_bytes)
+        if base is not None:
+            recovered.snapshots = [SnapshotName(base.manifest.snapshot, base.manifest.sequence)]
+            recovered.epoch, recovered.time_us = header.epoch, header.created_us
+        marks = Marks(self._disk, self._partitions.name)
+        self._log = KafkaLog(self._mirrored, self._segment_bytes, self._lz4, recovered, marks, self._sizes, active)
+        self._log.acts.save_last()
+        self._log.note(self._fold.whole, keep=True)
+
+    # Taking over, and the end
+
+    def take_over(self, version: str) -> KafkaLog:
+        """Lead from now on. Fenced(FENCED), Corrupt(DAMAGED, LOG_FAILED), Unknown(TIMED_OUT): this replica is closed then."""
+        self._check_open()
+        try:
+            return self._led(version)
+        except BaseException:
+            self.close()
+            raise
+
+    def _led(self, version: str) -> KafkaLog:
+        before, self._restarted = self._restarted, False
+        log = self.log
+        channel = claim(
+            self._partition,
+            self._fold,
+            url=self._url,
+            version=version,
+            seed=(log.shard, log.salt),
+            took=self._took,
+            timeout=self.answer_seconds,
+        )
+        try:
+            self._take_in()
+            if self._restarted:
+                raise error(
+                    Code.LOG_FAILED, "the mirror was not that of the partition, and is begun anew", "open the log again"
+                )
+            self._restarted = before
+            log = self.log
+            if log.next_sequence > self._fold.standing.sequence:
+                what = f"the mirror has {log.next_sequence} frames, {self._partition.name} only {self._fold.standing.sequence}: Kafka lost what it had acknowledged"
+                raise error(Code.DAMAGED, what, "copy the log from this folder into a new topic: `escrowmq log copy`")
+            log.lead(
+                channel, self._partitions, self._bases, version, self._clock.now_us(), self._followed, self._let_go
+            )
+        except BaseException:
+            channel.close()
+            raise
+        self._closed, self._log = True, None
+        return log
+
+    def save_snapshot(self, tables: dict[str, pa.Table], sequence: int, position: int, time_us: int) -> None:
+        """Store a snapshot of this node's own in the mirror."""
+        self.log.save_snapshot(tables, sequence, position, time_us)
+
+    def bytes_since_snapshot(self) -> int:
+        """Bytes of the mirror from its newest snapshot on."""
+        return self.log.bytes_since_snapshot()
+
+    def close(self) -> None:
+        """Follow no more; give the folder back."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._log is not None and not self._pending:
+            self._log.note(self._fold.whole)
+        self._close_mirror()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for partition in (self._partition, self._base_partition):
+            partition.close()
+        self._disk.close()
+
+    def _close_mirror(self) -> None:
+        log, self._log = self._log, None
+        if log is not None:
+            log.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise error(Code.CLOSED, "the replica is closed")
