@@ -69,7 +69,10 @@ def dump(
 @app.command("create")
 def create(
     address: Annotated[
-        str, typer.Argument(help="kafka://HOST[:PORT][,HOST[:PORT]...]/TOPIC[/PARTITION][?SETTING=VALUE&...]")
+        str,
+        typer.Argument(
+            help="kafka://HOST:PORT,HOST:PORT/TOPIC/PARTITION?SETTING=VALUE; port (9092), partition (0) and settings may be left out."
+        ),
     ],
     partitions: Annotated[
         int | None,

@@ -84,14 +84,7 @@ class ConfluentPartitions:
         given = dict(address.settings)
         if taken := sorted({*PRODUCER, *CONSUMER, "group.id", "transactional.id"} & set(given)):
             raise Misuse(Code.BAD_SETTING, f"{taken[0]} is set by the log", "leave it out")
-        self._client = {
-            "bootstrap.servers": ",".join(address.servers),
-            "logger": _Quietly(),
-            # without one, errors of the connection would be raised out of unrelated calls
-            "error_cb": lambda problem: log.debug("Kafka: %s", problem.str()),
-            **CLIENT,
-            **given,
-        }
+        self._client = {"bootstrap.servers": ",".join(address.servers), **CLIENT, **given}
         self._made: AdminClient | None = None
         self._admin()  # a setting that is not known is said here
 
@@ -141,7 +134,8 @@ class ConfluentPartitions:
     def _admin(self) -> AdminClient:
         if self._made is None:
             try:
-                self._made = AdminClient(self._client)
+                # what it would log waits for a poll that nobody makes, so it logs nothing
+                self._made = AdminClient({**self._client, "log_level": 0})
             except KafkaException as problem:
                 raise Misuse(Code.BAD_SETTING, str(problem.args[0].str())) from None
         return self._made
@@ -166,14 +160,18 @@ class ConfluentPartition:
         self._admin = admin
         self._reports: deque[tuple[int, int]] = deque()
         self._failure: EscrowError | None = None
+        self._used = False
         self._closed = False
         self._consuming = threading.Lock()  # held around every call of the consumer
         self._reading = threading.Lock()
         self._ahead: deque[tuple[int, bytes]] = deque()  # read already, and not asked for yet
         self._next = -1  # the offset that the consumer gives next
         try:
-            self._producer: Producer | None = Producer({**client, **PRODUCER, "error_cb": self._heard})
-            self._consumer = Consumer({**client, **CONSUMER, "group.id": f"escrowmq-{uuid.uuid4()}"})
+            # without error_cb, errors of the connection would be raised out of unrelated calls
+            told = {"logger": _Quietly(), "error_cb": self._heard}
+            self._producer: Producer | None = Producer({**client, **PRODUCER, **told})
+            told = {"logger": _Quietly(), "error_cb": lambda problem: log.debug("Kafka: %s", problem.str())}
+            self._consumer = Consumer({**client, **CONSUMER, **told, "group.id": f"escrowmq-{uuid.uuid4()}"})
         except KafkaException as problem:
             raise Misuse(Code.BAD_SETTING, str(problem.args[0].str())) from None
 
@@ -184,6 +182,7 @@ class ConfluentPartition:
         while True:
             if self._failure is not None:
                 raise self._failure
+            self._used = True
             try:
                 self._sender().produce(self._topic, record, partition=self._partition, on_delivery=self._note(number))
                 return
@@ -237,6 +236,8 @@ class ConfluentPartition:
     def read(self, start: int, end: int = END, timeout: float = 0.0) -> list[tuple[int, bytes]]:
         deadline = time.monotonic() + timeout
         found: list[tuple[int, bytes]] = []
+        if not self._used:
+            self._sender().poll(0)  # what it has to log would pile up: nobody waits for acknowledgements yet
         with self._reading:
             self._seek(start)
             while start < end and not self._ahead:
