@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -13,7 +14,12 @@ from typing import Any
 import pytest
 
 import escrowmq as mq
-from escrowmq.broker import actions, calls
+from escrowmq.broker import actions, calls, embedded
+from escrowmq.log.commit_log import open_log
+from escrowmq.log.kafka.replica import open_replica
+from escrowmq.log.seam import CommitLog
+from escrowmq.platform.disk import RealDisk
+from escrowmq.testing.partitions.memory import MemoryKafka
 from escrowmq.wire.actions.table import ACTIONS
 from forked import Forked
 from wire_conformance import check
@@ -86,7 +92,34 @@ class Served(Broker):
             assert kill or code == 0, f"the broker stopped with {code}"
 
 
-KINDS = {"embedded": Broker, "served": Served}
+class OnPartition(Broker):
+    """An embedded broker whose log is a partition of a Kafka in memory, the folder its mirror. ``restart`` loses the folder."""
+
+    def start(self) -> None:
+        PARTITIONS.setdefault(self.folder.resolve(), MemoryKafka())
+
+    def restart(self, *, kill: bool = False) -> None:
+        shutil.rmtree(self.folder)
+
+
+PARTITIONS: dict[Path, MemoryKafka] = {}
+
+
+def _open_log(disk: RealDisk, **options: Any) -> CommitLog:
+    """A log in a folder, or on a partition if the folder is a mirror's."""
+    kafka = PARTITIONS.get(disk.folder)
+    if kafka is None:
+        return open_log(disk, **options)
+    version = options.pop("version")
+    replica = open_replica(disk, kafka.partitions(), url="escrow://here:1", **options)
+    while replica.is_behind():
+        replica.follow(1.0)
+    return replica.take_over(version)
+
+
+embedded.open_log = _open_log
+
+KINDS = {"embedded": Broker, "served": Served, "partition": OnPartition}
 
 
 @pytest.fixture(autouse=True)
@@ -133,9 +166,11 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
         broker.stop()
 
 
-@pytest.fixture(params=["embedded", "served"])
+@pytest.fixture(params=["embedded", "served", pytest.param("partition", marks=pytest.mark.long)])
 def kind(request: pytest.FixtureRequest) -> str:
-    """Where the broker is."""
+    """Where the broker is, and its log."""
+    if request.param == "partition" and request.module.__name__ == "test_damage":
+        pytest.skip("what is damaged in a mirror is followed again")
     return str(request.param)
 
 

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 import pyarrow as pa
 import pytest
 
+import escrowmq as mq
 from escrowmq.broker.embedded import open_embedded
 from escrowmq.errors import Code, EscrowError, Misuse, Rejected
 from escrowmq.model import Act, DecidedBy, TransactionId
@@ -274,3 +275,18 @@ def test_a_checker_that_raises_breaks_its_watch_and_nothing_else(link):
     finally:
         threading.excepthook = before
     assert link.action("producers.list", {}, 30)["producers"][0]["members"] == 0
+
+
+def test_a_torn_tail_is_cut_off_and_told(tmp_path, caplog):
+    folder = tmp_path / "data"
+    with mq.connect(f"file:{folder}") as bus:
+        bus.producer("p").send("t", b"one")
+    (segment,) = folder.glob("*.segment")
+    size = segment.stat().st_size
+    with segment.open("ab") as file:
+        file.write(b"EMQF and what a crash left of a frame")
+    with caplog.at_level("INFO", "escrowmq.events"), mq.connect(f"file:{folder}") as bus:
+        assert bus.producer("p").send("t", b"two").position > 0
+    (told,) = [record.facts for record in caplog.records if record.facts["event"] == "recovered"]
+    assert (told["file"], told["offset"], told["bytes"]) == (segment.name, size, 37)
+    assert told["what"]

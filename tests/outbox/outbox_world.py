@@ -43,4 +43,4 @@ def to_await(url: str) -> str:
     """The same database by an asynchronous driver."""
     for driver, other in (("sqlite:", "sqlite+aiosqlite:"), ("mysql+pymysql:", "mysql+aiomysql:")):
         url = url.replace(driver, other)
-    return url
+    return url.replace("&ssl_disabled=1", "")  # which aiomysql does not know: it asks for no TLS

@@ -14,7 +14,7 @@ EVENTS = "escrowmq.events"
 """The logger of what an operator is told: each record has its facts as fields, one of which is ``event``."""
 
 
-def tell(level: int, what: str, sentence: str, **facts: Any) -> None:
+def tell(level: int, what: str, sentence: str, /, **facts: Any) -> None:
     """One line for operators: ``what`` happened is its field ``event``."""
     logging.getLogger(EVENTS).log(level, sentence, extra={"facts": {"event": what, **facts}})
 

@@ -328,3 +328,29 @@ class LogConformance:
             log = logs.open()
             assert log.first_position == limit
         log.close()
+
+    def test_retention_again_and_again(self, logs: LogMaker) -> None:
+        """What is kept is the same after each opening, whatever the opening before found out by itself and whatever was dropped since."""
+        log = logs.open()
+        seen: dict[int, tuple[Any, ...]] = {}
+        for start in range(0, 120, 30):
+            for n in range(start, start + 30):
+                log.append(Kind.PLAIN, messages(5, 5 * n), START_US + n)
+                log.sync()
+            log.save_snapshot({"t": pa.table({"n": [start]})}, log.next_sequence, log.next_position, START_US + start)
+            limit = log.position_before(START_US + start + 10)
+            seen |= {frame[1]: frame for frame in _content(list(log.frames()))}
+            assert log.drop_before(limit) > 0
+            assert log.first_position == limit
+            kept = [frame for frame in seen.values() if frame[2] >= limit]
+            assert _content(list(log.frames())) == kept
+            snapshot = log.load_snapshot()
+            log.close()
+            log = logs.open()
+            found = log.load_snapshot()
+            assert snapshot is not None
+            assert found is not None
+            assert (found.sequence, found.tables) == (snapshot.sequence, snapshot.tables)
+            assert log.first_position == limit
+            assert _content(list(log.frames()))[:-1] == kept
+        log.close()

@@ -196,7 +196,7 @@ def history(kafka: MemoryKafka, disk: MemoryDisk) -> tuple[list[Any], Any]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", range(40))
 def test_a_torn_mirror_is_equal_after_it_was_opened(
     kafka: MemoryKafka, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

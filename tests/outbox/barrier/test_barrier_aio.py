@@ -7,14 +7,13 @@ import asyncio
 import pytest
 import sqlalchemy as sa
 from barrier_race import orders
+from outbox_world import to_await
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 
 import escrowmq as mq
 from escrowmq import outbox
 from escrowmq.model import Check, TransactionId
 from escrowmq.outbox import AsyncBarrier, Barrier, aio
-
-DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+psycopg", "mysql": "mysql+aiomysql"}
 
 
 def txn(number):
@@ -23,7 +22,7 @@ def txn(number):
 
 @pytest.fixture
 async def async_shop(shop):
-    engine = create_async_engine(shop.url.set(drivername=DRIVERS[shop.dialect.name]))
+    engine = create_async_engine(to_await(shop.url.render_as_string(hide_password=False)))
     yield engine
     await engine.dispose()
 

@@ -131,6 +131,7 @@ class KafkaLog(Mirror):
         channel = self._led()
         segment, end, flush = self._segment, self.next_sequence, self._active.take()
         unsent, self._unsent = self._unsent, []
+        size = sum(map(len, unsent))
         with self._failing():
             sent = channel.send_frames(b"".join(unsent)) if unsent else None
         with self._turns:
@@ -140,15 +141,15 @@ class KafkaLog(Mirror):
         def finish() -> None:
             try:
                 with self._failing():
-                    if sent is not None:
-                        sent.wait()
-                        reach("kafka_log.proved")
+                    standing = sent.wait() if sent is not None else None
+                    reach("kafka_log.proved")
                 with self._turns:
                     self._turns.wait_for(lambda: self._finished == turn)
                 self._check_usable()
-                if sent is not None:
+                if standing is not None:
                     with self._failing():
                         self._settled(segment, flush(), end)
+                    self.noted(size, standing)
             finally:
                 with self._turns:
                     self._turns.wait_for(lambda: self._finished == turn)

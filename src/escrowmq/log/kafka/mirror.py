@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 
 import pyarrow as pa
 
@@ -18,9 +17,12 @@ from escrowmq.log.kafka.marks import Marks
 from escrowmq.log.lookups.parts import Sizes
 from escrowmq.log.recovery import Recovered
 from escrowmq.log.seam import Frame
-from escrowmq.platform.disk import Disk, File, disk_error
+from escrowmq.platform.disk import Disk, File, disk_error, map_file
 from escrowmq.platform.failpoints import reach
 from escrowmq.schemas import Kind
+
+MARK_BYTES = 8 << 20
+"""After so many bytes, how far they go is noted: at most so many are followed again when the node is started anew."""
 
 
 class Differs(Exception):
@@ -42,6 +44,8 @@ class Mirror(SegmentLog):
     ) -> None:
         super().__init__(disk, segment_bytes, lz4, found, active)
         self.marks = marks
+        self._unmarked = 0
+        self._compared: tuple[str, pa.Buffer] | None = None  # a segment whose frames are compared
         self._look_at_damage(found.damaged)
         self._begin_lookups(lookups)
 
@@ -89,6 +93,13 @@ class Mirror(SegmentLog):
         except (OSError, MemoryError) as problem:
             raise self._fail(disk_error(problem)) from problem
 
+    def noted(self, size: int, standing: Standing) -> None:
+        """So many bytes more came into the mirror, up to where a fold stands there: from time to time that is noted."""
+        self._unmarked += size
+        if self._unmarked > MARK_BYTES:
+            self._unmarked = 0
+            self.note(standing)
+
     def note(self, standing: Standing, *, keep: bool = False) -> None:
         """Note that the mirror holds all that a fold has counted which stands there."""
         self.marks.note(standing, keep=keep)
@@ -103,8 +114,12 @@ class Mirror(SegmentLog):
             return  # before the base
         segment: Segment = found[-1]
         offset = int(segment.index.offsets[header.sequence - segment.sequence])
-        with closing(self._disk.open(segment.name)) as file:
-            stored = codec.read_header(memoryview(file.read_at(offset, codec.HEADER_BYTES)), 0)
+        if self._compared is None or self._compared[0] != segment.name:
+            self._compared = segment.name, map_file(self._disk, segment.name, segment.size)
+        data = self._compared[1]
+        if offset + codec.HEADER_BYTES > data.size:
+            raise Differs(f"{segment.name} ends before frame {header.sequence}")
+        stored = codec.read_header(data, offset)
         if stored.checksum != header.checksum:
             raise Differs(f"frame {header.sequence} in {segment.name} is not the one in the partition")
 

@@ -40,8 +40,6 @@ from escrowmq.platform.failpoints import reach
 
 BASE_SECONDS = 10.0
 """Between two looks of a follower for a newer base: then it drops what the leader dropped."""
-MARK_BYTES = 8 << 20
-"""After so many bytes followed, how far they go is noted: at most so many are followed again when the node is started anew."""
 ANSWER_SECONDS = 30.0
 """For an answer of Kafka, before the node gives up."""
 _SEED = struct.Struct("<IQ")
@@ -109,7 +107,6 @@ class PartitionReplica:
         )  # folded, not in the mirror yet; where a fold stood before
         self._followed: list[Frame] = []  # in the mirror, not given to the caller yet
         self._heard = monotonic()
-        self._unmarked = 0
         self._restarted = False
         self._closed = False
         self._log: KafkaLog | None = None
@@ -139,7 +136,8 @@ class PartitionReplica:
     @property
     def log(self) -> KafkaLog:
         """What was followed."""
-        assert self._log is not None  # made by begin
+        if self._log is None:
+            raise error(Code.CLOSED, "the mirror could not be begun anew; open the node again")
         return self._log
 
     @property
@@ -208,7 +206,7 @@ class PartitionReplica:
 
     def _take_in(self) -> None:
         """Put what was folded into the mirror."""
-        log = self.log
+        log, size = self.log, 0
         try:
             while self._pending:
                 taken, before = self._pending[0]
@@ -216,15 +214,13 @@ class PartitionReplica:
                     log.acts.follow(before.act_bytes, taken.content)
                 else:
                     self._followed += log.take(taken.content, taken.frames, before)
-                self._unmarked += len(taken.content)
+                size += len(taken.content)
                 self._pending.popleft()
             log.settle()
         except Differs:
             self._begin_anew()
             return
-        if self._unmarked > MARK_BYTES:
-            self._unmarked = 0
-            log.note(self._fold.whole)
+        log.noted(size, self._fold.whole)
 
     def _adopt(self) -> None:
         """The log's shard and salt are those of the first claim: a mirror that was made before there was one takes them over."""
