@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import typer.testing
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
@@ -33,6 +34,9 @@ settings.register_profile(
 )
 settings.register_profile("ci", parent=settings.get_profile("here"), derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+typer.testing._get_command = functools.cache(typer.testing._get_command)  # type: ignore[attr-defined]
+"""The tree of all commands is made once, not for each command that a test types: that takes a tenth of a second."""
 
 SESSIONS = {"tests/spark/": "spark", "tests/pipeline/": "pipeline", "tests/demo/": "pipeline"}
 """Tests that share a Spark session share a process: a JVM more costs more than it brings. There are two, as one process would
