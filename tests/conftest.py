@@ -38,7 +38,12 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 typer.testing._get_command = functools.cache(typer.testing._get_command)  # type: ignore[attr-defined]
 """The tree of all commands is made once, not for each command that a test types: that takes a tenth of a second."""
 
-SESSIONS = {"tests/spark/": "spark", "tests/pipeline/": "pipeline", "tests/demo/": "pipeline"}
+SESSIONS = {
+    "tests/spark/": "spark",
+    "tests/pipeline/": "pipeline",
+    "tests/demo/": "pipeline",
+    "tests/console/test_console_browser.py::test_three_in_the_morning": "pipeline",
+}
 """Tests that share a Spark session share a process: a JVM more costs more than it brings. There are two, as one process would
 work longest of all."""
 DRIVERS = ("tests/spark/test_stream_kills.py", "tests/spark/test_cluster_kills.py")
@@ -69,11 +74,13 @@ class OneOfEach(LoadScopeScheduling):
     heavy server, and those of a file whose set-up is heavy."""
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith((*DRIVERS, *TOGETHER)):
+        if nodeid.startswith(DRIVERS):
             return nodeid.partition("::")[0]
         for folder, session in SESSIONS.items():
             if nodeid.startswith(folder):
                 return session
+        if nodeid.startswith(TOGETHER):
+            return nodeid.partition("::")[0]
         return next((server for server in HEAVY if server in nodeid.lower()), nodeid)
 
 

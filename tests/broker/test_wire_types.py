@@ -106,6 +106,8 @@ def everything(bus: Bus, until) -> None:
     admin.read("t", tags=["a"], key="k1", **times).read_all()
     admin.read("%acks", group="held").read_all()
     admin.health(), admin.stats(), admin.hello(), admin.groups(), admin.topics()
+    with pytest.raises(Rejected):
+        admin.step_down(why="so")
     opened = {"group": "shop", "instance": "x", "transactional": True}
     session = link.action("session.open", opened, 5)["session"]
     link.action("session.open", {**opened, "resume": session}, 5)
@@ -179,6 +181,7 @@ def consume(bus: Bus, link) -> None:
         edit = {"group": "failing", "item": admin.dead_letters("failing")[0], "message_id": b"e" * 16, **changes}
         assert admin.edit_dead_letter(**edit)["repeated"] is False
         assert admin.edit_dead_letter(**edit)["repeated"] is True
+        assert admin.lookup(message_id=b"e" * 16)[0]["edited_from"] == edit["item"]["message_id"]
         of_message = admin.message_standing("t", 0, edit["item"]["offset"])[0]
         assert "edited" in [one["event"] for one in of_message["events"]]
         for message in itertools.islice(failing, 1):
@@ -269,7 +272,7 @@ def until():
 
 def test_every_action_has_a_handler_and_the_other_way_round():
     assert set(HANDLERS) == set(ACTIONS)
-    assert len(ACTIONS) == 42
+    assert len(ACTIONS) == 43
 
 
 def test_every_handler_has_the_types_of_its_action():
@@ -293,6 +296,9 @@ ONLY_SERVED = {
         ("Hello", "role"),
         ("Hello", "leader"),
         ("Hello", "replicas"),
+        ("SteppedDown", "epoch"),
+        ("SteppedDown", "seconds"),
+        ("SteppedDown", "leader"),
     )
 }
 """What a broker tells only as a process: tests/broker/serving/test_lean_served.py looks at it, and tests/broker/replicas/ at what it tells
