@@ -151,6 +151,11 @@ class PartitionReplica:
         """The URLs of the nodes that the leader knows of."""
         return self._fold.replicas
 
+    @property
+    def offset(self) -> int:
+        """Of the next record to be followed; everything before it is in the mirror, unless the disk is full."""
+        return self._fold.whole.offset
+
     def silent_for(self) -> float:
         """Seconds since anything came from the leader."""
         return monotonic() - self._heard if self.leader is not None else float("inf")
