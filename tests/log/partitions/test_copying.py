@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from test_mirror import act, acts, code, content, leading
 
 from escrowmq.errors import Code, EscrowError
 from escrowmq.log.commit_log import SegmentLog, open_log
@@ -12,7 +13,6 @@ from escrowmq.schemas import Kind
 from escrowmq.testing.disks import MemoryDisk
 from escrowmq.testing.log_conformance import START_US, messages
 from escrowmq.testing.partitions.memory import MemoryKafka
-from test_mirror import act, acts, code, content, leading
 
 
 @pytest.fixture
