@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
-from escrowmq.log.kafka.cluster.opening import create_topics, open_partitions
 from log_makers import PartitionMaker
 from test_mirror import acts, content, grow, leading_on, retain
 from test_partition_contract import WithoutMirror
 
+from escrowmq.log.kafka.cluster.opening import create_topics, open_partitions
 from escrowmq.testing.disks import MemoryDisk
 from escrowmq.testing.log_conformance import LogConformance
 
