@@ -41,6 +41,15 @@ DRIVERS = ("tests/spark/test_stream_kills.py", "tests/spark/test_cluster_kills.p
 """Tests whose Spark runs in processes of its own: minutes each, much of it waiting. Others run beside them."""
 HEAVY = ("kafka", "rabbitmq")
 """Servers that cost seconds to start: tests that have one of these names in theirs share a process, and so the server."""
+TOGETHER = (
+    "tests/behaviour/test_bench_peers.py",
+    "tests/console/test_console_browser.py",
+    "tests/simulation/test_simulation.py",
+    "tests/system/test_counted_work.py",
+    "tests/system/test_overload.py",
+    "tests/system/test_served_crowds.py",
+)
+"""Files whose tests share what takes seconds to make: it is made in one process, not in each."""
 LONG = (
     *DRIVERS,
     "tests/outbox/relay/test_relay_kills.py",
@@ -53,10 +62,10 @@ LONG = (
 
 class OneOfEach(LoadScopeScheduling):
     """Tests go one by one to whichever process is free, but those of a Spark session all to the same, and so those of each
-    heavy server."""
+    heavy server, and those of a file whose set-up is heavy."""
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith(DRIVERS):
+        if nodeid.startswith((*DRIVERS, *TOGETHER)):
             return nodeid.partition("::")[0]
         for folder, session in SESSIONS.items():
             if nodeid.startswith(folder):

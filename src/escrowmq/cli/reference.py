@@ -71,8 +71,8 @@ def command_line_page() -> str:
         "# The command line\n\n"
         + _MADE
         + "Every command that lists has `--json` with stable keys (times end in `_us`: microseconds since 1970). Commands that\n"
-        "talk to a broker take `--url` or `ESCROWMQ_URL`: `escrow://HOST:PORT[,HOST:PORT...]`, or `file:FOLDER` for a data\n"
-        "folder that no other process has open. Results go to standard output, everything else to standard error.\n\n"
+        "talk to a broker take `--url` or `ESCROWMQ_URL`: `escrow://HOST:PORT[,HOST:PORT...]` (the brokers of one shard with\n"
+        "`|` between them, in quotes: `'escrow://a|b'`), or `file:FOLDER` for a data folder that no other process has open. Results go to standard output, everything else to standard error.\n\n"
         "## Exit codes\n\n" + _table(("code", "meaning"), [(f"{c:d}", c.meaning) for c in Exit])
     ]
     for name, command in _commands(typer.main.get_command(app), "escrowmq"):

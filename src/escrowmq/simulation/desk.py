@@ -239,6 +239,14 @@ class SimulatedFlight:
         """The broker may be another."""
         self.hello = None
 
+    def refused(self, hello: Json | None, problem: EscrowError) -> None:
+        """A broker answered elsewhere that it does not lead; ``hello`` is of the connection to which that belongs."""
+        if hello is self.hello:
+            self.doubt(problem)
+
+    def look_around(self) -> None:
+        """A simulated shard has one broker: there is no other to look for."""
+
     def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: ExchangeOptions) -> Future[pa.RecordBatch]:
         """See :meth:`escrowmq.wire.Link.exchange`."""
         key = (kind, options.get("member"))

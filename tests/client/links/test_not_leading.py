@@ -118,6 +118,25 @@ def test_a_subscription_that_is_refused_is_made_at_the_leader_next(broker, stand
     link.close()
 
 
+def test_a_read_that_is_refused_goes_to_the_leader_next(broker, standby, t, g, eventually):
+    with mq.connect(broker.url) as bus:
+        bus.producer(g).send(t, b"x")
+    standby.boasts = 99
+    [link] = links(listed(standby.url, broker.url), {})
+    wanted = {"source": t, "columns": ["body"], "queue": 0, "start": 0, "end": 0}
+
+    def read():
+        try:
+            return link.read(wanted).read_all()
+        except mq.Unknown:
+            return None
+
+    assert read() is None
+    eventually(lambda: read() is not None)
+    assert standby.refused == 1
+    link.close()
+
+
 def test_a_silent_leader_is_left_once_another_leads(broker, shard, standby, g, t, monkeypatch):
     monkeypatch.setattr(flight_link, "DOUBT_SECONDS", 1.0)
     with mq.connect(listed(broker.url, standby.url)) as bus:

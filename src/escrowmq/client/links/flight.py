@@ -17,8 +17,9 @@ import json
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -119,12 +120,8 @@ class FlightLink(ParcelsByExchange):
         """See :meth:`escrowmq.wire.Link.action`."""
         deadline = time.monotonic() + timeout
         client = self._connected(timeout)
-        try:
+        with self._losing(client):
             return _act(client, name, request, max(deadline - time.monotonic(), 0.001))
-        except EscrowError as problem:
-            if problem.code is Code.DISCONNECTED:
-                self._lost(client, problem)
-            raise
 
     def greeting(self, timeout: float) -> Json:
         """``hello`` of this connection; connects first if need be, for up to ``timeout`` seconds. Raises Unknown."""
@@ -141,7 +138,7 @@ class FlightLink(ParcelsByExchange):
     def read(self, request: ReadRequest) -> pa.RecordBatchReader:
         """See :meth:`escrowmq.wire.Link.read`."""
         client = self._connected()
-        with flight_errors():
+        with self._losing(client):
             read = Read(client, request, partial(self._lost, client))
         with self._lock:
             self._reads.add(read)
@@ -151,13 +148,8 @@ class FlightLink(ParcelsByExchange):
     def watch(self, session: int, on_checks: Callable[[pa.RecordBatch], None]) -> CheckStream:
         """See :meth:`escrowmq.wire.Link.watch`."""
         client = self._connected(CONNECT_SECONDS)
-        try:
-            with flight_errors():
-                checks = Checks(client, session, on_checks, partial(self._lost, client))
-        except EscrowError as problem:
-            if problem.code is Code.DISCONNECTED:
-                self._lost(client, problem)
-            raise
+        with self._losing(client):
+            checks = Checks(client, session, on_checks, partial(self._lost, client))
         with self._lock:
             self._watches = [watch for watch in self._watches if not watch.broken]
             self._watches.append(checks)
@@ -290,6 +282,17 @@ class FlightLink(ParcelsByExchange):
                 del self._streams[stream.kind, stream.member]
             if not self._closed and not stream.withdrawn and self._client is not None:
                 self._lost(self._client, Unknown(Code.DISCONNECTED))
+
+    @contextmanager
+    def _losing(self, client: flight.FlightClient) -> Iterator[None]:
+        """Around a use of the connection: raises EscrowError, and connects anew for the next use if it broke."""
+        try:
+            with flight_errors():
+                yield
+        except EscrowError as problem:
+            if problem.code is Code.DISCONNECTED:
+                self._lost(client, problem)
+            raise
 
     def _lost(self, client: flight.FlightClient, problem: EscrowError) -> None:
         """Connect anew for the next use; streams that are still open end by themselves, or, where another broker leads, are ended."""
