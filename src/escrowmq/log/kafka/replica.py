@@ -343,9 +343,7 @@ class PartitionReplica:
             if log.next_sequence > self._fold.standing.sequence:
                 what = f"the mirror has {log.next_sequence} frames, {self._partition.name} only {self._fold.standing.sequence}: Kafka lost what it had acknowledged"
                 raise error(Code.DAMAGED, what, "copy the log from this folder into a new topic: `escrowmq log copy`")
-            log.lead(
-                channel, self._partitions, self._bases, version, self._clock.now_us(), self._followed, self._let_go
-            )
+            log.lead(channel, self._partitions, version, self._clock.now_us(), self._followed, self._let_go)
         except BaseException:
             channel.close()
             raise
