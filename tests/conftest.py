@@ -34,7 +34,12 @@ settings.register_profile(
 settings.register_profile("ci", parent=settings.get_profile("here"), derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
-SESSIONS = {"tests/spark/": "spark", "tests/pipeline/": "pipeline", "tests/demo/": "pipeline"}
+SESSIONS = {
+    "tests/spark/": "spark",
+    "tests/pipeline/": "pipeline",
+    "tests/demo/": "pipeline",
+    "tests/console/test_console_browser.py::test_three_in_the_morning": "pipeline",
+}
 """Tests that share a Spark session share a process: a JVM more costs more than it brings. There are two, as one process would
 work longest of all."""
 DRIVERS = ("tests/spark/test_stream_kills.py", "tests/spark/test_cluster_kills.py")

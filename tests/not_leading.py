@@ -32,7 +32,7 @@ class Standby(flight.FlightServerBase):
             raise self._refusal()
         with self._count:
             self.asked += 1
-        hello = {"protocol": 1, "version": "0", "shard": self.shard, "epoch": self.boasts or 0, "limits": {}}
+        hello = {"protocol": 1, "version": "0", "shard": self.shard, "epoch": self.boasts or 1, "limits": {}}
         hello |= {"role": "leader" if self.boasts else "standby", "replicas": list(self.replicas)}
         if self.leader is not None:
             hello["leader"] = self.leader

@@ -122,6 +122,14 @@ def test_an_edited_message_replaces_the_dead_letter_for_its_group_alone(own: Own
         assert (message.topic, message.queue, message.offset) == ("orders", 0, 0)
         (theirs,) = received(bus, "other")
         assert (theirs.body, theirs.message_id.hex()) == (b"poison", letter["message_id"])
+        (found,) = bus.admin.lookup(message_id="cure-17")
+        assert (found["state"], found["visible"], found["group"]) == ("edited", False, "cart")
+        assert (found["body"], found["edited_from"]) == (b"cured", letter["message_id"])
+        assert (found["topic"], found["queue"], found["offset"], found["transaction"]) == ("orders", 0, 0, None)
+        assert [one["state"] for one in bus.admin.lookup(key="k")] == ["plain"]
+        assert [one["state"] for one in bus.admin.lookup(message_id="cure-17", topic="orders")] == ["edited"]
+        assert not bus.admin.lookup(message_id="cure-17", topic="others")
+        assert [one["state"] for one in bus.admin.lookup(message_id=letter["message_id"])] == ["plain"]
         recorded = [act for act in bus.admin.acts() if act["act"] == "dead_letters.edit"]
         assert [act["ended"] for act in recorded] == [{"results": {"OK": 1}}, {"repeated": True}]
         what = recorded[0]["what"]

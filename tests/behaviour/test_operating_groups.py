@@ -188,6 +188,48 @@ def test_killed_in_the_middle_of_a_reset_it_is_done_and_recorded_or_not_done(
         assert queue_of(bus, "cart")["next"] == place
 
 
+@pytest.mark.parametrize("act", ["pause", "resume", "delete"])
+@pytest.mark.parametrize("step", ["acts.recorded", "acts.done"])
+def test_killed_in_the_middle_of_an_act_on_a_group_the_record_says_what_is_true(
+    step: str, act: str, make_broker: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, f"{step}:2" if act == "resume" else step)
+    broker = make_broker("served")
+    monkeypatch.delenv(VARIABLE)
+    with broker.connect() as bus:
+        bus.admin.create_topic("orders", 1)
+        sent(bus, "orders", 1)
+        bus.consumer("cart", "orders").close()
+        if act == "resume":
+            bus.admin.pause_group("cart", ["orders"])
+        admin = Admin(bus.router, 2.0)
+        given = ["cart", ["orders"]] if act == "pause" else ["cart"]
+        with pytest.raises(mq.Unknown):
+            getattr(admin, f"{act}_group")(*given, why=step)
+    done = step == "acts.done"
+    broker.restart(kill=True)
+    with broker.connect() as bus:
+        admin = bus.admin
+        one = admin.acts()[-1]
+        assert (one["act"], one["why"], one["ended"]["interrupted"]) == (f"groups.{act}", step, True)
+        names = [listed["name"] for listed in admin.groups()]
+        if act == "delete":
+            kept = {"number": one["ended"]["found"]["number"], "dead_letters": 0} if not done else None
+            assert one["ended"]["found"] == ("UNKNOWN_GROUP" if done else kept)
+            assert names == ([] if done else ["cart"])
+            again = bus.consumer("cart", "orders")  # the group is whole: it goes on, or begins anew
+            assert got(again, 1) == [(0, 1)]
+        else:
+            paused = done == (act == "pause")
+            assert one["ended"]["found"] == {"paused": ["orders"] if paused else []}
+            with bus.consumer("cart", "orders") as consumer:
+                assert len(consumer.receive(1, wait=0.2 if paused else 30.0)) == (not paused)
+                if paused:
+                    admin.resume_group("cart")
+                    assert got(consumer, 1) == [(0, 1)]
+        assert admin.verify_acts()[0]["broken"] == []
+
+
 def test_a_group_that_one_of_two_brokers_does_not_have_is_made_there_and_who_is_away_is_told(
     make_broker: Own, t: str, g: str
 ) -> None:

@@ -179,6 +179,7 @@ def consume(bus: Bus, link) -> None:
         edit = {"group": "failing", "item": admin.dead_letters("failing")[0], "message_id": b"e" * 16, **changes}
         assert admin.edit_dead_letter(**edit)["repeated"] is False
         assert admin.edit_dead_letter(**edit)["repeated"] is True
+        assert admin.lookup(message_id=b"e" * 16)[0]["edited_from"] == edit["item"]["message_id"]
         of_message = admin.message_standing("t", 0, edit["item"]["offset"])[0]
         assert "edited" in [one["event"] for one in of_message["events"]]
         for message in itertools.islice(failing, 1):

@@ -9,10 +9,12 @@ from typing import Any
 import console_world
 import pytest
 from console_visitor import Visitor
+from pyspark.sql import SparkSession
 
 import escrowmq as mq
 from escrowmq.connecting import links
 from escrowmq.console import ConsoleSettings, beside
+from escrowmq.pipeline.session import local_session
 
 QUICK = ConsoleSettings(sample_seconds=0.05)
 
@@ -31,6 +33,13 @@ def world(world_url: str) -> Iterator[mq.Bus]:
     """A bus of that broker."""
     with mq.connect(world_url) as bus:
         yield bus
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """The session of this test process."""
+    with local_session("tests", cores=2, rows=1000) as session:
+        yield session
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
     python tests/console/console_screens.py FOLDER
 
-writes each page wide and narrow, light and dark.
+writes each page wide and narrow: light, dark, with high contrast, and in the colours of the user's own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 from console_world import HARM, LONG, fail_all, fill, served_broker
@@ -21,6 +22,13 @@ from escrowmq.console import ConsoleSettings, beside
 from escrowmq.plans import Plans
 from escrowmq.testing.servers.chromium import flags, program
 
+LOOKS: dict[str, dict[str, Any]] = {
+    "light": {"color_scheme": "light"},
+    "dark": {"color_scheme": "dark"},
+    "contrast": {"contrast": "more"},
+    "forced": {"forced_colors": "active"},
+}
+"""What a user's system may ask for."""
 SIZES = {"wide": (1280, 800), "narrow": (360, 740)}
 
 
@@ -104,8 +112,8 @@ def take(folder: Path) -> None:
         paths += [f"/plans/{done.id}", f"/plans/{done.id}/rows", "/acts/1"]
         browser = playwright.chromium.launch(executable_path=program(), args=flags())
         for size, (width, height) in SIZES.items():
-            for scheme in ("light", "dark"):
-                context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)  # type: ignore[arg-type]
+            for scheme, look in LOOKS.items():
+                context = browser.new_context(viewport={"width": width, "height": height}, **look)
                 page = context.new_page()
                 for path in paths:
                     check_page(page, at["console"] + path)

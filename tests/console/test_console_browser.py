@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,10 +15,12 @@ from console_screens import check_page, paths_of
 from console_visitor import Visitor
 from console_world import HARM, HARMS, LONG, served_broker
 from playwright.sync_api import Browser, Page, expect, sync_playwright
+from pyspark.sql import SparkSession
 
 import escrowmq as mq
 from escrowmq.connecting import links
 from escrowmq.console import ConsoleSettings, beside
+from escrowmq.pipeline.audit import run as audit
 from escrowmq.testing.servers.chromium import flags
 
 QUICK = ConsoleSettings(sample_seconds=0.1)
@@ -48,13 +51,16 @@ def page(browser: Browser) -> Iterator[Page]:
 class Shop:
     """Producers and a consumer of one group. Until it is mended, the consumer fails all that is old: for three causes, one of them poison."""
 
-    def __init__(self, bus: mq.Bus) -> None:
+    def __init__(self, bus: mq.Bus, folder: Path) -> None:
         self.bus = bus
+        self.folder = folder
         self.mended = threading.Event()
         self.stopping = threading.Event()
         self.sent: dict[str, str] = {}
         """Key by message id."""
         self.effects: Counter[str] = Counter()
+        self._sent = database(folder / "shop.db", "CREATE TABLE sent (message_id TEXT PRIMARY KEY, body TEXT)")
+        self._handled = database(folder / "cart.db", "CREATE TABLE effects (message_id TEXT, price TEXT)")
         self.by_key: dict[str, str] = {}
         """The message that had its effect last, by its key."""
         self.news = threading.Condition()
@@ -63,8 +69,11 @@ class Shop:
 
     def send(self, count: int, kind: str, body: bytes) -> None:
         batch = [mq.Message("orders", body, key=f"{kind}-{number}") for number in range(count)]
-        for message, receipt in zip(batch, self.bus.producer("shop").send_batch(batch), strict=True):
+        receipts = self.bus.producer("shop").send_batch(batch)
+        for message, receipt in zip(batch, receipts, strict=True):
             self.sent[receipt.message_id.hex()] = message.key or ""
+        rows = [(receipt.message_id.hex(), body.decode()) for receipt in receipts]
+        self._sent.executemany("INSERT INTO sent VALUES (?, ?)", rows)
 
     def begin(self, *works: Callable[[], None]) -> None:
         for work in works:
@@ -95,6 +104,7 @@ class Shop:
                 raise TimeoutError(f"the price list did not answer within {order['old']} s")
             if "price" not in order:
                 raise KeyError("price")
+        self._handled.execute("INSERT INTO effects VALUES (?, ?)", (message.message_id.hex(), str(order["price"])))
         with self.news:
             self.effects[message.message_id.hex()] += 1
             self.by_key[message.key or ""] = message.message_id.hex()
@@ -116,6 +126,32 @@ class Shop:
         for thread in self._threads:
             thread.join()
 
+    def end(self) -> None:
+        """Nobody works any more, and the databases are closed."""
+        self.close()
+        self._sent.close()
+        self._handled.close()
+
+    def manifest(self) -> Path:
+        """The folder as a run that the audit can read: what was sent is in the topic, and what the group was given has its effect."""
+        tables = {
+            name: {"database": file, "table": name, "id": "message_id"}
+            for name, file in (("sent", "shop.db"), ("effects", "cart.db"))
+        }
+        described = {
+            "log": "data",
+            "topics": ["orders"],
+            "ids": {"orders": "message_id"},
+            "tables": tables,
+            "comparisons": [
+                {"expected": "table:sent", "found": "topic:orders", "columns": ["body"]},
+                {"expected": "group:cart/orders", "found": "table:effects", "columns": ["price"]},
+            ],
+            "consumers": {"cart": "effects"},
+        }
+        (self.folder / "manifest.json").write_text(json.dumps(described))
+        return self.folder
+
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Iterator[tuple[Shop, str]]:
@@ -125,7 +161,7 @@ def shop(tmp_path: Path) -> Iterator[tuple[Shop, str]]:
         mq.connect(url) as bus,
         beside(links(url, {}), listen="127.0.0.1:0", plans=tmp_path / "plans", settings=QUICK) as at,
     ):
-        made = Shop(bus)
+        made = Shop(bus, tmp_path)
         made.send(599, "slow", b'{"old": 30, "price": 5}')
         made.send(400, "free", b'{"gift": true}')
         made.send(1, "poison", f'{{"price": "{HARM}'.encode())
@@ -134,7 +170,16 @@ def shop(tmp_path: Path) -> Iterator[tuple[Shop, str]]:
         try:
             yield made, at["console"]
         finally:
-            made.close()
+            made.end()
+
+
+def database(path: Path, table: str) -> sqlite3.Connection:
+    """A database of one writer at a time, each statement a transaction."""
+    made = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    made.execute("PRAGMA synchronous = off")
+    made.execute("PRAGMA journal_mode = wal")
+    made.execute(table)
+    return made
 
 
 def ready(page: Page) -> None:
@@ -160,9 +205,10 @@ def make_plan(page: Page, cause: str, act: str, why: str) -> None:
     expect(page.get_by_text("it would be done")).to_be_visible()
 
 
-def test_three_in_the_morning(page: Page, shop: tuple[Shop, str]) -> None:
+@pytest.mark.spark
+def test_three_in_the_morning(page: Page, shop: tuple[Shop, str], spark: SparkSession) -> None:
     """1,000 dead letters of three causes, one of them poison: found, looked at, edited, planned, tried dry, delivered again in steps under
-    live traffic, the rest settled; then every id is accounted for."""
+    live traffic, the rest settled; then the audit on Spark agrees about every id, and the edited message is found by its own id."""
     made, console = shop
     made.begin(made.trade)
     page.goto(console)
@@ -226,6 +272,17 @@ def test_three_in_the_morning(page: Page, shop: tuple[Shop, str]) -> None:
     assert {id for id, count in made.effects.items() if count} == wanted
     assert set(made.effects.values()) <= {0, 1}
     assert not made.bus.admin.dead_letters("cart")
+    page.goto(console)
+    press(page, "/")
+    page.keyboard.type(edited + "\n")
+    expect(page.locator(".story")).to_contain_text(f"Put in place of the dead letter {poison}")
+    made.close()
+    verdict = audit(made.manifest(), spark=spark)
+    assert verdict.findings == ()
+    assert verdict.agrees
+    assert [side.found_rows for side in verdict.comparisons] == [len(made.sent), len(wanted)]
+    kept = [message for message in made.sent if message not in free]
+    assert verdict.consumers == {"cart": len(kept)}
 
 
 def stop_trading(made: Shop) -> None:

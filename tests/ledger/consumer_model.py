@@ -19,6 +19,8 @@ class Entry:
     attempt: int = 1
     due_us: int = 0
     lease: int = -1
+    instead: int | None = None
+    """The log position of the message that a person put in its place."""
 
 
 class Consumer:
@@ -61,7 +63,7 @@ class Consumer:
         assert len(got) == min(most, self.eligible(queues, now)), "as many as there are, up to what was asked for"
         for lease, place, offset, attempt, position in got:
             message, entry = queues[place][offset], self.entries[place][offset]
-            assert message.position == position
+            assert position == (message.position if entry.instead is None else entry.instead)
             assert self.wants(message)
             assert (place, offset) not in self.acked_ever, "acknowledged progress never goes back (I22)"
             assert entry.state == "waiting" or self._is_due(entry, now), f"{entry.state} delivered again (I23, I27)"
@@ -153,6 +155,12 @@ class Consumer:
         if code == Code.OK:
             entry.state = "retrying" if retry else "discarded"
             entry.attempt, entry.due_us, entry.lease = 1, now, -1
+
+    def edit(self, place: Place, offset: int, position: int, now: int) -> None:
+        """A person put the message at a log position in place of a dead letter."""
+        entry = self.entries[place][offset]
+        entry.instead = position
+        self.settle_dead(place, offset, True, now, Code.OK)
 
     @property
     def repeated(self) -> int:

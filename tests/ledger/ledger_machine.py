@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from ledger_model import UNDECIDED, Model
 
+from escrowmq.errors import Code
 from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.commands import (
     AlterTopic,
     CreateTopic,
     Cut,
     DeleteGroup,
+    EditDead,
     Forget,
     PauseGroup,
     Receive,
@@ -30,6 +32,7 @@ from escrowmq.ledger.commands import (
 )
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.ledger.queues.queues import ROW_BYTES
+from escrowmq.message.columns import outgoing_batch
 from escrowmq.model import Act, DecidedBy, Outcome, TransactionId, TransactionState
 from escrowmq.schemas import SETTLING
 from escrowmq.testing.ledgers import LedgerDriver, ask_us, tables_equal, wake_us
@@ -418,6 +421,21 @@ class LedgerMachine(RuleBasedStateMachine):
                 command = SettleDead(name, np.array([queue_id]), np.array([offset]), retry)
                 [code] = self.driver.do(command).tolist()
                 consumer.settle_dead(place, offset, retry, self.driver.now_us, code)
+        self.model.next_position = self.driver.ledger.next_position
+
+    @precondition(lambda self: any(c.dead() for c in self.consumers.values()))
+    @rule(number=indexes)
+    def edit_dead(self, number) -> None:
+        """Another message in place of a dead letter: for its group alone, once, however often it is asked for."""
+        name, consumer = next((name, one) for name, one in self.consumers.items() if one.dead())
+        place, offset = consumer.dead()[number % len(consumer.dead())]
+        position = self.driver.ledger.next_position
+        identity = position.to_bytes(16, "big")
+        batch = outgoing_batch([(place[0], b"edited", "k", None, None, identity, place[1], 7, 0, 0, None)], identity)
+        command = EditDead(name, self.driver.ledger.queue_id(*place), offset, None, batch)
+        assert self.driver.do(command) == Code.OK
+        assert self.driver.do(command) == Code.ALREADY_EXISTS
+        consumer.edit(place, offset, position, self.driver.now_us)
         self.model.next_position = self.driver.ledger.next_position
 
     # Crashes

@@ -69,6 +69,36 @@ def test_a_delayed_message(opened: Open) -> None:
     assert story.why.startswith("It is delayed: consumers can get it at ")
 
 
+def test_an_edited_message_is_found_by_its_id_and_says_what_it_replaced(opened: Open) -> None:
+    bus = opened()
+    bus.producer("shop").send("orders", b"poison", message_id="old")
+    bus.consumer("other", "orders").close()
+    with bus.consumer("cart", "orders", max_attempts=1, retry_backoff=0.001) as consumer:
+        for message in consumer.receive(1, wait=30.0):
+            message.nack(0.0, "poison")
+        consumer.flush()
+    (letter,) = bus.admin.dead_letters("cart")
+    bus.admin.edit_dead_letter("cart", letter, body=b"cured", message_id="new", why="a typo")
+    story = the_one(bus, "new")
+    assert words(story) == ["replaced", "edited"]
+    assert (
+        said(story, "replaced")
+        == f"Put in place of the dead letter {letter['message_id']}, for consumer group cart alone."
+    )
+    assert "a typo" in said(story, "edited")
+    assert (story.waits, story.body) == (True, "cured")
+    with bus.consumer("cart", "orders", max_attempts=1, retry_backoff=0.001) as consumer:
+        for message in consumer.receive(1, wait=30.0):
+            message.ack()
+        consumer.flush()
+    story = the_one(bus, "new")
+    assert (words(story), story.why) == (
+        ["replaced", "edited", "leased", "acked"],
+        "It does not wait: cart has acknowledged it.",
+    )
+    assert "dead" in words(the_one(bus, "old"))
+
+
 # Transactions
 
 

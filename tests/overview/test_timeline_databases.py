@@ -169,6 +169,7 @@ def test_compensations(opened: Open, shop: sa.Engine) -> None:
     assert story.state == "stuck"
     assert story.why.startswith("Compensation cart could not deal with it (found nowhere); a person decides.")
     assert [offer.act for offer in story.offers] == ["compensation.retry", "compensation.settle"]
+    assert all("shop" in offer.selection["database"] for offer in story.offers)
     retry_cases(shop, "cart", [identity], by="ann", why="the shop is back")
     assert the_one(bus, identity.hex(), shop).why.startswith("Compensation cart tries it again with the next run")
     settle_cases(shop, "cart", [identity], by="ann", why="looked")

@@ -17,6 +17,9 @@ from escrowmq.cli.printing import console, moment, notice, print_facts, print_js
 from escrowmq.errors import Code, error
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from escrowmq.pipeline.coverage import Beginning
     from escrowmq.pipeline.reconcile import Report, Side
 
 Master = Annotated[
@@ -210,6 +213,7 @@ def reconcile(
 
     Exit code 1 if there is a difference.
     """
+    from escrowmq.pipeline.coverage import beginnings, told
     from escrowmq.pipeline.failures import unwrap_errors
     from escrowmq.pipeline.reconcile import read_side, stream_findings
     from escrowmq.pipeline.reconcile import reconcile as compare
@@ -233,7 +237,11 @@ def reconcile(
             found = stream_findings(*sides, grace_seconds=grace_seconds, lateness_seconds=lateness_seconds)
             return _stream(found, checkpoint, url, out_topic, once)
         assert before is not None
-        report = compare(*sides, settled_before=before, out=out, most=limit)
+        begin = beginnings(url, [half, commits])
+        covered = _covered(begin, grace_seconds, before)
+        report = compare(*sides, settled_before=before, covered_from=covered, out=out, most=limit)
+    if begin:
+        notice(f"not all is there that was ever in the topics: {told(begin)}; what was seen before is not judged")
     if json:
         print_json(report.to_json())
     else:
@@ -263,6 +271,14 @@ def _before(text: str | None, grace_seconds: float, url: str) -> datetime:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
+def _covered(begin: Sequence[Beginning], grace_seconds: float, before: datetime) -> datetime | None:
+    """From when on both topics hold all that there was: what matches a sighting comes within the grace time. Of an empty queue nothing is held."""
+    if not begin:
+        return None
+    ends_us = [before.timestamp() * 1e6 if one.since_us is None else one.since_us for one in begin]
+    return datetime.fromtimestamp(max(ends_us) / 1e6, UTC) + timedelta(seconds=grace_seconds)
+
+
 def _stream(found: Side, checkpoint: str, url: str, topic: str | None, once: bool) -> None:
     """Tell what is found as it is, until it ends or is interrupted."""
     from escrowmq.pipeline.reconcile import start
@@ -288,8 +304,9 @@ def _show(report: Report) -> None:
     ]
     if rows:
         print_table(("kind", "id", ">half", ">commits", "first seen", "last seen"), rows, "")
-    counts = {kind: getattr(report, kind) for kind in ("missing", "unexpected", "differing", "nameless")}
+    counts = {kind: getattr(report, kind) for kind in ("missing", "unexpected", "differing", "nameless", "uncovered")}
     rows_read = {"half rows": report.half_rows, "commit rows": report.commit_rows}
-    print_facts({"ids": report.ids, **rows_read, **counts, "settled before": report.settled_before})
+    covered = {"covered from": report.covered_from} if report.covered_from else {}
+    print_facts({"ids": report.ids, **rows_read, **counts, "settled before": report.settled_before, **covered})
     if report.agrees:
         console().print("[green]both sides agree[/green]")

@@ -402,6 +402,7 @@ def _facts(message: dict[str, Any]) -> dict[str, Any]:
         "message": _address(message),
         "state": state(message["state"]),
         "message id": message["message_id"],
+        **_edit(message),
         "transaction": message["transaction"],
         "key": message["key"],
         "tag": message["tag"],
@@ -412,6 +413,13 @@ def _facts(message: dict[str, Any]) -> dict[str, Any]:
         **{f"property {name}": value for name, value in message["properties"].items()},
         "body": body_of(message, 2000),
     }
+
+
+def _edit(message: dict[str, Any]) -> dict[str, Any]:
+    """Of an edited message: what it replaced, and for whom."""
+    if message["state"] != "edited":
+        return {}
+    return {"in place of": message["edited_from"] or "a damaged message", "for group": message["group"]}
 
 
 def _address(message: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -85,6 +86,8 @@ class Screen:
 
 def show_verdict(console: Console, verdict: Verdict) -> None:
     """The verdict as tables."""
+    from escrowmq.pipeline.coverage import told
+
     figures = Table.grid(padding=(0, 3))
     for _ in range(3):
         figures.add_column(justify="right", style="bold")
@@ -96,13 +99,19 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
         figures.add_row(*chain(*cells))
     color, words = ("green", "all sides agree") if verdict.agrees else ("red", "the sides disagree")
     console.print(Panel(figures, title=f"[bold {color}]{words}[/]", border_style=color, expand=False, padding=(1, 3)))
+    if verdict.beginnings:
+        console.print(
+            f"the log does not hold all that was ever in it: {escape(told(verdict.beginnings))}", soft_wrap=True
+        )
     if verdict.findings:
         table = Table("kind", "id", "between", "expected", "found", title="findings", title_justify="left")
         for finding in verdict.findings[:_MOST_FINDINGS]:
-            table.add_row(
-                f"[red]{finding.kind}[/]", finding.id, finding.between, str(finding.expected), str(finding.found)
-            )
+            counts = (str(finding.expected), str(finding.found))
+            table.add_row(f"[red]{finding.kind}[/]", finding.id, finding.between, *counts)
         console.print(table)
+        for finding in verdict.findings[:_MOST_FINDINGS]:
+            if finding.reason:
+                console.print(f"{escape(finding.id)}: {escape(finding.reason)}", soft_wrap=True)
         if verdict.findings_in_all > _MOST_FINDINGS:
             console.print(f"… of {verdict.findings_in_all:,} findings; more are in verdict.json")
 

@@ -327,7 +327,7 @@ class SettleResults(_Out):
 
 
 class Found(_Out):
-    """A stored message. ``state``: "plain", or that of its transaction."""
+    """A stored message. ``state``: "plain", that of its transaction, or "edited": a person put it in place of a dead letter, for one group."""
 
     topic: str | None
     queue: int

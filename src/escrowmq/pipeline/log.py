@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from pyspark.sql import functions as f
+
 from escrowmq.spark import brokers
 from escrowmq.spark.options import absolute, read_options
 from escrowmq.spark.source import register
-from escrowmq.wire import HALF_VIEW_NAME, OP_VIEW_NAME
+from escrowmq.wire import DEAD_LETTER_PREFIX, GROUP_ACT_VIEW_NAME, HALF_VIEW_NAME, OP_VIEW_NAME
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -25,6 +27,12 @@ class Log(Protocol):
 
     def decisions(self, columns: Collection[str]) -> DataFrame:
         """The decisions of all transactions."""
+
+    def group_acts(self, group: str, columns: Collection[str]) -> DataFrame:
+        """What persons did to places of a consumer group."""
+
+    def dead_letters(self, group: str, columns: Collection[str]) -> DataFrame:
+        """The dead letters of a consumer group."""
 
 
 class BrokerLog:
@@ -46,6 +54,14 @@ class BrokerLog:
     def decisions(self, columns: Collection[str]) -> DataFrame:
         """See :class:`Log`."""
         return self._read(OP_VIEW_NAME, columns)
+
+    def group_acts(self, group: str, columns: Collection[str]) -> DataFrame:
+        """See :class:`Log`."""
+        return self._read(GROUP_ACT_VIEW_NAME, {*columns, "group"}).where(f.col("group") == group).select(*columns)
+
+    def dead_letters(self, group: str, columns: Collection[str]) -> DataFrame:
+        """See :class:`Log`. Raises, when it is used, Rejected(UNKNOWN_GROUP)."""
+        return self._read(DEAD_LETTER_PREFIX + group, columns)
 
     def _read(self, source: str, columns: Collection[str]) -> DataFrame:
         reader = self._spark.read.format("escrow").option("topic", source)

@@ -182,7 +182,7 @@ def test_two_shards_behind_one_list_are_refused_and_named():
 
 
 def test_a_standby_that_does_not_know_its_shard_yet_is_no_other_shard():
-    seek, town = seeker({1: leader(), 2: standby(shard=0)}, 1, 2)
+    seek, town = seeker({1: leader(), 2: {**standby(shard=9), "epoch": 0}}, 1, 2)
     assert led(seek.seek(), town) == 1
 
 

@@ -18,6 +18,7 @@ from escrowmq.ledger.groups.reports import positions_of
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.ledger.listings import transaction
 from escrowmq.ledger.queues.queues import Place
+from escrowmq.message.names import EDITED_FROM
 from escrowmq.model import DecidedBy, TransactionId, TransactionState
 from escrowmq.schemas import ID, Kind
 from escrowmq.wire.actions.messages import Found, FoundMessage, Message, MessageFields
@@ -94,7 +95,8 @@ def warm_up(engine: Readable) -> None:
 
 
 def find_messages(engine: Readable, message_id: bytes | None, key: str | None, topic: str | None, limit: int) -> Found:
-    """Messages of an id, or with a key, newest first; each with its state and body. Damaged ones that cannot be compared are
+    """Messages of an id, or with a key, newest first; each with its state and body. By its id also what one group gets in place of a dead
+    letter. Damaged ones that cannot be compared are
     counted, but for the one of which the ledger still knows that it has the id."""
     found: list[FoundMessage] = []
     unreadable = 0
@@ -105,8 +107,38 @@ def find_messages(engine: Readable, message_id: bytes | None, key: str | None, t
             found += _states(engine, some)
         if len(found) >= limit:
             break
+    if message_id is not None and len(found) < limit:
+        found += _edits(engine, message_id, key, topic)[: limit - len(found)]
     answer: Found = {"messages": found}
     return {**answer, "unreadable": unreadable} if unreadable else answer
+
+
+def _edits(engine: Readable, message_id: bytes, key: str | None, topic: str | None) -> list[FoundMessage]:
+    """The edited messages of an id: they stand in no topic, so no index has them. All edits that stand are looked through; each was made by hand."""
+
+    def look() -> list[tuple[str, Place, int, int]]:
+        ledger = engine.shard.ledger
+        found = []
+        for group in ledger.groups.groups.values():
+            for queue_id, cursor in group.cursors.items():
+                offset = cursor.edited.find(message_id) if len(cursor.edited) else None
+                edit = None if offset is None else cursor.edited.get(offset)
+                if offset is not None and edit is not None:
+                    found.append((group.name, ledger.topics.queues[queue_id].place, offset, edit.position))
+        return found
+
+    edits = [edit for edit in engine.glance(look).result() if topic in (None, edit[1].topic)]
+    edits = [edit for edit in edits if edit[3] >= engine.log.first_position]
+    rows = _rows(engine, np.array([edit[3] for edit in edits], np.int64)) if edits else []
+    told: list[FoundMessage] = []
+    for row, (group, place, offset, _) in zip(rows, edits, strict=True):
+        if key is not None and not row["lost"] and row["key"] != key:
+            continue
+        if row["lost"]:
+            row |= {"topic": place.topic, "queue": place.queue}
+        old = dict(row["properties"] or ()).get(EDITED_FROM)
+        told.append(_found(row, state="edited", offset=offset, visible=False, group=group, edited_from=old))
+    return told
 
 
 def view_message(engine: Readable, topic: str, message_id: bytes, key: str) -> FoundMessage | None:
@@ -229,7 +261,13 @@ def _states(engine: Readable, positions: Int64s) -> list[FoundMessage]:
             continue
         if place is not None and row["lost"]:
             row |= {"topic": place.topic, "queue": place.queue}
-        found.append({**describe(row), "state": state, "offset": offset, "visible": offset is not None})
+        found.append(_found(row, state=state, offset=offset, visible=offset is not None))
+    return found
+
+
+def _found(row: dict[str, Any], **standing: Any) -> FoundMessage:
+    told: Any = {**describe(row), **standing}
+    found: FoundMessage = told
     return found
 
 

@@ -94,8 +94,8 @@ class FlightLink(ParcelsByExchange):
         self._open: set[Stream] = set()  # those that owe an answer, too
         self._watches: list[Checks] = []
         self._reads: weakref.WeakSet[Read] = weakref.WeakSet()
-        several = len(addresses) > 1
-        self._backoff = Backoff(FIRST_BACKOFF, LAST_BACKOFF_OF_SEVERAL if several else LAST_BACKOFF)
+        self._several = len(addresses) > 1
+        self._backoff = Backoff(FIRST_BACKOFF, LAST_BACKOFF_OF_SEVERAL if self._several else LAST_BACKOFF)
         self._refused_at = -CALM_SECONDS
         self._last_problem: EscrowError | None = None
         self._timer = Timer("escrowmq-link")
@@ -246,6 +246,8 @@ class FlightLink(ParcelsByExchange):
                     self._backoff.worked()
                 self._client, self._last_problem, self.hello = met.client, None, met.hello
                 self._met, self.host = met, met.address.host
+                if not self._several and len(self._seeker.known) > 1:
+                    self._several, self._backoff = True, Backoff(FIRST_BACKOFF, LAST_BACKOFF_OF_SEVERAL)
                 met = None
             elif problem is not None:
                 self._last_problem = problem

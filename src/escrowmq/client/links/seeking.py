@@ -324,9 +324,9 @@ class _Look:
 
 
 def _shard(met: Met) -> int | None:
-    """Its shard; None where it does not know it yet."""
+    """Its shard; None for a standby that has not seen the log opened yet: it gave its empty folder a number that the log's replaces."""
     shard = met.hello.get("shard")
-    if not isinstance(shard, int) or (not shard and met.hello.get("role") == "standby"):
+    if not isinstance(shard, int) or (met.hello.get("role", "leader") != "leader" and _epoch(met) <= 0):
         return None
     return shard
 

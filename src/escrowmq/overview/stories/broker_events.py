@@ -40,6 +40,11 @@ def who(at_broker: AtBroker, time_us: int) -> str:
 
 def _of_transaction(of: AtBroker) -> Iterator[Event]:
     message, shown = of.message, of.transaction
+    if message["state"] == "edited":
+        old = message["edited_from"] or "a message that was damaged"
+        text = f"Put in place of the dead letter {old}, for consumer group {message['group']} alone."
+        yield _event(of, message["stored_us"], "replaced", text, {"edited_from": message["edited_from"]})
+        return
     if message["transaction"] is None:
         yield _event(of, message["stored_us"], "stored", "Stored as a plain message.")
         return
@@ -113,6 +118,8 @@ def _of_place(of: AtBroker, now_us: int) -> Iterator[Event]:
     message = of.message
     if message["damaged"]:
         yield _event(of, None, "damaged", f"The log is damaged under it: {quoted(message['damaged'])}.")
+    if message["state"] == "edited":
+        return
     if message["visible"]:
         placed_us = None if of.stands is None else of.stands["placed_us"]
         where = f"{message['topic']}/{message['queue']}/{message['offset']}"

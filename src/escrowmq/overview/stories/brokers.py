@@ -145,6 +145,8 @@ class Looked:
                 at.notes.append("This broker is older and does not tell where a message stands for consumer groups.")
             else:
                 at.notes.append(f"Where it stands for consumer groups could not be asked: {problem}")
+        if at.stands is not None and row["state"] == "edited":
+            at.stands = _of_its_group(at.stands, row)
 
     def _who(self, at: AtBroker) -> None:
         """Look up who did what was done by hand."""
@@ -180,3 +182,11 @@ class Looked:
             else:
                 high = middle
         return found
+
+
+def _of_its_group(stands: Mapping[str, Any], row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What concerns an edited message: its group alone gets it, and what happened there before was of the message that it replaced."""
+    events = [event for event in stands.get("events", []) if event["group"] == row["group"]]
+    begun = next((n for n, event in enumerate(events) if event.get("message_id") == row["message_id"]), 0)
+    mine = [one for one in stands["groups"] if one["group"] == row["group"]]
+    return {**stands, "groups": mine, "events": events[begun:]}

@@ -71,10 +71,11 @@ def at_broker(of: AtBroker, now_us: int) -> Iterator[Reason]:
     elif state in ("rolled_back", "expired"):
         word = "rolled back" if state == "rolled_back" else "given up, as it stayed undecided for too long"
         yield Reason(Rank.DONE, state, f"It does not wait: its transaction was {word}, and no consumer will see it.")
-    elif not message["visible"]:
+    elif not message["visible"] and state != "edited":
         yield _not_visible(of, now_us)
     elif of.stands is None:
-        yield Reason(Rank.DONE, state, "It is visible; where it stands for consumer groups is not known.")
+        visible = "It is visible" if message["visible"] else "One consumer group gets it in place of a dead letter"
+        yield Reason(Rank.DONE, state, f"{visible}; where it stands for consumer groups is not known.")
     else:
         yield from _at_groups(of, of.stands, now_us)
 
@@ -287,7 +288,7 @@ def in_database(row: InDatabase, at_brokers: bool, now_us: int) -> Iterator[Reas
     if row.driven is not None:
         yield _driven(row, row.driven)
     for case in row.cases:
-        yield _case(case)
+        yield _case(row, case)
     for entry in row.sets:
         if entry["what"] == "taken":
             yield Reason(Rank.HANDS, "taken", f"A scheduler of compensation {entry['name']} is about to repair it.")
@@ -378,9 +379,9 @@ def _driven(row: InDatabase, driven: Mapping[str, Any]) -> Reason:
     )
 
 
-def _case(case: Mapping[str, Any]) -> Reason:
+def _case(row: InDatabase, case: Mapping[str, Any]) -> Reason:
     state, name = CaseState(case["state"]), case["name"]
-    selection = {"compensation": name, "ids": [bytes(case["message_id"]).hex()]}
+    selection = {"database": row.database, "compensation": name, "ids": [bytes(case["message_id"]).hex()]}
     offers = (Offer("compensation.retry", selection), Offer("compensation.settle", selection))
     if state in (CaseState.STUCK, CaseState.CONFLICT):
         return Reason(

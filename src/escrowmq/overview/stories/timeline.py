@@ -22,7 +22,7 @@ MOST_STORIES = 20
 """Messages that are told of; of more it is only said that there are."""
 MOST_BODY = 2_000
 """Characters of a body that are shown."""
-_PLACE = ("written", "driven", "prepared", "stored", "local", "checked", "parked", "reopened")
+_PLACE = ("written", "driven", "prepared", "stored", "replaced", "local", "checked", "parked", "reopened")
 """What comes first of what happened at the same time."""
 
 

@@ -4,7 +4,8 @@
 """
 
 from escrowmq.pipeline.audit.comparing import Compared, compare
+from escrowmq.pipeline.audit.delivered import delivered_to
 from escrowmq.pipeline.audit.run import run
 from escrowmq.pipeline.audit.verdict import Finding, Verdict
 
-__all__ = ["Compared", "Finding", "Verdict", "compare", "run"]
+__all__ = ["Compared", "Finding", "Verdict", "compare", "delivered_to", "run"]

@@ -8,6 +8,7 @@ Everything is named relative to the run folder, so that a folder can be moved or
       "tables": {"orders": {"database": "orders.db", "table": "orders", "id": "order_id", "where": {},
                             "unique": true}},   no id is twice: believed if an index of the database says so
       "topics": ["orders"],                   keyed by the id; bodies are JSON objects
+      "ids": {"points": "message_id"},        of topics where the id is not the key (optional)
       "comparisons": [
         {"expected": "table:orders", "found": "topic:orders", "columns": ["units"], "judges": ["lost", ...]}
       ],
@@ -25,11 +26,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from escrowmq.errors import Code, Misuse
+from escrowmq.message.names import is_name
 
 NAME = "manifest.json"
 _HINT = "docs/audit.md has its fields; `escrowmq demo` makes one"
 KINDS = ("lost", "repeated", "altered", "leaked")
 """What a comparison can find wrong with an id (see :mod:`escrowmq.pipeline.audit.frames`)."""
+
+IDS = ("key", "message_id")
+"""Where the id of a topic's messages can be; message ids are compared in hex."""
 
 MESSAGE_COLUMNS = ("message_id", "transaction_id", "tag", "properties", "body")
 """Columns that every topic has beside the fields of its bodies."""
@@ -58,13 +63,20 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two sides that must hold the same ids with the same ``columns``; sides are ``file:``, ``table:``, ``topic:`` or
-    ``half:NAME`` (the half messages of topic NAME whose transaction committed)."""
+    """Two sides that must hold the same ids with the same ``columns``; sides are ``file:``, ``table:``, ``topic:``,
+    ``half:NAME`` (the half messages of topic NAME whose transaction committed) or ``group:GROUP/NAME`` (what a consumer group is to have
+    handled of topic NAME: without what a person discarded, and with what a person edited)."""
 
     expected: str
     found: str
     columns: tuple[str, ...]
     judges: tuple[str, ...] = KINDS
+
+
+def of_group(name: str) -> tuple[str, str]:
+    """Consumer group and topic of a side ``group:GROUP/TOPIC``."""
+    group, _, topic = name.partition("/")
+    return group, topic
 
 
 Described = TypeVar("Described", Table, File)
@@ -93,6 +105,7 @@ class Manifest:
     consumers: dict[str, str]
     files: dict[str, File] = field(default_factory=dict)
     events: str | None = None
+    ids: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
@@ -124,6 +137,7 @@ class Manifest:
             consumers=dict(raw.get("consumers", {})),
             files={name: _described(File, "file", name, value) for name, value in raw.get("files", {}).items()},
             events=raw.get("events"),
+            ids=dict(raw.get("ids", {})),
         )
         manifest._check()
         return manifest
@@ -140,9 +154,17 @@ class Manifest:
             return f"{self.tables[name].database} {self.tables[name].table}"
         if kind == "file":
             return self.files[name].path
+        if kind == "group":
+            group, topic = of_group(name)
+            return f"topic {topic} for consumer group {group}"
         return f"topic {name}" if kind == "topic" else f"committed half messages of {name}"
 
     def _check(self) -> None:
+        for topic, id in self.ids.items():
+            if topic not in self.topics or id not in IDS:
+                raise ValueError(
+                    f"the id of {topic!r} is {id!r}; ids are {' or '.join(IDS)} of the topics of the manifest"
+                )
         for name, table in self.tables.items():
             kind, url, _ = table.database.partition("://")
             if url:
@@ -159,7 +181,8 @@ class Manifest:
         for comparison in self.comparisons:
             for side in (comparison.expected, comparison.found):
                 kind, _, name = side.partition(":")
-                if name not in known.get(kind, ()):
+                group, topic = of_group(name) if kind == "group" else ("", "")
+                if name not in known.get(kind, ()) and not (is_name(group) and topic in self.topics):
                     raise ValueError(f"a comparison names {side!r}, which is not described")
             if unknown := set(comparison.judges) - set(KINDS):
                 raise ValueError(f"a comparison judges {', '.join(sorted(unknown))}; known are {', '.join(KINDS)}")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from escrowmq.pipeline import timeline
 from escrowmq.pipeline.audit.events import Events
 from escrowmq.pipeline.audit.verdict import Verdict
+from escrowmq.pipeline.coverage import told
 from escrowmq.pipeline.pages import charts, svg
 from escrowmq.pipeline.pages.html import AMBER, BLUE, GREEN, RED, SLATE, VIOLET, document, figure, section, table
 from escrowmq.pipeline.pages.svg import Mark, Series
@@ -178,7 +179,11 @@ def _comparisons(verdict: Verdict) -> str:
         for s in verdict.comparisons
     ]
     heads = ["what must be there", "where it must be", "#ids", "#rows expected", "#rows found", "#ids that differ"]
-    return section("What was compared", "Each line lays two sides beside each other, id by id.", table(heads, rows))
+    note = "Each line lays two sides beside each other, id by id."
+    if verdict.beginnings:
+        begin = escape(told(verdict.beginnings))
+        note += f" The log does not hold all that was ever in it ({begin}): what left before, by retention or by hand, cannot be compared."
+    return section("What was compared", note, table(heads, rows))
 
 
 def _findings(verdict: Verdict) -> str:
@@ -192,12 +197,13 @@ def _findings(verdict: Verdict) -> str:
             escape(f.between),
             str(f.expected),
             str(f.found),
+            escape(f.reason),
         ]
         for f in shown
     ]
     more = verdict.findings_in_all - len(shown)
     note = f"{more:,} more are not shown." if more > 0 else ""
-    return section("Findings", note, table(["kind", "id", "between", "#expected", "#found"], rows))
+    return section("Findings", note, table(["kind", "id", "between", "#expected", "#found", "why"], rows))
 
 
 def _kills(events: Events, pictures: Pictures) -> str:

@@ -14,8 +14,9 @@ from pyspark.sql.types import StringType, StructField, StructType
 from escrowmq.errors import Code, Misuse
 from escrowmq.outbox import engines
 from escrowmq.pipeline import timeline
-from escrowmq.pipeline.audit import frames
-from escrowmq.pipeline.audit.manifest import MESSAGE_COLUMNS, Comparison, Manifest, Table
+from escrowmq.pipeline.audit import delivered, frames
+from escrowmq.pipeline.audit.frames import say
+from escrowmq.pipeline.audit.manifest import MESSAGE_COLUMNS, Comparison, Manifest, Table, of_group
 from escrowmq.pipeline.audit.rows import Cell, Role, Rows, Speaker
 from escrowmq.pipeline.log import Log
 from escrowmq.pipeline.sql.source import CELLS, SOURCE, read_texts
@@ -35,23 +36,40 @@ class Readings:
         self.spark = spark
         self._manifest = manifest
         self.log = log
+        self._places: dict[str, DataFrame] = {}
+
+    def close(self) -> None:
+        """Free what is kept."""
+        for found in self._places.values():
+            found.unpersist()
+        self._places.clear()
+
+    def places(self, group: str) -> DataFrame:
+        """See :func:`escrowmq.pipeline.audit.delivered.places`; kept until :meth:`close`."""
+        if group not in self._places:
+            self._places[group] = delivered.places(self.log, group).persist()
+        return self._places[group]
 
     def rows(self, comparisons: Sequence[Comparison]) -> list[Rows]:
         """The sides of these comparisons: all tables, all topics and all half messages in one frame each, and each file."""
         roles: dict[str, list[Role]] = {}
         for number, c in enumerate(comparisons):
-            between_messages = all(side.startswith(("topic:", "half:")) for side in (c.expected, c.found))
-            columns = tuple(_as_stored(name) if between_messages else name for name in c.columns)
+            columns = compared_columns(c)
             roles.setdefault(c.expected, []).append(Role(number, True, columns))
             roles.setdefault(c.found, []).append(Role(number, False, columns))
         of = {
             kind: {side.partition(":")[2]: tuple(its) for side, its in roles.items() if side.startswith(f"{kind}:")}
-            for kind in ("table", "topic", "half", "file")
+            for kind in ("table", "topic", "half", "group", "file")
         }
         made = [self._file(name, its) for name, its in of["file"].items()]
         made += [self._tables(of["table"])] if of["table"] else []
         made += [self._topics(of["topic"])] if of["topic"] else []
         made += [self._halves(of["half"])] if of["half"] else []
+        by_group: dict[str, dict[str, tuple[Role, ...]]] = {}
+        for name, its in of["group"].items():
+            group, topic = of_group(name)
+            by_group.setdefault(group, {})[topic] = its
+        made += [self._delivered(group, its) for group, its in by_group.items()]
         return made
 
     def half(self) -> DataFrame:
@@ -61,9 +79,9 @@ class Readings:
         """
         open_ = f.col("state").isin(*frames.UNDECIDED)
         return timeline.of_half(
-            self.log.half(["key", "state", *timeline.HALF_COLUMNS]),
-            f.xxhash64("key").alias("hashed"),
-            f.when(open_, f.col("key")).alias("id"),
+            self.log.half(["state", *timeline.HALF_COLUMNS, *self._id_columns]),
+            f.xxhash64(self.id).alias("hashed"),
+            f.when(open_, self.id).alias("id"),
             f.when(open_, f.col("state")).alias("state"),
         )
 
@@ -100,16 +118,72 @@ class Readings:
 
     def _topics(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
         """The committed messages of topics, as consumers see them."""
-        frame = self.log.topics(list(roles), _needed(roles))
-        slim = self.log.topics(list(roles), ["topic", "key"])
-        return Rows(frame, f.col("key"), _of_topics(roles), _made(roles), slim)
+        frame = self.log.topics(list(roles), self._needed(roles))
+        slim = self.log.topics(list(roles), self._id_columns)
+        return Rows(frame, self.id, _of_topics(roles), _made(roles), slim)
+
+    def _delivered(self, group: str, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
+        """The messages of topics as a consumer group is to have handled them."""
+        found = delivered.sent_around(self.places(group))
+        frame, slim = (
+            delivered.messages_of(self.log, list(roles), columns, found)
+            for columns in (sorted(self._needed(roles)), self._id_columns)
+        )
+        return Rows(frame, self.id, _of_topics(roles), _made(roles), slim)
+
+    def versions(self, group: str, topic: str, role: Role) -> DataFrame:
+        """What was discarded or edited for a group, before and after → PLACE, ``_act``; ``id, message_id, digest`` (of the topic's message);
+        ``new_id, new_message_id, new_digest`` (of the edited one, null if there is none)."""
+        roles = {topic: (role,)}
+        columns = sorted({*self._needed(roles), "message_id", *delivered.PLACE})
+        old = self.log.topics([topic], columns).join(delivered.sent_around(self.places(group)), list(delivered.PLACE))
+        instead = f.col(delivered.INSTEAD)
+        given = {name: instead[name] for name in delivered.CONTENT if name in columns}
+        new = old.withColumns(
+            given | ({"transaction_id": f.lit(None).cast("binary")} if "transaction_id" in columns else {})
+        )
+        told = [
+            side.withColumns(dict(_made(roles))).select(
+                *delivered.PLACE,
+                *([delivered.ACT] if not prefix else []),
+                self.id.alias(f"{prefix}id"),
+                _hex(f.col("message_id")).alias(f"{prefix}message_id"),
+                say(role, _message_cell)["digest"].alias(f"{prefix}digest"),
+            )
+            for prefix, side in (("", old), ("new_", new.where(f.col(delivered.ACT) == "edit")))
+        ]
+        return told[0].join(told[1], list(delivered.PLACE), "left")
+
+    @property
+    def _id_columns(self) -> list[str]:
+        """Columns of a message that :attr:`id` needs, and its topic."""
+        return ["topic", "key", *(["message_id"] if self._manifest.ids else [])]
+
+    @property
+    def id(self) -> Column:
+        """The id of a message, wherever its topic has it."""
+        others = [topic for topic, id in self._manifest.ids.items() if id == "message_id"]
+        own = f.col("key")
+        return f.when(f.col("topic").isin(*others), _hex(f.col("message_id"))).otherwise(own) if others else own
+
+    def _needed(self, roles: Mapping[str, tuple[Role, ...]]) -> set[str]:
+        """Columns of format "escrow" that messages of these roles are made of: fields are in the body."""
+        own = {name.removeprefix(_STORED) for name in _used(roles)}
+        return {*self._id_columns} | {name if name in MESSAGE_COLUMNS else "body" for name in own}
 
     def _halves(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
         """The half messages whose transaction committed."""
         wanted = f.col("state") == "committed"
-        frame = self.log.half(_needed(roles) | {"state"}).where(wanted)
-        slim = self.log.half(["topic", "key", "state"]).where(wanted)
-        return Rows(frame, f.col("key"), _of_topics(roles), _made(roles), slim)
+        frame = self.log.half(self._needed(roles) | {"state"}).where(wanted)
+        slim = self.log.half([*self._id_columns, "state"]).where(wanted)
+        return Rows(frame, self.id, _of_topics(roles), _made(roles), slim)
+
+
+def compared_columns(comparison: Comparison) -> tuple[str, ...]:
+    """The columns of a comparison, as both sides are read."""
+    sides = (comparison.expected, comparison.found)
+    between_messages = all(side.startswith(("topic:", "half:", "group:")) for side in sides)
+    return tuple(_as_stored(name) if between_messages else name for name in comparison.columns)
 
 
 def is_unique(read: SqlRead, column: str) -> bool:
@@ -161,12 +235,6 @@ def _of_topics(roles: Mapping[str, tuple[Role, ...]]) -> tuple[Speaker, ...]:
 
 def _used(roles: Mapping[str, tuple[Role, ...]]) -> set[str]:
     return {name for its in roles.values() for name in _columns(its)}
-
-
-def _needed(roles: Mapping[str, tuple[Role, ...]]) -> set[str]:
-    """Columns of format "escrow" that messages of these roles are made of: fields are in the body."""
-    own = {name.removeprefix(_STORED) for name in _used(roles)}
-    return {"topic", "key"} | {name if name in MESSAGE_COLUMNS else "body" for name in own}
 
 
 def _made(roles: Mapping[str, tuple[Role, ...]]) -> dict[str, Column]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,14 @@ from escrowmq.pipeline.audit.events import Events
 from escrowmq.pipeline.audit.manifest import KINDS, Comparison, Manifest
 from escrowmq.pipeline.audit.page import Pictures, write_page
 from escrowmq.pipeline.audit.readings import Readings
+from escrowmq.pipeline.audit.reasons import Told, reasons
 from escrowmq.pipeline.audit.verdict import Finding, Side, Verdict
 from escrowmq.pipeline.audit.windows import WINDOWS
+from escrowmq.pipeline.coverage import Beginning, beginnings
 from escrowmq.pipeline.failures import unwrap_errors
 from escrowmq.pipeline.log import BrokerLog, log_rows
 from escrowmq.pipeline.session import local_session
+from escrowmq.wire import HALF_VIEW_NAME
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -50,13 +54,14 @@ def run(
     with unwrap_errors(), ExitStack() as stack:
         tell("looking at the broker's log")
         rows = log_rows(manifest.log_url, manifest.topics)
+        begin = beginnings(manifest.log_url, (*manifest.topics, HALF_VIEW_NAME))
         if spark is None:
             tell("starting Spark")
             spark = stack.enter_context(local_session("escrowmq audit", rows=rows, master=master))
         tell("comparing by id and content")
         events = Events.read(folder / manifest.events if manifest.events else None)
         readings = Readings(spark, manifest, BrokerLog(spark, manifest.log_url))
-        verdict, pictures = audit(manifest, readings, events, windows=WINDOWS if rows > FEW_ROWS else 0)
+        verdict, pictures = audit(manifest, readings, events, begin, windows=WINDOWS if rows > FEW_ROWS else 0)
     verdict.write(folder)
     if page:
         tell("drawing the report")
@@ -65,21 +70,29 @@ def run(
 
 
 def audit(
-    manifest: Manifest, readings: Readings, events: Events, *, windows: int = WINDOWS
+    manifest: Manifest,
+    readings: Readings,
+    events: Events,
+    begin: Sequence[Beginning] = (),
+    *,
+    windows: int = WINDOWS,
 ) -> tuple[Verdict, Pictures]:
-    """Compare all sides and measure the run. Only frames of a bounded size are collected. ``windows``: see
+    """Compare all sides and measure the run. Only frames of a bounded size are collected. ``begin``: where the log does not begin at its
+    beginning. ``windows``: see
     :func:`escrowmq.pipeline.audit.comparing.tallied`; whatever it is, the verdict is the same."""
     together = _in_all_tables(manifest)
     judges = [c.judges for c in (*manifest.comparisons, *together)]
-    sides = readings.rows([*manifest.comparisons, *together])
     with ExitStack() as stack:
+        stack.callback(readings.close)
+        sides = readings.rows([*manifest.comparisons, *together])
         stack.enter_context(_uncompressed(readings.spark))
         half = stack.enter_context(_kept(readings.half()))
         packed = stack.enter_context(_kept(timeline.packed(half, timeline.decisions(readings.log))))
         done = stack.enter_context(tallied(sides, windows, tied=_numbers(manifest)))
         wrong = frames.findings(done.tallies, judges).unionByName(frames.undecided(half))
         wrong = stack.enter_context(_kept(wrong))
-        return _verdict(manifest, done, wrong, half, timeline.transactions(packed), events)
+        told = partial(reasons, manifest, readings, begin)
+        return _verdict(manifest, told, begin, done, wrong, half, timeline.transactions(packed), events)
 
 
 @contextmanager
@@ -105,7 +118,14 @@ def _uncompressed(spark: SparkSession) -> Iterator[None]:
 
 
 def _verdict(
-    manifest: Manifest, done: Tallied, wrong: DataFrame, half: DataFrame, transactions: DataFrame, events: Events
+    manifest: Manifest,
+    told: Told,
+    begin: Sequence[Beginning],
+    done: Tallied,
+    wrong: DataFrame,
+    half: DataFrame,
+    transactions: DataFrame,
+    events: Events,
 ) -> tuple[Verdict, Pictures]:
     kinds = {row["kind"]: row["ids"] for row in frames.ids_by_kind(wrong).collect()}
     sides = _sides(manifest, done, wrong)
@@ -122,8 +142,9 @@ def _verdict(
         checks=total["asked"],
         consumers={name: sides[number].found_rows for name, number in zip(manifest.consumers, numbers, strict=True)},
         comparisons=sides,
-        findings=_named(manifest, wrong),
+        findings=_named(manifest, told, wrong),
         findings_in_all=wrong.count(),
+        beginnings=tuple(begin),
     )
     return verdict, Pictures.of(transactions, total["first_us"], total["last_us"])
 
@@ -153,11 +174,19 @@ def _number_of(manifest: Manifest, table: str) -> int:
     return next(n for n, c in enumerate(manifest.comparisons) if c.found == f"table:{table}")
 
 
-def _named(manifest: Manifest, wrong: DataFrame) -> tuple[Finding, ...]:
-    """The first findings, in the order of kind and id."""
-    rows = wrong.orderBy("kind", "id", "comparison").limit(MOST_FINDINGS).collect()
+def _named(manifest: Manifest, told: Told, wrong: DataFrame) -> tuple[Finding, ...]:
+    """The first findings, in the order of kind and id, with what the log knows of them."""
+    rows = [row.asDict() for row in wrong.orderBy("kind", "id", "comparison").limit(MOST_FINDINGS).collect()]
+    reason = told(rows)
     return tuple(
-        Finding(row["kind"], row["id"], _between(manifest, row["comparison"]), row["expected"], row["found"])
+        Finding(
+            row["kind"],
+            row["id"],
+            _between(manifest, row["comparison"]),
+            row["expected"],
+            row["found"],
+            reason.get((row["comparison"], row["id"], row["kind"]), ""),
+        )
         for row in rows
     )
 

@@ -7,18 +7,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from escrowmq.pipeline.coverage import Beginning
+
 NAME = "verdict.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One id that two sides do not agree on; ``expected`` and ``found`` count rows on either side."""
+    """One id that two sides do not agree on; ``expected`` and ``found`` count rows on either side. ``reason``: why, if the log knows."""
 
     kind: str
     id: str
     between: str
     expected: int
     found: int
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,9 @@ class Verdict:
     comparisons: tuple[Side, ...]
     findings: tuple[Finding, ...]
     findings_in_all: int
+    beginnings: tuple[
+        Beginning, ...
+    ] = ()  # queues that do not hold all that was ever in them: what left cannot be compared
 
     @property
     def agrees(self) -> bool:

@@ -9,6 +9,8 @@ missing      announced longer ago than the grace time, never committed
 unexpected   committed longer ago than the grace time, never announced
 differing    on both sides, with content that is not the same everywhere
 nameless     rows without an id (counted; nothing can be said about them)
+uncovered    as missing or unexpected, but seen before both sides begin: what would match
+             may have left its topic
 ===========  ==========================================================================
 
 Sets are compared, never counts: one id lost and another repeated leave the counts equal, and are seen.
@@ -23,7 +25,7 @@ from pyspark.sql import functions as f
 
 from escrowmq.errors import Code, Misuse
 
-KINDS = ("missing", "unexpected", "differing", "nameless")
+KINDS = ("missing", "unexpected", "differing", "nameless", "uncovered")
 
 
 def missing(half: DataFrame, commits: DataFrame, *, settled_before: datetime) -> DataFrame:
@@ -89,10 +91,15 @@ def aggregates() -> list[Column]:
     ]
 
 
-def findings(tallies: DataFrame, settled_before: datetime) -> DataFrame:
-    """Tallies → ``kind, id, halves, commits, first_seen, last_seen``: one row for everything that is wrong."""
+def findings(tallies: DataFrame, settled_before: datetime, covered_from: datetime | None = None) -> DataFrame:
+    """Tallies → ``kind, id, halves, commits, first_seen, last_seen``: one row for everything that is wrong. ``covered_from``: what was seen
+    before then is judged only if it is on both sides."""
     old = f.col("first_seen") < moment(settled_before)
-    return judged(tallies, old)
+    found = judged(tallies, old)
+    if covered_from is None:
+        return found
+    beyond = f.col("kind").isin("missing", "unexpected") & (f.col("first_seen") < moment(covered_from))
+    return found.withColumn("kind", f.when(beyond, "uncovered").otherwise(f.col("kind")))
 
 
 def judged(tallies: DataFrame, due: Column) -> DataFrame:

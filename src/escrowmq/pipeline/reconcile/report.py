@@ -35,7 +35,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """``missing`` … ``differing`` count distinct ids, ``nameless`` rows. ``named`` has the first findings, in order of kind, time, id."""
+    """``missing`` … ``differing`` count distinct ids, ``nameless`` rows. ``uncovered``: ids that are on one side alone and were seen before
+    ``covered_from``, where what would match may have left its topic; they are no difference. ``named`` has the first findings, in order of kind, time, id."""
 
     settled_before: str
     ids: int
@@ -45,7 +46,9 @@ class Report:
     unexpected: int
     differing: int
     nameless: int
+    uncovered: int
     named: tuple[Finding, ...]
+    covered_from: str | None = None
 
     @property
     def agrees(self) -> bool:
@@ -59,12 +62,18 @@ class Report:
 
 @unwrap_errors()
 def reconcile(
-    half: DataFrame, commits: DataFrame, *, settled_before: datetime, out: str | None = None, most: int = MOST_NAMED
+    half: DataFrame,
+    commits: DataFrame,
+    *,
+    settled_before: datetime,
+    covered_from: datetime | None = None,
+    out: str | None = None,
+    most: int = MOST_NAMED,
 ) -> Report:
     """Compare two sides (see :mod:`escrowmq.pipeline.reconcile.frames`).
 
     ``out``: a folder (any that Spark can write to) that gets ``findings`` as Parquet with every finding, and ``report.json``; what was there
-    is replaced. The same sides and ``settled_before`` give the same report. Raises Misuse for sides that lack columns.
+    is replaced. ``covered_from``: from when on both sides hold all that there was (None: from their beginning). The same sides and ``settled_before`` give the same report. Raises Misuse for sides that lack columns.
     """
     from pyspark.sql import Observation
 
@@ -75,7 +84,7 @@ def reconcile(
         f.coalesce(f.sum("halves"), f.lit(0)).alias("half_rows"),
         f.coalesce(f.sum("commits"), f.lit(0)).alias("commit_rows"),
     )
-    found = findings(tallies, settled_before).persist(StorageLevel.MEMORY_AND_DISK)
+    found = findings(tallies, settled_before, covered_from).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         rows = f.sum(f.when(f.col("id").isNull(), (f.col("halves") + f.col("commits"))).otherwise(1))
         real = found.where((f.col("halves") + f.col("commits")) > 0)
@@ -85,6 +94,7 @@ def reconcile(
             **totals.get,
             **{kind: counts.get(kind) or 0 for kind in KINDS},
             named=tuple(Finding(*row) for row in _first(real, most).collect()),
+            covered_from=None if covered_from is None else _iso(covered_from),
         )
         if out is not None:
             real.orderBy("kind", "first_seen", "id").write.mode("overwrite").parquet(f"{out}/findings")

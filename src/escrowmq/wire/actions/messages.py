@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal, NotRequired, TypedDict
 
 from escrowmq.wire.actions.action import Action
-from escrowmq.wire.values import Bounds, MessageId, Offset, Position, QueueNumber, TimeUs, TopicName
+from escrowmq.wire.values import Bounds, ConsumerGroup, MessageId, Offset, Position, QueueNumber, TimeUs, TopicName
 
 State = Literal["open", "committed", "rolled_back", "parked", "expired"]
 
@@ -36,9 +36,16 @@ class Message(MessageFields):
 class Standing(TypedDict):
     """What became of a message."""
 
-    state: Annotated[State | Literal["plain"], "of its transaction"]
-    offset: Annotated[Offset | None, "null: not in its queue (yet)"]
+    state: Annotated[
+        State | Literal["plain", "edited"],
+        "of its transaction; `edited`: a person put it in place of a dead letter, for one consumer group",
+    ]
+    offset: Annotated[Offset | None, "null: not in its queue (yet); of an edited one: where the group gets it"]
     visible: Annotated[bool, "it is in its queue"]
+    group: NotRequired[Annotated[ConsumerGroup, "of an edited one: who gets it"]]
+    edited_from: NotRequired[
+        Annotated[MessageId | None, "of an edited one: the id of the message that it replaced; null: that was damaged"]
+    ]
 
 
 class FoundMessage(Message, Standing):

@@ -42,6 +42,10 @@ class Edited:
         """What the group gets at ``offset``, if that is not what the topic has there."""
         return self._edits.get(offset)
 
+    def find(self, message_id: bytes) -> int | None:
+        """The offset at which the group gets the message of this id."""
+        return next((offset for offset, edit in self._edits.items() if edit.message_id == message_id), None)
+
     def instead(self, offsets: Int64s, positions: Int64s) -> Int64s:
         """Where in the log the group's messages at ``offsets`` stand, if those of the topic stand at ``positions``."""
         if not self._edits:

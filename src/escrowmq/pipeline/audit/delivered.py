@@ -1,0 +1,95 @@
+"""What a consumer group is to have handled of a topic: its messages, less those that a person discarded, and with those that a
+person edited replaced by what the group gets instead.
+
+The topic itself never changes: it holds what producers sent. What persons did for one group is in the view ``%group-acts``:
+
+1. Of two acts on one place the later one counts. *retry* changes nothing: the group gets the same again.
+2. *discard* counts until a *reset* brings the group back to the place or before it: then it is delivered again, edited if it was.
+3. *edit* counts until the next edit of the place.
+
+Each step is a join by place (shard, topic, queue, offset), so any number of acts can be dealt with; few of them are sent to where the
+messages are, which then need not be sent around.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+
+from escrowmq.pipeline.log import BrokerLog, Log
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PLACE = ("shard", "topic", "queue", "offset")
+CONTENT = ("key", "tag", "properties", "body", "message_id")
+"""The columns of a message that an edit gives anew. It belongs to no transaction."""
+ACT, INSTEAD = "_act", "_instead"
+"""Columns of :func:`places`."""
+FEW_PLACES = 100_000
+FEW_BYTES = 32 << 20
+"""So many places, and bytes of bodies in them, are sent to every worker instead of sorting the messages."""
+
+
+def places(log: Log, group: str) -> DataFrame:
+    """The places at which a group has not the topic's message any more → PLACE, ``_act`` (``discard`` or ``edit``), ``_instead`` (a struct of CONTENT)."""
+    acts = log.group_acts(group, [*PLACE, "position", "act", *CONTENT])
+    edited = f.when(f.col("act") == "edit", f.col("position"))
+    settled = (
+        acts.where(f.col("act").isin("discard", "edit"))
+        .groupBy(*PLACE)
+        .agg(
+            f.max_by("act", "position").alias(ACT),
+            f.max("position").alias("_at"),
+            f.max_by(f.struct(*CONTENT), edited).alias(INSTEAD),
+        )
+    )
+    resets = acts.where(f.col("act") == "reset").select(
+        *PLACE[:3], f.col("offset").alias("_reset_to"), f.col("position").alias("_reset_at")
+    )
+    came_back = resets.groupBy(*PLACE[:3]).agg(f.collect_list(f.struct("_reset_at", "_reset_to")).alias("_resets"))
+    again = f.exists("_resets", lambda one: (one["_reset_at"] > f.col("_at")) & (one["_reset_to"] <= f.col("offset")))
+    standing = settled.join(f.broadcast(came_back), list(PLACE[:3]), "left")
+    brought_back = (f.col(ACT) == "discard") & f.coalesce(again, f.lit(False))
+    act = f.when(~brought_back, f.col(ACT)).when(f.col(INSTEAD).isNotNull(), f.lit("edit"))
+    return standing.withColumn(ACT, act).where(f.col(ACT).isNotNull()).select(*PLACE, ACT, INSTEAD)
+
+
+def sent_around(found: DataFrame) -> DataFrame:
+    """The places for a join: with the hint to send them to every worker if they are few. They are counted, so keep them before."""
+    size = found.agg(f.count("*").alias("rows"), f.sum(f.length(f.col(INSTEAD)["body"])).alias("bytes")).collect()[0]
+    return f.broadcast(found) if size["rows"] <= FEW_PLACES and (size["bytes"] or 0) <= FEW_BYTES else found
+
+
+def replaced(messages: DataFrame, found: DataFrame) -> DataFrame:
+    """Messages (with PLACE) → as the group gets them, with the same columns."""
+    at_places = messages.join(found, list(PLACE), "left").where(f.col(ACT).isNull() | (f.col(ACT) == "edit"))
+    return at_places.select(*[_instead(name) for name in messages.columns])
+
+
+def _instead(name: str) -> Column:
+    edited = f.col(ACT) == "edit"  # null where nothing was done
+    if name == "transaction_id":
+        return f.when(edited.isNull(), f.col(name)).alias(name)
+    if name in CONTENT:
+        return f.when(edited, f.col(INSTEAD)[name]).otherwise(f.col(name)).alias(name)
+    return f.col(name)
+
+
+def messages_of(log: Log, topics: Sequence[str], columns: Collection[str], found: DataFrame) -> DataFrame:
+    """The messages of some topics as the group of these places gets them → ``columns``."""
+    return replaced(log.topics(topics, {*PLACE, *columns}), found).select(*columns)
+
+
+def delivered_to(
+    spark: SparkSession, url: str, group: str, topic: str, columns: Collection[str] = ("key", "message_id", "body")
+) -> DataFrame:
+    """What consumer group ``group`` is to have handled of ``topic``: for :func:`escrowmq.pipeline.audit.compare` with what it did.
+
+    ``columns``: those of format "escrow". Of the topic all visible messages count, also those that wait or are dead letters of the group.
+    """
+    log = BrokerLog(spark, url)
+    return messages_of(log, [topic], list(columns), places(log, group))

@@ -1,0 +1,72 @@
+"""Where topics begin: what left them before, by retention or with a topic that was deleted, cannot be compared any more.
+
+The offsets of a queue begin at 0. A queue whose first stored offset is higher has let go of what came before: its topic's retention cut it, or
+the topic was deleted and made again. Whoever compares says so, instead of taking what left for lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import cast
+
+from escrowmq.errors import EscrowError
+from escrowmq.spark import brokers
+from escrowmq.spark.options import read_options
+from escrowmq.wire import HALF_VIEW_NAME, Link, ReadRequest
+
+MOST_SHOWN = 20
+"""Queues that are named in a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A queue (of a view: the log, queue 0) of which something has left. ``first``: the first offset (of a view: log position) that is stored;
+    ``since_us``: when that was stored, None if nothing is left, or it cannot be read."""
+
+    source: str
+    shard: int
+    queue: int
+    first: int
+    since_us: int | None
+
+    def __str__(self) -> str:
+        return f"{self.source}/{self.queue} begins at {self.first:,}"
+
+
+def beginnings(url: str, sources: Collection[str]) -> tuple[Beginning, ...]:
+    """The queues of these topics, and of ``%half``, that do not begin at 0, in their order. Raises what opening a broker or a folder raises."""
+    links = brokers.open_links(url)
+    try:
+        at = {link.address: link for link in links}
+        found = []
+        for source in sources:
+            options = read_options({"url": url, "topic": source})
+            for one in brokers.topic_partitions(links, options):
+                if one.head > 0:
+                    since_us = _stored(at[one.broker], source, one.queue, one.head, one.end)
+                    found.append(Beginning(source, one.shard, one.queue, one.head, since_us))
+        return tuple(found)
+    finally:
+        for link in links:
+            link.close()
+
+
+def _stored(link: Link, source: str, queue: int, first: int, end: int) -> int | None:
+    if first >= end:
+        return None
+    request = {"source": source, "start": first, "columns": ["stored_us"], "max_rows": 1}
+    if source != HALF_VIEW_NAME:
+        request |= {"queue": queue, "end": first + 1}
+    try:
+        times = link.read(cast(ReadRequest, request)).read_all().column("stored_us").to_pylist()
+    except EscrowError:
+        return None  # it left meanwhile, or is damaged
+    return times[0] if times else None
+
+
+def told(found: Iterable[Beginning]) -> str:
+    """The beginnings in a few words."""
+    every = list(found)
+    more = f" and {len(every) - MOST_SHOWN:,} more" if len(every) > MOST_SHOWN else ""
+    return ", ".join(map(str, every[:MOST_SHOWN])) + more
