@@ -50,6 +50,7 @@ def broker(options: argparse.Namespace) -> Iterator[str]:
 def serve(folder: Path, *flags: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
     """Start ``escrowmq serve`` on a folder; the process, and what it says when it is ready."""
     command = [sys.executable, "-m", "escrowmq", "serve", "-d", str(folder), "-l", "127.0.0.1:0", "--json", *flags]
+    command += ["--log-level", "error"]  # not a line for every death of a million
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, json.loads(process.stdout.readline())

@@ -1,4 +1,5 @@
-"""Pages of the console over a broker with 10^5 or (``--most 6``) 10^6 dead letters of three causes: milliseconds of each page, for one person who waits for it.
+"""Pages of the console over a broker with 10^5 or (``--most 6``) 10^6 dead letters of three causes, and as many undecided transactions: milliseconds of each page, for one
+person who waits for it.
 
 Broker and console are in this process, the pages come over HTTP on the loopback interface.
 """
@@ -36,6 +37,8 @@ def main() -> None:
         url = f"file:{Path(folder) / 'data'}"
         with mq.connect(url) as bus:
             fill(bus, 10**options.most)
+            prepare(bus, 10**options.most)
+            transaction = bus.admin.transactions("undecided", limit=1)[0]["id"]
             letter = bus.admin.dead_letters("cart", 1)[0]
             with beside(links(url, {}), listen="127.0.0.1:0", plans=Path(folder) / "plans") as at:
                 place = f"topic=orders&queue={letter['queue']}&offset={letter['offset']}"
@@ -48,11 +51,20 @@ def main() -> None:
                     "/dead-letters",
                     "/dead-letters/cart",
                 ]
+                paths += [
+                    "/producers",
+                    "/transactions?state=undecided",
+                    "/transactions?state=parked",
+                    "/acts",
+                    "/plans",
+                ]
+                paths += ["/transactions?state=open&group=shop&older=1s", f"/transactions/{transaction}"]
                 paths += ["/dead-letters/cart?cause=a+rare+thing", f"/dead-letters/cart/letter?{place}", "/find?q=k77"]
                 with httpx.Client(base_url=at["console"], trust_env=False, timeout=60.0) as browser:
                     for path in paths:
                         times = [seconds(browser, path) * 1e3 for _ in range(REPEATS)]
-                        report.add(path.partition("?topic")[0], "ms", GOAL, times, most=max(times))
+                        name = "/transactions/ID" if transaction in path else path.partition("?topic")[0]
+                        report.add(name, "ms", GOAL, times, most=max(times))
     report.end()
 
 
@@ -78,6 +90,13 @@ def fill(bus: mq.Bus, count: int) -> None:
                 number += 1
                 message.nack(0.0, CAUSES[2] if number % 1000 == 0 else CAUSES[number % 2])
         consumer.flush()
+
+
+def prepare(bus: mq.Bus, count: int) -> None:
+    """So many undecided transactions of the group ``shop``, about which nobody can be asked."""
+    producer = bus.producer("shop", unasked=True)
+    for _ in range(0, count, ROWS):
+        producer.prepare_batch(pa.table({"topic": ["orders"] * ROWS, "body": pa.array([b"{}"] * ROWS, pa.binary())}))
 
 
 if __name__ == "__main__":

@@ -143,6 +143,29 @@ def test_the_rate_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert slept == pytest.approx(manifest.size / 10_000, rel=0.01)
 
 
+def test_what_a_pause_of_the_source_lost_is_not_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, at, size = 0.0, list[tuple[float, int]](), 1000
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    def progress(done: int, _total: int) -> None:
+        nonlocal now
+        at.append((now, done))
+        if len(at) == 3:
+            now += 60.0  # for a minute nothing comes
+
+    monkeypatch.setattr("escrowmq.backup.taking.time.sleep", sleep)
+    monkeypatch.setattr("escrowmq.backup.taking.time.monotonic", lambda: now)
+    log = opened(MemoryDisk())
+    write(log, 200)
+    take(LogSource(log, piece=size), MemoryDisk(), rate=10_000.0, progress=progress)
+    before, after = at[2][1], [done for time, done in at[3:] if time < 61.0]
+    assert 0 < max(after) - before <= 10_000 + 2 * size
+    assert at[-1][1] - before > 20_000
+
+
 # Another history
 
 

@@ -106,6 +106,8 @@ def everything(bus: Bus, until) -> None:
     admin.read("t", tags=["a"], key="k1", **times).read_all()
     admin.read("%acks", group="held").read_all()
     admin.health(), admin.stats(), admin.hello(), admin.groups(), admin.topics()
+    with pytest.raises(Rejected):
+        admin.step_down(why="so")
     opened = {"group": "shop", "instance": "x", "transactional": True}
     session = link.action("session.open", opened, 5)["session"]
     link.action("session.open", {**opened, "resume": session}, 5)
@@ -270,7 +272,7 @@ def until():
 
 def test_every_action_has_a_handler_and_the_other_way_round():
     assert set(HANDLERS) == set(ACTIONS)
-    assert len(ACTIONS) == 42
+    assert len(ACTIONS) == 43
 
 
 def test_every_handler_has_the_types_of_its_action():
@@ -294,6 +296,9 @@ ONLY_SERVED = {
         ("Hello", "role"),
         ("Hello", "leader"),
         ("Hello", "replicas"),
+        ("SteppedDown", "epoch"),
+        ("SteppedDown", "seconds"),
+        ("SteppedDown", "leader"),
     )
 }
 """What a broker tells only as a process: tests/broker/serving/test_lean_served.py looks at it, and tests/broker/replicas/ at what it tells

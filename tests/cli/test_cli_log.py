@@ -1,6 +1,7 @@
 """``escrowmq log dump``: the stored frames, and damage in its place."""
 
 import json
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,3 +82,17 @@ def test_a_folder_without_a_log_is_named(run: Run, tmp_path: Path) -> None:
     ran = run("log", "dump", str(tmp_path / "empty"))
     assert (ran.code, "NOT_A_DATA_FOLDER" in ran.err) == (Exit.USAGE, True)
     assert list((tmp_path / "empty").iterdir()) == [], "looking makes nothing"
+
+
+def test_the_topics_of_a_log_in_kafka_are_made(run: Run, kafka_url: str) -> None:
+    url = f"{kafka_url}/cli-{uuid.uuid4().hex}"
+    topic = url.rpartition("/")[2]
+    assert "cannot have 3 replicas" in run("log", "create", url).err
+    made = run("log", "create", f"{url}?replication=1", "--partitions", "2", "--json").lines
+    assert made == [
+        {"topic": topic, "made": True, "replicas": 1},
+        {"topic": f"{topic}.base", "made": True, "replicas": 1},
+    ]
+    assert f"{topic}: is there, and kept as a log must be" in run("log", "create", f"{url}/1?replication=1").out
+    assert "min.insync.replicas is 1" in run("log", "create", url).err
+    assert "BAD_URL" in run("log", "create", "kafka://h").err

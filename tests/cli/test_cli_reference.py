@@ -66,6 +66,7 @@ def test_the_commands_of_the_design_are_there() -> None:
     commands = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     assert commands == {
         "serve",
+        "step-down",
         "gateway",
         "webhooks",
         "demo",

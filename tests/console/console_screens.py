@@ -46,6 +46,7 @@ def paths_of(bus: mq.Bus, group: str) -> list[str]:
             "/topics",
             "/groups",
             "/producers",
+            "/producers/shop/alter",
             "/transactions",
             "/dead-letters",
             "/plans",

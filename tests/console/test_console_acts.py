@@ -149,6 +149,33 @@ def test_a_topic_is_altered_and_deleted(visitor: Visitor, bus: mq.Bus, read: str
     assert t not in {one["name"] for one in bus.admin.topics()}
 
 
+def test_the_rules_of_a_producer_group_are_changed(visitor: Visitor, bus: mq.Bus, g: str, t: str) -> None:
+    bus.producer(g).send(t, b"plain")
+    assert f"/producers/{g}/alter" in visitor.get("/producers", name=g)
+    page = visitor.get(f"/producers/{g}/alter")
+    assert "It serves plain messages." in page
+    path = f"/producers/{g}/alter"
+    given = {"kind": "mixed", "transaction_timeout": "90s", "check_max": "4", "checks_exhausted": "rollback"}
+    assert visitor.post(path, **given, why="a slow bank") == f"/producers?name={g}"
+    (row,) = [one for one in bus.admin.producers() if one["group"] == g]
+    assert (row["kind"], row["transaction_timeout"], row["check_max"], row["checks_exhausted"]) == (
+        "mixed",
+        90,
+        4,
+        "rollback",
+    )
+    assert why_of(bus, "producers.alter") == "a slow bank"
+    visitor.post(path, check_max="broker", checks_exhausted="broker", why="back")
+    (row,) = [one for one in bus.admin.producers() if one["group"] == g]
+    assert sorted(row["own"]) == ["kind", "transaction_timeout"]
+    visitor.post(path, status=400, why="nothing is said")
+    visitor.post(path, status=400, check_max="9")
+    for wrong in ({"kind": "odd"}, {"transaction_timeout": "soon"}, {"check_max": "-1"}, {"checks_exhausted": "x"}):
+        visitor.post(path, status=400, why="x", **wrong)
+    assert len([act for act in bus.admin.acts() if act["act"] == "producers.alter" and act["what"]["group"] == g]) == 2
+    assert "no producer group" in visitor.get("/producers/nobody/alter", status=404)
+
+
 def test_what_waits_leads_to_a_plan(visitor: Visitor, bus: mq.Bus, g: str, t: str) -> None:
     producer = bus.producer("p")
     for number in range(6):

@@ -16,6 +16,7 @@ import escrowmq as mq
 from damaging import FILLER, flip
 from escrowmq.broker.embedded import open_embedded
 from escrowmq.client.bus import Bus
+from escrowmq.client.links.addresses import Address
 from escrowmq.client.links.flight import FlightLink
 from escrowmq.errors import Code
 from escrowmq.overview import Story, timeline
@@ -363,7 +364,7 @@ def test_whatever_is_looked_for_has_a_meaning(text: str) -> None:
 
 
 def test_two_brokers_of_which_one_is_away(tmp_path: Path) -> None:
-    away = FlightLink("127.0.0.1", free_port(), stays=True)
+    away = FlightLink([Address("127.0.0.1", free_port())], stays=True)
     there = open_embedded(tmp_path / "data", BrokerSettings(default_queues=1))
     with Bus([there]) as alone, Bus([there, away]) as bus:
         alone.producer("shop").send("orders", b"", message_id="m")

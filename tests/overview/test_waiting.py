@@ -18,6 +18,7 @@ from damaging import FILLER, flip
 from escrowmq import outbox
 from escrowmq.broker.embedded import open_embedded
 from escrowmq.client.bus import Bus
+from escrowmq.client.links.addresses import Address
 from escrowmq.client.links.answers import Listing
 from escrowmq.client.links.flight import FlightLink
 from escrowmq.compensation.cases import Cases
@@ -155,7 +156,7 @@ def test_a_broker_that_is_away_full_or_damaged(tmp_path: Path, monkeypatch: pyte
         (cause,) = waiting(bus)
         assert short(cause)[0] == "damaged"
         assert (cause.count, cause.unit, cause.needs_person) == (1, "frame", True)
-    away = FlightLink("127.0.0.1", free_port(), stays=True)
+    away = FlightLink([Address("127.0.0.1", free_port())], stays=True)
     there = open_embedded(tmp_path / "data", settings)
     with Bus([there, away]) as bus:
         causes = waiting(bus)

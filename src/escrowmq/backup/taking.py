@@ -277,9 +277,18 @@ class _Taking:
                 self._fetched += len(piece)
                 self._progress(self._counted + start, self._total)
                 if self._rate is not None:
-                    time.sleep(max(self._began + self._fetched / self._rate - time.monotonic(), 0.0))
+                    self._pace(self._rate)
             if start == before:
                 raise DamagedLog(name, start, -1, f"the file ends here, and it should have {end} bytes")
+
+    def _pace(self, rate: float) -> None:
+        """Wait until no more was read than ``rate`` allows. Time in which nothing came is not made up for: a broker that was busy is not asked for
+        everything at once when it is less so."""
+        early = self._began + self._fetched / rate - time.monotonic()
+        if early > 0:
+            time.sleep(early)
+        else:
+            self._began += max(-early - 1 / STEPS, 0.0)
 
     # What is here already
 

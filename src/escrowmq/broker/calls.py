@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +26,7 @@ from escrowmq.ledger.commands import End, Leased, Prepare, Receive, Send, Settle
 from escrowmq.message.ids import records
 from escrowmq.model import DecidedBy
 from escrowmq.schemas import PRODUCED, TRANSACTION_ID_DTYPE, empty
+from escrowmq.settings import BrokerSettings
 from escrowmq.wire import ANSWER, OPTIONS, Exchange, Json, Parcel
 from escrowmq.wire.actions.producers import Opened
 from escrowmq.wire.exchanges import EndOptions, ReceiveOptions
@@ -39,15 +40,69 @@ _MOST_TERMS = 4096
 _CHECK_ANSWERS = Terms.of(Exchange.END, {"by": DecidedBy.CHECK}).lane
 
 
+class Dispatcher(Protocol):
+    """What carriers give the calls to that they receive: :class:`Calls` of one engine, or the door of a node whose engine comes and goes
+    (``replicas/door.py``)."""
+
+    @property
+    def settings(self) -> BrokerSettings: ...
+
+    @property
+    def beside(self) -> dict[str, Callable[[], Mapping[str, Any]]]: ...
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Number of the shard, and how often its log was opened."""
+
+    def refused(self, code: Code) -> None:
+        """A carrier refused a call with this code."""
+
+    def exchange(
+        self,
+        kind: Exchange,
+        batch: pa.RecordBatch | None,
+        options: Mapping[str, Any],
+        source: Hashable = None,
+        allowance: Allowance | None = None,
+    ) -> Future[pa.RecordBatch]: ...
+
+    def parcel(self, parcel: Parcel, done: Done, sound_bytes: int | None = None, source: Hashable = None) -> None: ...
+
+    def action(self, name: str, request: Mapping[str, object]) -> Json: ...
+
+    def read(self, request: Mapping[str, object]) -> pa.RecordBatchReader: ...
+
+    def watch(self, session: object) -> Listener: ...
+
+    def leave(self, listener: Listener) -> None: ...
+
+    def give_back_unseen(self, group: str, delivery: pa.RecordBatch) -> None: ...
+
+    def run_rounds_here(self) -> None:
+        """The calling thread is a carrier's own, see :meth:`escrowmq.broker.writer.engine.Engine.run_rounds_here`."""
+
+    def run(self) -> None:
+        """On a carrier's thread, after calls: see that they are worked on."""
+
+
 class Calls:
     """The calls of one engine; from any thread. Everything that is wrong with a request is an EscrowError."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.settings = engine.settings
+        self.run_rounds_here = engine.run_rounds_here
+        self.run = engine.run
+        self.refused = engine.refusals.saw
         self._deliveries = Deliveries(engine)
         self.beside: dict[str, Callable[[], Mapping[str, Any]]] = {}
         """What a carrier adds to the answers of actions, by the action's name."""
         self._terms: dict[Any, Terms] = {}  # by kind and options; emptied when there are many
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Number of the shard, and how often its log was opened."""
+        return self.engine.log.shard, self.engine.log.epoch
 
     def exchange(
         self,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from escrowmq.broker.calls import Calls
+from escrowmq.broker.calls import Calls, Dispatcher
 from escrowmq.broker.failures import answer
 from escrowmq.broker.reads.lookups import warm_up
 from escrowmq.broker.recording import resolve
@@ -120,15 +120,15 @@ def _exit() -> None:
         shared.calls.close()
 
 
-def lent_link(folder: Path, calls: Calls) -> EmbeddedLink:
-    """A link to an engine that its caller has started, and stops after the link was closed."""
+def lent_link(folder: Path, calls: Dispatcher) -> EmbeddedLink:
+    """A link to a broker that its caller has started, and stops after the link was closed."""
     return EmbeddedLink(Path(folder).absolute(), calls, lambda: None)
 
 
 class _Watch:
     """A check-back subscription on a thread of its own."""
 
-    def __init__(self, calls: Calls, member: Listener, on_checks: Callable[[pa.RecordBatch], None]) -> None:
+    def __init__(self, calls: Dispatcher, member: Listener, on_checks: Callable[[pa.RecordBatch], None]) -> None:
         self._calls = calls
         self._member = member
         self._closed = False
@@ -163,7 +163,7 @@ class _Watch:
 class EmbeddedLink:
     """One user of an engine in this process; a :class:`escrowmq.wire.Link`. ``leave`` is called once, when it is closed."""
 
-    def __init__(self, folder: Path, calls: Calls, leave: Callable[[], None]) -> None:
+    def __init__(self, folder: Path, calls: Dispatcher, leave: Callable[[], None]) -> None:
         self._folder = folder
         self._calls = calls
         self._leave = leave

@@ -19,7 +19,7 @@ from escrowmq.ledger.groups.reports import deaths, described
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.ledger.transactions.spanning import undecided_in
 from escrowmq.model import TransactionId, message_id
-from escrowmq.wire.actions import acts, dead_letters, groups, producers, topics, transactions, writers
+from escrowmq.wire.actions import acts, brokers, dead_letters, groups, producers, topics, transactions, writers
 from escrowmq.wire.actions.action import Action
 
 
@@ -154,6 +154,10 @@ def _topic(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
     return {"queues": len(queues), **listings.retention_of(ledger.topics.by_name[what["name"]].rules)}
 
 
+def _stepped_down(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
+    return {"led": what["url"], "opened_anew": True}  # nothing more can be known: whoever opened the log looks for it
+
+
 def _deleted_topic(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
     if not ledger.topics.has(what["name"]):
         return {"deleted": True}
@@ -176,5 +180,6 @@ _LOOKS: dict[str, Callable[[Ledger, Mapping[str, Any]], Any]] = {
     topics.ALTER.name: _topic,
     topics.DELETE.name: _deleted_topic,
     writers.FORGET.name: _writer,
+    brokers.STEP_DOWN.name: _stepped_down,
 }
 """The acts of operators, and what tells afterwards whether they were done."""

@@ -1,4 +1,4 @@
-"""``escrowmq log``: print the frames of a stored log, or check it for damage."""
+"""``escrowmq log``: print the frames of a stored log, check it for damage, make the topics of one in Kafka."""
 
 from __future__ import annotations
 
@@ -64,6 +64,37 @@ def dump(
         raise typer.Exit(Exit.CORRUPT)
     if check and not json:
         notice(f"{folder}: everything checks")
+
+
+@app.command("create")
+def create(
+    address: Annotated[
+        str,
+        typer.Argument(
+            help="kafka://HOST:PORT,HOST:PORT/TOPIC/PARTITION?SETTING=VALUE; port (9092), partition (0) and settings may be left out."
+        ),
+    ],
+    partitions: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of each topic, one for each shard; as many as the address needs by default."),
+    ] = None,
+    json: JsonLines = False,
+) -> None:
+    """Make the topics of a log in Kafka, TOPIC and TOPIC.base, kept as a log must be.
+
+    A topic that is there is only looked at: exit code 2 names the setting that would lose data, and what to set it to. Three replicas are made; a cluster with fewer nodes needs ?replication=N.
+    """
+    from escrowmq.log.kafka.cluster.address import KafkaAddress
+    from escrowmq.log.kafka.cluster.opening import create_topics
+
+    parsed = KafkaAddress.parse(address)
+    made = create_topics(parsed, partitions=partitions)
+    for topic in (parsed.topic, parsed.base_topic):
+        if json:
+            print_json_line({"topic": topic, "made": topic in made, "replicas": parsed.replicas})
+        else:
+            told = "made" if topic in made else "is there, and kept as a log must be"
+            console().print(Text(f"{topic}: {told}"), soft_wrap=True)
 
 
 def _kind(name: str, known: list[str]) -> str:

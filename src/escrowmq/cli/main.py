@@ -26,6 +26,7 @@ from escrowmq.cli import (
     serve,
     simulate,
     status,
+    step_down,
     stuck,
     topics,
     transactions,
@@ -43,6 +44,7 @@ app = typer.Typer(
 )
 
 app.command("serve")(takes_settings(serve.serve))
+app.command("step-down")(step_down.step_down)
 app.command("gateway")(serve.gateway)
 app.add_typer(serve.webhooks, name="webhooks")
 app.command("console")(console.console)

@@ -21,6 +21,7 @@ from escrowmq.platform.descriptors import raise_descriptor_limit
 from escrowmq.settings import BrokerSettings
 
 if TYPE_CHECKING:
+    from escrowmq.broker.serving.brokers import Replication
     from escrowmq.broker.serving.serve import Beside
     from escrowmq.gateway.webhooks import Webhooks
     from escrowmq.wire import Link
@@ -56,6 +57,32 @@ def serve(
         "escrow-data"
     ),
     listen: Listen = "127.0.0.1:7700",
+    log: Annotated[
+        str | None,
+        typer.Option(
+            "--log",
+            metavar="kafka://HOST:PORT,.../TOPIC[/PARTITION]",
+            help="The log is kept by Kafka and shared with other brokers, one of which leads; the folder has a copy (docs/failover.md).",
+        ),
+    ] = None,
+    silence: Annotated[
+        float | None,
+        typer.Option(
+            "--silence", help="With --log: seconds without a sign of the leader after which this broker takes over; 2."
+        ),
+    ] = None,
+    advertise: Annotated[
+        str | None,
+        typer.Option(
+            "--advertise", metavar="URL", help="With --log: where clients reach this broker, if not at --listen."
+        ),
+    ] = None,
+    replicas: Annotated[
+        str | None,
+        typer.Option(
+            "--replicas", metavar="escrow://A|B", help="With --log: all brokers of the shard, for clients to know."
+        ),
+    ] = None,
     metrics: Annotated[
         str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics and health here.")
     ] = None,
@@ -155,9 +182,43 @@ def serve(
             insecure=insecure,
             announce=announce,
             beside=_all_of(beside) if beside else None,
+            replication=_replication(log, silence, advertise, replicas),
         )
     if status:
         raise typer.Exit(Exit.CORRUPT)
+
+
+def _replication(
+    log: str | None, silence: float | None, advertise: str | None, replicas: str | None
+) -> Replication | None:
+    """The log that is shared with others, if there is one."""
+    from escrowmq.broker.serving.brokers import SILENCE, Replication
+
+    if log is None:
+        if silence is not None or advertise is not None or replicas is not None:
+            text = "--silence, --advertise and --replicas are for brokers that share a log"
+            raise error(Code.BAD_ARGUMENT, text, "add --log kafka://HOST:PORT/TOPIC")
+        return None
+
+    from escrowmq.log.kafka.cluster.address import KafkaAddress
+    from escrowmq.log.kafka.cluster.opening import open_partitions
+
+    address = KafkaAddress.parse(log)
+    return Replication(
+        lambda: open_partitions(address),
+        SILENCE if silence is None else silence,
+        advertise,
+        _addresses(replicas) if replicas is not None else (),
+    )
+
+
+def _addresses(replicas: str) -> list[str]:
+    """``escrow://A|B`` as the URLs of A and B."""
+    prefix = "escrow://"
+    hosts = replicas.removeprefix(prefix).split("|")
+    if not replicas.startswith(prefix) or not all(hosts):
+        raise error(Code.BAD_URL, f"{replicas!r} is not a list of brokers", "write escrow://HOST:PORT|HOST:PORT")
+    return [prefix + host for host in hosts]
 
 
 def _all_of(beside: list[Beside]) -> Beside:

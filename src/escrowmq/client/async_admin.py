@@ -68,5 +68,6 @@ class AsyncAdmin:
     health = _awaited(Admin.health)
     stats = _awaited(Admin.stats)
     hello = _awaited(Admin.hello)
+    step_down = _awaited(Admin.step_down)
     standing = _awaited(Admin.standing)
     message_standing = _awaited(Admin.message_standing)

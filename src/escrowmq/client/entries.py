@@ -122,6 +122,10 @@ class Hello(brokers.Hello, AtBroker):
     """What one broker says of itself."""
 
 
+class SteppedDown(brokers.SteppedDown, AtBroker):
+    """A broker that handed over."""
+
+
 class Act(acts.Act, AtBroker):
     """What an operator did at one broker."""
 

@@ -94,13 +94,18 @@ def list_cases(
     wanted = sa.select(trans_compensation_case)
     if name is not None:
         wanted = wanted.where(_C.name == name)
-    if states is not None:
-        wanted = wanted.where(_C.state.in_([state.value for state in states]))
     if after is not None:
         same = sa.and_(_C.name == after.name, _C.message_id > after.message_id)
-        wanted = wanted.where(sa.or_(_C.name > after.name, same))
+        wanted = wanted.where(same if name == after.name else sa.or_(_C.name > after.name, same))
+    wanted = wanted.order_by(_C.name, _C.message_id).limit(limit)
+    # Of one compensation each state is read by itself: in an index its rows stand in this order.
+    parts = [states] if name is None or states is None else [{state} for state in states]
+    found: list[Case] = []
     with transaction(database, trans_compensation_case) as connection:
-        return [_case(row) for row in connection.execute(wanted.order_by(_C.name, _C.message_id).limit(limit))]
+        for part in parts:
+            chosen = wanted if part is None else wanted.where(_C.state.in_([state.value for state in part]))
+            found += [_case(row) for row in connection.execute(chosen)]
+    return sorted(found, key=lambda case: (case.name, case.message_id))[:limit] if len(parts) > 1 else found
 
 
 def count_cases(database: Database, name: str | None = None) -> dict[CaseState, int]:

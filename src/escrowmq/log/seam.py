@@ -277,6 +277,10 @@ class Replica(Protocol):
     def is_behind(self) -> bool | None:
         """Whether there is more in the log than was followed; None when its servers do not answer."""
 
+    def is_whole(self) -> bool:
+        """Whether ``log`` reaches the snapshot that stands for what is not in it any more. One that was begun anew does so when some frames were
+        followed; before, nothing can be computed from it."""
+
     def restarted(self) -> bool:
         """Whether ``log`` was begun anew since this was asked last, because what was to be followed is gone: a warm ledger must be folded again."""
 

@@ -237,8 +237,14 @@ _pending.ddl_if(callable_=_on("postgresql", "sqlite"))
 _aside.ddl_if(callable_=_on("postgresql", "sqlite"))
 _partial("trans_message_kept", _m.sent_us.is_not(None), _m.state, _m.sent_us)
 sa.Index("trans_message_by_state", _m.state, _m.lane, _m.seq).ddl_if(callable_=_on("mysql", "mariadb"))
+# By state in the order of the table, as a person turns the pages: the statement is answered from the index alone, whatever the database believes of the
+# distribution of the states (before ANALYZE, PostgreSQL believes that few rows are in any).
+_listed = _partial("trans_message_listed", _m.state >= State.WAITING.value, _m.state, _m.seq)
+_listed.ddl_if(callable_=_on("postgresql", "sqlite"))
 sa.Index("trans_recv_log_by_time", trans_recv_log.c.seen_us)  # what is purged is at its left end
 sa.Index("trans_barrier_by_time", trans_barrier.c.decided_us)  # likewise
 sa.Index("trans_driven_by_group", trans_driven.c.producer_group, trans_driven.c.state)
+sa.Index("trans_driven_by_state", trans_driven.c.state, trans_driven.c.id, trans_driven.c.producer_group)
 _case = trans_compensation_case.c
 sa.Index("trans_compensation_case_by_state", _case.name, _case.state, _case.changed_us)
+sa.Index("trans_compensation_case_listed", _case.name, _case.state, _case.message_id)

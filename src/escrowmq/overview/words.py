@@ -37,7 +37,11 @@ def quoted(text: str | None) -> str:
     if not text or not text.strip():
         return "no reason was given"
     line = text.strip().splitlines()[0]
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    shown = (
+        line
+        if line.isprintable()
+        else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    )
     return shown if len(shown) <= LONGEST else shown[: LONGEST - 1] + "…"
 
 

@@ -201,7 +201,7 @@ class LeanClient:
             self._attention,
             lean.Reader(MAX_HELLO_BYTES),
         )
-        self._asked = Requests(calls, room, self._connection, welcome)
+        self._asked = Requests(calls, room, self._connection, lambda: welcome)
         self._wake = threads.Event()
 
     def _attention(self, connection: Connection) -> None:

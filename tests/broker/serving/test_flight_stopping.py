@@ -6,6 +6,7 @@ import time
 import pytest
 from flight_served import Served
 
+from escrowmq.client.links.addresses import Address
 from escrowmq.client.links.flight import FlightLink
 from escrowmq.client.links.patience import patient_action
 from escrowmq.errors import Code, Unknown
@@ -24,7 +25,7 @@ def served(tmp_path):
 
 @pytest.fixture
 def link(served):
-    made = FlightLink("127.0.0.1", served.port)
+    made = FlightLink([Address("127.0.0.1", served.port)])
     yield made
     made.close()
 

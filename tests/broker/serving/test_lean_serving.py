@@ -8,6 +8,7 @@ import pytest
 from lean_served import PATIENT, Client
 
 from escrowmq.broker.serving.serve import LEAN_PORT_AWAY, serve
+from escrowmq.client.links.addresses import Address
 from escrowmq.client.links.flight import FlightLink
 from escrowmq.errors import Code, Misuse
 from escrowmq.wire import lean
@@ -38,7 +39,7 @@ def serving(folder, **options):
 
 
 def flight(told):
-    return FlightLink("127.0.0.1", int(told["url"].rpartition(":")[2]))
+    return FlightLink([Address("127.0.0.1", int(told["url"].rpartition(":")[2]))])
 
 
 def test_hello_tells_where_it_is_and_the_welcome_who(tmp_path):

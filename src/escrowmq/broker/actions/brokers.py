@@ -8,6 +8,8 @@ from importlib.metadata import version
 from escrowmq.broker.actions.answering import answers
 from escrowmq.broker.reads.readable import Readable
 from escrowmq.broker.writer.engine import Engine
+from escrowmq.errors import Code, error
+from escrowmq.settings import BrokerSettings
 from escrowmq.wire import PROTOCOL_VERSION
 from escrowmq.wire.actions import brokers
 from escrowmq.wire.actions.action import Nothing
@@ -19,13 +21,18 @@ SHOWN_PLACES = 3
 
 @answers(brokers.HELLO)
 def _hello(engine: Readable, _: Nothing) -> brokers.Hello:
-    settings = dataclasses.asdict(engine.settings)
+    return described(engine.settings, engine.log.shard, engine.log.epoch, engine.clock.now_us())
+
+
+def described(of: BrokerSettings, shard: int, epoch: int, time_us: int) -> brokers.Hello:
+    """What a broker with these settings says of itself."""
+    settings = dataclasses.asdict(of)
     return {
         "protocol": PROTOCOL_VERSION,
         "version": _VERSION,
-        "shard": engine.log.shard,
-        "epoch": engine.log.epoch,
-        "time_us": engine.clock.now_us(),
+        "shard": shard,
+        "epoch": epoch,
+        "time_us": time_us,
         "limits": {name: settings[name] for name in settings if name.startswith("max_") or name == "half_retention"},
     }
 
@@ -59,4 +66,18 @@ def _stats(engine: Engine, _: Nothing) -> dict[str, float]:
         "disk_free_bytes": engine.log.free_bytes(),
         "log_position": engine.log.next_position,
         "log_damaged_frames": len(engine.log.damages()),
+        "leads": 1.0,
+        "log_epoch": engine.log.epoch,
+        "log_silent_seconds": 0.0,
+        "take_overs_total": 1.0,
     }
+
+
+@answers(brokers.STEP_DOWN)
+def _step_down(engine: Engine, _: brokers.StepDown) -> brokers.SteppedDown:
+    """A node of a replicated log answers this itself (``replicas/door.py``)."""
+    raise error(
+        Code.BAD_REQUEST,
+        "this broker has its log for itself: there is nobody to hand over to",
+        "a node of a log on Kafka has others: serve --log",
+    )

@@ -2,7 +2,7 @@
 
 Rules:
 
-1. While anything comes from a leader it follows. It claims after ``silence`` seconds in which nothing came, times a random number between 1 and 1.5, so
+1. While anything comes from a leader it follows. It claims after ``silence`` seconds in which nothing came, times a random number between 1 and 1.25, so
    that of several standbys one is first; the others hear its claim.
 2. Before it claims it asks those who keep the log whether there is more than it has followed. If there is, it is behind: it reads on. If they do not
    answer, the silence is theirs, not the leader's: it waits, and the silence counts from when they
@@ -40,7 +40,7 @@ class Candidate:
     """A standby's decision, for one time of following. Times are seconds of a clock that only goes forward."""
 
     def __init__(self, silence: float, random: Random, now: float, holds_back: float = 0.0) -> None:
-        self._silence = silence * random.uniform(1.0, 1.5)
+        self._silence = silence * random.uniform(1.0, 1.25)
         self._released = RELEASED_SECONDS * random.random()
         self._may_claim_at = now + holds_back
         self._counts_from = -math.inf  # the silence, after a question that had no answer

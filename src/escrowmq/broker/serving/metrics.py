@@ -62,6 +62,16 @@ METRICS: tuple[MetricSpec, ...] = (
         "damaged places in the log that were met and are not put right",
         "log_damaged_frames",
     ),
+    # Its place among several brokers of one shard (docs/failover.md).
+    MetricSpec("leads", GAUGE, "1: it leads its shard; 0: it follows", "leads"),
+    MetricSpec("log_epoch", GAUGE, "how often the log was opened, as far as it has followed it", "log_epoch"),
+    MetricSpec(
+        "log_silent_seconds",
+        GAUGE,
+        "since it heard of the leader, of one that follows; -1: nobody leads",
+        "log_silent_seconds",
+    ),
+    MetricSpec("take_overs", COUNTER, "times that it took the lead since it was started", "take_overs_total"),
     # How it works.
     MetricSpec("rounds", COUNTER, "rounds of the writer: at most one sync each", "rounds_total"),
     MetricSpec("log_bytes", COUNTER, "bytes appended to the log since the start", "log_bytes_total"),

@@ -13,10 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from escrowmq.broker.calls import Calls
-from escrowmq.broker.embedded import lent_link, open_engine
-from escrowmq.broker.reads.lookups import warm_up
-from escrowmq.broker.reads.standing import standing
+from escrowmq.broker.calls import Dispatcher
+from escrowmq.broker.embedded import lent_link
+from escrowmq.broker.serving.brokers import Broker, BrokerAlone, BrokerNode, Replication, check_advertised
 from escrowmq.broker.serving.http import HttpServer
 from escrowmq.broker.serving.lean.listening import listen_tcp, listen_unix
 from escrowmq.broker.serving.lean.server import LeanServer
@@ -57,6 +56,7 @@ def serve(
     stop: threading.Event | None = None,
     beside: Beside | None = None,
     disk: Callable[[Path], Disk] = RealDisk,
+    replication: Replication | None = None,
 ) -> int:
     """Serve ``folder`` until SIGTERM, SIGINT or ``stop``; the exit code: 0 after a clean stop.
 
@@ -65,6 +65,8 @@ def serve(
     requests are taken, with {"url", "metrics" (URL or None), "lean" ({"port", "socket"} or None), "folder", "shard", "epoch"}. A shard that stops by a
     fault keeps answering ``health`` and refusing the rest until it is told to stop; the exit code is then 1. ``beside`` is
     entered when requests are taken, and left before the broker stops. ``disk`` is for tests: what the folder is read and written through.
+    ``replication``: the log is shared with other brokers, and the folder has a copy of it; this one refuses calls until it leads. It comes back as a
+    follower after a fault, and ends, with 1, only by one that does not pass.
 
     Raises Misuse(BAD_URL, FOLDER_IN_USE, ...), Denied for an address that is not loopback without ``insecure``, Corrupt.
     """
@@ -73,49 +75,42 @@ def serve(
     http_address = parse_address(metrics) if metrics is not None else None
     if http_address is not None:
         check_address(http_address[0], insecure)
+    folder, settings = Path(folder), settings or BrokerSettings()
+    broker: Broker = BrokerAlone(folder, settings, disk)
+    if replication is not None:
+        check_advertised(host, replication)
+        broker = BrokerNode(folder, settings, disk, replication)
     stopping = stop if stop is not None else threading.Event()
-    with stop_signals(stopping.set), ExitStack() as listening:
-        engine = open_engine(Path(folder), settings or BrokerSettings(), disk)
-        calls = Calls(engine)
-        with ExitStack() as running:  # ends first: every request is answered before the connections are closed
-            running.callback(calls.close)
-            running.callback(engine.stop)
-            running.callback(calls.give_back)
-            engine.start()
-            warm_up(engine)
-            with _listening(host, port):
-                service = Service(calls, host, port, insecure=insecure)
-            listening.callback(service.stop)
-            lean_at = _serve_lean(calls, service, host, port, lean_port, lean_socket, listening) if lean else None
-            metrics_url = None
-            if http_address is not None:
-                numbers = registry(lambda: calls.action("stats", {}), lambda: standing(engine))
-                with _listening(*http_address):
-                    http = HttpServer(*http_address, numbers, lambda: calls.action("health", {}))
-                listening.callback(http.close)
-                metrics_url = f"http://{shown(http_address[0])}:{http.port}"
-            more = running.enter_context(beside(lent_link(Path(folder), calls))) if beside is not None else {}
-            announce(
-                {
-                    "url": f"escrow://{shown(host)}:{service.port}",
-                    "metrics": metrics_url,
-                    "lean": lean_at,
-                    "folder": str(folder),
-                    "shard": engine.log.shard,
-                    "epoch": engine.log.epoch,
-                    **more,
-                }
-            )
-            # Not without a time limit: the system may hand a signal to a thread of Flight's, and Python then runs the handler
-            # only when this thread wakes.
-            while not stopping.wait(WAKE_SECONDS):
-                pass
-            logger.info("stopping")
-    return STOPPED_BY_FAULT if engine.shard.failure is not None else 0
+    # What runs ends first, and connections are closed after that: every request is answered before.
+    with stop_signals(stopping.set), ExitStack() as listening, ExitStack() as running:
+        calls = broker.begin(running)
+        with _listening(host, port):
+            service = Service(calls, host, port, insecure=insecure)
+        listening.callback(service.stop)
+        lean_at = _serve_lean(calls, service, host, port, lean_port, lean_socket, listening) if lean else None
+        metrics_url = None
+        if http_address is not None:
+            numbers = registry(lambda: calls.action("stats", {}), broker.stand)
+            with _listening(*http_address):
+                http = HttpServer(*http_address, numbers, lambda: calls.action("health", {}))
+            listening.callback(http.close)
+            metrics_url = f"http://{shown(http_address[0])}:{http.port}"
+        url = f"escrow://{shown(host)}:{service.port}"
+        broker.listening(url, [service.port, *([lean_at["port"]] if lean_at is not None else [])], running)
+        more = running.enter_context(beside(lent_link(folder, calls))) if beside is not None else {}
+        shard, epoch = calls.identity
+        facts = {"url": url, "metrics": metrics_url, "lean": lean_at, "folder": str(folder)}
+        announce({**facts, "shard": shard, "epoch": epoch, **more})
+        # Not without a time limit: the system may hand a signal to a thread of Flight's, and Python then runs the handler
+        # only when this thread wakes.
+        while not (stopping.wait(WAKE_SECONDS) or broker.ended):
+            pass
+        logger.info("stopping")
+    return STOPPED_BY_FAULT if broker.failed else 0
 
 
 def _serve_lean(
-    calls: Calls,
+    calls: Dispatcher,
     service: Service,
     host: str,
     flight_port: int,

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 from pyarrow import flight
 
-from escrowmq.broker.calls import Calls
+from escrowmq.broker.calls import Dispatcher
 from escrowmq.broker.failures import answer as failed
 from escrowmq.broker.failures import broker_failed, for_client
 from escrowmq.broker.reads.chunks import BYTES
@@ -73,15 +73,13 @@ def _flight_errors() -> Iterator[None]:
 
 
 class Service(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
-    """The calls of one engine on a port."""
+    """The calls of one broker on a port."""
 
-    def __init__(self, calls: Calls, host: str, port: int, *, insecure: bool = False) -> None:
+    def __init__(self, calls: Dispatcher, host: str, port: int, *, insecure: bool = False) -> None:
         check_address(host, insecure)
         self._calls = calls
-        settings = calls.engine.settings
-        self.room = Room(
-            settings.max_held_bytes, settings.max_calls, lambda peer: self.guard.shut(peer), calls.engine.refusals.saw
-        )
+        settings = calls.settings
+        self.room = Room(settings.max_held_bytes, settings.max_calls, lambda peer: self.guard.shut(peer), calls.refused)
         super().__init__(f"grpc+tcp://{shown(host)}:{port}")
         self.guard = Guard(self.port, settings.max_connections, self.room, 2 * settings.max_batch_bytes + BYTES)
         self.guard.start()
@@ -165,7 +163,7 @@ class _BatchExchange:
 
     def __init__(
         self,
-        calls: Calls,
+        calls: Dispatcher,
         kind: Exchange,
         options: Json,
         writer: flight.MetadataRecordBatchWriter,
@@ -283,7 +281,7 @@ class _BatchExchange:
 
 
 def _serve_checks(
-    calls: Calls,
+    calls: Dispatcher,
     options: Json,
     reader: flight.MetadataRecordBatchReader,
     writer: flight.MetadataRecordBatchWriter,

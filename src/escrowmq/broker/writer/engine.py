@@ -172,9 +172,10 @@ class Engine:
         own += request.size
         return own <= most - self._queued_bytes and own <= self._pace.share(len(self._of_source))
 
-    def run_rounds_here(self) -> None:
-        """The calling thread is a carrier's own: what it submits wakes nobody until it calls :meth:`run`, which it does soon, whatever happens."""
-        self._carrier = threading.get_ident()
+    def run_rounds_here(self, thread: int | None = None) -> None:
+        """The calling thread, or the one named, is a carrier's own: what it submits wakes nobody until it calls :meth:`run`, which it does soon, whatever
+        happens."""
+        self._carrier = threading.get_ident() if thread is None else thread
 
     def run(self) -> None:
         """On a carrier's thread: see that what it submitted is worked on. A lone request is, here and now, if the writer sleeps and nothing is due

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from escrowmq.client.admin.asking import Asking
-from escrowmq.client.entries import Health, Hello
+from escrowmq.client.altering import signed
+from escrowmq.client.entries import Health, Hello, SteppedDown
 from escrowmq.client.links.answers import Listing
 from escrowmq.client.links.presence import Missing
 from escrowmq.errors import EscrowError
@@ -35,6 +36,17 @@ class BrokersAdmin(Asking):
     def hello(self) -> Listing[Hello]:
         """What each broker says of itself: versions, shard, epoch, limits."""
         return self._rows(brokers.HELLO({}), lambda answer: [answer])
+
+    def step_down(self, *, why: str | None = None) -> Listing[SteppedDown]:
+        """Have each broker hand over to another one of its shard, and wait until that leads; recorded as an act. Of each its address, how long it took, and
+        the URL that leads now. BAD_REQUEST from a broker that has its log for itself, NOT_LEADER from one that does not lead."""
+
+        def hand_over(number: int) -> brokers.SteppedDown:
+            epoch = self._ask(number, brokers.HELLO({}))["epoch"]
+            return self._ask(number, brokers.STEP_DOWN(signed(brokers.StepDown(epoch=epoch), why)))
+
+        found, missing = self._found(hand_over)
+        return Listing(({**answer, **at} for at, answer in found), missing)
 
 
 def _health_of(link: Link, timeout: float) -> Health:

@@ -21,6 +21,7 @@ from escrowmq.console.views import (
 )
 from escrowmq.console.views.changing import dead_letters as changing_letters
 from escrowmq.console.views.changing import groups as changing_groups
+from escrowmq.console.views.changing import producers as changing_producers
 from escrowmq.console.views.changing import topics as changing_topics
 
 View = Callable[[Console, Asked], Answer]
@@ -45,6 +46,8 @@ VIEWS: list[tuple[str, list[str], View]] = [
     ("/groups/{group}/reset", ["POST"], changing_groups.reset),
     ("/groups/{group}/delete", ["POST"], changing_groups.delete),
     ("/producers", ["GET"], producers.producers),
+    ("/producers/{group}/alter", ["GET"], changing_producers.look),
+    ("/producers/{group}/alter", ["POST"], changing_producers.alter),
     ("/transactions", ["GET"], transactions.transactions),
     ("/transactions/{id}", ["GET"], transactions.transaction),
     ("/dead-letters", ["GET"], dead_letters.groups),

@@ -194,6 +194,11 @@ class KafkaLog(Mirror):
         with self._reader.lock:
             return self._snapshots[0].sequence if self._snapshots else -1
 
+    def reaches_base(self) -> bool:
+        """Whether it has the frames up to the snapshot of its base, if there is one."""
+        with self._reader.lock:
+            return all(s.sequence <= self.next_sequence for s in self._snapshots if s.first >= 0)
+
     def adopt_snapshot(self, name: SnapshotName) -> None:
         """A snapshot that was put into the folder is one of this log."""
         with self._reader.lock:

@@ -164,6 +164,10 @@ class PartitionReplica:
                 raise
             return None
 
+    def is_whole(self) -> bool:
+        """Whether the mirror reaches the snapshot of its base."""
+        return self.log.reaches_base()
+
     def restarted(self) -> bool:
         """Whether the mirror was begun anew since this was asked."""
         restarted, self._restarted = self._restarted, False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,6 +11,7 @@ from escrowmq.compensation.cases import WAITING, CaseState
 from escrowmq.outbox.dialects import database_now_us
 from escrowmq.outbox.modes.journal import Stage
 from escrowmq.outbox.tables import (
+    LANES,
     State,
     state_is,
     trans_compensation,
@@ -22,11 +23,17 @@ from escrowmq.outbox.tables import (
 from escrowmq.overview.asking import Asking
 from escrowmq.overview.stories.database_events import error_of
 from escrowmq.overview.values import Cause, DatabaseStands
-from escrowmq.overview.waits.grouping import OTHERS, Alike, Grouped, masked
+from escrowmq.overview.waits.grouping import OTHERS, Alike, Grouped, masked, oldest
 from escrowmq.overview.words import many, quoted, since
 
 LISTED = 2_000
 """Rows of one state that are looked at one by one."""
+COUNTED = 100_000
+"""Rows of a cause that are counted; of more it is said that there are at least so many: what waits longest must not be told last."""
+COUNTED_ONE_BY_ONE = 10_000
+"""The same, of what no index has, as the age of a row."""
+GROUPS = 200
+"""Producer groups of one database whose rows are counted."""
 LATE_SECONDS = 60.0
 """A row that nobody has sent or ended for so long waits for somebody."""
 _M = trans_message.c
@@ -59,24 +66,32 @@ class _Database:
 
     def __init__(self, name: str, connection: sa.Connection, now_us: int) -> None:
         self.name, self.connection, self.now_us = name, connection, now_us
+        self._counts: dict[State, int] | None = None
 
     def outbox(self) -> Iterator[Cause]:
         """Rows that are not sent, or whose callback never came."""
         for state, person in ((State.WAITING, True), (State.RETRYING, False)):
             yield from self._refused(state, person)
-        held = self._alike(State.HELD, sa.true())
-        if held.count:
-            text = f"{many(held.count, 'row')} of the outbox {'is' if held.count == 1 else 'are'} held behind an earlier one of the same key, which could not be sent."
-            yield self._cause("held", "outbox", "behind an earlier row of the same key", held, False, text, "row")
-        late = self._alike(State.PENDING, _M.created_us < self.now_us - round(LATE_SECONDS * 1e6))
-        if late.count:
+        held, more = self._counted(state_is(State.HELD))
+        if held:
+            alike = Alike(held, self._oldest_us(State.HELD), self._samples(state_is(State.HELD)))
+            text = f"{_many(held, more)} of the outbox {'is' if held == 1 else 'are'} held behind an earlier one of the same key, which could not be sent."
+            cause = "behind an earlier row of the same key"
+            yield self._cause("held", "outbox", cause, alike, False, text, "row", at_least=more)
+        is_late = sa.and_(state_is(State.PENDING), _M.created_us < self.now_us - round(LATE_SECONDS * 1e6))
+        late, more = self._counted(is_late, COUNTED_ONE_BY_ONE)
+        if late:
+            oldest_us = self._oldest_us(State.PENDING) or self.now_us
             alive = self._relays()
             why = "no relay is running" if not alive else f"{many(alive, 'relay')} run, and have not come to them"
-            text = f"{many(late.count, 'row')} of the outbox wait to be sent, the oldest {since(late.oldest_us or self.now_us, self.now_us)}: {why}."
-            yield self._cause("outbox", "outbox", why.partition(",")[0], late, not alive, text, "row")
+            text = (
+                f"{_many(late, more)} of the outbox wait to be sent, the oldest {since(oldest_us, self.now_us)}: {why}."
+            )
+            alike, cause = Alike(late, oldest_us, self._samples(is_late)), why.partition(",")[0]
+            yield self._cause("outbox", "outbox", cause, alike, not alive, text, "row", at_least=more)
 
     def _refused(self, state: State, person: bool) -> Iterator[Cause]:
-        count = self._count(state_is(state))
+        count, more = self._counted(state_is(state))
         if not count:
             return
         columns = (_M.seq, _M.id, _M.topic, _M.key, _M.attempts, _M.created_us, _M.sent_us, _M.error)
@@ -96,57 +111,74 @@ class _Database:
             }
             alike.of(masked(error_of(row))).add(row["created_us"], sample)
         if count > listed:
-            alike.of("not looked at one by one").count += count - listed
+            alike.of(_LEFT).count += count - listed
         for cause, one in alike.items():
             rest = "a person decides" if person else "a relay tries them again"
-            text = f"{many(one.count, 'row')} of the outbox could not be sent ({cause}); {rest}."
+            left = more and cause == _LEFT
+            text = f"{_many(one.count, left)} of the outbox could not be sent ({cause}); {rest}."
             yield self._cause(
                 "outbox", "outbox", cause, one, person, text, "row", ("outbox.retry", "outbox.discard", "outbox.settle"),
-                {"database": self.name, "state": state.name.lower(), "error": cause},
+                {"database": self.name, "state": state.name.lower(), "error": cause}, at_least=left,
             )  # fmt: skip
 
     def driven(self) -> Iterator[Cause]:
         """Rows of transactions that their producer drives: stuck ones, and those that nobody has ended for long."""
-        late = _D.created_us < self.now_us - round(LATE_SECONDS * 1e6)
-        wanted = (
-            (_D.state == Stage.STUCK.value, True, "stuck", "the broker holds another decision than the row"),
-            (
-                sa.and_(_D.state != Stage.STUCK.value, late),
-                False,
-                "unfinished",
-                "no process of the group has ended them yet",
-            ),
+        is_stuck = _D.state == Stage.STUCK.value
+        others = _D.state.in_([stage.value for stage in Stage if stage is not Stage.STUCK])
+        is_late = sa.and_(others, _D.created_us < self.now_us - round(LATE_SECONDS * 1e6))
+        kinds = (
+            (is_stuck, COUNTED, True, "stuck", "the broker holds another decision than the row"),
+            (is_late, COUNTED_ONE_BY_ONE, False, "unfinished", "no process of the group has ended them yet"),
         )
-        for condition, person, kind, why in wanted:
-            counted = sa.select(_D.producer_group, sa.func.count(), sa.func.min(_D.created_us)).where(condition)
-            for group, count, oldest_us in self.connection.execute(
-                counted.group_by(_D.producer_group).limit(LISTED)
-            ).all():
-                query = sa.select(_D.id, _D.topic, _D.key, _D.state, _D.attempts).where(
-                    condition, _D.producer_group == group
-                )
-                rows = self.connection.execute(query.limit(5)).mappings()
-                samples = [
-                    {**row, "id": bytes(row["id"]).hex(), "state": Stage(row["state"]).name.lower()} for row in rows
-                ]
-                alike = Alike(count, oldest_us, [*samples])
-                text = f"{many(count, 'row')} of producer group {group}, which drives its transactions itself: {why}."
-                acts = ("stuck.settle",) if person else ()
-                selection = {"database": self.name, "group": group, "state": "stuck"} if person else {}
-                yield self._cause(kind, group, why, alike, person, text, "row", acts, selection)
+        for number, group in enumerate(self._producer_groups()):
+            if number == GROUPS:
+                text = f"There are more than {GROUPS} producer groups that drive their transactions themselves; the others were not looked at."
+                yield self._cause("unfinished", "others", _LEFT, Alike(1), False, text, "group", at_least=True)
+                break
+            for condition, most, person, kind, why in kinds:
+                mine = sa.and_(_D.producer_group == group, condition)
+                count, more = self._counted(mine, most, _D.id)
+                if count:
+                    times = sa.select(_D.created_us).where(mine).limit(COUNTED_ONE_BY_ONE).subquery()
+                    whole = count <= COUNTED_ONE_BY_ONE and not more  # else no index has the oldest
+                    oldest_us = self.connection.scalar(sa.select(sa.func.min(times.c.created_us))) if whole else None
+                    yield self._driven_cause(kind, group, why, Alike(count, oldest_us), mine, person, more)
+
+    def _producer_groups(self) -> Iterator[str]:
+        """A look into the index for each."""
+        group: str | None = None
+        while True:
+            after = sa.true() if group is None else _D.producer_group > group
+            group = self.connection.scalar(sa.select(sa.func.min(_D.producer_group)).where(after))
+            if group is None:
+                return
+            yield group
+
+    def _driven_cause(
+        self, kind: str, group: str, why: str, alike: Alike, condition: sa.ColumnElement[bool], person: bool, more: bool
+    ) -> Cause:
+        columns = (_D.id, _D.topic, _D.key, _D.state, _D.attempts)
+        query = sa.select(*columns).where(condition).limit(5)
+        rows = self.connection.execute(query).mappings()
+        alike.samples = [
+            {**row, "id": bytes(row["id"]).hex(), "state": Stage(row["state"]).name.lower()} for row in rows
+        ]
+        text = f"{_many(alike.count, more)} of producer group {group}, which drives its transactions itself: {why}."
+        acts = ("stuck.settle",) if person else ()
+        selection = {"database": self.name, "group": group, "state": "stuck"} if person else {}
+        return self._cause(kind, group, why, alike, person, text, "row", acts, selection, at_least=more)
 
     def compensations(self, journals: bool) -> Iterator[Cause]:
         """Cases that wait for a person, and compensations that cannot rely on their sets."""
         columns = (_C.name, _C.message_id, _C.state, _C.attempts, _C.first_us, _C.reason)
         waiting = _C.state.in_([state.value for state in WAITING])
-        total = int(
-            self.connection.scalar(sa.select(sa.func.count()).select_from(trans_compensation_case).where(waiting)) or 0
-        )
         alike: Grouped[tuple[str, str, str]] = Grouped(lambda key: (key[0], key[1], OTHERS))
         listed = 0
-        rows = self.connection.execute(sa.select(*columns).where(waiting).limit(LISTED)).mappings()
+        rows = self.connection.execute(sa.select(*columns).where(waiting).limit(LISTED + 1)).mappings()
         for row in rows:
             listed += 1
+            if listed > LISTED:
+                break
             state = CaseState(row["state"]).name.lower()
             sample = {
                 "id": bytes(row["message_id"]).hex(),
@@ -159,7 +191,7 @@ class _Database:
             text = f"{many(one.count, 'case')} of compensation {name} wait for a person ({state}): {reason}."
             selection = {"database": self.name, "compensation": name, "state": state, "reason": reason}
             acts = ("compensation.retry", "compensation.settle")
-            yield self._cause("case", name, reason, one, True, text, "case", acts, selection, at_least=total > listed)
+            yield self._cause("case", name, reason, one, True, text, "case", acts, selection, at_least=listed > LISTED)
         if not journals:
             return
         j = trans_compensation.c
@@ -170,41 +202,51 @@ class _Database:
 
     def stands(self, relays: bool) -> DatabaseStands:
         """How the outbox stands."""
-        counts = {
-            state: self._count(state_is(state)) for state in (State.PENDING, State.RETRYING, State.HELD, State.WAITING)
-        }
-        oldest = [self._alike(state, sa.true()).oldest_us for state in (State.PENDING, State.RETRYING)]
-        known = [one for one in oldest if one is not None]
-        lag = max(self.now_us - min(known), 0) / 1e6 if known else 0.0
-        alive = self._relays() if relays else 0
-        return DatabaseStands(
-            self.name,
-            counts[State.PENDING],
-            counts[State.RETRYING],
-            counts[State.HELD],
-            counts[State.WAITING],
-            lag,
-            alive,
+        pending, retrying, held, waiting = (
+            self._count(state) for state in (State.PENDING, State.RETRYING, State.HELD, State.WAITING)
         )
+        since_us = oldest(self._oldest_us(state) for state in (State.PENDING, State.RETRYING))
+        lag = 0.0 if since_us is None else max(self.now_us - since_us, 0) / 1e6
+        return DatabaseStands(self.name, pending, retrying, held, waiting, lag, self._relays() if relays else 0)
 
     def _relays(self) -> int:
         alive = trans_relay.c.alive_until_us > self.now_us
         return int(self.connection.scalar(sa.select(sa.func.count()).select_from(trans_relay).where(alive)) or 0)
 
-    def _count(self, condition: sa.ColumnElement[bool]) -> int:
-        return int(self.connection.scalar(sa.select(sa.func.count()).select_from(trans_message).where(condition)) or 0)
+    def _count(self, state: State) -> int:
+        """All rows of one state that is neither sent nor done: an index has them."""
+        if self._counts is None:
+            count = sa.func.count()
+            aside = sa.select(_M.state, count).where(_M.state >= sa.literal_column(str(State.WAITING.value)))
+            found = self.connection.execute(aside.group_by(_M.state)).all()
+            self._counts = {State(state): number for state, number in found}
+            pending = sa.select(count).select_from(trans_message).where(state_is(State.PENDING))
+            self._counts[State.PENDING] = int(self.connection.scalar(pending) or 0)
+        return self._counts.get(state, 0)
 
-    def _alike(self, state: State, more: sa.ColumnElement[bool]) -> Alike:
-        """All rows of one state: how many, since when, some of them."""
-        condition = sa.and_(state_is(state), more)
-        counted = sa.select(sa.func.count(), sa.func.min(_M.created_us)).where(condition)
-        count, oldest_us = self.connection.execute(counted).one()
-        rows = (
-            self.connection.execute(sa.select(_M.id, _M.topic, _M.key).where(condition).limit(5)).mappings()
-            if count
-            else ()
-        )
-        return Alike(count, oldest_us, [{**row, "id": bytes(row["id"]).hex()} for row in rows])
+    def _counted(
+        self, condition: sa.ColumnElement[bool], most: int | None = None, column: sa.Column[Any] = _M.seq
+    ) -> tuple[int, bool]:
+        """How many rows there are, ``most`` at most, and whether there are more."""
+        most = COUNTED if most is None else most
+        some = sa.select(column).where(condition).limit(most + 1).subquery()
+        count = int(self.connection.scalar(sa.select(sa.func.count()).select_from(some)) or 0)
+        return min(count, most), count > most
+
+    def _oldest_us(self, state: State) -> int | None:
+        """When the first row of a state was made, found by an index: of rows aside one has them in their order, but for MariaDB and MySQL; else one has
+        those of each lane."""
+        rows = sa.select(_M.created_us).where(state_is(state)).order_by(_M.seq).limit(1)
+        if state >= State.WAITING and self.connection.dialect.name in ("postgresql", "sqlite"):
+            return self.connection.scalar(rows)
+        firsts = [rows.where(_M.lane == lane).subquery() for lane in range(LANES)]
+        every = sa.union_all(*(sa.select(first.c.created_us) for first in firsts)).subquery()
+        found: int | None = self.connection.scalar(sa.select(sa.func.min(every.c.created_us)))
+        return found
+
+    def _samples(self, condition: sa.ColumnElement[bool]) -> list[Mapping[str, Any]]:
+        rows = self.connection.execute(sa.select(_M.id, _M.topic, _M.key).where(condition).limit(5)).mappings()
+        return [{**row, "id": bytes(row["id"]).hex()} for row in rows]
 
     def _cause(
         self,
@@ -224,3 +266,10 @@ class _Database:
             kind, of, cause, alike.count, unit, alike.oldest_us, person, text, self.name, tuple(alike.samples), acts,
             selection or {}, at_least,
         )  # fmt: skip
+
+
+_LEFT = "not looked at one by one"
+
+
+def _many(count: int, more: bool) -> str:
+    return ("At least " if more else "") + many(count, "row")

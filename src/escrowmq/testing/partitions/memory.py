@@ -161,6 +161,7 @@ class MemoryPartition:
             if self.failure is not None:
                 raise self.failure
             self._sending.append((number, bytes(record)))
+            self._changed.notify_all()
             self._send()
 
     def acknowledged(self, timeout: float) -> list[tuple[int, int]]:

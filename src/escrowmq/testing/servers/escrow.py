@@ -12,11 +12,15 @@ from escrowmq.testing.servers.process import Server, accepts, free_port, started
 
 
 def serving(
-    folder: Path, *options: str, launcher: Callable[..., subprocess.Popen[bytes]] | None = None
+    folder: Path,
+    *options: str,
+    launcher: Callable[..., subprocess.Popen[bytes]] | None = None,
+    port: int | None = None,
 ) -> AbstractContextManager[Server]:
-    """A broker with its data in ``folder``; ``options`` are flags of ``escrowmq serve``. ``launcher``: see :class:`Server`."""
+    """A broker with its data in ``folder``; ``options`` are flags of ``escrowmq serve``. ``launcher``: see :class:`Server`; ``port``: any free one
+    unless given."""
     folder.mkdir(parents=True, exist_ok=True)
-    port = free_port()
+    port = port or free_port()
     address = f"127.0.0.1:{port}"
     command = [sys.executable, "-m", "escrowmq", "serve", "-d", str(folder / "escrow"), "-l", address, *options]
     return started(

@@ -28,10 +28,13 @@ ASK_VERSIONS = bytes.fromhex("0000000a 0012 0000 00000001 ffff")
 ANY = bytes(range(256))
 
 
-def serving(folder: Path, *, durable: bool = False) -> AbstractContextManager[Server]:
+def serving(
+    folder: Path, *, durable: bool = False, beside: tuple[str, int] | None = None
+) -> AbstractContextManager[Server]:
     """A server with its data in ``folder``; ``url`` is ``kafka://HOST:PORT``.
 
-    ``durable`` syncs the log after every batch (Kafka's own default leaves that to replicas). Raises :class:`Absent`.
+    ``durable`` syncs the log after every batch (Kafka's own default leaves that to replicas). ``beside``: it listens on this port of 127.0.0.1, too, and
+    tells those who come there that it is at this host: a proxy's, so that what goes through it can be cut off. Raises :class:`Absent`.
     """
     try:
         java = str(find_java().program)
@@ -40,7 +43,7 @@ def serving(folder: Path, *, durable: bool = False) -> AbstractContextManager[Se
     classes = f"{libraries()}/*"
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
-    settings = _write_settings(folder, port, durable)
+    settings = _write_settings(folder, port, durable, beside)
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
     tool = [java, *JVM, *_logging("error"), "-cp", classes, "kafka.tools.StorageTool"]
     run([*tool, "format", "--config", str(settings), "--cluster-id", cluster, "--ignore-formatted"])
@@ -89,14 +92,20 @@ def _logging(level: str) -> list[str]:
     return [f"-Dorg.slf4j.simpleLogger.defaultLogLevel={level}", "-Dlog4j2.level=ERROR"]
 
 
-def _write_settings(folder: Path, port: int, durable: bool) -> Path:
+def _write_settings(folder: Path, port: int, durable: bool, beside: tuple[str, int] | None) -> Path:
     controller = free_port()
+    also, told = "", ""
+    if beside is not None:
+        also, told = f",BESIDE://127.0.0.1:{beside[1]}", f",BESIDE://{beside[0]}:{beside[1]}"
     settings = {
         "process.roles": "broker,controller",
         "node.id": "1",
         "controller.quorum.voters": f"1@127.0.0.1:{controller}",
         "controller.listener.names": "CONTROLLER",
-        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
+        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}{also}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}{told}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,BESIDE:PLAINTEXT",
+        "inter.broker.listener.name": "PLAINTEXT",
         "log.dirs": str(folder / "kafka"),
         "offsets.topic.replication.factor": "1",
         "offsets.topic.num.partitions": "1",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, NotRequired, TypedDict
 
-from escrowmq.wire.actions.action import Action, Nothing
+from escrowmq.wire.actions.action import Action, Nothing, Signed
 
 
 class Lean(TypedDict):
@@ -45,6 +45,30 @@ class Health(TypedDict):
     ]
 
 
+class StepDown(Signed):
+    """A leader that is to hand over."""
+
+    epoch: Annotated[
+        int, "as `hello` said it; refused if the log was opened again since, so that a call made twice hands over once"
+    ]
+
+
+class SteppedDown(TypedDict):
+    """What came of it. Without ``leader`` nobody took over in time: the broker claims its log again by itself."""
+
+    epoch: Annotated[
+        int, "how often the log was opened when it stepped down: by another one since, if there is a leader"
+    ]
+    seconds: Annotated[float, "from stepping down to the answer"]
+    leader: NotRequired[Annotated[str, "URL of the broker that leads now"]]
+
+
 HELLO = Action("hello", Nothing, Hello, "Who this broker is and what its limits are.", reads_only=True)
 HEALTH = Action("health", Nothing, Health, "Whether the broker works; answered even when it does not.", reads_only=True)
 STATS = Action("stats", Nothing, dict[str, float], "One number per metric, by name.")
+STEP_DOWN = Action(
+    "step_down",
+    StepDown,
+    SteppedDown,
+    "Let another broker of the shard lead: requests under way are answered, the log is released, another one takes over.",
+)

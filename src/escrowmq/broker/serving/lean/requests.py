@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
@@ -23,7 +24,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from escrowmq.broker.calls import Calls
+from escrowmq.broker.calls import Dispatcher
 from escrowmq.broker.failures import broker_failed, for_client
 from escrowmq.broker.serving.lean.connection import Connection
 from escrowmq.broker.serving.room import Allowance, Held, Room
@@ -51,7 +52,9 @@ _MESSAGES = (*_WITH_PROPERTIES, Kind.BATCH)
 class Requests:
     """What one client has asked and not been answered. Its methods are the loop's, but for the answers that come in."""
 
-    def __init__(self, calls: Calls, room: Room, connection: Connection, welcome: lean.Welcome) -> None:
+    def __init__(
+        self, calls: Dispatcher, room: Room, connection: Connection, welcome: Callable[[], lean.Welcome]
+    ) -> None:
         self._calls = calls
         self._room = room
         self._connection = connection
@@ -112,8 +115,9 @@ class Requests:
         held = self._call.enter_context(self._room.call(self._connection.peer, self._held))
         self._connection.freed = lambda size: self._room.change(held, -size)
         self.welcomed = True
-        self._connection.reader.most = self._welcome.max_request_bytes
-        self._say(lean.welcome(self._welcome))
+        welcome = self._welcome()
+        self._connection.reader.most = welcome.max_request_bytes
+        self._say(lean.welcome(welcome))
 
     def refuse(self, problem: EscrowError) -> None:
         """Say why to a client that does not keep to the protocol, and read no more of it."""

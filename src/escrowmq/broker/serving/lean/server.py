@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 
-from escrowmq.broker.calls import Calls
+from escrowmq.broker.calls import Dispatcher
 from escrowmq.broker.serving.connections import PRESSED_SECONDS, SILENT_SECONDS
 from escrowmq.broker.serving.lean.connection import Connection
 from escrowmq.broker.serving.lean.listening import tune
@@ -51,26 +51,18 @@ logger = logging.getLogger(__name__)
 
 
 class LeanServer:
-    """Serves the calls of one engine on sockets that listen; closes them in the end. ``room`` bounds what is under way."""
+    """Serves the calls of one broker on sockets that listen; closes them in the end. ``room`` bounds what is under way."""
 
-    def __init__(self, calls: Calls, room: Room, listeners: Sequence[socket.socket], version: str) -> None:
-        settings, log = calls.engine.settings, calls.engine.log
+    def __init__(self, calls: Dispatcher, room: Room, listeners: Sequence[socket.socket], version: str) -> None:
+        settings = calls.settings
         self._calls = calls
         self._room = room
         self._listeners = list(listeners)
         self._most = settings.max_connections
         self._unfinished = room.most_bytes // 4
         most_answer = settings.max_batch_bytes + ANSWER_ROOM
-        self._welcome = lean.Welcome(
-            lean.FORMAT_VERSION,
-            PROTOCOL_VERSION,
-            log.shard,
-            log.epoch,
-            version,
-            lean.MAX_REQUEST_BYTES,
-            MAX_REQUESTS,
-            most_answer,
-        )
+        self._version = version
+        self._most_answer = most_answer
         self._clients: dict[Connection, Requests] = {}
         self._needing: deque[Connection] = deque()  # attention
         self._numbers = itertools.count(1)
@@ -103,6 +95,20 @@ class LeanServer:
         for one in (*self._listeners, self._wake, self._woken):
             one.close()
         self._selector.close()
+
+    def _welcome(self) -> lean.Welcome:
+        """Whom a client finds here, now."""
+        shard, epoch = self._calls.identity
+        return lean.Welcome(
+            lean.FORMAT_VERSION,
+            PROTOCOL_VERSION,
+            shard,
+            epoch,
+            self._version,
+            lean.MAX_REQUEST_BYTES,
+            MAX_REQUESTS,
+            self._most_answer,
+        )
 
     @property
     def bound(self) -> int:
@@ -153,8 +159,7 @@ class LeanServer:
         self._listen()
         next_look = 0.0
         said_goodbye = False
-        engine = self._calls.engine
-        engine.run_rounds_here()
+        self._calls.run_rounds_here()
         while self._ending is None or self._clients:
             ready = self._selector.select(max(next_look - time.monotonic(), 0.0))
             try:
@@ -166,7 +171,7 @@ class LeanServer:
                 if now >= next_look:
                     next_look = now + (HURRIED_SECONDS if self._look(now) else LOOK_SECONDS)
             finally:
-                engine.run()  # what was begun, whatever came after
+                self._calls.run()  # what was begun, whatever came after
 
     def _work_on(self, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
         """Read what came, accept who comes, see to those for whom somebody called."""
@@ -219,7 +224,7 @@ class LeanServer:
             return
         peer = f"lean:{next(self._numbers)}:{address or 'unix'}"
         reader = lean.Reader(MAX_HELLO_BYTES)
-        connection = Connection(accepted, peer, self._welcome.max_answer_bytes, self._call, reader)
+        connection = Connection(accepted, peer, self._most_answer, self._call, reader)
         over = len(self._clients) - self.bound
         if over >= 0 and not self._evict(greeted=False) and over >= OVER_BOUND:
             connection.close()

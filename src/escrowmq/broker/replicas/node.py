@@ -1,0 +1,228 @@
+"""One node of a shard: standby → leader → standby, in one process, on a thread of its own.
+
+Each *term* begins with opening the replica in the folder and folding its ledger. The node follows until it is time to claim (``candidate.py``), takes
+over with the ledger that it has kept warm, and leads until its shard stops: because another node claimed the log, because the log failed, because it
+was asked to step down, or because the process ends. Whatever the ledger of a leader has applied and the log did not take is thrown away with it: the
+next term folds anew from what counts.
+
+What does not pass by itself (a folder of something else, a damaged log) ends the node: :attr:`Node.failure`.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+
+from escrowmq.broker.calls import Calls
+from escrowmq.broker.reads.lookups import warm_up
+from escrowmq.broker.recording import resolve
+from escrowmq.broker.replicas.candidate import Candidate, Step
+from escrowmq.broker.replicas.door import Door, Followed
+from escrowmq.broker.replicas.proof import LeaderProof
+from escrowmq.broker.replicas.warm import WarmLedger
+from escrowmq.broker.writer.engine import Engine
+from escrowmq.errors import Code, Corrupt, Denied, EscrowError, Misuse, error
+from escrowmq.log.seam import Replica, ReplicatedLog
+from escrowmq.platform.clock import Clock, SystemClock
+from escrowmq.platform.failpoints import reach
+from escrowmq.platform.logs import tell
+from escrowmq.settings import BrokerSettings
+
+LOOK_SECONDS = 0.05
+"""Between two looks of the node's thread at its orders and at the log's state."""
+PAUSE_SECONDS = 0.5
+"""After a term that ended by a fault, before the next begins."""
+DOUBT = 1.25
+"""A leader without a proof for so many times the silence lets its clients look for another one: as long as a standby waits at most."""
+HOLDS_BACK = 3.0
+"""A node that stepped down claims nothing for so many times the silence."""
+BEGIN_SECONDS = 5.0
+"""How long a start waits for the folder to be opened; a Kafka that is away is waited for by the node, not by its start."""
+LEAST_SILENCE = 1.0
+"""Leaders give a sign of life every half second."""
+
+logger = logging.getLogger(__name__)
+
+
+class Node:
+    """A node over a folder. ``opening`` opens its replica; ``door`` is what its carriers ask."""
+
+    def __init__(
+        self,
+        opening: Callable[[], Replica],
+        door: Door,
+        settings: BrokerSettings,
+        *,
+        silence: float,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        if not silence >= LEAST_SILENCE:
+            raise error(Code.BAD_SETTING, f"silence is {silence:g} s; it must be at least {LEAST_SILENCE:g} s")
+        self._opening = opening
+        self._door = door
+        self._settings = settings
+        self._silence = silence
+        self._clock = clock or SystemClock()
+        self._random = rng or random.Random()
+        self._stopping = threading.Event()
+        self._rung = threading.Event()
+        self._steps_down = False
+        self._holds_back = 0.0
+        self._thread = threading.Thread(target=self._work, name="escrowmq-node", daemon=True)
+        self._begun = threading.Event()
+        self.failure: BaseException | None = None
+        """Why it ended by itself."""
+        door.on_step_down = self._step_down
+
+    # Orders
+
+    def start(self) -> None:
+        """Open the folder and follow, on a thread; waits a moment for what is wrong with folder or log, and raises that."""
+        self._thread.start()
+        self._begun.wait(BEGIN_SECONDS)
+        if isinstance(self.failure, EscrowError):
+            self._thread.join()
+            raise self.failure
+
+    def stop(self) -> None:
+        """Lead no more, or follow no more; a leader releases the log."""
+        self._stopping.set()
+        self._rung.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it ended by itself."""
+        return self.failure is not None
+
+    def _step_down(self) -> None:
+        self._steps_down = True
+        self._rung.set()
+
+    # Terms
+
+    def _work(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                try:
+                    self._term()
+                except EscrowError as problem:
+                    if not passes(problem):
+                        raise
+                    if not self._stopping.is_set():
+                        tell(logging.WARNING, "term", f"the node begins anew: {problem}", cause=str(problem))
+                        self._door.follows(Followed(problem=f"it cannot follow the log, and tries again: {problem}"))
+                        self._begun.set()
+                        self._stopping.wait(PAUSE_SECONDS)
+        except BaseException as problem:
+            self.failure = problem
+            logger.error("the node ended: %s", problem, exc_info=not isinstance(problem, EscrowError))
+            self._door.follows(Followed(problem=f"the node ended: {problem}"))
+        finally:
+            self._begun.set()
+
+    def _term(self) -> None:
+        replica = self._opening()
+        warm, log = None, None
+        try:
+            warm = WarmLedger(replica, self._settings.snapshot_bytes)
+            self._say(replica, warm)
+            self._begun.set()
+            if self._follow(replica, warm):
+                self._say(replica, warm)
+                log = replica.take_over(version("escrowmq"))
+        finally:
+            if log is None:
+                if warm is not None:
+                    warm.close()
+                replica.close()
+        if log is not None and warm is not None:
+            self._lead(log, warm)
+            warm.close()
+
+    def _follow(self, replica: Replica, warm: WarmLedger) -> bool:
+        """Until it is time to claim: True; or to end."""
+        candidate = Candidate(self._silence, self._random, time.monotonic(), self._holds_back)
+        self._holds_back = 0.0
+        away = False
+        while not self._stopping.is_set():
+            self._say(replica, warm, away)
+            step, seconds = candidate.next(replica.silent_for(), time.monotonic())
+            if step is Step.CLAIM:
+                return True
+            if step is Step.ASK:
+                behind = replica.is_behind()
+                away = behind is None
+                candidate.answered(behind, time.monotonic())
+            else:
+                warm.take(replica.follow(min(seconds, LOOK_SECONDS)))
+                warm.keep()
+        return False
+
+    def _say(self, replica: Replica, warm: WarmLedger, away: bool = False) -> None:
+        log, silent = replica.log, replica.silent_for()
+        leader = replica.leader if replica.leader != self._door.url else None  # an earlier run of this node
+        known = Followed(leader, log.shard, log.epoch, warm.position, self._clock.now_us(), silent, away)
+        self._door.follows(known)
+
+    # Leading
+
+    def _lead(self, log: ReplicatedLog, warm: WarmLedger) -> None:
+        """From the claim to the end of this term."""
+        try:
+            folded = warm.lead(log)
+            reach("node.claimed")
+            proof = LeaderProof(log, self._silence)
+            engine = Engine(log, self._clock, self._settings, folded, proof)
+            resolve(log.acts, engine.shard.ledger, engine.clock.now_us())
+        except BaseException:
+            log.close(clean=False)
+            raise
+        calls = Calls(engine)
+        engine.start()
+        self._door.leads(calls)
+        facts = {"shard": log.shard, "epoch": log.epoch, "position": log.next_position}
+        tell(logging.INFO, "leads", f"leads: shard {log.shard:08x}, epoch {log.epoch}", **facts)
+        try:
+            warm_up(engine)
+            self._watch(engine, log, proof)
+        finally:
+            self._end(engine, calls, log)
+
+    def _watch(self, engine: Engine, log: ReplicatedLog, proof: LeaderProof) -> None:
+        """Until this term of leading is to end."""
+        while not (self._stopping.is_set() or self._steps_down or log.fenced or engine.shard.failure is not None):
+            self._door.doubts(proof.age > DOUBT * self._silence)
+            self._rung.wait(LOOK_SECONDS)
+            self._rung.clear()
+
+    def _end(self, engine: Engine, calls: Calls, log: ReplicatedLog) -> None:
+        """Take no more calls, answer those under way, and let the log go; it is released unless it has failed."""
+        self._door.follows(Followed(None, log.shard, log.epoch, log.next_position, self._clock.now_us()))
+        if log.fenced and engine.shard.failure is None:
+            engine.shard.stop(error(Code.LOG_FAILED, "another broker leads the shard now"))
+        failed = engine.shard.failure
+        if failed is None:
+            calls.give_back()
+        engine.stop()
+        calls.close()
+        if self._steps_down:
+            self._steps_down, self._holds_back = False, HOLDS_BACK * self._silence
+        if failed is not None:
+            cause = "another broker leads" if log.fenced else failed.message
+            tell(logging.WARNING, "follows", f"leads no more, and follows: {cause}", cause=cause)
+            if not log.fenced:
+                self._stopping.wait(PAUSE_SECONDS)
+
+
+def passes(problem: EscrowError) -> bool:
+    """Whether what ended a term may be over in a moment, so that the node begins another one."""
+    if isinstance(problem, Misuse | Denied):
+        return False
+    return not isinstance(problem, Corrupt) or problem.code is Code.LOG_FAILED

@@ -1,0 +1,87 @@
+"""The ledger of a node that follows: computed as the frames come, so that a take-over need not read the log first.
+
+It saves snapshots of its own now and then, into its own folder: the leader's are the leader's. Saving happens on another thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from escrowmq.broker.writer.recovery import Folded, recovered, size_of
+from escrowmq.errors import Code, error
+from escrowmq.log.seam import Frame, Replica, ReplicatedLog, StoredLog
+
+SIZES = 20
+"""A snapshot is taken when the frames since the last one are so many times as large as it is; as on a leader."""
+
+logger = logging.getLogger(__name__)
+
+
+class WarmLedger:
+    """One for each time of following. For the thread that follows."""
+
+    def __init__(self, replica: Replica, snapshot_bytes: int) -> None:
+        self._replica = replica
+        self._snapshot_bytes = snapshot_bytes
+        self._thread = ThreadPoolExecutor(1, "escrowmq-standby-snapshot")
+        self._saving: Future[None] | None = None
+        self._looked = 0  # bytes of frames when the folder was asked for its snapshots last
+        self._bytes = 0
+        self._folded: Folded | None = None
+        """None: the copy does not yet reach its base's snapshot."""
+        self._begin(replica.log)
+
+    def _begin(self, log: StoredLog) -> None:
+        self._log = log
+        self._folded = recovered(log) if self._replica.is_whole() else None
+        self.position, self.time_us = log.next_position, log.last_time_us
+
+    def take(self, frames: Iterable[Frame]) -> None:
+        """Apply frames that came; or begin anew if the copy was. Corrupt(DAMAGED) if they do not follow what is known."""
+        log = self._replica.log
+        if self._replica.restarted() or log is not self._log or self._folded is None:
+            self._begin(log)  # the frames are in the copy already
+        else:
+            self._apply(self._folded, frames)
+
+    def lead(self, log: ReplicatedLog) -> Folded:
+        """The ledger as of the log that was taken over, for the engine that goes on from it."""
+        frames = log.caught_up()
+        if log is not self._log or self._folded is None:
+            return recovered(log)
+        self._apply(self._folded, frames)
+        return self._folded
+
+    def _apply(self, folded: Folded, frames: Iterable[Frame]) -> None:
+        ledger = folded.ledger
+        for frame in frames:
+            if frame.position != ledger.next_position:
+                text = f"a frame at position {frame.position}, the ledger is at {ledger.next_position}"
+                raise error(Code.DAMAGED, text)
+            ledger.apply(frame.kind, frame.batch, frame.position, frame.time_us)
+            self.position, self.time_us = frame.position + frame.count, frame.time_us
+            self._bytes += frame.batch.nbytes
+
+    def keep(self) -> None:
+        """Save a snapshot if it is time for one and none is being saved."""
+        if self._bytes - self._looked < self._snapshot_bytes or (self._saving is not None and not self._saving.done()):
+            return
+        self._looked, folded = self._bytes, self._folded
+        if folded is None or self._replica.bytes_since_snapshot() < max(self._snapshot_bytes, SIZES * folded.size):
+            return
+        log, ledger, tables = self._replica.log, folded.ledger, folded.ledger.snapshot()
+        sequence, position = log.next_sequence, log.next_position
+        self._folded = Folded(ledger, self.time_us, sequence, size_of(tables))
+        self._saving = self._thread.submit(self._replica.save_snapshot, tables, sequence, position, self.time_us)
+        self._saving.add_done_callback(_saved)
+
+    def close(self) -> None:
+        """Wait for what is being saved."""
+        self._thread.shutdown(wait=True)
+
+
+def _saved(saving: Future[None]) -> None:
+    if (problem := saving.exception()) is not None:
+        logger.warning("a snapshot could not be saved: %s", problem)

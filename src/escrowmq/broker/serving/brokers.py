@@ -1,0 +1,158 @@
+"""The broker that a process serves: alone with its log, or one of the nodes that share one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from escrowmq.broker.calls import Calls, Dispatcher
+from escrowmq.broker.embedded import open_engine
+from escrowmq.broker.reads.lookups import warm_up
+from escrowmq.broker.reads.standing import Standing, standing
+from escrowmq.broker.replicas.door import Door
+from escrowmq.broker.replicas.node import Node
+from escrowmq.broker.serving.connections import close_connections
+from escrowmq.errors import Code, EscrowError, error
+from escrowmq.log.kafka.partition import Partitions
+from escrowmq.log.kafka.replica import PartitionReplica, open_replica
+from escrowmq.platform.disk import Disk
+from escrowmq.settings import BrokerSettings
+
+SILENCE = 2.0
+"""Seconds without a sign of life of the leader after which another node takes over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replication:
+    """A log that several brokers share. ``open`` gives the partitions that keep it; ``advertise`` is the URL at which clients reach this one (None: where
+    it listens), ``replicas`` those of all."""
+
+    open: Callable[[], Partitions]
+    silence: float = SILENCE
+    advertise: str | None = None
+    replicas: Sequence[str] = ()
+
+
+class Broker(Protocol):
+    """What :func:`~escrowmq.broker.serving.serve.serve` serves."""
+
+    def begin(self, running: ExitStack) -> Dispatcher:
+        """Take the folder, until ``running`` ends; what carriers give calls to."""
+
+    def listening(self, url: str, ports: Sequence[int], running: ExitStack) -> None:
+        """Carriers listen now: at ``url``, and on these ports."""
+
+    def stand(self) -> Mapping[str, Sequence[Standing]]:
+        """How everything stands, for the page of metrics; empty where nothing can be said."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it stopped by a fault."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process is to end, by itself."""
+
+
+class BrokerAlone:
+    """A broker with a log of its own in its folder."""
+
+    ended = False
+    """A shard that has stopped goes on saying so until somebody stops the process."""
+
+    def __init__(self, folder: Path, settings: BrokerSettings, disk: Callable[[Path], Disk]) -> None:
+        self._folder, self._settings, self._disk = folder, settings, disk
+
+    def begin(self, running: ExitStack) -> Dispatcher:
+        """Open the folder and start its engine."""
+        self._engine = engine = open_engine(self._folder, self._settings, self._disk)
+        calls = Calls(engine)
+        running.callback(calls.close)
+        running.callback(engine.stop)
+        running.callback(calls.give_back)
+        engine.start()
+        warm_up(engine)
+        return calls
+
+    def listening(self, url: str, ports: Sequence[int], running: ExitStack) -> None:
+        """It has begun already."""
+
+    def stand(self) -> Mapping[str, Sequence[Standing]]:
+        """See :func:`escrowmq.broker.reads.standing.standing`."""
+        return standing(self._engine)
+
+    @property
+    def failed(self) -> bool:
+        """Whether its shard stopped."""
+        return self._engine.shard.failure is not None
+
+
+class BrokerNode:
+    """A broker that shares its log with others."""
+
+    def __init__(
+        self, folder: Path, settings: BrokerSettings, disk: Callable[[Path], Disk], replication: Replication
+    ) -> None:
+        self._folder, self._settings, self._disk, self._replication = folder, settings, disk, replication
+        self._node: Node | None = None
+
+    def begin(self, running: ExitStack) -> Dispatcher:
+        """Its door, at which everything is refused until it leads."""
+        self._door = Door(self._settings, list(self._replication.replicas))
+        return self._door
+
+    def listening(self, url: str, ports: Sequence[int], running: ExitStack) -> None:
+        """Follow, and lead when it is time to, as the node at ``url``."""
+        settings, replication = self._settings, self._replication
+        self._door.url = url = replication.advertise or url
+
+        def let_go() -> None:
+            for port in ports:
+                close_connections(port)
+
+        self._door.on_doubt = let_go
+
+        def opening() -> PartitionReplica:
+            return open_replica(
+                self._disk(self._folder),
+                replication.open(),
+                url=url,
+                segment_bytes=settings.segment_bytes,
+                compression=settings.compression,
+            )
+
+        self._node = node = Node(opening, self._door, settings, silence=replication.silence)
+        running.callback(node.stop)
+        node.start()
+
+    def stand(self) -> Mapping[str, Sequence[Standing]]:
+        """As of a broker alone, while it leads."""
+        engine = self._door.engine
+        if engine is None:
+            return {}
+        try:
+            return standing(engine)
+        except EscrowError as problem:
+            if problem.code not in (Code.SHARD_STOPPED, Code.NOT_LEADER):
+                raise
+            return {}
+
+    @property
+    def failed(self) -> bool:
+        """Whether the node ended by itself."""
+        return self._node is not None and self._node.ended
+
+    @property
+    def ended(self) -> bool:
+        """A node that cannot go on ends its process: its supervisor, or a person, sees why."""
+        return self.failed
+
+
+def check_advertised(host: str, replication: Replication) -> None:
+    """Misuse(BAD_ARGUMENT) for a node that listens everywhere, and does not say where it is."""
+    if replication.advertise is None and host in ("", "0.0.0.0", "::"):
+        text = f"{host or 'an empty host'} is no address that others could be sent to"
+        raise error(Code.BAD_ARGUMENT, text, "say where clients reach this broker: --advertise escrow://HOST:PORT")

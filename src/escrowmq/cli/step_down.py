@@ -1,0 +1,22 @@
+"""``escrowmq step-down``: a planned hand-over from the broker that leads a shard to another one."""
+
+from __future__ import annotations
+
+from escrowmq.cli.options import DEFAULT_URL, Json, Url, Why, admin_at
+from escrowmq.cli.printing import Columns, print_rows
+
+
+def step_down(url: Url = DEFAULT_URL, why: Why = None, json: Json = False) -> None:
+    """Have the broker that leads its shard hand over to another one, such as before its machine is serviced.
+
+    Requests under way are answered; those that come meanwhile are refused, and sent to the new leader by the clients. It is for brokers with a log on
+    Kafka (docs/failover.md). The broker goes on as a standby. If no other one takes over, it claims its log again after some seconds.
+    """
+    with admin_at(url) as admin:
+        found = admin.step_down(why=why)
+    columns: Columns = {
+        "broker": "broker",
+        "leads now": lambda row: row.get("leader", "nobody"),
+        ">seconds": lambda row: f"{row['seconds']:.2f}",
+    }
+    print_rows(found, json, columns, "no broker")

@@ -1,0 +1,388 @@
+"""A partition of a real Kafka, by ``confluent-kafka`` (the extra ``kafka``)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import TimeoutError as FutureTimeout
+from functools import partial
+from typing import Any, TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic  # type: ignore[attr-defined]
+
+from escrowmq.errors import Code, EscrowError, Misuse, error
+from escrowmq.log.kafka.cluster.address import REPLICAS, KafkaAddress
+from escrowmq.log.kafka.cluster.topic import refuse_wrong, settings_for
+from escrowmq.log.kafka.partition import END, UNKNOWN_OFFSET
+from escrowmq.platform.logs import tell
+
+log = logging.getLogger(__name__)
+
+CLIENT: Mapping[str, Any] = {
+    "client.id": "escrowmq",
+    "socket.timeout.ms": 5000,  # how long a dead node's connection is waited for
+    "reconnect.backoff.ms": 20,
+    "reconnect.backoff.max.ms": 500,
+    "topic.metadata.refresh.fast.interval.ms": 50,
+}
+"""What an address may set otherwise."""
+PRODUCER: Mapping[str, Any] = {
+    "acks": "all",
+    "enable.idempotence": True,  # each record once, in order
+    "enable.gapless.guarantee": True,  # or an end, never a hole
+    "max.in.flight.requests.per.connection": 5,
+    "message.timeout.ms": 0,  # a record that Kafka's client gave up would be a hole: the channel's patience counts
+    "message.max.bytes": 1_000_000,
+    "linger.ms": 0,  # a round is sent at once
+    "request.timeout.ms": 4000,
+    "retry.backoff.ms": 20,
+    "compression.type": "none",
+    "queue.buffering.max.messages": 1_000_000,
+    "queue.buffering.max.kbytes": 1 << 19,
+}
+CONSUMER: Mapping[str, Any] = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "auto.offset.reset": "error",  # never a silent jump
+    "isolation.level": "read_uncommitted",  # never a stop before somebody else's open transaction
+    "check.crcs": True,
+    "fetch.wait.max.ms": 500,
+    "fetch.error.backoff.ms": 20,
+    "fetch.queue.backoff.ms": 5,  # 1 s by default: so long would whoever catches up stand still again and again
+    "queued.max.messages.kbytes": 1 << 15,
+    "allow.auto.create.topics": False,
+}
+_PAGE_BYTES = 8 << 20
+"""Of records that one ``read`` gives, but for one that is larger."""
+_ANSWER_SECONDS = 10.0
+_SLICE = 0.1
+"""Seconds of one call of the client that holds a lock, so that ``close`` never waits long."""
+_FULL_SECONDS = 30.0
+_K = KafkaError
+_DENIED = {
+    _K.TOPIC_AUTHORIZATION_FAILED,
+    _K.CLUSTER_AUTHORIZATION_FAILED,
+    _K.SASL_AUTHENTICATION_FAILED,
+    _K._AUTHENTICATION,
+}
+_UNKNOWN_TOPIC = {_K.UNKNOWN_TOPIC_OR_PART, _K._UNKNOWN_TOPIC, _K._UNKNOWN_PARTITION}
+_JUMPS = {_K._AUTO_OFFSET_RESET, _K.OFFSET_OUT_OF_RANGE, _K._LOG_TRUNCATION}
+"""The consumer's words for: there is nothing at this offset."""
+_T = TypeVar("_T")
+
+
+class ConfluentPartitions:
+    """See :class:`escrowmq.log.kafka.partition.Partitions`. Made by ``opening.py``."""
+
+    def __init__(self, address: KafkaAddress) -> None:
+        self._address = address
+        given = dict(address.settings)
+        if taken := sorted({*PRODUCER, *CONSUMER, "group.id", "transactional.id"} & set(given)):
+            raise Misuse(Code.BAD_SETTING, f"{taken[0]} is set by the log", "leave it out")
+        self._client = {"bootstrap.servers": ",".join(address.servers), **CLIENT, **given}
+        self._made: AdminClient | None = None
+        self._admin()  # a setting that is not known is said here
+
+    @property
+    def name(self) -> str:
+        return str(self._address)
+
+    def log(self) -> ConfluentPartition:
+        return ConfluentPartition(self._client, self._admin(), self._address.topic, self._address.partition)
+
+    def base(self) -> ConfluentPartition:
+        return ConfluentPartition(self._client, self._admin(), self._address.base_topic, self._address.partition)
+
+    def check(self, timeout: float = 30.0) -> None:
+        deadline = time.monotonic() + timeout
+        for topic in (self._address.topic, self._address.base_topic):
+            replicas = _until(deadline, self.name, partial(self._replicas, topic))
+            found = _until(deadline, self.name, partial(self._settings, topic))
+            refuse_wrong(self._address, topic, found, replicas)
+        if self._address.replicas < REPLICAS:
+            few = f"the log {self.name} has {self._address.replicas} of {REPLICAS} replicas, as its URL says: with fewer, more is lost with a machine"
+            tell(logging.WARNING, "few_replicas", few, log=self.name, replicas=self._address.replicas)
+
+    def create(self, partitions: int, timeout: float) -> list[str]:
+        """Make the topics that are not there; their names. See :func:`escrowmq.log.kafka.cluster.opening.create_topics`."""
+        deadline = time.monotonic() + timeout
+        there = _until(deadline, self.name, lambda left: set(self._admin().list_topics(timeout=left).topics))
+        names = [t for t in (self._address.topic, self._address.base_topic) if t not in there]
+        settings = settings_for(self._address)
+        new = [NewTopic(name, partitions, self._address.replicas, config=settings) for name in names]
+        for name, future in self._admin().create_topics(new, operation_timeout=timeout).items() if new else ():
+            try:
+                future.result(timeout)
+            except KafkaException as problem:
+                _refuse_creation(name, problem.args[0], self._address)
+            except FutureTimeout:
+                raise _late(self.name) from None
+        while True:  # what was made takes a moment until every node tells of it
+            try:
+                self.check(max(deadline - time.monotonic(), _SLICE))
+                return names
+            except EscrowError as problem:
+                if problem.code is not Code.UNKNOWN_TOPIC or not names or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+
+    def _admin(self) -> AdminClient:
+        if self._made is None:
+            try:
+                # what it would log waits for a poll that nobody makes, so it logs nothing
+                self._made = AdminClient({**self._client, "log_level": 0})
+            except KafkaException as problem:
+                raise Misuse(Code.BAD_SETTING, str(problem.args[0].str())) from None
+        return self._made
+
+    def _replicas(self, topic: str, timeout: float) -> dict[int, int]:
+        """How many each partition has. By a question that, other than one for metadata, never makes the topic."""
+        (future,) = self._admin().describe_topics(TopicCollection([topic]), request_timeout=max(timeout, 1.0)).values()
+        return {partition.id: len(partition.replicas) for partition in future.result(max(timeout, 1.0)).partitions}
+
+    def _settings(self, topic: str, timeout: float) -> dict[str, str | None]:
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        (future,) = self._admin().describe_configs([resource], request_timeout=max(timeout, 1.0)).values()
+        return {name: entry.value for name, entry in future.result(max(timeout, 1.0)).items()}
+
+
+class ConfluentPartition:
+    """See :class:`escrowmq.log.kafka.partition.Partition`. Connects at once, so that the first record need not wait for it."""
+
+    def __init__(self, client: Mapping[str, Any], admin: AdminClient, topic: str, partition: int) -> None:
+        self.name = f"{topic}/{partition}"
+        self._topic, self._partition = topic, partition
+        self._admin = admin
+        self._reports: deque[tuple[int, int]] = deque()
+        self._failure: EscrowError | None = None
+        self._used = False
+        self._closed = False
+        self._consuming = threading.Lock()  # held around every call of the consumer
+        self._reading = threading.Lock()
+        self._ahead: deque[tuple[int, bytes]] = deque()  # read already, and not asked for yet
+        self._next = -1  # the offset that the consumer gives next
+        try:
+            # without error_cb, errors of the connection would be raised out of unrelated calls
+            told = {"logger": _Quietly(), "error_cb": self._heard}
+            self._producer: Producer | None = Producer({**client, **PRODUCER, **told})
+            told = {"logger": _Quietly(), "error_cb": lambda problem: log.debug("Kafka: %s", problem.str())}
+            self._consumer = Consumer({**client, **CONSUMER, **told, "group.id": f"escrowmq-{uuid.uuid4()}"})
+        except KafkaException as problem:
+            raise Misuse(Code.BAD_SETTING, str(problem.args[0].str())) from None
+
+    # Sending
+
+    def produce(self, number: int, record: bytes) -> None:
+        deadline = time.monotonic() + _FULL_SECONDS
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            self._used = True
+            try:
+                self._sender().produce(self._topic, record, partition=self._partition, on_delivery=self._note(number))
+                return
+            except BufferError:  # the client's memory is full of what is not acknowledged
+                if time.monotonic() > deadline:
+                    raise self._ended(f"its memory was full for {_FULL_SECONDS:g} s") from None
+                time.sleep(_SLICE / 10)
+            except KafkaException as problem:
+                raise self._ended(problem.args[0].str()) from None
+
+    def acknowledged(self, timeout: float) -> list[tuple[int, int]]:
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                self._sender().poll(0 if self._reports else min(max(deadline - time.monotonic(), 0), _SLICE))
+            except (
+                KafkaException,
+                SystemError,
+            ) as problem:  # a fatal error comes out of here, sometimes through a report's callback
+                self._ended(str(problem))
+            if self._reports:
+                return [self._reports.popleft() for _ in range(len(self._reports))]
+            if self._failure is not None:
+                raise self._failure
+            if time.monotonic() >= deadline:
+                return []
+
+    def _note(self, number: int) -> Callable[[KafkaError | None, Message], None]:
+        def note(problem: KafkaError | None, message: Message) -> None:
+            if problem is not None:  # nothing is raised here: it would come out of ``poll``
+                self._ended(problem.str())
+            else:
+                offset = message.offset()
+                self._reports.append((number, UNKNOWN_OFFSET if offset is None or offset < 0 else offset))
+
+        return note
+
+    def _heard(self, problem: KafkaError) -> None:
+        if problem.fatal():
+            self._ended(problem.str())
+        log.debug("Kafka: %s", problem.str())
+
+    def _ended(self, what: str) -> EscrowError:
+        """The producer has ended: a new one would not know what this one has stored."""
+        if self._failure is None and not self._closed:
+            self._failure = error(Code.LOG_FAILED, f"Kafka's producer for {self.name} ended: {what}")
+        return self._failure or error(Code.CLOSED, f"{self.name} was closed")
+
+    # Reading
+
+    def read(self, start: int, end: int = END, timeout: float = 0.0) -> list[tuple[int, bytes]]:
+        deadline = time.monotonic() + timeout
+        found: list[tuple[int, bytes]] = []
+        if not self._used:
+            self._sender().poll(0)  # what it has to log would pile up: nobody waits for acknowledgements yet
+        with self._reading:
+            self._seek(start)
+            while start < end and not self._ahead:
+                left = deadline - time.monotonic()
+                self._fetch(start, max(min(left, _SLICE), 0))
+                if left <= 0:
+                    break
+            while self._ahead and self._ahead[0][0] < end:
+                found.append(self._ahead.popleft())
+        return found
+
+    def ends(self, timeout: float) -> tuple[int, int]:
+        deadline = time.monotonic() + timeout
+        return _until(deadline, self.name, self._ends)
+
+    def delete_before(self, offset: int, timeout: float = 30.0) -> None:
+        self._check()
+        place = TopicPartition(self._topic, self._partition, offset)
+        (future,) = self._admin.delete_records([place], request_timeout=timeout, operation_timeout=timeout).values()
+        try:
+            future.result(timeout)
+        except FutureTimeout:
+            raise _late(self.name) from None
+        except KafkaException as problem:
+            raise _error(self.name, problem.args[0]) from None
+
+    def close(self) -> None:
+        with self._consuming:
+            if self._closed:
+                return
+            self._closed = True
+            self._consumer.close()
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            try:
+                producer.purge()  # what nobody waits for any more is not sent later
+                producer.poll(0)
+            except (KafkaException, SystemError) as problem:
+                log.debug("Kafka: %s", problem)
+
+    def _sender(self) -> Producer:
+        if self._producer is None:
+            raise error(Code.CLOSED, f"{self.name} was closed")
+        return self._producer
+
+    def _seek(self, start: int) -> None:
+        """Have the records from ``start`` on come next."""
+        while self._ahead and self._ahead[0][0] < start:
+            self._ahead.popleft()
+        if start != (self._ahead[0][0] if self._ahead else self._next):
+            self._ahead.clear()
+            with self._consuming:
+                self._check()
+                self._consumer.assign([TopicPartition(self._topic, self._partition, start)])
+            self._next = start
+
+    def _fetch(self, start: int, timeout: float) -> None:
+        """Read ahead what there is, waiting for the first record only."""
+        size, problem = 0, None
+        with self._consuming:
+            self._check()
+            message = self._consumer.poll(timeout)
+            while message is not None:
+                problem = message.error()
+                if problem is not None:
+                    break
+                value = message.value() or b""
+                self._next = (message.offset() or 0) + 1
+                self._ahead.append((self._next - 1, value))
+                size += len(value)
+                message = self._consumer.poll(0) if size < _PAGE_BYTES else None
+        if problem is not None:
+            self._misread(problem, start)
+
+    def _misread(self, problem: KafkaError, start: int) -> None:
+        """What the consumer said instead of a record: raise it, unless it may pass."""
+        log.debug("Kafka, reading %s: %s", self.name, problem.str())
+        if problem.code() in _JUMPS:
+            self._next = -1  # the consumer stands nowhere now
+            if self._ahead:
+                return
+            first, following = self.ends(_ANSWER_SECONDS)
+            if start < first:
+                raise error(Code.RANGE_PURGED, f"{self.name} begins at offset {first}, not {start}")
+            if start > following:
+                what = f"{self.name} ends at offset {following}; it was read up to {start}: Kafka lost records"
+                raise error(Code.DAMAGED, what, "nodes whose folders hold them: `escrowmq log dump --check`")
+            self._seek(start)
+        elif problem.fatal() or problem.code() in _DENIED | _UNKNOWN_TOPIC:
+            raise _error(self.name, problem)
+
+    def _ends(self, timeout: float) -> tuple[int, int]:
+        place = TopicPartition(self._topic, self._partition)
+        with self._consuming:
+            self._check()
+            first, following = self._consumer.get_watermark_offsets(place, timeout=min(timeout, 1.0), cached=False)
+            return first, following
+
+    def _check(self) -> None:
+        if self._closed:
+            raise error(Code.CLOSED, f"{self.name} was closed")
+
+
+def _until(deadline: float, name: str, ask: Callable[[float], _T]) -> _T:
+    """Ask until there is an answer: right after a topic was made, or its leader changed, the first question fails."""
+    while True:
+        try:
+            return ask(max(deadline - time.monotonic(), _SLICE))
+        except KafkaException as problem:
+            if problem.args[0].code() in _DENIED | _UNKNOWN_TOPIC or problem.args[0].fatal():
+                raise _error(name, problem.args[0]) from None
+            log.debug("Kafka, asking for %s: %s", name, problem)
+        except FutureTimeout:
+            pass
+        if time.monotonic() >= deadline:
+            raise _late(name)
+        time.sleep(0.02)
+
+
+def _error(name: str, problem: KafkaError) -> EscrowError:
+    if problem.code() in _DENIED:
+        return error(Code.DENIED, f"{name}: {problem.str()}", "a broker reads, writes, describes and deletes records")
+    if problem.code() in _UNKNOWN_TOPIC:
+        return error(Code.UNKNOWN_TOPIC, f"{name} is not there", "make it with `escrowmq log create ADDRESS`")
+    return error(Code.DISCONNECTED, f"{name}: {problem.str()}")
+
+
+def _late(name: str) -> EscrowError:
+    return error(Code.TIMED_OUT, f"{name} does not answer", "is Kafka up?")
+
+
+def _refuse_creation(topic: str, problem: KafkaError, address: KafkaAddress) -> None:
+    """Raise why Kafka did not make a topic; nothing if somebody else has."""
+    if problem.code() == KafkaError.TOPIC_ALREADY_EXISTS:
+        return
+    if problem.code() == KafkaError.INVALID_REPLICATION_FACTOR:
+        what = f"topic {topic} cannot have {address.replicas} replicas: {problem.str()}"
+        raise Misuse(Code.BAD_SETTING, what, "?replication=1 in the URL says that one is enough for you")
+    if problem.code() in _DENIED:
+        raise _error(topic, problem)
+    raise Misuse(Code.BAD_SETTING, f"Kafka does not make topic {topic}: {problem.str()}")
+
+
+class _Quietly:
+    """What librdkafka logs, as details."""
+
+    def log(self, _level: int, *words: Any) -> None:
+        log.debug(*words)

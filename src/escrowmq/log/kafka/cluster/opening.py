@@ -1,0 +1,45 @@
+"""From the address of a log in Kafka to its partitions. The package of Kafka's client is imported here and nowhere earlier."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from escrowmq.errors import Code, Misuse
+from escrowmq.log.kafka.cluster.address import KafkaAddress
+from escrowmq.log.kafka.partition import Partitions
+
+
+def open_partitions(address: str | KafkaAddress) -> Partitions:
+    """The partitions of an address. Does not connect yet. Raises Misuse(BAD_URL), Misuse(MISSING_PACKAGE), Misuse(BAD_SETTING) for a setting that the
+    client does not know, or that what the log promises stands on."""
+    partitions: Partitions = _client().ConfluentPartitions(_parsed(address))
+    return partitions
+
+
+def create_topics(address: str | KafkaAddress, *, partitions: int | None = None, timeout: float = 30.0) -> list[str]:
+    """Make the topics of a log, as they must be: ``partitions`` of each, as many as the address needs by default. The names of those that were made;
+    one that is there is looked at as at every opening.
+
+    Raises as :func:`open_partitions` and :meth:`Partitions.check`, and Misuse(BAD_SETTING) if Kafka cannot make them so.
+    """
+    parsed = _parsed(address)
+    count = parsed.partition + 1 if partitions is None else partitions
+    if count <= parsed.partition:
+        raise Misuse(Code.BAD_ARGUMENT, f"{count} partitions: the address names number {parsed.partition}")
+    made: list[str] = _client().ConfluentPartitions(parsed).create(count, timeout)
+    return made
+
+
+def _parsed(address: str | KafkaAddress) -> KafkaAddress:
+    return KafkaAddress.parse(address) if isinstance(address, str) else address
+
+
+def _client() -> Any:
+    try:
+        return importlib.import_module("escrowmq.log.kafka.cluster.confluent")
+    except ModuleNotFoundError as problem:
+        if (problem.name or "").startswith("escrowmq"):
+            raise
+        text = f"a log in Kafka needs the package {problem.name}, which is not installed"
+        raise Misuse(Code.MISSING_PACKAGE, text, 'python -m pip install "escrowmq[kafka]"') from problem

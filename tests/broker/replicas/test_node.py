@@ -1,0 +1,261 @@
+"""Nodes of one shard: who leads, what a standby says, take-over, fencing, hand-over."""
+
+import time
+
+import pytest
+from nodes import SILENCE, OneNode, Shard, until
+
+import escrowmq as mq
+from escrowmq.errors import Code, EscrowError, Misuse, Overloaded
+from escrowmq.ledger.ledger import Ledger
+from escrowmq.platform.disk import RealDisk
+from escrowmq.testing.ledgers import outgoing
+from escrowmq.wire import Exchange
+
+
+@pytest.fixture
+def two(tmp_path):
+    shard = Shard(tmp_path, "a", "b")
+    try:
+        yield shard
+    finally:
+        shard.close()
+
+
+def same(one: Ledger, other: Ledger) -> bool:
+    """Table by table."""
+    left, right = one.snapshot(), other.snapshot()
+    return left.keys() == right.keys() and all(left[name].equals(right[name]) for name in left)
+
+
+def bodies(node: OneNode, group: str = "g") -> list[bytes]:
+    with node.bus() as bus, bus.consumer(group, "t") as consumer:
+        return [message.body for message in consumer.messages(idle_timeout=0.3)]
+
+
+def test_one_leads_and_the_other_says_who(two) -> None:
+    a, b = two.nodes
+    assert (a.leads, b.leads) == (True, False)
+    with a.bus() as bus:
+        bus.producer("p").send("t", b"one")
+    two.level()
+    refusals = []
+    for call in (
+        lambda: b.link().action("topics.list", {}, 5),
+        lambda: b.link().read({"topic": "t"}),
+        lambda: b.link().watch(1, print),
+    ):
+        with pytest.raises(Overloaded) as refused:
+            call()
+        refusals.append(refused.value)
+    assert {(problem.code, problem.hint) for problem in refusals} == {(Code.NOT_LEADER, a.url)}
+    until(lambda: b.door.action("hello", {}).get("leader") == a.url)
+    leading, following = a.door.action("hello", {}), b.door.action("hello", {})
+    assert (leading["role"], following["role"]) == ("leader", "standby")
+    assert following["replicas"] == [b.url, a.url]
+    assert leading["shard"] == following["shard"]
+    assert leading["epoch"] == following["epoch"]
+    assert b.door.action("health", {})["status"] == "standby"
+    assert a.url in b.door.action("health", {})["reason"]
+    assert a.door.action("health", {})["status"] == "ok"
+    numbers = [node.door.action("stats", {}) for node in (a, b)]
+    assert [one["leads"] for one in numbers] == [1, 0]
+    assert [one["take_overs_total"] for one in numbers] == [1, 0]
+    assert 0 <= numbers[1]["log_silent_seconds"] < 60
+
+
+def test_a_clean_stop_hands_over_at_once_with_everything(two) -> None:
+    a, b = two.nodes
+    with a.bus() as bus:
+        bus.producer("p").send_batch([mq.Message("t", b"%d" % i) for i in range(100)])
+        half = bus.producer("h", unasked=True).prepare("t", b"half")
+        ledger = a.door.engine.shard.ledger
+        a.stop()
+    two.led_by(b)
+    with b.bus() as bus:
+        assert bus.admin.commit(half.transaction_id) is Code.COMMITTED
+    assert sorted(bodies(b)) == sorted([b"%d" % i for i in range(100)] + [b"half"])
+    assert ledger.next_position < b.door.engine.shard.ledger.next_position
+
+
+def test_a_leader_that_is_cut_off_answers_nothing_and_follows_again(two) -> None:
+    a, b = two.nodes
+    with a.bus() as bus:
+        bus.producer("p").send("t", b"before")
+    two.level()
+    cut = a.partitions[-1]
+    a.change(cut_off=True)
+    answers: list[object] = []
+    batch = outgoing([{"topic": "t", "body": b"in doubt"}])
+    a.link().exchange(Exchange.SEND, batch, {}).add_done_callback(lambda done: answers.append(done.exception()))
+    two.led_by(b)
+    with b.bus() as bus:
+        bus.producer("q").send("t", b"after")
+    for partition in cut.opened:
+        partition.change(cut_off=False)
+    until(lambda: not a.leads, "the fenced leader goes on")
+    until(lambda: len(answers) == 1)
+    assert getattr(answers[0], "code", None) is Code.SHARD_STOPPED
+    two.level()
+    assert bodies(b) == [b"before", b"after"]
+    until(lambda: a.door.action("hello", {}).get("leader") == b.url)
+
+
+def test_looks_of_a_leader_that_cannot_prove_it_are_refused(two) -> None:
+    a, _ = two.nodes
+    with a.bus() as bus:
+        bus.producer("p").send("t", b"one")
+    a.change(cut_off=True)
+    time.sleep(SILENCE)  # the last proof grows old: this is what the bound says
+    with pytest.raises(Overloaded) as refused:
+        a.link().action("topics.list", {}, 5)
+    assert refused.value.code is Code.NOT_LEADER
+
+
+def test_step_down_hands_over_and_is_in_the_record(two) -> None:
+    a, b = two.nodes
+    with a.bus() as bus:
+        bus.producer("p").send("t", b"one")
+    two.level()
+    epoch = a.door.action("hello", {})["epoch"]
+    with pytest.raises(EscrowError) as wrong:
+        a.door.action("step_down", {"epoch": epoch - 1})
+    assert wrong.value.code is Code.BAD_REQUEST
+    with pytest.raises(Overloaded) as elsewhere:
+        b.door.action("step_down", {"epoch": epoch})
+    assert elsewhere.value.code is Code.NOT_LEADER
+    said = a.door.action("step_down", {"epoch": epoch, "by": "ann", "why": "service"})
+    assert (said["leader"], said["epoch"]) == (b.url, epoch)
+    assert b.leads
+    assert said["seconds"] < 5
+    (act,) = b.door.action("acts.list", {})["acts"]
+    assert (act["act"], act["by"], act["why"]) == ("step_down", "ann", "service")
+    assert act["ended"] == {"epoch": epoch, "stepped_down": True}
+    assert not a.leads
+
+
+def test_who_stepped_down_leads_again_if_nobody_else_does(tmp_path) -> None:
+    shard = Shard(tmp_path, "a")
+    try:
+        (a,) = shard.nodes
+        epoch = a.door.action("hello", {})["epoch"]
+        said = a.door.action("step_down", {"epoch": epoch})
+        assert said["leader"] == a.url
+        assert a.door.action("hello", {})["epoch"] == epoch + 1
+    finally:
+        shard.close()
+
+
+def test_two_standbys_and_one_takes_over(tmp_path) -> None:
+    shard = Shard(tmp_path, "a", "b", "c")
+    try:
+        a, b, c = shard.nodes
+        with a.bus() as bus:
+            bus.producer("p").send_batch([mq.Message("t", b"%d" % i) for i in range(10)])
+        shard.level()
+        a.stop()
+        until(lambda: b.leads or c.leads)
+        shard.nodes.remove(a)
+        leader = shard.leader
+        assert leader is not None
+        with leader.bus() as bus:
+            bus.producer("p").send("t", b"10")
+        shard.level()
+        assert [b.leads, c.leads].count(True) == 1
+        assert sorted(map(int, bodies(shard.leader))) == list(range(11))
+    finally:
+        shard.close()
+
+
+def test_the_warm_ledger_is_the_one_that_a_replay_gives(two) -> None:
+    a, b = two.nodes
+    with a.bus() as bus:
+        bus.producer("p").send_batch([mq.Message("t", b"%d" % i, key=str(i % 7)) for i in range(500)])
+        bus.producer("h", unasked=True).prepare("t", b"half")
+    assert len(bodies(a)) == 500
+    two.level()
+    a.stop()
+    two.led_by(b)
+    from escrowmq.broker.writer.recovery import fold
+
+    engine = b.door.engine
+    warm = engine.shard.ledger
+    engine.look(lambda: None).result()
+    assert engine.look(lambda: same(warm, fold(engine.log)[0])).result()
+
+
+def test_a_standby_that_is_behind_the_cut_begins_anew_and_takes_over(tmp_path) -> None:
+    shard = Shard(tmp_path, "a", "b", segment_bytes=1 << 16, retention=1, dedup_window=1)
+    try:
+        a, b = shard.nodes
+        b.stop()
+        with a.bus() as bus:
+            for _ in range(8):
+                bus.producer("p").send_batch([mq.Message("t", bytes(1000)) for _ in range(50)])
+        a.stop()
+        shard.nodes.clear()
+        a = shard.add("a")  # retention runs soon after a start
+        until(lambda: shard.kafka.log.first > 0, "retention cuts nothing")
+        with a.bus() as bus:
+            half = bus.producer("h", unasked=True).prepare("t", b"half")
+        b = shard.add("b")
+        shard.level()
+        a.stop()
+        shard.led_by(b)
+        with b.bus() as bus:
+            assert bus.admin.commit(half.transaction_id) is Code.COMMITTED
+        assert b"half" in bodies(b)
+    finally:
+        shard.close()
+
+
+def test_kafka_away_changes_no_leader(two) -> None:
+    a, b = two.nodes
+    with a.bus() as bus:
+        bus.producer("p").send("t", b"one")
+    two.level()
+    two.kafka.set_away(True)
+    until(lambda: "do not answer" in b.door.action("health", {})["reason"])
+    assert a.door.action("health", {})["status"] in ("ok", "standby")
+    two.kafka.set_away(False)
+    two.led_by(a)
+    with a.bus() as bus:
+        bus.producer("p").send("t", b"two")
+    two.level()
+    assert (a.leads, b.leads) == (True, False)
+
+
+def test_a_log_that_fails_makes_the_leader_follow_and_lead_again(tmp_path) -> None:
+    shard = Shard(tmp_path, "a")
+    try:
+        (a,) = shard.nodes
+        with a.bus() as bus:
+            bus.producer("p").send("t", b"one")
+        a.change(failure=RuntimeError("the producer ended"))
+        until(lambda: not a.leads)
+        shard.led_by(a)
+        assert bodies(a) == [b"one"]
+    finally:
+        shard.close()
+
+
+def test_a_folder_of_something_else_ends_the_start(tmp_path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "letters.txt").write_text("dear")
+    with pytest.raises(Misuse) as refused:
+        Shard(tmp_path, "a")
+    assert refused.value.code is Code.NOT_A_DATA_FOLDER
+
+
+def test_the_standbys_folder_is_read_while_it_follows(two) -> None:
+    """As any folder in use: as of the last frame that a later one says is durable."""
+    a, b = two.nodes
+    with a.bus() as bus:
+        for count in range(3):
+            bus.producer("p").send_batch([mq.Message("t", b"%d" % i) for i in range(10 * count, 10 * count + 10)])
+    two.level()
+    with mq.connect(f"file:{b.folder}", read_only=True) as bus:
+        (topic,) = bus.admin.topics()
+        assert topic["name"] == "t"
+    assert RealDisk(b.folder, read_only=True).in_use()
+    assert not b.leads
