@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import typer.testing
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
@@ -33,6 +34,9 @@ settings.register_profile(
 )
 settings.register_profile("ci", parent=settings.get_profile("here"), derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+typer.testing._get_command = functools.cache(typer.testing._get_command)  # type: ignore[attr-defined]
+"""The tree of all commands is made once, not for each command that a test types: that takes a tenth of a second."""
 
 SESSIONS = {
     "tests/spark/": "spark",
@@ -70,11 +74,13 @@ class OneOfEach(LoadScopeScheduling):
     heavy server, and those of a file whose set-up is heavy."""
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith((*DRIVERS, *TOGETHER)):
+        if nodeid.startswith(DRIVERS):
             return nodeid.partition("::")[0]
         for folder, session in SESSIONS.items():
             if nodeid.startswith(folder):
                 return session
+        if nodeid.startswith(TOGETHER):
+            return nodeid.partition("::")[0]
         return next((server for server in HEAVY if server in nodeid.lower()), nodeid)
 
 

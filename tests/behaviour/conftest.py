@@ -99,7 +99,7 @@ class OnPartition(Broker):
         PARTITIONS.setdefault(self.folder.resolve(), MemoryKafka())
 
     def restart(self, *, kill: bool = False) -> None:
-        shutil.rmtree(self.folder)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 PARTITIONS: dict[Path, MemoryKafka] = {}

@@ -96,3 +96,19 @@ def test_the_topics_of_a_log_in_kafka_are_made(run: Run, kafka_url: str) -> None
     assert f"{topic}: is there, and kept as a log must be" in run("log", "create", f"{url}/1?replication=1").out
     assert "min.insync.replicas is 1" in run("log", "create", url).err
     assert "BAD_URL" in run("log", "create", "kafka://h").err
+
+
+def test_a_log_is_copied_to_kafka_and_back(run: Run, folder: Path, tmp_path: Path, kafka_url: str) -> None:
+    url, back = f"{kafka_url}/cli-{uuid.uuid4().hex}?replication=1", tmp_path / "back"
+    run("log", "create", url)
+    before = run("log", "dump", str(folder), "--rows").out
+    there = run("log", "copy", str(folder), url, "--json").json
+    assert (there["first"], there["end"]) == (0, len(run("log", "dump", str(folder), "--json").lines))
+    assert run("log", "copy", url, str(back), "--json").json == there
+    assert run("log", "dump", str(back), "--rows").out == before
+    with mq.connect(f"file:{back}") as bus:
+        assert bus.admin.read("orders").read_all().num_rows == 10
+        bus.producer("p").send("orders", b"on the way")
+    assert "BAD_ARGUMENT" in run("log", "copy", str(folder), url).err  # its topics are not new any more
+    assert "NOT_A_DATA_FOLDER" in run("log", "copy", url, str(back)).err
+    assert "BAD_ARGUMENT" in run("log", "copy", str(folder), str(back)).err

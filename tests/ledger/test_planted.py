@@ -17,6 +17,7 @@ import test_delays
 import test_forgetting
 import test_groups_model
 import test_interleavings
+import test_joins
 import test_members
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -340,12 +341,12 @@ def give_a_mixed_run_the_topic_of_its_first_row(monkeypatch):
     monkeypatch.setattr(Dedup, "_note_topics", note)
 
 
-@planted(searched)
+@planted(lambda: test_dedup.test_i9_another_content_under_a_taken_id_is_refused(LedgerDriver(), False, "body", False))
 def take_any_content_for_a_repeat(monkeypatch):
     monkeypatch.setattr(ledgers, "differing", lambda given, stored: np.zeros(given.num_rows, np.bool_))
 
 
-@planted(searched)
+@planted(lambda: test_dedup.test_i9_a_keyless_half_message_keeps_its_queue(LedgerDriver()))
 def answer_a_repeat_of_another_kind(monkeypatch):
     def find(self, ids, topics):
         found = real(self, ids, topics)
@@ -356,7 +357,7 @@ def answer_a_repeat_of_another_kind(monkeypatch):
     monkeypatch.setattr(Dedup, "find", find)
 
 
-@planted(searched)
+@planted(lambda: test_dedup.test_the_last_prepare_of_an_id_counts_while_it_is_undecided(LedgerDriver()))
 def leave_what_is_replaced_undecided(monkeypatch):
     def decide(self, *arguments):
         decision = real(self, *arguments)
@@ -374,7 +375,7 @@ def replace_what_is_decided(monkeypatch):
 # Forgetting
 
 
-@planted(searched_from(11))
+@planted(lambda: test_forgetting.test_who_has_something_undecided_stays_until_it_is_decided(False))
 def forget_a_session_with_something_undecided(monkeypatch):
     monkeypatch.setattr(TransactionTable, "undecided_epochs", lambda self: np.empty(0, np.int64))
 
@@ -386,7 +387,7 @@ def forget_a_session_that_a_repeat_needs(monkeypatch):
     monkeypatch.setattr(TransactionTable, "foreign", foreign)
 
 
-@planted(searched_from(7))
+@planted(lambda: test_forgetting.test_who_is_connected_stays(LedgerDriver()))
 def forget_the_connected(monkeypatch):
     real = Sessions.idle
 
@@ -467,7 +468,7 @@ def forget_the_delay_at_the_commit(monkeypatch):
     monkeypatch.setattr(TransactionTable, "visible_us", lambda self, positions: np.zeros(len(positions), np.int64))
 
 
-@planted(searched_from(25))
+@planted(lambda: test_joins.test_beginners_and_joiners_of_two_transactions_in_one_batch(LedgerDriver()))
 def let_something_stand_between_two_messages_of_a_transaction(monkeypatch):
     def messages_of(self, ordinals):
         columns = real(self, ordinals)

@@ -4,6 +4,7 @@ nothing doubled, and no application sees more of it than of a restart."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -19,12 +20,16 @@ from test_kill_loop import SEGMENTS, demand, disturb, finish
 
 import escrowmq as mq
 from escrowmq import outbox
+from escrowmq.broker.serving.brokers import Replication
+from escrowmq.broker.serving.serve import serve
 from escrowmq.connecting import links
 from escrowmq.gateway import beside
 from escrowmq.outbox.relay import Relay
 from escrowmq.outbox.targets.opening import open_target
+from escrowmq.settings import BrokerSettings
 from escrowmq.testing.checker import check
 from escrowmq.testing.history import History
+from escrowmq.testing.partitions import MemoryKafka, MemoryPartitions
 from escrowmq.testing.servers.process import free_port
 from not_leading import Standby
 
@@ -231,18 +236,18 @@ def moving(tmp_path: Path) -> Iterator[Moving]:
             broker.standby.shutdown()
 
 
-def test_every_kind_of_program_follows_and_by_id_nothing_is_lost_or_doubled(moving: Moving, tmp_path: Path) -> None:
-    with mq.connect(moving.url) as bus:
+def follow(url: str, folder: Path, moves: list[Callable[[], Any]]) -> None:
+    """Programs of all kinds at one shard, which is moved several times; then every id is looked at."""
+    with mq.connect(url) as bus:
         for topic in ("plain", "oneway", "silent", "http", "relayed", "async"):
             bus.admin.create_topic(topic, 2)
     with ExitStack() as stack:
-        programs = Programs(stack, moving.list, tmp_path)
+        programs = Programs(stack, url, folder)
         for work in programs.all:
             work.start()
         programs.progress()
-        for _ in range(2):
-            moving.kill()
-            moving.start()
+        for move in moves:
+            move()
             programs.progress()
         for work in programs.all:
             if work.name not in ("hold", "read"):  # which wait for more
@@ -271,3 +276,98 @@ def test_every_kind_of_program_follows_and_by_id_nothing_is_lost_or_doubled(movi
         assert len(programs.came["read"]) == len(set(programs.came["read"]))
         programs.loop.run_until_complete(programs.abus.close())
         programs.loop.close()
+
+
+def test_every_kind_of_program_follows_and_by_id_nothing_is_lost_or_doubled(moving: Moving, tmp_path: Path) -> None:
+    def move() -> None:
+        moving.kill()
+        moving.start()
+
+    follow(moving.list, tmp_path, [move, move])
+
+
+class Roles:
+    """Two brokers of one shard in this process, leader and standby, over a log that a Kafka in memory keeps."""
+
+    def __init__(self, folder: Path) -> None:
+        self._kafka = MemoryKafka()
+        self._opened: dict[str, list[MemoryPartitions]] = {}
+        self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+        self.urls = [f"escrow://{address}" for address in self.addresses]
+        self.list = "escrow://" + "|".join(self.addresses)
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._serve, args=(folder / str(number), address), daemon=True)
+            for number, address in enumerate(self.addresses)
+        ]
+        for thread in self._threads:
+            thread.start()
+        eventually("one leads", self.leader)
+
+    def _serve(self, folder: Path, address: str) -> None:
+        opened = self._opened[f"escrow://{address}"] = []
+
+        def opening() -> MemoryPartitions:
+            opened.append(self._kafka.partitions())
+            return opened[-1]
+
+        replication = Replication(open=opening, silence=1.0, replicas=self.urls)
+        serve(folder, listen=address, settings=BrokerSettings(**QUICK), stop=self._stop, replication=replication)
+
+    def leader(self) -> str | None:
+        """Who says that it leads."""
+        for url in self.urls:
+            with mq.connect(f"{url}?replicas=listed") as bus, contextlib.suppress(mq.EscrowError):
+                if bus.admin.hello()[0]["role"] == "leader":
+                    return url
+        return None
+
+    def step_down(self) -> None:
+        """Hand over, on purpose."""
+        before = self.leader()
+        with mq.connect(self.list) as bus:
+            bus.admin.step_down(why="a test")
+        eventually("the other leads", lambda: self.leader() not in (None, before))
+
+    def cut_off(self) -> None:
+        """The leader does not reach the log until another leads."""
+        before = self.leader()
+        assert before is not None
+        self._change(before, cut_off=True)
+        eventually("the other leads", lambda: self.leader() not in (None, before))
+        self._change(before, cut_off=False)
+
+    def _change(self, url: str, **faults: Any) -> None:
+        for partitions in list(self._opened[url]):
+            for partition in partitions.opened:
+                partition.change(**faults)
+
+    def close(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+@pytest.fixture
+def roles(tmp_path: Path) -> Iterator[Roles]:
+    made = Roles(tmp_path)
+    yield made
+    made.close()
+
+
+def test_every_kind_of_program_follows_from_leader_to_standby(roles: Roles, tmp_path: Path) -> None:
+    """A hand-over, then a leader that is cut off from the log, fenced, and a standby again."""
+    follow(roles.list, tmp_path, [roles.step_down, roles.cut_off])
+
+
+def test_a_client_of_one_address_learns_the_other(roles: Roles) -> None:
+    leader = roles.leader()
+    assert leader is not None
+    with mq.connect(leader) as bus:
+        producer = bus.producer("one", timeout=60.0)
+        producer.send("one", b"1")
+        roles.step_down()
+        producer.send("one", b"2")
+        assert {row["replicas"] == roles.urls for row in bus.admin.hello()} == {True}
+    with mq.connect(leader) as bus:  # it stands by now
+        assert sorted(bus.admin.read("one").read_all()["body"].to_pylist()) == [b"1", b"2"]

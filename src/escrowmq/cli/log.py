@@ -14,6 +14,8 @@ from escrowmq.cli.printing import console, notice, print_json_line
 from escrowmq.errors import Code, error
 from escrowmq.settings import nearest
 
+KAFKA = "kafka://"
+
 app = typer.Typer(no_args_is_help=True, help="The commit log of a data folder.")
 
 
@@ -95,6 +97,37 @@ def create(
         else:
             told = "made" if topic in made else "is there, and kept as a log must be"
             console().print(Text(f"{topic}: {told}"), soft_wrap=True)
+
+
+@app.command("copy")
+def copy(
+    source: Annotated[str, typer.Argument(help="A data folder whose broker is stopped, or kafka://...")],
+    target: Annotated[str, typer.Argument(help="kafka://... with new topics, or an empty folder.")],
+    json: JsonLines = False,
+) -> None:
+    """Copy a whole log from a folder to Kafka, or from Kafka to a folder; what was copied is read again and compared by its digest.
+
+    The source stays as it is. Do not run both afterwards: they are the same shard.
+    """
+    from importlib.metadata import version
+
+    from escrowmq.log.kafka.cluster.opening import open_partitions
+    from escrowmq.log.kafka.copying import to_folder, to_partition
+    from escrowmq.platform.disk import RealDisk
+
+    if source.startswith(KAFKA) == target.startswith(KAFKA):
+        raise error(Code.BAD_ARGUMENT, "one of the two must be a folder, the other kafka://HOST,HOST/TOPIC")
+    if source.startswith(KAFKA):
+        copied = to_folder(open_partitions(source), RealDisk(target))
+    else:
+        if not Path(source).is_dir():
+            raise error(Code.NOT_A_DATA_FOLDER, f"{source} is not a folder")
+        copied = to_partition(RealDisk(source), open_partitions(target), version=version("escrowmq"))
+    if json:
+        print_json_line(copied._asdict())
+    else:
+        frames = f"frames {copied.first} to {copied.end - 1}, {copied.bytes} bytes, and {copied.acts} records of acts"
+        console().print(Text(f"copied: {frames}; SHA-256 of the frames: {copied.sha256}"), soft_wrap=True)
 
 
 def _kind(name: str, known: list[str]) -> str:

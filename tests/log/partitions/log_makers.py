@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-from escrowmq.errors import EscrowError
+from escrowmq.errors import Code, EscrowError, error
 from escrowmq.log.kafka.kafka_log import KafkaLog
 from escrowmq.log.kafka.partition import Partitions
 from escrowmq.log.kafka.replica import PartitionReplica, open_replica
@@ -32,6 +32,13 @@ class PartitionMaker:
         self.disk = FaultDisk(1)
         self.opened: KafkaLog | None = None
 
+    def __enter__(self) -> PartitionMaker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.opened is not None:
+            self.opened.close(clean=False)
+
     def replica(self) -> PartitionReplica:
         return open_replica(self.disk, self.partitions(), url="escrow://a:1", segment_bytes=SEGMENT)
 
@@ -53,8 +60,12 @@ class PartitionMaker:
         self.disk = FaultDisk(1) if self.lost else self.disk.survivors(self.mode, 3)
 
     def fail_next_sync(self, log: CommitLog) -> None:
-        """Kafka's producer ends."""
-        log._channel._partition.change(failure=OSError("Kafka's producer has ended"))
+        """What is sent next ends Kafka's producer."""
+
+        def ended(number: int, record: bytes) -> None:
+            raise error(Code.LOG_FAILED, "the producer has ended, as told")
+
+        log._channel._partition.produce = ended
 
     def fill(self, log: CommitLog) -> Callable[[], None]:
         self.disk.budget = 10_000

@@ -15,6 +15,7 @@ from log_makers import SEGMENT, follow_all
 from escrowmq.errors import Code, EscrowError, Fenced, Overloaded
 from escrowmq.log.commit_log import open_log
 from escrowmq.log.kafka.kafka_log import KafkaLog
+from escrowmq.log.kafka.partition import Partitions
 from escrowmq.log.kafka.replica import PartitionReplica, open_replica
 from escrowmq.log.offline import open_offline
 from escrowmq.log.seam import Frame, StoredLog
@@ -31,7 +32,11 @@ def opened(kafka: MemoryKafka, disk: MemoryDisk, node: str = "a") -> PartitionRe
 
 
 def leading(kafka: MemoryKafka, disk: MemoryDisk, node: str = "a") -> KafkaLog:
-    replica = opened(kafka, disk, node)
+    return leading_on(kafka.partitions(), disk, node)
+
+
+def leading_on(partitions: Partitions, disk: MemoryDisk, node: str = "a") -> KafkaLog:
+    replica = open_replica(disk, partitions, url=f"escrow://{node}:1", segment_bytes=SEGMENT)
     follow_all(replica)
     return replica.take_over("test")
 

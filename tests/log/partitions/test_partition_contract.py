@@ -16,10 +16,8 @@ class TestWithItsMirror(LogConformance):
         return MemoryMaker(lost=False, mode=request.param)
 
 
-class TestWithoutItsMirror(LogConformance):
-    @pytest.fixture
-    def logs(self) -> MemoryMaker:
-        return MemoryMaker(lost=True)
+class WithoutMirror(LogConformance):
+    """The suite, as far as a log keeps it whose folder is lost before every opening."""
 
     def test_snapshots(self, logs: LogMaker) -> None:
         """Ordinary snapshots are the node's own: they are gone with the mirror, and nothing else is."""
@@ -33,3 +31,9 @@ class TestWithoutItsMirror(LogConformance):
         assert log.load_snapshot() is None
         assert log.read(np.array([1, 2])).num_rows == 2
         log.close()
+
+
+class TestWithoutItsMirror(WithoutMirror):
+    @pytest.fixture
+    def logs(self) -> MemoryMaker:
+        return MemoryMaker(lost=True)

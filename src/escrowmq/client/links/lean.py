@@ -399,7 +399,8 @@ class LeanLink:
             if self._lean is connection:
                 self._lean = None
             closed = self._closed
-        if not closed:  # the broker may have been restarted, or be another: gRPC would not notice
+        there = connection.greeting is self._flight.hello  # else it was of another, which has been left
+        if not closed and there:  # the broker may have been restarted, or be another: gRPC would not notice
             self._flight.doubt(Unknown(Code.DISCONNECTED, "the lean carrier was lost"))
 
     def _left(self, problem: EscrowError) -> None:

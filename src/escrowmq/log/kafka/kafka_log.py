@@ -24,7 +24,7 @@ from escrowmq.errors import Code, EscrowError, Fenced, Misuse, error
 from escrowmq.log.frames import Chunk
 from escrowmq.log.kafka.bases import CHUNK_BYTES, Bases, Manifest, file_pieces
 from escrowmq.log.kafka.channel import Channel
-from escrowmq.log.kafka.fold import Fold
+from escrowmq.log.kafka.fold import Fold, Standing
 from escrowmq.log.kafka.mirror import Mirror
 from escrowmq.log.kafka.partition import Partitions
 from escrowmq.log.seam import Frame
@@ -34,6 +34,9 @@ from escrowmq.platform.failpoints import reach
 
 RELEASE_SECONDS = 5.0
 """For the last record of a clean end; without it the others wait until they notice the silence."""
+
+DELETE_SECONDS = 30.0
+"""For Kafka to delete records."""
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +51,6 @@ class KafkaLog(Mirror):
         self,
         channel: Channel,
         partitions: Partitions,
-        bases: Bases,
         version: str,
         now_us: int,
         caught_up: list[Frame],
@@ -56,7 +58,7 @@ class KafkaLog(Mirror):
     ) -> None:
         """Append from now on, as the opener whose claim ``channel`` made: the mirror holds all that counts before it. ``end`` is called when the log is
         closed. Fenced(FENCED) if another one has claimed the log already, Corrupt(LOG_FAILED)."""
-        self._channel, self._partitions, self._bases, self._end = channel, partitions, bases, end
+        self._channel, self._partitions, self._end = channel, partitions, end
         self._unsent: list[memoryview] = []
         self._turns = threading.Condition()
         self._handed = self._finished = 0  # hand-overs, each of which finishes when those before it have
@@ -222,42 +224,48 @@ class KafkaLog(Mirror):
 
     def _keep_base(self) -> None:
         """Bring the base to Kafka, then delete what it stands for there. What fails is tried again when retention drops something next."""
-        base = self._base_to_send()
-        if base is None:
-            return
-        try:
-            self._send_base(base)
-            self._sent_base = base
-        except (EscrowError, OSError, MemoryError) as problem:
-            logger.warning("a base could not be brought to Kafka: %s", problem)
+        while (base := self._base_to_send()) is not None:
+            try:
+                mark = self.marks.at(base.first)
+                if mark is None:
+                    return  # nothing proves how much may be deleted
+                with closing(self._partitions.base()) as partition:
+                    self._send_base(Bases(partition), base, mark)
+            except (EscrowError, OSError, MemoryError) as problem:
+                logger.warning("a base could not be brought to Kafka: %s", problem)
+                return
 
-    def _send_base(self, base: SnapshotName) -> None:
+    def _send_base(self, bases: Bases, base: SnapshotName, mark: Standing) -> None:
         with self._reader.lock:
             first = self._reader.segments[0].header
-        mark = self.marks.at(base.first)
-        if first.sequence != base.first or mark is None:
-            return  # retention went on meanwhile; or there is nothing that proves how much may be deleted
-        manifest = Manifest(
-            0, self.shard, self.salt, first.epoch, first.sequence, first.position, first.created_us, base.sequence,
-            _size(self._disk, str(base)), mark.act_bytes, 0, 0, mark,
-        )  # fmt: skip
-        snapshot = file_pieces(self._disk, str(base))
-        acts = (
-            self.acts.read_bytes(at, min(CHUNK_BYTES, mark.act_bytes - at))
-            for at in range(0, mark.act_bytes, CHUNK_BYTES)
-        )
-        kept = self._bases.send(manifest, chain(snapshot, acts)).manifest.standing
+        if first.sequence != base.first:
+            return  # retention goes on just now: there will be a newer base
+        kept = bases.newest()
+        if kept is None or kept.manifest.rank < mark.offset:
+            manifest = Manifest(
+                0, self.shard, self.salt, first.epoch, first.sequence, first.position, first.created_us, base.sequence,
+                _size(self._disk, str(base)), mark.act_bytes, 0, 0, mark,
+            )  # fmt: skip
+            acts = (
+                self.acts.read_bytes(at, min(CHUNK_BYTES, mark.act_bytes - at))
+                for at in range(0, mark.act_bytes, CHUNK_BYTES)
+            )
+            kept = bases.send(manifest, chain(file_pieces(self._disk, str(base)), acts))
         reach("base.sent")
+        standing = kept.manifest.standing
         with closing(self._partitions.log()) as partition:
-            for offset, raw in partition.read(kept.offset, kept.offset + 1, 1.0):
-                Fold(kept).take(
-                    offset, raw
-                )  # Corrupt(DAMAGED) if what lies there does not go on from the mark: then nothing is deleted
-            partition.delete_before(kept.offset)
+            first_kept, _ = partition.ends(DELETE_SECONDS)
+            if first_kept < standing.offset:
+                for offset, raw in partition.read(standing.offset, standing.offset + 1, 1.0):
+                    Fold(standing).take(
+                        offset, raw
+                    )  # Corrupt(DAMAGED) if what lies there does not go on from the mark: then nothing is deleted
+                partition.delete_before(standing.offset, DELETE_SECONDS)
         reach("base.records_deleted")
-        self._bases.delete_old()
-        self.marks.drop_below(kept.sequence)
+        bases.delete_old()
+        self.marks.drop_below(standing.sequence)
         self.marks.save()
+        self._sent_base = base
 
     # The end
 

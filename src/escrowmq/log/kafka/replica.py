@@ -151,6 +151,11 @@ class PartitionReplica:
         """The URLs of the nodes that the leader knows of."""
         return self._fold.replicas
 
+    @property
+    def offset(self) -> int:
+        """Of the next record to be followed; everything before it is in the mirror, unless the disk is full."""
+        return self._fold.whole.offset
+
     def silent_for(self) -> float:
         """Seconds since anything came from the leader."""
         return monotonic() - self._heard if self.leader is not None else float("inf")
@@ -342,9 +347,7 @@ class PartitionReplica:
             if log.next_sequence > self._fold.standing.sequence:
                 what = f"the mirror has {log.next_sequence} frames, {self._partition.name} only {self._fold.standing.sequence}: Kafka lost what it had acknowledged"
                 raise error(Code.DAMAGED, what, "copy the log from this folder into a new topic: `escrowmq log copy`")
-            log.lead(
-                channel, self._partitions, self._bases, version, self._clock.now_us(), self._followed, self._let_go
-            )
+            log.lead(channel, self._partitions, version, self._clock.now_us(), self._followed, self._let_go)
         except BaseException:
             channel.close()
             raise

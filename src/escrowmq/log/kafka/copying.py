@@ -1,0 +1,233 @@
+"""A whole log from a data folder into a partition, or from a partition into a folder of its own; both are read again afterwards, and compared by digest."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from itertools import chain
+from typing import NamedTuple
+
+import msgspec
+
+from escrowmq.acts import journal
+from escrowmq.errors import Code, Misuse, error
+from escrowmq.log.kafka.bases import Bases, Manifest, file_pieces
+from escrowmq.log.kafka.channel import Channel, Round
+from escrowmq.log.kafka.claiming import claim
+from escrowmq.log.kafka.fold import Fold
+from escrowmq.log.kafka.partition import Partition, Partitions
+from escrowmq.log.kafka.records import RecordType
+from escrowmq.log.kafka.replica import ANSWER_SECONDS, open_replica
+from escrowmq.log.kafka.rule import Verdict
+from escrowmq.log.offline import open_offline
+from escrowmq.log.recovery import MIRROR_NAME
+from escrowmq.log.report import DamagedLog
+from escrowmq.log.seam import StoredFile
+from escrowmq.log.segments import HEADER_BYTES, SegmentHeader, scan
+from escrowmq.platform.disk import Disk, disk_error, map_file, read_file
+
+GROUP_BYTES = 4 << 20
+"""Of frames that are sent in one go."""
+AHEAD = 4
+"""Of these are in the air."""
+_EMPTY_FIRST = "copy into topics that were made for it: `escrowmq log create`"
+
+
+class Copied(NamedTuple):
+    """A log as it was copied: frames from ``first`` to before ``end``, their bytes and the digest of these, and the records of acts."""
+
+    first: int
+    end: int
+    bytes: int
+    sha256: str
+    acts: int
+
+
+def to_partition(disk: Disk, partitions: Partitions, *, version: str) -> Copied:
+    """Copy the log of ``disk``'s folder, which stays as it is and is locked meanwhile, into a partition in which nothing is. Misuse(FOLDER_IN_USE,
+    BAD_ARGUMENT), Corrupt(DAMAGED); what fails later leaves topics that are to be deleted."""
+    disk.lock()
+    try:
+        with closing(partitions.log()) as partition, closing(partitions.base()) as base:
+            partitions.check(ANSWER_SECONDS)
+            for part in (partition, base):
+                if part.ends(ANSWER_SECONDS)[1]:
+                    raise Misuse(Code.BAD_ARGUMENT, f"{part.name} has records already", _EMPTY_FIRST)
+            acts, sent = _send(disk, partition, base, version)
+    except (OSError, MemoryError) as problem:
+        raise disk_error(problem) from problem
+    finally:
+        disk.close()
+    with closing(partitions.log()) as partition, closing(partitions.base()) as base:
+        found = _stored(partition, base, partition.ends(ANSWER_SECONDS)[1])
+    _compare(sent, found)
+    return sent._replace(acts=acts)
+
+
+def to_folder(partitions: Partitions, disk: Disk) -> Copied:
+    """Copy what is in a partition now into ``disk``'s folder, which must be empty (or hold an earlier try): a log of its own, that no longer follows.
+    Misuse(NOT_A_DATA_FOLDER), Corrupt(DAMAGED)."""
+    replica = open_replica(disk, partitions, url="")
+    try:
+        with closing(partitions.log()) as partition, closing(partitions.base()) as base:
+            end = partition.ends(ANSWER_SECONDS)[1]
+            while replica.offset < end:
+                replica.follow(1.0)
+            expected = _stored(partition, base, end)
+            acts = replica.log.acts.extent()[1]
+    finally:
+        replica.close()
+    if not expected.end:
+        raise error(Code.NOT_FOUND, f"{partitions.name} holds no log")
+    disk.lock()
+    try:
+        for name in disk.list():
+            with suppress(FileNotFoundError), closing(disk.open(name)) as file:
+                file.sync()
+        disk.sync_folder()
+        disk.remove(MIRROR_NAME)  # from here on it is a log like any other
+        disk.sync_folder()
+        log = open_offline(disk, in_use=False)
+        _compare(expected, _digest(_segments(disk, log.files().segments), expected.first, expected.end))
+    except (OSError, MemoryError) as problem:
+        raise disk_error(problem) from problem
+    finally:
+        disk.close()
+    return expected._replace(acts=acts)
+
+
+def _send(disk: Disk, partition: Partition, base: Partition, version: str) -> tuple[int, Copied]:
+    log = open_offline(disk, in_use=False)
+    files = log.files()
+    first = SegmentHeader.unpack(read_file(disk, files.segments[0].name, HEADER_BYTES), files.segments[0].name)
+    channel = claim(partition, Fold(), url="", version=version, seed=(log.shard, first.salt))
+    try:
+        acts: Iterator[bytes] = iter(())
+        if files.acts_bytes:
+            acts = _upto(file_pieces(disk, journal.NAME), files.acts_bytes)
+        if first.sequence:
+            after = msgspec.structs.replace(
+                channel.standing,
+                sequence=first.sequence,
+                position=first.position,
+                frame_epoch=first.epoch,
+                act_bytes=files.acts_bytes,
+            )
+            snapshot = max(files.snapshots, key=lambda stored: stored.name.startswith("base-"))
+            sequence = int(snapshot.name.split("-")[1][:20])
+            manifest = Manifest(
+                0, first.shard, first.salt, first.epoch, first.sequence, first.position, first.created_us, sequence,
+                snapshot.size, files.acts_bytes, 0, 0, after,
+            )  # fmt: skip
+            Bases(base).send(manifest, chain(file_pieces(disk, snapshot.name), acts))
+            channel.close()
+            channel = Channel(partition, after)
+            partition.delete_before(after.offset)
+        else:
+            for lines in _lines(acts):
+                channel.send_act(lines).wait()
+        waiting: deque[Round] = deque()
+        sent = _Digest(first.sequence, log.next_sequence)
+        for sequence, group, data in _segments(disk, files.segments):
+            sent.add(sequence, group, data)
+            waiting.append(channel.send_frames(data))
+            if len(waiting) > AHEAD:
+                waiting.popleft().wait()
+        for left in waiting:
+            left.wait()
+        channel.release(ANSWER_SECONDS)
+    finally:
+        channel.close()
+    return files.acts, sent.copied()
+
+
+class _Digest:
+    """Of the frames from ``first`` to before ``end``."""
+
+    def __init__(self, first: int, end: int) -> None:
+        self._first, self._end = first, end
+        self._next = first
+        self._digest = hashlib.sha256()
+        self._bytes = 0
+
+    def add(self, sequence: int, offsets: list[int], data: memoryview) -> None:
+        """Frames from ``sequence`` on, which begin at ``offsets`` of ``data``; those that do not belong to it are passed over."""
+        low = min(max(self._first - sequence, 0), len(offsets))
+        high = min(max(self._end - sequence, 0), len(offsets))
+        if low < high:
+            bounds = [*offsets, len(data)]
+            part = data[bounds[low] : bounds[high]]
+            self._digest.update(part)
+            self._bytes += len(part)
+            self._next = sequence + high
+
+    def copied(self) -> Copied:
+        """What came."""
+        return Copied(self._first, self._next, self._bytes, self._digest.hexdigest(), 0)
+
+
+def _digest(groups: Iterator[tuple[int, list[int], memoryview]], first: int, end: int) -> Copied:
+    digest = _Digest(first, end)
+    for group in groups:
+        digest.add(*group)
+    return digest.copied()
+
+
+def _segments(disk: Disk, segments: tuple[StoredFile, ...]) -> Iterator[tuple[int, list[int], memoryview]]:
+    """The frames of segments, checked, in groups: the first one's sequence, where they begin, their bytes. Corrupt with the place."""
+    for name, size in segments:
+        data = map_file(disk, name, size)
+        header = SegmentHeader.unpack(data.slice(0, HEADER_BYTES).to_pybytes(), name)
+        found = scan(data, header)
+        if found.what is not None:
+            raise DamagedLog(name, found.end, found.sequence, found.what, newer=found.newer)
+        start = 0
+        for n, end in enumerate([*found.offsets[1:], found.end], 1):
+            if n == len(found.offsets) or end - found.offsets[start] >= GROUP_BYTES:
+                begin = found.offsets[start]
+                yield (
+                    header.sequence + start,
+                    [at - begin for at in found.offsets[start:n]],
+                    memoryview(data)[begin:end],
+                )
+                start = n
+
+
+def _stored(partition: Partition, base_partition: Partition, end: int) -> Copied:
+    """What a reader finds in a partition below offset ``end``."""
+    base = Bases(base_partition).newest()
+    fold = Fold(base.manifest.standing) if base is not None else Fold()
+    digest = _Digest(base.manifest.sequence if base is not None else 0, 1 << 62)
+    while fold.standing.offset < end:
+        for offset, raw in partition.read(fold.standing.offset, end, 1.0):
+            taken = fold.take(offset, raw)
+            if taken.verdict is Verdict.COUNTS and taken.type is RecordType.FRAMES:
+                digest.add(taken.frames[0][1].sequence, [at for at, _ in taken.frames], taken.content)
+    return digest.copied()
+
+
+def _compare(expected: Copied, found: Copied) -> None:
+    if expected != found:
+        what = f"frames {found.first} to {found.end} with the digest {found.sha256}"
+        raise error(
+            Code.DAMAGED, f"the copy holds {what}, not {expected.first} to {expected.end} with {expected.sha256}"
+        )
+
+
+def _upto(pieces: Iterator[bytes], size: int) -> Iterator[bytes]:
+    for piece in pieces:
+        yield piece[:size]
+        size -= len(piece)
+        if size <= 0:
+            return
+
+
+def _lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The same bytes in parts that end with a whole line."""
+    rest = b""
+    for piece in pieces:
+        whole, end, rest = (rest + piece).rpartition(b"\n")
+        if end:
+            yield whole + end
