@@ -9,11 +9,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from escrowmq.errors import Code, EscrowError, Misuse
 from escrowmq.log.commit_log import open_log
-from escrowmq.platform.disk import Disk, RealDisk
+from escrowmq.platform.disk import Disk, RealDisk, replace_file
 from escrowmq.schemas import Kind
 from escrowmq.testing.disks import FaultDisk, MemoryDisk, SimulatedCrash
 from escrowmq.testing.log_conformance import START_US, messages
@@ -250,3 +251,14 @@ def test_fault_disk_budget() -> None:
             act()
         assert caught.value.errno == errno.ENOSPC
     assert (file.size(), disk.free_bytes()) == (900, 100)
+
+
+@pytest.mark.parametrize("step", [1, 3, 5, 100])
+def test_a_large_file_is_synced_in_steps_and_is_the_same(step: int) -> None:
+    disk, whole = FaultDisk(1), FaultDisk(1)
+    parts = [[b"ab", memoryview(b"cdefg")], [], [b"", pa.py_buffer(b"hi")]]
+    replace_file(disk, "file", parts, step=step)
+    replace_file(whole, "file", parts)
+    assert disk.files()["file"] == whole.files()["file"] == b"abcdefghi"
+    assert 9 // (2 * step) + 1 <= disk.journal.count("sync") <= 9 // step + 1
+    assert whole.journal.count("sync") == 1

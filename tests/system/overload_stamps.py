@@ -95,18 +95,18 @@ class Stamps:
         self._round["ended"] = time.monotonic()
 
     def _drained(self, inner: Callable[..., Any], engine: Any, **late: bool) -> Any:
-        answer = inner(engine, **late)
-        now, requests = time.monotonic(), answer[0]
+        requests = inner(engine, **late)
+        now, size = time.monotonic(), sum(request.size for request in requests)
         one = self._round
         one.setdefault("taken", now)
-        one["bytes"] = one.get("bytes", 0) + answer[1]
+        one["bytes"] = one.get("bytes", 0) + size
         one["requests"] = one.get("requests", 0) + len(requests)
         if late:
             one["late"], one["late requests"] = now, len(requests)
         for request in requests:
             if (key := self._by_request.get(id(request))) is not None:
-                self.sends[key].update({"taken by a round": now, "rounds begun": engine.rounds, "bytes": answer[1]})
-        return answer
+                self.sends[key].update({"taken by a round": now, "rounds begun": engine.rounds, "bytes": size})
+        return requests
 
     def _finishing(self, inner: Callable[..., Any], shard: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
         keys = [key for request, _ in pairs if (key := self._by_request.get(id(request))) is not None]

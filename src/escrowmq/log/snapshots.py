@@ -27,6 +27,8 @@ _MAGIC = b"EMQP"
 _HEADER = struct.Struct("<4sHHIIQQQ16x")
 HEADER_BYTES = _HEADER.size + 8
 _SECTION = struct.Struct("<IIQQ")
+STEP_BYTES = 2 << 20
+"""A snapshot is synced after so many bytes: the log is written to the same disk beside it, and its rounds wait for what is synced there."""
 _NAME = re.compile(r"snapshot-(\d{20})\.snapshot|base-(\d{20})-(\d{20})\.snapshot")
 
 
@@ -52,7 +54,7 @@ def listed(names: list[str]) -> list[SnapshotName]:
 def save(disk: Disk, shard: int, snapshot: Snapshot) -> SnapshotName:
     """Store a snapshot durably under its name. OSError leaves nothing."""
     name = SnapshotName(snapshot.sequence)
-    replace_file(disk, str(name), pack(shard, snapshot))
+    replace_file(disk, str(name), pack(shard, snapshot), step=STEP_BYTES)
     return name
 
 

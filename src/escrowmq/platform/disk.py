@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Protocol
@@ -114,18 +114,27 @@ def map_file(disk: Disk, name: str, size: int | None = None) -> pa.Buffer:
 
 
 def replace_file(
-    disk: Disk, name: str, parts: Iterable[list[bytes | memoryview | pa.Buffer]], *, durable: bool = True
+    disk: Disk,
+    name: str,
+    parts: Iterable[list[bytes | memoryview | pa.Buffer]],
+    *,
+    durable: bool = True,
+    step: int | None = None,
 ) -> None:
     """Make or replace a file as a whole: written under a temporary name, ``durable`` before it is renamed and after.
 
-    ``parts`` are written one after the other. OSError leaves what there was.
+    ``parts`` are written one after the other; with ``step`` they are synced after so many bytes each, so that others who sync on this disk do not wait for all
+    of a large file. OSError leaves what there was.
     """
     temporary = name + TEMPORARY
     try:
         with closing(disk.open(temporary, create=True)) as file:
             file.truncate(0)
-            end = 0
-            for chunks in parts:
+            end = synced = 0
+            for chunks in parts if step is None else _in_steps(parts, step):
+                if step is not None and end - synced >= step:
+                    file.sync()
+                    synced = end
                 file.write_at(end, chunks)
                 end += sum(map(len, chunks))
             if durable:
@@ -137,6 +146,17 @@ def replace_file(
         with suppress(OSError):
             disk.remove(temporary)
         raise
+
+
+def _in_steps(
+    parts: Iterable[list[bytes | memoryview | pa.Buffer]], step: int
+) -> Iterator[list[bytes | memoryview | pa.Buffer]]:
+    """The same bytes, at most ``step`` at a time."""
+    for chunks in parts:
+        for chunk in chunks:
+            view = memoryview(chunk)
+            for at in range(0, len(view), step):
+                yield [view[at : at + step]]
 
 
 class RealDisk:

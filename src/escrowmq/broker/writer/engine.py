@@ -58,7 +58,7 @@ MESSAGES = 7 / 8
 """The part of what may wait that messages may have: acknowledgements, decisions and questions wait for nobody who sends."""
 LONGEST_SLEEP = 60.0
 
-_Decided = tuple[list[tuple[AnyRequest, Any]], list[tuple[Listener, Questions]], int]
+_Decided = tuple[list[tuple[AnyRequest, Any]], list[tuple[Listener, Questions]]]
 """Requests and their answers, questions to producers, bytes of the requests."""
 
 logger = logging.getLogger(__name__)
@@ -266,17 +266,18 @@ class Engine:
         asks for little waits for more than two syncs, the one in the air and the next."""
         self.rounds += 1
         self._running = []
-        pairs, asks, size = self._decided(*self._drain())
+        written = self.shard.log.bytes_written
+        pairs, asks = self._decided(self._drain())
         if self._committer.wait() and (self._queue or self._line.count):
-            late = self._decided(*self._drain(late=True))
-            pairs, asks, size = pairs + late[0], asks + late[1], size + late[2]
+            late = self._decided(self._drain(late=True))
+            pairs, asks = pairs + late[0], asks + late[1]
         if self._line.count:
             pairs = least_first(pairs)
-        self._commit(*self.shard.finishing(pairs), asks, size)
+        self._commit(*self.shard.finishing(pairs), asks, self.shard.log.bytes_written - written)
         if self.shard.failure is not None:
             self._fail_waiting()
 
-    def _decided(self, requests: list[AnyRequest], size: int) -> _Decided:
+    def _decided(self, requests: list[AnyRequest]) -> _Decided:
         """Decide these, and what is due."""
         self._running = [*self._running, *requests]
         shard, now = self.shard, self.shard.begin()
@@ -304,7 +305,7 @@ class Engine:
             self._running = [*self._running, *(request for request, _ in pairs)]
         else:
             pairs += [(r, shard.stop(shard.failure)) for r in [*receives, *looks]]
-        return pairs, asks, size
+        return pairs, asks
 
     def _commit(
         self,
@@ -313,7 +314,7 @@ class Engine:
         asks: list[tuple[Listener, Questions]],
         size: int,
     ) -> None:
-        """Sync and answer: here when no request waits, else beside the next round. ``size``: bytes of what the round took."""
+        """Sync and answer: here when no request waits, else beside the next round. ``size``: bytes that the round appended."""
         beside = bool(self._queue or self._line.count) and self._thread is not None
 
         def told() -> None:
@@ -331,8 +332,8 @@ class Engine:
             told()
 
     def _timed(self, sync: Callable[[], bool], size: int) -> None:
-        """``sync``; how long it takes says how fast the disk is."""
-        if size < SEEN_BYTES:
+        """``sync``; how long it takes says how fast the disk is, if anything is written."""
+        if not size:
             sync()
             return
         began = self.clock.now_us()
@@ -340,22 +341,21 @@ class Engine:
             with self._lock:
                 self._pace.saw(size, (self.clock.now_us() - began) / 1e6)
 
-    def _drain(self, *, late: bool = False) -> tuple[list[AnyRequest], int]:
-        """What waits, up to a bound per round, and its bytes. ``late``: what may still enter a round."""
+    def _drain(self, *, late: bool = False) -> list[AnyRequest]:
+        """What waits, up to a bound per round. ``late``: what may still enter a round."""
         with self._lock:
             self._poked = False
             requests = list(self._queue)
             self._queue.clear()
-            taken = self._queued_bytes
-            if taken < min(SEEN_BYTES, ROUND_BYTES) and not self._line.count:
+            if self._queued_bytes < min(SEEN_BYTES, ROUND_BYTES) and not self._line.count:
                 self._queued_bytes = 0
                 self._of_source.clear()
             else:
-                requests, taken = self._in_turn(requests, late)
-        return [r for r in requests if not r.withdrawn], taken
+                requests = self._in_turn(requests, late)
+        return [r for r in requests if not r.withdrawn]
 
-    def _in_turn(self, arrived: list[AnyRequest], late: bool) -> tuple[list[AnyRequest], int]:
-        """Of those that arrived and those that wait, what the next round takes, and its bytes. With the lock held."""
+    def _in_turn(self, arrived: list[AnyRequest], late: bool) -> list[AnyRequest]:
+        """Of those that arrived and those that wait, what the next round takes. With the lock held."""
         most_others = LATE_BYTES if late else ROUND_BYTES
         most = LATE_BYTES if late else min(self._pace.round(), ROUND_BYTES)
         requests = arrived
@@ -379,7 +379,7 @@ class Engine:
                     self._of_source[request.source] = left
                 else:
                     del self._of_source[request.source]
-        return requests, taken
+        return requests
 
     def _own(self, act: Callable[[], None]) -> None:
         """An act of the engine's own: refused, it is tried again after a pause."""

@@ -1,6 +1,6 @@
 """How many bytes of messages one round takes, and how many of one connection may wait: by how fast the disk is found to be.
 
-The time of a sync is taken to be a part of its own and a part for each byte. The part of its own is the shortest of the last few syncs of rounds so small that
+The time of a sync is taken to be a part of its own and a part for each byte. The part of its own is the shortest of the last syncs of rounds so small that
 their bytes hardly count; what a byte costs is the median of the last larger rounds, without that part. So a sync that took long for another reason (a
 busy machine, a snapshot that is written beside it) makes no round larger or smaller: of noise, which only ever makes a sync longer, the shortest and the median know little.
 A round takes what the disk writes and syncs in ``ROUND_SECONDS``, or in twice the time that a sync takes by itself if that is more, so that small
@@ -30,8 +30,8 @@ PROBE = 16
 """One round of so many is a small one: rounds that are all as large do not show what a sync takes by itself."""
 SMALL = 16
 """A small round has at most one part in so many of what a round may take."""
-SMALL_SEEN, LARGE_SEEN = 4, 7
-"""Rounds that are remembered."""
+SMALL_SEEN, LARGE_SEEN = 16, 7
+"""Rounds that are remembered. Of small ones more: while much waits there are few, and those of before were undisturbed."""
 
 
 class Pace:
