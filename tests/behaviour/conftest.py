@@ -96,6 +96,7 @@ class OnPartition(Broker):
     """An embedded broker whose log is a partition of a Kafka in memory, the folder its mirror. ``restart`` loses the folder."""
 
     def start(self) -> None:
+        embedded.open_log = _open_log
         PARTITIONS.setdefault(self.folder.resolve(), MemoryKafka())
 
     def restart(self, *, kill: bool = False) -> None:
@@ -107,7 +108,7 @@ PARTITIONS: dict[Path, MemoryKafka] = {}
 
 def _open_log(disk: RealDisk, **options: Any) -> CommitLog:
     """A log in a folder, or on a partition if the folder is a mirror's."""
-    kafka = PARTITIONS.get(disk.folder)
+    kafka = PARTITIONS.get(getattr(disk, "folder", None))
     if kafka is None:
         return open_log(disk, **options)
     version = options.pop("version")
@@ -116,8 +117,6 @@ def _open_log(disk: RealDisk, **options: Any) -> CommitLog:
         replica.follow(1.0)
     return replica.take_over(version)
 
-
-embedded.open_log = _open_log
 
 KINDS = {"embedded": Broker, "served": Served, "partition": OnPartition}
 

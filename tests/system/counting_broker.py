@@ -84,10 +84,10 @@ def plant_everything() -> None:
                 len("")
         if "threads" in planted:
             threading.Thread(target=held.wait, daemon=True).start()
-        engine.ROUND_BYTES = 1 if "single" in planted else whole
+        engine.ROUND_BYTES, engine.LATE_BYTES = (1, 0) if "single" in planted else whole
         run(self)
 
-    whole = engine.ROUND_BYTES
+    whole = engine.ROUND_BYTES, engine.LATE_BYTES
     os.fdatasync, shard_module.arrange = synced, arranged  # type: ignore[assignment]
     engine.Engine._round = stepped  # type: ignore[method-assign]
     threading.Thread(target=hand_over, daemon=True).start()

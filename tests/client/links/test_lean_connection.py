@@ -66,8 +66,19 @@ def link(request, flight, broker, monkeypatch):
             made.close()
 
 
+OTHERS: set[threading.Thread] = set()
+"""Threads that were there before the test: connections of other tests, which end when they end."""
+
+
+@pytest.fixture(autouse=True)
+def others():
+    OTHERS.update(threading.enumerate())
+    yield
+    OTHERS.clear()
+
+
 def threads(name="escrowmq-lean"):
-    return [thread for thread in threading.enumerate() if thread.name == name]
+    return [thread for thread in threading.enumerate() if thread.name == name and thread not in OTHERS]
 
 
 def descriptors():

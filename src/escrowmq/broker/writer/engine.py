@@ -59,7 +59,7 @@ MESSAGES = 7 / 8
 LONGEST_SLEEP = 60.0
 
 _Decided = tuple[list[tuple[AnyRequest, Any]], list[tuple[Listener, Questions]]]
-"""Requests and their answers, questions to producers, bytes of the requests."""
+"""Requests and their answers, questions to producers."""
 
 logger = logging.getLogger(__name__)
 
