@@ -211,6 +211,8 @@ class FaultDisk(MemoryDisk):
         self.seed = seed
         self.operations = 0
         self.journal: list[str] = []
+        self.failed: list[str] = []
+        """Names of the files, "" for the folder, in whose operations ``failures`` came."""
         self.crash_at = crash_at
         self.budget = budget
         self.failures = dict(failures or {})
@@ -246,6 +248,7 @@ class FaultDisk(MemoryDisk):
         failure = self._begin("sync_folder")
         self._end()
         if failure is not None:
+            self.failed.append("")
             raise OSError(failure, os.strerror(failure))
         self._durable_names = dict(self._nodes)
         self._name_changes = []
@@ -254,6 +257,9 @@ class FaultDisk(MemoryDisk):
         if self.crashed:
             raise SimulatedCrash
         super().lock()
+
+    def _name_of(self, node: _Node) -> str:
+        return next((name for name, one in self._nodes.items() if one is node), "")
 
     def _used(self) -> int:
         return sum(len(node.content) for node in self._nodes.values())
@@ -274,6 +280,7 @@ class FaultDisk(MemoryDisk):
     def _change_names(self, change: tuple[str, str, str]) -> None:
         failure = self._begin(" ".join(change).strip())
         if failure is not None:
+            self.failed.append(change[1])
             raise OSError(failure, os.strerror(failure))
         node = self._nodes.get(change[1]) or _Node()
         _apply_names(self._nodes, change, node)
@@ -285,6 +292,7 @@ class FaultDisk(MemoryDisk):
         if failure is not None:
             if change.data is not None:
                 self._record(node, _Change(change.offset, change.data[: len(change.data) // 2]))
+            self.failed.append(self._name_of(node))
             raise OSError(failure, os.strerror(failure))
         self._check_budget(node, change)
         self._record(node, change)
@@ -308,6 +316,7 @@ class FaultDisk(MemoryDisk):
         if self.fail_next_sync:
             self.fail_next_sync, failure = False, errno.EIO
         if failure is not None:
+            self.failed.append(self._name_of(node))
             node.durable = _surviving_content(node, "reordered", self._random)
             node.changes = []
             raise OSError(failure, os.strerror(failure))
