@@ -143,8 +143,10 @@ class Node:
                     warm.close()
                 replica.close()
         if log is not None and warm is not None:
-            self._lead(log, warm)
-            warm.close()
+            try:
+                self._lead(log, warm)
+            finally:
+                warm.close()
 
     def _follow(self, replica: Replica, warm: WarmLedger) -> bool:
         """Until it is time to claim: True; or to end."""
