@@ -132,7 +132,8 @@ class Node:
                         self._stopping.wait(PAUSE_SECONDS)
         except BaseException as problem:
             self.failure = problem
-            logger.error("the node ended: %s", problem, exc_info=not isinstance(problem, EscrowError))
+            if not isinstance(problem, EscrowError):  # which its process raises
+                logger.error("the node ended: %s", problem, exc_info=True)
             self._door.follows(Followed(problem=f"the node ended: {problem}"))
         finally:
             self._begun.set()

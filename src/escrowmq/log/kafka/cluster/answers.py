@@ -91,7 +91,11 @@ def failed(name: str, problem: KafkaError) -> EscrowError:
 
 def late(name: str, said: str = "") -> EscrowError:
     """No answer came."""
-    return error(Code.TIMED_OUT, f"{name} does not answer{f': {said}' if said else ''}", "is Kafka up?")
+    return error(
+        Code.TIMED_OUT,
+        f"{name} does not answer{f': {said}' if said else ''}",
+        "is Kafka up, and is this its security.protocol?",
+    )
 
 
 def until(deadline: float, name: str, ask: Callable[[float], _T], heard: Heard | None = None) -> _T:
