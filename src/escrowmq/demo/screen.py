@@ -33,10 +33,10 @@ class Screen:
         self._tenths = 0
 
     @contextlib.contextmanager
-    def running(self, orders: int, folder: Path) -> Iterator[None]:
-        """Bars for ``orders`` orders."""
+    def running(self, orders: int, brokers: str, folder: Path) -> Iterator[None]:
+        """Bars for ``orders`` orders; ``brokers`` says what they run on."""
         self._orders = max(orders, 1)
-        self.say(f"[bold]{orders:,} orders[/] · broker, shop, cart and points as processes of their own · {folder}")
+        self.say(f"[bold]{orders:,} orders[/] · {brokers}, shop, cart and points as processes of their own · {folder}")
         columns = [
             TextColumn("{task.description:<22}"),
             BarColumn(bar_width=None),
@@ -68,6 +68,14 @@ class Screen:
     def say(self, text: str) -> None:
         """A line above the bars (rich markup)."""
         self._console.print(text)
+
+    @contextlib.contextmanager
+    def waiting(self, text: str) -> Iterator[None]:
+        """A spinner; where there is no terminal, a line."""
+        if not self._console.is_terminal:
+            self.say(text)
+        with self._console.status(text):
+            yield
 
     @contextlib.contextmanager
     def auditing(self) -> Iterator[Callable[[str], None]]:
