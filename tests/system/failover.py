@@ -324,7 +324,7 @@ def cluster(folder: Path) -> Iterator[tuple[str, tuple[str, Proxy]]]:
     """One Kafka; and the address at which it can be cut off, with what cuts it."""
     port = free_port()
     with (
-        kafka.serving(folder / "kafka", beside=(CUT_HOST, port)) as server,
+        kafka.serving(folder / "kafka", beside=[(CUT_HOST, port)]) as server,
         Proxy([Route("leader", CUT_HOST, "kafka", port)], folder / "proxy.log") as proxy,
     ):
         eventually(lambda: accepts(port), "Kafka's second listener does not answer")

@@ -69,8 +69,17 @@ class Server:
 
     def start(self, patience: float = START_SECONDS) -> None:
         """Start and wait until it answers; raises RuntimeError with the end of its log when it does not."""
-        deadline = time.monotonic() + patience
+        self.begin()
+        self.wait(patience)
+
+    def begin(self) -> None:
+        """Start and do not wait: for servers that answer only beside others. The thread that calls it must outlive the server."""
         self._process = self._launch()
+
+    def wait(self, patience: float = START_SECONDS) -> None:
+        """After :meth:`begin`, wait until it answers; raises as :meth:`start`."""
+        assert self._process is not None
+        deadline = time.monotonic() + patience
         while not self.ready(self._process.pid):
             time.sleep(0.02)
             dead = self._process.poll() is not None
