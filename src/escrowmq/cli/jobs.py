@@ -42,12 +42,15 @@ def demo(
     audit: Annotated[bool, typer.Option(help="Compare all sides with Spark at the end.")] = True,
     log: Annotated[
         str | None,
-        typer.Option(metavar="kafka", help="Start a Kafka, and two brokers with their log on it: leader and standby."),
+        typer.Option(
+            metavar="kafka",
+            help="On a leader and a standby, with their log on a Kafka of the demo's own (needs Maven, which fetches it once).",
+        ),
     ] = None,
 ) -> None:
     """Run a shop, a cart service and a points service on a broker, kill them all, and audit the result.
 
-    --log kafka needs Maven, which fetches Kafka once (into ~/.cache/escrowmq). Exit code 1 when the audit finds anything lost, repeated, altered, leaked or undecided.
+    Exit code 1 when the audit finds anything lost, repeated, altered, leaked or undecided.
     """
     from escrowmq.demo import DemoOptions, run
 

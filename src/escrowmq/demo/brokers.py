@@ -28,6 +28,8 @@ LOG = "broker"
 KAFKA = "kafka"
 """What ``--log`` takes."""
 _TOPIC = "demo"
+_PATIENT = {"broker.session.timeout.ms": "9000"}
+"""Kafka's own default: it is not killed here, and a busy machine may let it wait for seconds."""
 
 
 class News(NamedTuple):
@@ -54,9 +56,8 @@ class Brokers(Protocol):
     def url(self) -> str:
         """What everybody else connects to; empty while it is not known."""
 
-    @property
-    def up(self) -> bool:
-        """Whether everybody else can be started."""
+    def stands(self, name: str) -> bool:
+        """Whether a broker is there, so that the next process can be started."""
 
     @property
     def victim(self) -> str | None:
@@ -89,8 +90,7 @@ class OneBroker:
         self._port = 0
         self.url = ""
 
-    @property
-    def up(self) -> bool:
+    def stands(self, name: str) -> bool:
         """Whether it has listened once: the others wait for a broker that is away."""
         return bool(self.url)
 
@@ -121,8 +121,9 @@ class LeaderAndStandby:
 
     def __init__(self, folder: Path, address: str) -> None:
         self._folder, self._address = folder, address
-        self._ports = {name: free_port() for name in self.names}
+        self._ports = dict(zip(self.names, _two_ports(), strict=True))
         self._leader: str | None = None
+        self._epoch = 0
         self._listen: set[str] = set()
         self._killed: dict[str, int] = {}  # when, microseconds since 1970
         self._struck_us: int | None = None  # the kill that the change under way began with
@@ -133,15 +134,14 @@ class LeaderAndStandby:
         """``escrow://A|B``: who of them leads is for clients to find out."""
         return "escrow://" + "|".join(f"127.0.0.1:{port}" for port in self._ports.values())
 
-    @property
-    def up(self) -> bool:
-        """Whether one leads and the other one follows."""
-        return self._leader is not None and len(self._listen) == len(self.names)
+    def stands(self, name: str) -> bool:
+        """Whether it follows or leads, and one of them leads."""
+        return name in self._listen and self._leader is not None
 
     @property
     def victim(self) -> str | None:
         """The leader, if the other one follows and the last change is over."""
-        return self._leader if self.up and self._struck_us is None else None
+        return self._leader if self._struck_us is None and all(map(self.stands, self.names)) else None
 
     def config(self, name: str) -> dict[str, Any]:
         """What ``escrowmq serve --log ... --replicas ...`` is told."""
@@ -175,11 +175,14 @@ class LeaderAndStandby:
                     self._struck_us = None
         return None
 
-    def _leads(self, name: str, event: ChildEvent) -> News:
-        self._leader = name
+    def _leads(self, name: str, event: ChildEvent) -> News | None:
         epoch = event.details["epoch"]
+        if epoch < self._epoch:
+            return None  # it led for a moment, and says so late
+        self._leader, self._epoch = name, epoch
         if self._struck_us is None:
-            return News("leads", name, f"{name} leads", {"epoch": epoch})
+            (other,) = (one for one in self.names if one != name)
+            return News("leads", name, f"[bold]{name} leads[/], {other} follows", {"epoch": epoch})
         seconds = self._since(event.at_us)
         if not self._orders:
             self._struck_us = None
@@ -219,7 +222,7 @@ def own_kafka(folder: Path) -> Iterator[str]:
         # Not in the run folder: Kafka does not take every name of a folder.
         stack.callback(_keep, Path(data) / "kafka.log", folder / "nodes" / "kafka.log")
         try:
-            server = stack.enter_context(kafka.serving(Path(data)))
+            server = stack.enter_context(kafka.serving(Path(data), settings=_PATIENT))
         except Absent as absent:
             raise _missing(absent) from None
         except RuntimeError as problem:
@@ -232,6 +235,13 @@ def own_kafka(folder: Path) -> Iterator[str]:
 def bring_home(address: str, folder: Path) -> Copied:
     """Copy the log out of Kafka, once the brokers have ended, so that the run folder has it when Kafka is gone."""
     return to_folder(open_partitions(address), RealDisk(folder / LOG))
+
+
+def _two_ports() -> tuple[int, int]:
+    one = other = free_port()
+    while other == one:
+        other = free_port()
+    return one, other
 
 
 def _missing(absent: Absent) -> Misuse:

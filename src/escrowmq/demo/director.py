@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -115,7 +116,7 @@ class Director:
         try:
             for name in self._brokers.names:
                 self._start(name)
-            self._until(lambda: self._brokers.up)
+                self._until(partial(self._brokers.stands, name))
             for kind in SERVICES:
                 self._start(kind.name)
             self._start("shop")

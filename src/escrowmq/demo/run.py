@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack, closing
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,7 @@ from escrowmq.demo.databases import manifest
 from escrowmq.demo.director import DemoOptions, Director
 from escrowmq.demo.orders import generate_orders, read_orders
 from escrowmq.demo.screen import Screen
+from escrowmq.platform.logs import PlainLines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,7 +41,7 @@ def run(options: DemoOptions, console: Console | None = None) -> Verdict | None:
 
         find_java()  # better now than after the run
     if options.log is not None:
-        with screen.waiting("Kafka: the first time Maven fetches it"):
+        with screen.waiting("looking for Kafka; the first time Maven fetches it"):
             check_kafka()
     folder = options.run_folder()
     pq.write_table(orders, folder / "orders.parquet")
@@ -65,6 +68,7 @@ def _on_one_broker(options: DemoOptions, folder: Path, orders: pa.Table, screen:
 def _on_kafka(options: DemoOptions, folder: Path, orders: pa.Table, screen: Screen) -> Verdict | None:
     """The audit asks whichever broker leads; then the log is copied into the run folder, for audits when Kafka is gone."""
     with ExitStack() as stack:
+        stack.enter_context(_logged(folder / "nodes" / "demo.log"))
         with screen.waiting("starting Kafka"):
             address = stack.enter_context(own_kafka(folder))
         brokers = LeaderAndStandby(folder, address)
@@ -78,6 +82,21 @@ def _on_kafka(options: DemoOptions, folder: Path, orders: pa.Table, screen: Scre
             bring_home(address, folder)
     _describe(folder, LOG)
     return verdict
+
+
+@contextmanager
+def _logged(path: Path) -> Iterator[None]:
+    """What this process logs goes where the logs of the others are, instead of between the bars."""
+    path.parent.mkdir(exist_ok=True)
+    handler = logging.FileHandler(path, delay=True, encoding="utf-8")
+    handler.setFormatter(PlainLines())
+    logger = logging.getLogger("escrowmq")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
 
 
 def _describe(folder: Path, log: str) -> None:

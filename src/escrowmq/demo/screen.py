@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Callable, Iterator
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -89,7 +90,7 @@ class Screen:
         """The verdict, its findings, and where the rest is."""
         show_verdict(self._console, verdict)
         self._console.print(f"report   {folder / 'report.html'}\nverdict  {folder / 'verdict.json'}", soft_wrap=True)
-        self._console.print(f"again    escrowmq audit {folder}", soft_wrap=True)
+        self._console.print(f"again    escrowmq audit {shlex.quote(str(folder))}", soft_wrap=True)
 
 
 def show_verdict(console: Console, verdict: Verdict) -> None:
