@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import fcntl
-import os
 import re
 import shutil
-import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -20,6 +17,7 @@ from pathlib import Path
 
 from escrowmq.errors import Misuse
 from escrowmq.pipeline.java import find_java
+from escrowmq.testing.servers import maven
 from escrowmq.testing.servers.process import Server, accepts, free_port, run, started
 from escrowmq.testing.servers.seam import Absent
 
@@ -204,34 +202,8 @@ def _internal_topics(nodes: int) -> dict[str, str]:
 
 
 def libraries() -> Path:
-    """The folder of Kafka's jar files, fetched the first time. Safe against other processes that do the same; raises
-    :class:`Absent` without Maven or a way to its repository."""
-    kafka_version = re.search(r"<version>([\d.]+)</version>", POM.read_text())
-    assert kafka_version is not None
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "escrowmq"
-    folder = cache / f"kafka-{kafka_version[1]}"
-    if folder.is_dir():
-        return folder
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise Absent("Kafka is fetched by Maven, which is not installed; on Debian: apt-get install maven")
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "kafka.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.is_dir():  # else another process was quicker
-            _fetch(maven, folder)
-    return folder
-
-
-def _fetch(maven: str, folder: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=folder.parent) as making:
-        shutil.copy(POM, Path(making) / "pom.xml")
-        goal = ["dependency:copy-dependencies", f"-DoutputDirectory={making}/jars"]
-        try:
-            run([maven, "-q", "-B", "-f", f"{making}/pom.xml", *goal])
-        except RuntimeError as problem:
-            raise Absent(f"Maven could not fetch Kafka: {problem}") from None
-        (Path(making) / "jars").rename(folder)
+    """The folder of Kafka's jar files; see :func:`escrowmq.testing.servers.maven.libraries`."""
+    return maven.libraries(POM, "Kafka")
 
 
 def _logging(level: str) -> list[str]:
