@@ -100,7 +100,7 @@ def local_session(
         **({"SPARK_LOCAL_IP": "127.0.0.1"} if here else {}),
         "SPARK_CONF_DIR": str(folder),
         # PySpark's own; a foreign installation would be another version. A cluster's workers may have nothing but its archive.
-        "SPARK_HOME": write_home(folder / "home") if here else None,
+        "SPARK_HOME": write_home(folder / "home") if (master or "local").startswith("local") else None,
     }
     with _environment(environment):
         try:
