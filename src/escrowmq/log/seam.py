@@ -233,6 +233,10 @@ class CommitLog(StoredLog, Protocol):
         """Drop whole segments that lie below ``position``; how many. The newest snapshot must cover them: it is made
         the *base*, part of the log itself, before anything is removed."""
 
+    def release(self) -> None:
+        """Nothing more will be appended. Where others share the log, what was appended is synced, and one of them may go on with it at once; the folder is
+        still this opener's, and takes snapshots, until :meth:`close`."""
+
     def close(self, *, clean: bool = True) -> None:
         """Sync, cut the reserved tail, give the folder back."""
 
