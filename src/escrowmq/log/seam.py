@@ -250,7 +250,7 @@ class ReplicatedLog(CommitLog, Protocol):
 
     @property
     def proved_at(self) -> float:
-        """``time.monotonic()`` of when the last record was sent that is known to be in the log: until then this node surely led."""
+        """By :func:`escrowmq.platform.clock.uptime`, when the last record was sent that is known to be in the log: until then this node surely led."""
 
     def caught_up(self) -> list[Frame]:
         """Frames that the take-over found behind those that were followed before, this opener's OPENED included, in order: for a
@@ -267,6 +267,10 @@ class Replica(Protocol):
     @property
     def leader(self) -> str | None:
         """The URL of who claimed the log, or showed that it leads, last; None when nobody did."""
+
+    @property
+    def leaders_silence(self) -> float:
+        """Seconds without a sign of it after which the leader expects to be replaced, as it said when it claimed the log; 0: it did not say."""
 
     @property
     def log(self) -> StoredLog:
@@ -293,8 +297,8 @@ class Replica(Protocol):
 
     def bytes_since_snapshot(self) -> int: ...
 
-    def take_over(self, version: str) -> ReplicatedLog:
-        """Lead from now on, as the next opener. Fenced(FENCED) when another one did so meanwhile, Corrupt(LOG_FAILED) when the
+    def take_over(self, version: str, silence: float = 0.0) -> ReplicatedLog:
+        """Lead from now on, as the next opener, whom no other replaces by the clock before so many seconds of silence. Fenced(FENCED) when another one did so meanwhile, Corrupt(LOG_FAILED) when the
         log's servers fail; this replica is closed then, and can be opened anew."""
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from importlib.metadata import version
+from math import inf
 
 from escrowmq.broker.calls import Calls
 from escrowmq.broker.reads.lookups import warm_up
@@ -37,7 +38,7 @@ LOOK_SECONDS = 0.05
 PAUSE_SECONDS = 0.5
 """After a term that ended by a fault, before the next begins."""
 DOUBT = 1.25
-"""A leader without a proof for so many times the silence lets its clients look for another one: as long as a standby waits at most."""
+"""A leader without a proof for so many times the silence lets its clients look for another one: as long as a standby waits at most that goes by the same."""
 HOLDS_BACK = 3.0
 """A node that stepped down claims nothing for so many times the silence."""
 BEGIN_SECONDS = 5.0
@@ -73,6 +74,7 @@ class Node:
         self._rung = threading.Event()
         self._steps_down = False
         self._holds_back = 0.0
+        self._told_silence = 0.0
         self._thread = threading.Thread(target=self._work, name="escrowmq-node", daemon=True)
         self._begun = threading.Event()
         self.failure: BaseException | None = None
@@ -136,7 +138,7 @@ class Node:
             self._begun.set()
             if self._follow(replica, warm):
                 self._say(replica, warm)
-                log = replica.take_over(version("escrowmq"))
+                log = replica.take_over(version("escrowmq"), self._silence)
         finally:
             if log is None:
                 if warm is not None:
@@ -152,11 +154,16 @@ class Node:
         """Until it is time to claim: True; or to end."""
         candidate = Candidate(self._silence, self._random, time.monotonic(), self._holds_back)
         self._holds_back = 0.0
-        away = False
+        away, leader = False, replica.leader
         while not self._stopping.is_set():
             self._say(replica, warm, away)
-            step, seconds = candidate.next(replica.silent_for(), time.monotonic())
+            silent_for, silence = replica.silent_for(), replica.leaders_silence
+            leader = replica.leader or leader  # one that released the log does not claim it
+            self._see_silence(leader, silence)
+            step, seconds = candidate.next(silent_for, time.monotonic(), silence, self._door.rank(leader))
             if step is Step.CLAIM:
+                why = "nobody has it" if silent_for == inf else f"nothing was heard for {silent_for:.2f} s"
+                tell(logging.INFO, "claims", f"claims the log: {why}", silent_for=silent_for)
                 return True
             if step is Step.ASK:
                 behind = replica.is_behind()
@@ -166,6 +173,13 @@ class Node:
                 warm.take(replica.follow(min(seconds, LOOK_SECONDS)))
                 warm.keep()
         return False
+
+    def _see_silence(self, leader: str | None, silence: float) -> None:
+        """Two nodes with two settings: the longer counts, and an operator should know."""
+        if silence and silence != self._silence and silence != self._told_silence:
+            text = f"{leader} was started with --silence {silence:g}, this broker with {self._silence:g}: the longer counts"
+            tell(logging.WARNING, "silence", text, leader=leader, its=silence, own=self._silence)
+        self._told_silence = silence
 
     def _say(self, replica: Replica, warm: WarmLedger, away: bool = False) -> None:
         log, silent = replica.log, replica.silent_for()

@@ -88,7 +88,7 @@ class KafkaLog(Mirror):
 
     @property
     def proved_at(self) -> float:
-        """``time.monotonic()`` of when the last record was sent that counts."""
+        """By :func:`escrowmq.platform.clock.uptime`, when the last record was sent that counts."""
         return self._led().proved_at
 
     def caught_up(self) -> list[Frame]:
