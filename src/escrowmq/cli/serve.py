@@ -61,7 +61,8 @@ def serve(
         str | None,
         typer.Option(
             "--log",
-            metavar="kafka://HOST:PORT,.../TOPIC[/PARTITION]",
+            envvar="ESCROWMQ_LOG",
+            metavar="kafka://HOST:PORT,.../TOPIC[/PARTITION][?config=FILE]",
             help="The log is kept by Kafka and shared with other brokers, one of which leads; the folder has a copy (docs/failover.md).",
         ),
     ] = None,

@@ -53,6 +53,10 @@ class Broker(Protocol):
         """Whether it stopped by a fault."""
 
     @property
+    def failure(self) -> BaseException | None:
+        """What ended it by itself: the process ends with that."""
+
+    @property
     def ended(self) -> bool:
         """Whether the process is to end, by itself."""
 
@@ -60,7 +64,7 @@ class Broker(Protocol):
 class BrokerAlone:
     """A broker with a log of its own in its folder."""
 
-    ended = False
+    ended, failure = False, None
     """A shard that has stopped goes on saying so until somebody stops the process."""
 
     def __init__(self, folder: Path, settings: BrokerSettings, disk: Callable[[Path], Disk]) -> None:
@@ -115,16 +119,23 @@ class BrokerNode:
 
         self._door.on_doubt = let_go
 
+        opened: list[Partitions] = []
+
         def opening() -> PartitionReplica:
+            opened[:] = [replication.open()]
             return open_replica(
                 self._disk(self._folder),
-                replication.open(),
+                opened[0],
                 url=url,
                 segment_bytes=settings.segment_bytes,
                 compression=settings.compression,
             )
 
-        self._node = node = Node(opening, self._door, settings, silence=replication.silence)
+        def give_up() -> None:
+            for partitions in opened:
+                partitions.close()
+
+        self._node = node = Node(opening, self._door, settings, silence=replication.silence, give_up=give_up)
         running.callback(node.stop)
         node.start()
 
@@ -144,6 +155,11 @@ class BrokerNode:
     def failed(self) -> bool:
         """Whether the node ended by itself."""
         return self._node is not None and self._node.ended
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the node ended."""
+        return self._node.failure if self._node is not None else None
 
     @property
     def ended(self) -> bool:

@@ -21,7 +21,7 @@ from escrowmq.broker.serving.lean.listening import listen_tcp, listen_unix
 from escrowmq.broker.serving.lean.server import LeanServer
 from escrowmq.broker.serving.metrics import registry
 from escrowmq.broker.serving.service import Service
-from escrowmq.errors import Code, Misuse
+from escrowmq.errors import Code, EscrowError, Misuse
 from escrowmq.platform.disk import Disk, RealDisk
 from escrowmq.platform.listening import check_address, parse_address, shown
 from escrowmq.platform.signals import stop_signals
@@ -66,9 +66,10 @@ def serve(
     fault keeps answering ``health`` and refusing the rest until it is told to stop; the exit code is then 1. ``beside`` is
     entered when requests are taken, and left before the broker stops. ``disk`` is for tests: what the folder is read and written through.
     ``replication``: the log is shared with other brokers, and the folder has a copy of it; this one refuses calls until it leads. It comes back as a
-    follower after a fault, and ends, with 1, only by one that does not pass.
+    follower after a fault, and ends only by one that does not pass, which is raised then.
 
-    Raises Misuse(BAD_URL, FOLDER_IN_USE, ...), Denied for an address that is not loopback without ``insecure``, Corrupt.
+    Raises Misuse(BAD_URL, FOLDER_IN_USE, ...), Denied for an address that is not loopback without ``insecure``, Corrupt; with ``replication`` what
+    ended the node: Misuse(BAD_SETTING), Rejected(UNKNOWN_TOPIC), Denied, Corrupt.
     """
     host, port = parse_address(listen)
     check_address(host, insecure)
@@ -106,6 +107,8 @@ def serve(
         while not (stopping.wait(WAKE_SECONDS) or broker.ended):
             pass
         logger.info("stopping")
+    if isinstance(broker.failure, EscrowError):
+        raise broker.failure
     return STOPPED_BY_FAULT if broker.failed else 0
 
 
