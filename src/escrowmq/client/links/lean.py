@@ -83,6 +83,11 @@ class LeanLink:
         """See :class:`escrowmq.wire.link.ReturningLink`."""
         return self._flight.when_there(call)
 
+    @property
+    def replicated(self) -> bool:
+        """See :attr:`FlightLink.replicated`."""
+        return self._flight.replicated
+
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """From now on connections are read by this event loop, which need not run yet. Before the first request."""
         self._loop = loop

@@ -361,7 +361,7 @@ class ConfluentPartition:
     def _ends(self, timeout: float) -> tuple[int, int]:
         """Asked by a connection of its own: over the consumer's the question would wait behind a fetch, which Kafka holds for ``fetch.wait.max.ms``."""
         self._check()
-        place, timeout = TopicPartition(self._topic, self._partition), min(max(timeout, _SLICE), 1.0)
+        place, timeout = TopicPartition(self._topic, self._partition), min(max(timeout, SLICE), 1.0)
         asked = [
             self._admin.list_offsets({place: spec}, request_timeout=timeout)[place]
             for spec in (OffsetSpec.earliest(), OffsetSpec.latest())  # type: ignore[no-untyped-call]
