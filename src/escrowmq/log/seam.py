@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.acts.journal import Journal
+from escrowmq.errors import EscrowError
 from escrowmq.log.frames import Content, Packed
 from escrowmq.log.report import Damage, FrameDamage, RowDamage
 from escrowmq.schemas import Kind
@@ -247,6 +248,10 @@ class ReplicatedLog(CommitLog, Protocol):
     @property
     def fenced(self) -> bool:
         """Whether another node was seen to have taken the log over. What is sent after that raises Corrupt(LOG_FAILED)."""
+
+    @property
+    def ended(self) -> EscrowError | None:
+        """Why nothing can be appended any more, whether or not somebody has tried; None while that is not known to be so."""
 
     @property
     def proved_at(self) -> float:

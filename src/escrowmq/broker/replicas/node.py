@@ -237,7 +237,7 @@ class Node:
 
     def _watch(self, engine: Engine, log: ReplicatedLog, proof: LeaderProof) -> None:
         """Until this term of leading is to end."""
-        while not (self._stopping.is_set() or self._steps_down or log.fenced or engine.shard.failure is not None):
+        while not (self._stopping.is_set() or self._steps_down or log.ended or engine.shard.failure is not None):
             self._door.doubts(proof.age > DOUBT * self._silence)
             self._rung.wait(LOOK_SECONDS)
             self._rung.clear()
@@ -247,6 +247,8 @@ class Node:
         self._door.follows(Followed(None, log.shard, log.epoch, log.next_position, self._clock.now_us()))
         if log.fenced and engine.shard.failure is None:
             engine.shard.stop(error(Code.LOG_FAILED, "another broker leads the shard now"))
+        elif (ended := log.ended) is not None and engine.shard.failure is None:
+            engine.shard.stop(ended)  # noticed by a sign of life, before anybody appended
         failed = engine.shard.failure
         if failed is None:
             calls.give_back()

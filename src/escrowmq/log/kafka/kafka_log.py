@@ -87,6 +87,11 @@ class KafkaLog(Mirror):
         return self._channel is not None and isinstance(self._channel.failure, Fenced)
 
     @property
+    def ended(self) -> EscrowError | None:
+        """Why nothing is sent any more."""
+        return self._channel.failure if self._channel is not None else None
+
+    @property
     def proved_at(self) -> float:
         """By :func:`escrowmq.platform.clock.uptime`, when the last record was sent that counts."""
         return self._led().proved_at
