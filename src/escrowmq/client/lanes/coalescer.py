@@ -35,6 +35,7 @@ import pyarrow as pa
 
 from escrowmq.client.lanes.filling import MAX_BYTES, MAX_ROWS, Filling
 from escrowmq.client.lanes.request import Attended, Codec, Request, copies
+from escrowmq.client.lanes.returning import tell_when_there
 from escrowmq.client.lanes.timer import Timer
 from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, Unknown
 from escrowmq.platform.backoff import Backoff
@@ -78,6 +79,7 @@ class Lane(Filling, ABC):
         attended: Attended | None = None,
         moves: Callable[[Row | None], bool] = lambda _: True,
         repeats: Callable[[Row | None], bool] = lambda _: False,
+        wanders: Callable[[Row | None], bool] = lambda _: False,
     ) -> None:
         super().__init__(timeout, max_rows, max_bytes)
         self._link = link
@@ -88,7 +90,7 @@ class Lane(Filling, ABC):
         self.waiter = waiter
         self._max_waiting = max_waiting
         self._renew = renew  # the session of this number
-        self._attended, self._moves, self._repeats = attended, moves, repeats
+        self._attended, self._moves, self._repeats, self._wanders = attended, moves, repeats, wanders
         self.overdue = False  # an answer of one of several brokers has not come for long
         self._forgotten = 0  # the number of the session to be renewed before anything is sent
         self._renewing = False
@@ -101,6 +103,7 @@ class Lane(Filling, ABC):
         self.broken = False  # the connection was lost, and requests wait to be sent again
         self._worth = 1.0  # rows that must wait before a request may leave; infinite while none may
         self._backoff = Backoff(FIRST_BACKOFF, LAST_BACKOFF)
+        self._awaits = False  # news of a connection
         self._sweeping = False
         self._closed = False
         self._closed_because = "the producer or consumer is closed"
@@ -365,6 +368,14 @@ class Lane(Filling, ABC):
         """Once every request in flight is lost, send them again after a back-off with jitter."""
         if all(request.lost is not None for request in self._in_flight):
             self._timer.after(self._backoff.failed() if self._in_flight else 0.0, self._resend)
+            if self._in_flight and not self._awaits:  # the pause ends when there is a connection
+                self._awaits = True
+                if tell_when_there(self._link, self._is_there) is None:
+                    self._awaits = False
+
+    def _is_there(self) -> None:
+        self._awaits = False
+        self._timer.after(0.0, self._resend)
 
     def _resend(self) -> None:
         with self._lock:
@@ -452,13 +463,14 @@ class Lane(Filling, ABC):
         self.overdue = any(now - (request.deadline - self._timeout) > OVERDUE_SECONDS for request in sent)
         if self.overdue:
             attended.suspect()
-        if not attended.away:
+        if not attended.quiet:
             return []
+        moves = self._moves if attended.away else self._wanders
         taken: list[Request] = []
         for request in [*self._in_flight, *self._sealed]:
             if request in sent or (request.sent > 0 and request.resends < TRIES):
                 continue
-            if (part := request.taken_back(self._repeats if request.sent else self._moves)) is None:
+            if (part := request.taken_back(self._repeats if request.sent else moves)) is None:
                 continue
             part.sent = request.sent
             if not self._settle(part):

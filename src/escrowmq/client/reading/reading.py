@@ -23,6 +23,7 @@ from typing import Any
 import pyarrow as pa
 
 from escrowmq.client.consuming.options import tag_list
+from escrowmq.client.lanes.returning import rest
 from escrowmq.client.lanes.waiting import Waiting
 from escrowmq.client.links.answers import away
 from escrowmq.client.links.presence import AWAY_SECONDS, Missing
@@ -364,7 +365,7 @@ class Reading:
     def _look(self, threads: ThreadPoolExecutor) -> None:
         """What every broker has now, without waiting for one that is away or turns out to be."""
         presence, began = self.router.presence, time.monotonic()
-        numbers = [number for number in range(len(self.router)) if not presence.away(number)]
+        numbers = [number for number in range(len(self.router)) if not presence.quiet(number)]
         looks = {threads.submit(self._ask, number, 0.0): number for number in numbers}
         left = set(looks)
         while left and time.monotonic() - began < self.timeout and not self.closed.is_set():
@@ -372,7 +373,7 @@ class Reading:
             if time.monotonic() - began > AWAY_SECONDS:
                 for look in left:
                     presence.suspect(looks[look])
-            left = {look for look in left if not presence.away(looks[look])}
+            left = {look for look in left if not presence.quiet(looks[look])}
         for look in looks:
             if look.done() and not look.cancelled():
                 self._add(look.result())
@@ -413,7 +414,7 @@ class Reading:
                 break
             # It answered before its time: it is away, or a folder to which nothing comes.
             pause = self._backoff[number].left()
-            self.closed.wait(min(pause if pause > 0 else left, left))
+            rest(self.router.links[number], min(pause if pause > 0 else left, left), self.closed)
         return []
 
     def _ask_late(self, number: int, seconds: float) -> list[tuple[Partition, int]]:
