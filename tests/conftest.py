@@ -168,6 +168,15 @@ def chromium() -> str:
         return chromium.program()
 
 
+@pytest.fixture(scope="session")
+def kafka_jars() -> Path:
+    """What a Kafka is started from, for those who start one of their own."""
+    from escrowmq.testing.servers import kafka
+
+    with needed():
+        return kafka.libraries()
+
+
 @pytest.fixture
 def own_redis(tmp_path: Path) -> Iterator[Server]:
     """A Redis of one test's own, with its files in ``tmp_path / "redis"``: the test may stop it, empty it, take its files away."""

@@ -67,7 +67,7 @@ FOREIGN = RecordHeader(b"", 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 """Stands for the header of a record that another program wrote."""
 
 
-class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
+class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=False, omit_defaults=True):
     """The payload of a claim, as JSON."""
 
     salt: int
@@ -76,6 +76,8 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     """Where its sender answers."""
     version: str = ""
     """Of its program."""
+    silence: float = 0.0
+    """Seconds without a sign of life after which it may be replaced; 0: not told."""
 
 
 class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
