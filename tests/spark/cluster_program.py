@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import revenue_job
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import escrowmq as mq
@@ -28,8 +29,15 @@ TASKS = 4
 
 
 def stream(spark: SparkSession, url: str, checkpoint: str, topic: str) -> dict[str, Any]:
-    """Revenue of the orders, in small batches. How many of them a process with a session finds in the checkpoint."""
-    revenue_job.stream(spark, url, checkpoint, topic, most=30)
+    """Revenue of the orders, in small batches; started again when it fails, as a supervisor would. How many of them a process with a
+    session finds in the checkpoint."""
+    for left in reversed(range(revenue_job.MOST_TRIES)):
+        try:
+            revenue_job.stream(spark, url, checkpoint, topic, most=30)
+            break
+        except StreamingQueryException:  # on a busy machine Spark gives up a Python process that takes 10 s to start
+            if not left:
+                raise
     return {"noted": len(commits(checkpoint))}
 
 
