@@ -5,7 +5,7 @@ A broker takes such a folder for none of its own: it refuses to start on it.
 
 from __future__ import annotations
 
-from escrowmq.platform.disk import Disk, File
+from escrowmq.platform.disk import Disk, File, WrappedDisk
 
 COPY = ".copy"
 """Of the files of a backup."""
@@ -13,11 +13,11 @@ UNFINISHED = ".restoring"
 """Of the files of a data folder that is being restored."""
 
 
-class SuffixedDisk:
+class SuffixedDisk(WrappedDisk):
     """A :class:`~escrowmq.platform.disk.Disk` that knows the files with ``suffix`` only, by their names without it."""
 
     def __init__(self, disk: Disk, suffix: str) -> None:
-        self._disk = disk
+        super().__init__(disk)
         self._suffix = suffix
 
     def open(self, name: str, *, create: bool = False) -> File:
@@ -39,19 +39,3 @@ class SuffixedDisk:
     def remove(self, name: str) -> None:
         """Delete one file."""
         self._disk.remove(name + self._suffix)
-
-    def sync_folder(self) -> None:
-        """Make creations, renames and removals durable."""
-        self._disk.sync_folder()
-
-    def lock(self) -> None:
-        """Take the folder."""
-        self._disk.lock()
-
-    def free_bytes(self) -> int:
-        """Bytes that may still be written."""
-        return self._disk.free_bytes()
-
-    def close(self) -> None:
-        """Give the folder back."""
-        self._disk.close()

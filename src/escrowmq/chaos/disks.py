@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import sqlalchemy as sa
 
-from escrowmq.platform.disk import Disk, File, RealDisk
+from escrowmq.platform.disk import Disk, File, RealDisk, WrappedDisk, WrappedFile
 
 MARKER = "full"
 _MOST_PAGES = 4_294_967_294
@@ -31,14 +31,14 @@ def fillable_disk(folder: Path) -> Callable[[Path], Disk]:
     return lambda data: FillableDisk(RealDisk(data), folder / MARKER)
 
 
-class FillableDisk:
+class FillableDisk(WrappedDisk):
     """A disk that is full while ``marker`` exists: nothing on it grows, and no file is made.
 
     What has its blocks already may still be written, files may be renamed and removed, and everything may be read and synced.
     """
 
     def __init__(self, disk: Disk, marker: Path) -> None:
-        self._disk = disk
+        super().__init__(disk)
         self._marker = str(marker)
 
     @property
@@ -55,41 +55,15 @@ class FillableDisk:
                 raise _no_space(name) from None
         return _FillableFile(self._disk.open(name, create=create), self)
 
-    def list(self) -> list[str]:
-        """Names of everything in the folder."""
-        return self._disk.list()
-
-    def rename(self, old: str, new: str) -> None:
-        """See Disk."""
-        self._disk.rename(old, new)
-
-    def remove(self, name: str) -> None:
-        """See Disk."""
-        self._disk.remove(name)
-
-    def sync_folder(self) -> None:
-        """See Disk."""
-        self._disk.sync_folder()
-
-    def lock(self) -> None:
-        """See Disk."""
-        self._disk.lock()
-
     def free_bytes(self) -> int:
         """None on a full disk."""
         return 0 if self.full else self._disk.free_bytes()
 
-    def close(self) -> None:
-        """See Disk."""
-        self._disk.close()
 
-
-class _FillableFile:
+class _FillableFile(WrappedFile):
     def __init__(self, file: File, disk: FillableDisk) -> None:
-        self._file = file
+        super().__init__(file)
         self._disk = disk
-        self.read_at, self.map, self.renamed = file.read_at, file.map, file.renamed
-        self.size, self.sync, self.close = file.size, file.sync, file.close
 
     def write_at(self, offset: int, chunks: list[bytes | memoryview | pa.Buffer]) -> None:
         if self._disk.full and offset + sum(map(len, chunks)) > (size := self._file.size()):
@@ -103,9 +77,6 @@ class _FillableFile:
         if self._disk.full and size > self._file.size():
             raise _no_space()
         self._file.allocate(size)
-
-    def truncate(self, size: int) -> None:
-        self._file.truncate(size)
 
 
 def fill_database(engine: sa.Engine, folder: Path) -> None:

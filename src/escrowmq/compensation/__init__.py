@@ -9,10 +9,9 @@ Names load when they are first used; without SQLAlchemy (or redis) they raise Mi
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from escrowmq.errors import Code, Misuse
+from escrowmq.platform.extras import from_extra
 
 if TYPE_CHECKING:
     from escrowmq.compensation.announcing import Announced, Announcing, Prepared
@@ -52,7 +51,6 @@ _HOMES = {
     "sets.sql": ("SqlSets",),
     "statistics": ("Report", "Statistics"),
 }
-_EXTRAS = {"sqlalchemy": ("outbox", "SQLAlchemy"), "redis": ("redis", "redis")}
 _LAZY = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [  # noqa: RUF022  # grouped, not sorted
@@ -89,20 +87,7 @@ __all__ = [  # noqa: RUF022  # grouped, not sorted
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'escrowmq.compensation' has no attribute {name!r}")
-    try:
-        module = importlib.import_module(f"escrowmq.compensation.{_LAZY[name]}")
-    except ModuleNotFoundError as problem:
-        missing = (problem.name or "").partition(".")[0]
-        if missing not in _EXTRAS:
-            raise
-        extra, package = _EXTRAS[missing]
-        text = f"compensation.{name} needs {package}, which is not installed"
-        raise Misuse(Code.MISSING_PACKAGE, text, f'python -m pip install "escrowmq[{extra}]"') from problem
-    value = globals()[name] = getattr(module, name)
-    return value
+__getattr__ = from_extra(__name__, _LAZY, needs={"sqlalchemy": "outbox", "redis": "redis"}, who="compensation.{name}")
 
 
 def __dir__() -> list[str]:

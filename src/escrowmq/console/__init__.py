@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from escrowmq.console.server import beside, serve
 
 _LAZY = {"ConsoleSettings": "limits", "serve": "server", "beside": "server"}
-_PACKAGES = {"fastapi", "starlette", "pydantic", "uvicorn", "httpx", "jinja2", "markupsafe"}
+_PACKAGES = ("fastapi", "starlette", "pydantic", "uvicorn", "httpx", "jinja2", "markupsafe")
 
 __all__ = ["ConsoleSettings", "beside", "serve"]
 
 
-__getattr__ = from_extra(__name__, _LAZY, extra="console", needs=_PACKAGES, who="the console")
+__getattr__ = from_extra(__name__, _LAZY, needs=dict.fromkeys(_PACKAGES, "console"), who="the console")
 
 
 def __dir__() -> list[str]:

@@ -26,7 +26,7 @@ _LAZY = {
     }.items()
     for name in names
 }
-_PACKAGES = {"fastapi", "starlette", "pydantic", "uvicorn", "httpx"}
+_PACKAGES = ("fastapi", "starlette", "pydantic", "uvicorn", "httpx")
 
 __all__ = [
     "Address",
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 
-__getattr__ = from_extra(__name__, _LAZY, extra="http", needs=_PACKAGES, who="the HTTP gateway")
+__getattr__ = from_extra(__name__, _LAZY, needs=dict.fromkeys(_PACKAGES, "http"), who="the HTTP gateway")
 
 
 def __dir__() -> list[str]:

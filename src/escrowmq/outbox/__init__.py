@@ -7,10 +7,9 @@ load when they are first used; without SQLAlchemy they raise Misuse(MISSING_PACK
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from escrowmq.errors import Code, Misuse
+from escrowmq.platform.extras import from_extra
 
 if TYPE_CHECKING:
     from escrowmq.outbox import acts, aio, attention, callbacks, engines, handled, inbox, migrations, modes, tables
@@ -42,7 +41,8 @@ _HOMES = {
     ),
     "tables": ("metadata", "State"),
 }  # fmt: skip
-_LAZY = {name: home for home, names in _HOMES.items() for name in names}
+_ROOMS = ("acts", "aio", "attention", "callbacks", "engines", "handled", "inbox", "migrations", "modes", "tables")
+_LAZY = {name: home for home, names in _HOMES.items() for name in names} | {room: room for room in _ROOMS}
 
 __all__ = [  # noqa: RUF022  # grouped, not sorted
     # the sender
@@ -92,22 +92,7 @@ __all__ = [  # noqa: RUF022  # grouped, not sorted
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'escrowmq.outbox' has no attribute {name!r}")
-    try:
-        module = importlib.import_module(f"escrowmq.outbox.{_LAZY.get(name, name)}")
-    except ModuleNotFoundError as problem:
-        if (problem.name or "").partition(".")[0] != "sqlalchemy":
-            raise
-        raise Misuse(
-            Code.MISSING_PACKAGE,
-            f"outbox.{name} needs SQLAlchemy, which is not installed",
-            'python -m pip install "escrowmq[outbox]" (or [postgres], [mysql])',
-        ) from problem
-    value = getattr(module, name) if name in _LAZY else module
-    globals()[name] = value
-    return value
+__getattr__ = from_extra(__name__, _LAZY, needs={"sqlalchemy": "outbox"}, who="outbox.{name}")
 
 
 def __dir__() -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import socket
 from collections.abc import Iterator
 
 from escrowmq.errors import Code, Misuse, Unknown
+from escrowmq.platform.listening import is_loopback
 
 PATIENCE = 5.0
 """Seconds that a master has to answer. Spark itself would try for a minute, and then print a page of Java."""
@@ -39,7 +39,7 @@ def is_here(master: str) -> bool:
         return True
     if _MASTER.fullmatch(master) is None:
         return False
-    return all(host == "localhost" or _is_loopback(host) for host, _ in _addresses(master))
+    return all(is_loopback(host) for host, _ in _addresses(master))
 
 
 def _addresses(master: str) -> Iterator[tuple[str, int]]:
@@ -51,10 +51,3 @@ def _addresses(master: str) -> Iterator[tuple[str, int]]:
                 Code.BAD_URL, f"{master!r} is no Spark master", "spark://HOST:PORT, or local[2] for this machine"
             )
         yield host.strip("[]"), int(port)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

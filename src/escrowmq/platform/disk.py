@@ -94,6 +94,88 @@ class Disk(Protocol):
     def close(self) -> None: ...
 
 
+class WrappedFile:
+    """A :class:`File` that hands every operation on; a subclass changes some."""
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+
+    def write_at(self, offset: int, chunks: list[bytes | memoryview | pa.Buffer]) -> None:
+        """See File."""
+        self._file.write_at(offset, chunks)
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """See File."""
+        return self._file.read_at(offset, size)
+
+    def map(self, size: int) -> pa.Buffer:
+        """See File."""
+        return self._file.map(size)
+
+    def allocate(self, size: int) -> None:
+        """See File."""
+        self._file.allocate(size)
+
+    def truncate(self, size: int) -> None:
+        """See File."""
+        self._file.truncate(size)
+
+    def renamed(self, name: str) -> None:
+        """See File."""
+        self._file.renamed(name)
+
+    def size(self) -> int:
+        """See File."""
+        return self._file.size()
+
+    def sync(self) -> None:
+        """See File."""
+        self._file.sync()
+
+    def close(self) -> None:
+        """See File."""
+        self._file.close()
+
+
+class WrappedDisk:
+    """A :class:`Disk` that hands every operation on; a subclass changes some."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    def open(self, name: str, *, create: bool = False) -> File:
+        """See Disk."""
+        return self._disk.open(name, create=create)
+
+    def list(self) -> list[str]:
+        """See Disk."""
+        return self._disk.list()
+
+    def rename(self, old: str, new: str) -> None:
+        """See Disk."""
+        self._disk.rename(old, new)
+
+    def remove(self, name: str) -> None:
+        """See Disk."""
+        self._disk.remove(name)
+
+    def sync_folder(self) -> None:
+        """See Disk."""
+        self._disk.sync_folder()
+
+    def lock(self) -> None:
+        """See Disk."""
+        self._disk.lock()
+
+    def free_bytes(self) -> int:
+        """See Disk."""
+        return self._disk.free_bytes()
+
+    def close(self) -> None:
+        """See Disk."""
+        self._disk.close()
+
+
 def checked_name(name: str) -> str:
     """``name`` if it names a file of the folder itself; Misuse otherwise, so that no name becomes a path."""
     if not name or name in (".", "..") or "/" in name or "\\" in name or "\0" in name:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from escrowmq.errors import Code, Misuse
 
 
-def from_extra(
-    package: str, modules: Mapping[str, str], *, extra: str, needs: Collection[str], who: str
-) -> Callable[[str], Any]:
-    """The ``__getattr__`` of ``package``: each name of ``modules`` from the module named there.
+def from_extra(package: str, modules: Mapping[str, str], *, needs: Mapping[str, str], who: str) -> Callable[[str], Any]:
+    """The ``__getattr__`` of ``package``: each name of ``modules`` from the module named there, which is the value itself if its last part is the name.
 
-    It raises AttributeError for other names, and Misuse(MISSING_PACKAGE), "``who`` needs ...", where one of the packages ``needs``, which come with ``extra``, is not installed.
+    ``needs``: packages that are imported, and the extra that each comes with. The function raises AttributeError for other names, and
+    Misuse(MISSING_PACKAGE), "``who`` needs ...", where one of these packages is not installed; ``{name}`` in ``who`` is the name that was asked for.
     """
 
     def get(name: str) -> Any:
@@ -27,9 +26,10 @@ def from_extra(
             missing = (problem.name or "").partition(".")[0]
             if missing not in needs:
                 raise
-            hint = f'python -m pip install "escrowmq[{extra}]"'
-            raise Misuse(Code.MISSING_PACKAGE, f"{who} needs {missing}, which is not installed", hint) from problem
-        value = getattr(module, name)
+            hint = f'python -m pip install "escrowmq[{needs[missing]}]"'
+            text = f"{who.format(name=name)} needs {missing}, which is not installed"
+            raise Misuse(Code.MISSING_PACKAGE, text, hint) from problem
+        value = module if modules[name] == name else getattr(module, name)
         setattr(sys.modules[package], name, value)
         return value
 

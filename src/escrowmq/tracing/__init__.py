@@ -27,7 +27,7 @@ _LAZY = {
 __all__ = ["EscrowMQInstrumentor", "instrument", "processing", "processing_batch", "uninstrument"]
 
 
-__getattr__ = from_extra(__name__, _LAZY, extra="otel", needs=("opentelemetry",), who="escrowmq.tracing")
+__getattr__ = from_extra(__name__, _LAZY, needs={"opentelemetry": "otel"}, who="escrowmq.tracing")
 
 
 def __dir__() -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 import time
 from typing import NamedTuple
 
 from escrowmq.errors import EscrowError, unsent
+from escrowmq.platform.listening import is_loopback
 from escrowmq.wire import Json, lean
 
 CONNECT_SECONDS = 2.0
@@ -45,16 +45,6 @@ def place_of(host: str, hello: Json) -> Place | None:
     if not port and not path:
         return None
     return Place(host, port, path, int(hello.get("shard", -1)), int(hello.get("epoch", -1)))
-
-
-def is_loopback(host: str) -> bool:
-    """Whether this is surely this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def reach(place: Place) -> tuple[socket.socket, lean.Welcome, lean.Reader]:

@@ -17,7 +17,7 @@ from escrowmq.log.kafka.marks import Marks
 from escrowmq.log.lookups.parts import Sizes
 from escrowmq.log.recovery import Recovered
 from escrowmq.log.seam import Frame
-from escrowmq.platform.disk import Disk, File, disk_error, map_file
+from escrowmq.platform.disk import Disk, File, WrappedDisk, WrappedFile, disk_error, map_file
 from escrowmq.platform.failpoints import reach
 from escrowmq.schemas import Kind
 
@@ -137,27 +137,12 @@ class Mirror(SegmentLog):
         raise Misuse(Code.BAD_ARGUMENT, "this node follows the log, and does not lead it")
 
 
-class UnsyncedDisk:
-    """Another disk (see :class:`escrowmq.platform.disk.Disk`) that is never asked to make anything durable, and stays locked when this one is closed."""
+class UnsyncedDisk(WrappedDisk):
+    """A disk that is never asked to make anything durable. The folder's lock stays with whoever has the disk below."""
 
-    def __init__(self, disk: Disk) -> None:
-        self._disk = disk
-
-    def open(self, name: str, *, create: bool = False) -> UnsyncedFile:
+    def open(self, name: str, *, create: bool = False) -> File:
         """The file of that name."""
-        return UnsyncedFile(self._disk.open(name, create=create))
-
-    def list(self) -> list[str]:
-        """Names of everything in the folder."""
-        return self._disk.list()
-
-    def rename(self, old: str, new: str) -> None:
-        """Replace ``new`` by ``old``."""
-        self._disk.rename(old, new)
-
-    def remove(self, name: str) -> None:
-        """Delete one file."""
-        self._disk.remove(name)
+        return _UnsyncedFile(super().open(name, create=create))
 
     def sync_folder(self) -> None:
         """Nothing is waited for."""
@@ -165,21 +150,10 @@ class UnsyncedDisk:
     def lock(self) -> None:
         """Whoever made this disk has the folder."""
 
-    def free_bytes(self) -> int:
-        """Bytes that may still be written."""
-        return self._disk.free_bytes()
-
     def close(self) -> None:
         """The folder stays with whoever made this disk."""
 
 
-class UnsyncedFile:
-    """An open file (see :class:`escrowmq.platform.disk.File`) of an :class:`UnsyncedDisk`."""
-
-    def __init__(self, file: File) -> None:
-        self.write_at, self.read_at, self.map = file.write_at, file.read_at, file.map
-        self.allocate, self.truncate, self.renamed = file.allocate, file.truncate, file.renamed
-        self.size, self.close = file.size, file.close
-
+class _UnsyncedFile(WrappedFile):
     def sync(self) -> None:
         """Nothing is waited for."""
