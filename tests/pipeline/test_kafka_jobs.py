@@ -42,9 +42,12 @@ def told(aside: Apart, *commands: Sequence[str]) -> list[Told]:
 
 
 def hadoop(aside: Apart, *words: str) -> None:
-    """Hadoop's own command for files."""
-    classes = Path(pyspark.__file__).parent / "jars" / "*"
-    command = [str(find_java().program), "-cp", str(classes), "org.apache.hadoop.fs.FsShell", "-fs", aside.hdfs]
+    """Hadoop's own command for files; it asks for a file of settings, empty or not."""
+    settings = aside.folder / "hadoop"
+    settings.mkdir(exist_ok=True)
+    (settings / "core-site.xml").write_text("<configuration></configuration>")
+    classes = f"{settings}:{Path(pyspark.__file__).parent / 'jars' / '*'}"
+    command = [str(find_java().program), "-cp", classes, "org.apache.hadoop.fs.FsShell", "-fs", aside.hdfs]
     subprocess.run([*command, *words], check=True, capture_output=True)
 
 
