@@ -50,7 +50,7 @@ SESSIONS = {
 work longest of all."""
 DRIVERS = ("tests/spark/test_stream_kills.py", "tests/spark/test_cluster_kills.py")
 """Tests whose Spark runs in processes of its own: minutes each, much of it waiting. Others run beside them."""
-APART = ("tests/spark/test_kafka_", "tests/pipeline/test_kafka_")
+APART = ("tests/spark/test_kafka_",)
 """Tests whose Spark runs on a cluster, with brokers on Kafka: what they share is those servers, not a session."""
 HEAVY = ("kafka", "rabbitmq")
 """Servers that cost seconds to start: tests that have one of these names in theirs share a process, and so the server."""

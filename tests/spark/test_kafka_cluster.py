@@ -1,6 +1,6 @@
 """A cluster whose workers have folders of their own, brokers behind failover, checkpoints on HDFS: every row once, whoever is killed.
 
-The stream is part of the suite; the rest is long (`make chaos`).
+All of it is long (`make chaos`).
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ def undecided(url: str) -> int:
         return len(bus.admin.transactions(state="undecided"))
 
 
+@pytest.mark.long
 def test_a_stream_whose_broker_and_driver_are_killed_goes_on_from_its_checkpoint_on_hdfs(aside: Apart) -> None:
     url, checkpoint = aside.shard.url, f"{aside.hdfs}/checkpoint"
     with mq.connect(url) as bus:
