@@ -47,6 +47,8 @@ class Standing(msgspec.Struct, frozen=True):
     """Where the owner answers."""
     released: bool = False
     """Whether the owner said that it stops."""
+    silence: float = 0.0
+    """Seconds without a sign of the owner before which no other may claim the log by the clock; 0: it did not say."""
 
     @property
     def owner(self) -> Owner:
@@ -136,7 +138,9 @@ class Fold:
             assert claim is not None
             if not header.shard or not header.nonce:
                 raise damaged(offset, "it claims without a number of the shard or of its own")
-            after = msgspec.structs.replace(after, shard=header.shard, salt=claim.salt, url=claim.url, released=False)
+            after = msgspec.structs.replace(
+                after, shard=header.shard, salt=claim.salt, url=claim.url, released=False, silence=claim.silence
+            )
             self._parts, self._part_bytes, self.replicas = [], 0, ()
             self._standing = self._whole = after
             return Taken(offset, verdict, header, payload, [])

@@ -63,7 +63,7 @@ class RecordHeader(NamedTuple):
     payload_checksum: int
 
 
-class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
+class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=False, omit_defaults=True):
     """The payload of a claim, as JSON."""
 
     salt: int
@@ -72,6 +72,8 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     """Where its sender answers."""
     version: str = ""
     """Of its program."""
+    silence: float = 0.0
+    """Seconds without a sign of life after which it may be replaced; 0: not told."""
 
 
 class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=False):

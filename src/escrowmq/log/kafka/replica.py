@@ -151,6 +151,11 @@ class PartitionReplica:
         return standing.url if standing.epoch and not standing.released else None
 
     @property
+    def leaders_silence(self) -> float:
+        """Seconds of silence that its leader goes by; 0 when it did not say."""
+        return self._fold.standing.silence
+
+    @property
     def replicas(self) -> tuple[str, ...]:
         """The URLs of the nodes that the leader knows of."""
         return self._fold.replicas
@@ -322,16 +327,16 @@ class PartitionReplica:
 
     # Taking over, and the end
 
-    def take_over(self, version: str) -> KafkaLog:
+    def take_over(self, version: str, silence: float = 0.0) -> KafkaLog:
         """Lead from now on. Fenced(FENCED), Corrupt(DAMAGED, LOG_FAILED), Unknown(TIMED_OUT): this replica is closed then."""
         self._check_open()
         try:
-            return self._led(version)
+            return self._led(version, silence)
         except BaseException:
             self.close()
             raise
 
-    def _led(self, version: str) -> KafkaLog:
+    def _led(self, version: str, silence: float) -> KafkaLog:
         before, self._restarted = self._restarted, False
         log = self.log
         channel = claim(
@@ -339,6 +344,7 @@ class PartitionReplica:
             self._fold,
             url=self._url,
             version=version,
+            silence=silence,
             seed=(log.shard, log.salt),
             took=self._took,
             timeout=self.answer_seconds,
