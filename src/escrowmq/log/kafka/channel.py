@@ -10,6 +10,7 @@ The thread that beats takes them while nobody waits.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from escrowmq.log.kafka.partition import END, UNKNOWN_OFFSET, Partition
 from escrowmq.log.kafka.records import LARGEST_PAYLOAD, Beat, Payload, RecordType
 from escrowmq.log.kafka.rule import Verdict, prove
 from escrowmq.platform.clock import uptime
+from escrowmq.platform.logs import tell
 
 PATIENCE = 60.0
 """Seconds after which a record that is not acknowledged ends the channel. Kafka's own change of a partition's leader takes about ten."""
@@ -281,6 +283,10 @@ class Channel:
                 what = f"what lies from offset {self._offset} on could not be read for {self._patience:g} s"
                 raise error(Code.LOG_FAILED, what, _NOT_KNOWN)
             for offset, raw in found:
+                if records.is_foreign(raw):  # not ours: where ours are is known, or its number will be missing
+                    self._offset = offset + 1
+                    tell_foreign(self._partition.name, offset)
+                    continue
                 header, _, claim = examine(offset, raw)
                 verdict, _ = judged(msgspec.structs.replace(self._owned, number=self._number), header, claim)
                 if verdict is Verdict.CLAIMS and claim is not None:
@@ -348,6 +354,12 @@ class Channel:
     @staticmethod
     def _again(failure: EscrowError) -> EscrowError:
         return error(failure.code, failure.message, failure.hint)
+
+
+def tell_foreign(partition: str, offset: int) -> None:
+    """Tell operators of a record of another program that was passed over."""
+    what = f"the record at offset {offset} of {partition} was written by another program, and is passed over: see Kafka's access rights"
+    tell(logging.WARNING, "foreign_record", what, partition=partition, offset=offset)
 
 
 def fenced(offset: int, url: str) -> EscrowError:

@@ -20,6 +20,7 @@ import pyarrow as pa
 from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.log.commit_log import first_segment
 from escrowmq.log.kafka.bases import Bases, Stored
+from escrowmq.log.kafka.channel import tell_foreign
 from escrowmq.log.kafka.claiming import claim
 from escrowmq.log.kafka.fold import Fold, Standing, Taken
 from escrowmq.log.kafka.kafka_log import KafkaLog
@@ -215,6 +216,8 @@ class PartitionReplica:
     def _took(self, taken: Taken) -> None:
         before, self._whole = self._whole, self._fold.whole
         if taken.verdict is Verdict.VOID:
+            if taken.foreign:
+                tell_foreign(self._partition.name, taken.offset)
             return
         self._heard = monotonic()
         if taken.verdict is Verdict.CLAIMS:

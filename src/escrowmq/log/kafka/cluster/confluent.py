@@ -274,6 +274,9 @@ class ConfluentPartition:
                 self._fetch(start, max(min(left, SLICE), 0))
                 if left <= 0:
                     break
+            if self._ahead and self._ahead[0][0] > start:  # the end of a stranger's transaction, or compaction
+                what = f"{self.name}: nothing can be read at offset {start}, and there is more behind it"
+                raise error(Code.DAMAGED, what, "a topic of the log must have no other writers")
             while self._ahead and self._ahead[0][0] < end:
                 found.append(self._ahead.popleft())
         return found
