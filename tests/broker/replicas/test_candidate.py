@@ -151,6 +151,15 @@ def test_who_stepped_down_leaves_it_to_others_for_a_while(released: bool) -> Non
     assert 130.0 <= claimed <= 130.0 + 1.25 * SILENCE
 
 
+def test_who_stepped_down_is_a_standby_like_any_when_another_one_leads() -> None:
+    world = World(holds_back=30.0)
+    world.candidate.another_leads()
+    world.released = True  # by that one
+    claimed = world.run(1000.0)
+    assert claimed is not None
+    assert claimed <= 100.0 + RELEASED_SECONDS
+
+
 @given(
     st.integers(0, 1000),
     st.lists(st.tuples(st.sampled_from([True, False, None]), st.booleans(), st.floats(0.1, 5.0)), max_size=20),

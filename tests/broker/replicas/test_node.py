@@ -7,6 +7,7 @@ import pytest
 from nodes import SILENCE, OneNode, Shard, until
 
 import escrowmq as mq
+from escrowmq.broker.replicas import node
 from escrowmq.broker.writer import upkeep
 from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, error
 from escrowmq.ledger.ledger import Ledger
@@ -136,6 +137,17 @@ def test_step_down_hands_over_and_is_in_the_record(two) -> None:
     assert (act["act"], act["by"], act["why"]) == ("step_down", "ann", "service")
     assert act["ended"] == {"epoch": epoch, "stepped_down": True}
     assert not a.leads
+
+
+def test_a_hand_over_back_is_as_quick_as_the_first(two, monkeypatch) -> None:
+    monkeypatch.setattr(node, "HOLDS_BACK", 1000.0)  # longer than anybody waits here
+    a, b = two.nodes
+    for leader, standby in ((a, b), (b, a)):
+        two.led_by(leader)
+        two.level()
+        said = leader.door.action("step_down", {"epoch": leader.door.action("hello", {})["epoch"]})
+        assert said["leader"] == standby.url
+    two.led_by(a)
 
 
 def test_who_stepped_down_leads_again_if_nobody_else_does(tmp_path) -> None:

@@ -9,7 +9,7 @@ Rules:
    answer, the silence is theirs, not the leader's: it waits, and the silence counts from when they
    answer again.
 3. A log that was released is claimed at once, or after a part of ``RELEASED_SECONDS`` by rank or chance, asked in the same way.
-4. A node that stepped down claims nothing for a while, so that another one can.
+4. A node that stepped down claims nothing for a while, so that another one can; when another one leads, that is over.
 
 A claim at a wrong moment loses nothing, because the log decides whose records count: it only makes another leader than was needed. So these are rules
 of when, and none is needed for safety (docs/decisions/0054-standby-and-failover.md).
@@ -87,6 +87,10 @@ class Candidate:
         if self._asked:
             return Step.CLAIM, 0.0
         return Step.ASK, 0.0
+
+    def another_leads(self) -> None:
+        """Another node has the log: nothing is held back for it any more."""
+        self._may_claim_at = -math.inf
 
     def answered(self, behind: bool | None, now: float) -> None:
         """The answer to ``ASK``, which came at ``now``."""

@@ -40,7 +40,7 @@ PAUSE_SECONDS = 0.5
 DOUBT = 1.25
 """A leader without a proof for so many times the silence lets its clients look for another one: as long as a standby waits at most that goes by the same."""
 HOLDS_BACK = 3.0
-"""A node that stepped down claims nothing for so many times the silence."""
+"""A node that stepped down claims nothing for so many times the silence, unless another one leads before."""
 BEGIN_SECONDS = 5.0
 """How long a start waits for the folder to be opened; a Kafka that is away is waited for by the node, not by its start."""
 AWAY = "Kafka does not answer: nobody claims the log meanwhile"
@@ -183,6 +183,8 @@ class Node:
             silent_for, silence = replica.silent_for(), replica.leaders_silence
             leader = replica.leader or leader  # one that released the log does not claim it
             self._see_silence(leader, silence)
+            if replica.leader not in (None, self._door.url):
+                candidate.another_leads()
             step, seconds = candidate.next(silent_for, time.monotonic(), silence, self._door.rank(leader))
             if step is Step.CLAIM:
                 why = "nobody has it" if silent_for == inf else f"nothing was heard for {silent_for:.2f} s"
