@@ -299,6 +299,20 @@ def test_it_beats_while_nothing_is_sent_and_notices_by_itself_that_it_is_fenced(
     channel.close()
 
 
+def test_who_leads_reads_gaps_alone() -> None:
+    kafka = MemoryKafka()
+    channel, partition = open_channel(kafka)
+    assert partition.rests == 0
+    channel.start()
+    assert partition.rests == 1  # what was followed is not followed any more
+    kafka.write(kafka.log[0])  # a repetition, which is void
+    channel.send_frames(frames(0)).wait()
+    assert (channel.gaps, partition.rests) == (1, 2)
+    channel.send_frames(frames(1)).wait()
+    assert (channel.gaps, partition.rests) == (1, 2)
+    channel.close()
+
+
 def test_confirm_waits_for_what_was_sent_after_it_began() -> None:
     kafka = MemoryKafka()
     channel, partition = open_channel(kafka)

@@ -288,14 +288,16 @@ class Channel:
                 if verdict is Verdict.BREAKS:
                     raise records.damaged(offset, f"records {self._number} to {header.number - 1} of ours are missing")
                 if verdict is Verdict.COUNTS:  # the one of which Kafka did not say where it is
-                    self._acknowledged[self._number] = offset
-                    return
+                    self._acknowledged[self._number] = end = offset
+                    break
                 self._offset = offset + 1
+        self._partition.rest()
 
     # Beating
 
     def start(self) -> None:
-        """Begin to beat whenever nothing else was sent for a while, in a thread of its own."""
+        """Begin to beat whenever nothing else was sent for a while, in a thread of its own; nothing is read any more unless there is a gap."""
+        self._partition.rest()
         self._beating = threading.Thread(target=self._keep_beating, name="escrowmq-beats", daemon=True)
         self._beating.start()
 

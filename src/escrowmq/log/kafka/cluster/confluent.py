@@ -93,7 +93,9 @@ class ConfluentPartitions:
         return str(self._address)
 
     def log(self) -> ConfluentPartition:
-        return ConfluentPartition(self._client, self._admin(), self._address.topic, self._address.partition)
+        made = ConfluentPartition(self._client, self._admin(), self._address.topic, self._address.partition)
+        made.begin()
+        return made
 
     def base(self) -> ConfluentPartition:
         return ConfluentPartition(self._client, self._admin(), self._address.base_topic, self._address.partition)
@@ -152,7 +154,7 @@ class ConfluentPartitions:
 
 
 class ConfluentPartition:
-    """See :class:`escrowmq.log.kafka.partition.Partition`. Connects at once, so that the first record need not wait for it."""
+    """See :class:`escrowmq.log.kafka.partition.Partition`. Its producer begins with the first record, or with :meth:`begin`."""
 
     def __init__(self, client: Mapping[str, Any], admin: AdminClient, topic: str, partition: int) -> None:
         self.name = f"{topic}/{partition}"
@@ -166,16 +168,28 @@ class ConfluentPartition:
         self._reading = threading.Lock()
         self._ahead: deque[tuple[int, bytes]] = deque()  # read already, and not asked for yet
         self._next = -1  # the offset that the consumer gives next
+        self._client = client
+        self._producer: Producer | None = None
+        self._beginning = threading.Lock()
         try:
             # without error_cb, errors of the connection would be raised out of unrelated calls
-            told = {"logger": _Quietly(), "error_cb": self._heard}
-            self._producer: Producer | None = Producer({**client, **PRODUCER, **told})
             told = {"logger": _Quietly(), "error_cb": lambda problem: log.debug("Kafka: %s", problem.str())}
             self._consumer = Consumer({**client, **CONSUMER, **told, "group.id": f"escrowmq-{uuid.uuid4()}"})
         except KafkaException as problem:
             raise Misuse(Code.BAD_SETTING, str(problem.args[0].str())) from None
 
     # Sending
+
+    def begin(self) -> None:
+        """Connect the producer, so that the first record need not wait for it."""
+        with self._beginning:
+            self._check()
+            if self._producer is None:
+                told = {"logger": _Quietly(), "error_cb": self._heard}
+                try:
+                    self._producer = Producer({**self._client, **PRODUCER, **told})
+                except KafkaException as problem:
+                    raise Misuse(Code.BAD_SETTING, str(problem.args[0].str())) from None
 
     def produce(self, number: int, record: bytes) -> None:
         deadline = time.monotonic() + _FULL_SECONDS
@@ -236,7 +250,7 @@ class ConfluentPartition:
     def read(self, start: int, end: int = END, timeout: float = 0.0) -> list[tuple[int, bytes]]:
         deadline = time.monotonic() + timeout
         found: list[tuple[int, bytes]] = []
-        if not self._used:
+        if not self._used and self._producer is not None:
             self._sender().poll(0)  # what it has to log would pile up: nobody waits for acknowledgements yet
         with self._reading:
             self._seek(start)
@@ -248,6 +262,13 @@ class ConfluentPartition:
             while self._ahead and self._ahead[0][0] < end:
                 found.append(self._ahead.popleft())
         return found
+
+    def rest(self) -> None:
+        with self._reading, self._consuming:
+            self._ahead.clear()
+            self._next = -1
+            if not self._closed:
+                self._consumer.unassign()
 
     def ends(self, timeout: float) -> tuple[int, int]:
         deadline = time.monotonic() + timeout
@@ -270,7 +291,8 @@ class ConfluentPartition:
                 return
             self._closed = True
             self._consumer.close()
-        producer, self._producer = self._producer, None
+        with self._beginning:
+            producer, self._producer = self._producer, None
         if producer is not None:
             try:
                 producer.purge()  # what nobody waits for any more is not sent later
@@ -279,9 +301,13 @@ class ConfluentPartition:
                 log.debug("Kafka: %s", problem)
 
     def _sender(self) -> Producer:
-        if self._producer is None:
+        producer = self._producer
+        if producer is None:
+            self.begin()
+            producer = self._producer
+        if producer is None:  # closed meanwhile
             raise error(Code.CLOSED, f"{self.name} was closed")
-        return self._producer
+        return producer
 
     def _seek(self, start: int) -> None:
         """Have the records from ``start`` on come next."""
