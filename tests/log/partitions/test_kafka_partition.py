@@ -99,6 +99,35 @@ def test_nothing_is_read_ahead_while_it_rests(opener: Opener) -> None:
     assert reader._consumer.assignment()
 
 
+class Counting:
+    """A client of Kafka whose ``poll`` is counted."""
+
+    def __init__(self, client: object) -> None:
+        self._client = client
+        self.polls = 0
+
+    def poll(self, timeout: float) -> object:
+        self.polls += 1
+        return self._client.poll(timeout)  # type: ignore[attr-defined]
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._client, name)
+
+
+def test_who_waits_does_not_ask_again_and_again(opener: Opener) -> None:
+    """The client waits for whole milliseconds: told less it returns at once, a hundred times until the last one is over."""
+    partition = opener()
+    partition._consumer = reading = Counting(partition._consumer)
+    partition._producer = sending = Counting(partition._producer)
+    for _ in range(20):
+        assert partition.read(0, timeout=0.0105) == []
+    before = sending.polls
+    for _ in range(20):
+        assert partition.acknowledged(0.0105) == []
+    assert reading.polls <= 80
+    assert sending.polls - before <= 80
+
+
 def test_a_partition_of_bases_connects_no_producer_until_it_sends(address: str) -> None:
     partition = open_partitions(address).base()
     assert partition.read(0) == []

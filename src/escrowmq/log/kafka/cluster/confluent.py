@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import uuid
@@ -211,7 +212,7 @@ class ConfluentPartition:
         deadline = time.monotonic() + timeout
         while True:
             try:
-                self._sender().poll(0 if self._reports else min(max(deadline - time.monotonic(), 0), _SLICE))
+                self._sender().poll(0 if self._reports else _slice(deadline))
             except (
                 KafkaException,
                 SystemError,
@@ -255,9 +256,9 @@ class ConfluentPartition:
         with self._reading:
             self._seek(start)
             while start < end and not self._ahead:
-                left = deadline - time.monotonic()
-                self._fetch(start, max(min(left, _SLICE), 0))
-                if left <= 0:
+                slice = _slice(deadline)
+                self._fetch(start, slice)
+                if not slice:
                     break
             while self._ahead and self._ahead[0][0] < end:
                 found.append(self._ahead.popleft())
@@ -365,6 +366,13 @@ class ConfluentPartition:
     def _check(self) -> None:
         if self._closed:
             raise error(Code.CLOSED, f"{self.name} was closed")
+
+
+def _slice(deadline: float) -> float:
+    """Seconds that the next call of the client waits. It counts whole milliseconds: told less than one it waits not at all, and who asks again until his time
+    is over asks a hundred times."""
+    left = deadline - time.monotonic()
+    return min(math.ceil(left * 1000) / 1000, _SLICE) if left > 0 else 0.0
 
 
 def _until(deadline: float, name: str, ask: Callable[[float], _T]) -> _T:
