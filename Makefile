@@ -10,6 +10,9 @@ RUN    ?=
 ARGS   ?=
 PATHS  := src tests $(wildcard bench examples)
 
+# Where this is set, each of the many hundred processes that the tests start would compile the product, and each of pytest's all tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint format docs bench chaos clean
 
@@ -57,4 +60,5 @@ chaos: setup ## the long form of the kill loops (many minutes)
 	$(BIN)/python -m pytest -q -m long --override-ini timeout=0 $(ARGS)
 
 clean: ## forget .venv and caches
+	find $(PATHS) -name __pycache__ -prune -exec rm -rf {} +
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build

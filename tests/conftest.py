@@ -27,6 +27,7 @@ from escrowmq.testing.servers.seam import Absent
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
+    from escrowmq.testing.servers.kafka_secured import Secured
     from escrowmq.testing.servers.spark import Cluster
 
 settings.register_profile(
@@ -140,7 +141,22 @@ postgres_server, postgres_url = server_fixture("postgres"), url_fixture("postgre
 mariadb_server, mariadb_url = server_fixture("mariadb"), url_fixture("mariadb")
 redis_server, redis_url = server_fixture("redis"), url_fixture("redis")
 rabbitmq_server, rabbitmq_url = server_fixture("rabbitmq"), url_fixture("rabbitmq")
-kafka_server, kafka_url = server_fixture("kafka"), url_fixture("kafka")
+kafka_url = url_fixture("kafka")
+
+
+@pytest.fixture(scope="session")
+def secured_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    """The session's Kafka, with its doors for TLS and for passwords."""
+    from escrowmq.testing.servers import kafka_secured
+
+    with needed(), kafka_secured.serving(tmp_path_factory.mktemp("kafka")) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def kafka_server(secured_kafka: Secured) -> Server:
+    """The same."""
+    return secured_kafka.server
 
 
 @pytest.fixture(scope="session")
@@ -150,6 +166,15 @@ def chromium() -> str:
 
     with needed():
         return chromium.program()
+
+
+@pytest.fixture(scope="session")
+def kafka_jars() -> Path:
+    """What a Kafka is started from, for those who start one of their own."""
+    from escrowmq.testing.servers import kafka
+
+    with needed():
+        return kafka.libraries()
 
 
 @pytest.fixture

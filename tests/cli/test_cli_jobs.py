@@ -72,7 +72,7 @@ def test_the_demo_is_told_everything_and_exits_by_its_verdict(
     run: Run, monkeypatch: pytest.MonkeyPatch, verdict: Verdict | None, code: int
 ) -> None:
     told: list[DemoOptions] = []
-    monkeypatch.setattr("escrowmq.demo.director.run", lambda options: told.append(options) or verdict)
+    monkeypatch.setattr("escrowmq.demo.run", lambda options: told.append(options) or verdict)
     words = {
         "orders": "x.csv",
         "folder": "there",
@@ -83,6 +83,7 @@ def test_the_demo_is_told_everything_and_exits_by_its_verdict(
         "broker-kills": "0",
         "service-kills": "9",
         "threads": "4",
+        "log": "kafka",
     }
     ran = run("demo", *[part for name, value in words.items() for part in (f"--{name}", value)], "--no-audit")
     assert ran.code == code
@@ -92,7 +93,7 @@ def test_the_demo_is_told_everything_and_exits_by_its_verdict(
 
 def test_the_demo_needs_no_options(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[DemoOptions] = []
-    monkeypatch.setattr("escrowmq.demo.director.run", lambda options: told.append(options))
+    monkeypatch.setattr("escrowmq.demo.run", lambda options: told.append(options))
     run("demo")
     assert told == [DemoOptions()]
 

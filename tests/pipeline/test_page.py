@@ -91,6 +91,24 @@ def test_kills_are_marked_and_what_was_written_is_escaped() -> None:
     assert "between &lt;this&gt; &amp; that" in text
 
 
+def test_who_led_is_told_of_brokers_that_share_a_log() -> None:
+    assert "Changes of leader" not in page(CLEAN, PICTURES, EVENTS)
+    more = (
+        {"at_us": START - 1_000_000, "event": "leads", "who": "broker-<a>", "epoch": 1},
+        {"at_us": START + 2_000_000, "event": "killed", "who": "broker-<a>", "where": "while it led"},
+        {"at_us": START + 4_500_000, "event": "leads", "who": "broker-b", "epoch": 2, "seconds": 2.5},
+        {"at_us": START + 4_750_000, "event": "answered", "who": "broker-b", "seconds": 2.75},
+    )
+    text = page(CLEAN, PICTURES, Events((*EVENTS.every, *more)))
+    rows = re.findall(r"<tr>(.*?)</tr>", text.split("Changes of leader")[1])
+    cells = [[re.sub("<.*?>", "", cell) for cell in re.findall(r"<td.*?</td>", row)] for row in rows[-2:]]
+    assert cells == [["0.0 s", "broker-&lt;a&gt;", "1", "", ""], ["4.5 s", "broker-b", "2", "2.50 s", "2.75 s"]]
+    assert (
+        re.search('fill="#[0-9a-f]+"', text.split("broker-&lt;a&gt; killed")[1])[0]
+        == re.search('fill="#[0-9a-f]+"', text.split("broker killed at 9.0 s")[1])[0]
+    )  # a broker's colour, whatever its name
+
+
 def test_findings_are_named() -> None:
     wrong = (Finding("altered", "536365<", "orders.db orders → topic orders", 1, 1),)
     text = page(replace(CLEAN, altered=1, findings=wrong, findings_in_all=1), PICTURES, EVENTS)

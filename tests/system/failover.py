@@ -1,334 +1,294 @@
-"""Failover under load, with clients that know nothing of it: ``python tests/system/failover.py --fault kill --runs 20``.
+"""Failover under load, with clients that know nothing of it: ``python tests/system/failover.py --fault kill --fault stop --runs 20``.
 
-Each run has a log of its own in one Kafka, served brokers that share it, and a program that only knows ``escrow://a|b``: threads of transactions, some of
-which roll back, and a consumer. In the middle the leader is struck. In the end every id is looked at: one that the program committed and that is not in
-the topic is *lost*, one that is there at two offsets is *repeated*, one that was rolled back and is there is *leaked*.
+For each fault one log in one real Kafka, served brokers that share it, and a program that only knows ``escrow://a|b``: threads of transactions, some of
+which roll back, and a consumer. They live through the strikes one after another: strike, wait for the first answer of a transaction that was begun
+after it, heal what was struck, wait until it follows and has what the leader has, strike again. In the end every id is looked at: one that the
+program committed and that is not in the topic, or was not consumed, is *lost*, one that was seen at two places is *repeated*, one that was rolled back and was seen is *leaked*.
 
-Printed for each run: seconds from the fault to the first answer of a transaction that was begun after it, and what was lost, repeated and leaked.
+Printed for each strike: seconds from the fault to that answer, and how often the leader changed; for each fault the median and the worst, and the sums.
+A leader that hands over (``clean``, ``step-down``) answers for a while after it was told: there the time ends with the first answer after the
+longest time without one. With ``kafka-two`` it begins when one of the two nodes is started again.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
+import logging
 import sys
-import tempfile
-import threading
 import time
-import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
+
+from failover_program import Account, Program, Watch, eventually
+from failover_shard import QUICK, Kafka, Shard, one_node, temporary, three_nodes
 
 import escrowmq as mq
-from escrowmq.chaos.proxy import Proxy, Route
-from escrowmq.errors import EscrowError
-from escrowmq.log.kafka.cluster.opening import create_topics, open_partitions
-from escrowmq.testing.servers import kafka
-from escrowmq.testing.servers.escrow import serving
-from escrowmq.testing.servers.process import Server, accepts, free_port
+from escrowmq.log.kafka.cluster.opening import open_partitions
+from escrowmq.testing.servers.process import Server
 
-PATIENCE = 60.0
-"""For what has to happen; a run takes some seconds."""
-CUT_HOST = "127.0.0.2"
-"""Where the leader finds Kafka in the fault ``cut``: the proxy's."""
 SHORT = ("--retention", "1s", "--segment-bytes", "1MiB", "--dedup-window", "1s")
 """Settings of a log of which parts leave soon."""
-WRITERS = 4
-ROLLED_BACK = 7
-"""Every so many transactions of a writer one rolls back."""
-
-
-def eventually(what: Callable[[], bool], why: str | Callable[[], str]) -> None:
-    """Wait until something holds."""
-    deadline = time.monotonic() + PATIENCE
-    while not what():
-        if time.monotonic() > deadline:
-            raise AssertionError(why() if callable(why) else why)
-        time.sleep(0.01)
+AWAY = 5.0
+"""Seconds for which two of three nodes of Kafka are away: longer than any silence after which a standby asks who leads."""
 
 
 @dataclass
-class Program:
-    """The application: transactions and a consumer, over one URL. ``committed``, ``rolled_back``: what its database says."""
+class Scene:
+    """What a fault strikes: one shard, its program, and the broker that leads."""
 
-    url: str
-    committed: set[str] = field(default_factory=set)
-    rolled_back: set[str] = field(default_factory=set)
-    answered: list[tuple[float, float]] = field(default_factory=list)
-    """When each transaction was begun, and when its commit was answered."""
-    problems: list[str] = field(default_factory=list)
-    consumed: Counter[str] = field(default_factory=Counter)
+    shard: Shard
+    program: Program
+    leader: Server
+    struck: list[Server] = field(default_factory=list)
+    """Kafka's nodes that were killed."""
+    answered_away: int = 0
+    """Transactions that were begun and answered while no answer was allowed."""
 
-    def __enter__(self) -> Program:
-        self._end, self._read = threading.Event(), threading.Event()
-        self._bus = mq.connect(self.url)
-        self._producer = self._bus.producer("shop", checker=self._check)
-        self._writers = [threading.Thread(target=self._write, args=(n,), daemon=True) for n in range(WRITERS)]
-        self._reader = threading.Thread(target=self._consume, daemon=True)
-        for thread in (*self._writers, self._reader):
-            thread.start()
-        return self
+    @property
+    def place(self) -> Kafka:
+        return self.shard.place
 
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._read.set()
-        for thread in (*self._writers, self._reader):
-            thread.join(PATIENCE)
-        self._bus.close()
+    @property
+    def name(self) -> str:
+        """The leader's."""
+        return self.shard.names[self.leader.url]
 
-    def _check(self, asked: mq.Check) -> mq.Outcome:
-        key = asked.messages[0].key or ""
-        return mq.COMMIT if key in self.committed else mq.ROLLBACK if key in self.rolled_back else mq.UNKNOWN
+    def cut(self) -> None:
+        assert self.place.proxy is not None
+        self.place.proxy.cut(self.name)
 
-    def _write(self, writer: int) -> None:
-        for number in itertools.count():
-            if self._end.is_set():
-                return
-            key, begun = f"{writer}-{number}", time.monotonic()
-            try:
-                with self._producer.transaction() as txn:
-                    txn.send("orders", key.encode() * 500, key=key)
-                    if number % ROLLED_BACK == 0:
-                        self.rolled_back.add(key)
-                        raise _Undone
-                    self.committed.add(key)  # the local commit
-                self.answered.append((begun, time.monotonic()))
-            except _Undone:
-                pass
-            except EscrowError as problem:
-                if key not in self.committed:
-                    self.rolled_back.add(key)
-                self.problems.append(f"{key}: {problem}")
-
-    def _consume(self) -> None:
-        with self._bus.consumer("cart", ["orders"]) as consumer:
-            while not self._read.is_set():
-                try:
-                    for message in consumer.messages(idle_timeout=0.5):
-                        self.consumed[message.key or ""] += 1
-                        message.ack()
-                except EscrowError as problem:
-                    self.problems.append(f"consumer: {problem}")
-
-    def first_answer(self, since: float) -> float | None:
-        """Seconds from a moment to the first answer of a transaction that was begun after it."""
-        return min((answer - since for begun, answer in list(self.answered) if begun >= since), default=None)
-
-    def finish(self) -> None:
-        """Begin no more, and consume what was committed."""
-        self._end.set()
-        for thread in self._writers:
-            thread.join(PATIENCE)
-        eventually(lambda: self.committed <= set(self.consumed), f"not consumed: {self._missing()}")
-        self._read.set()
-        self._reader.join(PATIENCE)
-
-    def _missing(self) -> list[str]:
-        return sorted(self.committed - set(self.consumed))[:5]
+    def mend(self) -> None:
+        assert self.place.proxy is not None
+        self.place.proxy.heal(self.name)
 
 
-class _Undone(Exception):
-    """The local transaction rolls back."""
+def _watched(strike: Callable[[Scene], None]) -> Callable[[Scene], Watch]:
+    """The time begins with the fault."""
+
+    def struck(scene: Scene) -> Watch:
+        watch = scene.program.watch()
+        strike(scene)
+        return watch
+
+    return struck
 
 
-class Shard:
-    """Served brokers of one log. ``cut``: the first of them finds Kafka at the proxy."""
-
-    def __init__(
-        self,
-        folder: Path,
-        kafka_url: str,
-        names: str,
-        stack: ExitStack,
-        cut_url: str | None = None,
-        more: tuple[str, ...] = (),
-    ) -> None:
-        topic = f"log-{uuid.uuid4().hex[:12]}"
-        create_topics(f"{kafka_url}/{topic}?replication=1")
-        ports = [free_port() for _ in names]
-        self.log = f"{kafka_url}/{topic}?replication=1"
-        self.url = "escrow://" + "|".join(f"127.0.0.1:{port}" for port in ports)
-        self.nodes: list[Server] = []
-        self._folder, self._stack = folder, stack
-        for name, port in zip(names, ports, strict=True):
-            at = kafka_url if cut_url is None or self.nodes else cut_url
-            self._options = ["--replicas", self.url, "--half-retention", "1h", "--transaction-timeout", "2s", *more]
-            self._options += ["--lease-seconds", "2s"]  # what the struck consumer held comes again soon
-            self._start(name, port, f"{at}/{topic}?replication=1")
-
-    def _start(self, name: str, port: int, log: str) -> None:
-        made = serving(self._folder / name, "--log", log, *self._options, port=port)
-        self.nodes.append(self._stack.enter_context(made))
-        eventually(lambda: self.leader() is not None, "nobody leads")
-
-    def hello(self, node: Server) -> dict[str, object]:
-        """What a node says of itself; empty if it does not answer."""
-        try:
-            with mq.connect(f"{node.url}?replicas=listed") as bus:
-                return dict(bus.router.links[0].action("hello", {}, 2.0))
-        except EscrowError:
-            return {}
-
-    def level(self) -> bool:
-        """Whether all nodes have followed about as far."""
-        positions = []
-        for node in self.nodes:
-            with suppress(EscrowError), mq.connect(f"{node.url}?replicas=listed") as bus:
-                positions.append(float(str(bus.router.links[0].action("stats", {}, 2.0)["log_position"])))
-        return len(positions) == len(self.nodes) and max(positions) - min(positions) < 200
-
-    def leader(self) -> Server | None:
-        """The node that leads."""
-        return next((node for node in self.nodes if self.hello(node).get("role") == "leader"), None)
+def _step_down(scene: Scene) -> Watch:
+    with mq.connect(scene.shard.url) as bus:
+        watch = scene.program.watch()
+        bus.admin.step_down(why="a test")
+    return watch
 
 
-FAULTS = ("kill", "stop", "cut", "clean", "step-down", "two-standbys", "behind")
+def _leave_behind(scene: Scene) -> None:
+    """Stop the standby until what it would have followed next has left the log, and start it again."""
+    (standby,) = (node for node in scene.shard.nodes if node is not scene.leader)
+    standby.stop()
+    partition = open_partitions(scene.shard.log).log()
+    try:
+        begins = partition.ends(5.0)[1]  # what the standby has followed at most
+        scene.program.works(400)
+        scene.leader.stop()
+        scene.leader.start()  # retention runs soon after a start, else once a minute
+        eventually(lambda: partition.ends(5.0)[0] > begins, "retention cuts nothing of what the standby lacks")
+    finally:
+        partition.close()
+    standby.start()
+    scene.leader = scene.shard.settle()
+
+
+def _kill_kafka_leader(scene: Scene) -> None:
+    scene.struck = [scene.place.leader(scene.shard.topics[0])]
+    scene.struck[0].kill()
+
+
+def _kill_two(scene: Scene) -> Watch:
+    """Two nodes of three, one of which leads the partition; the time begins when one of them is started again."""
+    leading = scene.place.leader(scene.shard.topics[0])
+    scene.struck = [leading, next(node for node in scene.place.nodes if node is not leading)]
+    for node in scene.struck:
+        node.kill()
+    since = time.monotonic()
+    time.sleep(AWAY)
+    until = time.monotonic()
+    scene.answered_away += scene.program.between(since, until)
+    watch = scene.program.watch()
+    scene.struck.pop().start()
+    return watch
+
+
+def _start_kafka(scene: Scene) -> None:
+    while scene.struck:
+        scene.struck.pop().start()
+    topics = scene.shard.topics
+    eventually(lambda: scene.place.is_whole(topics), "Kafka's replicas do not come together")
+
+
+def _nothing(_: Scene) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is struck, and how it is made good again."""
+
+    strike: Callable[[Scene], Watch]
+    heal: Callable[[Scene], None] = _nothing
+    prepare: Callable[[Scene], None] = _nothing
+    brokers: str = "ab"
+    kafka_nodes: int = 1
+    options: tuple[str, ...] = ()
+    kept: bool = True
+    """Nothing leaves the log."""
+    moves: bool = True
+    """Another broker leads afterwards."""
+    hands_over: bool = False
+    """The leader knows of it, and goes on for a moment."""
+
+
+def _start(scene: Scene) -> None:
+    scene.leader.start()
+
+
+_kill = _watched(lambda scene: scene.leader.kill())
+FAULTS = {
+    "kill": Fault(_kill, _start),
+    "stop": Fault(_watched(lambda scene: scene.leader.pause()), lambda scene: scene.leader.resume()),
+    "cut": Fault(_watched(Scene.cut), Scene.mend),
+    "clean": Fault(_watched(lambda scene: scene.leader.stop()), _start, hands_over=True),
+    "step-down": Fault(_step_down, hands_over=True),
+    "two-standbys": Fault(_kill, _start, brokers="abc"),
+    "behind": Fault(_kill, _start, _leave_behind, options=SHORT, kept=False),
+    "kafka-leader": Fault(_watched(_kill_kafka_leader), _start_kafka, kafka_nodes=3, moves=False),
+    "kafka-two": Fault(_kill_two, _start_kafka, kafka_nodes=3, moves=False),
+}
 
 
 @dataclass
 class Outcome:
-    """What one run showed."""
+    """What the strikes on one shard showed."""
 
-    seconds: float
+    seconds: list[tuple[str, float]]
+    """Of each strike its fault, and how long it took until the first answer."""
     committed: int
-    lost: int
-    repeated: int
-    leaked: int
-    problems: int
+    account: Account
+    answered_away: int
+    changes: int
+    """Of the leader."""
+    problems: list[str]
+    """Calls that failed in the program."""
+
+    @property
+    def bad(self) -> int:
+        return self.account.bad + self.answered_away
 
 
-def run(fault: str, folder: Path, kafka_url: str, cut: tuple[str, Proxy] | None, before: float = 1.0) -> Outcome:
-    """One run."""
+def strikes(names: list[str], folder: Path, place: Kafka, say: Callable[[str], None] = lambda _: None) -> Outcome:
+    """One shard that lives through these faults in turn. Faults of one call have the same brokers, options and nodes of Kafka."""
+    first = FAULTS[names[0]]
+    seconds: list[tuple[str, float]] = []
     with ExitStack() as stack:
-        names = "abc" if fault == "two-standbys" else "ab"
-        at = cut[0] if cut is not None and fault == "cut" else None
-        shard = Shard(folder, kafka_url, names, stack, at, SHORT if fault == "behind" else ())
+        proxied = "cut" in names
+        shard = Shard(folder, place, first.brokers, stack, first.options, proxied=proxied)
+        began, away = shard.epoch(), 0
         with Program(shard.url) as program:
-            eventually(lambda: len(program.answered) > 20, f"nothing is answered: {program.problems[:3]}")
-            time.sleep(before)
-            leader = shard.leader()
-            assert leader is not None
-            if fault == "behind":
-                leave_behind(shard, leader, program)
-            since = time.monotonic()
-            strike(fault, shard, leader, cut)
-            eventually(lambda: program.first_answer(since) is not None, f"no answer: {program.problems[-3:]}")
-            heal(fault, leader, cut)
-            time.sleep(before)
-            eventually(lambda: shard.leader() not in (None, leader), "the leader is the same as before")
-            if fault not in ("kill", "two-standbys", "clean", "behind"):
-                eventually(lambda: shard.hello(leader).get("role") == "standby", "the old leader does not follow")
-            program.finish()
-            seconds = program.first_answer(since)
-        assert seconds is not None
-        stored = read_all(shard.url)
-        kept = (
-            program.committed & set(program.consumed) if fault == "behind" else set(stored)
-        )  # the rest has left the log
-        return Outcome(
-            seconds,
-            len(program.committed),
-            len(program.committed - kept),
-            sum(count > 1 for count in stored.values()),
-            len(program.rolled_back & set(stored)),
-            len(program.problems),
-        )
+            program.works()
+            for number, name in enumerate(names):
+                scene = Scene(shard, program, shard.settle())
+                FAULTS[name].prepare(scene)
+                seconds.append((name, _one(FAULTS[name], scene)))
+                away += scene.answered_away
+                say(f"{name} {number}: {seconds[-1][1]:.2f} s to the first answer, {shard.epoch() - began} changes")
+            kept = all(FAULTS[name].kept for name in names)
+            found = program.account(kept=kept)
+        changes = shard.epoch() - began
+        return Outcome(seconds, len(program.committed), found, away, changes, program.problems)
 
 
-def leave_behind(shard: Shard, leader: Server, program: Program) -> None:
-    """Stop the standby until what it would have followed next has left the log, and start it again."""
-    (standby,) = (node for node in shard.nodes if node is not leader)
-    standby.stop()
-    answered = len(program.answered)
-    eventually(lambda: len(program.answered) > answered + 200, "nothing is answered without a standby")
-    leader.stop()
-    leader.start()  # retention runs soon after a start, else once a minute
-    eventually(lambda: shard.leader() is leader, "it does not lead again")
-    partition = open_partitions(shard.log).log()
-    try:
-        eventually(lambda: partition.ends(5.0)[0] > 0, "retention cuts nothing")
-    finally:
-        partition.close()
-    standby.start()
-    eventually(
-        lambda: shard.level(), lambda: f"the standby does not follow: {standby.log.read_text(errors='replace')[-2000:]}"
-    )
+def _one(fault: Fault, scene: Scene) -> float:
+    """One strike: seconds to the first answer."""
+    shard, program = scene.shard, scene.program
+    program.works()
+    before = shard.epoch()
+    watch = fault.strike(scene)
+    seconds = watch.seconds(lambda: f"{program.problems[-3:]}")
+    if fault.hands_over:
+        eventually(lambda: shard.epoch() > before, "nobody else leads")
+        program.works()
+        seconds = program.silence(watch.since)
+    fault.heal(scene)
+    shard.settle()
+    assert not fault.moves or shard.epoch() > before, "nobody else leads"
+    return seconds
 
 
-def strike(fault: str, shard: Shard, leader: Server, cut: tuple[str, Proxy] | None) -> None:
-    """The fault, at the leader."""
-    if fault in ("kill", "two-standbys", "behind"):
-        leader.kill()
-    elif fault == "stop":
-        leader.pause()
-    elif fault == "cut":
-        assert cut is not None
-        cut[1].cut("leader")
-    elif fault == "clean":
-        leader.stop()
-    else:
-        with mq.connect(shard.url) as bus:
-            print("  handed over:", bus.admin.step_down(why="a test")[0])
+def summary(outcome: Outcome) -> dict[str, Any]:
+    """What is said of one fault: seconds, and counts."""
+    seconds = sorted(value for _, value in outcome.seconds)
+    return {
+        "strikes": len(seconds),
+        "p50": round(median(seconds), 2),
+        "worst": round(seconds[-1], 2),
+        "committed": outcome.committed,
+        "lost": outcome.account.lost,
+        "repeated": outcome.account.repeated,
+        "leaked": outcome.account.leaked,
+        "answered_away": outcome.answered_away,
+        "changes": outcome.changes,
+        "problems": len(outcome.problems),
+        "seconds": [round(value, 2) for _, value in outcome.seconds],
+    }
 
 
-def heal(fault: str, leader: Server, cut: tuple[str, Proxy] | None) -> None:
-    """The old leader comes back, and finds that it does not lead."""
-    if fault == "stop":
-        leader.resume()
-    elif fault == "cut":
-        assert cut is not None
-        cut[1].heal("leader")
+class Places:
+    """Kafkas by their number of nodes, each started when it is first needed and kept for all that follows."""
+
+    def __init__(self, folder: Path, stack: ExitStack, session_ms: str) -> None:
+        self._folder, self._stack = folder, stack
+        self._settings = {**QUICK, "broker.session.timeout.ms": session_ms}
+        self._made: dict[int, Kafka] = {}
+
+    def __getitem__(self, nodes: int) -> Kafka:
+        if nodes not in self._made:
+            folder = self._folder / f"kafka-{nodes}"
+            place = one_node(folder) if nodes == 1 else three_nodes(folder, self._settings)
+            self._made[nodes] = self._stack.enter_context(place)
+        return self._made[nodes]
 
 
-def read_all(url: str) -> Counter[str]:
-    """How often each key stands in the topic."""
-    with mq.connect(url) as bus:
-        rows = bus.admin.read("orders", columns=["key"]).read_all().column("key").to_pylist()
-    return Counter(rows)
+def _asked(options: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
+    for fault in options.fault or FAULTS:
+        yield fault, [fault] * options.runs
 
 
 def main() -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fault", choices=FAULTS, action="append")
-    parser.add_argument("--runs", type=int, default=20)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fault", choices=list(FAULTS), action="append", help="several may be given; all by default")
+    parser.add_argument("--runs", type=int, default=20, help="strikes of each fault, one after another")
     parser.add_argument("--json", type=Path, help="write the figures there, too")
+    session = QUICK["broker.session.timeout.ms"]
+    parser.add_argument("--kafka-session-ms", default=session, help="of three nodes: broker.session.timeout.ms")
     options = parser.parse_args()
-    figures = {}
+    logging.getLogger("escrowmq").setLevel(logging.ERROR)  # each change is a warning
+    figures: dict[str, dict[str, Any]] = {}
     bad = 0
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        kafka_url, cut = stack.enter_context(cluster(Path(folder)))
-        for fault in options.fault or FAULTS:
-            outcomes = []
-            for number in range(options.runs):
-                one = run(fault, Path(folder) / f"{fault}-{number}", kafka_url, cut)
-                outcomes.append(one)
-                print(f"{fault} {number}: {one}", flush=True)
-            seconds = sorted(one.seconds for one in outcomes)
-            sums = {name: sum(getattr(one, name) for one in outcomes) for name in ("lost", "repeated", "leaked")}
-            figures[fault] = {"runs": len(outcomes), "p50": median(seconds), "worst": seconds[-1], **sums}
-            bad += sum(sums.values())
-            print(f"{fault}: {json.dumps(figures[fault])}", flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1))
+    with temporary() as folder, ExitStack() as stack:
+        places = Places(Path(folder), stack, options.kafka_session_ms)
+        for fault, names in _asked(options):
+            place = places[FAULTS[fault].kafka_nodes]
+            outcome = strikes(names, Path(folder) / fault, place, lambda line: print(line, flush=True))
+            figures[fault] = summary(outcome)
+            bad += outcome.bad
+            print(f"{fault}: {json.dumps(figures[fault])}", *outcome.problems[:3], sep="\n  ", flush=True)
+            if options.json:
+                options.json.write_text(json.dumps(figures, indent=1))
     return 1 if bad else 0
-
-
-@contextmanager
-def cluster(folder: Path) -> Iterator[tuple[str, tuple[str, Proxy]]]:
-    """One Kafka; and the address at which it can be cut off, with what cuts it."""
-    port = free_port()
-    with (
-        kafka.serving(folder / "kafka", beside=[(CUT_HOST, port)]) as server,
-        Proxy([Route("leader", CUT_HOST, "kafka", port)], folder / "proxy.log") as proxy,
-    ):
-        eventually(lambda: accepts(port), "Kafka's second listener does not answer")
-        yield server.url, (f"kafka://{CUT_HOST}:{port}", proxy)
 
 
 if __name__ == "__main__":

@@ -36,16 +36,23 @@ def demo(
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first so many orders.")] = None,
     seed: Annotated[int, typer.Option(help="The same seed makes up the same orders.")] = 1,
     shop_kills: Annotated[int, typer.Option(min=0, help="Kill the shop between its commit and the COMMIT.")] = 4,
-    broker_kills: Annotated[int, typer.Option(min=0, help="Kill the broker.")] = 2,
+    broker_kills: Annotated[int, typer.Option(min=0, help="Kill the broker; of two, the one that leads.")] = 2,
     service_kills: Annotated[int, typer.Option(min=0, help="Kill each consumer between its commit and its ack.")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="Orders placed at the same time.")] = 24,
     audit: Annotated[bool, typer.Option(help="Compare all sides with Spark at the end.")] = True,
+    log: Annotated[
+        str | None,
+        typer.Option(
+            metavar="kafka",
+            help="On a leader and a standby, with their log on a Kafka of the demo's own (needs Maven, which fetches it once).",
+        ),
+    ] = None,
 ) -> None:
     """Run a shop, a cart service and a points service on a broker, kill them all, and audit the result.
 
     Exit code 1 when the audit finds anything lost, repeated, altered, leaked or undecided.
     """
-    from escrowmq.demo.director import DemoOptions, run
+    from escrowmq.demo import DemoOptions, run
 
     verdict = run(
         DemoOptions(
@@ -59,6 +66,7 @@ def demo(
             service_kills=service_kills,
             threads=threads,
             audit=audit,
+            log=log,
         )
     )
     if verdict is not None and not verdict.settled:

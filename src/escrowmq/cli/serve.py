@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -61,7 +61,8 @@ def serve(
         str | None,
         typer.Option(
             "--log",
-            metavar="kafka://HOST:PORT,.../TOPIC[/PARTITION]",
+            envvar="ESCROWMQ_LOG",
+            metavar="kafka://HOST:PORT,.../TOPIC[/PARTITION][?config=FILE]",
             help="The log is kept by Kafka and shared with other brokers, one of which leads; the folder has a copy (docs/failover.md).",
         ),
     ] = None,
@@ -200,8 +201,13 @@ def _replication(
             raise error(Code.BAD_ARGUMENT, text, "add --log kafka://HOST:PORT/TOPIC")
         return None
 
+    from escrowmq.connecting import links
     from escrowmq.log.kafka.cluster.address import KafkaAddress
     from escrowmq.log.kafka.cluster.opening import open_partitions
+
+    def following(urls: Sequence[str]) -> Link:
+        (link,) = links("escrow://" + "|".join(url.removeprefix("escrow://") for url in urls), {})
+        return link
 
     address = KafkaAddress.parse(log)
     return Replication(
@@ -209,6 +215,7 @@ def _replication(
         SILENCE if silence is None else silence,
         advertise,
         _addresses(replicas) if replicas is not None else (),
+        following,
     )
 
 

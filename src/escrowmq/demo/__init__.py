@@ -1,5 +1,6 @@
 """The demonstration: a shop, a cart service and a points service, killed again and again, and the audit's verdict."""
 
-from escrowmq.demo.director import DemoOptions, run
+from escrowmq.demo.director import DemoOptions
+from escrowmq.demo.run import run
 
 __all__ = ["DemoOptions", "run"]

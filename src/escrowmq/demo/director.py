@@ -1,4 +1,4 @@
-"""The director of the demo: starts the processes, kills some, starts them again, and has the result audited.
+"""The director of the demo: starts the processes, kills some, and starts them again, until all is done.
 
 It acts on events of its processes, never on a guess of how long something takes: a process says when it is ready and when it
 has come to a failpoint; the run is over when every order has been dealt with, nothing is left undecided, and the consumers
@@ -7,28 +7,21 @@ have applied all that was committed.
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from escrowmq.connecting import connect
-from escrowmq.demo.databases import manifest
-from escrowmq.demo.orders import generate_orders, read_orders
-from escrowmq.demo.processes import Child, ChildEvent, Diary
+from escrowmq.demo.brokers import KAFKA, Brokers
+from escrowmq.demo.processes import Child, ChildEvent, Diary, now_us
 from escrowmq.demo.screen import Screen
 from escrowmq.demo.services import KINDS
 from escrowmq.errors import Code, EscrowError, Misuse, Unknown
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from escrowmq.pipeline.audit import Verdict
 
 SETTINGS = {
     # Shorter than a broker's usual times, so that what a kill leaves behind is settled while one watches.
@@ -44,6 +37,8 @@ LOOK_SECONDS = 0.2
 PATIENCE_SECONDS = 90.0
 """A run in which nothing happens for this long is stopped and audited as it stands."""
 SERVICES = tuple(KINDS.values())
+_OF_THE_LIVING = ("ready", "leads", "at failpoint", "ended")
+"""Events that mean nothing any more once their process is killed; what a process has done is done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +46,8 @@ class DemoOptions:
     """Raises Misuse(BAD_ARGUMENT) for numbers that make no sense.
 
     ``folder`` None: a new folder ``demo-run`` (``demo-run-2``, ...) in the working directory. ``orders`` None: ``count``
-    generated ones, the same for the same ``seed``. Kills are numbers of ``kill -9``.
+    generated ones, the same for the same ``seed``. Kills are numbers of ``kill -9``. ``log``: None, the log is in the run folder, or "kafka": it is in a
+    Kafka that the demo starts, a leader and a standby share it, and the broker that is killed is the one that leads.
     """
 
     folder: Path | None = None
@@ -64,8 +60,12 @@ class DemoOptions:
     service_kills: int = 1  # of each consumer, between its database commit and its ack
     threads: int = 24  # tills of the shop: orders placed at the same time
     audit: bool = True
+    log: str | None = None
 
     def __post_init__(self) -> None:
+        if self.log not in (None, KAFKA):
+            text = f"log {self.log!r}: the demo takes {KAFKA} alone, one that it starts itself"
+            raise Misuse(Code.BAD_ARGUMENT, text, "for brokers on a Kafka of yours: escrowmq serve --log")
         for name in ("shop_kills", "broker_kills", "service_kills"):
             if getattr(self, name) < 0:
                 raise Misuse(Code.BAD_ARGUMENT, f"{name} is a number of kills, 0 or more")
@@ -87,48 +87,17 @@ class DemoOptions:
         return folder.resolve()
 
 
-def run(options: DemoOptions, console: Console | None = None) -> Verdict | None:
-    """Run the demo; the audit's verdict (None with ``audit=False``). ``verdict.settled`` means success.
-
-    The run folder keeps everything: databases, the broker's data, events.jsonl, verdict.json and report.html. Raises
-    Misuse for a bad orders file or folder, Unknown if a process ends by itself.
-    """
-    screen = Screen(console)
-    orders = (
-        read_orders(options.orders, options.limit) if options.orders else generate_orders(options.count, options.seed)
-    )
-    orders = orders.slice(0, options.limit)
-    if options.audit:
-        from escrowmq.pipeline.java import find_java
-
-        find_java()  # better now than after the run
-    folder = options.run_folder()
-    pq.write_table(orders, folder / "orders.parquet")
-    (folder / "manifest.json").write_text(json.dumps(manifest("broker"), indent=2) + "\n")
-    director = Director(options, folder, orders, screen)
-    with screen.running(orders.num_rows, folder):
-        director.direct()
-    if not options.audit:
-        return None
-    from escrowmq.pipeline import audit
-
-    with screen.auditing() as progress:
-        verdict = audit.run(folder, progress=progress)
-    screen.show(verdict, folder)
-    return verdict
-
-
 class Director:
-    """One run. :meth:`direct` returns when it is over and every process has ended."""
+    """One run. :meth:`direct` returns when it is over; the brokers are there until :meth:`end`, or :meth:`close`."""
 
-    def __init__(self, options: DemoOptions, folder: Path, orders: pa.Table, screen: Screen) -> None:
+    def __init__(self, options: DemoOptions, folder: Path, orders: pa.Table, screen: Screen, brokers: Brokers) -> None:
         self._options = options
         self._folder = folder
         self._screen = screen
+        self._brokers = brokers
         self._diary = Diary(folder / "events.jsonl")
         self._events: SimpleQueue[ChildEvent] = SimpleQueue()
         self._children: dict[str, Child] = {}
-        self._port = 0
         kept = orders.filter(pa.compute.invert(orders["cancelled"]))["order_id"].to_pylist()
         self._stop_at = set(_spread(kept, options.shop_kills))
         self._broker_kills = _spread(range(orders.num_rows), options.broker_kills)
@@ -143,33 +112,42 @@ class Director:
         self._shop_done = False
 
     def direct(self) -> None:
-        """Start, kill, restart, wait for the end, stop."""
+        """Start, kill, restart, wait for the end; everybody but the brokers ends."""
         try:
-            self._start("broker")
-            self._until(lambda: self._port != 0)
+            for name in self._brokers.names:
+                self._start(name)
+                self._until(partial(self._brokers.stands, name))
             for kind in SERVICES:
                 self._start(kind.name)
             self._start("shop")
-            self._until(lambda: self._shop_done)
+            self._until(lambda: self._shop_done and not self._broker_kills)
             self._settle()
-            for name in (*KINDS, "shop", "broker"):
+            for name in (*KINDS, "shop"):
                 self._end(name)
         finally:
-            for child in self._children.values():
-                child.kill()
             for name, number in self._applied.items():
                 self._diary.note("progress", name, number=number)
-            self._diary.close()
+
+    def end(self) -> None:
+        """Stop the brokers, as an operator does."""
+        for name in self._brokers.names:
+            self._end(name)
+
+    def close(self) -> None:
+        """Kill what runs still."""
+        for child in self._children.values():
+            child.kill()
+        self._diary.close()
 
     def _start(self, name: str) -> None:
-        role = name if name in ("broker", "shop") else "service"
+        role = "broker" if name in self._brokers.names else "shop" if name == "shop" else "service"
         self._children[name] = Child(name, role, self._config(name), self._folder, self._events)
         self._diary.note("started", name)
 
     def _config(self, name: str) -> dict[str, Any]:
-        folder, url = str(self._folder), f"escrow://127.0.0.1:{self._port}"
-        if name == "broker":
-            return {"folder": str(self._folder / "broker"), "settings": SETTINGS, "port": self._port}
+        folder, url = str(self._folder), self._brokers.url
+        if name in self._brokers.names:
+            return {**self._brokers.config(name), "settings": SETTINGS}
         if name == "shop":
             return {
                 "url": url,
@@ -188,8 +166,10 @@ class Director:
 
     def _kill(self, name: str, where: str) -> None:
         """``kill -9`` a process and start it again."""
-        child = self._children.pop(name)
+        child, at_us = self._children.pop(name), now_us()
         child.kill()
+        if name in self._brokers.names:
+            self._brokers.killed(name, at_us)
         self._diary.note("killed", name, where=where)
         self._screen.say(f"[bold]kill -9[/] {name} {where}")
         self._start(name)
@@ -206,9 +186,16 @@ class Director:
             self._handle(event)
 
     def _handle(self, event: ChildEvent) -> None:
+        self._take(event)
+        self._strike()
+
+    def _take(self, event: ChildEvent) -> None:
         name = event.child.name
-        if event.kind in ("at failpoint", "ended") and self._children.get(name) is not event.child:
+        if event.kind in _OF_THE_LIVING and self._children.get(name) is not event.child:
             return  # of a process that is no more
+        if news := self._brokers.hear(event):
+            self._diary.note(news.event, news.who, event.at_us, **news.facts)
+            self._screen.say(news.line)
         match event.kind:
             case "ready":
                 self._ready(name, event.details)
@@ -230,18 +217,24 @@ class Director:
 
     def _dealt_with(self, event: ChildEvent) -> None:
         (self._placed if event.kind == "placed" else self._cancelled).add(event.details["order"])
-        count = len(self._placed) + len(self._cancelled)
-        self._screen.update("shop", count)
-        if self._broker_kills and count >= self._broker_kills[0]:
+        self._screen.update("shop", self._dealt)
+
+    @property
+    def _dealt(self) -> int:
+        """How many orders are dealt with."""
+        return len(self._placed) + len(self._cancelled)
+
+    def _strike(self) -> None:
+        """Kill a broker, if it is time to and may be done; else it is looked at again with the next event."""
+        victim = self._brokers.victim
+        if self._broker_kills and self._dealt >= self._broker_kills[0] and victim is not None:
             self._broker_kills.pop(0)
-            self._kill("broker", "in the midst of its work")
+            self._kill(victim, self._brokers.where)
 
     def _ready(self, name: str, details: dict[str, Any]) -> None:
-        if name == "broker":
-            self._port = int(details["url"].rpartition(":")[2])
-        elif name == "shop":
+        if name == "shop":
             self._placed.update(details["placed"])
-        else:
+        elif name in self._applied:
             self._applied[name] = max(self._applied[name], details["number"])
 
     def _progress(self, name: str, event: ChildEvent) -> None:
@@ -264,7 +257,7 @@ class Director:
         self._screen.say("all orders are placed; waiting for the check-back and the consumers")
         patience = time.monotonic() + PATIENCE_SECONDS
         before: Any = None
-        with connect(f"escrow://127.0.0.1:{self._port}") as bus:
+        with connect(self._brokers.url) as bus:
             while time.monotonic() < patience:
                 try:
                     standing = _standing(bus)

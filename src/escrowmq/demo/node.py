@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from escrowmq.connecting import connect
 from escrowmq.demo.services import KINDS, Service
 from escrowmq.demo.shop import GROUP, OrdersDatabase, Shop
+from escrowmq.platform.logs import EVENTS
 from escrowmq.settings import BrokerSettings
 
 _VOICE = threading.Lock()
@@ -45,16 +46,34 @@ def when_asked_to_end(call: Callable[[], None]) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
+class TellsWhoLeads(logging.Handler):
+    """Hears what the broker tells operators, and has the director know when it leads."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line of the broker's log."""
+        facts = getattr(record, "facts", {})
+        if facts.get("event") == "leads":
+            tell("leads", epoch=facts["epoch"])
+
+
 def broker(config: dict[str, Any]) -> None:
-    """The broker, as ``escrowmq serve`` runs it, on a loopback port (0: a free one)."""
+    """The broker, as ``escrowmq serve`` runs it, on a loopback port (0: a free one); with a log in Kafka, one of those that share it."""
     from escrowmq.broker.serving.serve import serve  # only this process needs it, and a restart should be quick
 
+    replication = None
+    if "log" in config:
+        from escrowmq.broker.serving.brokers import Replication
+        from escrowmq.log.kafka.cluster.opening import open_partitions
+
+        logging.getLogger(EVENTS).addHandler(TellsWhoLeads())
+        replication = Replication(lambda: open_partitions(config["log"]), replicas=config["replicas"])
     serve(
         Path(config["folder"]),
         listen=f"127.0.0.1:{config['port']}",
         settings=BrokerSettings.of(config["settings"]),
         announce=lambda ready: tell("ready", url=ready["url"]),
         stop=_ASKED_TO_END,
+        replication=replication,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Callable, Iterator
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -33,10 +34,10 @@ class Screen:
         self._tenths = 0
 
     @contextlib.contextmanager
-    def running(self, orders: int, folder: Path) -> Iterator[None]:
-        """Bars for ``orders`` orders."""
+    def running(self, orders: int, brokers: str, folder: Path) -> Iterator[None]:
+        """Bars for ``orders`` orders; ``brokers`` says what they run on."""
         self._orders = max(orders, 1)
-        self.say(f"[bold]{orders:,} orders[/] · broker, shop, cart and points as processes of their own · {folder}")
+        self.say(f"[bold]{orders:,} orders[/] · {brokers}, shop, cart and points as processes of their own · {folder}")
         columns = [
             TextColumn("{task.description:<22}"),
             BarColumn(bar_width=None),
@@ -70,6 +71,14 @@ class Screen:
         self._console.print(text)
 
     @contextlib.contextmanager
+    def waiting(self, text: str) -> Iterator[None]:
+        """A spinner; where there is no terminal, a line."""
+        if not self._console.is_terminal:
+            self.say(text)
+        with self._console.status(text):
+            yield
+
+    @contextlib.contextmanager
     def auditing(self) -> Iterator[Callable[[str], None]]:
         """A spinner with what the audit is doing."""
         columns = [SpinnerColumn(), TextColumn("audit: {task.description}"), TimeElapsedColumn()]
@@ -81,7 +90,7 @@ class Screen:
         """The verdict, its findings, and where the rest is."""
         show_verdict(self._console, verdict)
         self._console.print(f"report   {folder / 'report.html'}\nverdict  {folder / 'verdict.json'}", soft_wrap=True)
-        self._console.print(f"again    escrowmq audit {folder}", soft_wrap=True)
+        self._console.print(f"again    escrowmq audit {shlex.quote(str(folder))}", soft_wrap=True)
 
 
 def show_verdict(console: Console, verdict: Verdict) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from escrowmq.client.producing.producer import Producer
 from escrowmq.demo.databases import COMMITTED, ORDER_COLUMNS, ORDERS_DB, ROLLED_BACK, Database, insert
+from escrowmq.demo.processes import now_us
 from escrowmq.errors import EscrowError
 from escrowmq.model import COMMIT, ROLLBACK, UNKNOWN, Check, Outcome
 
@@ -91,6 +92,7 @@ class Shop:
     def place_surely(self, order: Order, stop_there: bool = False) -> None:
         """Place an order, again if the broker could not be reached before the database commit."""
         while not self._stop.is_set():
+            begun_us = now_us()
             try:
                 placed = self.place(order, stop_there)
             except EscrowError as problem:
@@ -99,7 +101,7 @@ class Shop:
             except sqlite3.IntegrityError:  # a check came first and settled this attempt as rolled back
                 self._tell("retry", order=order["order_id"], code="SETTLED_BY_CHECK")
             else:
-                self._tell("placed" if placed else "cancelled", order=order["order_id"])
+                self._tell("placed" if placed else "cancelled", order=order["order_id"], begun_us=begun_us)
                 return
 
     def place(self, order: Order, stop_there: bool = False) -> bool:

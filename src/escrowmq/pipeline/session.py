@@ -6,6 +6,7 @@ Local by default, or on a cluster whose master is named. Under ``spark-submit`` 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import shutil
 import sys
@@ -98,7 +99,8 @@ def local_session(
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         **({"SPARK_LOCAL_IP": "127.0.0.1"} if here else {}),
         "SPARK_CONF_DIR": str(folder),
-        "SPARK_HOME": None,  # PySpark's own; a foreign installation would be another version
+        # PySpark's own; a foreign installation would be another version. Workers elsewhere may have nothing but its archive.
+        "SPARK_HOME": None if theirs else write_home(folder / "home"),
     }
     with _environment(environment):
         try:
@@ -110,6 +112,25 @@ def local_session(
                 _stop(spark)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_home(home: Path) -> str | None:
+    """Make ``home``, to be used as a ``SPARK_HOME``: that of the PySpark that is installed here, without the archive of its Python
+    part. Returns it as text; None, with nothing made, if there is no PySpark, or it did not come as a package.
+
+    Spark puts that archive before all else where its Python processes look for modules. In it nothing is compiled, and so each of
+    them would compile what it imports, which is the same as what is installed: 1.3 s of processor time instead of 0.1 s.
+    """
+    found = importlib.util.find_spec("pyspark")
+    parts = [
+        Path(folder, part) for folder in (found and found.submodule_search_locations) or () for part in ("bin", "jars")
+    ]
+    if not parts or not all(part.is_dir() for part in parts):
+        return None
+    home.mkdir(parents=True)
+    for part in parts:
+        (home / part.name).symlink_to(part)
+    return str(home)
 
 
 def driver_memory_mib(machine_bytes: int) -> int:

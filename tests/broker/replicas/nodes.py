@@ -42,7 +42,9 @@ class OneNode:
         self.settings = settings
         self.partitions: list[MemoryPartitions] = []
         self.door = Door(settings, [], self.url)
-        self.node = Node(self._open, self.door, settings, silence=silence, rng=random.Random(name))
+        self.node = Node(
+            self._open, self.door, settings, silence=silence, rng=random.Random(name), give_up=self._give_up
+        )
         self.node.start()
 
     def _open(self) -> Replica:
@@ -52,8 +54,12 @@ class OneNode:
             self.partitions[-1],
             url=self.url,
             segment_bytes=self.settings.segment_bytes,
-            answer_seconds=2.0,
+            answer_seconds=PATIENCE,
         )
+
+    def _give_up(self) -> None:
+        for partitions in self.partitions[-1:]:
+            partitions.close()
 
     def change(self, **faults: object) -> None:
         """Order faults of all that it has opened."""
@@ -84,9 +90,11 @@ class OneNode:
 class Shard:
     """Several nodes, and the Kafka that they share."""
 
-    def __init__(self, folder: Path, *names: str, silence: float = SILENCE, **settings: object) -> None:
+    def __init__(
+        self, folder: Path, *names: str, silence: float = SILENCE, kafka: MemoryKafka | None = None, **settings: object
+    ) -> None:
         self.folder = folder
-        self.kafka = MemoryKafka()
+        self.kafka = kafka or MemoryKafka()
         self.settings = BrokerSettings(**settings)  # type: ignore[arg-type]
         self.silence = silence
         self.nodes: list[OneNode] = []

@@ -1,15 +1,18 @@
 """Nodes of one shard: who leads, what a standby says, take-over, fencing, hand-over."""
 
+import threading
 import time
 
 import pytest
 from nodes import SILENCE, OneNode, Shard, until
 
 import escrowmq as mq
-from escrowmq.errors import Code, EscrowError, Misuse, Overloaded
+from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, error
 from escrowmq.ledger.ledger import Ledger
+from escrowmq.log.kafka.replica import CHECK_SECONDS
 from escrowmq.platform.disk import RealDisk
 from escrowmq.testing.ledgers import outgoing
+from escrowmq.testing.partitions import MemoryKafka
 from escrowmq.wire import Exchange
 
 
@@ -215,7 +218,7 @@ def test_kafka_away_changes_no_leader(two) -> None:
         bus.producer("p").send("t", b"one")
     two.level()
     two.kafka.set_away(True)
-    until(lambda: "do not answer" in b.door.action("health", {})["reason"])
+    until(lambda: "Kafka does not answer" in b.door.action("health", {})["reason"])
     assert a.door.action("health", {})["status"] in ("ok", "standby")
     two.kafka.set_away(False)
     two.led_by(a)
@@ -223,6 +226,97 @@ def test_kafka_away_changes_no_leader(two) -> None:
         bus.producer("p").send("t", b"two")
     two.level()
     assert (a.leads, b.leads) == (True, False)
+
+
+def events(caplog, name: str) -> list[str]:
+    return [r.getMessage() for r in caplog.records if getattr(r, "facts", {}).get("event") == name]
+
+
+def test_a_node_starts_while_kafka_is_away_says_so_once_and_follows(tmp_path, caplog, monkeypatch) -> None:
+    monkeypatch.setattr("escrowmq.log.kafka.replica.CHECK_SECONDS", 0.05)
+    monkeypatch.setattr("escrowmq.broker.replicas.node.PAUSE_SECONDS", 0.01)
+    shard = Shard(tmp_path)
+    try:
+        shard.kafka.set_away(True)
+        a = shard.add("a")
+        until(lambda: len(a.partitions) > 3, "it tries no more")
+        health = a.door.action("health", {})
+        assert health["status"] == "standby"
+        assert "memory/0 does not answer" in health["reason"]
+        with pytest.raises(Overloaded) as refused:
+            a.door.action("hello", {})
+        assert refused.value.code is Code.NOT_LEADER
+        assert a.node.failure is None
+        assert len(events(caplog, "term")) == 1
+        shard.kafka.set_away(False)
+        shard.led_by(a)
+        assert events(caplog, "over") == ["it follows the log again"]
+    finally:
+        shard.close()
+
+
+def test_a_node_that_waits_for_kafka_stops_at_once(tmp_path) -> None:
+    shard = Shard(tmp_path)
+    shard.kafka.set_away(True)
+    a = OneNode.__new__(OneNode)
+    began = threading.Thread(target=lambda: a.__init__("a", tmp_path, shard.kafka, shard.settings, SILENCE))  # type: ignore[misc]
+    began.start()
+    until(lambda: bool(getattr(a, "partitions", None)), "it does not open")
+    before = time.monotonic()
+    a.stop()
+    began.join()
+    assert time.monotonic() - before < CHECK_SECONDS / 2  # it would be waited for until then
+    assert a.node.failure is None
+
+
+@pytest.mark.parametrize("code", [Code.UNKNOWN_TOPIC, Code.DENIED, Code.BAD_SETTING])
+def test_what_is_wrong_at_the_start_ends_it(tmp_path, code) -> None:
+    kafka = MemoryKafka()
+    kafka.refusal = error(code, "no")
+    with pytest.raises(EscrowError) as refused:
+        Shard(tmp_path, "a", kafka=kafka)
+    assert refused.value.code is code
+
+
+@pytest.mark.parametrize("code", [Code.UNKNOWN_TOPIC, Code.DENIED])
+def test_what_a_node_is_refused_that_has_followed_may_pass(tmp_path, code, caplog) -> None:
+    shard = Shard(tmp_path, "a")
+    try:
+        (a,) = shard.nodes
+        shard.kafka.refusal = error(code, "no")
+        a.change(failure=RuntimeError("the producer ended"))
+        until(lambda: code.name in a.door.action("health", {}).get("reason", ""))
+        shard.kafka.refusal = None
+        shard.led_by(a)
+    finally:
+        shard.close()
+
+
+def test_the_hosts_of_kafka_may_be_called_otherwise(tmp_path) -> None:
+    """It is the same cluster, partition and mirror: nothing is fetched again. Another cluster is refused."""
+    shard = Shard(tmp_path)
+    try:
+        shard.kafka.hosts = "kafka://k1:9092,k2:9092/"
+        a = shard.add("a")
+        shard.led_by(a)
+        with a.bus() as bus:
+            bus.producer("p").send("t", b"one")
+        a.stop()
+        first = {name for name in RealDisk(a.folder, read_only=True).list() if name.endswith(".segment")}
+        shard.kafka.hosts = "kafka://k2:9092,k3:9092/"
+        shard.nodes.clear()
+        a = shard.add("a")
+        shard.led_by(a)
+        assert bodies(a) == [b"one"]
+        assert first <= set(RealDisk(a.folder, read_only=True).list())
+        a.stop()
+        shard.nodes.clear()
+        shard.kafka.hosts, shard.kafka.cluster = "kafka://k4:9092/", "another"
+        with pytest.raises(Misuse) as refused:
+            shard.add("a")
+        assert refused.value.code is Code.BAD_SETTING
+    finally:
+        shard.close()
 
 
 def test_a_log_that_fails_makes_the_leader_follow_and_lead_again(tmp_path) -> None:

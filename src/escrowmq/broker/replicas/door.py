@@ -40,7 +40,7 @@ LEADER, STANDBY = "leader", "standby"
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """What a node knows that follows. ``behind_us``: age of the last frame that it has, by its clock; ``away``: those who keep the log do not answer."""
+    """What a node knows that follows. ``behind_us``: age of the last frame that it has, by its clock; ``away``: Kafka does not answer."""
 
     leader: str | None = None
     shard: int = 0
@@ -70,7 +70,7 @@ class Door:
         self._lock = threading.Condition()
         self._led: Calls | None = None
         self._in_doubt = False
-        self._followed = Followed()
+        self._followed = Followed(problem="it has not reached the log yet")
         self._carrier: int | None = None
 
     # The node
@@ -98,7 +98,7 @@ class Door:
             led, new = self._led, in_doubt and not self._in_doubt
             if led is not None and new:
                 log = led.engine.log
-                text = "it does not know any more whether it leads: those who keep the log do not answer"
+                text = "it does not know any more whether it leads: Kafka does not answer"
                 self._followed = Followed(
                     None, log.shard, log.epoch, log.next_position, led.engine.clock.now_us(), 0.0, True, text
                 )
@@ -272,7 +272,7 @@ class Door:
         if known.problem:
             return {"status": STANDBY, "reason": known.problem}
         who = f"{known.leader} leads" if known.leader is not None else "nobody leads just now"
-        away = "; those who keep the log do not answer" if known.away else ""
+        away = "; Kafka does not answer" if known.away else ""
         return {"status": STANDBY, "reason": f"{who}; followed to position {known.position:,}{away}"}
 
     def _stats(self) -> Json:

@@ -42,6 +42,7 @@ HOLDS_BACK = 3.0
 """A node that stepped down claims nothing for so many times the silence."""
 BEGIN_SECONDS = 5.0
 """How long a start waits for the folder to be opened; a Kafka that is away is waited for by the node, not by its start."""
+AWAY = "Kafka does not answer: nobody claims the log meanwhile"
 LEAST_SILENCE = 1.0
 """Leaders give a sign of life every half second."""
 
@@ -49,7 +50,8 @@ logger = logging.getLogger(__name__)
 
 
 class Node:
-    """A node over a folder. ``opening`` opens its replica; ``door`` is what its carriers ask."""
+    """A node over a folder. ``opening`` opens its replica; ``door`` is what its carriers ask. ``give_up``, called from another thread, ends what the
+    opened one, or the one that is being opened, waits for."""
 
     def __init__(
         self,
@@ -60,10 +62,11 @@ class Node:
         silence: float,
         clock: Clock | None = None,
         rng: random.Random | None = None,
+        give_up: Callable[[], None] = lambda: None,
     ) -> None:
         if not silence >= LEAST_SILENCE:
             raise error(Code.BAD_SETTING, f"silence is {silence:g} s; it must be at least {LEAST_SILENCE:g} s")
-        self._opening = opening
+        self._opening, self._give_up = opening, give_up
         self._door = door
         self._settings = settings
         self._silence = silence
@@ -73,6 +76,11 @@ class Node:
         self._rung = threading.Event()
         self._steps_down = False
         self._holds_back = 0.0
+        self._leading = False
+        self._followed = False
+        """Whether it has followed the log in this process: what is wrong with its settings would have been said."""
+        self._told = ""
+        """The trouble that was told last."""
         self._thread = threading.Thread(target=self._work, name="escrowmq-node", daemon=True)
         self._begun = threading.Event()
         self.failure: BaseException | None = None
@@ -93,6 +101,8 @@ class Node:
         """Lead no more, or follow no more; a leader releases the log."""
         self._stopping.set()
         self._rung.set()
+        if not self._leading:
+            self._give_up()  # a Kafka that is away is not waited for
         if self._thread.ident is not None:
             self._thread.join()
 
@@ -113,19 +123,28 @@ class Node:
                 try:
                     self._term()
                 except EscrowError as problem:
-                    if not passes(problem):
-                        raise
                     if not self._stopping.is_set():
-                        tell(logging.WARNING, "term", f"the node begins anew: {problem}", cause=str(problem))
+                        if not passes(problem, self._followed):
+                            raise
+                        self._trouble("term", f"it cannot follow the log, and tries again: {problem}")
                         self._door.follows(Followed(problem=f"it cannot follow the log, and tries again: {problem}"))
                         self._begun.set()
                         self._stopping.wait(PAUSE_SECONDS)
         except BaseException as problem:
             self.failure = problem
-            logger.error("the node ended: %s", problem, exc_info=not isinstance(problem, EscrowError))
+            if not isinstance(problem, EscrowError):  # which its process raises
+                logger.error("the node ended: %s", problem, exc_info=True)
             self._door.follows(Followed(problem=f"the node ended: {problem}"))
         finally:
             self._begun.set()
+
+    def _trouble(self, event: str, what: str = "") -> None:
+        """Tell what keeps the node from its work, once, and when it is over."""
+        if what and what != self._told:
+            tell(logging.WARNING, event, what, cause=what)
+        elif self._told and not what:
+            tell(logging.WARNING, "over", "it follows the log again")
+        self._told = what
 
     def _term(self) -> None:
         replica = self._opening()
@@ -133,6 +152,8 @@ class Node:
         try:
             warm = WarmLedger(replica, self._settings.snapshot_bytes)
             self._say(replica, warm)
+            self._trouble("term")
+            self._followed = True
             self._begun.set()
             if self._follow(replica, warm):
                 self._say(replica, warm)
@@ -144,8 +165,10 @@ class Node:
                 replica.close()
         if log is not None and warm is not None:
             try:
+                self._leading = True
                 self._lead(log, warm)
             finally:
+                self._leading = False
                 warm.close()
 
     def _follow(self, replica: Replica, warm: WarmLedger) -> bool:
@@ -161,6 +184,7 @@ class Node:
             if step is Step.ASK:
                 behind = replica.is_behind()
                 away = behind is None
+                self._trouble("away", AWAY if away else "")
                 candidate.answered(behind, time.monotonic())
             else:
                 warm.take(replica.follow(min(seconds, LOOK_SECONDS)))
@@ -223,8 +247,11 @@ class Node:
                 self._stopping.wait(PAUSE_SECONDS)
 
 
-def passes(problem: EscrowError) -> bool:
-    """Whether what ended a term may be over in a moment, so that the node begins another one."""
+def passes(problem: EscrowError, followed: bool) -> bool:
+    """Whether what ended a term may be over in a moment, so that the node begins another one. What one that has ``followed`` the log is refused, or does
+    not find, somebody changed at the log's keepers, and can change again."""
+    if problem.code in (Code.DENIED, Code.UNKNOWN_TOPIC):
+        return followed
     if isinstance(problem, Misuse | Denied):
         return False
     return not isinstance(problem, Corrupt) or problem.code is Code.LOG_FAILED

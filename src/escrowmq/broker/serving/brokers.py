@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from escrowmq.broker.calls import Calls, Dispatcher
-from escrowmq.broker.embedded import open_engine
+from escrowmq.broker.embedded import lent_link, open_engine
 from escrowmq.broker.reads.lookups import warm_up
 from escrowmq.broker.reads.standing import Standing, standing
 from escrowmq.broker.replicas.door import Door
@@ -20,6 +20,7 @@ from escrowmq.log.kafka.partition import Partitions
 from escrowmq.log.kafka.replica import PartitionReplica, open_replica
 from escrowmq.platform.disk import Disk
 from escrowmq.settings import BrokerSettings
+from escrowmq.wire import Link
 
 SILENCE = 2.0
 """Seconds without a sign of life of the leader after which another node takes over."""
@@ -28,12 +29,14 @@ SILENCE = 2.0
 @dataclass(frozen=True, slots=True)
 class Replication:
     """A log that several brokers share. ``open`` gives the partitions that keep it; ``advertise`` is the URL at which clients reach this one (None: where
-    it listens), ``replicas`` those of all."""
+    it listens), ``replicas`` those of all. ``link`` connects what runs beside a broker to whoever leads, by the URLs of brokers; None: to this one, which refuses calls
+    while it does not lead."""
 
     open: Callable[[], Partitions]
     silence: float = SILENCE
     advertise: str | None = None
     replicas: Sequence[str] = ()
+    link: Callable[[Sequence[str]], Link] | None = None
 
 
 class Broker(Protocol):
@@ -45,12 +48,19 @@ class Broker(Protocol):
     def listening(self, url: str, ports: Sequence[int], running: ExitStack) -> None:
         """Carriers listen now: at ``url``, and on these ports."""
 
+    def link(self) -> Link:
+        """For what runs beside it in this process."""
+
     def stand(self) -> Mapping[str, Sequence[Standing]]:
         """How everything stands, for the page of metrics; empty where nothing can be said."""
 
     @property
     def failed(self) -> bool:
         """Whether it stopped by a fault."""
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended it by itself: the process ends with that."""
 
     @property
     def ended(self) -> bool:
@@ -60,7 +70,7 @@ class Broker(Protocol):
 class BrokerAlone:
     """A broker with a log of its own in its folder."""
 
-    ended = False
+    ended, failure = False, None
     """A shard that has stopped goes on saying so until somebody stops the process."""
 
     def __init__(self, folder: Path, settings: BrokerSettings, disk: Callable[[Path], Disk]) -> None:
@@ -69,7 +79,7 @@ class BrokerAlone:
     def begin(self, running: ExitStack) -> Dispatcher:
         """Open the folder and start its engine."""
         self._engine = engine = open_engine(self._folder, self._settings, self._disk)
-        calls = Calls(engine)
+        self._calls = calls = Calls(engine)
         running.callback(calls.close)
         running.callback(engine.stop)
         running.callback(calls.give_back)
@@ -79,6 +89,10 @@ class BrokerAlone:
 
     def listening(self, url: str, ports: Sequence[int], running: ExitStack) -> None:
         """It has begun already."""
+
+    def link(self) -> Link:
+        """Straight to its engine."""
+        return lent_link(self._folder, self._calls)
 
     def stand(self) -> Mapping[str, Sequence[Standing]]:
         """See :func:`escrowmq.broker.reads.standing.standing`."""
@@ -115,18 +129,32 @@ class BrokerNode:
 
         self._door.on_doubt = let_go
 
+        opened: list[Partitions] = []
+
         def opening() -> PartitionReplica:
+            opened[:] = [replication.open()]
             return open_replica(
                 self._disk(self._folder),
-                replication.open(),
+                opened[0],
                 url=url,
                 segment_bytes=settings.segment_bytes,
                 compression=settings.compression,
             )
 
-        self._node = node = Node(opening, self._door, settings, silence=replication.silence)
+        def give_up() -> None:
+            for partitions in opened:
+                partitions.close()
+
+        self._node = node = Node(opening, self._door, settings, silence=replication.silence, give_up=give_up)
         running.callback(node.stop)
         node.start()
+
+    def link(self) -> Link:
+        """A client's, that follows whoever leads: so what runs beside a standby has the leader's answers."""
+        others = [url for url in self._replication.replicas if url != self._door.url]
+        if self._replication.link is None:
+            return lent_link(self._folder, self._door)
+        return self._replication.link([self._door.url, *others])
 
     def stand(self) -> Mapping[str, Sequence[Standing]]:
         """As of a broker alone, while it leads."""
@@ -144,6 +172,11 @@ class BrokerNode:
     def failed(self) -> bool:
         """Whether the node ended by itself."""
         return self._node is not None and self._node.ended
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the node ended."""
+        return self._node.failure if self._node is not None else None
 
     @property
     def ended(self) -> bool:

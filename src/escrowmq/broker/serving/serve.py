@@ -14,14 +14,13 @@ from typing import Any
 import pyarrow as pa
 
 from escrowmq.broker.calls import Dispatcher
-from escrowmq.broker.embedded import lent_link
 from escrowmq.broker.serving.brokers import Broker, BrokerAlone, BrokerNode, Replication, check_advertised
 from escrowmq.broker.serving.http import HttpServer
 from escrowmq.broker.serving.lean.listening import listen_tcp, listen_unix
 from escrowmq.broker.serving.lean.server import LeanServer
 from escrowmq.broker.serving.metrics import registry
 from escrowmq.broker.serving.service import Service
-from escrowmq.errors import Code, Misuse
+from escrowmq.errors import Code, EscrowError, Misuse
 from escrowmq.platform.disk import Disk, RealDisk
 from escrowmq.platform.listening import check_address, parse_address, shown
 from escrowmq.platform.signals import stop_signals
@@ -63,12 +62,13 @@ def serve(
     ``listen`` and ``metrics`` are HOST:PORT, port 0 for any free one (None: no HTTP). Small requests are taken on a port of the same host,
     too, unless not ``lean``: on ``lean_port`` (0: any free one; None: 100 above, or any free one if that is taken), and at the path ``lean_socket``. ``announce`` is called once, when
     requests are taken, with {"url", "metrics" (URL or None), "lean" ({"port", "socket"} or None), "folder", "shard", "epoch"}. A shard that stops by a
-    fault keeps answering ``health`` and refusing the rest until it is told to stop; the exit code is then 1. ``beside`` is
+    fault keeps answering ``health`` and refusing the rest until it is told to stop; the exit code is then 1. ``beside``, which gets a link, is
     entered when requests are taken, and left before the broker stops. ``disk`` is for tests: what the folder is read and written through.
     ``replication``: the log is shared with other brokers, and the folder has a copy of it; this one refuses calls until it leads. It comes back as a
-    follower after a fault, and ends, with 1, only by one that does not pass.
+    follower after a fault, and ends only by one that does not pass, which is raised then.
 
-    Raises Misuse(BAD_URL, FOLDER_IN_USE, ...), Denied for an address that is not loopback without ``insecure``, Corrupt.
+    Raises Misuse(BAD_URL, FOLDER_IN_USE, ...), Denied for an address that is not loopback without ``insecure``, Corrupt; with ``replication`` what
+    ended the node: Misuse(BAD_SETTING), Rejected(UNKNOWN_TOPIC), Denied, Corrupt.
     """
     host, port = parse_address(listen)
     check_address(host, insecure)
@@ -97,7 +97,7 @@ def serve(
             metrics_url = f"http://{shown(http_address[0])}:{http.port}"
         url = f"escrow://{shown(host)}:{service.port}"
         broker.listening(url, [service.port, *([lean_at["port"]] if lean_at is not None else [])], running)
-        more = running.enter_context(beside(lent_link(folder, calls))) if beside is not None else {}
+        more = running.enter_context(beside(broker.link())) if beside is not None else {}
         shard, epoch = calls.identity
         facts = {"url": url, "metrics": metrics_url, "lean": lean_at, "folder": str(folder)}
         announce({**facts, "shard": shard, "epoch": epoch, **more})
@@ -106,6 +106,8 @@ def serve(
         while not (stopping.wait(WAKE_SECONDS) or broker.ended):
             pass
         logger.info("stopping")
+    if isinstance(broker.failure, EscrowError):
+        raise broker.failure
     return STOPPED_BY_FAULT if broker.failed else 0
 
 

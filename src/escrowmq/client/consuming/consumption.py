@@ -285,7 +285,7 @@ class Consumption:
     async def _comes(self, number: int, future: Future[pa.RecordBatch], deadline: float, answered: bool) -> bool:
         """Wait for the answer to a receive; False if it is not worth waiting for any longer."""
         while not future.done() and (left := deadline - time.monotonic()) > 0:
-            if answered and self.router.presence.away(number):
+            if answered and self.router.presence.quiet(number):
                 return False
             if time.monotonic() > deadline - self.timeout + AWAY_SECONDS:
                 self._suspect(number)
@@ -302,7 +302,7 @@ class Consumption:
         options: ReceiveOptions = {**self._options, "max_messages": max_messages, "wait_ms": max(round(wait * 1000), 0)}
         asked, membership = [], self._membership
         presence = self.router.presence
-        for number in sorted(range(len(self.router)), key=lambda number: (presence.away(number), number)):
+        for number in sorted(range(len(self.router)), key=lambda number: (presence.quiet(number), number)):
             if number in self._not_joined:
                 continue
             if membership is not None:

@@ -78,6 +78,7 @@ class Lane(Filling, ABC):
         attended: Attended | None = None,
         moves: Callable[[Row | None], bool] = lambda _: True,
         repeats: Callable[[Row | None], bool] = lambda _: False,
+        wanders: Callable[[Row | None], bool] = lambda _: False,
     ) -> None:
         super().__init__(timeout, max_rows, max_bytes)
         self._link = link
@@ -88,7 +89,7 @@ class Lane(Filling, ABC):
         self.waiter = waiter
         self._max_waiting = max_waiting
         self._renew = renew  # the session of this number
-        self._attended, self._moves, self._repeats = attended, moves, repeats
+        self._attended, self._moves, self._repeats, self._wanders = attended, moves, repeats, wanders
         self.overdue = False  # an answer of one of several brokers has not come for long
         self._forgotten = 0  # the number of the session to be renewed before anything is sent
         self._renewing = False
@@ -452,13 +453,14 @@ class Lane(Filling, ABC):
         self.overdue = any(now - (request.deadline - self._timeout) > OVERDUE_SECONDS for request in sent)
         if self.overdue:
             attended.suspect()
-        if not attended.away:
+        if not attended.quiet:
             return []
+        moves = self._moves if attended.away else self._wanders
         taken: list[Request] = []
         for request in [*self._in_flight, *self._sealed]:
             if request in sent or (request.sent > 0 and request.resends < TRIES):
                 continue
-            if (part := request.taken_back(self._repeats if request.sent else self._moves)) is None:
+            if (part := request.taken_back(self._repeats if request.sent else moves)) is None:
                 continue
             part.sent = request.sent
             if not self._settle(part):

@@ -64,6 +64,11 @@ class Attended(Protocol):
         """Whether nothing should wait for it without need."""
         ...
 
+    @property
+    def quiet(self) -> bool:
+        """Whether it has not answered for a while, so that what can go elsewhere should; so it is before it is away."""
+        ...
+
     def suspect(self) -> None:
         """It could not be reached, or owes an answer for long."""
         ...

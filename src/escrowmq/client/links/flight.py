@@ -107,6 +107,11 @@ class FlightLink(ParcelsByExchange):
         _links.add(self)
         tell_in_child(self)
 
+    @property
+    def replicated(self) -> bool:
+        """Whether the shard has several brokers, as far as is known: another one leads some seconds after one is lost."""
+        return len(self._seeker.known) > 1
+
     def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: ExchangeOptions) -> Future[pa.RecordBatch]:
         """See :meth:`escrowmq.wire.Link.exchange`."""
         member: Any = options.get("member")

@@ -74,6 +74,11 @@ class LeanLink:
         _links.add(self)
         tell_in_child(self)
 
+    @property
+    def replicated(self) -> bool:
+        """See :attr:`FlightLink.replicated`."""
+        return self._flight.replicated
+
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """From now on connections are read by this event loop, which need not run yet. Before the first request."""
         self._loop = loop

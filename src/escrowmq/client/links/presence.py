@@ -1,8 +1,8 @@
 """Which of several brokers are there: whoever cannot reach one says so, and a thread asks that one until it answers again.
 
-A broker counts as away once it has not answered for ``AWAY_SECONDS``. From then on no call waits for it unless it must: calls
-that may go elsewhere do, the others fail with BROKER_AWAY or wait, as their maker chose. One that is silent (it accepts, and
-says nothing) is noticed like one that refuses.
+A broker is quiet once it has not answered for ``AWAY_SECONDS``: calls that may go elsewhere do. It is away from then on, too, unless its shard has several
+brokers: then another of them is about to lead, and it is away after ``TAKE_OVER_SECONDS``. No call waits for one that is away unless it must:
+what belongs to it fails with BROKER_AWAY or waits, as its maker chose. One that is silent (it accepts, and says nothing) is noticed like one that refuses.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 
 AWAY_SECONDS = 1.0
 """Without an answer for this long, a broker is away. Shorter than most restarts; a restart is worth waiting for where one can."""
+TAKE_OVER_SECONDS = 10.0
+"""Without an answer for this long a shard of several brokers is away: twice as long as another of them takes to lead."""
 PROBE_SECONDS = 3.0
 """How long one question may remain unanswered."""
 FIRST_BACKOFF, LAST_BACKOFF = 0.02, 1.0
@@ -46,6 +48,11 @@ class Attendance:
         """Whether nothing should wait for it without need."""
         return self._presence.away(self._number)
 
+    @property
+    def quiet(self) -> bool:
+        """Whether what can go elsewhere should."""
+        return self._presence.quiet(self._number)
+
     def suspect(self) -> None:
         """It could not be reached, or owes an answer: have it asked."""
         self._presence.suspect(self._number)
@@ -65,7 +72,9 @@ class Presence:
         self.known = False  # whether everybody was asked once, and one answered
         self._tried = [False] * len(links)  # whether a first question was answered, or came to nothing
         self._met = [False] * len(links)
-        self._reasons: list[str | None] = [None] * len(links)  # why it is away; None while it is not
+        self._reasons: list[str | None] = [None] * len(links)  # why it is quiet; None while it is not
+        self._silent_since = [0.0] * len(links)
+        self._told = [False] * len(links)
         self._probing = [False] * len(links)
         self._waiting: list[list[Callable[[], None]]] = [[] for _ in links]
         self._wrong: EscrowError | None = None
@@ -79,19 +88,26 @@ class Presence:
 
     def away(self, number: int) -> bool:
         """Whether broker ``number`` is away."""
+        if self._reasons[number] is None:
+            return False
+        patience = TAKE_OVER_SECONDS if getattr(self._links[number], "replicated", False) else AWAY_SECONDS
+        return time.monotonic() - self._silent_since[number] >= patience or self._wrong is not None
+
+    def quiet(self, number: int) -> bool:
+        """Whether broker ``number`` has not answered for a while: away, or in the middle of a take-over."""
         return self._reasons[number] is not None
 
     def there(self, number: int) -> bool:
-        """Whether broker ``number`` has answered and is not away."""
+        """Whether broker ``number`` has answered and is not quiet."""
         return self._met[number] and self._reasons[number] is None
 
     def missing(self) -> list[Missing]:
         """The brokers that are away."""
-        return [
-            {"broker": link.address, "reason": reason}
-            for link, reason in zip(self._links, self._reasons, strict=True)
-            if reason is not None
-        ]
+        return [one for number, one in self._quiet() if self.away(number)]
+
+    def _quiet(self) -> list[tuple[int, Missing]]:
+        reasons = enumerate(self._reasons)
+        return [(n, {"broker": self._links[n].address, "reason": why}) for n, why in reasons if why is not None]
 
     def refusal(self, number: int) -> Overloaded:
         """The error of what belongs to broker ``number`` and was not sent because it is away."""
@@ -132,7 +148,7 @@ class Presence:
                 raise self._wrong
             self.known = any(self._met)
             if not self.known:
-                reasons = "; ".join(f"{one['broker']}: {one['reason']}" for one in self.missing())
+                reasons = "; ".join(f"{one['broker']}: {one['reason']}" for _, one in self._quiet())
                 addresses = ", ".join(link.address for link in self._links)
                 raise Overloaded(Code.BROKER_AWAY, f"none of {addresses} answers: {reasons or 'they are silent'}")
 
@@ -161,7 +177,7 @@ class Presence:
                     return self._is_there(number)
                 reason = problem.message
             if time.monotonic() - since >= AWAY_SECONDS or self._wrong is not None:
-                self._is_away(number, reason)
+                self._is_quiet(number, reason, since)
             with self._news:
                 self._tried[number] = True
                 self._news.notify_all()
@@ -169,18 +185,19 @@ class Presence:
 
     def _is_there(self, number: int) -> None:
         with self._news:
-            was, self._reasons[number] = self._reasons[number], None
+            was, self._reasons[number], self._told[number] = self._told[number], None, False
             self._met[number], self._probing[number], self._tried[number] = True, False, True
             calls, self._waiting[number] = self._waiting[number], []
             self._news.notify_all()
-        if was is not None:
+        if was:
             _log.info("%s is back", self._links[number].address)
         for call in calls:
             threading.Thread(target=call, name="escrowmq-back", daemon=True).start()
 
-    def _is_away(self, number: int, reason: str) -> None:
+    def _is_quiet(self, number: int, reason: str, since: float) -> None:
         with self._news:
-            was, self._reasons[number] = self._reasons[number], reason
+            self._reasons[number], self._silent_since[number] = reason, since
             self._news.notify_all()
-        if was is None:  # one line, not one per try
+        if self.away(number) and not self._told[number]:  # one line, not one per try
+            self._told[number] = True
             _log.warning("%s is away, going on with the other brokers: %s", self._links[number].address, reason)

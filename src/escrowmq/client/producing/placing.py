@@ -54,10 +54,11 @@ class Choice:
             raise Misuse(Code.BAD_ARGUMENT, f"failover = {self.failover!r}", '"unsent" or "repeat"')
 
     def lane(self, kind: Exchange) -> dict[str, Any]:
-        """Which rows of a lane are given back when its broker is away: unsent ones, and those that may have been sent."""
+        """Which rows of a lane are given back when its broker is away: unsent ones, and those that may have been sent; and which unsent ones before, when it
+        is quiet."""
         moves = _always if self.absent == "fail" else _never if kind is Exchange.END else _is_free
         repeats = _is_free if kind is Exchange.SEND and self.failover == "repeat" else _never
-        return {"moves": moves, "repeats": repeats}
+        return {"moves": moves, "repeats": repeats, "wanders": _never if kind is Exchange.END else _is_free}
 
 
 class Producing(Protocol):

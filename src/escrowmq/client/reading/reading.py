@@ -364,7 +364,7 @@ class Reading:
     def _look(self, threads: ThreadPoolExecutor) -> None:
         """What every broker has now, without waiting for one that is away or turns out to be."""
         presence, began = self.router.presence, time.monotonic()
-        numbers = [number for number in range(len(self.router)) if not presence.away(number)]
+        numbers = [number for number in range(len(self.router)) if not presence.quiet(number)]
         looks = {threads.submit(self._ask, number, 0.0): number for number in numbers}
         left = set(looks)
         while left and time.monotonic() - began < self.timeout and not self.closed.is_set():
@@ -372,7 +372,7 @@ class Reading:
             if time.monotonic() - began > AWAY_SECONDS:
                 for look in left:
                     presence.suspect(looks[look])
-            left = {look for look in left if not presence.away(looks[look])}
+            left = {look for look in left if not presence.quiet(looks[look])}
         for look in looks:
             if look.done() and not look.cancelled():
                 self._add(look.result())

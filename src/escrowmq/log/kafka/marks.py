@@ -24,13 +24,23 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class _Content(msgspec.Struct, frozen=True):
-    """The file. ``kept``: one mark a segment, rising; ``last``: the newest of all."""
+    """The file. ``kept``: one mark a segment, rising; ``last``: the newest of all; ``cluster``: Kafka's own id, by which the partition is known when its hosts are
+    called otherwise."""
 
     version: int
     partition: str
     boot: str
     kept: tuple[Standing, ...] = ()
     last: Standing | None = None
+    cluster: str = ""
+
+    def is_same(self, partition: str, cluster: str) -> bool:
+        """Whether it is that partition, at hosts with other names."""
+        return bool(cluster) and self.cluster == cluster and _place(self.partition) == _place(partition)
+
+
+def _place(name: str) -> list[str]:
+    return name.split("/")[-2:]
 
 
 def boot_id() -> str:
@@ -40,37 +50,42 @@ def boot_id() -> str:
     return ""
 
 
+def is_mirror(disk: Disk) -> bool:
+    """Whether a folder is a mirror, of whatever."""
+    return MIRROR_NAME in disk.list()
+
+
 class Marks:
     """The marks of one mirror. Thread-safe."""
 
-    def __init__(self, disk: Disk, partition: str, kept: list[Standing] | None = None) -> None:
+    def __init__(self, disk: Disk, partition: str, cluster: str, kept: list[Standing] | None = None) -> None:
         self._disk = disk
-        self._partition = partition
+        self._partition, self._cluster = partition, cluster
         self._kept = kept or []
         self._last: Standing | None = None
         self._lock = threading.Lock()
 
     @classmethod
-    def load(cls, disk: Disk, partition: str) -> tuple[Marks, bool] | None:
-        """The marks of a folder, and whether the machine has not been started anew since they were written. None: it is no mirror.
+    def load(cls, disk: Disk, partition: str, cluster: str) -> tuple[Marks, bool] | None:
+        """The marks of a folder as the mirror of a partition in a cluster, and whether the machine has not been started anew since they were written. None: it is no mirror.
 
         Misuse(BAD_SETTING) for the mirror of another partition, Corrupt(NEWER_FORMAT). Of a file that does not decode nothing is taken but that it is there.
         """
-        if MIRROR_NAME not in disk.list():
+        if not is_mirror(disk):
             return None
         try:
             content = msgspec.json.decode(read_file(disk, MIRROR_NAME), type=_Content)
         except msgspec.DecodeError:
-            return cls(disk, partition), False
+            return cls(disk, partition, cluster), False
         if content.version > VERSION:
             raise error(Code.NEWER_FORMAT, f"{MIRROR_NAME} is of format version {content.version}")
-        if content.partition != partition:
+        if content.partition != partition and not content.is_same(partition, cluster):
             raise Misuse(
                 Code.BAD_SETTING,
                 f"the folder is a mirror of {content.partition}, not of {partition}",
                 "name another folder: an empty one is filled from the partition",
             )
-        marks = cls(disk, partition, list(content.kept))
+        marks = cls(disk, partition, cluster, list(content.kept))
         marks._last = content.last
         return marks, bool(content.boot) and content.boot == boot_id()
 
@@ -106,7 +121,7 @@ class Marks:
         """Write the file. Not ``durable``: what cannot be written is noted the next time."""
         with self._lock:
             kept, last = tuple(self._kept), self._last
-        content = _Content(VERSION, self._partition, boot_id(), kept, last)
+        content = _Content(VERSION, self._partition, boot_id(), kept, last, self._cluster)
         try:
             replace_file(self._disk, MIRROR_NAME, [[msgspec.json.encode(content)]], durable=durable)
         except (OSError, MemoryError) as problem:

@@ -56,12 +56,18 @@ class Partitions(Protocol):
     def name(self) -> str:
         """For people: where they are."""
 
-    def check(self, timeout: float = 30.0) -> None:
-        """Look whether the topics are there and are kept as a log must be: Misuse(BAD_SETTING) names the setting and what to set it to,
-        Rejected(UNKNOWN_TOPIC), Unknown(TIMED_OUT) if Kafka does not answer."""
+    def check(self, timeout: float = 30.0) -> str:
+        """Look whether the topics are there and are kept as a log must be; the id of the cluster that has them, whatever its hosts are called.
+
+        Misuse(BAD_SETTING) names the setting and what to set it to, or the certificate that does not check; Rejected(UNKNOWN_TOPIC); Denied(DENIED); Unknown(TIMED_OUT)
+        if Kafka does not answer, with what is known of why; Unknown(CLOSED) after ``close``.
+        """
 
     def log(self) -> Partition:
         """The log's own. Each call is an opener of its own."""
 
     def base(self) -> Partition:
         """That of base snapshots, the same partition of the topic ``TOPIC.base``."""
+
+    def close(self) -> None:
+        """Close all that it gave: whoever waits for Kafka, in another thread, gets Unknown(CLOSED) soon. Idempotent."""

@@ -23,9 +23,9 @@ from escrowmq.log.kafka.bases import Bases, Stored
 from escrowmq.log.kafka.claiming import claim
 from escrowmq.log.kafka.fold import Fold, Standing, Taken
 from escrowmq.log.kafka.kafka_log import KafkaLog
-from escrowmq.log.kafka.marks import Marks
+from escrowmq.log.kafka.marks import Marks, is_mirror
 from escrowmq.log.kafka.mirror import Differs, UnsyncedDisk
-from escrowmq.log.kafka.partition import Partitions
+from escrowmq.log.kafka.partition import Partition, Partitions
 from escrowmq.log.kafka.records import RecordType
 from escrowmq.log.kafka.recovering import cut_acts, is_empty, recover_mirror, sound_acts, wipe
 from escrowmq.log.kafka.rule import Verdict
@@ -40,6 +40,8 @@ from escrowmq.platform.failpoints import reach
 
 BASE_SECONDS = 10.0
 """Between two looks of a follower for a newer base: then it drops what the leader dropped."""
+CHECK_SECONDS = 4.0
+"""For the first answers of Kafka; whoever opens a node says then that there was none, and tries again."""
 ANSWER_SECONDS = 30.0
 """For an answer of Kafka, before the node gives up."""
 _SEED = struct.Struct("<IQ")
@@ -60,7 +62,7 @@ def open_replica(
     """A node that follows the log in ``partitions`` into ``disk``'s folder, and answers at ``url``; takes the folder's lock.
 
     ``seed`` (12 bytes) fixes the shard id and salt of a log that this node is the first to claim. Raises Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER, BAD_SETTING),
-    Rejected(UNKNOWN_TOPIC), Corrupt(DAMAGED, NEWER_FORMAT), Unknown(TIMED_OUT), Overloaded(DISK_FULL, OUT_OF_RESOURCES); the folder is given back then.
+    Rejected(UNKNOWN_TOPIC), Denied, Corrupt(DAMAGED, NEWER_FORMAT), Unknown(TIMED_OUT, CLOSED), Overloaded(DISK_FULL, OUT_OF_RESOURCES); the folder is given back then.
     """
     disk.lock()
     try:
@@ -110,22 +112,24 @@ class PartitionReplica:
         self._restarted = False
         self._closed = False
         self._log: KafkaLog | None = None
+        self._given: tuple[Partition, ...] = ()
 
     def begin(self) -> None:
         """Recover the mirror, or begin it."""
-        self._partition = self._partitions.log()
-        self._base_partition = self._partitions.base()
-        self._bases = Bases(self._base_partition, self.answer_seconds)
-        self._looked = monotonic()
-        found = Marks.load(self._disk, self._partitions.name)
-        if found is None and not is_empty(self._disk):
+        if not is_mirror(self._disk) and not is_empty(self._disk):
             raise Misuse(
                 Code.NOT_A_DATA_FOLDER,
                 "the folder is no mirror of a log on Kafka, and not empty",
                 "name an empty folder; `escrowmq log copy` brings a log that is in a folder to Kafka",
             )
-        self._partitions.check(self.answer_seconds)
-        marks, sound = found or (Marks(self._disk, self._partitions.name), True)
+        self._cluster = self._partitions.check(min(self.answer_seconds, CHECK_SECONDS))
+        self._partition = self._partitions.log()
+        base = self._partitions.base()
+        self._given = (self._partition, base)
+        self._bases = Bases(base, self.answer_seconds)
+        self._looked = monotonic()
+        found = Marks.load(self._disk, self._partitions.name, self._cluster)
+        marks, sound = found or (self._new_marks(), True)
         recovered = recover_mirror(self._mirrored, sound=sound) if found is not None else None
         if recovered is None or not self._go_on(marks, recovered):
             self._begin_anew()
@@ -274,6 +278,9 @@ class PartitionReplica:
         self._set_fold(Fold(mark))
         return True
 
+    def _new_marks(self) -> Marks:
+        return Marks(self._disk, self._partitions.name, self._cluster)
+
     def _set_fold(self, fold: Fold) -> None:
         self._fold, self._whole = fold, fold.whole
 
@@ -283,7 +290,7 @@ class PartitionReplica:
         self._restarted = True
         self._pending.clear()
         self._followed.clear()
-        marks = Marks(self._disk, self._partitions.name)
+        marks = self._new_marks()
         marks.save(durable=True)  # first: from now on the folder is known for a copy
         reach("mirror.begun_anew")
         wipe(self._mirrored)
@@ -308,7 +315,7 @@ class PartitionReplica:
         if base is not None:
             recovered.snapshots = [SnapshotName(base.manifest.snapshot, base.manifest.sequence)]
             recovered.epoch, recovered.time_us = header.epoch, header.created_us
-        marks = Marks(self._disk, self._partitions.name)
+        marks = self._new_marks()
         self._log = KafkaLog(self._mirrored, self._segment_bytes, self._lz4, recovered, marks, self._sizes, active)
         self._log.acts.save_last()
         self._log.note(self._fold.whole, keep=True)
@@ -373,7 +380,7 @@ class PartitionReplica:
         self._let_go()
 
     def _let_go(self) -> None:
-        for partition in (self._partition, self._base_partition):
+        for partition in self._given:
             partition.close()
         self._disk.close()
 

@@ -21,6 +21,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic  # type:
 from escrowmq.errors import Code, Misuse
 from escrowmq.outbox.targets.rows import Int64s, Rows, behind_failures, hold_back
 from escrowmq.outbox.targets.seam import Codes, Promise
+from escrowmq.platform.properties import read_properties
 
 log = logging.getLogger(__name__)
 
@@ -84,10 +85,12 @@ class KafkaTarget:
     ) -> None:
         """``servers``: ``[kafka://]HOST:PORT[,HOST:PORT...][?SETTING=VALUE&...]``. ``timeout``: seconds of one ``send``. ``create_topics``:
         make a topic that is not there, with the cluster's defaults; else its messages are refused. ``config``, like what
-        stands behind the ``?``: more settings of librdkafka (``security.protocol=SASL_SSL`` and so on); raises Misuse(BAD_SETTING) for
-        one that the promise stands on, or that librdkafka does not know. Does not connect yet."""
+        stands behind the ``?``: more settings of librdkafka (``security.protocol=SASL_SSL`` and so on), and ``?config=FILE`` a file with such, one
+        ``NAME=VALUE`` a line, so that a password need not stand in a command; raises Misuse(BAD_SETTING) for one that the promise stands on, or that librdkafka does not know. Does not connect yet."""
         servers, _, query = servers.removeprefix("kafka://").partition("?")
-        config = {**dict(parse_qsl(query)), **(config or {})}
+        asked = dict(parse_qsl(query))
+        file = asked.pop("config", None)
+        config = {**(read_properties(file) if file is not None else {}), **asked, **(config or {})}
         if taken := sorted(set(config) & set(OURS)):
             raise Misuse(Code.BAD_SETTING, f"{taken[0]} is set by the target", "leave it out")
         if not servers.strip("/"):

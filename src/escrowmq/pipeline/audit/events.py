@@ -6,6 +6,8 @@ Every event has ``at_us`` (microseconds since 1970) and ``event``:
 killed    ``who`` was ended with SIGKILL; ``where`` says at which point
 started   ``who`` was started (again)
 asked     the broker asked ``who`` about a transaction; ``answer`` is its answer
+leads     ``who`` leads the shard from now on; ``epoch``, and ``seconds`` since the last leader was killed
+answered  the first order that was begun after that kill is placed; ``seconds`` since it
 progress  ``who`` has done ``number`` of its units so far
 ========  ================================================================
 

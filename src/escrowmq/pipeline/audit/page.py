@@ -68,7 +68,8 @@ def write_page(folder: Path, verdict: Verdict, pictures: Pictures, events: Event
 def page(verdict: Verdict, pictures: Pictures, events: Events, *, command: str = "", made: str = "") -> str:
     """The whole page as text; at its foot how and when it was made."""
     parts = [_head(verdict), _charts(pictures, events), _comparisons(verdict), _findings(verdict)]
-    return document("EscrowMQ audit", "".join([*parts, _kills(events, pictures)]), command=command, made=made)
+    parts += [_kills(events, pictures), _leaders(events, pictures)]
+    return document("EscrowMQ audit", "".join(parts), command=command, made=made)
 
 
 def _head(verdict: Verdict) -> str:
@@ -217,6 +218,26 @@ def _kills(events: Events, pictures: Pictures) -> str:
     )
 
 
+def _leaders(events: Events, pictures: Pictures) -> str:
+    """Who led from when on, of brokers that share a log; empty without such."""
+    rows: list[list[str]] = []
+    for e in sorted([*events.of("leads"), *events.of("answered")], key=lambda e: int(e["at_us"])):
+        after = f"{e['seconds']:.2f} s" if "seconds" in e else ""
+        if e["event"] == "leads":
+            at = f"{max(_seconds(e['at_us'], pictures), 0.0):.1f} s"
+            rows.append([at, escape(e["who"]), str(e["epoch"]), after, ""])
+        elif rows:
+            rows[-1][-1] = after
+    if not rows:
+        return ""
+    note = (
+        "Brokers that share a log: who led, and how long after the last leader’s kill it did. An order counts as the "
+        "first if it was begun after the kill."
+    )
+    heads = ["#at", "who leads", "#epoch", "#after the kill", "#first order placed after"]
+    return section("Changes of leader", note, table(heads, rows))
+
+
 def _times(pictures: Pictures) -> list[float]:
     """Seconds at the end of each bucket, 0 in front."""
     return [n * pictures.bucket_us / 1e6 for n in range(BUCKETS + 1)]
@@ -230,7 +251,8 @@ def _time_axis(pictures: Pictures, events: Events) -> dict[str, Any]:
     """What charts over time share: their axis, and a mark per kill."""
     marks = []
     for e in events.kills:
-        color, group = _KILLS.get(e["who"], ("#0f766e", "service killed"))
+        kind = "broker" if e["who"].startswith("broker-") else e["who"]  # of several, each has a name of its own
+        color, group = _KILLS.get(kind, ("#0f766e", "service killed"))
         marks.append(Mark(max(_seconds(e["at_us"], pictures), 0.0), f"{e['who']} killed", color, group))
     return {"marks": marks, "x_label": "since the first half message"}
 

@@ -44,6 +44,10 @@ class MemoryKafka:
         self.base = MemoryTopic(f"{name}.base")
         self.refusal: Exception | None = None
         """What :meth:`MemoryPartitions.check` raises."""
+        self.cluster = "memory"
+        """The id that :meth:`MemoryPartitions.check` gives."""
+        self.hosts = ""
+        """What :attr:`MemoryPartitions.name` begins with."""
         self.away = False
         """Nobody gets an answer, and nothing is stored."""
 
@@ -79,17 +83,30 @@ class MemoryPartitions:
 
     def __init__(self, kafka: MemoryKafka) -> None:
         self._kafka = kafka
+        self._closed = False
         self.opened: list[MemoryPartition] = []
 
     @property
     def name(self) -> str:
-        return self._kafka.log.name
+        return f"{self._kafka.hosts}{self._kafka.log.name}"
 
-    def check(self, timeout: float = 30.0) -> None:
+    def check(self, timeout: float = 30.0) -> str:
+        with self._kafka.changed:
+            self._kafka.changed.wait_for(lambda: self._closed or not self._kafka.away, timeout)
+        if self._closed:
+            raise error(Code.CLOSED, f"{self.name} was closed")
         if self._kafka.away:
             raise error(Code.TIMED_OUT, f"{self.name} does not answer")
         if self._kafka.refusal is not None:
             raise self._kafka.refusal
+        return self._kafka.cluster
+
+    def close(self) -> None:
+        with self._kafka.changed:
+            self._closed = True
+            self._kafka.changed.notify_all()
+        for partition in self.opened:
+            partition.close()
 
     def log(self) -> MemoryPartition:
         return self._open(self._kafka.log)

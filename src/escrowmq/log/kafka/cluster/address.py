@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from escrowmq.errors import Code, Misuse
+from escrowmq.platform.properties import read_properties
 
 FORM = "kafka://HOST[:PORT][,HOST[:PORT]...]/TOPIC[/PARTITION][?SETTING=VALUE&...]"
 SCHEME = "kafka://"
@@ -33,14 +34,16 @@ class KafkaAddress:
 
     @classmethod
     def parse(cls, url: str) -> KafkaAddress:
-        """From a URL. Misuse(BAD_URL) says what is wrong with it."""
+        """From a URL. ``?config=FILE`` names a file with more settings, one ``NAME=VALUE`` a line, of which those in the URL win. Misuse(BAD_URL)
+        says what is wrong with it, Misuse(BAD_SETTING) with the file."""
         if not isinstance(url, str) or not url.startswith(SCHEME):
             raise _bad(f"{shown(str(url))!r} is not the address of a log in Kafka")
         place, _, query = url.removeprefix(SCHEME).partition("?")
         hosts, _, path = place.partition("/")
         if "@" in hosts:
             raise _bad(
-                "a name and a password do not stand before the hosts", "?sasl.username=NAME&sasl.password=PASSWORD"
+                "a name and a password do not stand before the hosts",
+                "?config=FILE: a file with sasl.username=NAME and sasl.password=PASSWORD",
             )
         servers = tuple(_server(host) for host in hosts.split(","))
         topic, *rest = path.rstrip("/").split("/")
@@ -57,6 +60,8 @@ class KafkaAddress:
             if name in settings:
                 raise _bad(f"{name} is given twice")
             settings[name] = value
+        if (file := settings.pop("config", None)) is not None:
+            settings = {**read_properties(file), **settings}
         if (wanted := settings.pop("replication", None)) is not None:
             if not re.fullmatch("[1-9][0-9]{0,2}", wanted):
                 raise _bad(f"replication = {wanted!r}", "the number of replicas, such as 3")
@@ -64,7 +69,8 @@ class KafkaAddress:
         for name in settings:
             if "." not in name:
                 raise _bad(
-                    f"there is no setting {name!r}", "replication, or one of librdkafka's: security.protocol ..."
+                    f"there is no setting {name!r}",
+                    "replication, config, or one of librdkafka's: security.protocol ...; in a value & is written %26",
                 )
         return cls(servers, topic, partition, replicas, tuple(settings.items()))
 

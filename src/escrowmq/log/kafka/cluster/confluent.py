@@ -11,13 +11,14 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic  # type: ignore[attr-defined]
 
 from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.log.kafka.cluster.address import REPLICAS, KafkaAddress
+from escrowmq.log.kafka.cluster.answers import DENIED, SLICE, UNKNOWN_TOPIC, Heard, answer, failed, late, until
 from escrowmq.log.kafka.cluster.topic import refuse_wrong, settings_for
 from escrowmq.log.kafka.partition import END, UNKNOWN_OFFSET
 from escrowmq.platform.logs import tell
@@ -61,20 +62,9 @@ CONSUMER: Mapping[str, Any] = {
 _PAGE_BYTES = 8 << 20
 """Of records that one ``read`` gives, but for one that is larger."""
 _ANSWER_SECONDS = 10.0
-_SLICE = 0.1
-"""Seconds of one call of the client that holds a lock, so that ``close`` never waits long."""
 _FULL_SECONDS = 30.0
-_K = KafkaError
-_DENIED = {
-    _K.TOPIC_AUTHORIZATION_FAILED,
-    _K.CLUSTER_AUTHORIZATION_FAILED,
-    _K.SASL_AUTHENTICATION_FAILED,
-    _K._AUTHENTICATION,
-}
-_UNKNOWN_TOPIC = {_K.UNKNOWN_TOPIC_OR_PART, _K._UNKNOWN_TOPIC, _K._UNKNOWN_PARTITION}
-_JUMPS = {_K._AUTO_OFFSET_RESET, _K.OFFSET_OUT_OF_RANGE, _K._LOG_TRUNCATION}
+_JUMPS = {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION}
 """The consumer's words for: there is nothing at this offset."""
-_T = TypeVar("_T")
 
 
 class ConfluentPartitions:
@@ -87,6 +77,8 @@ class ConfluentPartitions:
             raise Misuse(Code.BAD_SETTING, f"{taken[0]} is set by the log", "leave it out")
         self._client = {"bootstrap.servers": ",".join(address.servers), **CLIENT, **given}
         self._made: AdminClient | None = None
+        self._opened: list[ConfluentPartition] = []
+        self._closed = False
         self._admin()  # a setting that is not known is said here
 
     @property
@@ -94,27 +86,38 @@ class ConfluentPartitions:
         return str(self._address)
 
     def log(self) -> ConfluentPartition:
-        made = ConfluentPartition(self._client, self._admin(), self._address.topic, self._address.partition)
+        made = self._open(self._address.topic)
         made.begin()
         return made
 
     def base(self) -> ConfluentPartition:
-        return ConfluentPartition(self._client, self._admin(), self._address.base_topic, self._address.partition)
+        return self._open(self._address.base_topic)
 
-    def check(self, timeout: float = 30.0) -> None:
-        deadline = time.monotonic() + timeout
+    def _open(self, topic: str) -> ConfluentPartition:
+        self._opened.append(ConfluentPartition(self._client, self._admin(), topic, self._address.partition))
+        return self._opened[-1]
+
+    def close(self) -> None:
+        self._closed = True
+        for partition in self._opened:
+            partition.close()
+
+    def check(self, timeout: float = 30.0) -> str:
+        asking, deadline = _Asking(self.name, self._client, lambda: self._closed), time.monotonic() + timeout
         for topic in (self._address.topic, self._address.base_topic):
-            replicas = _until(deadline, self.name, partial(self._replicas, topic))
-            found = _until(deadline, self.name, partial(self._settings, topic))
+            replicas = until(deadline, self.name, partial(asking.replicas, topic), asking.heard)
+            found = until(deadline, self.name, partial(asking.settings, topic), asking.heard)
             refuse_wrong(self._address, topic, found, replicas)
         if self._address.replicas < REPLICAS:
             few = f"the log {self.name} has {self._address.replicas} of {REPLICAS} replicas, as its URL says: with fewer, more is lost with a machine"
             tell(logging.WARNING, "few_replicas", few, log=self.name, replicas=self._address.replicas)
+        return until(deadline, self.name, asking.cluster, asking.heard)
 
     def create(self, partitions: int, timeout: float) -> list[str]:
         """Make the topics that are not there; their names. See :func:`escrowmq.log.kafka.cluster.opening.create_topics`."""
-        deadline = time.monotonic() + timeout
-        there = _until(deadline, self.name, lambda left: set(self._admin().list_topics(timeout=left).topics))
+        asking, deadline = _Asking(self.name, self._client, lambda: self._closed), time.monotonic() + timeout
+        until(deadline, self.name, asking.cluster, asking.heard)  # says why Kafka does not let us in
+        there = until(deadline, self.name, lambda left: set(self._admin().list_topics(timeout=left).topics))
         names = [t for t in (self._address.topic, self._address.base_topic) if t not in there]
         settings = settings_for(self._address)
         new = [NewTopic(name, partitions, self._address.replicas, config=settings) for name in names]
@@ -124,10 +127,10 @@ class ConfluentPartitions:
             except KafkaException as problem:
                 _refuse_creation(name, problem.args[0], self._address)
             except FutureTimeout:
-                raise _late(self.name) from None
+                raise late(self.name) from None
         while True:  # what was made takes a moment until every node tells of it
             try:
-                self.check(max(deadline - time.monotonic(), _SLICE))
+                self.check(max(deadline - time.monotonic(), SLICE))
                 return names
             except EscrowError as problem:
                 if problem.code is not Code.UNKNOWN_TOPIC or not names or time.monotonic() > deadline:
@@ -136,22 +139,43 @@ class ConfluentPartitions:
 
     def _admin(self) -> AdminClient:
         if self._made is None:
-            try:
-                # what it would log waits for a poll that nobody makes, so it logs nothing
-                self._made = AdminClient({**self._client, "log_level": 0})
-            except KafkaException as problem:
-                raise Misuse(Code.BAD_SETTING, str(problem.args[0].str())) from None
+            self._made = _admin_client(self._client)
         return self._made
 
-    def _replicas(self, topic: str, timeout: float) -> dict[int, int]:
-        """How many each partition has. By a question that, other than one for metadata, never makes the topic."""
-        (future,) = self._admin().describe_topics(TopicCollection([topic]), request_timeout=max(timeout, 1.0)).values()
-        return {partition.id: len(partition.replicas) for partition in future.result(max(timeout, 1.0)).partitions}
 
-    def _settings(self, topic: str, timeout: float) -> dict[str, str | None]:
+def _admin_client(client: Mapping[str, Any], **told: Any) -> AdminClient:
+    try:
+        # what it would log waits for a poll that nobody makes, so it logs nothing
+        return AdminClient({**client, **told, "log_level": 0})
+    except KafkaException as problem:
+        raise Misuse(Code.BAD_SETTING, str(problem.args[0].str())) from None
+
+
+class _Asking:
+    """Questions about topics, by a client for these alone: it is polled while they wait, and so tells why no answer comes. ``closed``: give up."""
+
+    def __init__(self, name: str, client: Mapping[str, Any], closed: Callable[[], bool]) -> None:
+        self._name, self._closed = name, closed
+        self.heard = Heard()
+        self._admin = _admin_client(client, error_cb=self.heard.note)
+
+    def replicas(self, topic: str, timeout: float) -> dict[int, int]:
+        """How many each partition has. By a question that, other than one for metadata, never makes the topic."""
+        (future,) = self._admin.describe_topics(TopicCollection([topic]), request_timeout=max(timeout, 1.0)).values()
+        return {partition.id: len(partition.replicas) for partition in self._answer(future, timeout).partitions}
+
+    def settings(self, topic: str, timeout: float) -> dict[str, str | None]:
+        """Those of a topic that are in effect."""
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-        (future,) = self._admin().describe_configs([resource], request_timeout=max(timeout, 1.0)).values()
-        return {name: entry.value for name, entry in future.result(max(timeout, 1.0)).items()}
+        (future,) = self._admin.describe_configs([resource], request_timeout=max(timeout, 1.0)).values()
+        return {name: entry.value for name, entry in self._answer(future, timeout).items()}
+
+    def cluster(self, timeout: float) -> str:
+        """The id that Kafka gave itself."""
+        return str(self._answer(self._admin.describe_cluster(request_timeout=max(timeout, 1.0)), timeout).cluster_id)
+
+    def _answer(self, future: Any, timeout: float) -> Any:
+        return answer(future, timeout, self._name, self._admin.poll, self.heard, self._closed)
 
 
 class ConfluentPartition:
@@ -204,7 +228,7 @@ class ConfluentPartition:
             except BufferError:  # the client's memory is full of what is not acknowledged
                 if time.monotonic() > deadline:
                     raise self._ended(f"its memory was full for {_FULL_SECONDS:g} s") from None
-                time.sleep(_SLICE / 10)
+                time.sleep(SLICE / 10)
             except KafkaException as problem:
                 raise self._ended(problem.args[0].str()) from None
 
@@ -273,7 +297,7 @@ class ConfluentPartition:
 
     def ends(self, timeout: float) -> tuple[int, int]:
         deadline = time.monotonic() + timeout
-        return _until(deadline, self.name, self._ends)
+        return until(deadline, self.name, self._ends)
 
     def delete_before(self, offset: int, timeout: float = 30.0) -> None:
         self._check()
@@ -282,9 +306,9 @@ class ConfluentPartition:
         try:
             future.result(timeout)
         except FutureTimeout:
-            raise _late(self.name) from None
+            raise late(self.name) from None
         except KafkaException as problem:
-            raise _error(self.name, problem.args[0]) from None
+            raise failed(self.name, problem.args[0]) from None
 
     def close(self) -> None:
         with self._consuming:
@@ -353,8 +377,8 @@ class ConfluentPartition:
                 what = f"{self.name} ends at offset {following}; it was read up to {start}: Kafka lost records"
                 raise error(Code.DAMAGED, what, "nodes whose folders hold them: `escrowmq log dump --check`")
             self._seek(start)
-        elif problem.fatal() or problem.code() in _DENIED | _UNKNOWN_TOPIC:
-            raise _error(self.name, problem)
+        elif problem.fatal() or problem.code() in DENIED | UNKNOWN_TOPIC:
+            raise failed(self.name, problem)
 
     def _ends(self, timeout: float) -> tuple[int, int]:
         place = TopicPartition(self._topic, self._partition)
@@ -372,35 +396,7 @@ def _slice(deadline: float) -> float:
     """Seconds that the next call of the client waits. It counts whole milliseconds: told less than one it waits not at all, and who asks again until his time
     is over asks a hundred times."""
     left = deadline - time.monotonic()
-    return min(math.ceil(left * 1000) / 1000, _SLICE) if left > 0 else 0.0
-
-
-def _until(deadline: float, name: str, ask: Callable[[float], _T]) -> _T:
-    """Ask until there is an answer: right after a topic was made, or its leader changed, the first question fails."""
-    while True:
-        try:
-            return ask(max(deadline - time.monotonic(), _SLICE))
-        except KafkaException as problem:
-            if problem.args[0].code() in _DENIED | _UNKNOWN_TOPIC or problem.args[0].fatal():
-                raise _error(name, problem.args[0]) from None
-            log.debug("Kafka, asking for %s: %s", name, problem)
-        except FutureTimeout:
-            pass
-        if time.monotonic() >= deadline:
-            raise _late(name)
-        time.sleep(0.02)
-
-
-def _error(name: str, problem: KafkaError) -> EscrowError:
-    if problem.code() in _DENIED:
-        return error(Code.DENIED, f"{name}: {problem.str()}", "a broker reads, writes, describes and deletes records")
-    if problem.code() in _UNKNOWN_TOPIC:
-        return error(Code.UNKNOWN_TOPIC, f"{name} is not there", "make it with `escrowmq log create ADDRESS`")
-    return error(Code.DISCONNECTED, f"{name}: {problem.str()}")
-
-
-def _late(name: str) -> EscrowError:
-    return error(Code.TIMED_OUT, f"{name} does not answer", "is Kafka up?")
+    return min(math.ceil(left * 1000) / 1000, SLICE) if left > 0 else 0.0
 
 
 def _refuse_creation(topic: str, problem: KafkaError, address: KafkaAddress) -> None:
@@ -410,8 +406,8 @@ def _refuse_creation(topic: str, problem: KafkaError, address: KafkaAddress) -> 
     if problem.code() == KafkaError.INVALID_REPLICATION_FACTOR:
         what = f"topic {topic} cannot have {address.replicas} replicas: {problem.str()}"
         raise Misuse(Code.BAD_SETTING, what, "?replication=1 in the URL says that one is enough for you")
-    if problem.code() in _DENIED:
-        raise _error(topic, problem)
+    if problem.code() in DENIED:
+        raise failed(topic, problem)
     raise Misuse(Code.BAD_SETTING, f"Kafka does not make topic {topic}: {problem.str()}")
 
 

@@ -1,0 +1,111 @@
+"""The demo from its beginning to its end: orders, brokers, the director, the audit, and what is left in the run folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from escrowmq.demo.brokers import LOG, LeaderAndStandby, OneBroker, bring_home, check_kafka, own_kafka
+from escrowmq.demo.databases import manifest
+from escrowmq.demo.director import DemoOptions, Director
+from escrowmq.demo.orders import generate_orders, read_orders
+from escrowmq.demo.screen import Screen
+from escrowmq.platform.logs import PlainLines
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from escrowmq.pipeline.audit import Verdict
+
+
+def run(options: DemoOptions, console: Console | None = None) -> Verdict | None:
+    """Run the demo; the audit's verdict (None with ``audit=False``). ``verdict.settled`` means success.
+
+    The run folder keeps everything: databases, the broker's data, events.jsonl, verdict.json and report.html. Raises
+    Misuse for a bad orders file or folder and for what is not installed, Unknown if a process ends by itself.
+    """
+    screen = Screen(console)
+    orders = (
+        read_orders(options.orders, options.limit) if options.orders else generate_orders(options.count, options.seed)
+    )
+    orders = orders.slice(0, options.limit)
+    if options.audit:
+        from escrowmq.pipeline.java import find_java
+
+        find_java()  # better now than after the run
+    if options.log is not None:
+        with screen.waiting("looking for Kafka; the first time Maven fetches it"):
+            check_kafka()
+    folder = options.run_folder()
+    pq.write_table(orders, folder / "orders.parquet")
+    if options.log is None:
+        verdict = _on_one_broker(options, folder, orders, screen)
+    else:
+        verdict = _on_kafka(options, folder, orders, screen)
+    if verdict is not None:
+        screen.show(verdict, folder)
+    return verdict
+
+
+def _on_one_broker(options: DemoOptions, folder: Path, orders: pa.Table, screen: Screen) -> Verdict | None:
+    """The audit reads the log from the broker's folder, when the broker has ended."""
+    _describe(folder, LOG)
+    brokers = OneBroker(folder)
+    with closing(Director(options, folder, orders, screen, brokers)) as director:
+        with screen.running(orders.num_rows, brokers.said, folder):
+            director.direct()
+        director.end()
+    return _audited(folder, screen) if options.audit else None
+
+
+def _on_kafka(options: DemoOptions, folder: Path, orders: pa.Table, screen: Screen) -> Verdict | None:
+    """The audit asks whichever broker leads; then the log is copied into the run folder, for audits when Kafka is gone."""
+    with ExitStack() as stack:
+        stack.enter_context(_logged(folder / "nodes" / "demo.log"))
+        with screen.waiting("starting Kafka"):
+            address = stack.enter_context(own_kafka(folder))
+        brokers = LeaderAndStandby(folder, address)
+        _describe(folder, brokers.url)
+        with closing(Director(options, folder, orders, screen, brokers)) as director:
+            with screen.running(orders.num_rows, brokers.said, folder):
+                director.direct()
+            verdict = _audited(folder, screen) if options.audit else None
+            director.end()
+        with screen.waiting("copying the log out of Kafka"):
+            bring_home(address, folder)
+    _describe(folder, LOG)
+    return verdict
+
+
+@contextmanager
+def _logged(path: Path) -> Iterator[None]:
+    """What this process logs goes where the logs of the others are, instead of between the bars."""
+    path.parent.mkdir(exist_ok=True)
+    handler = logging.FileHandler(path, delay=True, encoding="utf-8")
+    handler.setFormatter(PlainLines())
+    logger = logging.getLogger("escrowmq")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+
+
+def _describe(folder: Path, log: str) -> None:
+    """Write the manifest; ``log``: the broker's data folder within the run folder, or a URL."""
+    (folder / "manifest.json").write_text(json.dumps(manifest(log), indent=2) + "\n")
+
+
+def _audited(folder: Path, screen: Screen) -> Verdict:
+    from escrowmq.pipeline import audit
+
+    with screen.auditing() as progress:
+        return audit.run(folder, progress=progress)
