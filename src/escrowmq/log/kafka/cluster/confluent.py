@@ -53,7 +53,7 @@ CONSUMER: Mapping[str, Any] = {
     "auto.offset.reset": "error",  # never a silent jump
     "isolation.level": "read_uncommitted",  # never a stop before somebody else's open transaction
     "check.crcs": True,
-    "fetch.wait.max.ms": 500,
+    "fetch.wait.max.ms": 100,  # a question for the end of the partition waits behind a fetch: so long does a claim
     "fetch.error.backoff.ms": 20,
     "fetch.queue.backoff.ms": 5,  # 1 s by default: so long would whoever catches up stand still again and again
     "queued.max.messages.kbytes": 1 << 15,
