@@ -27,6 +27,7 @@ from escrowmq.testing.servers.seam import Absent
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
+    from apart import Apart
     from escrowmq.testing.servers.kafka_secured import Secured
     from escrowmq.testing.servers.spark import Cluster
 
@@ -49,6 +50,8 @@ SESSIONS = {
 work longest of all."""
 DRIVERS = ("tests/spark/test_stream_kills.py", "tests/spark/test_cluster_kills.py")
 """Tests whose Spark runs in processes of its own: minutes each, much of it waiting. Others run beside them."""
+APART = ("tests/spark/test_kafka_",)
+"""Tests whose Spark runs on a cluster, with brokers on Kafka: what they share is those servers, not a session."""
 HEAVY = ("kafka", "rabbitmq")
 """Servers that cost seconds to start: tests that have one of these names in theirs share a process, and so the server."""
 TOGETHER = (
@@ -77,6 +80,8 @@ class OneOfEach(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(DRIVERS):
             return nodeid.partition("::")[0]
+        if nodeid.startswith(APART):
+            return "kafka"
         for folder, session in SESSIONS.items():
             if nodeid.startswith(folder):
                 return session
@@ -192,6 +197,15 @@ def hands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     from escrowmq.testing.servers.spark import cluster
 
     with needed(), cluster(tmp_path_factory.mktemp("cluster")) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def aside(tmp_path_factory: pytest.TempPathFactory, kafka_url: str) -> Iterator[Apart]:
+    """A Spark cluster whose workers have folders of their own, HDFS, and a shard behind failover. A test that kills a broker starts it again."""
+    from apart import apart
+
+    with needed(), apart(tmp_path_factory.mktemp("aside"), kafka_url) as made:
         yield made
 
 

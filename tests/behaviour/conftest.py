@@ -1,4 +1,5 @@
-"""A broker, embedded or served: the same tests for both. A served one is a real process on a fresh folder."""
+"""A broker, embedded or served: the same tests for both. A served one is a real process on a fresh folder, with its log there or in a
+fresh partition of a real Kafka, of one node, or of three (long)."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,12 @@ import pytest
 import escrowmq as mq
 from escrowmq.broker import actions, calls, embedded
 from escrowmq.log.commit_log import open_log
+from escrowmq.log.kafka.cluster.opening import create_topics
 from escrowmq.log.kafka.replica import open_replica
 from escrowmq.log.seam import CommitLog
 from escrowmq.platform.disk import RealDisk
 from escrowmq.testing.partitions.memory import MemoryKafka
+from escrowmq.testing.servers.seam import Absent
 from escrowmq.wire.actions.table import ACTIONS
 from forked import Forked
 from wire_conformance import check
@@ -32,9 +36,12 @@ class Broker:
     """One broker on one folder. ``connect()`` and ``aconnect()`` make buses; ``restart()`` needs all of them closed
     when it is embedded."""
 
-    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+    is_served = False
+
+    def __init__(self, folder: Path, settings: dict[str, Any], log: str | None = None) -> None:
         self.folder = folder
         self.settings = settings
+        self.log = log
 
     @property
     def url(self) -> str:
@@ -63,6 +70,7 @@ class Broker:
 class Served(Broker):
     """A broker in a process of its own."""
 
+    is_served = True
     process: subprocess.Popen[str] | None = None
     address = "127.0.0.1:0"
 
@@ -76,11 +84,27 @@ class Served(Broker):
     def start(self) -> None:
         flags = [part for name, value in self.settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
         command = [sys.executable, "-m", "escrowmq", "serve", "-d", str(self.folder), "-l", self.address, "--json"]
+        if self.log is not None:
+            command += ["--log", self.log, "--silence", SILENCE]
         self.process = Forked([*command, *flags], stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         ready = self.process.stdout.readline()
         assert ready, "the broker did not start"
         self.address = json.loads(ready)["url"].removeprefix("escrow://")
+        if self.log is not None:
+            self._wait_until_it_leads()
+
+    def _wait_until_it_leads(self) -> None:
+        """It listens before it leads: what was connected stays so, and a new connection is refused until then."""
+        deadline = time.monotonic() + 60.0
+        while True:
+            try:
+                with self.connect() as bus:
+                    bus.router.links[0].action("hello", {}, 5.0)
+                return
+            except mq.errors.Unknown:
+                assert time.monotonic() < deadline, "the broker does not lead"
+                time.sleep(0.05)
 
     def stop(self, *, kill: bool = False) -> None:
         if self.process is not None:
@@ -118,7 +142,55 @@ def _open_log(disk: RealDisk, **options: Any) -> CommitLog:
     return replica.take_over(version)
 
 
-KINDS = {"embedded": Broker, "served": Served, "partition": OnPartition}
+KINDS = {"embedded": Broker, "served": Served, "partition": OnPartition, "kafka": Served, "kafka-three": Served}
+SERVED = [kind for kind, made in KINDS.items() if made.is_served]
+SILENCE = "2"
+"""Seconds after which a broker that was killed leads again, at least. With less a busy machine is late with its signs of life, and the broker refuses calls."""
+LOGS = 64
+"""Partitions that a topic for logs has: to make them at once costs a tenth of what a topic for each broker does."""
+
+
+class Logs:
+    """Fresh partitions of Kafka, by the kind of broker: their URLs."""
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        self._request = request
+        self._free: dict[str, list[str]] = {}
+
+    def take(self, kind: str) -> str | None:
+        """One for a broker of this kind; None if its log is in its folder."""
+        if not kind.startswith("kafka"):
+            return None
+        free = self._free.setdefault(kind, [])
+        if not free:
+            free += self._make(kind)
+        return free.pop(0)
+
+    def _make(self, kind: str) -> list[str]:
+        three = kind == "kafka-three"
+        url = self._request.getfixturevalue("three_nodes_url" if three else "kafka_url")
+        topic, asked = f"logs-{uuid.uuid4().hex[:8]}", f"replication={3 if three else 1}"
+        create_topics(f"{url}/{topic}?{asked}", partitions=LOGS)
+        return [f"{url}/{topic}/{number}?{asked}" for number in range(LOGS)]
+
+
+@pytest.fixture(scope="session")
+def three_nodes_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a Kafka of three nodes."""
+    from escrowmq.testing.servers import kafka
+
+    try:
+        kafka.libraries()
+    except Absent as problem:
+        pytest.skip(str(problem))
+    with kafka.cluster(tmp_path_factory.mktemp("three")) as made:
+        yield made.url
+
+
+@pytest.fixture(scope="session")
+def logs(request: pytest.FixtureRequest) -> Logs:
+    """Where brokers of the kinds on Kafka keep their logs."""
+    return Logs(request)
 
 
 @pytest.fixture(autouse=True)
@@ -134,12 +206,12 @@ def answers_have_their_types(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def make_broker(tmp_path: Path) -> Iterator[Callable[..., Broker]]:
+def make_broker(tmp_path: Path, logs: Logs) -> Iterator[Callable[..., Broker]]:
     """Make brokers of a kind, with settings, on folders of their own; all are stopped at the end."""
     made: list[Broker] = []
 
     def make(kind: str, **settings: Any) -> Broker:
-        broker = KINDS[kind](tmp_path / f"data-{len(made)}", {**QUICK, **settings})
+        broker = KINDS[kind](tmp_path / f"data-{len(made)}", {**QUICK, **settings}, logs.take(kind))
         broker.start()
         made.append(broker)
         return broker
@@ -150,13 +222,13 @@ def make_broker(tmp_path: Path) -> Iterator[Callable[..., Broker]]:
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Broker]]:
+def shared(tmp_path_factory: pytest.TempPathFactory, logs: Logs) -> Iterator[Callable[[str], Broker]]:
     """One broker a kind for all tests that need nothing special; their names do not meet."""
     made: dict[str, Broker] = {}
 
     def get(kind: str) -> Broker:
         if kind not in made:
-            made[kind] = KINDS[kind](tmp_path_factory.mktemp("shared") / "data", QUICK)
+            made[kind] = KINDS[kind](tmp_path_factory.mktemp("shared") / "data", QUICK, logs.take(kind))
             made[kind].start()
         return made[kind]
 
@@ -165,11 +237,20 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
         broker.stop()
 
 
-@pytest.fixture(params=["embedded", "served", pytest.param("partition", marks=pytest.mark.long)])
+ON_KAFKA = [pytest.param("kafka", marks=pytest.mark.long), pytest.param("kafka-three", marks=pytest.mark.long)]
+
+
+@pytest.fixture(params=["embedded", "served", *ON_KAFKA, pytest.param("partition", marks=pytest.mark.long)])
 def kind(request: pytest.FixtureRequest) -> str:
     """Where the broker is, and its log."""
-    if request.param == "partition" and request.module.__name__ == "test_damage":
+    if request.param not in ("embedded", "served") and request.module.__name__ == "test_damage":
         pytest.skip("what is damaged in a mirror is followed again")
+    return str(request.param)
+
+
+@pytest.fixture(params=["served", *ON_KAFKA])
+def served_kind(request: pytest.FixtureRequest) -> str:
+    """The same, of the served ones: for tests that kill or pause the broker's process."""
     return str(request.param)
 
 

@@ -62,7 +62,7 @@ def test_times_are_those_of_the_acknowledgements(bus, t, g, drain):
     assert rows(bus, group=g, stored_from=late) == []
 
 
-def test_it_survives_a_restart(own, kind, t):
+def test_it_survives_a_restart(own, t):
     broker = own()
     with broker.connect() as bus:
         bus.producer("p").send_batch([mq.Message(t, b"%d" % n) for n in range(5)])
@@ -70,7 +70,7 @@ def test_it_survives_a_restart(own, kind, t):
             for message in itertools.islice(consumer, 5):
                 message.ack()
         found = rows(bus)
-    broker.restart(kill=kind == "served")
+    broker.restart(kill=broker.is_served)
     with broker.connect() as bus:
         assert rows(bus) == found
 

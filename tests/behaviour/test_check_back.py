@@ -208,8 +208,8 @@ def test_check_counts_survive_a_restart(own, t, g, eventually):
         assert again.checks[0].attempt == asked.checks[-1].attempt + 1
 
 
-def test_a_served_brokers_restart_is_noticed_by_its_producers(make_broker, t, g, eventually):
-    broker = make_broker("served")
+def test_a_served_brokers_restart_is_noticed_by_its_producers(make_broker, served_kind, t, g, eventually):
+    broker = make_broker(served_kind)
     asked = Asked(mq.COMMIT)
     with broker.connect() as bus:
         producer = bus.producer(g, checker=asked)

@@ -68,10 +68,10 @@ def test_all_goes_by_pages_and_settles_each_place_once(own: Own, monkeypatch: py
 
 @pytest.mark.parametrize("step", ["acts.recorded", "acts.done"])
 def test_killed_before_or_after_the_record_says_which_death_was_settled(
-    step: str, make_broker: Own, monkeypatch: pytest.MonkeyPatch
+    step: str, make_broker: Own, served_kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, step)
-    broker = make_broker("served")
+    broker = make_broker(served_kind)
     monkeypatch.delenv(VARIABLE)
     with broker.connect() as bus:
         shown = some_dead(bus, 2)
@@ -168,10 +168,10 @@ def test_an_edited_message_that_dies_is_a_dead_letter_with_its_new_content(own: 
 
 @pytest.mark.parametrize("step", ["acts.recorded", "acts.done"])
 def test_killed_at_an_edit_both_are_done_or_neither_and_done_again_it_is_done_once(
-    step: str, make_broker: Own, monkeypatch: pytest.MonkeyPatch
+    step: str, make_broker: Own, served_kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, step)
-    broker = make_broker("served")
+    broker = make_broker(served_kind)
     monkeypatch.delenv(VARIABLE)
     with broker.connect() as bus:
         shown = some_dead(bus, 1)

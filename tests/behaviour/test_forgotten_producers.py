@@ -69,8 +69,8 @@ def test_a_newer_process_of_its_name_keeps_it_out(bus, t, g):
     assert new.commit(transaction) is mq.Code.COMMITTED
 
 
-def test_it_listens_again_when_the_broker_was_restarted_meanwhile(make_broker, eventually):
-    broker = make_broker("served")
+def test_it_listens_again_when_the_broker_was_restarted_meanwhile(make_broker, served_kind, eventually):
+    broker = make_broker(served_kind)
     with broker.connect() as bus:
         asked = bus.producer("w", checker=lambda check: mq.COMMIT)
         asked.commit_batch("q", 1, [])

@@ -131,9 +131,9 @@ def test_closing_sends_what_is_on_its_way(broker, t, g):
         assert len(bus.consumer(g, t).receive(1000, wait=20)) == 200
 
 
-def test_a_broker_that_is_killed_after_an_end_was_taken(make_broker, t, g, eventually):
+def test_a_broker_that_is_killed_after_an_end_was_taken(make_broker, served_kind, t, g, eventually):
     """The client sends the end again; where it has died too, the check-back decides."""
-    broker = make_broker("served")
+    broker = make_broker(served_kind)
     with broker.connect() as bus:
         producer = bus.producer(g, unasked=True, confirm="oneway")
         again = producer.prepare(t, b"sent again").transaction_id

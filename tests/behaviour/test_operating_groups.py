@@ -169,10 +169,10 @@ class TestDelete:
 
 @pytest.mark.parametrize("step", ["acts.recorded", "acts.done"])
 def test_killed_in_the_middle_of_a_reset_it_is_done_and_recorded_or_not_done(
-    step: str, make_broker: Own, monkeypatch: pytest.MonkeyPatch
+    step: str, make_broker: Own, served_kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, step)
-    broker = make_broker("served")
+    broker = make_broker(served_kind)
     monkeypatch.delenv(VARIABLE)
     with broker.connect() as bus:
         bus.admin.create_topic("orders", 1)
@@ -191,10 +191,10 @@ def test_killed_in_the_middle_of_a_reset_it_is_done_and_recorded_or_not_done(
 @pytest.mark.parametrize("act", ["pause", "resume", "delete"])
 @pytest.mark.parametrize("step", ["acts.recorded", "acts.done"])
 def test_killed_in_the_middle_of_an_act_on_a_group_the_record_says_what_is_true(
-    step: str, act: str, make_broker: Own, monkeypatch: pytest.MonkeyPatch
+    step: str, act: str, make_broker: Own, served_kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, f"{step}:2" if act == "resume" else step)
-    broker = make_broker("served")
+    broker = make_broker(served_kind)
     monkeypatch.delenv(VARIABLE)
     with broker.connect() as bus:
         bus.admin.create_topic("orders", 1)
@@ -231,10 +231,10 @@ def test_killed_in_the_middle_of_an_act_on_a_group_the_record_says_what_is_true(
 
 
 def test_a_group_that_one_of_two_brokers_does_not_have_is_made_there_and_who_is_away_is_told(
-    make_broker: Own, t: str, g: str
+    make_broker: Own, served_kind: str, t: str, g: str
 ) -> None:
     """What is to hold for a group must hold there, too, when its consumers come."""
-    one, two = make_broker("served", max_attempts=5), make_broker("served", max_attempts=5)
+    one, two = make_broker(served_kind, max_attempts=5), make_broker(served_kind, max_attempts=5)
     with one.connect() as first:
         first.admin.create_topic(t, 1)
         first.consumer(g, t, tags="a||b", start="latest", redelivery=[1, 2]).close()

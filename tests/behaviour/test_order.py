@@ -192,7 +192,7 @@ def test_several_consumers_of_a_group_keep_the_order_of_each_key(bus, t, g):
         assert [name for name in effects if name[0] == key] == [f"{key}{n:02}" for n in range(count)]
 
 
-def test_members_that_hold_what_is_in_doubt_keep_the_order_of_each_key_through_a_restart(own, kind, t, g):
+def test_members_that_hold_what_is_in_doubt_keep_the_order_of_each_key_through_a_restart(own, t, g):
     """Nacks before and after the process is replaced and (served) the broker is killed."""
     broker = own()
     names = [f"{key}{n}" for n in range(6) for key in "ab"]
@@ -202,7 +202,7 @@ def test_members_that_hold_what_is_in_doubt_keep_the_order_of_each_key_through_a
         put(bus, g, t, " ".join(names))
         with bus.consumer(g, [t], **options) as consumer:
             work.through(consumer, consumer.messages(idle_timeout=10.0), 5)
-    broker.restart(kill=kind == "served")
+    broker.restart(kill=broker.is_served)
     with broker.connect() as bus, bus.consumer(g, [t], **options) as consumer:
         work.through(consumer, consumer.messages(idle_timeout=10.0), 12)
     assert work.of("a") == [f"a{n}" for n in range(6)]
@@ -231,9 +231,9 @@ def test_a_dead_consumer_leaves_each_key_in_order(broker, t, g):
         assert effects == [f"{key}{n}" for n in range(6)]
 
 
-def test_a_broker_killed_again_and_again_keeps_the_order_of_each_key(make_broker, t, g):
+def test_a_broker_killed_again_and_again_keeps_the_order_of_each_key(make_broker, served_kind, t, g):
     """What was not acknowledged in time has its effect again; the first effects of a key come in order."""
-    broker = make_broker("served", lease_seconds=2.0)
+    broker = make_broker(served_kind, lease_seconds=2.0)
     keys, count = "abc", 120
     effects: list[str] = []
     reached = [threading.Event() for _ in range(2)]

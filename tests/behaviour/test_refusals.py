@@ -167,7 +167,7 @@ def test_the_admin_sees_groups_and_producers(bus, t, g):
 
 def test_two_brokers_share_a_topic_and_pin_transactions(make_broker, kind, t, g, drain):
     brokers = [make_broker(kind) for _ in range(2)]
-    if kind == "served":
+    if brokers[0].is_served:
         bus = mq.connect("escrow://" + ",".join(broker.address for broker in brokers))
     else:
         from escrowmq.client.bus import Bus
@@ -195,8 +195,10 @@ def test_two_brokers_share_a_topic_and_pin_transactions(make_broker, kind, t, g,
             producer.commit(mq.TransactionId(12345, 1, 1))
 
 
-def test_a_paused_broker_is_unknown_in_time_and_a_repeat_under_the_same_id_is_the_same_message(make_broker, t, g):
-    broker = make_broker("served")
+def test_a_paused_broker_is_unknown_in_time_and_a_repeat_under_the_same_id_is_the_same_message(
+    make_broker, served_kind, t, g
+):
+    broker = make_broker(served_kind)
     with broker.connect() as bus:
         producer = bus.producer(g, qos=2, timeout=0.5)
         producer.send(t, b"1")
@@ -212,8 +214,8 @@ def test_a_paused_broker_is_unknown_in_time_and_a_repeat_under_the_same_id_is_th
         assert sorted(bus.admin.read(t).read_all().column("body").to_pylist()) == [b"1", b"2"]
 
 
-def test_a_served_broker_killed_under_load_loses_and_doubles_nothing(make_broker, t, g, drain):
-    broker = make_broker("served", transaction_timeout=3600)
+def test_a_served_broker_killed_under_load_loses_and_doubles_nothing(make_broker, served_kind, t, g, drain):
+    broker = make_broker(served_kind, transaction_timeout=3600)
     with broker.connect() as bus:
         producer = bus.producer(g, checker=lambda check: mq.UNKNOWN)
         committed, stop = [], threading.Event()

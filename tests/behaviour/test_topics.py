@@ -186,8 +186,10 @@ def test_under_load_nothing_is_skipped_without_a_word(bus: mq.Bus, t: str, g: st
 
 
 @pytest.mark.parametrize("step", ["acts.recorded", "acts.done"])
-def test_killed_before_or_after_a_deletion(step: str, make_broker: Own, monkeypatch: pytest.MonkeyPatch) -> None:
-    broker = make_broker("served")
+def test_killed_before_or_after_a_deletion(
+    step: str, make_broker: Own, served_kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = make_broker(served_kind)
     with broker.connect() as bus:
         bus.admin.create_topic("t", 1)
         bus.producer("g").send("t", b"x")
@@ -213,8 +215,8 @@ def test_killed_before_or_after_a_deletion(step: str, make_broker: Own, monkeypa
         assert len(bus.admin.topics()) == (not done)
 
 
-def test_two_brokers_one_away(make_broker: Own) -> None:
-    one, two = make_broker("served"), make_broker("served")
+def test_two_brokers_one_away(make_broker: Own, served_kind: str) -> None:
+    one, two = make_broker(served_kind), make_broker(served_kind)
     url = f"{one.url},{two.url.removeprefix('escrow://')}"
     with mq.connect(url) as bus:
         bus.admin.create_topic("t", 1)

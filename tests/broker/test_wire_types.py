@@ -294,6 +294,7 @@ ONLY_SERVED = {
         ("Lean", "port"),
         ("Lean", "socket"),
         ("Hello", "role"),
+        ("Hello", "again_ms"),
         ("Hello", "leader"),
         ("Hello", "replicas"),
         ("SteppedDown", "epoch"),

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+import escrowmq as mq
 from escrowmq.cli import submit
 from escrowmq.errors import Code, EscrowError, Misuse, Unknown
 from escrowmq.pipeline.cluster import check_master, is_here
 from escrowmq.pipeline.failures import unwrap_errors
 from escrowmq.pipeline.session import local_session
 from escrowmq.pipeline.sql.source import SqlRange, SqlReader
-from escrowmq.pipeline.sql.tables import SqlRead, check, readonly_url
+from escrowmq.pipeline.sql.tables import KINDS, SqlRead, check, inode, readonly_url
 from escrowmq.pipeline.sweeps import Databases
 from escrowmq.pipeline.sweeps.databases import connections
 from escrowmq.spark import brokers
+from escrowmq.spark.filters import Pushed
 from escrowmq.spark.options import absolute, read_options
+from escrowmq.spark.planning import OffsetRange
 from escrowmq.testing.servers.process import free_port
 
 
@@ -97,6 +102,18 @@ def test_a_python_that_lacks_something_is_told_by_what_it_lacks(text: str, told:
     assert "PYSPARK_PYTHON" in problem.value.hint
 
 
+def test_a_file_that_a_worker_does_not_see_is_told() -> None:
+    text = (
+        "org.apache.spark.SparkException: [FAILED_READ_FILE.CANNOT_READ_FILE_FOOTER] Encountered error while reading file ...\n"
+        "Caused by: java.io.FileNotFoundException: File file:/runs/1/placed.parquet does not exist\n\tat org.apache..."
+    )
+    with (
+        pytest.raises(Misuse, match=r"a worker of the cluster has no file:/runs/1/placed\.parquet \("),
+        unwrap_errors(),
+    ):
+        raise PySparkException(text)
+
+
 def test_other_failures_of_spark_stay_what_they_are() -> None:
     with pytest.raises(PySparkException, match="disk is full"), unwrap_errors():
         raise PySparkException("the disk is full")
@@ -123,6 +140,33 @@ def test_a_worker_that_does_not_see_a_file_says_so_and_makes_none(tmp_path: Path
         with pytest.raises(Misuse, match=f"has no database {missing}2"):
             _ = opened.products
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_has_the_same_path_elsewhere_and_is_another_is_refused(tmp_path: Path) -> None:
+    """What a worker finds there is its own."""
+    for name in ("ours", "theirs"):
+        (tmp_path / name).mkdir()
+        with mq.connect(f"file:{tmp_path / name / 'data'}") as bus:
+            assert bus.producer("p").send_batch([mq.Message("t", b"", key="k")]).ok
+        with closing(sqlite3.connect(tmp_path / name / "orders.db")) as database:
+            database.execute("CREATE TABLE orders (id TEXT PRIMARY KEY)")
+    path = tmp_path / "path"
+    path.symlink_to(tmp_path / "ours")
+    [link] = brokers.open_links(f"file:{path / 'data'}")
+    options = read_options({"url": f"file:{path / 'data'}", "topic": "t"})
+    wanted = [OffsetRange(one, one.head, one.end) for one in brokers.topic_partitions([link], options)]
+    link.close()
+    read = SqlRead(f"sqlite:///{path / 'orders.db'}", "orders", ("id",), inode=inode(f"sqlite:///{path / 'orders.db'}"))
+    known = Databases((read.url,), f"sqlite:///{tmp_path / 'ours' / 'orders.db'}")
+    path.unlink()
+    path.symlink_to(tmp_path / "theirs")
+    with pytest.raises(Misuse, match="for the driver it is") as told:
+        list(brokers.read(wanted[0], ["key"], Pushed(), 5.0))
+    assert told.value.code is Code.BAD_URL
+    with pytest.raises(Misuse, match="is another file than that of the driver"):
+        list(read.batches("id", (None, None), [KINDS["string"]]))
+    with connections(known) as opened, pytest.raises(Misuse, match="is another file than that of the driver"):
+        opened.orders(0)
 
 
 def test_a_relative_folder_is_sent_as_a_full_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

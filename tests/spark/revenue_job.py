@@ -41,13 +41,13 @@ def revenue(orders: DataFrame) -> DataFrame:
     return sums.select(key.alias("key"), f.to_json(f.struct("country", "cents", "orders")).alias("body"))
 
 
-def stream(spark: SparkSession, url: str, checkpoint: str, topic: str) -> None:
+def stream(spark: SparkSession, url: str, checkpoint: str, topic: str, most: int = ROWS_PER_BATCH) -> None:
     """The query, until everything that is there now is done."""
     orders = (
         spark.readStream.format("escrow")
         .option("topic", "orders")
         .option("columns", "body")
-        .option("maxRowsPerTrigger", ROWS_PER_BATCH)
+        .option("maxRowsPerTrigger", most)
         .load(url)
     )
     query = (

@@ -120,7 +120,7 @@ class Director:
             for kind in SERVICES:
                 self._start(kind.name)
             self._start("shop")
-            self._until(lambda: self._shop_done and not self._broker_kills)
+            self._until(lambda: self._shop_done and not self._broker_kills and self._brokers.victim is not None)
             self._settle()
             for name in (*KINDS, "shop"):
                 self._end(name)

@@ -415,6 +415,9 @@ class SegmentLog(ReadableLog):
 
     # The end
 
+    def release(self) -> None:
+        """Nobody else waits for it."""
+
     def close(self, *, clean: bool = True) -> None:
         """Sync, cut the reserved tail, give the folder back. Not ``clean``: leave everything as a crash would."""
         if self._closed:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.acts.journal import Journal
+from escrowmq.errors import EscrowError
 from escrowmq.log.frames import Content, Packed
 from escrowmq.log.report import Damage, FrameDamage, RowDamage
 from escrowmq.schemas import Kind
@@ -233,6 +234,10 @@ class CommitLog(StoredLog, Protocol):
         """Drop whole segments that lie below ``position``; how many. The newest snapshot must cover them: it is made
         the *base*, part of the log itself, before anything is removed."""
 
+    def release(self) -> None:
+        """Nothing more will be appended. Where others share the log, what was appended is synced, and one of them may go on with it at once; the folder is
+        still this opener's, and takes snapshots, until :meth:`close`."""
+
     def close(self, *, clean: bool = True) -> None:
         """Sync, cut the reserved tail, give the folder back."""
 
@@ -245,8 +250,12 @@ class ReplicatedLog(CommitLog, Protocol):
         """Whether another node was seen to have taken the log over. What is sent after that raises Corrupt(LOG_FAILED)."""
 
     @property
+    def ended(self) -> EscrowError | None:
+        """Why nothing can be appended any more, whether or not somebody has tried; None while that is not known to be so."""
+
+    @property
     def proved_at(self) -> float:
-        """``time.monotonic()`` of when the last record was sent that is known to be in the log: until then this node surely led."""
+        """By :func:`escrowmq.platform.clock.uptime`, when the last record was sent that is known to be in the log: until then this node surely led."""
 
     def caught_up(self) -> list[Frame]:
         """Frames that the take-over found behind those that were followed before, this opener's OPENED included, in order: for a
@@ -263,6 +272,10 @@ class Replica(Protocol):
     @property
     def leader(self) -> str | None:
         """The URL of who claimed the log, or showed that it leads, last; None when nobody did."""
+
+    @property
+    def leaders_silence(self) -> float:
+        """Seconds without a sign of it after which the leader expects to be replaced, as it said when it claimed the log; 0: it did not say."""
 
     @property
     def log(self) -> StoredLog:
@@ -289,8 +302,8 @@ class Replica(Protocol):
 
     def bytes_since_snapshot(self) -> int: ...
 
-    def take_over(self, version: str) -> ReplicatedLog:
-        """Lead from now on, as the next opener. Fenced(FENCED) when another one did so meanwhile, Corrupt(LOG_FAILED) when the
+    def take_over(self, version: str, silence: float = 0.0) -> ReplicatedLog:
+        """Lead from now on, as the next opener, whom no other replaces by the clock before so many seconds of silence. Fenced(FENCED) when another one did so meanwhile, Corrupt(LOG_FAILED) when the
         log's servers fail; this replica is closed then, and can be opened anew."""
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from escrowmq.errors import Code, error
 _RAISED = re.compile(r"^(?:\w+\.)*errors\.\w+: ([A-Z][A-Z_]+): (.*?)\s*$", re.MULTILINE)
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 _NO_PYTHON = re.compile(r'Cannot run program "([^"]*)"')
+_NO_FILE = re.compile(r"FileNotFoundException: File (file:\S+) does not exist")
 _OTHER_PYTHON = re.compile(r"\[PYTHON_VERSION_MISMATCH\] ([^\n,]*)")
 
 
@@ -18,7 +19,8 @@ _OTHER_PYTHON = re.compile(r"\[PYTHON_VERSION_MISMATCH\] ([^\n,]*)")
 def unwrap_errors() -> Iterator[None]:
     """Raise an exception of Spark that carries one of ours as ours, of the same branch and code.
 
-    One that shows that Spark's Python processes lack our packages becomes Misuse(MISSING_PACKAGE), which names what is lacking.
+    One that shows that Spark's Python processes lack our packages becomes Misuse(MISSING_PACKAGE), which names what is lacking; one of
+    a file that a worker does not see Misuse(BAD_ARGUMENT).
     """
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
@@ -33,6 +35,9 @@ def unwrap_errors() -> Iterator[None]:
         if (lacking := _lacking(text)) is not None:
             hint = "PYSPARK_PYTHON must name, on every worker, a Python like this one with the same packages, escrowmq[spark] and all"
             raise error(Code.MISSING_PACKAGE, lacking, hint) from problem
+        if file := _NO_FILE.search(text):
+            hint = "on a cluster every worker must have it under this path; else put it where Spark finds it from anywhere, as hdfs://HOST/..."
+            raise error(Code.BAD_ARGUMENT, f"a worker of the cluster has no {file[1]}", hint) from problem
         raise
 
 

@@ -5,6 +5,7 @@ Nothing here knows Spark. Python processes of executors live on from task to tas
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from escrowmq.client.links.patience import patient_action
 from escrowmq.client.links.presence import Missing
 from escrowmq.client.links.router import Router
 from escrowmq.connecting import links
-from escrowmq.errors import Code, EscrowError, error
+from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.spark.filters import Pushed
 from escrowmq.spark.options import ReadOptions
 from escrowmq.spark.planning import OffsetRange, TopicPartition
@@ -25,6 +26,8 @@ from escrowmq.wire import DEAD_LETTER_PREFIX, VIEWS, Link, ReadRequest, ask
 from escrowmq.wire.actions.brokers import HELLO
 from escrowmq.wire.actions.topics import OFFSETS, AskOffsets
 
+_SAME_FOLDER = "on a cluster every worker must see the same folder under this path; else serve it (escrowmq serve) and read from there"
+_SAME_ADDRESS = "on a cluster an address must lead every worker to the same broker"
 _PAUSE = 0.2
 """Seconds between two tries while a broker is away."""
 
@@ -126,7 +129,7 @@ def read(wanted: OffsetRange, columns: list[str], pushed: Pushed, timeout: float
     start, deadline = wanted.start, time.monotonic() + timeout
     while True:
         try:
-            for batch in _link(wanted).read(_request(wanted, start, asked, pushed)):
+            for batch in _link(wanted, timeout).read(_request(wanted, start, asked, pushed)):
                 if counter is not None and batch.num_rows:
                     start = batch.column(counter)[-1].as_py() + 1
                 yield batch if asked is columns else batch.select(columns)
@@ -152,15 +155,42 @@ def _request(wanted: OffsetRange, start: int, columns: list[str], pushed: Pushed
     return {**request, "queue": wanted.partition.queue, "start": start, "end": wanted.end}
 
 
-def _link(wanted: OffsetRange) -> Link:
+def _link(wanted: OffsetRange, timeout: float) -> Link:
     """This process's link to the broker of the range. A folder is a view of one moment: it is opened again when it ends before the range."""
     address = wanted.partition.broker
     with _lock:
         link = _links.get(address)
         if link is None or (address.startswith("file:") and not _reaches(link, wanted)):
-            [link] = open_links(address)
+            link = _opened(wanted, timeout)
             _links[address] = link
         return link
+
+
+def _opened(wanted: OffsetRange, timeout: float) -> Link:
+    """A new link to the broker or folder of the range, which is asked once whether it is the one that the driver has asked for the range.
+
+    ``file:FOLDER`` and ``127.0.0.1`` are others on another machine. Raises Misuse(BAD_URL) for another shard, what a folder that is none is refused with, and
+    Unknown(TIMED_OUT).
+    """
+    address, host = wanted.partition.broker, socket.gethostname()
+    try:
+        [link] = open_links(address)
+    except Misuse as problem:
+        if not address.startswith("file:"):
+            raise
+        what = f"{host} has no data folder {address.removeprefix('file:')}: {problem.message}"
+        raise Misuse(problem.code, f"{what}; {_SAME_FOLDER}") from problem
+    try:
+        shard = patient_action(link, HELLO({}), time.monotonic() + timeout)["shard"]
+        if shard != wanted.partition.shard:
+            what = (
+                f"{address} as {host} knows it is shard {shard:08x}, for the driver it is {wanted.partition.shard:08x}"
+            )
+            raise Misuse(Code.BAD_URL, f"{what}; {_SAME_FOLDER if address.startswith('file:') else _SAME_ADDRESS}")
+    except BaseException:
+        link.close()
+        raise
+    return link
 
 
 def _reaches(link: Link, wanted: OffsetRange) -> bool:

@@ -106,7 +106,7 @@ def read_partition(partition: InputPartition, schema: pa.Schema, timeout: float)
             yield as_spark(batch, chosen, source.shard, schema)
             reach("spark.read-some")
     except Unknown as problem:
-        if problem.code is not Code.DISCONNECTED:
+        if problem.code not in (Code.DISCONNECTED, Code.TIMED_OUT):
             raise
         raise Unknown(
             Code.TIMED_OUT,

@@ -171,6 +171,9 @@ class MemoryLog(ReadableLog):
                 del self.store.frames[sequence]
         return len(dropped)
 
+    def release(self) -> None:
+        """Nobody else waits for it."""
+
     def close(self, *, clean: bool = True) -> None:
         """Sync and give the store back."""
         if self._closed:

@@ -92,6 +92,21 @@ class LoopLink(Protocol):
         ...
 
 
+@runtime_checkable
+class ReturningLink(Protocol):
+    """What a link has, too, whose connection may be lost."""
+
+    @property
+    def there(self) -> bool:
+        """Whether it has a connection, as far as is known."""
+        ...
+
+    def when_there(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Look for a connection, and call ``call`` once, on a thread that others need, when there is one (at once if there is), or when the link is closed.
+        Returns what takes that back."""
+        ...
+
+
 def ask(link: Link, call: Call[Answer], timeout: float) -> Answer:
     """The answer of one action, typed: ``ask(link, topics.LIST({}), 5.0)``. Raises as :meth:`Link.action`."""
     return cast(Answer, link.action(call.name, call.request, timeout))

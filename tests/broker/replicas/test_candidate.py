@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escrowmq.broker.replicas.candidate import RELEASED_SECONDS, Candidate, Step
+from escrowmq.broker.replicas.candidate import (
+    RANK_SECONDS,
+    RELEASED_SECONDS,
+    SPREAD,
+    UNRANKED,
+    Candidate,
+    Step,
+    rank_of,
+)
 
 SILENCE = 2.0
 
@@ -15,7 +23,8 @@ SILENCE = 2.0
 class World:
     """One standby, a clock, and what it hears. The partition ``answers`` whether there is more, None: nothing."""
 
-    def __init__(self, seed: int = 1, holds_back: float = 0.0) -> None:
+    def __init__(self, seed: int = 1, holds_back: float = 0.0, rank: int | None = None, leaders: float = 0.0) -> None:
+        self.rank, self.leaders = rank, leaders
         self.now, self.heard = 100.0, 100.0
         self.candidate = Candidate(SILENCE, Random(seed), self.now, holds_back)
         self.answers: bool | None = False
@@ -26,7 +35,7 @@ class World:
         """Follow until the time, or a claim: when it came. A leader beats every so many seconds."""
         while self.now < until:
             silent = math.inf if self.released else self.now - self.heard
-            step, seconds = self.candidate.next(silent, self.now)
+            step, seconds = self.candidate.next(silent, self.now, self.leaders, self.rank)
             if step is Step.CLAIM:
                 return self.now
             if step is Step.ASK:
@@ -45,8 +54,40 @@ class World:
 def test_it_claims_after_the_silence_and_not_before() -> None:
     claimed = {World(seed).run(200.0) for seed in range(50)}
     assert None not in claimed
-    assert all(100 + SILENCE <= at <= 100 + 1.25 * SILENCE for at in claimed if at is not None)
+    assert all(100 + SILENCE <= at <= 100 + (1 + UNRANKED) * SILENCE for at in claimed if at is not None)
     assert len(claimed) == 50, "standbys do not all claim at the same moment"
+
+
+def test_standbys_that_have_a_rank_claim_one_after_the_other_and_the_first_at_once() -> None:
+    claimed = [World(rank=rank).run(200.0) for rank in range(5)]
+    assert claimed[0] == pytest.approx(100 + SILENCE)
+    assert claimed[1] == pytest.approx(100 + SILENCE + RANK_SECONDS)
+    assert claimed[2] == pytest.approx(100 + SILENCE + 2 * RANK_SECONDS)
+    assert claimed[4] == pytest.approx(100 + SILENCE * (1 + SPREAD)), "nobody waits longer than a leader may think"
+
+
+def test_the_rank_is_the_place_among_those_that_follow() -> None:
+    urls = ["escrow://c", "escrow://a", "escrow://b"]
+    assert [rank_of(url, urls, "escrow://a") for url in sorted(urls)] == [None, 0, 1]
+    assert [rank_of(url, urls, None) for url in sorted(urls)] == [0, 1, 2]
+    assert rank_of("escrow://elsewhere", urls, None) is None
+    assert rank_of("escrow://a", [], None) is None
+
+
+@pytest.mark.parametrize("rank", [None, 0, 1])
+@pytest.mark.parametrize("leaders", [0.5, 2.0, 7.0])
+def test_nobody_claims_by_the_clock_before_the_leaders_own_silence_is_over(leaders: float, rank: int | None) -> None:
+    """Until half of it has passed the leader answers looks without a new proof."""
+    claimed = World(rank=rank, leaders=leaders).run(200.0)
+    assert claimed is not None
+    assert claimed >= 100 + max(SILENCE, leaders)
+    assert claimed <= 100 + max(SILENCE, leaders) + SPREAD * SILENCE
+
+
+def test_a_released_log_does_not_wait_for_the_leaders_silence() -> None:
+    world = World(leaders=60.0, rank=0)
+    world.released = True
+    assert world.run(200.0) == 100.0
 
 
 def test_it_never_claims_while_a_leader_beats() -> None:

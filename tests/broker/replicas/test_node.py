@@ -7,6 +7,7 @@ import pytest
 from nodes import SILENCE, OneNode, Shard, until
 
 import escrowmq as mq
+from escrowmq.broker.writer import upkeep
 from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, error
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.log.kafka.replica import CHECK_SECONDS
@@ -319,7 +320,9 @@ def test_the_hosts_of_kafka_may_be_called_otherwise(tmp_path) -> None:
         shard.close()
 
 
-def test_a_log_that_fails_makes_the_leader_follow_and_lead_again(tmp_path) -> None:
+def test_a_log_that_fails_makes_the_leader_follow_and_lead_again(tmp_path, monkeypatch) -> None:
+    """Though nobody appends: it is noticed by a sign of life."""
+    monkeypatch.setattr(upkeep, "FIRST_US", upkeep.RETENTION_US)
     shard = Shard(tmp_path, "a")
     try:
         (a,) = shard.nodes

@@ -25,6 +25,8 @@ class TwinFlight(TwinLink):
     """The Flight link behind a LeanLink. ``flown``: the kinds of requests that took it."""
 
     host = "127.0.0.1"
+    there = True
+    several = False
 
     def __init__(self):
         super().__init__()
@@ -46,7 +48,7 @@ class TwinFlight(TwinLink):
     def refused(self, hello, problem):
         """What the broker that says so is: the only one."""
 
-    def look_around(self):
+    def look_around(self, silent):
         """There is no other broker of this shard."""
         self.looks += 1
 

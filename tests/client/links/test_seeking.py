@@ -228,6 +228,92 @@ def test_a_silent_broker_is_not_waited_for_nor_asked_twice(monkeypatch):
     silence.set()
 
 
+def test_a_silent_one_is_waited_for_by_one_look_only(monkeypatch):
+    """While a leader is frozen the looks at the others are short: they see at once who leads next."""
+    monkeypatch.setattr(seeking, "FIRST_SECONDS", 0.05)
+    silence = threading.Event()
+    seek, town = seeker({1: silence, 2: standby(leads=1)}, 1, 2)
+    with pytest.raises(Unknown):
+        seek.seek()
+    monkeypatch.setattr(seeking, "FIRST_SECONDS", 60.0)  # a second wait would be seen
+    monkeypatch.setattr(seeking, "GRACE_SECONDS", 60.0)
+    for _ in range(5):
+        with pytest.raises(Unknown, match="silent"):
+            seek.seek()
+    assert town.asked == {1: 1, 2: 6}
+    monkeypatch.setattr(seeking, "GRACE_SECONDS", 0.05)
+    town.brokers[2] = leader(2)
+    assert led(seek.seek(), town) == 2
+    silence.set()
+
+
+def test_what_a_slow_broker_answers_between_two_looks_counts_in_the_next(monkeypatch):
+    monkeypatch.setattr(seeking, "FIRST_SECONDS", 0.05)
+    late, told = threading.Event(), threading.Event()
+
+    class Late(Town):
+        def __call__(self, address):
+            if address.port == 1:
+                assert late.wait(60)
+            return super().__call__(address)
+
+    town = Late({1: leader(2), 2: standby(leads=1)})
+    seek = Seeker([at(1), at(2)], town)
+    came = seek._came
+    monkeypatch.setattr(seek, "_came", lambda *answer: (came(*answer), told.set() if answer[0] == at(1) else None))
+    with pytest.raises(Unknown, match="silent"):
+        seek.seek()
+    late.set()
+    assert told.wait(60)
+    assert led(seek.seek(), town) == 1
+    assert town.asked[1] == 1  # it was not asked again
+    town.open.clear()
+    seek.close()
+    assert town.open == []
+
+
+def test_what_came_long_ago_is_asked_again_and_nothing_is_left_open(monkeypatch):
+    monkeypatch.setattr(seeking, "FIRST_SECONDS", 0.05)
+    late, told = threading.Event(), threading.Event()
+
+    class Late(Town):
+        def __call__(self, address):
+            if address.port == 1:
+                assert late.wait(60)
+            return super().__call__(address)
+
+    town = Late({1: leader(2), 2: standby(leads=1)})
+    seek = Seeker([at(1), at(2)], town)
+    came = seek._came
+    monkeypatch.setattr(seek, "_came", lambda *answer: (came(*answer), told.set() if answer[0] == at(1) else None))
+    with pytest.raises(Unknown, match="silent"):
+        seek.seek()
+    late.set()
+    assert told.wait(60)
+    assert len(town.open) == 1
+    monkeypatch.setattr(seeking, "KEPT_SECONDS", -1.0)
+    assert led(seek.seek(), town) == 1
+    assert town.asked[1] == 2
+
+
+def test_those_that_follow_may_ask_to_be_left_alone():
+    seek, town = seeker({1: {**standby(), "again_ms": 1500}, 2: {**standby(), "again_ms": 400}}, 1, 2)
+    with pytest.raises(Unknown):
+        seek.seek()
+    assert seek.told == 1.5
+    town.brokers = {1: {**standby(), "again_ms": "soon"}, 2: standby()}
+    with pytest.raises(Unknown):
+        seek.seek()
+    assert seek.told == 0.0
+
+
+def test_a_hint_to_a_dead_broker_costs_one_question():
+    seek, town = seeker({1: standby(leads=3), 2: leader(4)}, 1, 2)
+    seek.refused(at(1), at(3).url)
+    assert led(seek.seek(), town) == 2
+    assert town.asked == {1: 1, 2: 1, 3: 1}
+
+
 def test_an_answer_that_comes_when_nobody_looks_is_let_go(monkeypatch):
     monkeypatch.setattr(seeking, "FIRST_SECONDS", 0.05)
     late, told = threading.Event(), threading.Event()

@@ -253,10 +253,21 @@ def test_a_gap_that_cannot_be_read_ends_the_channel() -> None:
         channel.send_frames(frames(0)).wait()
 
 
+def test_a_strangers_record_in_a_gap_is_passed_over() -> None:
+    kafka = MemoryKafka()
+    channel, _ = open_channel(kafka)
+    kafka.write(b"a stranger's", b"")
+    channel.send_frames(frames(0)).wait()
+    assert channel.gaps == 1
+    standing, taken = folded(kafka)
+    assert [t.foreign for t in taken] == [False, True, True, False]
+    assert (standing.sequence, standing.offset) == (channel.standing.sequence, channel.standing.offset) == (1, 4)
+
+
 def test_what_cannot_be_read_in_a_gap_ends_the_channel() -> None:
     kafka = MemoryKafka()
     channel, _ = open_channel(kafka)
-    kafka.write(b"a stranger's")
+    kafka.write(kafka.log[0][:-1])
     with refused(Corrupt, Code.DAMAGED):
         channel.send_frames(frames(0)).wait()
 

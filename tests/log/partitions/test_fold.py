@@ -164,21 +164,48 @@ def test_a_beat_between_parts_is_damage() -> None:
     assert "between the parts" in refused(fold, 2, a.beat())
 
 
-def test_what_is_not_ours_is_refused() -> None:
-    fold = Fold()
-    for foreign in (b"", b"{}", b"EMQK", b"\0" * 100, b"EMQF" + bytes(90)):
-        assert "no other writers" in refused(fold, 0, foreign) or "checksum" in refused(fold, 0, foreign)
+FOREIGN = (b"", b"{}", bytes(100), b"EMQF" + bytes(90))
+
+
+def test_what_is_not_ours_is_void_once_its_owner_goes_on() -> None:
+    a, fold = Sender(1), Fold()
+    folded(*FOREIGN, a.claim(), fold=fold)
+    assert fold.whole.offset == len(FOREIGN) + 1, "nobody owned the log, so nothing is in doubt"
+    standing = fold.standing
+    before = fold.whole
+    folded(*FOREIGN, fold=fold)
+    assert fold.whole == before, "another fold must meet what is in doubt"
+    folded(a.frames(), fold=fold)
+    assert fold.whole == fold.standing
+    assert fold.standing.sequence == standing.sequence + 1
+
+
+def test_what_is_not_ours_is_damage_if_its_owner_was_not_heard_of_again() -> None:
+    """It may be what that one sent last, and was answered."""
+    a, fold = Sender(1), Fold()
+    folded(a.claim(), b"{}", fold=fold)
+    assert "no other writers" in refused(fold, 2, Sender(2).claim())
+
+
+def test_what_is_short_or_broken_is_refused() -> None:
+    for broken in (b"EMQK", b"EMQK" + bytes(90)):
+        refused(Fold(), 0, broken)
 
 
 def test_every_flipped_bit_is_noticed() -> None:
     a = Sender(1)
     fold = Fold()
     folded(a.claim(), fold=fold)
-    raw = a.frames()
+    raw, following = a.frames(), a.frames(1)
     for bit in range(len(raw) * 8):
         flipped = bytearray(raw)
         flipped[bit // 8] ^= 1 << bit % 8
-        refused(fold, 1, bytes(flipped))
+        if bit < 32:  # it could be another program's: the next one tells
+            doubting = Fold(fold.standing)
+            folded(bytes(flipped), fold=doubting)
+            assert "missing" in refused(doubting, 2, following)
+        else:
+            refused(fold, 1, bytes(flipped))
     folded(raw, fold=fold)
 
 

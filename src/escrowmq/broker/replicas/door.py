@@ -20,6 +20,8 @@ from escrowmq.broker.calls import Calls
 from escrowmq.broker.failures import answer
 from escrowmq.broker.reads.deliveries import Allowance
 from escrowmq.broker.recording import recorded
+from escrowmq.broker.replicas.asked import Asked
+from escrowmq.broker.replicas.candidate import rank_of
 from escrowmq.broker.requests import checked
 from escrowmq.broker.writer.checkback import Listener
 from escrowmq.broker.writer.engine import Engine
@@ -72,8 +74,13 @@ class Door:
         self._in_doubt = False
         self._followed = Followed(problem="it has not reached the log yet")
         self._carrier: int | None = None
+        self._asked = Asked()
 
     # The node
+
+    def rank(self, leader: str | None) -> int | None:
+        """This node's place among those that follow a leader."""
+        return rank_of(self.url, self._replicas, leader)
 
     def leads(self, calls: Calls) -> None:
         """From now on calls are taken, by these."""
@@ -254,7 +261,10 @@ class Door:
         known = self._followed
         if not known.shard:
             raise error(Code.NOT_LEADER, "this broker has not yet read the beginning of the log", "", RETRY_SECONDS)
-        return dict(described(self.settings, known.shard, known.epoch, known.time_us))
+        said: Json = dict(described(self.settings, known.shard, known.epoch, known.time_us))
+        with self._lock:
+            again_ms = self._asked.again_ms(time.monotonic())
+        return {**said, "again_ms": again_ms} if again_ms else said
 
     def _role(self) -> Json:
         leading, leader = self._calls is not None, self._leader()

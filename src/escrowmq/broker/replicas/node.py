@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from importlib.metadata import version
+from math import inf
 
 from escrowmq.broker.calls import Calls
 from escrowmq.broker.reads.lookups import warm_up
@@ -37,7 +38,7 @@ LOOK_SECONDS = 0.05
 PAUSE_SECONDS = 0.5
 """After a term that ended by a fault, before the next begins."""
 DOUBT = 1.25
-"""A leader without a proof for so many times the silence lets its clients look for another one: as long as a standby waits at most."""
+"""A leader without a proof for so many times the silence lets its clients look for another one: as long as a standby waits at most that goes by the same."""
 HOLDS_BACK = 3.0
 """A node that stepped down claims nothing for so many times the silence."""
 BEGIN_SECONDS = 5.0
@@ -76,6 +77,7 @@ class Node:
         self._rung = threading.Event()
         self._steps_down = False
         self._holds_back = 0.0
+        self._told_silence = 0.0
         self._leading = False
         self._followed = False
         """Whether it has followed the log in this process: what is wrong with its settings would have been said."""
@@ -157,7 +159,7 @@ class Node:
             self._begun.set()
             if self._follow(replica, warm):
                 self._say(replica, warm)
-                log = replica.take_over(version("escrowmq"))
+                log = replica.take_over(version("escrowmq"), self._silence)
         finally:
             if log is None:
                 if warm is not None:
@@ -175,11 +177,16 @@ class Node:
         """Until it is time to claim: True; or to end."""
         candidate = Candidate(self._silence, self._random, time.monotonic(), self._holds_back)
         self._holds_back = 0.0
-        away = False
+        away, leader = False, replica.leader
         while not self._stopping.is_set():
             self._say(replica, warm, away)
-            step, seconds = candidate.next(replica.silent_for(), time.monotonic())
+            silent_for, silence = replica.silent_for(), replica.leaders_silence
+            leader = replica.leader or leader  # one that released the log does not claim it
+            self._see_silence(leader, silence)
+            step, seconds = candidate.next(silent_for, time.monotonic(), silence, self._door.rank(leader))
             if step is Step.CLAIM:
+                why = "nobody has it" if silent_for == inf else f"nothing was heard for {silent_for:.2f} s"
+                tell(logging.INFO, "claims", f"claims the log: {why}", silent_for=silent_for)
                 return True
             if step is Step.ASK:
                 behind = replica.is_behind()
@@ -190,6 +197,13 @@ class Node:
                 warm.take(replica.follow(min(seconds, LOOK_SECONDS)))
                 warm.keep()
         return False
+
+    def _see_silence(self, leader: str | None, silence: float) -> None:
+        """Two nodes with two settings: the longer counts, and an operator should know."""
+        if silence and silence != self._silence and silence != self._told_silence:
+            text = f"{leader} was started with --silence {silence:g}, this broker with {self._silence:g}: the longer counts"
+            tell(logging.WARNING, "silence", text, leader=leader, its=silence, own=self._silence)
+        self._told_silence = silence
 
     def _say(self, replica: Replica, warm: WarmLedger, away: bool = False) -> None:
         log, silent = replica.log, replica.silent_for()
@@ -223,7 +237,7 @@ class Node:
 
     def _watch(self, engine: Engine, log: ReplicatedLog, proof: LeaderProof) -> None:
         """Until this term of leading is to end."""
-        while not (self._stopping.is_set() or self._steps_down or log.fenced or engine.shard.failure is not None):
+        while not (self._stopping.is_set() or self._steps_down or log.ended or engine.shard.failure is not None):
             self._door.doubts(proof.age > DOUBT * self._silence)
             self._rung.wait(LOOK_SECONDS)
             self._rung.clear()
@@ -233,6 +247,8 @@ class Node:
         self._door.follows(Followed(None, log.shard, log.epoch, log.next_position, self._clock.now_us()))
         if log.fenced and engine.shard.failure is None:
             engine.shard.stop(error(Code.LOG_FAILED, "another broker leads the shard now"))
+        elif (ended := log.ended) is not None and engine.shard.failure is None:
+            engine.shard.stop(ended)  # noticed by a sign of life, before anybody appended
         failed = engine.shard.failure
         if failed is None:
             calls.give_back()

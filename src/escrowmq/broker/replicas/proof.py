@@ -2,15 +2,15 @@
 
 A frame is acknowledged only if no other node has claimed the log, so whatever appends needs no further proof. A look, a receive that finds nothing and
 a refusal append nothing: they could be told by a leader that was stopped, or cut off, and does not know yet that another one leads. Every acknowledged
-record, signs of life included, proves that this node led when the record was sent.
+record, signs of life included, proves that this node led when the record was sent. How long ago that is, is told by a clock that goes on while the
+machine is suspended: a leader that wakes must find its proof old.
 """
 
 from __future__ import annotations
 
-import time
-
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.log.seam import ReplicatedLog
+from escrowmq.platform.clock import uptime
 
 SHARE = 0.5
 """An answer that appends nothing may be as old as this part of the silence after which a standby claims: so whoever claims by the clock finds that its
@@ -29,7 +29,7 @@ class LeaderProof:
     @property
     def age(self) -> float:
         """Seconds since this node was surely the leader."""
-        return time.monotonic() - self._log.proved_at
+        return uptime() - self._log.proved_at
 
     def is_fresh(self) -> bool:
         """Whether the last proof is young enough."""

@@ -478,22 +478,23 @@ class Engine:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-            with (
-                self._at_work
-            ):  # a carrier's thread may be within its last round, or a glance go on; none begins any more,
-                pass  # for the writer is not asleep
+            self._at_work.acquire()  # a carrier's thread may be within its last round, or a glance: none begins any more
+            self._at_work.release()
         else:
             while self._queue or self._line.count:
                 self.step()
         self._committer.close()
         self._receives.end(nothing_leased)
         self._looks.end(lambda: None)
-        self.upkeep.finish()
-        self.refusals.settle(last=True)
         clean = self.shard.failure is None
         if clean:
-            self.upkeep.last_snapshot()
+            self._end_log(self.log.release)  # first: a snapshot may take long, and no other broker has to wait for it
+        self.upkeep.finish(clean=clean)
+        self.refusals.settle(last=True)
+        self._end_log(lambda: self.log.close(clean=clean))
+
+    def _end_log(self, act: Callable[[], None]) -> None:
         try:
-            self.log.close(clean=clean)
+            act()
         except (EscrowError, OSError) as problem:
             logger.warning("closing the log: %s", problem)

@@ -136,13 +136,10 @@ class Upkeep:
         wake_us = min(self._retain_us, self._cut_us, self._forget_us)
         return min(wake_us, self._probe_us) if self._shard.full else wake_us
 
-    def finish(self) -> None:
-        """Wait for what is being saved; no more after that."""
+    def finish(self, *, clean: bool = False) -> None:
+        """Wait for what is being saved; at a ``clean`` end save a last snapshot, so that the next start replays nothing. No more after that."""
         self._thread.shutdown(wait=True)
-
-    def last_snapshot(self) -> None:
-        """At a clean end: so that the next start replays nothing."""
-        if not self._shard.log.bytes_since_snapshot():
+        if not clean or not self._shard.log.bytes_since_snapshot():
             return
         try:
             self._shard.save(self._shard.take_snapshot())

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from escrowmq.client.consuming.membership import Membership
 from escrowmq.client.consuming.order import Order
+from escrowmq.client.lanes.returning import tell_when_there
 from escrowmq.client.lanes.timer import Timer
 from escrowmq.errors import AWAY, Code, EscrowError, Unknown, error
 from escrowmq.platform.backoff import Backoff
@@ -78,6 +79,8 @@ class Fetcher:
         self._backoff = [Backoff(FIRST_BACKOFF, LAST_BACKOFF) for _ in links]
         self._asking = [False] * len(links)
         self._resting = [False] * len(links)
+        self._rests = 0  # pauses, ever
+        self._over = [0] * len(links)  # the last of them that is over
         # Answers are handed out in the order of their questions: a broker leases in that order, but large batches are
         # read and sent beside each other, and a consumer must not see a later message first (I20).
         self._order: list[deque[Future[pa.RecordBatch]]] = [deque() for _ in links]
@@ -246,9 +249,16 @@ class Fetcher:
             self._ready.append(problem)
         if not self._resting[number] and not self._closed:
             self._resting[number] = True
-            self._timer.after(self._backoff[number].failed(), partial(self._rested, number))
+            self._rests += 1
+            rested = partial(self._rested, number, self._rests)
+            self._timer.after(self._backoff[number].failed(), rested)
+            # the pause ends when there is a connection
+            tell_when_there(self._links[number], partial(self._timer.after, 0.0, rested))
 
-    def _rested(self, number: int) -> None:
+    def _rested(self, number: int, rest: int) -> None:
+        if self._over[number] >= rest:
+            return  # the connection came first, or the end of the pause
+        self._over[number] = rest
         if self._membership is not None and self._membership.has_lost(number):
             threading.Thread(target=self._resume, args=(number,), name="escrowmq-resume", daemon=True).start()
             return

@@ -35,6 +35,7 @@ import pyarrow as pa
 
 from escrowmq.client.lanes.filling import MAX_BYTES, MAX_ROWS, Filling
 from escrowmq.client.lanes.request import Attended, Codec, Request, copies
+from escrowmq.client.lanes.returning import tell_when_there
 from escrowmq.client.lanes.timer import Timer
 from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, Unknown
 from escrowmq.platform.backoff import Backoff
@@ -102,6 +103,7 @@ class Lane(Filling, ABC):
         self.broken = False  # the connection was lost, and requests wait to be sent again
         self._worth = 1.0  # rows that must wait before a request may leave; infinite while none may
         self._backoff = Backoff(FIRST_BACKOFF, LAST_BACKOFF)
+        self._awaits = False  # news of a connection
         self._sweeping = False
         self._closed = False
         self._closed_because = "the producer or consumer is closed"
@@ -366,6 +368,14 @@ class Lane(Filling, ABC):
         """Once every request in flight is lost, send them again after a back-off with jitter."""
         if all(request.lost is not None for request in self._in_flight):
             self._timer.after(self._backoff.failed() if self._in_flight else 0.0, self._resend)
+            if self._in_flight and not self._awaits:  # the pause ends when there is a connection
+                self._awaits = True
+                if tell_when_there(self._link, self._is_there) is None:
+                    self._awaits = False
+
+    def _is_there(self) -> None:
+        self._awaits = False
+        self._timer.after(0.0, self._resend)
 
     def _resend(self) -> None:
         with self._lock:

@@ -64,7 +64,8 @@ class LeanConnection:
     """A socket whose broker has welcomed us. ``answered(request, answer)`` is called once for each request that was taken,
     ``ended(connection)`` once, after the last of them; on the thread that reads, or on the loop.
 
-    ``loop``: the event loop that reads; None: a thread does.
+    ``loop``: the event loop that reads; None: a thread does. ``patience``: ticks of silence, while something is unanswered, after which it asks whether the
+    broker is there; fewer where another broker may lead by now.
     """
 
     def __init__(
@@ -77,7 +78,9 @@ class LeanConnection:
         loop: asyncio.AbstractEventLoop | None = None,
         *,
         greeting: Json | None = None,
+        patience: int = SILENT_TICKS,
     ) -> None:
+        self._patience = patience
         self.greeting = greeting
         """What the broker had said over Flight when this was made."""
         self.most = welcome.max_request_bytes
@@ -130,7 +133,7 @@ class LeanConnection:
     @property
     def doubtful(self) -> bool:
         """Whether something is unanswered, and the broker did not even say that it is there when it was asked."""
-        return self._silent > SILENT_TICKS and bool(self._pending)
+        return self._silent > self._patience and bool(self._pending)
 
     # What callers do
 
@@ -371,7 +374,7 @@ class LeanConnection:
             self.cut(Unknown(Code.DISCONNECTED, "an answer is overdue"))
         elif self._silent >= GONE_TICKS:
             self.cut(Unknown(Code.DISCONNECTED, "the broker is silent"))
-        elif self._silent == SILENT_TICKS:
+        elif self._silent == self._patience:
             with self._lock:
                 if not self._dead and not self._out:
                     self._put(lean.ping())

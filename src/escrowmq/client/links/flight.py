@@ -13,7 +13,6 @@ that leads is what the same broker is after a restart.
 from __future__ import annotations
 
 import atexit
-import json
 import threading
 import time
 import weakref
@@ -26,10 +25,11 @@ from typing import Any, cast
 import pyarrow as pa
 from pyarrow import flight
 
-from escrowmq import wire
 from escrowmq.client.lanes.timer import Timer
 from escrowmq.client.links.addresses import Address
-from escrowmq.client.links.seeking import CALM_SECONDS, Seeker
+from escrowmq.client.links.looks import Looks, Waiters
+from escrowmq.client.links.meeting import CONNECT_SECONDS, Met, act, meet, probe
+from escrowmq.client.links.seeking import Seeker
 from escrowmq.client.links.streams import (
     STALL_SECONDS,
     Checks,
@@ -44,28 +44,20 @@ from escrowmq.client.links.streams import (
     leak,
 )
 from escrowmq.errors import Code, EscrowError, Misuse, Unknown, unsent
-from escrowmq.platform.backoff import Backoff
 from escrowmq.platform.forks import FORKED, tell_in_child
 from escrowmq.platform.numbers import fraction
 from escrowmq.wire import CheckStream, Exchange, ExchangeOptions, Json, ParcelsByExchange, ReadRequest
 
-CONNECT_SECONDS = 5.0
 EXCHANGE_SECONDS = 0.25
 """How long an exchange waits for a connection: it may be begun on a thread that others need."""
-FIRST_BACKOFF, LAST_BACKOFF = 0.02, 2.0
-LAST_BACKOFF_OF_SEVERAL = 0.5
-"""Where a shard has several brokers one soon leads again."""
-DOUBT_SECONDS = 3.0
-"""What is unanswered this long (past its own waiting time) makes the link ask the other brokers of the shard who leads."""
+DOUBT_SECONDS = 1.0
+"""What is unanswered this long (past its own waiting time) makes the link ask the other brokers of the shard who leads,"""
+DOUBT_PAUSES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.5, 0.5)
+"""again after these pauses while it stays so, because one soon leads if it is dead,"""
+DOUBT_REST = 5.0
+"""and anew after so many seconds (half to one and a half times): the broker is slow, or a network is."""
 LOOK_SECONDS = 15.0
 """How often a subscription, to which a broker owes nothing, has the other brokers of the shard asked."""
-
-_CHANNEL = [
-    ("grpc.use_local_subchannel_pool", 1),  # a new client means a new connection, without gRPC's own long back-off
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.enable_http_proxy", 0),
-]
 
 
 class FlightLink(ParcelsByExchange):
@@ -87,21 +79,21 @@ class FlightLink(ParcelsByExchange):
         self._lock = threading.RLock()
         self._connection = threading.Condition(self._lock)  # notified when there is one, or a try came to nothing
         self._connecting = False
-        self._seeker = Seeker(addresses, _meet, follow=follow, stays=stays)
-        self._met: _Met | None = None
+        self._seeker = Seeker(addresses, meet, follow=follow, stays=stays)
+        self._met: Met | None = None
         self._client: flight.FlightClient | None = None
         self._streams: dict[tuple[Exchange, int | None], Stream] = {}  # those that take requests
         self._open: set[Stream] = set()  # those that owe an answer, too
         self._watches: list[Checks] = []
         self._reads: weakref.WeakSet[Read] = weakref.WeakSet()
-        self._several = len(addresses) > 1
-        self._backoff = Backoff(FIRST_BACKOFF, LAST_BACKOFF_OF_SEVERAL if self._several else LAST_BACKOFF)
-        self._refused_at = -CALM_SECONDS
+        self._looks = Looks(self.several)
+        self._waiters = Waiters()
+        self._due_look = False  # the timer will call _look
         self._last_problem: EscrowError | None = None
         self._timer = Timer("escrowmq-link")
         self._patrolling = False
         self._looking = False
-        self._look_at = 0.0
+        self._look_at = self._doubt_at = 0.0
         self._closed = False
         self._closed_because = "the connection is closed"
         _links.add(self)
@@ -126,13 +118,32 @@ class FlightLink(ParcelsByExchange):
         deadline = time.monotonic() + timeout
         client = self._connected(timeout)
         with self._losing(client):
-            return _act(client, name, request, max(deadline - time.monotonic(), 0.001))
+            return act(client, name, request, max(deadline - time.monotonic(), 0.001))
 
     def greeting(self, timeout: float) -> Json:
         """``hello`` of this connection; connects first if need be, for up to ``timeout`` seconds. Raises Unknown."""
         self._connected(timeout)
         assert self.hello is not None
         return self.hello
+
+    @property
+    def there(self) -> bool:
+        """See :class:`escrowmq.wire.link.ReturningLink`."""
+        return self._client is not None
+
+    def when_there(self, call: Callable[[], None]) -> Callable[[], None]:
+        """See :class:`escrowmq.wire.link.ReturningLink`."""
+        forget = self._waiters.add(call)
+        if self._client is not None or self._closed:
+            self._waiters.tell()
+        else:
+            self._look_later()
+        return forget
+
+    @property
+    def several(self) -> bool:
+        """Whether more than one broker of the shard is known."""
+        return len(self._seeker.known) > 1
 
     def doubt(self, problem: EscrowError) -> None:
         """The broker may be another by now: connect anew for the next use. What is under way is left alone."""
@@ -178,6 +189,7 @@ class FlightLink(ParcelsByExchange):
         self._timer.close()
         if client is not None:
             client.close()
+        self._waiters.tell()
 
     def abandon(self) -> list[Duplex]:
         """Give everything up at once, on the calling thread; the streams whose threads are about to end."""
@@ -205,6 +217,7 @@ class FlightLink(ParcelsByExchange):
             read.forked()
         leak(self._client)
         self._watches, self._streams, self._open = [], {}, set()
+        self._waiters = Waiters()
 
     # Connecting
 
@@ -217,10 +230,9 @@ class FlightLink(ParcelsByExchange):
                 if self._closed:
                     raise Unknown(Code.CLOSED, self._closed_because)
                 if not self._connecting:
-                    if self._last_problem is not None and (tried or self._backoff.left()):
+                    if self._last_problem is not None and (tried or self._looks.left(time.monotonic())):
                         raise self._refusal(self._last_problem)
-                    self._connecting = True
-                    threading.Thread(target=self._connect, name="escrowmq-connect", daemon=True).start()
+                    self._begin_look()
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._connection.wait(left):
                     raise unsent(f"no broker answers at {self.address}: it is silent, or slow")
@@ -228,6 +240,34 @@ class FlightLink(ParcelsByExchange):
             if self._closed:
                 raise Unknown(Code.CLOSED, self._closed_because)
             return self._client
+
+    def _begin_look(self) -> None:
+        """With the lock held."""
+        self._connecting = True
+        try:
+            threading.Thread(target=self._connect, name="escrowmq-connect", daemon=True).start()
+        except BaseException:  # no thread is to be had
+            self._connecting = False
+            self._looks.failed(time.monotonic(), fraction())
+            raise
+
+    def _look_later(self) -> None:
+        """Look for a connection when it is due, if somebody waits for it."""
+        with self._lock:
+            if self._client is None and self._waiters and not (self._connecting or self._due_look or self._closed):
+                self._due_look = True
+                self._timer.after(self._looks.left(time.monotonic()), self._look)
+
+    def _look(self) -> None:
+        with self._lock:
+            self._due_look = False
+            wanted = self._client is None and self._waiters and not (self._connecting or self._closed)
+            if wanted and self._looks.left(time.monotonic()) <= 0:
+                try:
+                    return self._begin_look()
+                except RuntimeError as problem:
+                    self._last_problem = unsent(f"no thread is to be had: {problem}")
+        self._look_later()
 
     def _refusal(self, problem: EscrowError) -> EscrowError:
         if isinstance(problem, Misuse):
@@ -237,9 +277,9 @@ class FlightLink(ParcelsByExchange):
     def _connect(self) -> None:
         """Try once, on a thread of its own: a broker that accepts and says nothing holds up nobody but this."""
         problem: EscrowError | None = None
-        met: _Met | None = None
+        met: Met | None = None
         try:
-            met = cast(_Met, self._seeker.seek())
+            met = cast(Met, self._seeker.seek())
         except Misuse as raised:
             problem = raised
         except EscrowError as raised:
@@ -247,19 +287,21 @@ class FlightLink(ParcelsByExchange):
         with self._connection:
             self._connecting = False
             if met is not None and not self._closed:
-                if time.monotonic() - self._refused_at > CALM_SECONDS:
-                    self._backoff.worked()
+                self._looks.found(time.monotonic())
                 self._client, self._last_problem, self.hello = met.client, None, met.hello
                 self._met, self.host = met, met.address.host
-                if not self._several and len(self._seeker.known) > 1:
-                    self._several, self._backoff = True, Backoff(FIRST_BACKOFF, LAST_BACKOFF_OF_SEVERAL)
+                self._looks.several = self._several = self.several
                 met = None
             elif problem is not None:
                 self._last_problem = problem
-                self._backoff.failed()
+                self._looks.failed(time.monotonic(), fraction(), self._seeker.told)
             self._connection.notify_all()
         if met is not None:
             met.close()
+        elif problem is None:
+            self._waiters.tell()
+        else:
+            self._look_later()
 
     def _stream(self, kind: Exchange, member: int | None) -> Stream:
         stream = self._streams.get((kind, member))
@@ -308,6 +350,7 @@ class FlightLink(ParcelsByExchange):
                 return
             self._client = None
             self._last_problem = problem
+            self._looks.lost(time.monotonic())
             leaves = False
             if (
                 isinstance(problem, NotLeading) and not self._closed
@@ -316,10 +359,10 @@ class FlightLink(ParcelsByExchange):
                 if self._met is not None:
                     self._seeker.refused(self._met.address, problem.leader)
             if leaves:
-                self._refused_at = time.monotonic()
-                self._backoff.failed()
+                self._looks.failed(time.monotonic(), fraction())
                 streams, self._streams = list(self._streams.values()), {}
                 watches = list(self._watches)
+        self._look_later()
         if leaves:
             for stream in streams:
                 stream.withdraw()
@@ -354,32 +397,47 @@ class FlightLink(ParcelsByExchange):
         for stream in streams:
             if stream.stalled(now):
                 stream.cancel()
-            elif stream.stalled(now + STALL_SECONDS - DOUBT_SECONDS):
-                looks = True
         for read in reads:
             if read.stalled(now):
                 read.more_time()
-                threading.Thread(target=_probe, args=(read,), name="escrowmq-probe", daemon=True).start()
-            elif read.stalled(now + STALL_SECONDS - DOUBT_SECONDS):
-                looks = True
-        if looks:
-            self.look_around()
+                threading.Thread(target=probe, args=(read,), name="escrowmq-probe", daemon=True).start()
+        if self._owes():
+            self.look_around(self._owes)
+        elif looks:
+            self.look_around(lambda: False)
 
-    def look_around(self) -> None:
-        """The broker is silent: see, on a thread, whether another of its shard leads by now. Then what it owes fails as lost."""
+    def _owes(self) -> bool:
+        """Whether an answer has not come for so long that the broker is doubted."""
+        soon = time.monotonic() + STALL_SECONDS - DOUBT_SECONDS
         with self._lock:
-            if self._looking or self._closed or self._client is None or len(self._seeker.known) < 2:
+            owed: list[Stream | Read] = [*self._open, *self._reads]
+        return any(one.stalled(soon) for one in owed)
+
+    def look_around(self, silent: Callable[[], bool]) -> None:
+        """See, on a thread, whether another broker of the shard leads by now; again for a while, as long as this one is ``silent``. Then what it owes
+        fails as lost."""
+        now = time.monotonic()
+        with self._lock:
+            if self._looking or self._closed or self._client is None or not self.several or now < self._doubt_at:
                 return
             self._looking = True
-            self._look_at = time.monotonic() + LOOK_SECONDS * (0.5 + fraction())
+            self._look_at = now + LOOK_SECONDS * (0.5 + fraction())
         try:
-            threading.Thread(target=self._look_around, args=(self._met,), name="escrowmq-look", daemon=True).start()
+            args = (self._met, silent)
+            threading.Thread(target=self._look_around, args=args, name="escrowmq-look", daemon=True).start()
         except RuntimeError:  # no thread is to be had
             self._looking = False
 
-    def _look_around(self, met: _Met) -> None:
+    def _look_around(self, met: Met, silent: Callable[[], bool]) -> None:
         try:
             newer = self._seeker.newer(met)
+            for pause in DOUBT_PAUSES:
+                if newer or self._client is not met.client or not silent():
+                    break
+                time.sleep(max(pause, self._seeker.told) * (0.5 + fraction()))
+                newer = self._seeker.newer(met)
+            else:
+                self._doubt_at = time.monotonic() + DOUBT_REST * (0.5 + fraction())
         finally:
             self._looking = False
         if newer:
@@ -397,36 +455,6 @@ class FlightLink(ParcelsByExchange):
                     read.cancel()
 
 
-class _Met:
-    """A broker that answered, and the connection to it."""
-
-    def __init__(self, address: Address, client: flight.FlightClient, hello: Json) -> None:
-        self.address = address
-        self.client = client
-        self.hello = hello
-
-    def close(self) -> None:
-        """Let the connection go."""
-        self.client.close()
-
-
-def _meet(address: Address) -> _Met:
-    client = flight.FlightClient(f"grpc+tcp://{address.location}", generic_options=_CHANNEL)
-    try:
-        return _Met(address, client, _act(client, "hello", {}, CONNECT_SECONDS))
-    except BaseException:
-        client.close()
-        raise
-
-
-def _probe(read: Read) -> None:
-    """The broker may have long to look for the next batch: give the read up only if nobody is there."""
-    try:
-        _act(read.client, "hello", {}, CONNECT_SECONDS)
-    except EscrowError:
-        read.cancel()
-
-
 _links: weakref.WeakSet[FlightLink] = weakref.WeakSet()
 EXIT_SECONDS = 6.0
 """How long the end of the process waits for threads that are in the hands of gRPC; an action to connect is over by then."""
@@ -440,14 +468,3 @@ def _exit() -> None:
         stream.ends_by(deadline)
     while inside and time.monotonic() < deadline:
         time.sleep(0.01)
-
-
-def _act(client: flight.FlightClient, name: str, request: Mapping[str, object], timeout: float) -> Json:
-    options = flight.FlightCallOptions(timeout=timeout)
-    inside.add(threading.get_ident())
-    try:
-        with flight_errors():
-            results = list(client.do_action(flight.Action(name, json.dumps(request).encode()), options))
-    finally:
-        inside.discard(threading.get_ident())
-    return wire.unpack_json(results[0].body.to_pybytes()) if results else {}

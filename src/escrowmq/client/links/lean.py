@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 
 from escrowmq.client.lanes.timer import Timer
-from escrowmq.client.links.connection import NOTHING, TICK_SECONDS, LeanConnection, encoded
+from escrowmq.client.links.connection import NOTHING, SILENT_TICKS, TICK_SECONDS, LeanConnection, encoded
 from escrowmq.client.links.flight import FlightLink
 from escrowmq.client.links.places import place_of, reach
 from escrowmq.client.links.streams import CLOSE_SECONDS, STALL_SECONDS, NotLeading
@@ -73,6 +73,15 @@ class LeanLink:
         self._closed_because = "the connection is closed"
         _links.add(self)
         tell_in_child(self)
+
+    @property
+    def there(self) -> bool:
+        """See :class:`escrowmq.wire.link.ReturningLink`."""
+        return self._flight.there
+
+    def when_there(self, call: Callable[[], None]) -> Callable[[], None]:
+        """See :class:`escrowmq.wire.link.ReturningLink`."""
+        return self._flight.when_there(call)
 
     @property
     def replicated(self) -> bool:
@@ -385,7 +394,9 @@ class LeanLink:
         self._tried = greeting
         if (place := place_of(self._flight.host, hello)) is None:
             raise unsent("the broker has no lean carrier")
-        return LeanConnection(*reach(place), self._answered, self._ended, self._loop, greeting=greeting)
+        patience = 1 if self._flight.several else SILENT_TICKS
+        told = (self._answered, self._ended, self._loop)
+        return LeanConnection(*reach(place), *told, greeting=greeting, patience=patience)
 
     def _release(self) -> None:
         """What waited for the lean carrier goes now, one way or the other."""
@@ -418,6 +429,10 @@ class LeanLink:
             else:
                 connection.retire(problem)
 
+    def _is_doubtful(self) -> bool:
+        with self._lock:
+            return any(connection.doubtful for connection in self._connections)
+
     def _tick_later(self) -> None:
         with self._lock:
             if self._ticking or self._closed:
@@ -430,8 +445,8 @@ class LeanLink:
             self._ticking = False
             connections = list(self._connections)
         busy = [connection.tick() for connection in connections]  # each of them
-        if any(connection.doubtful for connection in connections):
-            self._flight.look_around()
+        if self._is_doubtful():
+            self._flight.look_around(self._is_doubtful)
         if any(busy):
             self._tick_later()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from math import inf
 
+from escrowmq.client.lanes.returning import rest
 from escrowmq.client.links.presence import Attendance
 from escrowmq.errors import AWAY, Code, EscrowError, Unknown
 from escrowmq.platform.backoff import Backoff
@@ -46,7 +47,7 @@ def patient_action(
             pause = backoff.failed()
             if left <= pause:
                 raise _unanswered(link, call, problem) from problem
-        time.sleep(pause)
+        rest(link, pause)
 
 
 def _unanswered(link: Link, call: Call[Answer], problem: EscrowError) -> Unknown:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Annotated, TypedDict
 
+from escrowmq.client.lanes.returning import rest
 from escrowmq.errors import AWAY, Code, EscrowError, Misuse, Overloaded
 from escrowmq.platform.backoff import Backoff
 from escrowmq.platform.forks import tell_in_child
@@ -181,7 +182,7 @@ class Presence:
             with self._news:
                 self._tried[number] = True
                 self._news.notify_all()
-            self._closed.wait(backoff.failed())
+            rest(link, backoff.failed(), self._closed)
 
     def _is_there(self, number: int) -> None:
         with self._news:

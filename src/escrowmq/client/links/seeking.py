@@ -3,8 +3,9 @@
 One that leads says so in ``hello`` (a broker that says nothing of a role has its log for itself, and leads). Of several that
 say so the one of the highest epoch does: the others were cut off from the log, and do not know it yet. A standby names who
 leads, and who else is there; :mod:`.addresses` has the rule which of these are believed. Each address is asked once a look,
-however the names lead in circles; one that is silent is not waited for once another leads, and not asked again before it
-has answered or its time is over.
+however the names lead in circles; one that is silent is not waited for once another leads, not asked again before it
+has answered or its time is over, and waited for by one look only: those that follow are short, and see soon who leads by now.
+What a slow broker answers between two of them counts in the next.
 
 The brokers of one shard have one shard number. Two numbers behind the addresses that a user gave is a mistake in the URL.
 """
@@ -28,6 +29,8 @@ GRACE_SECONDS = 0.25
 FIRST_SECONDS = 1.0
 """The same at the first look, which also sees whether all addresses are of one shard; and how long a silent one is waited for while
 all others have answered and none of them leads."""
+KEPT_SECONDS = 1.0
+"""What came between two looks counts for so long."""
 CALM_SECONDS = 5.0
 """A broker that said so short a time ago that it does not lead is believed last when it says that it does."""
 
@@ -63,6 +66,8 @@ class Seeker:
     ) -> None:
         self.given = tuple(given)
         self.shard: int | None = None
+        self.told = 0.0
+        """Seconds for which those that follow asked to be left alone, at the last look."""
         self._meet = meet
         self._follow = follow
         self._stays = stays or len(given) > 1
@@ -76,7 +81,11 @@ class Seeker:
         self._news = threading.Condition()
         self._looking = False
         self._asking: set[Address] = set()
-        self._answers: dict[Address, Met | EscrowError] = {}  # of this look
+        self._answers: dict[Address, Met | EscrowError] = {}  # of this look, or for the next
+        self._came_at: dict[Address, float] = {}
+        self._owed: set[Address] = set()  # asked by an earlier look that found nobody
+        self._silent: set[Address] = set()  # was waited for in vain, and has not answered since
+        self._searching = False  # the last look found nobody
         self._closed = False
 
     @property
@@ -99,7 +108,9 @@ class Seeker:
         """Whoever answers from now on is let go."""
         with self._news:
             self._closed = True
+            left, self._answers = list(self._answers.values()), {}
             self._news.notify_all()
+        _let_go(left)
 
     def seek(self) -> Met:
         """The broker that leads, connected. Raises ``unsent(...)`` if none is found, Misuse(BAD_URL) if the addresses that were given are
@@ -129,15 +140,24 @@ class Seeker:
         return leader.hello.get("shard") == than.hello.get("shard") and _epoch(leader) > _epoch(than)
 
     def _look(self, addresses: Sequence[Address], seconds: float, but: Address | None = None) -> Met:
+        with self._news:
+            self._looking, self.told = True, 0.0
+            old = [address for address, at in self._came_at.items() if time.monotonic() - at > KEPT_SECONDS]
+            stale = [self._answers.pop(address) for address in old if address in self._answers]
+            self._owed = set(self._asking)
+        _let_go(stale)
         look = _Look(self, seconds, but)
         leader: Met | None = None
         try:
             leader = look.leader(addresses)
             return leader
         finally:
+            late: list[Met | EscrowError] = []
             with self._news:
-                self._looking = False
-                late, self._answers = list(self._answers.values()), {}
+                self._looking, self._searching = False, leader is None and but is None
+                self._silent |= self._asking & set(look.open)
+                if not self._searching:
+                    late, self._answers = list(self._answers.values()), {}
             _let_go([answer for answer in (*look.found, *late) if answer is not leader])
 
     # What brokers say
@@ -201,9 +221,11 @@ class Seeker:
     def _came(self, address: Address, answer: Met | EscrowError) -> None:
         with self._news:
             self._asking.discard(address)
-            wanted = self._looking and not self._closed
+            wanted = (self._looking or self._searching) and not self._closed
+            if not isinstance(answer, EscrowError):
+                self._silent.discard(address)
             if wanted:
-                self._answers[address] = answer
+                self._answers[address], self._came_at[address] = answer, time.monotonic()
                 self._news.notify_all()
         if not wanted:
             _let_go([answer])
@@ -220,7 +242,6 @@ class _Look:
         self.found: list[Met] = []
         self._reasons: dict[Address, str] = {}
         self._first = seeker.shard is None
-        seeker._looking = True
 
     def leader(self, addresses: Sequence[Address]) -> Met:
         """Who leads of these, and of those that they name."""
@@ -231,7 +252,7 @@ class _Look:
             self._take(addresses[0], seeker._answer(addresses[0]))
         else:
             self._ask(addresses)
-        while self._open():
+        while self.open:
             with seeker._news:
                 there = self._arrived()
                 if not there:
@@ -258,15 +279,20 @@ class _Look:
         """How long who has not answered yet is waited for."""
         if any(self._seeker._leads(met) for met in self.found):
             return FIRST_SECONDS if self._first else GRACE_SECONDS
-        return FIRST_SECONDS if self.found or self._reasons else self._seconds
+        if not (self.found or self._reasons):
+            return self._seconds
+        new = set(self.open) - self._seeker._owed  # the others were waited for before
+        return 0.0 if not new else GRACE_SECONDS if new <= self._seeker._silent else FIRST_SECONDS
 
-    def _open(self) -> list[Address]:
+    @property
+    def open(self) -> list[Address]:
+        """Who was asked and has not answered yet."""
         done = {met.address for met in self.found} | set(self._reasons)
         return [address for address in self._asked if address not in done]
 
     def _arrived(self) -> list[Address]:
         """With the seeker's lock held."""
-        return [address for address in self._open() if address in self._seeker._answers]
+        return [address for address in self.open if address in self._seeker._answers]
 
     def _ask(self, addresses: Sequence[Address]) -> None:
         for address in dict.fromkeys(addresses):
@@ -293,6 +319,9 @@ class _Look:
         if not seeker._leads(answer):
             new = seeker._learn(answer.hello)
             hint = seeker._believed(answer.hello.get("leader"))
+            again_ms = answer.hello.get("again_ms")
+            if isinstance(again_ms, int):
+                seeker.told = max(seeker.told, again_ms / 1000)
             if not any(seeker._leads(met) for met in self.found):
                 self._ask(new if hint is None else [hint, *new])
 
@@ -316,7 +345,7 @@ class _Look:
         for met in self.found:
             leader = met.hello.get("leader")
             self._reasons[met.address] = f"it is a standby, {leader if isinstance(leader, str) else 'nobody'} leads"
-        for address in self._open():
+        for address in self.open:
             self._reasons[address] = "it is silent, or slow"
         if len(self._asked) == 1:
             return unsent(self._reasons[self._asked[0]])

@@ -9,6 +9,7 @@ import asyncio
 import inspect
 import logging
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,16 +21,19 @@ import pyarrow as pa
 
 from escrowmq import schemas
 from escrowmq.client.lanes.coalescer import Lane
+from escrowmq.client.lanes.returning import rest
 from escrowmq.client.producing.ending import outcome_column
 from escrowmq.client.producing.judging import Judge, name_of
 from escrowmq.client.producing.session import Session
-from escrowmq.errors import Code, EscrowError, Misuse
+from escrowmq.errors import AWAY, Code, EscrowError, Misuse
 from escrowmq.message.ids import records
 from escrowmq.model import Check, CheckedMessage, Outcome, TransactionId
 
 _log = logging.getLogger(__name__)
 WATCH_SECONDS = 0.2
 """How often a broken subscription is noticed; then also the pause before it is opened anew."""
+LASTING_SECONDS = 10.0
+"""A broker that is away for longer is no change of leader."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Decide = Callable[[Check], Outcome | Awaitable[Outcome]]
@@ -148,6 +152,25 @@ def _message(columns: dict[str, list[Any]], row: int) -> CheckedMessage:
     )
 
 
+class Absence:
+    """What is said of a broker at which one cannot listen: pure, its caller tells the time. A change of leader is over in some seconds and is to be expected,
+    so what is lost is a detail first, and a warning once it has lasted for ``LASTING_SECONDS``; a refusal is one at once. Each once, not at every try."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._said: set[tuple[Code, int]] = set()
+
+    def failed(self, code: Code, now: float) -> int | None:
+        """It failed again: the level of the line that is to be logged, None: no line."""
+        since = self._since = now if self._since is None else self._since
+        lost = code in AWAY or code is Code.TIMED_OUT
+        level = logging.INFO if lost and now - since < LASTING_SECONDS else logging.WARNING
+        if (code, level) in self._said:
+            return None
+        self._said.add((code, level))
+        return level
+
+
 class CheckLoop:
     """Answers the questions of one broker with one checker, until closed.
 
@@ -193,7 +216,7 @@ class CheckLoop:
             self._thread.join(5.0)
 
     def _run(self) -> None:
-        logged: Code | None = None  # a broker that is away is worth one line, not one per try
+        absence = Absence()
         while not self._closing.is_set():
             if not self._present.wait(WATCH_SECONDS):
                 continue
@@ -204,14 +227,13 @@ class CheckLoop:
             except EscrowError as problem:
                 if self._closing.is_set() or problem.code is Code.CLOSED or self._is_fenced(problem):
                     return
-                if problem.code is not logged:
-                    _log.warning("cannot listen for checks at %s: %s", self._session.link.address, problem)
-                    logged = problem.code
+                if (level := absence.failed(problem.code, time.monotonic())) is not None:
+                    _log.log(level, "cannot listen for checks at %s: %s", self._session.link.address, problem)
                 if self._is_fenced(self._renew_if_forgotten(number, problem)):
                     return
-                self._closing.wait(WATCH_SECONDS)
+                rest(self._session.link, WATCH_SECONDS, self._closing)
                 continue
-            logged = None
+            absence = Absence()
             self.listening.set()
             while self._present.is_set() and not stream.broken and not self._closing.wait(WATCH_SECONDS):
                 pass

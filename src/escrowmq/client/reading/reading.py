@@ -23,6 +23,7 @@ from typing import Any
 import pyarrow as pa
 
 from escrowmq.client.consuming.options import tag_list
+from escrowmq.client.lanes.returning import rest
 from escrowmq.client.lanes.waiting import Waiting
 from escrowmq.client.links.answers import away
 from escrowmq.client.links.presence import AWAY_SECONDS, Missing
@@ -413,7 +414,7 @@ class Reading:
                 break
             # It answered before its time: it is away, or a folder to which nothing comes.
             pause = self._backoff[number].left()
-            self.closed.wait(min(pause if pause > 0 else left, left))
+            rest(self.router.links[number], min(pause if pause > 0 else left, left), self.closed)
         return []
 
     def _ask_late(self, number: int, seconds: float) -> list[tuple[Partition, int]]:

@@ -10,8 +10,8 @@ The thread that beats takes them while nobody waits.
 
 from __future__ import annotations
 
+import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -26,6 +26,8 @@ from escrowmq.log.kafka.fold import Standing, examine, judged
 from escrowmq.log.kafka.partition import END, UNKNOWN_OFFSET, Partition
 from escrowmq.log.kafka.records import LARGEST_PAYLOAD, Beat, Payload, RecordType
 from escrowmq.log.kafka.rule import Verdict, prove
+from escrowmq.platform.clock import uptime
+from escrowmq.platform.logs import tell
 
 PATIENCE = 60.0
 """Seconds after which a record that is not acknowledged ends the channel. Kafka's own change of a partition's leader takes about ten."""
@@ -91,7 +93,7 @@ class Channel:
         self._owned = standing
         self._sending = threading.Lock()  # numbers are given, and records sent, in one order
         self._next = standing  # how the log stands behind what was sent, but for the offset
-        self._last_sent = time.monotonic()
+        self._last_sent = uptime()
         self._last_round: Round | None = None
         self._released = False
         self._polling = threading.Lock()  # held by whoever takes acknowledgements; it guards what follows
@@ -163,7 +165,7 @@ class Channel:
     def confirm(self, timeout: float) -> None:
         """Return when a record that was sent after this call began is known to count: nobody had claimed the log when it began.
         Many callers at once share a record. Raises as :meth:`Round.wait`."""
-        began = time.monotonic()
+        began = uptime()
         with self._sending:
             self._check()
             last = self._last_round
@@ -223,7 +225,7 @@ class Channel:
             sequence=now.sequence,
         )
         after = msgspec.structs.replace(after, number=now.number + 1)
-        self._last_sent = time.monotonic()
+        self._last_sent = uptime()
         self._sent.append(_Sent(now.number, self._last_sent, after, ends))  # before its acknowledgement can come
         try:
             self._partition.produce(now.number, raw)
@@ -234,13 +236,13 @@ class Channel:
     # Waiting
 
     def _await(self, round: Round, timeout: float | None) -> Standing:
-        deadline = time.monotonic() + (self._patience if timeout is None else timeout)
+        deadline = uptime() + (self._patience if timeout is None else timeout)
         self._waiting += 1
         try:
             while round.standing is None:
                 if self._failure is not None:
                     raise self._again(self._failure)
-                left = deadline - time.monotonic()
+                left = deadline - uptime()
                 if left <= 0:
                     late = f"{self._partition.name} has not acknowledged a record"
                     if timeout is None:
@@ -287,13 +289,17 @@ class Channel:
         if end < self._offset:
             raise error(Code.LOG_FAILED, f"a record was acknowledged at offset {end}, behind one at {self._offset - 1}")
         self.gaps += 1
-        deadline = time.monotonic() + self._patience
+        deadline = uptime() + self._patience
         while self._offset < end:
             found = self._partition.read(self._offset, end, _SLICE)
-            if time.monotonic() > deadline or (not found and self._stopped.is_set()):
+            if uptime() > deadline or (not found and self._stopped.is_set()):
                 what = f"what lies from offset {self._offset} on could not be read for {self._patience:g} s"
                 raise error(Code.LOG_FAILED, what, _NOT_KNOWN)
             for offset, raw in found:
+                if records.is_foreign(raw):  # not ours: where ours are is known, or its number will be missing
+                    self._offset = offset + 1
+                    tell_foreign(self._partition.name, offset)
+                    continue
                 header, _, claim = examine(offset, raw)
                 verdict, _ = judged(msgspec.structs.replace(self._owned, number=self._number), header, claim)
                 if verdict is Verdict.CLAIMS and claim is not None:
@@ -323,7 +329,7 @@ class Channel:
 
     def _keep_beating(self) -> None:
         while not self._stopped.wait(self._beat_seconds / 4) and self._failure is None:
-            now = time.monotonic()
+            now = uptime()
             if not self._sent and now - self._last_sent >= self._beat_seconds * 3 / 4:
                 with suppress(EscrowError):  # that it failed is noted
                     self.beat()
@@ -374,6 +380,12 @@ def _frames(data: memoryview) -> Iterator[list[memoryview]]:
             raise Misuse(Code.BAD_ARGUMENT, "a frame that is not whole")
         yield [data[at:end]]
         at = end
+
+
+def tell_foreign(partition: str, offset: int) -> None:
+    """Tell operators of a record of another program that was passed over."""
+    what = f"the record at offset {offset} of {partition} was written by another program, and is passed over: see Kafka's access rights"
+    tell(logging.WARNING, "foreign_record", what, partition=partition, offset=offset)
 
 
 def fenced(offset: int, url: str) -> EscrowError:

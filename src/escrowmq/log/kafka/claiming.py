@@ -25,6 +25,7 @@ def claim(
     *,
     url: str,
     version: str = "",
+    silence: float = 0.0,
     seed: tuple[int, int] | None = None,
     took: Callable[[Taken], object] = lambda _: None,
     timeout: float = CLAIM_SECONDS,
@@ -32,7 +33,7 @@ def claim(
 ) -> Channel:
     """Claim the log of ``partition`` and fold up to the claim; ``took`` gets each record on the way, the claim the last.
 
-    ``url``: where this node answers. ``seed``: shard and salt of a log that does not exist yet, random otherwise; if another made it first, its own count,
+    ``url``: where this node answers; ``silence``: :attr:`Claim.silence`. ``seed``: shard and salt of a log that does not exist yet, random otherwise; if another made it first, its own count,
     and ``fold.standing`` has them. ``options``: those of :class:`Channel`. Raises Unknown(TIMED_OUT), Corrupt(DAMAGED, NEWER_FORMAT, LOG_FAILED). After an
     error the partition must be closed: the claim may still arrive.
     """
@@ -46,7 +47,7 @@ def claim(
         nonce = secrets.randbits(64) or 1
         known = fold.standing
         shard, salt = (known.shard, known.salt) if known.shard else seed
-        made = Claim(salt=salt, url=url, version=version)
+        made = Claim(salt=salt, url=url, version=version, silence=silence)
         partition.produce(0, records.pack_claim(made, shard=shard, nonce=nonce, sequence=known.sequence))
         reach("kafka.claim_sent")
         offset = _acknowledged(partition, deadline)

@@ -47,6 +47,8 @@ class Standing(msgspec.Struct, frozen=True):
     """Where the owner answers."""
     released: bool = False
     """Whether the owner said that it stops."""
+    silence: float = 0.0
+    """Seconds without a sign of the owner before which no other may claim the log by the clock; 0: it did not say."""
 
     @property
     def owner(self) -> Owner:
@@ -67,8 +69,13 @@ class Taken(NamedTuple):
 
     @property
     def type(self) -> RecordType:
-        """Of the record."""
+        """Of the record, unless it is foreign."""
         return RecordType(self.header.type)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether it was made by another program."""
+        return self.header is records.FOREIGN
 
 
 _NOTHING = memoryview(b"")
@@ -90,6 +97,12 @@ def judged(now: Standing, header: RecordHeader, claim: Claim | None) -> tuple[Ve
     return judge(now.owner, ours, header.nonce, header.number)
 
 
+_NOT_OURS = (
+    "it is no record of this program, and its owner was not heard of again: it may be what that one sent last; a topic of the log must have no "
+    "other writers"
+)
+
+
 class Fold:
     """One reader's fold. Not thread-safe."""
 
@@ -98,6 +111,7 @@ class Fold:
         self._whole = self._standing
         self._parts: list[bytes] = []
         self._part_bytes = 0
+        self._doubt: int | None = None  # the offset of a foreign record behind which the owner has not been heard of
         self.replicas: tuple[str, ...] = ()
         """Where the nodes answer that the owner knows of, by its last beat."""
 
@@ -108,13 +122,16 @@ class Fold:
 
     @property
     def whole(self) -> Standing:
-        """Where another fold can go on: :attr:`standing`, but before the parts of something that is not whole yet."""
+        """Where another fold can go on: :attr:`standing`, but before the parts of something that is not whole yet, and before a record in doubt."""
         return self._whole
 
     def take(self, offset: int, raw: bytes) -> Taken:
         """Fold the next record of the partition. Corrupt(DAMAGED, NEWER_FORMAT) changes nothing.
 
         DAMAGED: offsets or records of the owner are missing, the record does not check, or its frames are not those that come next.
+
+        A foreign record is void, in doubt: it could be one of the owner's whose first bytes are damaged. The owner's next record ends the doubt, for its number
+        is the next one or shows that one is missing. A claim before that is DAMAGED: what the owner sent last may be what cannot be read.
         """
         now = self._standing
         if offset != now.offset:
@@ -122,6 +139,11 @@ class Fold:
                 f"the records from offset {now.offset} on are missing" if offset > now.offset else "it was read before"
             )
             raise damaged(offset, what)
+        if records.is_foreign(raw):
+            if self._doubt is None and now.epoch and not now.released:
+                self._doubt = offset
+            self._moved(msgspec.structs.replace(now, offset=offset + 1))
+            return Taken(offset, Verdict.VOID, records.FOREIGN, _NOTHING, [])
         header, payload, claim = examine(offset, raw)
         verdict, owner = judged(now, header, claim)
         after = msgspec.structs.replace(
@@ -134,9 +156,13 @@ class Fold:
             return Taken(offset, verdict, header, _NOTHING, [])
         if verdict is Verdict.CLAIMS:
             assert claim is not None
+            if self._doubt is not None:
+                raise damaged(self._doubt, _NOT_OURS)
             if not header.shard or not header.nonce:
                 raise damaged(offset, "it claims without a number of the shard or of its own")
-            after = msgspec.structs.replace(after, shard=header.shard, salt=claim.salt, url=claim.url, released=False)
+            after = msgspec.structs.replace(
+                after, shard=header.shard, salt=claim.salt, url=claim.url, released=False, silence=claim.silence
+            )
             self._parts, self._part_bytes, self.replicas = [], 0, ()
             self._standing = self._whole = after
             return Taken(offset, verdict, header, payload, [])
@@ -148,6 +174,7 @@ class Fold:
 
     def _counted(self, after: Standing, header: RecordHeader, payload: memoryview) -> Taken:
         offset, found = after.offset - 1, list[tuple[int, FrameHeader]]()
+        self._doubt = None
         if header.sequence != after.sequence:
             raise damaged(offset, f"it is of frame {header.sequence}, the log stands at {after.sequence}")
         if header.type == RecordType.PART:
@@ -176,7 +203,7 @@ class Fold:
         return Taken(offset, Verdict.COUNTS, header, content, found)
 
     def _moved(self, after: Standing) -> None:
-        if not self._parts:
+        if not self._parts and self._doubt is None:
             self._whole = after
         self._standing = after
 

@@ -46,6 +46,7 @@ class KafkaLog(Mirror):
 
     _channel: Channel | None = None
     _sent_base: SnapshotName | None = None
+    _released = False
 
     def lead(
         self,
@@ -87,8 +88,13 @@ class KafkaLog(Mirror):
         return self._channel is not None and isinstance(self._channel.failure, Fenced)
 
     @property
+    def ended(self) -> EscrowError | None:
+        """Why nothing is sent any more."""
+        return self._channel.failure if self._channel is not None else None
+
+    @property
     def proved_at(self) -> float:
-        """``time.monotonic()`` of when the last record was sent that counts."""
+        """By :func:`escrowmq.platform.clock.uptime`, when the last record was sent that counts."""
         return self._led().proved_at
 
     def caught_up(self) -> list[Frame]:
@@ -271,6 +277,16 @@ class KafkaLog(Mirror):
 
     # The end
 
+    def release(self) -> None:
+        """Send what was appended, and then that this node stops, so that another takes over at once."""
+        if self._channel is None or self._released:
+            return
+        self.sync()
+        self._released = True
+        with self._failing():
+            self._channel.release(RELEASE_SECONDS)
+        self.note(self._channel.standing)
+
     def close(self, *, clean: bool = True) -> None:
         """As any log; ``clean``: what was appended is sent, and then that this node stops, so that another takes over at once."""
         if self._channel is None or self._closed:
@@ -278,12 +294,9 @@ class KafkaLog(Mirror):
             return
         try:
             if clean and self._failure is None:
-                self.sync()
-                if self._keeping is not None:
+                self.release()
+                if self._keeping is not None:  # a base may be sent by whoever led once: its rank says what it is worth
                     self._keeping.result()
-                with self._failing():
-                    self._channel.release(RELEASE_SECONDS)
-                self.note(self._channel.standing)
         finally:
             self._channel.close()
             self._keeper.shutdown(wait=False, cancel_futures=True)

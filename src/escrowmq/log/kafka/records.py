@@ -63,7 +63,11 @@ class RecordHeader(NamedTuple):
     payload_checksum: int
 
 
-class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
+FOREIGN = RecordHeader(b"", 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+"""Stands for the header of a record that another program wrote."""
+
+
+class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=False, omit_defaults=True):
     """The payload of a claim, as JSON."""
 
     salt: int
@@ -72,6 +76,8 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     """Where its sender answers."""
     version: str = ""
     """Of its program."""
+    silence: float = 0.0
+    """Seconds without a sign of life after which it may be replaced; 0: not told."""
 
 
 class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
@@ -96,13 +102,15 @@ def pack(type: RecordType, *payload: Payload, shard: int, epoch: int, nonce: int
     return b"".join((head, _CHECKSUM.pack(xxhash.xxh3_64_intdigest(head)), *payload))
 
 
-def read_header(raw: bytes, offset: int) -> RecordHeader:
-    """The checked header of the record at ``offset`` of the partition. Corrupt(DAMAGED) if it is none of ours, Corrupt(NEWER_FORMAT).
+def is_foreign(raw: bytes) -> bool:
+    """Whether a record was made by another program, or is one of ours whose first bytes are damaged: the owner's numbers tell which."""
+    return raw[:4] != MAGIC
 
-    Nothing is passed over that cannot be read: it may have counted.
-    """
-    if len(raw) < HEADER_BYTES or raw[:4] != MAGIC:
-        raise damaged(offset, "it is no record of this program; a topic of the log must have no other writers")
+
+def read_header(raw: bytes, offset: int) -> RecordHeader:
+    """The checked header of the record at ``offset`` of the partition, which is not foreign. Corrupt(DAMAGED, NEWER_FORMAT)."""
+    if len(raw) < HEADER_BYTES:
+        raise damaged(offset, "it is shorter than its header")
     version, length = struct.unpack_from("<HH", raw, 4)
     if not 16 <= length <= len(raw) or raw[length - 8 : length] != _CHECKSUM.pack(
         xxhash.xxh3_64_intdigest(raw[: length - 8])

@@ -20,6 +20,7 @@ import pyarrow as pa
 from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.log.commit_log import first_segment
 from escrowmq.log.kafka.bases import Bases, Stored
+from escrowmq.log.kafka.channel import tell_foreign
 from escrowmq.log.kafka.claiming import claim
 from escrowmq.log.kafka.fold import Fold, Standing, Taken
 from escrowmq.log.kafka.kafka_log import KafkaLog
@@ -151,6 +152,11 @@ class PartitionReplica:
         return standing.url if standing.epoch and not standing.released else None
 
     @property
+    def leaders_silence(self) -> float:
+        """Seconds of silence that its leader goes by; 0 when it did not say."""
+        return self._fold.standing.silence
+
+    @property
     def replicas(self) -> tuple[str, ...]:
         """The URLs of the nodes that the leader knows of."""
         return self._fold.replicas
@@ -210,6 +216,8 @@ class PartitionReplica:
     def _took(self, taken: Taken) -> None:
         before, self._whole = self._whole, self._fold.whole
         if taken.verdict is Verdict.VOID:
+            if taken.foreign:
+                tell_foreign(self._partition.name, taken.offset)
             return
         self._heard = monotonic()
         if taken.verdict is Verdict.CLAIMS:
@@ -322,16 +330,16 @@ class PartitionReplica:
 
     # Taking over, and the end
 
-    def take_over(self, version: str) -> KafkaLog:
+    def take_over(self, version: str, silence: float = 0.0) -> KafkaLog:
         """Lead from now on. Fenced(FENCED), Corrupt(DAMAGED, LOG_FAILED), Unknown(TIMED_OUT): this replica is closed then."""
         self._check_open()
         try:
-            return self._led(version)
+            return self._led(version, silence)
         except BaseException:
             self.close()
             raise
 
-    def _led(self, version: str) -> KafkaLog:
+    def _led(self, version: str, silence: float) -> KafkaLog:
         before, self._restarted = self._restarted, False
         log = self.log
         channel = claim(
@@ -339,6 +347,7 @@ class PartitionReplica:
             self._fold,
             url=self._url,
             version=version,
+            silence=silence,
             seed=(log.shard, log.salt),
             took=self._took,
             timeout=self.answer_seconds,

@@ -54,7 +54,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A Parquet file: the expected rows, from before any database had them."""
+    """A Parquet file: the expected rows, from before any database had them. ``path``: in the run folder, or a URL that Spark knows (``hdfs://...``)."""
 
     path: str
     id: str

@@ -106,12 +106,15 @@ class Readings:
         return SqlRead(url, table.table, (table.id, *columns), where, texts=True)
 
     def _file(self, name: str, roles: tuple[Role, ...]) -> Rows:
-        """A Parquet file."""
+        """A Parquet file, of the run folder or of a file system that Spark knows by a URL."""
         file = self._manifest.files[name]
-        path = self._manifest.folder / file.path
-        if not path.exists():
-            raise Misuse(Code.BAD_ARGUMENT, f"{path} is missing")
-        frame = self.spark.read.parquet(str(path.resolve()))
+        path = file.path
+        if "://" not in path:
+            here = self._manifest.folder / path
+            if not here.exists():
+                raise Misuse(Code.BAD_ARGUMENT, f"{here} is missing")
+            path = f"file:{here.resolve()}"  # not one of what else may be the cluster's usual file system
+        frame = self.spark.read.parquet(path)
         for column, value in file.where.items():
             frame = frame.where(f.col(column).cast("string") == value)
         return Rows(frame, f.col(file.id).cast("string"), (Speaker(roles, lambda name: f.col(name).cast("string")),))

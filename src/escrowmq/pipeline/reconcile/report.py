@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from pyspark import StorageLevel
 from pyspark.sql import functions as f
 
+from escrowmq.errors import Code, Misuse
 from escrowmq.pipeline.failures import unwrap_errors
 from escrowmq.pipeline.reconcile.frames import KINDS, by_id, findings, together
+from escrowmq.pipeline.shared import check_shared, local_folder, on_cluster
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -73,10 +75,12 @@ def reconcile(
     """Compare two sides (see :mod:`escrowmq.pipeline.reconcile.frames`).
 
     ``out``: a folder (any that Spark can write to) that gets ``findings`` as Parquet with every finding, and ``report.json``; what was there
-    is replaced. ``covered_from``: from when on both sides hold all that there was (None: from their beginning). The same sides and ``settled_before`` give the same report. Raises Misuse for sides that lack columns.
+    is replaced; on a cluster its workers must see it, or it is refused before and after. ``covered_from``: from when on both sides hold all that there was (None: from their beginning). The same sides and ``settled_before`` give the same report. Raises Misuse for sides that lack columns.
     """
     from pyspark.sql import Observation
 
+    if out is not None:
+        check_shared(half.sparkSession, out, "what is found")
     totals = Observation(_TOTALS)
     tallies = by_id(_never_empty(together(half, commits))).observe(
         totals,
@@ -98,6 +102,7 @@ def reconcile(
         )
         if out is not None:
             real.orderBy("kind", "first_seen", "id").write.mode("overwrite").parquet(f"{out}/findings")
+            _check_written(real, f"{out}/findings")
             _write_text(real, f"{out}/report.json", json.dumps(report.to_json(), indent=2) + "\n")
         return report
     finally:
@@ -119,6 +124,19 @@ def _first(found: DataFrame, most: int) -> DataFrame:
 
 def _iso(when: datetime) -> str:
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
+
+
+def _check_written(found: DataFrame, folder: str) -> None:
+    """Raise Misuse(BAD_ARGUMENT) if not all of it is in a folder of this machine: a worker that came late has written into one of its own."""
+    spark = found.sparkSession
+    if not on_cluster(spark) or (here := local_folder(spark, folder)) is None:
+        return
+    from pyarrow import parquet
+
+    there = sum(parquet.read_metadata(file).num_rows for file in here.glob("*.parquet"))
+    if there != (rows := found.count()):
+        what = f"{there} of {rows} findings are in {here}: workers of the cluster have written into other folders"
+        raise Misuse(Code.BAD_ARGUMENT, what, "a folder that every worker sees under this path, or hdfs://HOST/...")
 
 
 def _write_text(frame: DataFrame, path: str, text: str) -> None:

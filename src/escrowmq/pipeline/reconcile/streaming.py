@@ -26,6 +26,7 @@ from pyspark.sql import functions as f
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.pipeline.reconcile.frames import aggregates, judged, together
+from escrowmq.pipeline.shared import check_shared
 from escrowmq.spark.source import register
 
 if TYPE_CHECKING:
@@ -66,10 +67,12 @@ def start(
     """Run a stream of findings: exactly once into ``topic`` at ``url`` (key: the id; body: JSON, see BODY), or into ``each``.
 
     ``each(findings, batch)`` is called once per batch, and after a crash perhaps again with the same number and rows: a function that
-    writes should remember the number. ``once``: until what is there now has been read. Raises Misuse(BAD_ARGUMENT) unless just one goal is given.
+    writes should remember the number. ``once``: until what is there now has been read. Raises Misuse(BAD_ARGUMENT) unless just one goal is given,
+    and for a ``checkpoint`` that workers of a cluster do not see: Spark keeps there what is yet to be judged.
     """
     if (topic is None) == (each is None) or (topic is not None and url is None):
         raise Misuse(Code.BAD_ARGUMENT, "findings go either to a topic at a URL or to a function")
+    check_shared(found.sparkSession, checkpoint, "the checkpoint")
     register(found.sparkSession)
     writer = as_messages(found).writeStream.format("escrow") if each is None else found.writeStream.foreachBatch(each)
     writer = writer.option("checkpointLocation", checkpoint).outputMode("append")

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from escrowmq.errors import Code, Misuse
-from escrowmq.pipeline.sql.tables import KINDS, Bounds, SqlRead, absolute
+from escrowmq.pipeline.sql.tables import KINDS, Bounds, SqlRead, absolute, inode
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -70,6 +70,7 @@ def read_texts(spark: SparkSession, reads: Sequence[SqlRead], partition_rows: in
 
 def _load(spark: SparkSession, reads: Sequence[SqlRead], columns: str, partition_rows: int) -> DataFrame:
     spark.dataSource.register(SqlTables)
+    reads = [replace(read, inode=inode(read.url)) for read in reads]
     return (
         spark.read.format(SqlTables.name())
         .schema(f"{SOURCE} INT, {columns}")

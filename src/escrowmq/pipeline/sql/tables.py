@@ -82,6 +82,7 @@ class SqlRead:
 
     ``texts``, of SQLite alone: every value is read, and compared with ``where``, as the text that SQLite makes of it, and ranges are of
     row ids, which are cut evenly without looking at the rows. Else ranges are of the first column of the primary key.
+    ``inode``: see :func:`check_there`.
     """
 
     url: str
@@ -89,6 +90,7 @@ class SqlRead:
     columns: tuple[str, ...]
     where: tuple[Where, ...] = ()
     texts: bool = False
+    inode: int | None = None
 
     def __repr__(self) -> str:
         return f"SqlRead({safe_url(self.url)}, {self.table})"
@@ -110,7 +112,7 @@ class SqlRead:
         for bound, comparison in zip(bounds, (">=", "<"), strict=True):
             if bound is not None:
                 query = query.where(_OPERATORS[comparison](sa.column(key), bound))
-        check_there(self.url)
+        check_there(self.url, self.inode)
         with engines.opened(self.url) as engine, engine.connect() as connection:
             if self.texts:  # the driver's own rows of bytes: nothing is made of them one by one
                 sqlite: Any = connection.connection.driver_connection
@@ -202,12 +204,29 @@ def absolute(url: str) -> str:
     return parsed.set(database=str(Path(file).absolute())).render_as_string(hide_password=False)
 
 
-def check_there(url: str) -> None:
-    """Raise Misuse(BAD_ARGUMENT) for a SQLite file that this machine does not have: SQLite would make an empty one."""
+def inode(url: str) -> int | None:
+    """The number by which a file system knows a SQLite file; None for other databases, and for a file that is not there."""
     file = _file(sa.make_url(url))
-    if file is not None and not Path(file).is_file():
-        hint = "on a cluster every worker must have it, as the same file; else use a database server"
-        raise Misuse(Code.BAD_ARGUMENT, f"{socket.gethostname()} has no database {file}", hint)
+    return None if file is None or not Path(file).is_file() else Path(file).stat().st_ino
+
+
+def check_there(url: str, same: int | None = None) -> None:
+    """Raise Misuse(BAD_ARGUMENT) for a SQLite file that this machine does not have: SQLite would make an empty one.
+
+    ``same``: its :func:`inode` where it was looked at first. A file of another number is another one, which has this path on this machine by chance.
+    """
+    file = _file(sa.make_url(url))
+    if file is None:
+        return
+    found = inode(url)
+    host, rest = (
+        socket.gethostname(),
+        "on a cluster every worker must have the same file under this path; else use a database server",
+    )
+    if found is None:
+        raise Misuse(Code.BAD_ARGUMENT, f"{host} has no database {file}: {rest}")
+    if same not in (None, found):
+        raise Misuse(Code.BAD_ARGUMENT, f"{file} of {host} is another file than that of the driver: {rest}")
 
 
 def safe_url(url: str) -> str:

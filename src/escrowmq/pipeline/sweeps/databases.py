@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.outbox.engines import open_locking
-from escrowmq.pipeline.sql.tables import absolute, check_there, safe_url
+from escrowmq.pipeline.sql.tables import absolute, check_there, inode, safe_url
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -19,12 +19,15 @@ class Databases:
 
     orders: tuple[str, ...]
     products: str
+    inodes: dict[str, int | None] = field(init=False, compare=False)
+    """Of SQLite files, by URL, so that workers know the same files (see :func:`~escrowmq.pipeline.sql.tables.check_there`)."""
 
     def __post_init__(self) -> None:
         if not self.orders:
             raise Misuse(Code.BAD_ARGUMENT, "a sweep needs at least one database of orders")
         object.__setattr__(self, "orders", tuple(map(absolute, self.orders)))
         object.__setattr__(self, "products", absolute(self.products))
+        object.__setattr__(self, "inodes", {url: inode(url) for url in (*self.orders, self.products)})
         if len(set(self.orders)) < len(self.orders):
             raise Misuse(Code.BAD_ARGUMENT, "two order databases are the same", "shards are numbered in their order")
 
@@ -53,7 +56,7 @@ class Connections:
     def _to(self, url: str) -> sa.Connection:
         made = self._made.get(url)
         if made is None:
-            check_there(url)
+            check_there(url, self._databases.inodes[url])
             engine = open_locking(url)
             self._stack.callback(engine.dispose)
             try:

@@ -2,6 +2,8 @@
 
 Each worker has a loopback address of its own: Spark starts the second attempt of a straggling task only on another host (and in
 local mode never). So all of 127.0.0.0/8 must lead back here, as it does on Linux.
+
+The workers can have folders of their own, as on machines of their own (Linux; as root, or where users may have namespaces).
 """
 
 from __future__ import annotations
@@ -9,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +26,18 @@ from escrowmq.testing.servers.process import Server, accepts, free_port, started
 from escrowmq.testing.servers.seam import Absent
 
 _PACKAGE = "org.apache.spark.deploy"
+
+_BEHIND_EMPTY = """\
+set -e
+exec 3<"$2"  # its own folder, before that is covered, too
+mount -t tmpfs none "$1"
+mkdir -p "$2"
+mount --no-canonicalize --bind /proc/self/fd/3 "$2"
+exec 3<&-
+shift 2
+exec "$@"
+"""
+"""A shell's: see the first folder as empty, but for the second, and be the program that the other words are."""
 
 
 @dataclass
@@ -49,8 +65,13 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(folder: Path, workers: int = 2, memory: str = "1g") -> Iterator[Cluster]:
-    """A cluster with its logs and work folders in ``folder``; ``memory`` is each worker's. Raises :class:`Absent`."""
+def cluster(folder: Path, workers: int = 2, memory: str = "1g", hidden: Path | None = None) -> Iterator[Cluster]:
+    """A cluster with its logs and work folders in ``folder``; ``memory`` is each worker's.
+
+    ``hidden``: a folder that each worker, with its executors and their Python processes, sees as an empty one, in which there is only
+    what it makes there itself. So nothing in it can be shared with the driver, nor among workers. Raises :class:`Absent`.
+    """
+    alone = _apart() if hidden is not None else []
     home, environment = _spark(folder)
     port, shown = free_port(), free_port()
     url = f"spark://127.0.0.1:{port}"
@@ -70,18 +91,37 @@ def cluster(folder: Path, workers: int = 2, memory: str = "1g") -> Iterator[Clus
             log = folder / f"worker-{number}.log"
             host = f"127.0.0.{number + 1}"
             options = ["--cores", "1", "--memory", memory, "--host", host, "--webui-port", str(free_port())]
-            work = folder / f"work-{number}"
+            own = folder / f"worker-{number}"
+            own.mkdir()
+            home, environment = _spark(own)
+            behind = [*alone, "sh", "-c", _BEHIND_EMPTY, "sh", str(hidden), str(own)] if hidden is not None else []
+            options += ["--work-dir", str(own / "work")]
             hands.append(
                 Server(
                     url=url,
-                    command=[starter, f"{_PACKAGE}.worker.Worker", *options, "--work-dir", str(work), url],
+                    command=[*behind, starter, f"{_PACKAGE}.worker.Worker", *options, url],
                     ready=lambda _, log=log: "Successfully registered with master" in _read(log),  # type: ignore[misc]
                     log=log,
-                    environment={**environment, "SPARK_LOCAL_IP": host},
+                    environment={**environment, "SPARK_LOCAL_IP": host, "TMPDIR": str(own)},
                 )
             )
             stack.enter_context(started(hands[-1]))
         yield Cluster(url, master, hands)
+
+
+def _apart() -> list[str]:
+    """The command that runs another one with mounts of its own."""
+    program = shutil.which("unshare")
+    if program is None:
+        raise Absent("folders of their own need unshare; on Debian: apt-get install util-linux")
+    own = [program, "--mount", "--propagation", "private"]
+    command = own if os.geteuid() == 0 else [*own, "--user", "--map-root-user"]
+    tried = subprocess.run([*command, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, text=True)
+    if tried.returncode:
+        raise Absent(
+            f"folders of their own need mounts of their own, which are not allowed here: {tried.stderr.strip()}"
+        )
+    return command
 
 
 def _spark(folder: Path) -> tuple[Path, Mapping[str, str]]:

@@ -31,6 +31,12 @@ class Hello(TypedDict):
     ]
     leader: NotRequired[Annotated[str, "URL of the broker that leads; absent: it is not known, or the log is its own"]]
     replicas: NotRequired[Annotated[list[str], "URLs of the brokers of this shard, itself included"]]
+    again_ms: NotRequired[
+        Annotated[
+            int,
+            "of a standby that many ask: it need not be asked who leads again before so many milliseconds; absent: it may",
+        ]
+    ]
 
 
 class Health(TypedDict):

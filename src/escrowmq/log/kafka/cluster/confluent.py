@@ -14,7 +14,12 @@ from functools import partial
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+)
 
 from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.log.kafka.cluster.address import REPLICAS, KafkaAddress
@@ -284,6 +289,9 @@ class ConfluentPartition:
                 self._fetch(start, slice)
                 if not slice:
                     break
+            if self._ahead and self._ahead[0][0] > start:  # the end of a stranger's transaction, or compaction
+                what = f"{self.name}: nothing can be read at offset {start}, and there is more behind it"
+                raise error(Code.DAMAGED, what, "a topic of the log must have no other writers")
             while self._ahead and self._ahead[0][0] < end:
                 found.append(self._ahead.popleft())
         return found
@@ -381,11 +389,15 @@ class ConfluentPartition:
             raise failed(self.name, problem)
 
     def _ends(self, timeout: float) -> tuple[int, int]:
-        place = TopicPartition(self._topic, self._partition)
-        with self._consuming:
-            self._check()
-            first, following = self._consumer.get_watermark_offsets(place, timeout=min(timeout, 1.0), cached=False)
-            return first, following
+        """Asked by a connection of its own: over the consumer's the question would wait behind a fetch, which Kafka holds for ``fetch.wait.max.ms``."""
+        self._check()
+        place, timeout = TopicPartition(self._topic, self._partition), min(max(timeout, SLICE), 1.0)
+        asked = [
+            self._admin.list_offsets({place: spec}, request_timeout=timeout)[place]
+            for spec in (OffsetSpec.earliest(), OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        ]
+        first, following = (int(future.result(timeout).offset) for future in asked)
+        return first, following
 
     def _check(self) -> None:
         if self._closed:

@@ -1,0 +1,69 @@
+"""Checks that Spark's workers see a folder of the driver's machine. Where they do not, each would write into a folder of its own, and Spark would
+find nothing to complain about."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from escrowmq.errors import Code, Misuse
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_TASKS_PER_CORE = 2
+"""So that each worker has some, also if one is quicker."""
+_HINT = "a folder that every worker sees under this path, or a file system that Spark knows: hdfs://HOST/..., s3a://BUCKET/..."
+
+
+def on_cluster(spark: SparkSession) -> bool:
+    """Whether others than this process's own Java do the work."""
+    return not str(spark.sparkContext.master).startswith("local")
+
+
+def local_folder(spark: SparkSession, name: str) -> Path | None:
+    """The folder of this machine that Spark means by ``name`` (a path or a URL); None if it is one of another file system."""
+    jvm: Any = spark._jvm
+    assert jvm is not None  # a session has one
+    path = jvm.org.apache.hadoop.fs.Path(name)
+    system = path.getFileSystem(spark._jsc.hadoopConfiguration())
+    if system.getUri().getScheme() != "file":
+        return None
+    return Path(system.makeQualified(path).toUri().getPath())
+
+
+def check_shared(spark: SparkSession, name: str, what: str) -> None:
+    """Raise Misuse(BAD_ARGUMENT) if a worker does not see a folder into which Spark is to write; ``what`` is its name for people.
+
+    A file is made there, looked for by some tasks, and removed. Without a cluster, and for other file systems, nothing is done.
+    """
+    if not on_cluster(spark) or (folder := local_folder(spark, name)) is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    handle, mark = tempfile.mkstemp(prefix=".escrowmq-", dir=folder)
+    os.close(handle)
+    try:
+        count = spark.sparkContext.defaultParallelism * _TASKS_PER_CORE
+        blind = spark.sparkContext.parallelize(range(count), count).mapPartitions(_Look(mark)).collect()
+    finally:
+        os.unlink(mark)
+    if blind:
+        hosts = ", ".join(sorted(set(blind)))
+        raise Misuse(
+            Code.BAD_ARGUMENT, f"{what}: workers of the cluster ({hosts}) do not see the folder {folder}", _HINT
+        )
+
+
+class _Look:
+    """A task: the name of its machine if a file is not there."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+
+    def __call__(self, _: Iterable[int]) -> Iterator[str]:
+        if not os.path.exists(self._mark):
+            yield socket.gethostname()

@@ -1,0 +1,125 @@
+"""A Spark cluster as on machines of its own: workers that see no folder of the driver's or of each other, HDFS, and a shard behind failover.
+
+The driver's programs run in ``folder`` and with their temporary files in it; to the workers it is empty.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import escrowmq as mq
+from escrowmq.errors import EscrowError
+from escrowmq.log.kafka.cluster.opening import create_topics
+from escrowmq.testing.servers import escrow, hdfs
+from escrowmq.testing.servers.process import Server, free_port
+from escrowmq.testing.servers.spark import Cluster, cluster
+
+PATIENCE = 600.0
+"""Seconds in which something must happen."""
+SETTINGS = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.executor.memory": "512m",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData",
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # both workers, from the first job on
+}
+
+
+def eventually(what: Callable[[], bool], why: Callable[[], str]) -> None:
+    """Wait until something holds; what cannot be asked in the middle of a failover is asked again."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        with contextlib.suppress(EscrowError):
+            if what():
+                return
+        assert time.monotonic() < deadline, why()
+        time.sleep(0.02)
+
+
+class Shard:
+    """Two served brokers of one log on Kafka; ``url`` names both."""
+
+    def __init__(self, folder: Path, kafka: str, stack: contextlib.ExitStack) -> None:
+        topic = f"{kafka}/log-{uuid.uuid4().hex[:12]}"
+        create_topics(f"{topic}?replication=1")
+        ports = [free_port(), free_port()]
+        self.url = "escrow://" + "|".join(f"127.0.0.1:{port}" for port in ports)
+        options = ("--log", f"{topic}/0?replication=1", "--replicas", self.url)
+        self.nodes = [stack.enter_context(escrow.serving(folder / str(port), *options, port=port)) for port in ports]
+        eventually(lambda: self.leader() is not None, lambda: "nobody leads")
+
+    def leader(self) -> Server | None:
+        """The node that leads."""
+        return next((node for node in self.nodes if _role(node) == "leader"), None)
+
+    def kill_leader(self) -> Server:
+        """``kill -9``, when the other one stands by."""
+        eventually(lambda: sorted(map(_role, self.nodes)) == ["leader", "standby"], lambda: "they are not two")
+        found = self.leader()
+        assert found is not None
+        found.kill()
+        return found
+
+
+def _role(node: Server) -> str:
+    try:
+        with mq.connect(f"{node.url}?replicas=listed") as bus:
+            return str(bus.router.links[0].action("hello", {}, 2.0).get("role"))
+    except EscrowError:
+        return "away"
+
+
+@dataclass
+class Apart:
+    """The cluster and what is around it."""
+
+    folder: Path
+    hands: Cluster
+    hdfs: str
+    shard: Shard
+
+    def start(self, *words: str, folder: Path | None = None) -> subprocess.Popen[str]:
+        """A Python program of the driver's, in a session of its own: ``words`` are what follows ``python``."""
+        here = folder or self.folder
+        temporary = self.folder / "tmp"
+        temporary.mkdir(exist_ok=True)
+        return subprocess.Popen(
+            [sys.executable, *words],
+            cwd=here,
+            env={**os.environ, **self._paths(), "TMPDIR": str(temporary)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def _paths(self) -> Mapping[str, str]:
+        tests = Path(__file__).parent
+        return {"PYTHONPATH": os.pathsep.join([str(tests), str(tests / "spark"), os.environ.get("PYTHONPATH", "")])}
+
+    def in_worker(self, worker: int, *command: str) -> None:
+        """Run something that sees what a worker sees."""
+        pid = str(self.hands.workers[worker].pid)
+        users = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
+        subprocess.run(["nsenter", "--target", pid, *users, "--mount", *command], check=True)
+
+
+@contextlib.contextmanager
+def apart(folder: Path, kafka: str) -> Iterator[Apart]:
+    """All of it. Raises Absent where one of it cannot be had."""
+    with contextlib.ExitStack() as stack:
+        driver, at = folder / "hidden" / "driver", folder / "hidden" / "cluster"
+        driver.mkdir(parents=True)
+        at.mkdir()
+        hands = stack.enter_context(cluster(at, hidden=folder / "hidden"))
+        name_node = stack.enter_context(hdfs.serving(folder / "hidden" / "hdfs"))
+        shard = Shard(folder / "hidden" / "shard", kafka, stack)
+        yield Apart(driver, hands, name_node.url, shard)
