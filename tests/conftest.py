@@ -89,6 +89,13 @@ class OneOfEach(LoadScopeScheduling):
             return nodeid.partition("::")[0]
         return next((server for server in HEAVY if server in nodeid.lower()), nodeid)
 
+    def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
+        """What is done is forgotten: xdist goes through all that a process ever got to see how much of it is left."""
+        super().mark_test_complete(node, item_index, duration)
+        scope = self._split_scope(self.registered_collections[node][item_index])
+        if all(self.assigned_work[node][scope].values()):
+            del self.assigned_work[node][scope]
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """In the processes of ``pytest -n``: what takes long comes first (after what xdist itself puts first, the large groups)."""

@@ -259,8 +259,7 @@ def _begin(wanted: dict[str, Any], descriptors: list[int]) -> Callable[[], objec
     program: Callable[[], object]
     for word in words:
         if word == "-W":
-            assert (wanted_warnings := next(words)) == "error", f"a forked program has no -W {wanted_warnings}"
-            warnings.simplefilter("error")
+            warnings._processoptions([next(words)])  # type: ignore[attr-defined]
         elif word == "-m":
             module = next(words)
             sys.argv, sys.path[0] = [module, *words], os.getcwd()

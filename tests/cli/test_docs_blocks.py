@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
+import forked
 from escrowmq.cli.main import app
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -30,12 +31,17 @@ def test_every_page_with_programs_is_known() -> None:
     assert set(FIRST) - READING >= {"barrier.md", "modes.md", "outbox.md", "spark.md"}
 
 
+def fresh(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, cwd=cwd, capture_output=True, text=True)
+
+
 @pytest.mark.parametrize("page", sorted(set(FIRST) - READING))
 def test_the_first_program_of_a_page_runs_twice(page: str, tmp_path: Path) -> None:
+    """The first time by a Python that starts, which is how a reader has it; what is asked of the second is not how it starts."""
     program = GIVEN.get(page, "") + FIRST[page]
-    for turn in ("first", "second"):
+    for turn, run in (("first", fresh), ("second", forked.run)):
         words = [sys.executable, "-W", "error", "-W", "ignore::ResourceWarning", "-c", program]
-        result = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+        result = run(words, cwd=tmp_path)
         assert (result.returncode, result.stderr) == (0, ""), (page, turn)
 
 

@@ -13,6 +13,7 @@ import pytest
 from cli_runs import Run, Served
 
 import escrowmq as mq
+import forked
 
 README = (Path(__file__).parent.parent.parent / "README.md").read_text()
 
@@ -58,9 +59,12 @@ def decide(check):
 """
 
 
+def words(program: str) -> list[str | Path]:
+    return [sys.executable, "-W", "error", "-c", program]
+
+
 def run_program(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-W", "error", "-c", program]
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True)
+    return forked.run(words(program), cwd=folder)
 
 
 def impatient(program: str) -> str:
@@ -83,8 +87,8 @@ def orders_and_messages(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def test_the_program_of_the_readme_runs_twice(tmp_path: Path) -> None:
-    for _ in range(2):
-        result = run_program(PROGRAM, tmp_path)
+    for _ in range(2):  # as a reader does: a Python starts
+        result = subprocess.run(words(PROGRAM), cwd=tmp_path, capture_output=True, text=True)
         assert (result.returncode, result.stderr) == (0, "")
         key, _, body = result.stdout.partition(" ")
         assert (len(key), body) == (36, "b'one book'\n")

@@ -211,7 +211,7 @@ def publish_what_is_rolled_back(monkeypatch):
     monkeypatch.setattr(Ending, "apply_decided", apply_decided)
 
 
-@planted(searched_from(27))
+@planted(searched_from(1))
 def publish_only_the_first_message_of_a_transaction(monkeypatch):
     def messages_of(self, ordinals):
         names = ("first", "queue_id", "tag", "size")

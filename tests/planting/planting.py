@@ -1,7 +1,8 @@
 """Plants bugs in the product, one at a time, and runs the tests of the suite that must notice them.
 
-``python planting.py RESULTS ROOM...`` is one process of pytest. Of each test that is named by a bug it says how the test ends without
-a bug, and how with each of the bugs that it must notice, in lines of JSON:
+``python planting.py RESULTS CLEAN ROOM...`` is one process of pytest. Of each test that is named by a bug it says how the test ends
+with each of the bugs that it must notice, in lines of JSON; with ``all`` for CLEAN, also how it ends without a bug. With ``long``, that is
+said only of tests of the long form: the others are part of the suite, which is red where one of them is.
 
 - ``called``: how often the changed function ran: a bug that nothing ran was not planted.
 - ``told``: the statement of the test that failed, and what it failed with. The bug's ``word`` must be in it.
@@ -100,9 +101,10 @@ def bug(
 
 
 class Planter:
-    """The part of pytest that runs each test once as it is, and once with each bug that it must notice."""
+    """The part of pytest that runs each test once as it is (``clean``: also those that the suite runs), and once with each bug that it must notice."""
 
-    def __init__(self, bugs: list[Bug], results: Path) -> None:
+    def __init__(self, bugs: list[Bug], results: Path, *, clean: bool) -> None:
+        self._clean = clean
         self._by_test: dict[str, list[Bug]] = {}
         for one in bugs:
             self._by_test.setdefault(one.test, []).append(one)
@@ -124,7 +126,8 @@ class Planter:
         settings.load_profile("planted")
 
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
-        self._run(item, None)
+        if self._clean or item.get_closest_marker("long"):
+            self._run(item, None)
         for one in self._by_test.get(item.nodeid, []):
             self._run(item, one)
         return True
@@ -161,7 +164,7 @@ class Planter:
             file.write(json.dumps(found) + "\n")
 
 
-def main(results: str, *rooms: str) -> int:
+def main(results: str, clean: str, *rooms: str) -> int:
     """Run the bugs of these rooms (all, if none is named)."""
     import catalogue
 
@@ -170,7 +173,7 @@ def main(results: str, *rooms: str) -> int:
         for one in catalogue.BUGS.values()
         if not one.spark and (not rooms or one.room in rooms or one.name in rooms)
     ]
-    planter = Planter(bugs, Path(results))
+    planter = Planter(bugs, Path(results), clean=clean == "all")
     options = ["-q", "--rootdir", str(ROOT), "-o", "addopts="]
     # What a bug does to a thread of its own is no matter of the next test.
     for plugin in ("cacheprovider", "xdist", "threadexception", "unraisableexception"):

@@ -99,8 +99,8 @@ def local_session(
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         **({"SPARK_LOCAL_IP": "127.0.0.1"} if here else {}),
         "SPARK_CONF_DIR": str(folder),
-        # PySpark's own; a foreign installation would be another version. Workers elsewhere may have nothing but its archive.
-        "SPARK_HOME": None if theirs else write_home(folder / "home"),
+        # PySpark's own; a foreign installation would be another version. A cluster's workers may have nothing but its archive.
+        "SPARK_HOME": write_home(folder / "home") if (master or "local").startswith("local") else None,
     }
     with _environment(environment):
         try:

@@ -21,7 +21,6 @@ from pathlib import Path
 
 from escrowmq.errors import EscrowError
 from escrowmq.pipeline.java import find_java, write_launcher
-from escrowmq.pipeline.session import write_home
 from escrowmq.testing.servers.process import Server, accepts, free_port, started
 from escrowmq.testing.servers.seam import Absent
 
@@ -138,7 +137,7 @@ def _spark(folder: Path) -> tuple[Path, Mapping[str, str]]:
         "appender.stderr.name = stderr\nappender.stderr.target = SYSTEM_ERR\nappender.stderr.layout.type = PatternLayout\n"
         "appender.stderr.layout.pattern = %p %c{1}: %m%n%ex{short}\n"
     )
-    home = Path(write_home(folder / "home") or Path(found.origin).parent)
+    home = Path(found.origin).parent
     return home, {
         "SPARK_HOME": str(home),
         "JAVA_HOME": str(java),
