@@ -35,7 +35,9 @@ from seam import Running, Work
 from starting import started
 
 import escrowmq as mq
-from escrowmq.log.kafka.cluster.opening import create_topics
+from escrowmq.log.kafka.cluster.opening import create_topics, open_partitions
+from escrowmq.log.kafka.replica import open_replica
+from escrowmq.platform.disk import RealDisk
 from escrowmq.testing.servers import kafka
 from escrowmq.testing.servers.process import Server, accepts, free_port
 
@@ -53,6 +55,8 @@ WORKS = (
 GOALS = {"4 callers, batches of 1,000": 0.4, "1 caller, batches of 1,000": 0.4, "256 in flight": 0.8}
 """What part of the local log's rate is asked for."""
 PACED = Work("paced", "paced", callers=64)
+KAFKA_SETTINGS = {"broker.heartbeat.interval.ms": "2000", "broker.session.timeout.ms": "9000"}
+"""As Kafka has them by default: those of the tests are to notice a death sooner, and cost more."""
 PATIENCE = 120.0
 SIDES = ("local", "kafka")
 KAFKA = "a node of Kafka, the mean of all"
@@ -65,6 +69,8 @@ class Pair:
     local: Running
     leader: Running
     standby: Server
+    log: str
+    """The address of the log that both share."""
     nodes: list[Server]
     """Those that were started for it."""
     partitions: list[Path]
@@ -90,11 +96,11 @@ def ask(url: str, action: str) -> dict[str, Any]:
         return {}
 
 
-def eventually(what: Callable[[], bool], why: str) -> None:
+def eventually(what: Callable[[], bool], why: Callable[[], str]) -> None:
     deadline = time.monotonic() + PATIENCE
     while not what():
         if time.monotonic() > deadline:
-            raise RuntimeError(why)
+            raise RuntimeError(why())
         time.sleep(0.02)
 
 
@@ -116,7 +122,7 @@ def running(options: argparse.Namespace, folder: Path) -> Iterator[Pair]:
             node = stack.enter_context(kafka.serving(folder / "kafka"))
             url, nodes, homes = node.url, [node], [folder / "kafka"]
         else:
-            cluster = stack.enter_context(kafka.cluster(folder / "kafka", options.nodes))
+            cluster = stack.enter_context(kafka.cluster(folder / "kafka", options.nodes, KAFKA_SETTINGS))
             url, nodes = cluster.url, cluster.nodes
             homes = [folder / "kafka" / f"node-{number + 1}" for number in range(options.nodes)]
         topic = f"log-{uuid.uuid4().hex[:8]}"
@@ -132,15 +138,17 @@ def running(options: argparse.Namespace, folder: Path) -> Iterator[Pair]:
         ]
         leader = stack.enter_context(started(servers[:1], f"escrow://127.0.0.1:{ports[0]}"))
         stack.callback(servers[1].stop)
-        eventually(lambda: ask(leader.address, "hello").get("role") == "leader", "nobody leads")
-        yield Pair(local, leader, servers[1], nodes, [home / "kafka" / f"{topic}-0" for home in homes])
+        eventually(
+            lambda: ask(leader.address, "hello").get("role") == "leader", lambda: f"nobody leads: {said(servers[0])}"
+        )
+        yield Pair(local, leader, servers[1], log, nodes, [home / "kafka" / f"{topic}-0" for home in homes])
 
 
 def node_of(folder: Path, port: int, log: str, addresses: str) -> Server:
     """A broker that shares its log, on a folder ``data`` in this one."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "escrowmq", "serve", "-d", str(folder / "data"), "-l", f"127.0.0.1:{port}"]
-    command += ["--log", log, "--replicas", addresses]
+    command += ["--log", log, "--replicas", addresses, "--silence", "10"]  # it is measured, not failed over
     return Server(
         url=f"escrow://127.0.0.1:{port}",
         command=command,
@@ -148,6 +156,11 @@ def node_of(folder: Path, port: int, log: str, addresses: str) -> Server:
         log=folder / "log",
         environment=environment(),
     )
+
+
+def said(server: Server) -> str:
+    """The end of what a server printed."""
+    return server.log.read_text(errors="replace")[-2000:]
 
 
 # The works
@@ -248,12 +261,12 @@ def level(pair: Pair) -> None:
         there = ask(pair.standby.url, "stats").get("log_position", -1)
         return bool(there == ask(pair.leader.address, "stats").get("log_position"))
 
-    eventually(is_level, "the standby does not follow")
+    eventually(is_level, lambda: f"the standby is behind: {ask(pair.standby.url, 'stats')}; {said(pair.standby)}")
 
 
 def openings(pair: Pair, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds until a standby is level again: its folder as it left it, and lost."""
-    found: dict[str, Any] = {"kept_s": [], "lost_s": []}
+    """Seconds until a standby is level again: its folder as it left it, and lost; and how fast a folder is filled from Kafka, without a broker."""
+    found: dict[str, Any] = {"kept_s": [], "lost_s": [], "mb_s": [], "opened_s": []}
     for kind in itertools.islice(itertools.cycle(("kept", "lost")), 2 * options.repeats):
         pair.standby.stop()
         if kind == "lost":
@@ -265,9 +278,25 @@ def openings(pair: Pair, folder: Path, options: argparse.Namespace) -> dict[str,
     pair.standby.stop()
     stats = ask(pair.leader.address, "stats")
     found |= {"bytes": stats["log_stored_bytes"], "rows": stats["log_position"]}
-    started_s = statistics.median(found["kept_s"])
-    found["mb_s"] = [found["bytes"] / 1e6 / max(lost - started_s, 1e-3) for lost in found["lost_s"]]
+    for repeat in range(options.repeats):
+        found["mb_s"].append(found["bytes"] / 1e6 / followed(pair, folder / f"copy-{repeat}"))
+        found["opened_s"].append(followed(pair, folder / f"copy-{repeat}"))
+        shutil.rmtree(folder / f"copy-{repeat}")
     return found
+
+
+def followed(pair: Pair, folder: Path) -> float:
+    """Seconds until a folder holds what is in Kafka now: signs of life, which come meanwhile, are not waited for."""
+    with contextlib.closing(open_partitions(pair.log).log()) as partition:
+        _, end = partition.ends(PATIENCE)
+    begun = time.monotonic()
+    replica = open_replica(RealDisk(folder), open_partitions(pair.log), url="escrow://127.0.0.1:1")
+    try:
+        while replica.offset < end:
+            replica.follow(1.0)
+        return time.monotonic() - begun
+    finally:
+        replica.close()
 
 
 def checked(pair: Pair, folder: Path) -> dict[str, int]:
@@ -358,7 +387,8 @@ def openings_table(found: dict[str, Any]) -> list[str]:
         "| --- | --- |",
         f"| level again, its folder kept, with the start of Python | {middle(found['kept_s'])} s |",
         f"| level again, its folder lost | {middle(found['lost_s'])} s |",
-        f"| so it follows, writes and folds | {middle(found['mb_s'])} MB/s |",
+        f"| a folder filled from Kafka: read, checked, written | {middle(found['mb_s'])} MB/s |",
+        f"| a folder opened that was filled before | {middle(found['opened_s'])} s |",
     ]
 
 

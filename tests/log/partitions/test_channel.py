@@ -310,6 +310,34 @@ def test_it_beats_while_nothing_is_sent_and_notices_by_itself_that_it_is_fenced(
     channel.close()
 
 
+@pytest.mark.parametrize("body", [10, 500_000, 2_000_000])
+def test_frames_in_chunks_become_the_same_records(body: int) -> None:
+    made = [frames(n, body=body) for n in range(3)]
+    kafkas = MemoryKafka(), MemoryKafka()
+    whole, chunked = (open_channel(kafka)[0] for kafka in kafkas)
+    whole.send_frames(b"".join(made)).wait()
+    chunked.send_chunks([[memoryview(one)[:56], memoryview(one)[56:]] for one in made]).wait()
+    contents = [
+        [records.payload_of(raw, records.read_header(raw, 0), 0).tobytes() for raw in k.log.records[1:]] for k in kafkas
+    ]
+    assert contents[0] == contents[1]
+    assert b"".join(contents[1]) == b"".join(made)
+
+
+def test_who_leads_reads_gaps_alone() -> None:
+    kafka = MemoryKafka()
+    channel, partition = open_channel(kafka)
+    assert partition.rests == 0
+    channel.start()
+    assert partition.rests == 1  # what was followed is not followed any more
+    kafka.write(kafka.log[0])  # a repetition, which is void
+    channel.send_frames(frames(0)).wait()
+    assert (channel.gaps, partition.rests) == (1, 2)
+    channel.send_frames(frames(1)).wait()
+    assert (channel.gaps, partition.rests) == (1, 2)
+    channel.close()
+
+
 def test_confirm_waits_for_what_was_sent_after_it_began() -> None:
     kafka = MemoryKafka()
     channel, partition = open_channel(kafka)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -228,6 +229,22 @@ def test_a_record_has_a_largest_size() -> None:
     cut = [len(piece) for piece in records.pieces(bytes(2 * records.LARGEST_PAYLOAD + 1))]
     assert cut == [records.LARGEST_PAYLOAD, records.LARGEST_PAYLOAD, 1]
     assert [len(piece) for piece in records.pieces(b"")] == [0]
+
+
+@pytest.mark.parametrize("sizes", [[5], [10], [11], [4, 6, 10, 1], [3, 25, 0, 2], [10, 10], [56, 1]])
+def test_chunks_are_cut_as_what_they_are_together(sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "LARGEST_PAYLOAD", 10)
+    whole = bytes(range(sum(sizes)))
+    ends = list(itertools.accumulate(sizes))
+    chunks = [memoryview(whole)[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    assert [b"".join(pieces) for pieces in records.cut(chunks)] == [bytes(piece) for piece in records.pieces(whole)]
+
+
+def test_a_record_is_the_same_of_pieces() -> None:
+    known = {"shard": 1, "epoch": 2, "nonce": 3, "number": 4, "sequence": 5}
+    assert records.pack(RecordType.ACT, b"one", b"", b"two", **known) == records.pack(
+        RecordType.ACT, b"onetwo", **known
+    )
 
 
 # Properties

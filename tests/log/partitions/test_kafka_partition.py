@@ -88,6 +88,57 @@ def test_records_are_kept_in_order_and_read_from_anywhere(opener: Opener) -> Non
     assert everything(reader, 300, 301) == [(300, b"more")]
 
 
+def test_nothing_is_read_ahead_while_it_rests(opener: Opener) -> None:
+    sender, reader = opener(), opener()
+    records = [b"%d" % n * 1000 for n in range(30)]
+    stored(sender, records)
+    assert everything(reader, 0, 5) == list(enumerate(records))[:5]
+    assert reader._consumer.assignment()
+    reader.rest()
+    assert not reader._consumer.assignment()
+    assert everything(reader, 5, 9) == list(enumerate(records))[5:9], "goes on where it is asked to"
+    assert reader._consumer.assignment()
+
+
+class Counting:
+    """A client of Kafka whose ``poll`` is counted."""
+
+    def __init__(self, client: object) -> None:
+        self._client = client
+        self.polls = 0
+
+    def poll(self, timeout: float) -> object:
+        self.polls += 1
+        return self._client.poll(timeout)  # type: ignore[attr-defined]
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._client, name)
+
+
+def test_who_waits_does_not_ask_again_and_again(opener: Opener) -> None:
+    """The client waits for whole milliseconds: told less it returns at once, a hundred times until the last one is over."""
+    partition = opener()
+    partition._consumer = reading = Counting(partition._consumer)
+    partition._producer = sending = Counting(partition._producer)
+    for _ in range(20):
+        assert partition.read(0, timeout=0.0105) == []
+    before = sending.polls
+    for _ in range(20):
+        assert partition.acknowledged(0.0105) == []
+    assert reading.polls <= 80
+    assert sending.polls - before <= 80
+
+
+def test_a_partition_of_bases_connects_no_producer_until_it_sends(address: str) -> None:
+    partition = open_partitions(address).base()
+    assert partition.read(0) == []
+    assert partition._producer is None
+    assert stored(partition, [b"chunk"]) == [0]
+    partition.close()
+    with refused(Unknown, Code.CLOSED):
+        partition.produce(1, b"late")
+
+
 def test_what_was_deleted_and_what_is_not_there(opener: Opener) -> None:
     sender, reader = opener(), opener()
     stored(sender, [b"x"] * 10)

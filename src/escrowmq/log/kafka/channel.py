@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -63,6 +63,15 @@ class _Sent(NamedTuple):
     """How the log stands behind it, but for the offset."""
     ends: Round | None
     """The round of which it is the last."""
+
+
+class _Record(NamedTuple):
+    """What is to be sent next."""
+
+    type: RecordType
+    payload: list[memoryview]
+    after: Standing
+    """How the log stands behind it, but for its own number."""
 
 
 class Channel:
@@ -118,9 +127,13 @@ class Channel:
 
     def send_frames(self, data: Payload) -> Round:
         """Send whole frames, at least one, which must be those that come next in the log: Misuse(BAD_ARGUMENT) if not, and nothing is sent."""
+        return self.send_chunks(_frames(memoryview(data)))
+
+    def send_chunks(self, frames: Iterable[Sequence[memoryview]]) -> Round:
+        """As :meth:`send_frames`, each of them in chunks, the first of which has the header: they are copied once, into their record."""
         with self._sending:
             self._check()
-            *first, (type, payload, after) = self._arranged(memoryview(data))
+            *first, (type, payload, after) = self._arranged(frames)
             for part in first:
                 self._send(*part, None)
             return self._finish(type, payload, after)
@@ -131,9 +144,9 @@ class Channel:
             self._check()
             *parts, last = records.pieces(data)
             for part in parts:
-                self._send(RecordType.PART, part, self._next, None)
+                self._send(RecordType.PART, [part], self._next, None)
             after = msgspec.structs.replace(self._next, act_bytes=self._next.act_bytes + len(data))
-            return self._finish(RecordType.ACT, last, after)
+            return self._finish(RecordType.ACT, [last], after)
 
     def beat(self) -> Round:
         """Say that the owner lives."""
@@ -145,7 +158,7 @@ class Channel:
         """Say that the owner stops, so that another claims at once; nothing can be sent afterwards. Raises as :meth:`Round.wait`."""
         with self._sending:
             self._check()
-            last = self._finish(RecordType.RELEASE, b"", self._next)
+            last = self._finish(RecordType.RELEASE, [], self._next)
             self._released = True
         return last.wait(timeout)
 
@@ -162,49 +175,49 @@ class Channel:
 
     def _beat(self) -> Round:
         beat = Beat(self._owned.url, self._replicas())
-        return self._finish(RecordType.BEAT, msgspec.json.encode(beat), self._next)
+        return self._finish(RecordType.BEAT, [msgspec.json.encode(beat)], self._next)
 
-    def _arranged(self, view: memoryview) -> list[tuple[RecordType, memoryview, Standing]]:
+    def _arranged(self, given: Iterable[Sequence[memoryview]]) -> list[_Record]:
         """Frames as records: as many whole ones as go into each, and what is larger cut. With each record how the log stands behind it."""
-        made: list[tuple[RecordType, memoryview, Standing]] = []
-        now, start, at = self._next, 0, 0
-        while at < len(view):
-            frame = frames.read_header(view, at) if len(view) - at >= frames.HEADER_BYTES else None
-            if frame is None or at + frame.frame_bytes > len(view):
-                raise Misuse(Code.BAD_ARGUMENT, "a frame that is not whole")
+        made: list[_Record] = []
+        now, held, size = self._next, list[memoryview](), 0
+        for chunks in given:
+            frame = frames.read_header(chunks[0], 0)
             if (frame.sequence, frame.position) != (now.sequence, now.position):
                 what = f"frame {frame.sequence}, position {frame.position}"
                 raise Misuse(Code.BAD_ARGUMENT, f"{what}: the log stands at {now.sequence}, {now.position}")
-            if start < at and at + frame.frame_bytes - start > LARGEST_PAYLOAD:
-                made.append((RecordType.FRAMES, view[start:at], now))
-                start = at
-            before, at = now, at + frame.frame_bytes
+            if held and size + frame.frame_bytes > LARGEST_PAYLOAD:
+                made.append(_Record(RecordType.FRAMES, held, now))
+                held, size = [], 0
+            before = now
             now = msgspec.structs.replace(
                 now, sequence=now.sequence + 1, position=now.position + frame.rows, frame_epoch=frame.epoch
             )
-            if at - start > LARGEST_PAYLOAD:
-                *parts, last = records.pieces(view[start:at])
-                made += [(RecordType.PART, part, before) for part in parts]
-                made.append((RecordType.FRAMES, last, now))
-                start = at
-        if start < at:
-            made.append((RecordType.FRAMES, view[start:at], now))
+            held += chunks
+            size += frame.frame_bytes
+            if size > LARGEST_PAYLOAD:
+                *parts, last = records.cut(held)
+                made += [_Record(RecordType.PART, part, before) for part in parts]
+                made.append(_Record(RecordType.FRAMES, last, now))
+                held, size = [], 0
+        if held:
+            made.append(_Record(RecordType.FRAMES, held, now))
         if not made:
             raise Misuse(Code.BAD_ARGUMENT, "no frame to send")
         return made
 
-    def _finish(self, type: RecordType, payload: Payload, after: Standing) -> Round:
+    def _finish(self, type: RecordType, payload: Sequence[Payload], after: Standing) -> Round:
         """Send the last record of a round."""
         self._last_round = Round(self, self._next.number)
         self._send(type, payload, after, self._last_round)
         return self._last_round
 
-    def _send(self, type: RecordType, payload: Payload, after: Standing, ends: Round | None) -> None:
+    def _send(self, type: RecordType, payload: Sequence[Payload], after: Standing, ends: Round | None) -> None:
         """Number a record and send it. ``after``: how the log stands behind it, but for its own number."""
         now = self._next
         raw = records.pack(
             type,
-            payload,
+            *payload,
             shard=now.shard,
             epoch=now.epoch,
             nonce=now.nonce,
@@ -294,14 +307,16 @@ class Channel:
                 if verdict is Verdict.BREAKS:
                     raise records.damaged(offset, f"records {self._number} to {header.number - 1} of ours are missing")
                 if verdict is Verdict.COUNTS:  # the one of which Kafka did not say where it is
-                    self._acknowledged[self._number] = offset
-                    return
+                    self._acknowledged[self._number] = end = offset
+                    break
                 self._offset = offset + 1
+        self._partition.rest()
 
     # Beating
 
     def start(self) -> None:
-        """Begin to beat whenever nothing else was sent for a while, in a thread of its own."""
+        """Begin to beat whenever nothing else was sent for a while, in a thread of its own; nothing is read any more unless there is a gap."""
+        self._partition.rest()
         self._beating = threading.Thread(target=self._keep_beating, name="escrowmq-beats", daemon=True)
         self._beating.start()
 
@@ -354,6 +369,17 @@ class Channel:
     @staticmethod
     def _again(failure: EscrowError) -> EscrowError:
         return error(failure.code, failure.message, failure.hint)
+
+
+def _frames(data: memoryview) -> Iterator[list[memoryview]]:
+    """The frames that lie in ``data`` one after the other. Misuse(BAD_ARGUMENT)."""
+    at = 0
+    while at < len(data):
+        end = at + frames.read_header(data, at).frame_bytes if len(data) - at >= frames.HEADER_BYTES else at
+        if not at < end <= len(data):
+            raise Misuse(Code.BAD_ARGUMENT, "a frame that is not whole")
+        yield [data[at:end]]
+        at = end
 
 
 def tell_foreign(partition: str, offset: int) -> None:

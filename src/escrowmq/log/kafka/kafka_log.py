@@ -60,7 +60,8 @@ class KafkaLog(Mirror):
         """Append from now on, as the opener whose claim ``channel`` made: the mirror holds all that counts before it. ``end`` is called when the log is
         closed. Fenced(FENCED) if another one has claimed the log already, Corrupt(LOG_FAILED)."""
         self._channel, self._partitions, self._end = channel, partitions, end
-        self._unsent: list[memoryview] = []
+        self._unsent: list[list[memoryview]] = []  # frames, in chunks
+        self._unsent_bytes = 0
         self._turns = threading.Condition()
         self._handed = self._finished = 0  # hand-overs, each of which finishes when those before it have
         self._keeper = ThreadPoolExecutor(1, "escrowmq-base")
@@ -131,7 +132,8 @@ class KafkaLog(Mirror):
 
     def _put(self, chunks: list[Chunk], size: int) -> None:
         super()._put(chunks, size)
-        self._unsent += [memoryview(chunk) for chunk in chunks]
+        self._unsent.append([memoryview(chunk) for chunk in chunks])
+        self._unsent_bytes += size
 
     def hand_over(self) -> Callable[[], None]:
         """Send what is buffered; the function returned waits until it counts, then writes the mirror. Corrupt(LOG_FAILED)."""
@@ -139,9 +141,9 @@ class KafkaLog(Mirror):
         channel = self._led()
         segment, end, flush = self._segment, self.next_sequence, self._active.take()
         unsent, self._unsent = self._unsent, []
-        size = sum(map(len, unsent))
+        size, self._unsent_bytes = self._unsent_bytes, 0
         with self._failing():
-            sent = channel.send_frames(b"".join(unsent)) if unsent else None
+            sent = channel.send_chunks(unsent) if unsent else None
         with self._turns:
             turn = self._handed
             self._handed += 1

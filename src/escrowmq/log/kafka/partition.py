@@ -36,6 +36,9 @@ class Partition(Protocol):
         Rejected(RANGE_PURGED) if ``start`` is below the first record, Corrupt(DAMAGED) if it is behind the end: Kafka lost what it had.
         """
 
+    def rest(self) -> None:
+        """Read nothing ahead any more, until ``read`` is called again: who leads knows what is in the partition, for it comes from there."""
+
     def ends(self, timeout: float) -> tuple[int, int]:
         """The offset of the first record that is kept and the one that the next will get, asked of the partition now. Unknown(TIMED_OUT) if it does not answer."""
 

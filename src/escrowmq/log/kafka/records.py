@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple, TypeVar
 
@@ -88,17 +88,18 @@ class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     """Where the nodes answer that the owner knows of, itself included."""
 
 
-def pack(
-    type: RecordType, payload: Payload, *, shard: int, epoch: int, nonce: int, number: int, sequence: int
-) -> bytes:
-    """One record. Misuse if it is larger than :data:`LARGEST_RECORD`."""
-    if len(payload) > LARGEST_PAYLOAD:
-        raise Misuse(Code.BATCH_TOO_LARGE, f"a record of {len(payload)} bytes; at most {LARGEST_PAYLOAD} go into one")
-    checksum = xxhash.xxh3_64_intdigest(payload)
+def pack(type: RecordType, *payload: Payload, shard: int, epoch: int, nonce: int, number: int, sequence: int) -> bytes:
+    """One record, whose payload is these pieces one after the other. Misuse if it is larger than :data:`LARGEST_RECORD`."""
+    size = sum(map(len, payload))
+    if size > LARGEST_PAYLOAD:
+        raise Misuse(Code.BATCH_TOO_LARGE, f"a record of {size} bytes; at most {LARGEST_PAYLOAD} go into one")
+    digest = xxhash.xxh3_64()
+    for piece in payload:
+        digest.update(piece)
     head = _HEADER.pack(
-        MAGIC, VERSION, HEADER_BYTES, shard, epoch, nonce, number, sequence, len(payload), type, checksum
+        MAGIC, VERSION, HEADER_BYTES, shard, epoch, nonce, number, sequence, size, type, digest.intdigest()
     )
-    return b"".join((head, _CHECKSUM.pack(xxhash.xxh3_64_intdigest(head)), payload))
+    return b"".join((head, _CHECKSUM.pack(xxhash.xxh3_64_intdigest(head)), *payload))
 
 
 def is_foreign(raw: bytes) -> bool:
@@ -155,6 +156,20 @@ def pieces(payload: Payload) -> Iterator[memoryview]:
     view = memoryview(payload)
     for start in range(0, max(len(view), 1), LARGEST_PAYLOAD):
         yield view[start : start + LARGEST_PAYLOAD]
+
+
+def cut(chunks: Sequence[memoryview]) -> Iterator[list[memoryview]]:
+    """The same of what lies in chunks, without making it one: for each record the pieces that go into it."""
+    pieces, size = list[memoryview](), 0
+    for chunk in chunks:
+        at = 0
+        while len(chunk) - at > LARGEST_PAYLOAD - size:
+            end = at + LARGEST_PAYLOAD - size
+            yield [*pieces, chunk[at:end]]
+            pieces, size, at = [], 0, end
+        pieces.append(chunk[at:])
+        size += len(chunk) - at
+    yield pieces
 
 
 def damaged(offset: int, what: str) -> EscrowError:

@@ -141,6 +141,8 @@ class MemoryPartition:
         """Numbers of records that are acknowledged without an offset."""
         self.order: Callable[[list[tuple[int, int]]], Iterable[tuple[int, int]]] = list
         """In which order acknowledgements are given that have come together."""
+        self.rests = 0
+        """How often nothing was to be read ahead any more."""
         self.failure: Exception | None = None
         """The producer has ended with this: raised by ``acknowledged`` and ``produce``."""
 
@@ -202,6 +204,10 @@ class MemoryPartition:
             if start > topic.next:
                 raise error(Code.DAMAGED, f"{self.name} ends at offset {topic.next}; it was read up to {start}")
             return [(offset, topic[offset]) for offset in range(start, min(end, topic.next))]
+
+    def rest(self) -> None:
+        with self._changed:
+            self.rests += 1
 
     def ends(self, timeout: float) -> tuple[int, int]:
         with self._changed:

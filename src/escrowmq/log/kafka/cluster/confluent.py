@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import uuid
@@ -57,7 +58,7 @@ CONSUMER: Mapping[str, Any] = {
     "auto.offset.reset": "error",  # never a silent jump
     "isolation.level": "read_uncommitted",  # never a stop before somebody else's open transaction
     "check.crcs": True,
-    "fetch.wait.max.ms": 500,
+    "fetch.wait.max.ms": 100,  # a question for the end of the partition waits behind a fetch: so long does a claim
     "fetch.error.backoff.ms": 20,
     "fetch.queue.backoff.ms": 5,  # 1 s by default: so long would whoever catches up stand still again and again
     "queued.max.messages.kbytes": 1 << 15,
@@ -90,7 +91,9 @@ class ConfluentPartitions:
         return str(self._address)
 
     def log(self) -> ConfluentPartition:
-        return self._open(self._address.topic)
+        made = self._open(self._address.topic)
+        made.begin()
+        return made
 
     def base(self) -> ConfluentPartition:
         return self._open(self._address.base_topic)
@@ -181,7 +184,7 @@ class _Asking:
 
 
 class ConfluentPartition:
-    """See :class:`escrowmq.log.kafka.partition.Partition`. Connects at once, so that the first record need not wait for it."""
+    """See :class:`escrowmq.log.kafka.partition.Partition`. Its producer begins with the first record, or with :meth:`begin`."""
 
     def __init__(self, client: Mapping[str, Any], admin: AdminClient, topic: str, partition: int) -> None:
         self.name = f"{topic}/{partition}"
@@ -195,16 +198,28 @@ class ConfluentPartition:
         self._reading = threading.Lock()
         self._ahead: deque[tuple[int, bytes]] = deque()  # read already, and not asked for yet
         self._next = -1  # the offset that the consumer gives next
+        self._client = client
+        self._producer: Producer | None = None
+        self._beginning = threading.Lock()
         try:
             # without error_cb, errors of the connection would be raised out of unrelated calls
-            told = {"logger": _Quietly(), "error_cb": self._heard}
-            self._producer: Producer | None = Producer({**client, **PRODUCER, **told})
             told = {"logger": _Quietly(), "error_cb": lambda problem: log.debug("Kafka: %s", problem.str())}
             self._consumer = Consumer({**client, **CONSUMER, **told, "group.id": f"escrowmq-{uuid.uuid4()}"})
         except KafkaException as problem:
             raise Misuse(Code.BAD_SETTING, str(problem.args[0].str())) from None
 
     # Sending
+
+    def begin(self) -> None:
+        """Connect the producer, so that the first record need not wait for it."""
+        with self._beginning:
+            self._check()
+            if self._producer is None:
+                told = {"logger": _Quietly(), "error_cb": self._heard}
+                try:
+                    self._producer = Producer({**self._client, **PRODUCER, **told})
+                except KafkaException as problem:
+                    raise Misuse(Code.BAD_SETTING, str(problem.args[0].str())) from None
 
     def produce(self, number: int, record: bytes) -> None:
         deadline = time.monotonic() + _FULL_SECONDS
@@ -226,7 +241,7 @@ class ConfluentPartition:
         deadline = time.monotonic() + timeout
         while True:
             try:
-                self._sender().poll(0 if self._reports else min(max(deadline - time.monotonic(), 0), SLICE))
+                self._sender().poll(0 if self._reports else _slice(deadline))
             except (
                 KafkaException,
                 SystemError,
@@ -265,14 +280,14 @@ class ConfluentPartition:
     def read(self, start: int, end: int = END, timeout: float = 0.0) -> list[tuple[int, bytes]]:
         deadline = time.monotonic() + timeout
         found: list[tuple[int, bytes]] = []
-        if not self._used:
+        if not self._used and self._producer is not None:
             self._sender().poll(0)  # what it has to log would pile up: nobody waits for acknowledgements yet
         with self._reading:
             self._seek(start)
             while start < end and not self._ahead:
-                left = deadline - time.monotonic()
-                self._fetch(start, max(min(left, SLICE), 0))
-                if left <= 0:
+                slice = _slice(deadline)
+                self._fetch(start, slice)
+                if not slice:
                     break
             if self._ahead and self._ahead[0][0] > start:  # the end of a stranger's transaction, or compaction
                 what = f"{self.name}: nothing can be read at offset {start}, and there is more behind it"
@@ -280,6 +295,13 @@ class ConfluentPartition:
             while self._ahead and self._ahead[0][0] < end:
                 found.append(self._ahead.popleft())
         return found
+
+    def rest(self) -> None:
+        with self._reading, self._consuming:
+            self._ahead.clear()
+            self._next = -1
+            if not self._closed:
+                self._consumer.unassign()
 
     def ends(self, timeout: float) -> tuple[int, int]:
         deadline = time.monotonic() + timeout
@@ -302,7 +324,8 @@ class ConfluentPartition:
                 return
             self._closed = True
             self._consumer.close()
-        producer, self._producer = self._producer, None
+        with self._beginning:
+            producer, self._producer = self._producer, None
         if producer is not None:
             try:
                 producer.purge()  # what nobody waits for any more is not sent later
@@ -311,9 +334,13 @@ class ConfluentPartition:
                 log.debug("Kafka: %s", problem)
 
     def _sender(self) -> Producer:
-        if self._producer is None:
+        producer = self._producer
+        if producer is None:
+            self.begin()
+            producer = self._producer
+        if producer is None:  # closed meanwhile
             raise error(Code.CLOSED, f"{self.name} was closed")
-        return self._producer
+        return producer
 
     def _seek(self, start: int) -> None:
         """Have the records from ``start`` on come next."""
@@ -375,6 +402,13 @@ class ConfluentPartition:
     def _check(self) -> None:
         if self._closed:
             raise error(Code.CLOSED, f"{self.name} was closed")
+
+
+def _slice(deadline: float) -> float:
+    """Seconds that the next call of the client waits. It counts whole milliseconds: told less than one it waits not at all, and who asks again until his time
+    is over asks a hundred times."""
+    left = deadline - time.monotonic()
+    return min(math.ceil(left * 1000) / 1000, SLICE) if left > 0 else 0.0
 
 
 def _refuse_creation(topic: str, problem: KafkaError, address: KafkaAddress) -> None:
