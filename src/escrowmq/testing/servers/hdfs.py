@@ -48,6 +48,7 @@ def serving(folder: Path) -> Iterator[Server]:
         raise Absent("HDFS needs Java 17; on Debian: apt-get install openjdk-17-jre-headless") from None
     folder.mkdir(parents=True, exist_ok=True)
     url = f"hdfs://127.0.0.1:{free_port()}"
+    java += [f"-Djava.io.tmpdir={folder}"]  # where it unpacks its pages
     java += ["-cp", f"{_configuration(folder, url)}:{maven.libraries(POM, 'HDFS')}/*:{_jars_of_pyspark()}/*"]
     run([*java, NAME_NODE, "-format", "-nonInteractive"])
     with contextlib.ExitStack() as stack:
