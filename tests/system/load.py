@@ -23,6 +23,7 @@ import forked
 from escrowmq.errors import EscrowError
 from escrowmq.model import TransactionState
 from escrowmq.testing.history import Act, History, Kind, payload, unpack
+from escrowmq.testing.servers.process import free_port
 from forked import Forked
 
 PATIENCE = 60.0
@@ -49,7 +50,7 @@ class Broker:
         self.folder = folder
         self.log = folder.with_suffix(".log")
         self._flags = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-        self._listen = "127.0.0.1:0"
+        self._listen = f"127.0.0.1:{free_port()}"
         self.process: subprocess.Popen[str] | None = None
         self.url = ""
 

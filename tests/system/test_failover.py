@@ -49,6 +49,7 @@ def test_a_leader_that_is_struck_under_load_loses_repeats_and_leaks_nothing(plac
     assert outcome.changes >= len(SHORT)
 
 
+@pytest.mark.long  # a minute, most of it the starts of Kafka's nodes
 def test_a_shard_goes_on_by_itself_after_nodes_of_kafka_were_killed(three: Kafka, tmp_path: Path) -> None:
     is_well(strikes(SHORT_OF_KAFKA, tmp_path, three))
 

@@ -195,6 +195,8 @@ class SimulatedFlight:
         self.host = host
         self.address = f"escrow://{host}:{PORT}"
         self.hello: Json | None = None
+        self.several = self.replicated = False
+        self.there = True
         self._network = network
         self._closed = False
         self._lock = threads.Lock()
@@ -244,7 +246,7 @@ class SimulatedFlight:
         if hello is self.hello:
             self.doubt(problem)
 
-    def look_around(self) -> None:
+    def look_around(self, silent: Callable[[], bool]) -> None:
         """A simulated shard has one broker: there is no other to look for."""
 
     def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: ExchangeOptions) -> Future[pa.RecordBatch]:

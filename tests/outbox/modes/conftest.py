@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from modes_roles import prepare_database
 
 import escrowmq as mq
+from escrowmq.testing.servers.process import free_port
 from zygote import Zygote
 
 QUICK = {"transaction_timeout": 30.0, "retry_backoff": 0.05, "retry_backoff_max": 0.05, "default_queues": 1}
@@ -25,7 +26,7 @@ class ServedBroker:
 
     def __init__(self, zygote: Zygote, folder: Path, settings: dict[str, Any]) -> None:
         self._zygote, self._folder, self._settings = zygote, folder, settings
-        self._listen = "127.0.0.1:0"
+        self._listen = f"127.0.0.1:{free_port()}"  # where it is again after each kill
         self.pid = 0
         self.start()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -12,6 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,14 +21,19 @@ from typing import Any
 START_SECONDS = 120.0
 """Patience for a start: generous, since two cores may be shared with a whole test suite."""
 STOP_SECONDS = 30.0
+_PORTS = 15_000, 32_000
+"""Below the ports of connections of Linux and macOS, above those of servers that are installed."""
 
 
 def free_port() -> int:
-    """A loopback port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A loopback port that was free a moment ago, and is none of those that the system gives to connections, one of which could have it while a server that
+    was killed is not there again."""
+    chance = random.SystemRandom()  # tests seed the other one
+    while True:
+        port = chance.randrange(*_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def accepts(port: int, say: bytes = b"", hear: bytes = b"") -> bool:
