@@ -195,7 +195,7 @@ class SimulatedFlight:
         self.host = host
         self.address = f"escrow://{host}:{PORT}"
         self.hello: Json | None = None
-        self.several = self.replicated = False
+        self.several = False
         self.there = True
         self._network = network
         self._closed = False

@@ -27,7 +27,7 @@ EAST, WEST = (next(key for key in map(str, range(99)) if broker_of(key, 2) == nu
 class Moving(TwinLink):
     """A shard of several brokers. While ``nobody`` leads each request is refused by the connection."""
 
-    replicated = True
+    several = True
     nobody = False
 
     def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: ExchangeOptions) -> Future[pa.RecordBatch]:

@@ -42,7 +42,7 @@ LEADER, STANDBY = "leader", "standby"
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """What a node knows that follows. ``behind_us``: age of the last frame that it has, by its clock; ``away``: Kafka does not answer."""
+    """What a node knows that follows. ``time_us``: its clock, then; ``away``: Kafka does not answer."""
 
     leader: str | None = None
     shard: int = 0

@@ -99,11 +99,6 @@ class FlightLink(ParcelsByExchange):
         _links.add(self)
         tell_in_child(self)
 
-    @property
-    def replicated(self) -> bool:
-        """Whether the shard has several brokers, as far as is known: another one leads some seconds after one is lost."""
-        return len(self._seeker.known) > 1
-
     def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: ExchangeOptions) -> Future[pa.RecordBatch]:
         """See :meth:`escrowmq.wire.Link.exchange`."""
         member: Any = options.get("member")
@@ -142,7 +137,7 @@ class FlightLink(ParcelsByExchange):
 
     @property
     def several(self) -> bool:
-        """Whether more than one broker of the shard is known."""
+        """Whether the shard has several brokers, as far as is known: another one leads some seconds after one is lost."""
         return len(self._seeker.known) > 1
 
     def doubt(self, problem: EscrowError) -> None:
@@ -290,7 +285,7 @@ class FlightLink(ParcelsByExchange):
                 self._looks.found(time.monotonic())
                 self._client, self._last_problem, self.hello = met.client, None, met.hello
                 self._met, self.host = met, met.address.host
-                self._looks.several = self._several = self.several
+                self._looks.several = self.several
                 met = None
             elif problem is not None:
                 self._last_problem = problem

@@ -84,9 +84,9 @@ class LeanLink:
         return self._flight.when_there(call)
 
     @property
-    def replicated(self) -> bool:
-        """See :attr:`FlightLink.replicated`."""
-        return self._flight.replicated
+    def several(self) -> bool:
+        """See :attr:`FlightLink.several`."""
+        return self._flight.several
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """From now on connections are read by this event loop, which need not run yet. Before the first request."""
@@ -394,7 +394,7 @@ class LeanLink:
         self._tried = greeting
         if (place := place_of(self._flight.host, hello)) is None:
             raise unsent("the broker has no lean carrier")
-        patience = 1 if self._flight.several else SILENT_TICKS
+        patience = 1 if self.several else SILENT_TICKS
         told = (self._answered, self._ended, self._loop)
         return LeanConnection(*reach(place), *told, greeting=greeting, patience=patience)
 

@@ -91,7 +91,7 @@ class Presence:
         """Whether broker ``number`` is away."""
         if self._reasons[number] is None:
             return False
-        patience = TAKE_OVER_SECONDS if getattr(self._links[number], "replicated", False) else AWAY_SECONDS
+        patience = TAKE_OVER_SECONDS if getattr(self._links[number], "several", False) else AWAY_SECONDS
         return time.monotonic() - self._silent_since[number] >= patience or self._wrong is not None
 
     def quiet(self, number: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pwd
 import random
@@ -13,7 +14,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,13 @@ def free_port() -> int:
     chance = random.SystemRandom()  # tests seed the other one
     while True:
         port = chance.randrange(*_PORTS)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+                return port
+            except OSError as problem:
+                if problem.errno != errno.EADDRINUSE:
+                    raise
 
 
 def accepts(port: int, say: bytes = b"", hear: bytes = b"") -> bool:

@@ -58,7 +58,7 @@ CONSUMER: Mapping[str, Any] = {
     "auto.offset.reset": "error",  # never a silent jump
     "isolation.level": "read_uncommitted",  # never a stop before somebody else's open transaction
     "check.crcs": True,
-    "fetch.wait.max.ms": 100,  # a question for the end of the partition waits behind a fetch: so long does a claim
+    "fetch.wait.max.ms": 100,  # a read at another place, as of a claim, waits so long behind the fetch under way
     "fetch.error.backoff.ms": 20,
     "fetch.queue.backoff.ms": 5,  # 1 s by default: so long would whoever catches up stand still again and again
     "queued.max.messages.kbytes": 1 << 15,
@@ -82,7 +82,8 @@ class ConfluentPartitions:
             raise Misuse(Code.BAD_SETTING, f"{taken[0]} is set by the log", "leave it out")
         self._client = {"bootstrap.servers": ",".join(address.servers), **CLIENT, **given}
         self._made: AdminClient | None = None
-        self._opened: list[ConfluentPartition] = []
+        self._opened: list[ConfluentPartition] = []  # and not closed, as far as was seen
+        self._opening = threading.Lock()
         self._closed = False
         self._admin()  # a setting that is not known is said here
 
@@ -99,11 +100,17 @@ class ConfluentPartitions:
         return self._open(self._address.base_topic)
 
     def _open(self, topic: str) -> ConfluentPartition:
-        self._opened.append(ConfluentPartition(self._client, self._admin(), topic, self._address.partition))
-        return self._opened[-1]
+        made = ConfluentPartition(self._client, self._admin(), topic, self._address.partition)
+        with self._opening:
+            if not self._closed:
+                self._opened = [one for one in self._opened if not one.closed] + [made]
+                return made
+        made.close()
+        raise error(Code.CLOSED, f"{self.name} was closed")
 
     def close(self) -> None:
-        self._closed = True
+        with self._opening:
+            self._closed = True
         for partition in self._opened:
             partition.close()
 
@@ -332,6 +339,11 @@ class ConfluentPartition:
                 producer.poll(0)
             except (KafkaException, SystemError) as problem:
                 log.debug("Kafka: %s", problem)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
 
     def _sender(self) -> Producer:
         producer = self._producer
