@@ -230,12 +230,13 @@ def test_a_silent_broker_is_not_waited_for_nor_asked_twice(monkeypatch):
 
 def test_a_silent_one_is_waited_for_by_one_look_only(monkeypatch):
     """While a leader is frozen the looks at the others are short: they see at once who leads next."""
-    monkeypatch.setattr(seeking, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(seeking, "FIRST_SECONDS", 60.0)  # a wait for the shards would be seen
+    monkeypatch.setattr(seeking, "SILENT_SECONDS", 0.05)
     silence = threading.Event()
     seek, town = seeker({1: silence, 2: standby(leads=1)}, 1, 2)
     with pytest.raises(Unknown):
         seek.seek()
-    monkeypatch.setattr(seeking, "FIRST_SECONDS", 60.0)  # a second wait would be seen
+    monkeypatch.setattr(seeking, "SILENT_SECONDS", 60.0)  # a second wait would be seen
     monkeypatch.setattr(seeking, "GRACE_SECONDS", 60.0)
     for _ in range(5):
         with pytest.raises(Unknown, match="silent"):
@@ -248,7 +249,7 @@ def test_a_silent_one_is_waited_for_by_one_look_only(monkeypatch):
 
 
 def test_what_a_slow_broker_answers_between_two_looks_counts_in_the_next(monkeypatch):
-    monkeypatch.setattr(seeking, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(seeking, "SILENT_SECONDS", 0.05)
     late, told = threading.Event(), threading.Event()
 
     class Late(Town):
@@ -273,7 +274,7 @@ def test_what_a_slow_broker_answers_between_two_looks_counts_in_the_next(monkeyp
 
 
 def test_what_came_long_ago_is_asked_again_and_nothing_is_left_open(monkeypatch):
-    monkeypatch.setattr(seeking, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(seeking, "SILENT_SECONDS", 0.05)
     late, told = threading.Event(), threading.Event()
 
     class Late(Town):
@@ -315,7 +316,7 @@ def test_a_hint_to_a_dead_broker_costs_one_question():
 
 
 def test_an_answer_that_comes_when_nobody_looks_is_let_go(monkeypatch):
-    monkeypatch.setattr(seeking, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(seeking, "SILENT_SECONDS", 0.05)
     late, told = threading.Event(), threading.Event()
 
     class Late(Town):

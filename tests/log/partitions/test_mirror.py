@@ -27,6 +27,10 @@ from escrowmq.testing.log_conformance import START_US, checked, messages
 from escrowmq.testing.partitions.memory import MemoryKafka
 
 
+FOR_EVER = 1e6
+"""Seconds: who waits so long for an answer does not end."""
+
+
 def opened(kafka: MemoryKafka, disk: MemoryDisk, node: str = "a") -> PartitionReplica:
     return open_replica(disk, kafka.partitions(), url=f"escrow://{node}:1", segment_bytes=SEGMENT, answer_seconds=5.0)
 
@@ -369,6 +373,91 @@ def test_a_follower_drops_what_the_leader_dropped(kafka: MemoryKafka, monkeypatc
     follower = opened(kafka, disk, "b")  # its base is local
     assert follower.log.load_snapshot() is not None
     assert not follower.restarted()
+    follower.close()
+    leader.close()
+
+
+def test_a_follower_follows_and_leads_while_the_partition_of_bases_is_silent(
+    kafka: MemoryKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("escrowmq.log.kafka.replica.BASE_SECONDS", 0.0)
+    monkeypatch.setattr("escrowmq.log.kafka.replica.BASE_LOOK_SECONDS", 0.001)
+    leader = leading(kafka, MemoryDisk())
+    partitions = kafka.partitions()
+    follower = open_replica(
+        MemoryDisk(), partitions, url="escrow://b:1", segment_bytes=SEGMENT, answer_seconds=FOR_EVER
+    )
+    grow(leader, 40)
+    follow_all(follower)
+    assert retain(leader, leader.position_before(START_US + 20)) > 0
+    partitions.opened[-1].change(silent=True)
+    grow(leader, 10, 40)
+    follow_all(follower)
+    first = leader._reader.stored_from()[0]
+    expected = content(leader, first)
+    assert content(follower.log, first) == expected
+    log = follower.take_over("test")
+    assert content(log, first)[: len(expected)] == expected
+    assert code(leader.close) is Code.LOG_FAILED  # another one leads
+    log.close()
+
+
+def test_a_base_that_falls_silent_while_it_is_fetched_is_fetched_later(
+    kafka: MemoryKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("escrowmq.log.kafka.replica.BASE_SECONDS", 0.0)
+    monkeypatch.setattr("escrowmq.log.kafka.replica.BASE_LOOK_SECONDS", 0.001)
+    leader = leading(kafka, MemoryDisk())
+    partitions = kafka.partitions()
+    follower = open_replica(
+        MemoryDisk(), partitions, url="escrow://b:1", segment_bytes=SEGMENT, answer_seconds=FOR_EVER
+    )
+    grow(leader, 40)
+    follow_all(follower)
+    assert retain(leader, leader.position_before(START_US + 20)) > 0
+    base, at = partitions.opened[-1], follower.log.first_position
+    read = base.read
+    looked: list[int] = []
+
+    def silent_after_the_look(start: int, end: int, timeout: float) -> list[tuple[int, bytes]]:
+        looked.append(start)
+        return read(start, end, timeout) if len(looked) == 1 else []
+
+    monkeypatch.setattr(base, "read", silent_after_the_look)
+    follower.follow(0.0)
+    assert len(looked) > 1
+    assert follower.log.first_position == at
+    monkeypatch.setattr(base, "read", read)
+    follower.follow(0.0)
+    assert follower.log.first_position > at
+    follower.close()
+    leader.close()
+
+
+def test_a_large_base_is_read_between_what_is_followed(kafka: MemoryKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("escrowmq.log.kafka.replica.BASE_SECONDS", 0.0)
+    leader = leading(kafka, MemoryDisk())
+    partitions = kafka.partitions()
+    follower = open_replica(MemoryDisk(), partitions, url="escrow://b:1", segment_bytes=SEGMENT)
+    grow(leader, 40)
+    follow_all(follower)
+    retain(leader, leader.position_before(START_US + 20))
+    base, at = partitions.opened[-1], follower.log.first_position
+    read, clock = base.read, [0.0]
+
+    def one_record_a_second(start: int, end: int, timeout: float) -> list[tuple[int, bytes]]:
+        clock[0] += 1.0
+        return read(start, end, timeout)[:1]
+
+    monkeypatch.setattr(base, "read", one_record_a_second)
+    monkeypatch.setattr("escrowmq.log.kafka.bases.monotonic", lambda: clock[0])
+    looks = 0
+    while follower.log.first_position == at:
+        grow(leader, 1, 100 + looks)
+        assert len(follower.follow(0.0)) >= 1
+        looks += 1
+        assert looks < 100
+    assert looks > 1
     follower.close()
     leader.close()
 

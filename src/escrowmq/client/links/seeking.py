@@ -27,8 +27,10 @@ ANSWER_SECONDS = 5.0
 GRACE_SECONDS = 0.25
 """How long the others are waited for once one leads: one of them may lead since later."""
 FIRST_SECONDS = 1.0
-"""The same at the first look, which also sees whether all addresses are of one shard; and how long a silent one is waited for while
-all others have answered and none of them leads."""
+"""The same at the first look, which also sees whether all addresses are of one shard."""
+SILENT_SECONDS = 0.4
+"""How long a silent one is waited for while all others have answered and none of them leads: one of them will, and is asked again only after this look.
+What the silent one says later counts in the next."""
 KEPT_SECONDS = 1.0
 """What came between two looks counts for so long."""
 CALM_SECONDS = 5.0
@@ -282,7 +284,7 @@ class _Look:
         if not (self.found or self._reasons):
             return self._seconds
         new = set(self.open) - self._seeker._owed  # the others were waited for before
-        return 0.0 if not new else GRACE_SECONDS if new <= self._seeker._silent else FIRST_SECONDS
+        return 0.0 if not new else GRACE_SECONDS if new <= self._seeker._silent else SILENT_SECONDS
 
     @property
     def open(self) -> list[Address]:

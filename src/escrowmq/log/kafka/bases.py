@@ -120,23 +120,51 @@ class Bases:
     def __init__(self, partition: Partition, timeout: float = 30.0) -> None:
         self._partition = partition
         self._timeout = timeout
-        self._at: int | None = None  # the next offset to be read
+        self._at = 0  # the next offset to be read
         self._chunks: dict[int, dict[int, int]] = {}  # offsets by id and number, of bases whose manifest was not read,
         self._ranks: dict[int, int] = {}  # and the ranks that they are to have
         self._best: Stored | None = None
         self._number = 0
 
+    @property
+    def best(self) -> Stored | None:
+        """The base of the highest rank, of those that were read and are whole."""
+        return self._best
+
     def newest(self) -> Stored | None:
-        """The base of the highest rank, of those that are whole. Unknown(TIMED_OUT) when the partition does not answer."""
-        first, end = self._partition.ends(self._timeout)
-        if self._at is None or self._at < first:
-            self._at, self._chunks, self._ranks = first, {}, {}
+        """The same, of all that there are. Unknown(TIMED_OUT) when the partition does not answer."""
+        _, end = self._begin(self._timeout)
         deadline = monotonic() + self._timeout
         while self._at < end:
-            for offset, raw in self._read(self._at, end, deadline):
-                self._note(offset, raw)
-                self._at = offset + 1
+            self._take(self._read(self._at, end, deadline))
         return self._best
+
+    def look(self, seconds: float) -> bool:
+        """Read what is new for ``seconds`` at most, as somebody does who has other things to do; whether there is more at hand. Of a silent partition there is not."""
+        deadline = monotonic() + seconds
+        try:
+            _, end = self._begin(seconds)
+        except EscrowError as problem:
+            if problem.code is not Code.TIMED_OUT:
+                raise
+            return False
+        while self._at < end and (left := deadline - monotonic()) > 0:
+            if not (found := self._partition.read(self._at, end, left)):
+                return False
+            self._take(found)
+        return self._at < end
+
+    def _begin(self, seconds: float) -> tuple[int, int]:
+        """Where the partition begins and ends now."""
+        first, end = self._partition.ends(seconds)
+        if self._at < first:
+            self._at, self._chunks, self._ranks = first, {}, {}
+        return first, end
+
+    def _take(self, found: list[tuple[int, bytes]]) -> None:
+        for offset, raw in found:
+            self._note(offset, raw)
+            self._at = offset + 1
 
     def fetch(self, base: Stored, disk: Disk) -> None:
         """Write the snapshot, under the name of a base, and the record of acts into a folder. Corrupt(DAMAGED) if they are not what was sent."""
@@ -148,9 +176,9 @@ class Bases:
         except (OSError, MemoryError) as problem:
             raise disk_error(problem) from problem
 
-    def fetch_snapshot(self, base: Stored, disk: Disk) -> None:
-        """Write the snapshot alone into a folder, as any snapshot."""
-        pieces = self._contents(base)
+    def fetch_snapshot(self, base: Stored, disk: Disk, patience: float | None = None) -> None:
+        """Write the snapshot alone into a folder, as any snapshot. ``patience``: seconds for each step of it."""
+        pieces = self._contents(base, patience)
         self._write_snapshot(base, disk, SnapshotName(base.manifest.snapshot), pieces)
 
     def _write_snapshot(self, base: Stored, disk: Disk, name: SnapshotName, pieces: Iterator[bytes]) -> list[bytes]:
@@ -214,9 +242,10 @@ class Bases:
                 raise error(Code.TIMED_OUT, f"{self._partition.name} did not acknowledge within {self._timeout:g} s")
 
     def _read(self, start: int, end: int, deadline: float) -> list[tuple[int, bytes]]:
-        found = self._partition.read(start, end, 1.0)
-        if not found and monotonic() > deadline:
-            raise error(Code.TIMED_OUT, f"{self._partition.name} did not answer within {self._timeout:g} s")
+        left = deadline - monotonic()
+        found = self._partition.read(start, end, max(min(left, 1.0), 0.0))
+        if not found and left <= 0:
+            raise error(Code.TIMED_OUT, f"{self._partition.name} did not answer in time")
         return found
 
     def _note(self, offset: int, raw: bytes) -> None:
@@ -236,17 +265,14 @@ class Bases:
         if self._best is None or manifest.rank > self._best.manifest.rank:
             self._best = Stored(manifest, tuple(chunks[number] for number in range(manifest.chunks)), offset)
 
-    def _contents(self, base: Stored) -> Iterator[bytes]:
+    def _contents(self, base: Stored, patience: float | None = None) -> Iterator[bytes]:
         """The contents of the chunks, in order. Corrupt(DAMAGED) at the end, at the latest, if they are not what was sent."""
-        digest, at, deadline, expected = (
-            xxhash.xxh3_64(),
-            min((*base.chunks, base.offset)),
-            monotonic() + self._timeout,
-            0,
-        )
+        patience = self._timeout if patience is None else patience
+        digest, at, expected = xxhash.xxh3_64(), min((*base.chunks, base.offset)), 0
+        deadline = monotonic() + patience
         while expected < len(base.chunks):
             for offset, raw in self._read(at, base.offset, deadline):
-                at, deadline = offset + 1, monotonic() + self._timeout
+                at, deadline = offset + 1, monotonic() + patience
                 if expected == len(base.chunks) or offset != base.chunks[expected]:
                     continue
                 if (record := unpack(raw, offset)) is None:

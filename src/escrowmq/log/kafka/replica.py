@@ -41,6 +41,8 @@ from escrowmq.platform.failpoints import reach
 
 BASE_SECONDS = 10.0
 """Between two looks of a follower for a newer base: then it drops what the leader dropped."""
+BASE_LOOK_SECONDS = 0.25
+"""For one such look. While it waits nothing is followed and nobody takes over, and the base's partition may be silent while that of the log is not."""
 CHECK_SECONDS = 4.0
 """For the first answers of Kafka; whoever opens a node says then that there was none, and tries again."""
 ANSWER_SECONDS = 30.0
@@ -256,18 +258,18 @@ class PartitionReplica:
 
     def _retain(self) -> None:
         """Drop what the leader dropped: what its newest base stands for."""
-        self._looked = monotonic()
-        try:
-            base = self._bases.newest()
-        except EscrowError as problem:
-            if problem.code is not Code.TIMED_OUT:
-                raise
-            return
-        log = self.log
+        if self._bases.look(BASE_LOOK_SECONDS):
+            return  # there is more to be read: after what is to be followed
+        self._looked, base, log = monotonic(), self._bases.best, self.log
         if base is None or base.manifest.position <= log.first_position or base.manifest.snapshot > log.next_sequence:
             return
         if log.newest_snapshot_sequence() < base.manifest.sequence:
-            self._bases.fetch_snapshot(base, self._mirrored)
+            try:
+                self._bases.fetch_snapshot(base, self._mirrored, BASE_LOOK_SECONDS)
+            except EscrowError as problem:
+                if problem.code is not Code.TIMED_OUT:
+                    raise
+                return
             log.adopt_snapshot(SnapshotName(base.manifest.snapshot))
         log.drop_before(base.manifest.position)
 
