@@ -1,7 +1,7 @@
 """The log on Kafka beside the log in a folder: the same works, served, in turns in one run; and what a leader and a standby cost and need.
 
 Two brokers, each in a process of its own: one syncs its log to its folder, the other has it on real Kafka nodes (three, three replicas, of which two acknowledge at least).
-Load programs in processes of their own do the works of the goals, prepare and commit each, on the one and the other in turns, on the same cores. Then the second broker gets a standby, and it is measured:
+Load programs in processes of their own do the works of the goals, prepare and commit each, on the one and the other in turns, on the same cores, after minutes of work for Kafka's Java. Then the second broker gets a standby, and it is measured:
 what all of them cost while nothing happens and at a steady pace, what a message takes on disks and in the network, and how fast a standby is there again, its folder kept and lost.
 
 What is measured was stored: in the end the messages of each topic are counted at both brokers, and in the folder of the standby, which has them from Kafka alone. ``--docs`` writes the tables into
@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import os
 import shutil
 import statistics
 import sys
@@ -42,6 +43,7 @@ from escrowmq.testing.servers import kafka
 from escrowmq.testing.servers.process import Server, accepts, free_port
 
 ROOT = Path(__file__).parents[1]
+SLOW_DISK = Path(__file__).with_name("slow_disk.py")
 BEGIN, END = "<!-- kafka_log: written by bench/kafka_log.py -->", "<!-- kafka_log: end -->"
 TOPIC = "bench"
 """Of the load programs."""
@@ -55,8 +57,13 @@ WORKS = (
 GOALS = {"4 callers, batches of 1,000": 0.4, "1 caller, batches of 1,000": 0.4, "256 in flight": 0.8}
 """What part of the local log's rate is asked for."""
 PACED = Work("paced", "paced", callers=64)
-KAFKA_SETTINGS = {"broker.heartbeat.interval.ms": "2000", "broker.session.timeout.ms": "9000"}
-"""As Kafka has them by default: those of the tests are to notice a death sooner, and cost more."""
+KAFKA_SETTINGS = {
+    "broker.heartbeat.interval.ms": "2000",  # as by default: those of the tests are to notice a death sooner, and cost more
+    "broker.session.timeout.ms": "9000",
+    "socket.send.buffer.bytes": "-1",  # as the system sizes them, which a megabyte on loopback needs
+    "socket.receive.buffer.bytes": "-1",
+    "replica.socket.receive.buffer.bytes": "-1",
+}
 PATIENCE = 120.0
 SIDES = ("local", "kafka")
 KAFKA = "a node of Kafka, the mean of all"
@@ -122,14 +129,14 @@ def running(options: argparse.Namespace, folder: Path) -> Iterator[Pair]:
             node = stack.enter_context(kafka.serving(folder / "kafka"))
             url, nodes, homes = node.url, [node], [folder / "kafka"]
         else:
-            cluster = stack.enter_context(kafka.cluster(folder / "kafka", options.nodes, KAFKA_SETTINGS))
+            made = kafka.cluster(folder / "kafka", options.nodes, KAFKA_SETTINGS, jvm=kafka.HEAP)
+            cluster = stack.enter_context(made)
             url, nodes = cluster.url, cluster.nodes
             homes = [folder / "kafka" / f"node-{number + 1}" for number in range(options.nodes)]
         topic = f"log-{uuid.uuid4().hex[:8]}"
         log = f"{url}/{topic}" + (f"?replication={options.nodes}" if options.nodes < 3 else "")
         create_topics(log)
-        peer = EscrowMQ()
-        local = stack.enter_context(peer.running(folder / "local"))
+        local = stack.enter_context(_Local(options.sync_ms).running(folder / "local"))
         ports = free_port(), free_port()
         addresses = "escrow://" + "|".join(f"127.0.0.1:{port}" for port in ports)
         servers = [
@@ -142,6 +149,26 @@ def running(options: argparse.Namespace, folder: Path) -> Iterator[Pair]:
             lambda: ask(leader.address, "hello").get("role") == "leader", lambda: f"nobody leads: {said(servers[0])}"
         )
         yield Pair(local, leader, servers[1], log, nodes, [home / "kafka" / f"{topic}-0" for home in homes])
+
+
+class _Local(EscrowMQ):
+    """A broker with its log in a folder, on a disk whose syncs take so many milliseconds at least."""
+
+    def __init__(self, sync_ms: float) -> None:
+        self.program = ["-m", "escrowmq"] if not sync_ms else [str(SLOW_DISK), str(sync_ms)]
+
+
+def sync_ms(folder: Path) -> float:
+    """Milliseconds that the disk takes to sync 128 KiB more of a file that has its room, as a log's segment has; the median of 200."""
+    took = []
+    with (folder / "sync").open("wb", buffering=0) as file:
+        os.posix_fallocate(file.fileno(), 0, 200 << 17)
+        for _ in range(200):
+            file.write(os.urandom(1 << 17))
+            begun = time.perf_counter()
+            os.fdatasync(file.fileno())
+            took.append(time.perf_counter() - begun)
+    return 1e3 * statistics.median(took)
 
 
 def node_of(folder: Path, port: int, log: str, addresses: str) -> Server:
@@ -169,10 +196,10 @@ def said(server: Server) -> str:
 def works(pair: Pair, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Each work on both brokers in turns, who begins changing."""
     given = WORKS[1::3] if options.quick else WORKS
-    chosen = [work for work in given if options.only is None or options.only in work.name]
-    if chosen and options.warm:  # a Java that has just begun is slow for its first seconds
-        for _, broker in pair.brokers():
-            run(EscrowMQ(), broker, WORKS[0], 4 * options.warm, options.body, 0.0)
+    chosen = [work for work in given if options.only is None or any(only in work.name for only in options.only)]
+    if chosen and options.warm:
+        run(EscrowMQ(), pair.local, WORKS[0], 4 * options.warm, options.body, 0.0)
+        warm_kafka(pair, options)
     found = []
     for work in chosen:
         runs: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
@@ -184,6 +211,17 @@ def works(pair: Pair, options: argparse.Namespace) -> list[dict[str, Any]]:
         found.append({"name": work.name, "goal": GOALS.get(work.name), **runs, "ratio": ratios})
         told(options, f"{work.name}: {statistics.median(ratios):.2f} of the local log")
     return found
+
+
+def warm_kafka(pair: Pair, options: argparse.Namespace) -> None:
+    """Work until Java has compiled what Kafka does: one that runs for hours has, and one that has just begun takes more than twice the processor time."""
+    begun = time.monotonic()
+    seconds = max(4 * options.warm, options.warm_kafka / 2 / len(WORKS))
+    while True:
+        for work in WORKS:
+            run(EscrowMQ(), pair.leader, work, seconds, options.body, 0.0)
+        if time.monotonic() - begun > options.warm_kafka:
+            return
 
 
 def one(
@@ -324,9 +362,11 @@ def tables(content: dict[str, Any]) -> str:
     """Markdown: medians, in brackets the lowest and the highest."""
     settings, where = content["settings"], content["machine"]
     nodes = f"{settings['nodes']} Kafka {'node' if settings['nodes'] == 1 else 'nodes'}"
+    slowed = ", made slower by this benchmark" if settings["sync_ms"] else ""
     lines = [
         f"{where['cpu']}, {where['cores']} cores for clients, brokers and {nodes} together, Python {where['python']}; {settings['repeats']} rounds of {settings['seconds']:g} s in turns, "
-        f"bodies of {settings['body']:,} bytes; medians, in brackets the lowest and the highest.",
+        f"bodies of {settings['body']:,} bytes; medians, in brackets the lowest and the highest. "
+        f"The disk of the log in a folder syncs 128 KiB in {shown(content['disk']['sync_ms'])} ms (median{slowed}).",
     ]
     if content["works"]:
         lines += ["", *works_table(content["works"], nodes)]
@@ -408,9 +448,13 @@ def shown(value: float) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=2.0, help="length of one measurement")
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of one measurement")
     parser.add_argument("--warm", type=float, default=0.5, help="seconds before each that do not count")
-    parser.add_argument("--repeats", type=int, default=5, help="rounds, local and Kafka in turns")
+    parser.add_argument("--warm-kafka", type=float, default=150.0, help="seconds of work before all, for Kafka's Java")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds, local and Kafka in turns")
+    parser.add_argument(
+        "--sync-ms", type=float, default=0.0, help="the local log's disk takes so long for a sync, at least"
+    )
     parser.add_argument("--body", type=int, default=1024, help="bytes of one body")
     parser.add_argument("--nodes", type=int, default=3, help="nodes of Kafka, and replicas: 1 or 3")
     parser.add_argument(
@@ -420,26 +464,21 @@ def main() -> None:
     parser.add_argument(
         "--idle", type=float, default=10.0, help="seconds of looking at idle brokers, and at paced ones"
     )
-    parser.add_argument("--only", help="only works whose name contains this, and no standby")
+    parser.add_argument("--only", action="append", help="only works whose name contains this, and no standby")
     parser.add_argument("--folder", type=Path, help="where data folders are made (default: the temporary folder)")
     parser.add_argument("--quick", action="store_true", help="one node, two works and next to no time: whether it runs")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     parser.add_argument("--docs", action="store_true", help="write the tables into docs/scale.md, too")
     options = parser.parse_args()
     if options.quick:
-        options.seconds, options.warm, options.repeats, options.nodes, options.pace, options.idle = (
-            0.1,
-            0,
-            1,
-            1,
-            100,
-            0.3,
-        )
+        options.seconds, options.warm, options.repeats, options.nodes = 0.1, 0, 1, 1
+        options.pace, options.idle = 100, 0.3
     content: dict[str, Any] = {"benchmark": "kafka_log", "machine": machine(), "time": time.time()}
-    names = ("seconds", "warm", "repeats", "body", "nodes", "pace", "idle", "kafka")
+    names = ("seconds", "warm", "warm_kafka", "repeats", "body", "nodes", "pace", "idle", "kafka", "sync_ms")
     content["settings"] = {name: getattr(options, name) for name in names}
     with tempfile.TemporaryDirectory(prefix="escrowmq-kafka-log-", dir=options.folder) as place_of_all:
         folder = Path(place_of_all)
+        content["disk"] = {"sync_ms": max(sync_ms(folder), options.sync_ms)}
         with running(options, folder) as pair:
             content["works"] = works(pair, options)
             content["costs"] = costs(pair, options) if options.only is None else None

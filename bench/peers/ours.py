@@ -29,6 +29,8 @@ class EscrowMQ:
     settles_s = 0.0
     remark = ""
     recovers = ""
+    program: Sequence[str] = ("-m", "escrowmq")
+    """What Python runs as the broker."""
 
     def lacks(self, work: Work) -> str:
         return ""
@@ -40,7 +42,7 @@ class EscrowMQ:
     def running(self, folder: Path) -> Iterator[Running]:
         port = free_port()
         folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "escrowmq", "serve", "-d", str(folder / "data"), "-l", f"127.0.0.1:{port}"]
+        command = [sys.executable, *self.program, "serve", "-d", str(folder / "data"), "-l", f"127.0.0.1:{port}"]
         server = Server(
             url="", command=command, ready=lambda _: accepts(port), log=folder / "log", environment=environment()
         )

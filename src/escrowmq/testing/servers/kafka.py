@@ -22,7 +22,9 @@ from escrowmq.testing.servers.process import Server, accepts, free_port, run, st
 from escrowmq.testing.servers.seam import Absent
 
 POM = Path(__file__).with_name("kafka-pom.xml")
-JVM = ["-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
+HEAP = ["-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-Xshare:auto"]
+"""A small Java, with all of its compilers: quick in the long run, after minutes of work."""
+JVM = [*HEAP, "-XX:TieredStopAtLevel=1"]
 """Quick to start rather than quick in the long run."""
 ASK_VERSIONS = bytes.fromhex("0000000a 0012 0000 00000001 ffff")
 """An ApiVersions request, version 0, without a client id."""
@@ -66,8 +68,10 @@ def serving(
 
 
 @contextlib.contextmanager
-def cluster(folder: Path, nodes: int = 3, settings: Mapping[str, str] | None = None) -> Iterator[Cluster]:
-    """Nodes with their data in ``folder``, started beside each other. ``settings``: more lines of Kafka's own properties, for all of them.
+def cluster(
+    folder: Path, nodes: int = 3, settings: Mapping[str, str] | None = None, jvm: Sequence[str] = JVM
+) -> Iterator[Cluster]:
+    """Nodes with their data in ``folder``, started beside each other. ``settings``: more lines of Kafka's own properties, for all of them. ``jvm``: Java's options.
 
     Topics get three replicas, of which two acknowledge, unless their maker says otherwise. The time-outs are patient, for a busy machine lets
     nodes wait for seconds: what a test needs to be quick it says itself. At the end all of them are killed. Raises :class:`Absent`.
@@ -90,7 +94,7 @@ def cluster(folder: Path, nodes: int = 3, settings: Mapping[str, str] | None = N
     made[0].format(java, classes)
     for node in made[1:]:
         node.format_like(made[0])
-    servers = [node.server(java, classes) for node in made]
+    servers = [node.server(java, classes, jvm) for node in made]
     try:
         for server in servers:
             server.begin()
@@ -123,10 +127,10 @@ class _Node:
     def data(self) -> Path:
         return self.folder / "kafka"
 
-    def server(self, java: str, classes: Path) -> Server:
+    def server(self, java: str, classes: Path, jvm: Sequence[str] = JVM) -> Server:
         return Server(
             url=f"kafka://127.0.0.1:{self.port}",
-            command=[java, *JVM, *_logging("warn"), "-cp", f"{classes}/*", "kafka.Kafka", str(self.settings)],
+            command=[java, *jvm, *_logging("warn"), "-cp", f"{classes}/*", "kafka.Kafka", str(self.settings)],
             ready=lambda _: accepts(self.port, say=ASK_VERSIONS, hear=ANY),
             log=self.folder / "kafka.log",
         )

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 CLIENT: Mapping[str, Any] = {
     "client.id": "escrowmq",
+    "socket.nagle.disable": True,  # a round is sent at once, and so is a question
     "socket.timeout.ms": 5000,  # how long a dead node's connection is waited for
     "reconnect.backoff.ms": 20,
     "reconnect.backoff.max.ms": 500,
