@@ -64,6 +64,8 @@ KAFKA_SETTINGS = {
     "socket.receive.buffer.bytes": "-1",
     "replica.socket.receive.buffer.bytes": "-1",
 }
+COMPILED = 0.05
+"""The part of Kafka's processor time that compiling may take when it is measured."""
 PATIENCE = 120.0
 SIDES = ("local", "kafka")
 KAFKA = "a node of Kafka, the mean of all"
@@ -84,6 +86,8 @@ class Pair:
     """The folder of the log's partition, on each node."""
     done: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SIDES, 0))
     """Transactions that the load programs have counted, without those that warm up."""
+    compiling: float | None = None
+    """The part of Kafka's processor time that compiling took when it had been warmed."""
 
     def brokers(self) -> Iterator[tuple[str, Running]]:
         """Both that take requests."""
@@ -215,13 +219,31 @@ def works(pair: Pair, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def warm_kafka(pair: Pair, options: argparse.Namespace) -> None:
     """Work until Java has compiled what Kafka does: one that runs for hours has, and one that has just begun takes more than twice the processor time."""
-    begun = time.monotonic()
-    seconds = max(4 * options.warm, options.warm_kafka / 2 / len(WORKS))
+    pids, begun = kafka_pids(pair), time.monotonic()
     while True:
+        before = compiling_seconds(pids), processor_seconds(pids)
         for work in WORKS:
-            run(EscrowMQ(), pair.leader, work, seconds, options.body, 0.0)
-        if time.monotonic() - begun > options.warm_kafka:
+            run(EscrowMQ(), pair.leader, work, max(4 * options.warm, 5.0), options.body, 0.0)
+        compiling, all_of_it = compiling_seconds(pids) - before[0], processor_seconds(pids) - before[1]
+        told(
+            options,
+            f"Kafka warms up: {100 * compiling / max(all_of_it, 1e-9):.0f} % of its processor time is compiling",
+        )
+        if compiling < COMPILED * all_of_it or time.monotonic() - begun > options.warm_kafka or not pids:
+            pair.compiling = compiling / all_of_it if pids else None
             return
+
+
+def compiling_seconds(pids: list[int]) -> float:
+    """Processor time of the threads that compile, of these Javas."""
+    ticks = 0
+    for pid in pids:
+        for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+            with contextlib.suppress(OSError):  # a thread that has ended
+                name, _, fields = stat.read_text().partition("(")[2].rpartition(")")
+                if "CompilerThre" in name:
+                    ticks += sum(map(int, fields.split()[11:13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def one(
@@ -362,11 +384,15 @@ def tables(content: dict[str, Any]) -> str:
     """Markdown: medians, in brackets the lowest and the highest."""
     settings, where = content["settings"], content["machine"]
     nodes = f"{settings['nodes']} Kafka {'node' if settings['nodes'] == 1 else 'nodes'}"
+    compiling = content["compiling"]
+    warmed = (
+        "" if compiling is None else f"Of Kafka's processor time {100 * compiling:.0f} % went into compiling still."
+    )
     slowed = ", made slower by this benchmark" if settings["sync_ms"] else ""
     lines = [
         f"{where['cpu']}, {where['cores']} cores for clients, brokers and {nodes} together, Python {where['python']}; {settings['repeats']} rounds of {settings['seconds']:g} s in turns, "
         f"bodies of {settings['body']:,} bytes; medians, in brackets the lowest and the highest. "
-        f"The disk of the log in a folder syncs 128 KiB in {shown(content['disk']['sync_ms'])} ms (median{slowed}).",
+        f"The disk of the log in a folder syncs 128 KiB in {shown(content['disk']['sync_ms'])} ms (median{slowed}). {warmed}",
     ]
     if content["works"]:
         lines += ["", *works_table(content["works"], nodes)]
@@ -450,7 +476,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=5.0, help="length of one measurement")
     parser.add_argument("--warm", type=float, default=0.5, help="seconds before each that do not count")
-    parser.add_argument("--warm-kafka", type=float, default=150.0, help="seconds of work before all, for Kafka's Java")
+    parser.add_argument(
+        "--warm-kafka",
+        type=float,
+        default=400.0,
+        help="seconds of work before all, at most, for Kafka's Java to compile",
+    )
     parser.add_argument("--repeats", type=int, default=3, help="rounds, local and Kafka in turns")
     parser.add_argument(
         "--sync-ms", type=float, default=0.0, help="the local log's disk takes so long for a sync, at least"
@@ -483,7 +514,7 @@ def main() -> None:
             content["works"] = works(pair, options)
             content["costs"] = costs(pair, options) if options.only is None else None
             content["openings"] = openings(pair, folder, options) if options.only is None else None
-            content |= {"done": pair.done, "stored": checked(pair, folder)}
+            content |= {"done": pair.done, "stored": checked(pair, folder), "compiling": pair.compiling}
     print(json.dumps(content) if options.json else tables(content))
     if options.docs:
         place(ROOT / "docs" / "scale.md", tables(content), BEGIN, END)
