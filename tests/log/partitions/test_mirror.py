@@ -26,7 +26,6 @@ from escrowmq.testing.disks import MODES, FaultDisk, MemoryDisk, Mode, Simulated
 from escrowmq.testing.log_conformance import START_US, checked, messages
 from escrowmq.testing.partitions.memory import MemoryKafka
 
-
 FOR_EVER = 1e6
 """Seconds: who waits so long for an answer does not end."""
 
