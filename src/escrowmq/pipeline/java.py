@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import re
 import shlex
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +55,19 @@ def java_version(program: Path) -> int:
     return parse_version(result.stderr + result.stdout)
 
 
+def find_tool(java: Java, name: str) -> Path | None:
+    """Another program of this Java, such as ``keytool``; None if there is none, for a trimmed runtime has few of them.
+
+    The Java's program may be a link, as ``/usr/bin/java`` is, or a launcher of ours (:func:`write_launcher`), which is what Spark leaves
+    in ``JAVA_HOME`` while it runs: neither has the other programs beside it. So Java itself is asked for its home before the PATH is.
+    """
+    beside = [java.program.parent, Path(os.path.realpath(java.program)).parent]
+    for folder in itertools.chain(beside, _home_programs(java.program)):
+        if os.access(folder / name, os.X_OK):
+            return folder / name
+    return Path(found) if (found := shutil.which(name)) else None
+
+
 def parse_version(text: str) -> int:
     """``openjdk version "17.0.15" ...`` → 17, ``java version "1.8.0_392"`` → 8; 0 when there is none."""
     match = re.search(r'version "(?:1\.)?(\d+)', text)
@@ -76,6 +91,17 @@ def write_launcher(java: Java, home: Path) -> Path:
     )
     program.chmod(0o755)
     return home
+
+
+def _home_programs(program: Path) -> Iterator[Path]:
+    """The folder of programs of the home that a Java says it has. It is asked when this is looked at, for that starts it."""
+    asked = [program, "-XshowSettings:properties", "-version"]
+    try:
+        result = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return
+    if match := re.search(r"(?m)^ *java\.home = (.+)$", result.stderr + result.stdout):
+        yield Path(match[1]) / "bin"
 
 
 def _candidates() -> list[tuple[str, Path]]:

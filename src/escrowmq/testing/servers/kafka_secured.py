@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from escrowmq.errors import Misuse
-from escrowmq.pipeline.java import find_java
+from escrowmq.pipeline.java import find_java, find_tool
 from escrowmq.testing.servers import kafka
 from escrowmq.testing.servers.process import Server, free_port, run
 from escrowmq.testing.servers.seam import Absent
@@ -51,9 +51,11 @@ def serving(folder: Path) -> Iterator[Secured]:
 
 def _make_certificate(store: Path, certificate: Path) -> None:
     try:
-        tool = find_java().program.with_name("keytool")
+        tool = find_tool(find_java(), "keytool")
     except Misuse:
         raise Absent("Kafka needs Java 17; on Debian: apt-get install openjdk-17-jre-headless") from None
+    if tool is None:
+        raise Absent("a Kafka with TLS needs keytool; on Debian: apt-get install openjdk-17-jre-headless")
     opened = ["-keystore", str(store), "-storepass", _STORE_PASSWORD, "-storetype", "PKCS12", "-alias", "server"]
     names = ["-dname", "CN=localhost", "-ext", "SAN=DNS:localhost,IP:127.0.0.1"]
     quick = ["-J-XX:TieredStopAtLevel=1"]
