@@ -52,6 +52,9 @@ DRIVERS = ("tests/spark/test_stream_kills.py", "tests/spark/test_cluster_kills.p
 """Tests whose Spark runs in processes of its own: minutes each, much of it waiting. Others run beside them."""
 APART = ("tests/spark/test_kafka_",)
 """Tests whose Spark runs on a cluster, with brokers on Kafka: what they share is those servers, not a session."""
+ON_KAFKA = "tests/behaviour/"
+"""Where a test that has "kafka" in its name is one of the suite of behaviour, on a broker with its log there: they are several hundred, and have a Kafka and a
+process of their own, beside those of all other tests of Kafka."""
 HEAVY = ("kafka", "rabbitmq")
 """Servers that cost seconds to start: tests that have one of these names in theirs share a process, and so the server."""
 TOGETHER = (
@@ -87,6 +90,8 @@ class OneOfEach(LoadScopeScheduling):
                 return session
         if nodeid.startswith(TOGETHER):
             return nodeid.partition("::")[0]
+        if nodeid.startswith(ON_KAFKA) and "kafka" in nodeid:
+            return "behaviour on kafka"
         return next((server for server in HEAVY if server in nodeid.lower()), nodeid)
 
     def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:

@@ -1,5 +1,5 @@
 """A broker, embedded or served: the same tests for both. A served one is a real process on a fresh folder, with its log there or in a
-fresh partition of a real Kafka, of one node, or of three (long)."""
+fresh partition of a real Kafka: of one node in the suite, of three in the long form."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _open_log(disk: RealDisk, **options: Any) -> CommitLog:
 
 KINDS = {"embedded": Broker, "served": Served, "partition": OnPartition, "kafka": Served, "kafka-three": Served}
 SERVED = [kind for kind, made in KINDS.items() if made.is_served]
-SILENCE = "2"
+SILENCE = "4"
 """Seconds after which a broker that was killed leads again, at least. With less a busy machine is late with its signs of life, and the broker refuses calls."""
 LOGS = 64
 """Partitions that a topic for logs has: to make them at once costs a tenth of what a topic for each broker does."""
@@ -237,7 +237,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, logs: Logs) -> Iterator[Cal
         broker.stop()
 
 
-ON_KAFKA = [pytest.param("kafka", marks=pytest.mark.long), pytest.param("kafka-three", marks=pytest.mark.long)]
+ON_KAFKA = ["kafka", pytest.param("kafka-three", marks=pytest.mark.long)]
 
 
 @pytest.fixture(params=["embedded", "served", *ON_KAFKA, pytest.param("partition", marks=pytest.mark.long)])
