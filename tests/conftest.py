@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib
 import os
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ import typer.testing
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+import quick_java
 from escrowmq.testing.servers.process import Server
 from escrowmq.testing.servers.seam import Absent
 
@@ -100,6 +102,18 @@ class OneOfEach(LoadScopeScheduling):
         scope = self._split_scope(self.registered_collections[node][item_index])
         if all(self.assigned_work[node][scope].values()):
             del self.assigned_work[node][scope]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """All Java processes of the tests start quickly, those of the processes of ``pytest -n``, too, which have this one's environment."""
+    if hasattr(config, "workerinput"):
+        return
+    folder = tempfile.TemporaryDirectory(prefix="escrowmq-java-")
+    config.add_cleanup(folder.cleanup)
+    if home := quick_java.write(Path(folder.name) / "home"):
+        mocked = pytest.MonkeyPatch()
+        mocked.setenv("JAVA_HOME", str(home))
+        config.add_cleanup(mocked.undo)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
