@@ -95,7 +95,7 @@ def write_launcher(java: Java, home: Path) -> Path:
 
 def _home_programs(program: Path) -> Iterator[Path]:
     """The folder of programs of the home that a Java says it has. It is asked when this is looked at, for that starts it."""
-    asked = [program, "-XshowSettings:properties", "-version"]
+    asked = [str(program), "-XshowSettings:properties", "-version"]
     try:
         result = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
