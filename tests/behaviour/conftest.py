@@ -96,7 +96,7 @@ class Served(Broker):
 
     def _wait_until_it_leads(self) -> None:
         """It listens before it leads: what was connected stays so, and a new connection is refused until then."""
-        deadline = time.monotonic() + 60.0
+        deadline = time.monotonic() + 240.0
         while True:
             try:
                 with self.connect() as bus:
