@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -122,8 +123,10 @@ class Columns:
 
     def to_table(self) -> pa.Table:
         """The live rows as a copy; the first ordinal stands in the schema's metadata."""
-        names = list(self._arrays)
-        table = pa.table([pa.array(self[name].copy()) for name in names], names=names)
+        if self._size:
+            table = pa.table({name: pa.array(self[name].copy()) for name in self._arrays})
+        else:
+            table = _without_rows(tuple((name, array.dtype) for name, array in self._arrays.items()))
         return table.replace_schema_metadata({"first": str(self.first)})
 
     def load(self, table: pa.Table) -> None:
@@ -145,6 +148,11 @@ class Columns:
         self._start = 0
 
 
+@functools.cache
+def _without_rows(columns: tuple[tuple[str, np.dtype[Any]], ...]) -> pa.Table:
+    return pa.table({name: pa.array(np.empty(0, dtype)) for name, dtype in columns})
+
+
 def with_zeros(table: pa.Table, name: str, dtype: type[np.generic]) -> pa.Table:
     """The table of an older snapshot with a column that it does not have, of zeros."""
     if name in table.column_names:
@@ -159,5 +167,16 @@ def int64s(*names: str) -> list[tuple[str, pa.DataType]]:
 
 def table_of(schema: pa.Schema, rows: Sequence[Sequence[Any]]) -> pa.Table:
     """A table with these rows, values in the order of the schema; there may be none."""
-    columns = zip(*rows, strict=True) if rows else ((),) * len(schema)
-    return pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
+    if not rows:
+        return empty_table(schema)
+    return pa.table([pa.array(c, f.type) for c, f in zip(zip(*rows, strict=True), schema, strict=True)], schema=schema)
+
+
+def empty_table(schema: pa.Schema) -> pa.Table:
+    """A table without rows: one for all who ask, as nobody can change it, and most tables of a snapshot are empty."""
+    if id(schema) not in _empty_tables:
+        _empty_tables[id(schema)] = schema, schema.empty_table()  # with the schema, so that its id stays its own
+    return _empty_tables[id(schema)][1]
+
+
+_empty_tables: dict[int, tuple[pa.Schema, pa.Table]] = {}

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from escrowmq.ledger.columns.arrays import int64s, table_of
+from escrowmq.ledger.columns.arrays import empty_table, int64s, table_of
 from escrowmq.ledger.groups import subscriptions
 from escrowmq.ledger.groups.again import Again
 from escrowmq.ledger.groups.cursors import Cursor, Lease
@@ -113,6 +113,8 @@ def freeze(state: State) -> Callable[[], dict[str, pa.Table]]:
 
 def _dead(parts: list[tuple[Group, Cursor, list[Block]]]) -> pa.Table:
     blocks = [block for _, _, some in parts for block in some]
+    if not blocks:
+        return empty_table(_DEAD)
     sizes = [sum(map(len, some)) for _, _, some in parts]
     columns: list[Any] = [np.repeat(np.array(numbers, np.int32), sizes) for numbers in (
         [g.ordinal for g, _, _ in parts], [c.queue_id for _, c, _ in parts])]  # fmt: skip
@@ -134,6 +136,8 @@ def _lease_row(x: Lease) -> tuple[Any, ...]:
 def _stack(schema: pa.Schema, parts: list[tuple[Group, Cursor, list[Any]]]) -> pa.Table:
     """One table of all cursors' columns, each row with its group and queue."""
     sizes = [len(columns[0]) for _, _, columns in parts]
+    if not any(sizes):
+        return empty_table(schema)
     stacked = [np.repeat(np.array([g.ordinal for g, _, _ in parts], np.int64), sizes)]
     stacked.append(np.repeat(np.array([c.queue_id for _, c, _ in parts], np.int64), sizes))
     for index in range(len(schema) - 2):
@@ -143,7 +147,8 @@ def _stack(schema: pa.Schema, parts: list[tuple[Group, Cursor, list[Any]]]) -> p
 
 
 def _column(values: npt.NDArray[Any], type_: pa.DataType) -> pa.Array:
-    return pa.array(values).cast(type_)
+    column = pa.array(values)
+    return column if column.type == type_ else column.cast(type_)
 
 
 def load(tables: dict[str, pa.Table]) -> tuple[list[Group], Leases, int, int, int]:
