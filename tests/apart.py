@@ -6,6 +6,7 @@ The driver's programs run in ``folder`` and with their temporary files in it; to
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import escrowmq as mq
 from escrowmq.errors import EscrowError
@@ -77,16 +79,15 @@ def _role(node: Server) -> str:
 
 
 @dataclass
-class Apart:
-    """The cluster and what is around it."""
+class Strangers:
+    """The cluster, and a folder of the driver's that no worker sees."""
 
     folder: Path
     hands: Cluster
-    hdfs: str
-    shard: Shard
 
-    def start(self, *words: str, folder: Path | None = None) -> subprocess.Popen[str]:
-        """A Python program of the driver's, in a session of its own: ``words`` are what follows ``python``."""
+    def start(self, *words: str, folder: Path | None = None, **streams: Any) -> subprocess.Popen[str]:
+        """A Python program of the driver's, in a session of its own: ``words`` are what follows ``python``; ``streams``: others than
+        nothing to read, and pipes for what it writes."""
         here = folder or self.folder
         temporary = self.folder / "tmp"
         temporary.mkdir(exist_ok=True)
@@ -94,11 +95,9 @@ class Apart:
             [sys.executable, *words],
             cwd=here,
             env={**os.environ, **self._paths(), "TMPDIR": str(temporary)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams},
         )
 
     def _paths(self) -> Mapping[str, str]:
@@ -112,14 +111,69 @@ class Apart:
         subprocess.run(["nsenter", "--target", pid, *users, "--mount", *command], check=True)
 
 
+class Talk:
+    """A program of the driver's with one Spark session for many questions; its other end is :func:`answer`. What it complains of is in a file."""
+
+    def __init__(self, strangers: Strangers, *words: str) -> None:
+        self.log = strangers.folder.parent / f"talk-{uuid.uuid4().hex[:8]}.log"
+        with self.log.open("w") as log:
+            self._process = strangers.start(*words, stdin=subprocess.PIPE, stderr=log)
+
+    def ask(self, act: str, *words: str) -> Any:
+        """A question, and its answer."""
+        self.say(act, *words)
+        return self.hear()
+
+    def say(self, act: str, *words: str) -> None:
+        """A question."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([act, *words]) + "\n")
+        self._process.stdin.flush()
+
+    def hear(self) -> Any:
+        """The next line that it says."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, self.log.read_text(errors="replace")[-4000:]
+        return json.loads(line)
+
+    def end(self) -> None:
+        """End the session, which has all cores of the cluster as long as it lasts; once more does nothing."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        assert self._process.wait() == 0, self.log.read_text(errors="replace")[-4000:]
+
+
+def answer(acts: Mapping[str, Callable[..., object]], *first: object) -> None:
+    """Answer questions, a line each, until there are no more: by these functions, called with ``first`` and the words of the question."""
+    for line in sys.stdin:
+        act, *words = json.loads(line)
+        print(json.dumps(acts[act](*first, *words)), flush=True)
+
+
+@dataclass
+class Apart(Strangers):
+    """The same, and what is around it."""
+
+    hdfs: str
+    shard: Shard
+
+
+@contextlib.contextmanager
+def strangers(folder: Path, workers: int = 2) -> Iterator[Strangers]:
+    """The cluster alone. Raises Absent where it cannot be had."""
+    driver, at = folder / "hidden" / "driver", folder / "hidden" / "cluster"
+    driver.mkdir(parents=True)
+    at.mkdir()
+    with cluster(at, workers, hidden=folder / "hidden") as hands:
+        yield Strangers(driver, hands)
+
+
 @contextlib.contextmanager
 def apart(folder: Path, kafka: str) -> Iterator[Apart]:
     """All of it. Raises Absent where one of it cannot be had."""
     with contextlib.ExitStack() as stack:
-        driver, at = folder / "hidden" / "driver", folder / "hidden" / "cluster"
-        driver.mkdir(parents=True)
-        at.mkdir()
-        hands = stack.enter_context(cluster(at, hidden=folder / "hidden"))
+        made = stack.enter_context(strangers(folder))
         name_node = stack.enter_context(hdfs.serving(folder / "hidden" / "hdfs"))
         shard = Shard(folder / "hidden" / "shard", kafka, stack)
-        yield Apart(driver, hands, name_node.url, shard)
+        yield Apart(made.folder, made.hands, name_node.url, shard)

@@ -29,7 +29,7 @@ from escrowmq.testing.servers.seam import Absent
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from apart import Apart
+    from apart import Apart, Strangers
     from escrowmq.testing.servers.kafka_secured import Secured
     from escrowmq.testing.servers.spark import Cluster
 
@@ -50,9 +50,13 @@ SESSIONS = {
 }
 """Tests that share a Spark session share a process: a JVM more costs more than it brings. There are two, as one process would
 work longest of all."""
-DRIVERS = ("tests/spark/test_stream_kills.py", "tests/spark/test_cluster_kills.py")
+DRIVERS = (
+    "tests/spark/test_stream_kills.py",
+    "tests/spark/test_cluster_kills.py",
+    "tests/spark/test_workers_apart.py",
+)
 """Tests whose Spark runs in processes of its own: minutes each, much of it waiting. Others run beside them."""
-APART = ("tests/spark/test_kafka_",)
+APART = ("tests/spark/test_kafka_", "tests/pipeline/test_kafka_")
 """Tests whose Spark runs on a cluster, with brokers on Kafka: what they share is those servers, not a session."""
 ON_KAFKA = "tests/behaviour/"
 """Where a test that has "kafka" in its name is one of the suite of behaviour, on a broker with its log there: they are several hundred, and have a Kafka and a
@@ -223,6 +227,15 @@ def hands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     from escrowmq.testing.servers.spark import cluster
 
     with needed(), cluster(tmp_path_factory.mktemp("cluster")) as made:
+        yield made
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Strangers]:
+    """A Spark cluster of one worker, which sees no folder of the driver's: a test's own, and all that refusals need."""
+    from apart import strangers
+
+    with needed(), strangers(tmp_path, workers=1) as made:
         yield made
 
 

@@ -41,16 +41,8 @@ def make(folder: Path, count: int = 200) -> Path:
         database.execute("CREATE TABLE orders (order_id TEXT PRIMARY KEY, cents INTEGER)")
         database.executemany("INSERT INTO orders VALUES (?, ?)", [(f"o-{n}", n) for n in range(count)])
         database.commit()
-    sent = [(f"o-{n}", n) for n in range(count) if n != 17] + [("o-5", 5), ("o-none", 0)]
-    rows = [mq.Message("orders", json.dumps({"cents": -1 if key == "o-4" else n}).encode(), key=key) for key, n in sent]
-    keys = [mq.Message("order-keys", b"", key=key) for key in [f"o-{n}" for n in range(count)] + ["o-none", "k-1"]]
     with mq.connect(f"file:{run / 'broker'}") as bus:
-        assert bus.producer("plain").send_batch(rows).ok
-        assert bus.producer("plain").send_batch(keys).ok
-        producer = bus.producer("shop", checker=lambda check: mq.UNKNOWN)
-        for number in range(6):
-            half = producer.prepare("carts", b"{}", key=f"c-{number}")
-            (producer.commit if number % 2 else producer.rollback)(half.transaction_id)
+        fill(bus, count)
     manifest = {
         "log": "broker",
         "tables": {"orders": {"database": "orders.db", "table": "orders", "id": "order_id", "unique": True}},
@@ -61,6 +53,19 @@ def make(folder: Path, count: int = 200) -> Path:
     with shop(folder) as made:
         made.fill()
     return folder
+
+
+def fill(bus: mq.Bus, count: int = 200) -> None:
+    """What the broker has of the orders o-0, o-1, ... with their numbers as cents, with the faults; their keys, and carts."""
+    sent = [(f"o-{n}", n) for n in range(count) if n != 17] + [("o-5", 5), ("o-none", 0)]
+    rows = [mq.Message("orders", json.dumps({"cents": -1 if key == "o-4" else n}).encode(), key=key) for key, n in sent]
+    keys = [mq.Message("order-keys", b"", key=key) for key in [f"o-{n}" for n in range(count)] + ["o-none", "k-1"]]
+    assert bus.producer("plain").send_batch(rows).ok
+    assert bus.producer("plain").send_batch(keys).ok
+    producer = bus.producer("shop", checker=lambda check: mq.UNKNOWN)
+    for number in range(6):
+        half = producer.prepare("carts", b"{}", key=f"c-{number}")
+        (producer.commit if number % 2 else producer.rollback)(half.transaction_id)
 
 
 def copy(folder: Path, to: Path) -> Path:

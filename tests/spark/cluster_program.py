@@ -1,6 +1,6 @@
 """Programs of somebody who uses the format on a cluster: ``cluster_program.py MASTER ACT WORDS...``, where ACT is a function of this file.
 
-Prints what it found as JSON.
+Prints what it found as JSON. Without an ACT it is asked by lines, many times (apart.Talk).
 """
 
 from __future__ import annotations
@@ -9,16 +9,19 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import revenue_job
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
 
 import escrowmq as mq
-from apart import SETTINGS
+from apart import SETTINGS, answer
 from escrowmq.errors import EscrowError
 from escrowmq.pipeline.failures import unwrap_errors
+from escrowmq.pipeline.reconcile import reconcile
 from escrowmq.pipeline.session import local_session
 from escrowmq.pipeline.sql.source import read_sql
 from escrowmq.pipeline.sql.tables import SqlRead
@@ -53,12 +56,14 @@ def batches(spark: SparkSession, url: str, topic: str) -> dict[str, Any]:
     return {"rows": len(keys), "different": len(set(keys))}
 
 
-def refused(spark: SparkSession, data: str, database: str, file: str) -> dict[str, Any]:
-    """What is said of a data folder, a SQLite file and a Parquet file of the driver's."""
+def refused(spark: SparkSession, data: str, database: str, file: str, out: str) -> dict[str, Any]:
+    """What is said of a data folder, a SQLite file and a Parquet file of the driver's, and of a folder there to be written."""
+    side = spark.range(1).select(f.col("id").cast("string"), f.current_timestamp().alias("at"))
     acts: dict[str, Callable[[], object]] = {
         "data": lambda: spark.read.format("escrow").option("topic", "orders").load(f"file:{data}").count(),
         "database": lambda: read_sql(spark, [SqlRead(f"sqlite:///{database}", "orders", ("id",))]).count(),
         "file": lambda: spark.read.parquet(f"file:{file}").collect(),
+        "out": lambda: reconcile(side, side, settled_before=datetime.now(UTC), out=out),
     }
     said = {}
     for name, act in acts.items():
@@ -102,10 +107,12 @@ def wait(url: str, topic: str) -> None:
 
 def main() -> None:
     """As the words say."""
-    _, master, act, *words = sys.argv
+    _, master, *words = sys.argv
     with local_session("cluster program", master=master, rows=1000, settings=SETTINGS) as spark:
         register(spark)
-        print(json.dumps(globals()[act](spark, *words)), flush=True)
+        if not words:
+            return answer(globals(), spark)
+        print(json.dumps(globals()[words[0]](spark, *words[1:])), flush=True)
 
 
 if __name__ == "__main__":

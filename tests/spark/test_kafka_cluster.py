@@ -141,6 +141,7 @@ def test_what_lies_in_a_folder_of_the_driver_is_refused(aside: Apart) -> None:
     subprocess.run(plant, check=True)
     parquet.write_table(pa.table({"id": ["o-1"]}), here / "orders.parquet")
     words = [str(here / name) for name in ("data", "orders.db", "orders.parquet")]
+    words.append(str(aside.folder / "found"))
     said = ended(started(aside, "refused", *words))
     lacks(said["data"], "NOT_A_DATA_FOLDER: .* has no data folder ", words[0])
     lacks(said["database"], "BAD_ARGUMENT: .* has no database ", words[1])

@@ -3,6 +3,7 @@ find nothing to complain about."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import tempfile
@@ -39,10 +40,12 @@ def local_folder(spark: SparkSession, name: str) -> Path | None:
 def check_shared(spark: SparkSession, name: str, what: str) -> None:
     """Raise Misuse(BAD_ARGUMENT) if a worker does not see a folder into which Spark is to write; ``what`` is its name for people.
 
-    A file is made there, looked for by some tasks, and removed. Without a cluster, and for other file systems, nothing is done.
+    A file is made there, looked for by some tasks, and removed; so are, when it is refused, the folders that were not there before. Without a
+    cluster, and for other file systems, nothing is done.
     """
     if not on_cluster(spark) or (folder := local_folder(spark, name)) is None:
         return
+    made = [one for one in (folder, *folder.parents) if not one.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     handle, mark = tempfile.mkstemp(prefix=".escrowmq-", dir=folder)
     os.close(handle)
@@ -52,6 +55,9 @@ def check_shared(spark: SparkSession, name: str, what: str) -> None:
     finally:
         os.unlink(mark)
     if blind:
+        with contextlib.suppress(OSError):  # somebody else has put something there meanwhile
+            for one in made:
+                one.rmdir()
         hosts = ", ".join(sorted(set(blind)))
         raise Misuse(
             Code.BAD_ARGUMENT, f"{what}: workers of the cluster ({hosts}) do not see the folder {folder}", _HINT
