@@ -140,7 +140,9 @@ class Talk:
     def end(self) -> None:
         """End the session, which has all cores of the cluster as long as it lasts; once more does nothing."""
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
+        self._process.stdout.close()
         assert self._process.wait() == 0, self.log.read_text(errors="replace")[-4000:]
 
 

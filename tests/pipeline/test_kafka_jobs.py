@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
@@ -21,7 +19,6 @@ import jobs_world
 import psycopg
 import pytest
 import sqlalchemy as sa
-from killing import kill_session
 from sweeps_killing import EACH, once_cleanly
 from sweeps_world import BOOKS, SHARDS, world
 
@@ -173,94 +170,3 @@ def test_sweeps_of_postgresql(aside: Apart, driver: Talk, postgres_url: str) -> 
         assert [one["failed"] for one in done.values()] == [0, 0]
         assert shop.problems() == []
         assert shop.content() != clean  # by the clock of the databases the others are over, too
-
-
-def test_what_lies_in_a_folder_of_the_driver_is_refused_before_anything_is_done(
-    aside: Apart, shard: Shard, driver: Talk
-) -> None:
-    place = jobs_world.make(aside.folder / "refused")
-    before = jobs_world.left(place)
-    data, out = f"file:{place / 'run' / 'broker'}", place / "deep" / "findings"
-    logged = run_folder(place / "logged", data, f"{aside.hdfs}/orders", "orders")
-    refuses(driver, "has no data folder", "audit", str(logged))
-    manifest = json.loads((place / "run" / "manifest.json").read_text())
-    tables = place / "tables"  # the same table, against a broker that all see
-    tables.mkdir()
-    (tables / "orders.db").write_bytes((place / "run" / "orders.db").read_bytes())
-    (tables / "manifest.json").write_text(json.dumps({**manifest, "log": shard.url}))
-    refuses(driver, "has no database", "audit", str(tables))
-    both = ["--half", "order-keys", "--commits", "orders"]
-    refuses(driver, "has no data folder", "reconcile", "-u", data, *both, *LATE, "--out", f"{aside.hdfs}/refused")
-    refuses(driver, "do not see the folder", "reconcile", "-u", shard.url, *both, *LATE, "--out", str(out))
-    stream = ["--stream", "--once", "--checkpoint", str(out), "--out-topic", "refused"]
-    refuses(driver, "do not see the folder", "reconcile", "-u", shard.url, *both, *stream)
-    refuses(driver, "has no data folder", "report", "-u", data, "--out", str(place / "pages"))
-    shop = [f"sqlite:///{place / name}.db" for name in ("products", "orders_0", "orders_1")]
-    refuses(driver, "has no database", "sweep", "--products", shop[0], "--orders", shop[1], "--orders", shop[2])
-    assert jobs_world.left(place) == before
-    assert not [path for path in (out.parent, place / "pages", *place.rglob("verdict.json")) if path.exists()]
-    with mq.connect(shard.url) as bus:
-        assert "refused" not in {topic["name"] for topic in bus.admin.topics()}
-
-
-def refuses(driver: Talk, why: str, *words: str) -> None:
-    """Exit code 2 and the reason, and nothing else."""
-    answer = driver.ask("command", *words, "--json")
-    assert (answer["code"], answer["printed"]) == (2, ""), answer
-    assert why in " ".join(answer["said"].split()), answer
-
-
-def test_a_stream_of_findings_whose_driver_is_killed_goes_on_from_hdfs(aside: Apart, driver: Talk) -> None:
-    """The last: it ends the session of the others, which has all cores."""
-    driver.end()
-    url = aside.shard.url
-    words = ["-u", url, "--half", "announced", "--commits", "done", "--out-topic", "missing"]
-    words += ["--stream", "--checkpoint", f"{aside.hdfs}/reconciling", "--grace", "5s", "--lateness", "5s"]
-    command = ["-m", "escrowmq", "reconcile", *words, "--master", aside.hands.url]
-    wanted: Counter[tuple[str, str]] = Counter()
-    with mq.connect(url) as bus:
-        for name in ("before", "after"):  # it is killed
-            send(bus, [f"{name}-{n}" for n in range(20)], lost=range(0, 20, 7))
-            wanted.update(("missing", f"{name}-{n}") for n in range(0, 20, 7))
-            running = aside.start(*command, stdout=subprocess.DEVNULL)
-            try:
-                goes_on(bus, running, lambda: findings(bus).total() >= wanted.total())
-            finally:
-                kill_session(running.pid)
-                running.communicate()
-            assert running.returncode == -signal.SIGKILL
-            assert findings(bus) == wanted
-        ended = aside.start(*command, "--once")
-        said = ended.communicate()[1]
-        assert ended.returncode == 0, said[-4000:]
-        assert findings(bus) == wanted
-        assert bus.admin.transactions(state="undecided") == []
-
-
-def send(bus: mq.Bus, ids: list[str], lost: range = range(0)) -> None:
-    """Announce ids, and commit them, but for those at some places."""
-    announced = [mq.Message("announced", b"", key=id) for id in ids]
-    done = [mq.Message("done", b"", key=id) for number, id in enumerate(ids) if number not in lost]
-    assert bus.producer("shop").send_batch([*announced, *done]).ok
-
-
-def goes_on(bus: mq.Bus, running: subprocess.Popen[str], what: Callable[[], bool]) -> None:
-    """Wait until something holds, as long as a program runs. Meanwhile other ids come, one a second: they are the stream's clock."""
-    sent = [time.monotonic()]
-
-    def held() -> bool:
-        assert running.poll() is None, running.communicate()[1][-4000:]
-        if time.monotonic() > sent[-1] + 1:
-            send(bus, [f"{running.pid}-{len(sent)}"])
-            sent.append(time.monotonic())
-        return what()
-
-    eventually(held, lambda: f"only {findings(bus)}")
-
-
-def findings(bus: mq.Bus) -> Counter[tuple[str, str]]:
-    """Kinds and ids in the topic of findings."""
-    if "missing" not in {topic["name"] for topic in bus.admin.topics()}:
-        return Counter()
-    rows = bus.admin.read("missing").read_all().to_pylist()
-    return Counter((json.loads(row["body"])["kind"], row["key"]) for row in rows)

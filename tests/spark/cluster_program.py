@@ -108,7 +108,10 @@ def wait(url: str, topic: str) -> None:
 def main() -> None:
     """As the words say."""
     _, master, *words = sys.argv
-    with local_session("cluster program", master=master, rows=1000, settings=SETTINGS) as spark:
+    settings = (
+        SETTINGS if words else {**SETTINGS, "spark.task.maxFailures": "1"}
+    )  # who asks by lines is refused: once is enough
+    with local_session("cluster program", master=master, rows=1000, settings=settings) as spark:
         register(spark)
         if not words:
             return answer(globals(), spark)

@@ -1,6 +1,6 @@
 """A cluster whose worker sees no folder of the driver's: what lies in one is refused, and nothing is made there.
 
-Another file of the same name on each worker, and what such a cluster is for: test_kafka_cluster.py, tests/pipeline/test_kafka_jobs.py.
+Another file of the same name on each worker, and what such a cluster is for: test_kafka_cluster.py, tests/pipeline/test_kafka_jobs.py. It is long (`make chaos`): it starts a cluster, though neither Kafka nor HDFS.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 from apart import Strangers, Talk
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(2400)]
 
 PLANT = """\
 import pathlib, sqlite3, sys
