@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib
 import os
 import tempfile
@@ -110,6 +111,7 @@ class OneOfEach(LoadScopeScheduling):
 
 def pytest_configure(config: pytest.Config) -> None:
     """All Java processes of the tests start quickly, those of the processes of ``pytest -n``, too, which have this one's environment."""
+    gc.disable()  # until all tests are there
     if hasattr(config, "workerinput"):
         return
     folder = tempfile.TemporaryDirectory(prefix="escrowmq-java-")
@@ -124,6 +126,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """In the processes of ``pytest -n``: what takes long comes first (after what xdist itself puts first, the large groups)."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What was imported and the thousands of tests stay until the end: nobody need look through them for garbage again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
