@@ -28,4 +28,5 @@ def test_a_batch_that_cannot_be_committed_changes_nothing(bus, t, g):
     assert producer.last_batch(g) is None
     assert producer.commit_batch(g, 0, [good]).status is mq.Code.COMMITTED
     shown = bus.admin.transaction(good)
-    assert [event["event"] for event in shown["timeline"]] == ["prepared", "committed"]
+    events = [event["event"] for event in shown["timeline"]]
+    assert [event for event in events if event != "checked"] == ["prepared", "committed"]  # a slow machine is asked
