@@ -108,7 +108,7 @@ def test_an_audit_whose_leading_broker_is_killed_agrees(aside: Apart, shard: Sha
     assert (run / "report.html").is_file()
 
 
-def test_an_audit_names_exactly_what_was_planted(aside: Apart, shard: Shard, driver: Talk) -> None:
+def test_an_audit_names_exactly_what_is_wrong(aside: Apart, shard: Shard, driver: Talk) -> None:
     run = run_folder(aside.folder / "wrong", shard.url, f"{aside.hdfs}/orders", "orders")
     verdict = told(driver.ask("command", "audit", str(run), "--json"), 1)
     assert Counter((one["kind"], one["id"]) for one in verdict["findings"]) == Counter(jobs_world.WRONG)
