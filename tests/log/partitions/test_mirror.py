@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from log_makers import SEGMENT, follow_all
 
-from escrowmq.errors import Code, EscrowError, Fenced, Overloaded
+from escrowmq.errors import Code, EscrowError, Fenced, Overloaded, error
 from escrowmq.log.commit_log import open_log
 from escrowmq.log.kafka.kafka_log import KafkaLog
 from escrowmq.log.kafka.partition import Partitions
@@ -401,11 +401,12 @@ def test_a_follower_follows_and_leads_while_the_partition_of_bases_is_silent(
     log.close()
 
 
-def test_a_base_that_falls_silent_while_it_is_fetched_is_fetched_later(
-    kafka: MemoryKafka, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("purged", [False, True], ids=["silent", "deleted"])
+def test_a_base_that_is_gone_while_it_is_fetched_is_fetched_later(
+    kafka: MemoryKafka, monkeypatch: pytest.MonkeyPatch, purged: bool
 ) -> None:
     monkeypatch.setattr("escrowmq.log.kafka.replica.BASE_SECONDS", 0.0)
-    monkeypatch.setattr("escrowmq.log.kafka.replica.BASE_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("escrowmq.log.kafka.replica.BASE_FETCH_SECONDS", 0.01)
     leader = leading(kafka, MemoryDisk())
     partitions = kafka.partitions()
     follower = open_replica(
@@ -418,11 +419,16 @@ def test_a_base_that_falls_silent_while_it_is_fetched_is_fetched_later(
     read = base.read
     looked: list[int] = []
 
-    def silent_after_the_look(start: int, end: int, timeout: float) -> list[tuple[int, bytes]]:
+    def gone_after_the_look(start: int, end: int, timeout: float) -> list[tuple[int, bytes]]:
         looked.append(start)
-        return read(start, end, timeout) if len(looked) == 1 else []
+        if len(looked) == 1:
+            return read(start, end, timeout)
+        if purged:
+            raise error(Code.RANGE_PURGED, "a newer base stands for it")
+        return []
 
-    monkeypatch.setattr(base, "read", silent_after_the_look)
+    monkeypatch.setattr("escrowmq.log.kafka.replica.BASE_LOOK_SECONDS", 60.0)
+    monkeypatch.setattr(base, "read", gone_after_the_look)
     follower.follow(0.0)
     assert len(looked) > 1
     assert follower.log.first_position == at

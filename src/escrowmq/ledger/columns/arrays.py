@@ -172,11 +172,7 @@ def table_of(schema: pa.Schema, rows: Sequence[Sequence[Any]]) -> pa.Table:
     return pa.table([pa.array(c, f.type) for c, f in zip(zip(*rows, strict=True), schema, strict=True)], schema=schema)
 
 
+@functools.cache
 def empty_table(schema: pa.Schema) -> pa.Table:
     """A table without rows: one for all who ask, as nobody can change it, and most tables of a snapshot are empty."""
-    if id(schema) not in _empty_tables:
-        _empty_tables[id(schema)] = schema, schema.empty_table()  # with the schema, so that its id stays its own
-    return _empty_tables[id(schema)][1]
-
-
-_empty_tables: dict[int, tuple[pa.Schema, pa.Table]] = {}
+    return schema.empty_table()

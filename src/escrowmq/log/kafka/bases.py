@@ -140,18 +140,19 @@ class Bases:
         return self._best
 
     def look(self, seconds: float) -> bool:
-        """Read what is new for ``seconds`` at most, as somebody does who has other things to do; whether there is more at hand. Of a silent partition there is not."""
+        """Read what is new for ``seconds`` at most, as somebody does who has other things to do; whether there is more at hand. Of a silent partition, or
+        one of which a part was deleted at this moment, a later look will tell."""
         deadline = monotonic() + seconds
         try:
             _, end = self._begin(seconds)
+            while self._at < end and (left := deadline - monotonic()) > 0:
+                if not (found := self._partition.read(self._at, end, left)):
+                    return False
+                self._take(found)
         except EscrowError as problem:
-            if problem.code is not Code.TIMED_OUT:
+            if problem.code not in (Code.TIMED_OUT, Code.RANGE_PURGED):
                 raise
             return False
-        while self._at < end and (left := deadline - monotonic()) > 0:
-            if not (found := self._partition.read(self._at, end, left)):
-                return False
-            self._take(found)
         return self._at < end
 
     def _begin(self, seconds: float) -> tuple[int, int]:

@@ -43,6 +43,8 @@ BASE_SECONDS = 10.0
 """Between two looks of a follower for a newer base: then it drops what the leader dropped."""
 BASE_LOOK_SECONDS = 0.25
 """For one such look. While it waits nothing is followed and nobody takes over, and the base's partition may be silent while that of the log is not."""
+BASE_FETCH_SECONDS = 2.0
+"""For each piece of a snapshot that such a look found."""
 CHECK_SECONDS = 4.0
 """For the first answers of Kafka; whoever opens a node says then that there was none, and tries again."""
 ANSWER_SECONDS = 30.0
@@ -265,11 +267,11 @@ class PartitionReplica:
             return
         if log.newest_snapshot_sequence() < base.manifest.sequence:
             try:
-                self._bases.fetch_snapshot(base, self._mirrored, BASE_LOOK_SECONDS)
+                self._bases.fetch_snapshot(base, self._mirrored, BASE_FETCH_SECONDS)
             except EscrowError as problem:
-                if problem.code is not Code.TIMED_OUT:
+                if problem.code not in (Code.TIMED_OUT, Code.RANGE_PURGED):
                     raise
-                return
+                return  # it is silent, or a newer base stands for this one: a later look will tell
             log.adopt_snapshot(SnapshotName(base.manifest.snapshot))
         log.drop_before(base.manifest.position)
 
