@@ -6,8 +6,8 @@ after it, heal what was struck, wait until it follows and has what the leader ha
 program committed and that is not in the topic, or was not consumed, is *lost*, one that was seen at two places is *repeated*, one that was rolled back and was seen is *leaked*.
 
 Printed for each strike: seconds from the fault to that answer, and how often the leader changed; for each fault the median and the worst, and the sums.
-A leader that hands over (``clean``, ``step-down``) answers for a while after it was told: there the time ends with the first answer after the
-longest time without one. With ``kafka-two`` it begins when one of the two nodes is started again.
+A leader that hands over (``clean``, ``step-down``) answers for a while after it was told: there the time is the longest one without an answer, from the order
+until the next leader has answered twenty transactions. With ``kafka-two`` it begins when one of the two nodes is started again.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class Outcome:
     """What the strikes on one shard showed."""
 
     seconds: list[tuple[str, float]]
-    """Of each strike its fault, and how long it took until the first answer."""
+    """Of each strike its fault, and how long it took until the first answer; of a hand-over how long there was none."""
     committed: int
     account: Account
     answered_away: int
@@ -205,7 +205,9 @@ def strikes(names: list[str], folder: Path, place: Kafka, say: Callable[[str], N
                 FAULTS[name].prepare(scene)
                 seconds.append((name, _one(FAULTS[name], scene)))
                 away += scene.answered_away
-                say(f"{name} {number}: {seconds[-1][1]:.2f} s to the first answer, {shard.epoch() - began} changes")
+                say(
+                    f"{name} {number}: {seconds[-1][1]:.2f} s {'without an' if FAULTS[name].hands_over else 'to the first'} answer, {shard.epoch() - began} changes"
+                )
             kept = all(FAULTS[name].kept for name in names)
             found = program.account(kept=kept)
         changes = shard.epoch() - began
@@ -213,7 +215,7 @@ def strikes(names: list[str], folder: Path, place: Kafka, say: Callable[[str], N
 
 
 def _one(fault: Fault, scene: Scene) -> float:
-    """One strike: seconds to the first answer."""
+    """One strike: seconds to the first answer, or without one."""
     shard, program = scene.shard, scene.program
     program.works()
     before = shard.epoch()
@@ -222,7 +224,7 @@ def _one(fault: Fault, scene: Scene) -> float:
     if fault.hands_over:
         eventually(lambda: shard.epoch() > before, "nobody else leads")
         program.works()
-        seconds = program.silence(watch.since)
+        seconds = program.pause(watch.since)
     fault.heal(scene)
     shard.settle()
     assert not fault.moves or shard.epoch() > before, "nobody else leads"

@@ -176,11 +176,10 @@ class Program:
         goal = len(self.answered) + count
         eventually(lambda: len(self.answered) >= goal, lambda: f"nothing is answered: {self.problems[-3:]}")
 
-    def silence(self, since: float) -> float:
-        """Seconds from ``since`` to the end of the longest time without an answer. At ``since`` there were answers, and there are again."""
+    def pause(self, since: float) -> float:
+        """The longest time without an answer from ``since`` on, in seconds. At ``since`` there were answers, and there are again."""
         answers = [since, *sorted(answer for _, answer in list(self.answered) if answer > since)]
-        _, ended = max((later - earlier, later) for earlier, later in itertools.pairwise(answers))
-        return ended - since
+        return max(later - earlier for earlier, later in itertools.pairwise(answers))
 
     def between(self, since: float, until: float) -> int:
         """How many transactions were begun and answered in this time."""

@@ -113,8 +113,9 @@ def test_the_time_of_a_strike_ends_with_a_transaction_begun_after_it() -> None:
     assert watch.seconds(lambda: "") == pytest.approx(3.0)
 
 
-def test_the_time_of_a_hand_over_ends_with_its_longest_pause() -> None:
+def test_the_time_of_a_hand_over_is_its_longest_pause() -> None:
     program = Program("escrow://nowhere:1")
     program.answered = [(0.0, 0.5), (1.0, 1.25), (1.25, 1.5), (1.5, 2.5), (2.5, 2.75)]
-    assert program.silence(1.0) == pytest.approx(1.5)
+    assert program.pause(1.0) == pytest.approx(1.0)
+    assert program.pause(2.0) == pytest.approx(0.5)
     assert program.between(1.0, 2.5) == 3

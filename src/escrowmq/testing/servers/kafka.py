@@ -22,10 +22,8 @@ from escrowmq.testing.servers.process import Server, accepts, free_port, run, st
 from escrowmq.testing.servers.seam import Absent
 
 POM = Path(__file__).with_name("kafka-pom.xml")
-HEAP = ["-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-Xshare:auto"]
-"""A small Java, with all of its compilers: quick in the long run, after minutes of work."""
-JVM = [*HEAP, "-XX:TieredStopAtLevel=1"]
-"""Quick to start rather than quick in the long run."""
+JVM = ["-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-Xshare:auto", "-XX:TieredStopAtLevel=1"]
+"""A small Java, quick to start rather than quick in the long run."""
 ASK_VERSIONS = bytes.fromhex("0000000a 0012 0000 00000001 ffff")
 """An ApiVersions request, version 0, without a client id."""
 ANY = bytes(range(256))
