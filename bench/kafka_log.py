@@ -289,8 +289,9 @@ def one(
     pair: Pair, side: str, broker: Running, work: Work, seconds: float, options: argparse.Namespace
 ) -> dict[str, float]:
     """One run of a work: its figures, and the processor time of Kafka's nodes with it. What the run before left to be written is written first."""
-    os.sync()
-    touch_memory()
+    if not options.quick:
+        os.sync()
+        touch_memory()
     before, rounds = processor_seconds(kafka_pids(pair)), ask(broker.address, "stats")["rounds_total"]
     outcome: Outcome = run(EscrowMQ(), broker, work, seconds, options.body, options.warm)
     kafka_s = processor_seconds(kafka_pids(pair)) - before
