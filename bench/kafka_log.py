@@ -244,7 +244,7 @@ def use_memory(folder: Path) -> None:
 
 
 def touch_memory() -> None:
-    """Touch what is free by now: some hundred megabytes, which the host takes back when they are free for two seconds, as they are between two runs."""
+    """Touch what is free by now: the host takes it back when it is free for two seconds, as it is between two runs."""
     with mmap.mmap(-1, max(free_bytes() - LEFT_FREE, mmap.PAGESIZE)) as memory:
         pages = np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE]
         pages.fill(1)

@@ -7,7 +7,7 @@ program committed and that is not in the topic, or was not consumed, is *lost*, 
 
 Printed for each strike: seconds from the fault to that answer, and how often the leader changed; for each fault the median and the worst, and the sums.
 A leader that hands over (``clean``, ``step-down``) answers for a while after it was told: there the time is the longest one without an answer, from the order
-until the next leader has answered twenty transactions. With ``kafka-two`` it begins when one of the two nodes is started again.
+until the next leader has answered twenty transactions. With ``kafka-two`` the time begins when one of the two nodes is started again.
 """
 
 from __future__ import annotations
@@ -205,9 +205,8 @@ def strikes(names: list[str], folder: Path, place: Kafka, say: Callable[[str], N
                 FAULTS[name].prepare(scene)
                 seconds.append((name, _one(FAULTS[name], scene)))
                 away += scene.answered_away
-                say(
-                    f"{name} {number}: {seconds[-1][1]:.2f} s {'without an' if FAULTS[name].hands_over else 'to the first'} answer, {shard.epoch() - began} changes"
-                )
+                which = "without an" if FAULTS[name].hands_over else "to the first"
+                say(f"{name} {number}: {seconds[-1][1]:.2f} s {which} answer, {shard.epoch() - began} changes")
             kept = all(FAULTS[name].kept for name in names)
             found = program.account(kept=kept)
         changes = shard.epoch() - began

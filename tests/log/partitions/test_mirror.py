@@ -402,8 +402,9 @@ def test_a_follower_follows_and_leads_while_the_partition_of_bases_is_silent(
 
 
 @pytest.mark.parametrize("purged", [False, True], ids=["silent", "deleted"])
+@pytest.mark.parametrize("reads", [0, 1], ids=["at-the-look", "at-the-fetch"])
 def test_a_base_that_is_gone_while_it_is_fetched_is_fetched_later(
-    kafka: MemoryKafka, monkeypatch: pytest.MonkeyPatch, purged: bool
+    kafka: MemoryKafka, monkeypatch: pytest.MonkeyPatch, reads: int, purged: bool
 ) -> None:
     monkeypatch.setattr("escrowmq.log.kafka.replica.BASE_SECONDS", 0.0)
     monkeypatch.setattr("escrowmq.log.kafka.replica.BASE_FETCH_SECONDS", 0.01)
@@ -419,18 +420,18 @@ def test_a_base_that_is_gone_while_it_is_fetched_is_fetched_later(
     read = base.read
     looked: list[int] = []
 
-    def gone_after_the_look(start: int, end: int, timeout: float) -> list[tuple[int, bytes]]:
+    def soon_gone(start: int, end: int, timeout: float) -> list[tuple[int, bytes]]:
         looked.append(start)
-        if len(looked) == 1:
+        if len(looked) <= reads:
             return read(start, end, timeout)
         if purged:
             raise error(Code.RANGE_PURGED, "a newer base stands for it")
         return []
 
     monkeypatch.setattr("escrowmq.log.kafka.replica.BASE_LOOK_SECONDS", 60.0)
-    monkeypatch.setattr(base, "read", gone_after_the_look)
+    monkeypatch.setattr(base, "read", soon_gone)
     follower.follow(0.0)
-    assert len(looked) > 1
+    assert len(looked) > reads
     assert follower.log.first_position == at
     monkeypatch.setattr(base, "read", read)
     follower.follow(0.0)
