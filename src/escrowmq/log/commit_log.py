@@ -270,6 +270,9 @@ class SegmentLog(ReadableLog):
 
         return finish
 
+    def settle(self) -> None:
+        """Nothing is owed here."""
+
     def _settled(self, segment: Segment, data: pa.Buffer | None, end: int) -> None:
         """Every frame below sequence ``end`` is durable and lies in the mapped file."""
         with self._reader.lock:

@@ -222,6 +222,10 @@ class CommitLog(StoredLog, Protocol):
         syncs once. It must be called, once; it may run on another thread while appends go on. The next hand-over, sync,
         roll of a segment or close waits until it has."""
 
+    def settle(self) -> None:
+        """Do what a log still owes for frames that are durable, and for which nobody has to wait: called when a round was answered, on any thread.
+        Corrupt(LOG_FAILED) stops the log."""
+
     def position_before(self, time_us: int) -> int:
         """The position that begins the first segment holding anything newer than ``time_us``: what retention may drop lies below."""
 

@@ -134,6 +134,9 @@ class MemoryLog(ReadableLog):
 
         return finish
 
+    def settle(self) -> None:
+        """Nothing is owed here."""
+
     def crash(self) -> None:
         """Stop as a crash would: what was not synced is gone; open the ``store`` anew."""
         if not self._closed:

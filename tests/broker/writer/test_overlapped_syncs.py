@@ -37,6 +37,11 @@ class SlowLog(MemoryLog):
 
         return finish
 
+    def settle(self) -> None:
+        self.settles()
+
+    settles: Callable[[], None] = staticmethod(lambda: None)
+
 
 @pytest.fixture
 def log():
@@ -100,6 +105,45 @@ def test_a_failed_sync_refuses_its_round_and_the_one_decided_meanwhile(engine, l
         log.may_go.release()
     for future in futures:
         assert future.exception(timeout=30).code == Code.SHARD_STOPPED
+    assert engine.submit(send(0, {"topic": "t"})).exception(timeout=30).code == Code.SHARD_STOPPED
+    assert engine.status == "stopped"
+
+
+@pytest.mark.parametrize("rounds", [0, 3])
+def test_what_a_log_owes_is_done_after_the_answers(engine, log, rounds):
+    answered: list[int] = []
+    seen: list[int] = []
+    log.settles = lambda: seen.append(len(answered))
+    futures = crowd(engine, log, rounds)
+    for future in futures:
+        future.add_done_callback(lambda _: answered.append(1))
+    log.slow = False
+    for _ in range(16):
+        log.may_go.release()
+    for future in futures:
+        future.result(timeout=30)
+    engine.look(lambda: None).result(timeout=30)  # a round later
+    assert seen == sorted(seen)
+    assert seen[0] > 0  # the first round was answered before what it owed was done
+    assert len(seen) > 1 if rounds else seen
+
+
+@pytest.mark.parametrize("rounds", [0, 3])
+def test_a_log_that_cannot_do_what_it_owes_stops_the_shard_after_the_answers(engine, log, rounds):
+    futures = crowd(engine, log, rounds)
+    waits = engine.wait_for(lambda: None, 3600 * 1_000_000)
+
+    def settles() -> None:
+        raise OSError("no disk")
+
+    log.settles = settles
+    log.slow = False
+    for _ in range(16):
+        log.may_go.release()
+    assert futures[0].result(timeout=30) is not None  # it is durable, so it is answered
+    for future in futures[1:]:
+        assert future.exception(timeout=30) is None or future.exception().code == Code.SHARD_STOPPED
+    assert waits.exception(timeout=30).code == Code.SHARD_STOPPED  # nobody has to come for that
     assert engine.submit(send(0, {"topic": "t"})).exception(timeout=30).code == Code.SHARD_STOPPED
     assert engine.status == "stopped"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Iterator
 from functools import partial
@@ -538,6 +539,49 @@ def test_folders_are_not_mixed_up(kafka: MemoryKafka) -> None:
     assert code(lambda: opened(MemoryKafka("other/0"), mirror)) is Code.BAD_SETTING
     open_log(own).close()  # the folders were given back
     leading(kafka, mirror).close()
+
+
+def test_what_counts_is_durable_before_it_is_in_the_mirror(kafka: MemoryKafka) -> None:
+    leader = open_replica(disk := FaultDisk(1), kafka.partitions(), url="escrow://a:1").take_over("test")
+    before = leader.durable_sequence
+    leader.append(Kind.PLAIN, messages(2, 0), START_US)
+    leader.sync()
+    assert leader.durable_sequence == leader.next_sequence > before
+    written = len(disk.journal)
+    leader.append(Kind.PLAIN, messages(2, 500), START_US + 50)
+    leader.hand_over()()  # it counts, and may be answered
+    leader.append(Kind.PLAIN, messages(1, 502), START_US + 51)
+    in_the_air = leader.hand_over()
+    assert len(disk.journal) == written
+    assert content(leader)[-2:][0][5] == messages(2, 500).to_pylist()  # read from memory meanwhile
+    assert leader.durable_sequence == leader.next_sequence - 1  # who asks has it written
+    assert disk.journal[written:] == ["write"]
+    shown = open_offline(disk, in_use=True).next_sequence
+    assert shown == leader.durable_sequence - 1  # the last one when a later frame says so
+    in_the_air()
+    leader.settle()
+    leader.settle()
+    assert disk.journal[written:] == ["write", "write"]
+    expected = content(leader)
+    leader.close()
+    assert content(leading(kafka, MemoryDisk(), "b"))[: len(expected)] == expected
+
+
+def test_a_mirror_that_cannot_be_written_loses_nothing_that_counts(kafka: MemoryKafka) -> None:
+    leader = open_replica(disk := FaultDisk(1), kafka.partitions(), url="escrow://a:1").take_over("test")
+    leader.append(Kind.PLAIN, messages(2, 500), START_US + 50)
+    finish = leader.hand_over()
+    disk.failures = {disk.operations + 1: errno.EIO}
+    finish()  # it counts, whatever the mirror does
+    expected = content(leader)
+    assert code(leader.settle) is Code.LOG_FAILED
+    assert leader.durable_sequence == leader.next_sequence - 1  # and nothing is raised
+    assert code(leader.settle) is Code.LOG_FAILED
+    assert code(lambda: leader.append(Kind.CHECKED, checked([1]), START_US + 51)) is Code.LOG_FAILED
+    leader.close(clean=False)
+    log = leading(kafka, disk)  # the half that was written is cut off, and followed again
+    assert content(log)[: len(expected)] == expected
+    log.close()
 
 
 def test_kafka_away_at_the_end_takes_a_bounded_time(kafka: MemoryKafka) -> None:

@@ -3,7 +3,7 @@
 Rules (no threads, no clock of its own: tests drive it with a memory log and a simulated clock):
 
 1. State changes in one order only: decide, reserve room for all its events, append and apply them; then one sync for the
-   round; then the answers.
+   round; then the answers; then what the log does without anybody waiting for it.
 2. Nothing is answered, shown or asked before it is durable (``early`` sends, named by their caller, excepted).
 3. A full disk, and a process without descriptors, are found before anything is appended, and change nothing (deciding is pure). Writers of messages leave
    ``HEADROOM`` free, so that acknowledgements, leases and decisions go on for a while.
@@ -144,6 +144,7 @@ class Shard:
         self.begin()
         self.execute(Configure(rules_of(settings)))
         self._flushing()()
+        self._settle()
 
     # One round
 
@@ -272,6 +273,13 @@ class Shard:
 
         return flush
 
+    def _settle(self) -> None:
+        """After the answers: what the log still owes. One that cannot stops the shard, for what comes next."""
+        try:
+            self.log.settle()
+        except Exception as problem:
+            self.stop(problem)
+
     @property
     def is_proved(self) -> bool:
         """Whether what appends nothing may be answered from the ledger as it is."""
@@ -378,6 +386,7 @@ class Shard:
                 request.answer(self._checked(answer) if durable else self._refused(refusal))
             if durable:
                 reach("broker.answered")
+                self._settle()
             return durable
 
         return sync, tell

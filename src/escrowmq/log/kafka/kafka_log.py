@@ -2,8 +2,8 @@
 
 Rules:
 
-1. Frames leave with ``hand_over``, at once; the function returned waits for the proof of :mod:`escrowmq.log.kafka.channel` and writes the mirror. Several may be in the
-   air; they finish in the order in which they left.
+1. Frames leave with ``hand_over``, at once; the function returned waits for the proof of :mod:`escrowmq.log.kafka.channel`. Several may be in the air; they finish in the
+   order in which they left. What is proved is durable, so it is answered first, and written to the mirror then (``settle``); whoever asks how far the log is durable has it written before.
 2. Whatever goes wrong (another node claimed the log, Kafka's producer ended, the mirror cannot be written) stops the log. What was appended and not answered may count,
    or not; the next opening finds out.
 3. A record goes out every half second, so that followers know that this node lives, and this node that it still leads.
@@ -15,13 +15,18 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from itertools import chain
+from typing import NamedTuple
+
+import pyarrow as pa
 
 from escrowmq.errors import Code, EscrowError, Fenced, Misuse, error
 from escrowmq.log.frames import Chunk
+from escrowmq.log.index import Segment
 from escrowmq.log.kafka.bases import CHUNK_BYTES, Bases, Manifest, file_pieces
 from escrowmq.log.kafka.channel import Channel
 from escrowmq.log.kafka.fold import Fold, Standing
@@ -39,6 +44,17 @@ DELETE_SECONDS = 30.0
 """For Kafka to delete records."""
 
 logger = logging.getLogger(__name__)
+
+
+class _Owed(NamedTuple):
+    """A round that counts, and is not in the mirror yet."""
+
+    segment: Segment
+    write: Callable[[], pa.Buffer | None]
+    end: int
+    """Its frames have a lower sequence."""
+    size: int
+    standing: Standing
 
 
 class KafkaLog(Mirror):
@@ -59,6 +75,8 @@ class KafkaLog(Mirror):
     ) -> None:
         """Append from now on, as the opener whose claim ``channel`` made: the mirror holds all that counts before it. ``end`` is called when the log is
         closed. Fenced(FENCED) if another one has claimed the log already, Corrupt(LOG_FAILED)."""
+        self._settling = threading.Lock()  # around what follows, and the mirror's end
+        self._owed = deque[_Owed]()
         self._channel, self._partitions, self._end = channel, partitions, end
         self._unsent: list[list[memoryview]] = []  # frames, in chunks
         self._unsent_bytes = 0
@@ -135,11 +153,16 @@ class KafkaLog(Mirror):
         self._unsent.append([memoryview(chunk) for chunk in chunks])
         self._unsent_bytes += size
 
+    def sync(self) -> None:
+        """Send what is buffered, wait until it counts, write the mirror. Corrupt(LOG_FAILED)."""
+        super().sync()
+        self.settle()
+
     def hand_over(self) -> Callable[[], None]:
-        """Send what is buffered; the function returned waits until it counts, then writes the mirror. Corrupt(LOG_FAILED)."""
+        """Send what is buffered; the function returned waits until it counts. :meth:`settle` writes the mirror. Corrupt(LOG_FAILED)."""
         self._check_usable()
         channel = self._led()
-        segment, end, flush = self._segment, self.next_sequence, self._active.take()
+        segment, end, write = self._segment, self.next_sequence, self._active.take()
         unsent, self._unsent = self._unsent, []
         size, self._unsent_bytes = self._unsent_bytes, 0
         with self._failing():
@@ -157,9 +180,7 @@ class KafkaLog(Mirror):
                     self._turns.wait_for(lambda: self._finished == turn)
                 self._check_usable()
                 if standing is not None:
-                    with self._failing():
-                        self._settled(segment, flush(), end)
-                    self.noted(size, standing)
+                    self._owed.append(_Owed(segment, write, end, size, standing))
             finally:
                 with self._turns:
                     self._turns.wait_for(lambda: self._finished == turn)
@@ -167,6 +188,28 @@ class KafkaLog(Mirror):
                     self._turns.notify_all()
 
         return finish
+
+    def settle(self) -> None:
+        """Write to the mirror what counts and is not there yet; a round that is in the air is not waited for. Corrupt(LOG_FAILED)."""
+        if self._channel is None:
+            super().settle()
+            return
+        with self._settling:
+            while self._owed:
+                self._check_usable()
+                owed = self._owed[0]
+                with self._failing():
+                    self._settled(owed.segment, owed.write(), owed.end)
+                self._owed.popleft()
+                self.noted(owed.size, owed.standing)
+
+    @property
+    def durable_sequence(self) -> int:
+        """Every frame below this is durable, and can be read; it is in the mirror, too."""
+        if self._channel is not None and self._owed:
+            with suppress(EscrowError):  # the log has stopped, and knows it
+                self.settle()
+        return self._durable
 
     def _roll(self, size: int) -> None:
         """All that was appended counts, before a segment is sealed."""
