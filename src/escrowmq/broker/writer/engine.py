@@ -318,10 +318,10 @@ class Engine:
         beside = bool(self._queue or self._line.count) and self._thread is not None
 
         def told() -> None:
-            if durable := tell():
+            if tell():
                 for listener, questions in asks:
                     listener.put(questions)
-            if beside and not (durable and self.shard.failure is None):
+            elif beside:
                 self.poke()  # the writer has receives to fail
 
         if beside:
